@@ -6,6 +6,8 @@ are errors (`within`).
 """
 
 import json
+import re
+from collections import ChainMap
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Annotated, Any, ClassVar, TypeVar, overload
 
@@ -106,6 +108,8 @@ class Body(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True, defer_build=True)
     also_known: ClassVar[Collection[str]] = ()
     """Fields that are reported in their own words, not as unknown (`warnings`)."""
+    texts_of_errors: ClassVar[Mapping[str, str]] = {}
+    """llama-server's errors by path. ``name?``: if the field is missing; ``*``: any index."""
 
     @model_validator(mode="before")
     @classmethod
@@ -128,7 +132,9 @@ def parse(schema: type[B] | TypeAdapter[T], body: object, at: str = "") -> B | T
     try:
         return schema.validate_python(body) if isinstance(schema, TypeAdapter) else schema.model_validate(body)
     except ValidationError as error:
-        raise _first_fault(error, body, at) from None
+        bases = () if isinstance(schema, TypeAdapter) or at else schema.__mro__
+        texts = ChainMap(*(vars(base).get("texts_of_errors", {}) for base in bases))
+        raise _first_fault(error, body, at, texts) from None
 
 
 def field_error(name: str, reason: str) -> InvalidRequest:
@@ -136,10 +142,14 @@ def field_error(name: str, reason: str) -> InvalidRequest:
     return InvalidRequest(f"Field '{name}': {reason}", name)
 
 
-def _first_fault(error: ValidationError, body: object, at: str) -> InvalidRequest:
+def _first_fault(error: ValidationError, body: object, at: str, texts: Mapping[str, str]) -> InvalidRequest:
     """Return the errors of all types of a field with several types."""
     faults = error.errors(include_url=False, include_context=False)
     path = _path(faults[0], body)
+    key = re.sub(r"\.\d+", ".*", path)
+    text = texts.get(f"{key}?" if faults[0]["type"] == "missing" else key)
+    if text is not None:
+        return InvalidRequest(text, path)
     reasons = [_reason(fault["type"], fault["msg"], fault["input"]) for fault in faults if _path(fault, body) == path]
     reason = ", or ".join(dict.fromkeys(reasons))
     path = ".".join(filter(None, (at, path)))

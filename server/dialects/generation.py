@@ -2,9 +2,9 @@
 `Request`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
@@ -76,6 +76,9 @@ class ServingFields(Body):
 
     model: str | None = None
     lora: AdapterScales | None = None
+    texts_of_errors: ClassVar[Mapping[str, str]] = {
+        "lora": "Error: 'lora' must be an array of objects with 'id' and 'scale' fields"
+    }
     id_slot: CountOrAll | None = None
     cache_prompt: bool | None = None
     cache_salt: CacheSalt | None = None

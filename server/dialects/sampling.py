@@ -8,9 +8,9 @@ key is a token id or a text whose tokens are all meant; ``false`` means never.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, Field, WithJsonSchema, create_model
 
@@ -181,6 +181,9 @@ else:
 class SamplingFields(_Parameters):
     """Every field of `SamplingParams` under its llama-server name; absent = the model's own default."""
 
+    texts_of_errors: ClassVar[Mapping[str, str]] = {
+        "dry_sequence_breakers": "Error: dry_sequence_breakers must be a non-empty array of strings"
+    }
     seed: Seed | None = None
     dry_sequence_breakers: Breakers | None = None
     samplers: Annotated[TextOrStrings, AfterValidator(read_samplers)] = None

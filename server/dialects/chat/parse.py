@@ -7,7 +7,7 @@ is "", the arguments of a tool call are JSON text.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -198,6 +198,10 @@ def read_tools(tools: object, choice: object, parallel: bool | None, warnings: l
 class ControlBody(Body):
     """The body of ``POST /v1/chat/completions/control``. ``model`` None = any."""
 
+    texts_of_errors: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("id", "id?"), "missing completion id"),
+        **dict.fromkeys(("action", "action?"), "unknown control action; known: 'reasoning_end' and 'cancel'"),
+    }
     id: Annotated[str, Field(min_length=1)]
     action: Literal["reasoning_end", "cancel"]
     model: str | None = None

@@ -4,9 +4,9 @@ handle_completions_impl).
 `write` creates the response.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import orjson
 from pydantic import Field
@@ -202,11 +202,21 @@ def _grammar_source(body: NativeBody) -> str:
 
 
 MAX_FILES = 1024
+_WANTED_FILES = '"input_extra" must be an array of {"filename": string, "text": string}'
+_WANTED_TEXT = 'extra_context chunk must contain a "text" field with a string value'
 
 
 class InfillBody(NativeBody):
     """The body of ``POST /infill``."""
 
+    texts_of_errors: ClassVar[Mapping[str, str]] = {
+        "prompt": '"prompt" must be a string',
+        "input_prefix?": '"input_prefix" is required',
+        "input_suffix?": '"input_suffix" is required',
+        **dict.fromkeys(("input_extra", "input_extra.*"), _WANTED_FILES),
+        **dict.fromkeys(("input_extra.*.text", "input_extra.*.text?"), _WANTED_TEXT),
+        "input_extra.*.filename": 'extra_context chunk\'s "filename" field must be a string',
+    }
     prompt: str | None = None
     input_prefix: Prompt
     input_suffix: Prompt

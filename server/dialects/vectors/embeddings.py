@@ -3,9 +3,9 @@ handle_embeddings_impl). Beyond it: ``dimensions``, and a limit to the number of
 """
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 import numpy as np
 import orjson
@@ -74,6 +74,9 @@ class EmbeddingsBody(Body):
     input: Prompt = None
     content: Prompt = None
     encoding_format: Literal["float", "base64"] | None = None
+    texts_of_errors: ClassVar[Mapping[str, str]] = {
+        "encoding_format": "The format to return the embeddings in. Can be either float or base64"
+    }
     dimensions: Annotated[Whole, AfterValidator(within(1, INT32_MAX))] | None = None
     embd_normalize: Annotated[Whole, AfterValidator(within(-1, MAX_NORM))] | None = None
 

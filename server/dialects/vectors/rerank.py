@@ -8,18 +8,19 @@ documents as objects with ``text``, Jina's ``return_documents``, and TEI's ``raw
 import math
 import re
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import orjson
 from pydantic import Field
 
 from server.dialects.common import Json
-from server.dialects.fields import Body, Count, field_error, parse
+from server.dialects.fields import Body, Count, parse
 from server.dialects.vectors.embeddings import MAX_INPUTS
 from server.dialects.warnings import known_fields
 from server.engine.runner_api import Pooling, Vectors
+from server.errors import InvalidRequest
 from server.pool.model import LoadedModel, cannot_rerank
 from server.vocab import Vocab
 
@@ -35,9 +36,17 @@ class Document(Body):
 Documents = Annotated[list[str | Document], Field(min_length=1, max_length=MAX_INPUTS)]
 
 
+_WANTED = '"documents" must be a non-empty string array'
+
+
 class RerankBody(Body):
     """The body of every rerank endpoint."""
 
+    texts_of_errors: ClassVar[Mapping[str, str]] = {
+        "query?": '"query" must be provided',
+        "query": '"query" must be a string',
+        **dict.fromkeys(("documents", "documents.*", "documents.*.text", "texts", "texts.*", "texts.*.text"), _WANTED),
+    }
     model: str | None = None
     query: str
     documents: Documents | None = None
@@ -112,7 +121,7 @@ def read_rerank(given: object, *, cohere: bool = False) -> Rerank:
     uses_texts = body.documents is None and body.texts is not None and not cohere
     documents = body.texts if uses_texts else body.documents
     if documents is None:
-        raise field_error("documents", "is required")
+        raise InvalidRequest(_WANTED, "documents")
     texts = [each.text if isinstance(each, Document) else each for each in documents]
     shape: ResponseFormat = "cohere" if cohere else "jina" if body.texts is None else "tei"
     return Rerank(body, body.query, texts, shape)

@@ -197,7 +197,7 @@ async def test_a_full_queue_is_a_429(serve: Serve) -> None:
         ({}, 400, '"input" or "content" must be provided'),
         ({"input": []}, 400, '"input" must not be empty'),
         ({"input": [[]]}, 400, "Input content cannot be empty"),
-        ({"input": "x", "encoding_format": "hex"}, 400, "encoding_format"),
+        ({"input": "x", "encoding_format": "hex"}, 400, "The format to return the embeddings in."),
         ({"input": "x" * 200}, 400, "input (201 tokens) is too large to process. increase the physical batch size"),
         ({"input": "x", "model": ["e"]}, 400, "Field 'model'"),
         ({"input": [1, 2, 300]}, 400, "token id 300 is outside of the vocabulary"),

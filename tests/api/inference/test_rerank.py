@@ -68,10 +68,10 @@ async def test_a_reranker_does_not_generate_but_embeds_its_scores(serve: Serve) 
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ({}, "'query': is required"),
-        ({"query": "q"}, "'documents': is required"),
-        ({"query": "q", "documents": []}, "'documents': "),
-        ({"query": "q", "documents": [1]}, "'documents.0': "),
+        ({}, '"query" must be provided'),
+        ({"query": "q"}, '"documents" must be a non-empty string array'),
+        ({"query": "q", "documents": []}, '"documents" must be a non-empty string array'),
+        ({"query": "q", "documents": [1]}, '"documents" must be a non-empty string array'),
         ({"query": "q", "documents": ["x" * 600]}, "exceeds the available context size"),
         ({"query": "q", "documents": ["a"], "top_n": -1}, "Field 'top_n'"),
     ],

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from server.dialects.chat.parse import parse_chat
+from server.dialects.chat.parse import ControlBody, parse_chat
 from server.dialects.completions.parse import parse_completion
+from server.dialects.fields import Body, parse
 from server.dialects.messages.parse import parse_messages
-from server.dialects.native.parse import parse_infill, parse_native
+from server.dialects.native.parse import InfillBody, parse_infill, parse_native
 from server.dialects.native.tokens import read_detokenize, read_tokenize
 from server.dialects.ollama.parse import parse_chat as read_ollama_chat
 from server.dialects.ollama.parse import parse_generate
@@ -362,6 +363,41 @@ def test_fields_that_do_not_fit_each_other_or_are_too_many_are_refused(
 ) -> None:
     read, body = FORMATS[name]
     assert outcome(read, body | fields) == named
+
+
+GAP = {"input_prefix": "a", "input_suffix": "b"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "message"),
+    [
+        (InfillBody, {"input_suffix": "b"}, '"input_prefix" is required'),
+        (InfillBody, {**GAP, "prompt": 1}, '"prompt" must be a string'),
+        (
+            InfillBody,
+            {**GAP, "input_extra": 1},
+            '"input_extra" must be an array of {"filename": string, "text": string}',
+        ),
+        (
+            InfillBody,
+            {**GAP, "input_extra": [{}]},
+            'extra_context chunk must contain a "text" field with a string value',
+        ),
+        (InfillBody, {**GAP, "lora": {}}, "Error: 'lora' must be an array of objects with 'id' and 'scale' fields"),
+        (
+            InfillBody,
+            {**GAP, "lora": [{"id": 0, "scale": ""}]},
+            "Field 'lora.0.scale': type must be number, but is string",
+        ),
+        (ControlBody, {"id": "", "action": "cancel"}, "missing completion id"),
+        (ControlBody, {"id": "a", "action": "stop"}, "unknown control action; known: 'reasoning_end' and 'cancel'"),
+    ],
+    ids=str,
+)
+def test_errors_of_its_own_endpoints_are_llama_servers(kind: type[Body], body: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        parse(kind, body)
+    assert caught.value.message == message
 
 
 if __name__ == "__main__":
