@@ -186,9 +186,9 @@ async def pin_prefix(request: Request) -> Response:
     async with used.rates.counted(caller):  # an internal request is not counted
         with await lease_for(request, _named(body)):
             reply = await while_connected(request, post_json(request.app, {PIN: float(ttl_s)}, path, wanted, key))
-    if reply.status != HTTPStatus.OK:
-        return Response(reply.body, reply.status, media_type="application/json")
     found = orjson.loads(reply.body)
+    if reply.status != HTTPStatus.OK:  # `code` is the status, as in every error of an endpoint outside /v1
+        return json_reply({"error": {**found["error"], "code": reply.status}}, status=reply.status)
     pinned = {"model": found["model"], "n_tokens": found["usage"]["prompt_tokens"]}
     return json_reply({"object": "cache.pin", **pinned, "expires_at": int(time.time() + ttl_s)})
 

@@ -120,6 +120,7 @@ async def test_a_pinned_prefix_stays_until_its_time_is_over(serve: Serve) -> Non
         assert await cached() >= pinned["n_tokens"] - 1
         assert message(await api.client.post("/cache/pin", json={"prompt": "Hi"})).startswith("ttl_s: must be")
         wrong = await api.client.post("/cache/pin", json={"prompt": 3, "ttl_s": 60})
+        assert wrong.json()["error"]["code"] == 400
         assert wrong.status_code == 400
 
 
