@@ -60,7 +60,7 @@ def decide(conversation: Conversation, chat_format: ChatFormat, prompt: Prompt, 
             parallel=tools.parallel is not False,
             forced=tools.choice == "required",
             taken=taken,
-            opened=prompt.thoughts is not None,
+            opened=prompt.open_reasoning is not None,
         )
 
     switch = ReasoningSwitch() if asked.switch else None
@@ -94,7 +94,7 @@ def _held(
     """
     tools, shape = conversation.tools, conversation.shape
     generation_prompt = prompt.rendered.generation_prompt
-    opened = prompt.thoughts is not None
+    opened = prompt.open_reasoning is not None
     if calls and tools.choice == "auto" and shape is None:
         return triggered_calls(tools, chat_format, model, shown=shown, thinking=opened)
     if prompt.prefilled and tools.choice == "auto":
@@ -139,7 +139,7 @@ def _limited(
         constraint,
         model.vocab,
         chat_format.reasoning_tags,
-        begun=prompt.thoughts,
+        begun=prompt.open_reasoning,
         other_ends=chat_format.tool_format.breaks,
         reopens=free,
         switch=switch,

@@ -77,7 +77,7 @@ def ended_by(
     opening, closing = tags
     closings = (closing, *other_ends)
     if any(end in allowed.message for end in (opening, *closings)):
-        reason = f"must hold no markup that opens or ends thoughts ({opening}, {', '.join(closings)})"
+        reason = f"must hold no markup that opens or ends reasoning ({opening}, {', '.join(closings)})"
         raise InvalidRequest(f"Field '{_BUDGET_MESSAGE}': {reason}", _BUDGET_MESSAGE)
 
     def tokens(text: str) -> tuple[int, ...]:
@@ -169,7 +169,7 @@ class Prompt:
     """A rendered prompt.
 
     ``rendered``: its text, and the part that opens the assistant turn. ``thinks``: whether the model may reason.
-    ``allowed``: the token budget. ``thoughts``: reasoning text at the prompt's end; None if the prompt ends outside
+    ``allowed``: the token budget. ``open_reasoning``: reasoning text at the prompt's end; None if it ends outside
     of reasoning. ``continued``: the part of the last message that the prompt continues; ``prefilled``: its content.
     ``opens``: whether the prompt opens the assistant turn. ``parts``: the text in pieces with the media between
     them; ``rendered`` contains the model's media marker instead.
@@ -178,7 +178,7 @@ class Prompt:
     rendered: RenderedPrompt
     thinks: bool
     allowed: ReasoningBudget
-    thoughts: str | None = None
+    open_reasoning: str | None = None
     continued: Continued = False
     prefilled: str = ""
     opens: bool = True

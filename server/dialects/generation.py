@@ -172,10 +172,10 @@ def refuse_thinking(fields: GenerationFields) -> None:
     effect.
     """
     if fields.reasoning_control:
-        raise field_error("reasoning_control", "only chat completions have thoughts to end")
+        raise field_error("reasoning_control", "only chat completions have reasoning that can be ended")
     for name in ("reasoning_budget_tokens", "thinking_budget_tokens"):
         if (getattr(fields, name) or 0) > 0:
-            raise field_error(name, "only chat completions have thoughts to end")
+            raise field_error(name, "only chat completions have reasoning that can be ended")
 
 
 def token_limit(fields: GenerationFields, default: int) -> int:

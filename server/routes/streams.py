@@ -35,7 +35,7 @@ async def read_stream(request: Request, conv_id: str = "") -> Response:
             raise ModelLoading
         try:
             await stream.begin()
-        except Exception:  # noqa: BLE001 (told to who asked for it)
+        except Exception:  # noqa: BLE001 (the request that started it gets the error)
             raise NotFound(_GONE) from None
     if not stream.holds(offset):
         raise InvalidRequest("Stream offset lost, please restart", "from")

@@ -172,17 +172,17 @@ def _message(given: object, path: str, waiting: list[Call]) -> Message:
     if not role:
         raise InvalidRequest(f"{path}.role: is required", f"{path}.role")
     content = content_of(text_of(given, "content", path), given.get("images"), f"{path}.images")
-    thoughts = text_of(given, "thinking", path)
+    reasoning_text = text_of(given, "thinking", path)
     if role != "tool":
         calls = _calls(given.get("tool_calls"), f"{path}.tool_calls", len(waiting))
         waiting += calls
-        return Message(role, content, thoughts, tuple(calls))
+        return Message(role, content, reasoning_text, tuple(calls))
     name = text_of(given, "tool_name", path) or text_of(given, "name", path)
     answered = _answered(waiting, text_of(given, "tool_call_id", path), name)
     if answered is not None:
         waiting.remove(answered)
-        return Message(role, content, thoughts, call_id=answered.id, name=answered.name)
-    return Message(role, content, thoughts, call_id=text_of(given, "tool_call_id", path), name=name)
+        return Message(role, content, reasoning_text, call_id=answered.id, name=answered.name)
+    return Message(role, content, reasoning_text, call_id=text_of(given, "tool_call_id", path), name=name)
 
 
 def _answered(waiting: list[Call], call_id: str, name: str) -> Call | None:

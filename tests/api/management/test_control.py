@@ -96,8 +96,8 @@ async def test_with_several_models_the_model_may_be_named(serve: Serve) -> None:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ({"action": "reasoning_end"}, "'id': is required"),
-        ({"id": "chatcmpl-1", "action": "explode"}, "'action': must be"),
+        ({"action": "reasoning_end"}, "missing completion id"),
+        ({"id": "chatcmpl-1", "action": "explode"}, "unknown control action"),
     ],
 )
 async def test_a_wrong_body_is_a_400(client: httpx.AsyncClient, body: Any, message: str) -> None:
