@@ -38,6 +38,8 @@ async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
             body = json.loads(await reader.readexactly(n_bytes)) if n_bytes else {}
             await _reply(body, writer)
             await writer.drain()
+            if b"\r\nconnection: close" in head:
+                break  # the benchmark's client reads a stream to the end of the connection
     writer.close()
 
 
