@@ -30,7 +30,7 @@ Embedder: TypeAlias = "EmbeddingEngine | IsolatedEmbedder"
 """An engine that embeds, in this process or in a worker."""
 
 log = logging.getLogger(__name__)
-_IDLE_S = 1.0
+_IDLE_S = 0.1
 
 GrammarFactory = Callable[[Vocab], "GrammarCompiler"]
 
@@ -169,9 +169,10 @@ class LoadedModel:
     def prepare_when_idle(
         self, quiet: Callable[[], bool], in_thread: Callable[[Callable[[], None]], Awaitable[None]]
     ) -> None:
-        """Build the compiler of constraints as soon as `quiet` holds for a second, instead of at the first constraint.
+        """Build the compiler of constraints in the first moment without requests, instead of at the first constraint.
 
-        llguidance keeps the interpreter's lock meanwhile, for up to a second: neither a load nor a reply waits for it.
+        llguidance keeps the interpreter's lock meanwhile, for up to half a second: no load waits for it. Call `quiet`
+        every `_IDLE_S` seconds. A busy server has such moments between requests, where a longer pause would not occur.
         """
 
         def check() -> None:
