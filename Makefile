@@ -173,7 +173,13 @@ batches: $(VENV)/.installed-bench $(VENV)/.smollm2
 bench-wrk: $(VENV)/.installed-bench
 	$(BIN)/python -m benchmarks.wrk --json benchmarks/results/wrk.json
 
-# The same on a GPU, for a llama-cpp-python that was built for it: random weights in the shape of an 8B model (8.5 GB,
+# The time of a start, and the memory of a server by part: a minute, results/start.json and docs/memory.md.
+.PHONY: bench-start
+bench-start: $(VENV)/.installed-bench $(VENV)/.smollm2
+	$(BIN)/python -m benchmarks.start --model $(SMOLLM2) --json benchmarks/results/start.json
+	$(MAKE) figures
+
+# make bench on a GPU, for a llama-cpp-python that was built for it: random weights in the shape of an 8B model (8.5 GB,
 # written once), up to 64 slots. Nobody has measured this yet.
 bench-gpu: $(VENV)/.installed-bench
 	for n in 8 32 64; do \

@@ -22,6 +22,7 @@ from benchmarks.results import (
     COMPARE,
     OVERLOAD,
     SOAK,
+    START,
     MissingRowError,
     Values,
     collect,
@@ -262,15 +263,28 @@ def _endurance(file: Path, command: str) -> str:
     return _measured(file, command, render)
 
 
+def _start() -> str:
+    from benchmarks.start import table
+
+    def render(result: dict[str, Any]) -> str:
+        environment = result["environment"]
+        where = f"Medians of `{environment['command']}`: {provenance(environment)}; model {environment['model']}."
+        return "\n".join([*table(result), "", where])
+
+    return _measured(START, "make bench-start", render)
+
+
 BLOCKS: dict[str, Callable[[], str]] = {
     "all": _all_figures,
     "headline": _headline,
     "ahead": _ahead,
     "overload": lambda: _endurance(OVERLOAD, "make overload"),
     "soak": lambda: _endurance(SOAK, "make soak"),
+    "start": _start,
 }
 PAGES = tuple(
-    ROOT / name for name in ("README.md", "docs/comparison.md", "docs/reliability.md", "benchmarks/README.md")
+    ROOT / name
+    for name in ("README.md", "docs/comparison.md", "docs/memory.md", "docs/reliability.md", "benchmarks/README.md")
 )
 
 

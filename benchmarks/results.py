@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.compare.units import SERVERS
 from benchmarks.environment import RESULTS
 
-COMPARE, OVERLOAD, SOAK = (RESULTS / f"{name}.json" for name in ("compare", "overload", "soak"))
+COMPARE, OVERLOAD, SOAK, START = (RESULTS / f"{name}.json" for name in ("compare", "overload", "soak", "start"))
 Key = tuple[str, str, str]
 """Arm, scenario, figure."""
 Values = dict[Key, list[float]]
