@@ -1,4 +1,4 @@
-// The frame: views, the choice of a model, the key, and what is said when the server is away.
+// The frame: navigation, model picker, API key, and the message shown while the server cannot be reached.
 import { address, apiKey, connection, declineKey, json, keyMissing, keyWanted, onKeyElsewhere, sendable, useKey } from "./lib/api.js";
 import { classes, html, render, signal, useEffect, useErrorBoundary, useRef, useState } from "./lib/dom.js";
 import { Icon, IconButton } from "./lib/icons.js";
@@ -34,7 +34,7 @@ function toggleTheme() {
   keep(THEME, theme.value);
 }
 
-/** What the views are made of, as far as they were opened. */
+/** The modules of the views that were opened. */
 const loaded = signal(/** @type {Record<string, any>} */ ({ chat: ChatView }));
 
 const Frame = () => {
@@ -49,7 +49,7 @@ const Frame = () => {
     if (!loaded.value[known[0]]) {
       known[1]().then(
         (made) => (loaded.value = { ...loaded.value, [known[0]]: made }),
-        () => json("health").then(() => (outdated.value = true), () => {}), // else the server is away, which is said
+        () => json("health").then(() => (outdated.value = true), () => {}), // a failed check means that the server is lost, which the frame shows
       );
     }
   }, [known[0], language.value, connection.value]);
@@ -97,7 +97,7 @@ function toMain(event) {
   document.getElementById("main")?.focus();
 }
 
-/** Whether the server's page is another one than this. */
+/** Whether the server now serves a different version of this page. */
 const outdated = signal(false);
 
 const Notices = () => html`<div class="notices" role="status" aria-live="polite">
@@ -116,7 +116,7 @@ const KeyDialog = () => {
     const dialog = box.current;
     dialog?.showModal();
     return () => {
-      dialog?.close(); // before it goes, so that the focus is where it was
+      dialog?.close(); // closed before removal, so that the focus returns
       requestAnimationFrame(() => {
         const field = document.querySelector(".composer textarea");
         if (document.activeElement === document.body && field instanceof HTMLElement) field.focus();
@@ -146,7 +146,7 @@ const KeyDialog = () => {
 
 let following = new AbortController();
 
-/** Follow the models again, as with another key. */
+/** Follow the models again, for example with another key. */
 function restart() {
   following.abort();
   following = new AbortController();
@@ -159,7 +159,7 @@ config.subscribe(({ settings }) => {
   if (!kept(THEME) && ["light", "dark"].includes(named)) theme.value = named;
 });
 
-/** The version in this page's own address. */
+/** The version in this module's URL. */
 const OWN = new URL(import.meta.url).pathname.split("/").at(-3);
 
 connection.subscribe((state) => {
@@ -170,14 +170,14 @@ connection.subscribe((state) => {
     .catch(() => {});
 });
 
-/** While the server is away, look for it. */
+/** Poll the server while it cannot be reached. */
 setInterval(() => {
   if (connection.value === "lost") json("health").catch(() => {});
 }, 3000);
 
 onKeyElsewhere(restart);
 
-/** The other views, once this one is there: they open at once, also while the server is away. */
+/** Preload the other views after this one, so that they open while the server cannot be reached. */
 addEventListener("load", () => setTimeout(() => VIEWS.forEach(([, load]) => void load().catch(() => {})), 500));
 
 const root = document.getElementById("page");

@@ -1,4 +1,4 @@
-// The way to the server: addresses relative to the page, the API key, errors with their status, event streams.
+// HTTP requests to the server: URLs relative to the page, the API key, errors with their status, event streams.
 import { signal } from "./dom.js";
 import { keep, kept, onKept } from "./storage.js";
 import { t } from "./texts.js";
@@ -6,13 +6,13 @@ import { t } from "./texts.js";
 const KEY = "llamapool.key";
 const ROOT = new URL(".", document.baseURI);
 
-/** Whether the server has refused the key, or asked for one. */
+/** Whether the server has rejected the key or requires one. */
 export const keyWanted = signal(false);
-/** Whether the last request found a server: "ok", or "lost" until one does again. */
+/** "ok" if the last request reached the server, otherwise "lost". */
 export const connection = signal("ok");
-/** The API key, kept in this browser; "" = none. */
+/** The API key, stored in this browser; "" = none. */
 export const apiKey = signal(kept(KEY));
-/** Whether the server has refused a request for want of a (right) key, and not taken it since; others need none. */
+/** Whether the server rejected a request without a valid key, and has accepted no key since. */
 export const keyMissing = signal(false);
 let refused = "";
 let declined = false;
@@ -32,7 +32,7 @@ export function onKeyElsewhere(heard) {
   });
 }
 
-/** Nobody wants to give a key now: don't ask again by ourselves. */
+/** The user closed the key dialog: do not open it again automatically. */
 export function declineKey() {
   keyWanted.value = false;
   declined = true;
@@ -41,7 +41,7 @@ export function declineKey() {
 /** Whether a header can carry this key: browsers send no other letters. @param {string} key */
 export const sendable = (key) => /^[\x21-\x7e]*$/.test(key);
 
-/** What the server says instead of an answer. `status` 0: it can't be reached, or not any more. */
+/** An error reply of the server. `status` 0: the server cannot be reached, or the connection broke. */
 export class ApiError extends Error {
   /** @param {number} status @param {string} message @param {string} [type] @param {number} [retryAfter] seconds */
   constructor(status, message, type = "", retryAfter = 0) {
@@ -56,7 +56,7 @@ export class ApiError extends Error {
 export const address = (path) => new URL(path.replace(/^\//, ""), ROOT);
 
 /**
- * A reply whose status is good.
+ * Send a request and return its reply. Throws `ApiError` unless the status is a success.
  * @param {string} path
  * @param {{method?: string, body?: unknown, signal?: AbortSignal, headers?: Record<string, string>}} [options]
  * @returns {Promise<Response>}
@@ -115,7 +115,7 @@ export async function json(path, options) {
 }
 
 /**
- * Yields the events of a stream as they arrive.
+ * Yield the events of a stream as they arrive.
  * @param {Response} reply
  * @returns {AsyncGenerator<{event: string, data: any}>}
  */

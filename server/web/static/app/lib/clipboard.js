@@ -1,4 +1,4 @@
-// Copying: browsers offer their clipboard to secure pages alone, which one over plain http from another machine is not.
+// Copying. Browsers offer the clipboard API to secure pages only: not to a page that another machine serves over plain HTTP.
 
 /** @param {string} text @returns {Promise<boolean>} whether it is in the clipboard */
 export async function copyText(text) {
@@ -7,7 +7,7 @@ export async function copyText(text) {
       await navigator.clipboard.writeText(text);
       return true;
     } catch {
-      // not allowed: the old way
+      // not allowed: use the deprecated command
     }
   }
   const area = document.createElement("textarea");

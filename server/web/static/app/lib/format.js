@@ -1,4 +1,4 @@
-// Numbers, sizes and times for people, in the language of the page.
+// Formats numbers, sizes and times in the language of the page.
 import { language } from "./texts.js";
 
 /** @param {number} value @param {number} [digits] */

@@ -41,7 +41,7 @@ export const Icon = ({ name }) => html`
 `;
 
 /**
- * A button that is only an icon; `label` is read out, and shown on hovering.
+ * A button that is only an icon; `label` is its accessible name and its tooltip.
  * @param {{icon: keyof typeof PATHS, label: string, onClick?: (event: Event) => void, disabled?: boolean, pressed?: boolean,
  *   tone?: string, type?: string}} props
  */

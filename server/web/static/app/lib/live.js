@@ -1,4 +1,4 @@
-// Live data: one stream for all views, and all tabs, open only while a view that shows it does.
+// Live data: one stream for all views and tabs, open only while a visible view shows live data.
 import { ApiError, apiKey, call, connection, events } from "./api.js";
 import { signal, useEffect } from "./dom.js";
 import { LONGEST_PAUSE, pause } from "./seen.js";
@@ -31,7 +31,7 @@ export const hour = signal(/** @type {Sample[]} */ ([]));
 export const tiers = signal(/** @type {Record<string, Record<string, Tier>>} */ ({}));
 /** The last steps of each model, all instances together. */
 export const steps = signal(/** @type {Map<string, Step[]>} */ (new Map()));
-/** Why no data arrives; "" = it does. */
+/** Why no data arrives; "" = data arrives. */
 export const trouble = signal("");
 
 const KEPT_STEPS = 400;
@@ -39,7 +39,7 @@ const KEPT_REQUESTS = 100;
 let users = 0;
 let open = /** @type {AbortController | null} */ (null);
 
-/** Show live data while a component is there. */
+/** Receive live data while a component is mounted. */
 export function useLive() {
   useEffect(() => {
     users += 1;
@@ -74,7 +74,7 @@ function start() {
   void together("live", signal, (say) => look(signal, say), ([event, data]) => take(event, data), known);
 }
 
-/** What was received and is not sent again. */
+/** Return the events that bring a newly visible tab up to date: the server does not repeat them. */
 const known = () => [["history", hour.value], ["requests", requests.value], ["tiers", tiers.value], ["trouble", trouble.value]];
 
 /** @param {AbortSignal} signal @param {(said: [event: string, data: any]) => void} say */
@@ -87,7 +87,7 @@ async function look(signal, say) {
       for await (const { event, data } of events(reply)) say([event, data]);
     } catch (error) {
       if (signal.aborted) return;
-      if (error instanceof ApiError && error.status === 401) wait = LONGEST_PAUSE; // the same key may be taken later
+      if (error instanceof ApiError && error.status === 401) wait = LONGEST_PAUSE; // the same key may become valid later
       const lost = error instanceof ApiError && !error.status;
       say(lost ? ["lost", ""] : ["trouble", String(/** @type {Error} */ (error).message)]);
     }
@@ -98,7 +98,7 @@ async function look(signal, say) {
 /** @param {string} event @param {any} data */
 function take(event, data) {
   if (event === "trouble") trouble.value = data;
-  else if (event === "lost") connection.value = "lost"; // which is said above all views
+  else if (event === "lost") connection.value = "lost"; // the frame shows a message above all views
   else if (event === "history") hour.value = data;
   else if (event === "sample") hour.value = [...hour.value, data].slice(-360);
   else if (event === "requests") requests.value = data;

@@ -1,11 +1,11 @@
-// Markdown as people read it: parsed by marked, cleaned by DOMPurify, code and maths dressed up once they are complete.
+// Renders Markdown: marked parses it, DOMPurify sanitizes it, and complete code and maths blocks are highlighted and typeset.
 import createPurifier from "../../vendor/dompurify.js";
 import { Marked } from "../../vendor/marked.js";
 import { copyText } from "./clipboard.js";
 import { html, useEffect, useLayoutEffect, useMemo, useRef } from "./dom.js";
 import { t } from "./texts.js";
 
-/** What is longer is shown as it was written: KaTeX takes time, and elements, for each letter. */
+/** Longer formulas are shown as source: KaTeX needs time and elements for each letter. */
 const LONGEST_MATHS = 4000;
 const MATHS = [
   { open: "$$", close: "$$", display: true },
@@ -17,7 +17,7 @@ const MATHS = [
 /** @param {string} text */
 const escaped = (text) => text.replace(/[&<>"]/g, (c) => `&#${c.charCodeAt(0)};`);
 
-/** Maths at the start of `text`. A lone dollar is money: what it opens must not begin or end with a space. */
+/** Match maths at the start of `text`. A single dollar sign may be money: its formula must not begin or end with a space. */
 function mathsAt(/** @type {string} */ text) {
   for (const { open, close, display } of MATHS) {
     if (!text.startsWith(open)) continue;
@@ -50,9 +50,9 @@ const mathsRule = (level) => ({
     }>`,
 });
 
-/** HTML that a model may mean: such tags alone, without attributes. What else looks like a tag is shown as it was written. */
+/** HTML tags that are rendered, without attributes. Any other tag is shown as text. */
 const NO_TAG = /<(?!\/?(?:b|i|u|s|em|strong|mark|small|sub|sup|kbd|br|hr|details|summary)\s*\/?>)/gi;
-/** Images inside the text. Others would make the browser send a request that the user has not made. */
+/** Images inside the text only. Others would make the browser send a request that the user did not start. */
 const PICTURE = /^data:image\/(png|jpeg|gif|webp);base64,/i;
 
 const marked = new Marked({ gfm: true, breaks: true });
@@ -98,7 +98,7 @@ const lexed = (text) => deep(() => marked.lexer(text));
 const parsed = (tokens) => deep(() => marked.parser(tokens));
 
 /**
- * What is known of a text that grows: each block's HTML by its source, and the blocks that its end can't change any more.
+ * The rendered state of a growing text: each block's HTML by its source, and the blocks that more text cannot change.
  * @typedef {{made: Map<string, string>, settled: any[], length: number, links: Record<string, any>}} Known
  */
 
@@ -148,7 +148,7 @@ function loadCode() {
   return code;
 }
 
-/** KaTeX writes elements, not text with style attributes, which the page's policy would not let pass. */
+/** KaTeX creates elements: the page's Content-Security-Policy forbids text with style attributes. */
 async function dressMaths(/** @type {Element} */ root) {
   const found = root.querySelectorAll(".maths:not([data-done])");
   if (!found.length) return;
@@ -157,7 +157,7 @@ async function dressMaths(/** @type {Element} */ root) {
   for (const node of found) {
     if (!(node instanceof HTMLElement) || node.dataset.done || !node.isConnected) continue;
     if (performance.now() - began > 12) {
-      await new Promise(requestAnimationFrame); // a frame is a frame, however many there are
+      await new Promise(requestAnimationFrame); // at most one formula per frame
       began = performance.now();
     }
     node.dataset.done = "1";
@@ -187,7 +187,7 @@ async function dressCode(/** @type {Element} */ root) {
   }
 }
 
-/** A bar above a piece of code: its language, and a button that copies it. */
+/** Add a bar above a code block: its language and a copy button. */
 function frame(/** @type {HTMLElement} */ node) {
   const pre = node.parentElement;
   if (!pre || node.dataset.done) return;

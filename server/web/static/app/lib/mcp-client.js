@@ -6,7 +6,7 @@ const NEWEST = "2025-11-25";
 const CONNECT_MS = 10_000;
 const TIMEOUT_MS = 60_000;
 const MAX_PAGES = 50;
-/** `/cors-proxy` forwards the headers that begin with this. */
+/** `/cors-proxy` forwards headers with this prefix. */
 const FORWARD = "x-llama-server-proxy-header-";
 
 /** Origins that this page's Content-Security-Policy does not allow. @type {Set<string>} */
@@ -15,7 +15,7 @@ document.addEventListener("securitypolicyviolation", ({ blockedURI, effectiveDir
   if (effectiveDirective === "connect-src" && URL.canParse(blockedURI)) blocked.add(new URL(blockedURI).origin);
 });
 
-/** A failure of an MCP server, or of the way to it. */
+/** A failure of an MCP server or of the connection to it. */
 export class McpError extends Error {}
 
 export class McpClient {

@@ -1,4 +1,4 @@
-// The models of the server, and which one is chosen.
+// The models of the server, and the chosen one.
 import { ApiError, call, connection, events, json } from "./api.js";
 import { computed, signal } from "./dom.js";
 import { LONGEST_PAUSE, pause, whileSeen } from "./seen.js";
@@ -40,24 +40,24 @@ export async function follow(stop) {
     const signal = await whileSeen(stop);
     await refresh().catch(() => {});
     const heard = (/** @type {any} */ event) => void changed(event).catch(() => {});
-    await together("models", signal, (say) => followed(signal, say), heard, () => [{ event: "models_reload" }]); // for what a late tab missed
+    await together("models", signal, (say) => followed(signal, say), heard, () => [{ event: "models_reload" }]); // a tab that joins later missed earlier events
   }
 }
 
 /**
- * Reads until `signal`, and reconnects.
+ * Read events until `signal`, and reconnect after an interruption.
  * @param {AbortSignal} signal @param {(event: any) => void} say
  */
 async function followed(signal, say) {
   for (let wait = 500; !signal.aborted; wait = Math.min(wait * 2, LONGEST_PAUSE)) {
     try {
       const reply = await call("models/sse", { signal });
-      say({ event: "models_reload" }); // what has changed before
+      say({ event: "models_reload" }); // events before this connection were missed
       wait = 500;
       for await (const { data } of events(reply)) say(data);
     } catch (error) {
       if (signal.aborted) break;
-      if (error instanceof ApiError && error.status === 401) wait = LONGEST_PAUSE; // the same key may be taken later
+      if (error instanceof ApiError && error.status === 401) wait = LONGEST_PAUSE; // the same key may become valid later
       if (error instanceof ApiError && !error.status) say({ event: "lost" });
     }
     await pause(wait, signal);

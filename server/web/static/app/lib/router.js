@@ -4,7 +4,7 @@ import { computed, signal } from "./dom.js";
 const hash = signal(location.hash);
 addEventListener("hashchange", () => (hash.value = location.hash));
 
-/** The address: the view's name, and what follows it. */
+/** The current route: the view's name and its argument. */
 export const place = computed(() => {
   const [view, ...rest] = hash.value.replace(/^#\/?/, "").split("/");
   return { view: view || "chat", rest: rest.map(decoded) };

@@ -1,7 +1,7 @@
-// Whether the user sees this page. A browser opens six connections to a server for all tabs together, so a hidden tab
-// holds none for live events.
+// Page visibility. A browser opens at most six connections to a server for all tabs together, so a hidden tab keeps none
+// open for live events.
 
-/** The longest pause before what broke off, or was refused for want of a key, is asked again, in milliseconds. */
+/** The longest pause before a broken or unauthorized request is retried, in milliseconds. */
 export const LONGEST_PAUSE = 8000;
 
 /** Wait, at most until `stop`. @param {number} milliseconds @param {AbortSignal} stop @returns {Promise<void>} */
@@ -19,17 +19,17 @@ export function pause(milliseconds, stop) {
 }
 
 /**
- * Wait until the page is seen, or `stop`.
+ * Wait until the page is visible, or until `stop`.
  * @param {AbortSignal} stop
  * @returns {Promise<AbortSignal>} aborted as soon as the page is hidden, or with `stop`
  */
 export function whileSeen(stop) {
   const hidden = new AbortController();
-  let came = false;
+  let visible = false;
   return new Promise((resolve) => {
     const look = () => {
-      if (document.hidden && !came && !stop.aborted) return;
-      came = true;
+      if (document.hidden && !visible && !stop.aborted) return;
+      visible = true;
       if (document.hidden || stop.aborted) {
         document.removeEventListener("visibilitychange", look);
         stop.removeEventListener("abort", look);

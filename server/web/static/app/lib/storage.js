@@ -1,5 +1,5 @@
-// Short values that this browser stores besides the chats. If it can't (blocked cookies, full storage), they last until the
-// page is closed.
+// Short values that this browser stores besides the chats. Without storage (blocked cookies, a full disk) they last until
+// the page is closed.
 
 /** @type {Map<string, string>} */
 const here = new Map();
@@ -25,6 +25,6 @@ export function keep(name, value) {
     if (value) localStorage.setItem(name, value);
     else localStorage.removeItem(name);
   } catch {
-    // until the page is left
+    // the value lasts until the page is closed
   }
 }

@@ -16,7 +16,7 @@ export function speak(code) {
   document.documentElement.lang = code;
 }
 
-/** A line each: its name, English | German. `{0}` is the first argument; `{0|token|tokens}` the first word if that is 1. */
+/** One string per line: name, English | German. `{0}` is the first argument; `{0|token|tokens}` is the first word if it is 1. */
 const WORDS = `
 # frame
 chat: Chat | Chat

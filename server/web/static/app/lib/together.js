@@ -1,11 +1,11 @@
-// What all tabs of this browser that are seen ask together: a browser opens six connections to a server, for all of them.
+// One event stream for all visible tabs: a browser opens at most six connections to a server for all tabs together.
 import { address } from "./api.js";
 
 const HELLO = "hello";
 
 /**
- * Do `work` in one tab at a time, and hear in all of them what it says. Where the browser has no locks (over HTTP from another
- * machine) each tab does it by itself.
+ * Run `work` in one tab at a time and deliver its events to all tabs. Without the Locks API (plain HTTP from another
+ * machine) each tab runs it.
  * @template T
  * @param {string} name @param {AbortSignal} signal until when this tab takes part
  * @param {(say: (said: any) => void) => Promise<T>} work ends with `signal`
@@ -35,7 +35,7 @@ export async function together(name, signal, work, heard, known = () => []) {
   } catch (error) {
     if (signal.aborted) return undefined;
     if (here) throw error;
-    return work(heard); // locks are denied, as where cookies are blocked
+    return work(heard); // the browser denies locks, for example with blocked cookies
   } finally {
     others.close();
   }

@@ -1,4 +1,4 @@
-// Which model is asked, and how far its load is.
+// The model picker, with load progress.
 import { classes, html } from "../lib/dom.js";
 import { percent } from "../lib/format.js";
 import { choose, chosen, models } from "../lib/models.js";

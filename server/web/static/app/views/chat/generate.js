@@ -1,4 +1,4 @@
-// An answer from the request to its last word: the request, its stream, and how a reload finds it again.
+// Generates an answer: the request, its stream, and resuming the stream after a reload.
 import { ApiError, call, events, json } from "../../lib/api.js";
 import { signal } from "../../lib/dom.js";
 import { t } from "../../lib/texts.js";
@@ -10,7 +10,7 @@ import { messageOf, messages, moreSampling, SAMPLING, saveMessage, tellOtherTabs
  * @typedef {import("./store.js").Settings} Settings
  */
 
-/** What is being written: by id of its message, how to stop it, and how far its prompt is. */
+/** The running generations by message id: how to stop each, and its prefill progress. */
 export const running = signal(/** @type {Map<string, {stop: () => void, progress: number, chat: string}>} */ (new Map()));
 
 /** @param {string} id @param {{stop: () => void, progress: number, chat: string} | null} state */
@@ -30,7 +30,7 @@ function numeric(name, text) {
 }
 
 /**
- * The body of a chat request. Raises a sentence for the user where a setting can't be read.
+ * Return the body of a chat request. Throws an error with a message for the user if a setting is invalid.
  * @param {string} model @param {Settings} settings @param {Message[]} path @param {boolean} stream
  */
 export function requestBody(model, settings, path, stream) {
@@ -85,7 +85,7 @@ export function conversation(system, path) {
   return system.trim() ? [{ role: "system", content: system }, ...sent] : sent;
 }
 
-/** A file as OpenAI's part of a message. @param {import("./store.js").Attached} file */
+/** Return a file as a content part of OpenAI's API. @param {import("./store.js").Attached} file */
 function part({ kind, url, name }) {
   if (kind === "image") return { type: "image_url", image_url: { url } };
   if (kind === "file") return { type: "file", file: { filename: name, file_data: url } };
@@ -93,12 +93,12 @@ function part({ kind, url, name }) {
   return { type: "input_audio", input_audio: { data: url.slice(url.indexOf(",") + 1), format } };
 }
 
-/** Writes deltas into a message, and shows it at most once a frame. */
+/** Appends deltas to a message and renders it at most once per frame. */
 class Writer {
-  /** @param {Message} message @param {number} asked when, in ms @param {boolean} theirs another tab keeps it */
-  constructor(message, asked, theirs) {
+  /** @param {Message} message @param {number} sentAt time of the request, in ms @param {boolean} theirs another tab stores it */
+  constructor(message, sentAt, theirs) {
     this.message = message;
-    this.asked = asked;
+    this.sentAt = sentAt;
     this.theirs = theirs;
     this.notified = theirs;
     this.drawing = 0;
@@ -108,7 +108,7 @@ class Writer {
   /** @param {any} chunk */
   take(chunk) {
     if (chunk.error) throw new ApiError(500, chunk.error.message, chunk.error.type);
-    if (!this.notified) tellOtherTabs(this.message.chat); // the server has it now, so that they can follow it
+    if (!this.notified) tellOtherTabs(this.message.chat); // the server knows the stream now, so other tabs can follow it
     this.notified = true;
     if (chunk.prompt_progress) {
       const { total, processed } = chunk.prompt_progress;
@@ -119,8 +119,8 @@ class Writer {
     const delta = choice?.delta ?? {};
     const text = delta.content ?? "";
     const reasoning = delta.reasoning_content ?? "";
-    if ((text || reasoning || delta.tool_calls) && this.message.timings?.first_ms === undefined && this.asked) {
-      this.first = performance.now() - this.asked;
+    if ((text || reasoning || delta.tool_calls) && this.message.timings?.first_ms === undefined && this.sentAt) {
+      this.first = performance.now() - this.sentAt;
     }
     this.message.content += text;
     if (reasoning) this.message.reasoning = (this.message.reasoning ?? "") + reasoning;
@@ -170,7 +170,7 @@ class Writer {
       if (!kept || kept.stream !== stream) {
         if (kept) this.message = kept;
         return this.put();
-      } // else that tab has gone
+      } // the other tab was closed: store it here
     }
     await saveMessage(this.message);
     tellOtherTabs(this.message.chat);
@@ -178,7 +178,7 @@ class Writer {
 }
 
 /**
- * Write the answer to `path` into `message`, which may have a text to continue.
+ * Generate an answer into `message`. Its content, if any, is continued.
  * @param {Message} message @param {Record<string, any>} body
  */
 export async function generate(message, body) {
@@ -190,8 +190,8 @@ export async function generate(message, body) {
 }
 
 /**
- * Go on with an answer that was being written when the page was left, or that another tab writes.
- * @param {Message} message @param {boolean} [theirs] another tab has just said so: it will say how it ended, too
+ * Resume an answer that was being generated when the page was closed, or follow one that another tab generates.
+ * @param {Message} message @param {boolean} [theirs] another tab announced the stream and will announce its end
  */
 export async function resume(message, theirs = false) {
   const stream = message.stream;
@@ -210,7 +210,7 @@ export async function resume(message, theirs = false) {
   await follow(fresh, stream, () => again(stream, lost), 0, theirs);
 }
 
-/** A stream from its start; requested again if the server does not know it. @param {string} stream @param {() => Promise<Response>} open */
+/** Read a stream from its start; call `open` if the server does not know it. @param {string} stream @param {() => Promise<Response>} open */
 async function again(stream, open) {
   for (;;) {
     try {
@@ -224,11 +224,11 @@ async function again(stream, open) {
 }
 
 /**
- * @param {Message} message @param {string} stream @param {() => Promise<Response>} open @param {number} asked
- * @param {boolean} [theirs] another tab keeps it
+ * @param {Message} message @param {string} stream @param {() => Promise<Response>} open @param {number} sentAt
+ * @param {boolean} [theirs] another tab stores it
  */
-async function follow(message, stream, open, asked, theirs = false) {
-  const writer = new Writer({ ...message, error: undefined }, asked, theirs);
+async function follow(message, stream, open, sentAt, theirs = false) {
+  const writer = new Writer({ ...message, error: undefined }, sentAt, theirs);
   let stopped = false;
   const stop = () => {
     stopped = true;
@@ -241,7 +241,7 @@ async function follow(message, stream, open, asked, theirs = false) {
         for await (const { data } of events(await (n ? again(stream, open) : open()))) writer.take(data);
         break;
       } catch (error) {
-        // The connection broke: what was sent is kept by the server, so it is read again from its start.
+        // The connection broke. The server keeps the stream, so it is read again from its start.
         if (stopped || (error instanceof ApiError && error.status !== 0) || n >= 5) throw error;
         await new Promise((done) => setTimeout(done, 500 * 2 ** n));
         Object.assign(writer.message, { content: message.content, reasoning: undefined, calls: undefined });
@@ -257,7 +257,7 @@ async function follow(message, stream, open, asked, theirs = false) {
   }
 }
 
-/** What went wrong, and what to do. @param {unknown} error */
+/** Describe an error for the user: what went wrong and what to do. @param {unknown} error */
 export function sentence(error) {
   if (!(error instanceof ApiError)) return String(error instanceof Error ? error.message : error);
   if (error.status === 0) return t("errorLost");

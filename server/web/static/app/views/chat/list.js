@@ -1,4 +1,4 @@
-// The chats that this browser keeps: search, export, import, delete.
+// The chats stored in this browser: search, export, import, delete.
 import { html, signal, useEffect, useRef, useState } from "../../lib/dom.js";
 import { day } from "../../lib/format.js";
 import { IconButton } from "../../lib/icons.js";

@@ -1,4 +1,4 @@
-// One message: its text, reasoning and tool calls, and what can be done with it.
+// One message: its text, reasoning, tool calls and actions.
 import { copyText } from "../../lib/clipboard.js";
 import { classes, html, useEffect, useRef, useState } from "../../lib/dom.js";
 import { number, percent, seconds, short } from "../../lib/format.js";
@@ -24,7 +24,7 @@ export const MessageView = ({ message, state, settings, siblings, last, actions 
   const foot = useRef(/** @type {HTMLElement | null} */ (null));
   const edited = useRef(false);
   useEffect(() => {
-    if (edited.current && !editing) foot.current?.querySelector("button")?.focus(); // the field that had the focus is gone
+    if (edited.current && !editing) foot.current?.querySelector("button")?.focus(); // the focused field was removed
     edited.current = editing;
   }, [editing]);
   const user = message.role === "user";
@@ -95,7 +95,7 @@ function pretty(text) {
 }
 
 /**
- * The calls that have no result yet: the user runs or denies a tool, or writes the result of one that is unknown here.
+ * The calls without a result: the user runs or denies a tool, or writes the result of an unknown tool.
  * @param {{message: Message, settings: import("./store.js").Settings, actions: Actions}} props
  */
 const Results = ({ message, settings, actions }) => {

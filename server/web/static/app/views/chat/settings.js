@@ -1,4 +1,4 @@
-// What a chat asks the model with.
+// The settings of a chat.
 import { config } from "../../lib/config.js";
 import { json } from "../../lib/api.js";
 import { html, useEffect, useState } from "../../lib/dom.js";
@@ -40,7 +40,7 @@ export const SettingsPanel = ({ chat, onChange, onTitle, onClose }) => {
   const shown = (/** @type {string} */ name) => {
     const value = own[name];
     if (name === "seed" || value === undefined || (name === "max_tokens" && value < 0)) return t("asServer");
-    return Array.isArray(value) ? value.join("; ") : String(Math.round(value * 1e4) / 1e4); // floats of 32 bits
+    return Array.isArray(value) ? value.join("; ") : String(Math.round(value * 1e4) / 1e4); // the server sends 32-bit floats
   };
   /** @param {string} name */
   const number = (name) => html`<label class="field" key=${name}>${WORDS[name] ? t(WORDS[name]) : name}

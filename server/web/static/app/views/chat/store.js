@@ -1,4 +1,4 @@
-// Chats, kept in this browser: IndexedDB, a record for each message, so that a long chat is not rewritten for a word.
+// Chats, stored in IndexedDB: one record per message, so that a new token does not rewrite a long chat.
 import { call, json } from "../../lib/api.js";
 import { config } from "../../lib/config.js";
 import { signal } from "../../lib/dom.js";
@@ -17,7 +17,7 @@ import { t } from "../../lib/texts.js";
  * @typedef {{id: string, title: string, created: number, updated: number, leaf: string | null, settings: Settings}} Chat
  */
 
-/** Numbers that a request may have, by the API's names: those that are always shown, then those that are folded. */
+/** Numeric sampling parameters by the API's names: first those always shown, then those in a collapsed section. */
 export const SAMPLING = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed"];
 export const moreSampling = () => config.value.sampling.filter((name) => !SAMPLING.includes(name));
 
@@ -31,7 +31,7 @@ export const DEFAULTS = {
 export const chats = signal(/** @type {Chat[]} */ ([]));
 /** The open chat's messages, by id. */
 export const messages = signal(/** @type {Map<string, Message>} */ (new Map()));
-/** False where the browser keeps nothing, as in some private windows, or no more. */
+/** False if the browser cannot store chats: some private windows, or full storage. */
 export const keeps = signal(true);
 /** Chats that are no more: what is still being written for them is not kept. @type {Set<string>} */
 const removed = new Set();
@@ -82,7 +82,7 @@ async function table(name) {
   return (await database())?.transaction(name).objectStore(name);
 }
 
-/** Change both tables or neither; returns whether it succeeded. If the storage is full, the chat continues, and the page says
+/** Change both tables or neither; return whether it succeeded. If the storage is full, the chat continues, and the page shows
  *  that it is not stored.
  *  @param {(chats: IDBObjectStore, messages: IDBObjectStore) => void} work */
 async function changed(work) {
@@ -195,15 +195,15 @@ export async function exported() {
   const found = [];
   for (const chat of chats.value) {
     const all = new Map((await messagesOf(chat.id)).map((message) => [message.id, message]));
-    for (const message of messages.value.values()) if (message.chat === chat.id) all.set(message.id, message); // not kept, maybe
+    for (const message of messages.value.values()) if (message.chat === chat.id) all.set(message.id, message); // the open chat may not be stored
     found.push({ chat, messages: [...all.values()] });
   }
   return JSON.stringify({ format: "llamapool-chats", version: 1, chats: found }, null, 1);
 }
 
 /**
- * Reads what `exported` gave: all of it, or nothing. Existing chats stay; one that continued differently in either place
- * becomes another chat. Throws a message for the user if nothing was read.
+ * Import chats that `exported` returned: all or none. Existing chats stay; a chat that was continued differently becomes
+ * a separate chat. Throws an error with a message for the user if nothing was imported.
  * @param {string} text
  */
 export async function imported(text) {
@@ -239,7 +239,7 @@ async function onServer() {
   return data.filter((/** @type {any} */ file) => file.filename === SERVER_FILE);
 }
 
-/** Store all chats on the server, in place of those that this key stored before. */
+/** Store all chats on the server, replacing those that this key stored before. */
 export async function saveToServer() {
   const form = new FormData();
   form.append("purpose", "user_data");
@@ -249,7 +249,7 @@ export async function saveToServer() {
   for (const { id } of before) await call(`v1/files/${id}`, { method: "DELETE" });
 }
 
-/** Import the chats that are stored on the server. Throws a message for the user. */
+/** Import the chats that are stored on the server. Throws an error with a message for the user. */
 export async function loadFromServer() {
   const [newest] = await onServer();
   if (!newest) throw new Error(t("serverNoChats"));

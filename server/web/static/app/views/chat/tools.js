@@ -16,7 +16,7 @@ import { callTool, mcpTools } from "./mcp.js";
 
 const DENIED = "The user denied this call.";
 const CANCELLED = "The user cancelled this call.";
-/** After so many rounds since the user's last message, allowed tools are asked for again. */
+/** After this many rounds since the user's last message, allowed tools need permission again. */
 const MAX_ROUNDS = 25;
 
 /** @type {Promise<ServerTool[]> | undefined} */
@@ -30,7 +30,7 @@ export async function serverTools() {
   return (known.value = await loading);
 }
 
-/** The outcomes of calls that this tab has run, by `nameOf`. */
+/** The results of calls that this tab ran, by `nameOf`. */
 export const outcomes = signal(/** @type {Map<string, Outcome>} */ (new Map()));
 /** Tools that run without a question: the chat, then the tool. Nothing is stored, so that a reload asks again. @type {Set<string>} */
 const allowed = new Set();
@@ -46,7 +46,7 @@ function put(message, i, outcome) {
 }
 
 /**
- * What runs the tool that the model calls by this name. MCP tools never have a name of the chat's own tools.
+ * Return the runner of the tool with this name. MCP tools never share a name with the chat's own tools.
  * @param {string} name @param {Settings} settings @returns {Runner | undefined}
  */
 export function runnerOf(name, settings) {
@@ -75,7 +75,7 @@ export const isAllowed = ({ chat }, { id }, rounds) => rounds <= MAX_ROUNDS && a
 export const allow = ({ chat }, { id }) => void allowed.add(`${chat} ${id}`);
 
 /**
- * Run a call. What fails is a text for the model.
+ * Run a call. A failure becomes a text for the model.
  * @param {Message} message @param {number} i @param {Runner} runner @returns {Promise<void>}
  */
 export async function run(message, i, runner) {

@@ -26,10 +26,10 @@ import { allow, isAllowed, outcomeOf, run, runnerOf, serverTools } from "./tools
  * @typedef {import("./store.js").Attached} Attached
  */
 
-/** The open chat; one that nobody wrote in yet is not kept. */
+/** The open chat. A chat without messages is not stored. */
 export const open = signal(/** @type {Chat} */ (newChat()));
 const ready = signal(false);
-/** Until somebody has changed them, the settings of the open chat are those that the server says. */
+/** Until the user changes them, the settings of the open chat are the server's defaults. */
 config.subscribe(() => {
   const { leaf, settings } = open.peek();
   if (!leaf && Object.values(settings).every((value) => value === "" || value === "auto")) {
@@ -53,11 +53,11 @@ async function openChat(id) {
 }
 
 onOtherTab(async (id) => {
-  if (!keeps.value) return; // what is here is nowhere else
+  if (!keeps.value) return; // nothing is stored: this tab has the only copy
   await loadChats();
   if (id !== open.value.id || path.value.some((message) => running.value.has(message.id))) return;
   const found = chats.value.find((chat) => chat.id === id);
-  if (!found) return go("chat"); // removed there
+  if (!found) return go("chat"); // another tab removed it
   const all = await messagesOf(id);
   batch(() => {
     open.value = found;
@@ -100,7 +100,7 @@ async function answer(parent) {
 const answered = new Set();
 
 /**
- * Run the calls of the newest answer that the user has allowed. When all have results, have the model continue.
+ * Run the allowed calls of the newest answer. When all have results, let the model continue.
  * @param {string} id @returns {Promise<void>}
  */
 async function proceed(id) {
@@ -163,7 +163,7 @@ async function compact() {
   await written(message, () => requestBody(model.id, settings, [...said, asked], true));
 }
 
-/** Have the model write the open chat's title. Reasoning and tools are off. */
+/** Let the model write the open chat's title, without reasoning and tools. */
 async function titled() {
   const model = chosen.value;
   if (!model) return;
@@ -175,7 +175,7 @@ async function titled() {
   if (found) await change({ title: found.slice(0, 80) });
 }
 
-/** What can be done with a message. */
+/** The actions of a message. */
 const actions = {
   /** @param {Message} message @param {string} text */
   async branch(message, text) {
@@ -247,7 +247,7 @@ export const ChatView = () => {
       const first = frame.current?.querySelector(shown === "settings" ? ".settings textarea" : ".chat-list input");
       if (first instanceof HTMLElement) first.focus();
     } else if (opener.current instanceof HTMLElement && document.activeElement === document.body) {
-      opener.current.focus(); // what had the focus is gone
+      opener.current.focus(); // the focused element was removed
     }
   }, [shown]);
   /** @param {KeyboardEvent} event */
@@ -285,7 +285,7 @@ function toggle(name) {
   panel.value = panel.value === name ? "" : name;
 }
 
-/** How much of the context the newest answer has taken. */
+/** The context usage of the newest answer. */
 const Gauge = () => {
   const last = path.value.findLast((message) => message.timings);
   const n_ctx = chosen.value?.meta?.n_ctx;
@@ -315,7 +315,7 @@ const Talk = () => {
     const follow = () => {
       if (stays.current && box.current) box.current.scrollTop = box.current.scrollHeight;
     };
-    const grown = new ResizeObserver(follow); // also when code and maths have been dressed up
+    const grown = new ResizeObserver(follow); // also after code and maths were rendered
     if (content.current) grown.observe(content.current);
     return () => grown.disconnect();
   }, []);
@@ -324,7 +324,7 @@ const Talk = () => {
     const at = box.current;
     if (!at) return;
     if (at.scrollHeight - at.scrollTop - at.clientHeight < 40) setAtEnd(true);
-    else if (at.scrollTop < before.current) setAtEnd(false); // somebody went up; else it has grown below
+    else if (at.scrollTop < before.current) setAtEnd(false); // the user scrolled up; otherwise the text grew
     before.current = at.scrollTop;
   };
   const more = () => {
@@ -374,7 +374,7 @@ const Greeting = () => html`<div class="greeting">
 const drafts = new Map();
 
 const Composer = () => {
-  const chat = open.value.leaf ? open.value.id : ""; // that of a new chat waits for the next new one
+  const chat = open.value.leaf ? open.value.id : ""; // the draft of a new chat is kept for the next new chat
   const [text, write] = useState(drafts.get(chat) ?? "");
   const setText = (/** @type {string} */ next) => {
     drafts.set(chat, next);

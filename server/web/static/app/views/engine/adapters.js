@@ -1,4 +1,4 @@
-// How strongly each LoRA adapter works on requests that name none.
+// The default scale of each LoRA adapter, for requests that set none.
 import { ApiError, call } from "../../lib/api.js";
 import { html, useEffect, useState } from "../../lib/dom.js";
 import { number } from "../../lib/format.js";

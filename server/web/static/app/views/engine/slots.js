@@ -1,4 +1,4 @@
-// Slots: how full each is, which request holds it, which prefix it shares, and its actions.
+// Slots: context usage, request, shared prefix, and actions.
 import { ApiError, call } from "../../lib/api.js";
 import { html, useState } from "../../lib/dom.js";
 import { number, seconds } from "../../lib/format.js";

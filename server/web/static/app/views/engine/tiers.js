@@ -1,5 +1,5 @@
-// Prompt states that have lost their slot, in RAM and on disk: a map, each a tile as wide as its bytes, the paler the longer
-// unused, over a line as long as its value; one of them in words; and all of them as a table.
+// Offloaded KV states in RAM and on disk. A map shows each as a tile: its width is its bytes, its shade its last use, the line
+// below it its eviction priority. The selected state is described in text; a table lists all.
 import { classes, html, useRef, useState } from "../../lib/dom.js";
 import { bytes, number, seconds, short } from "../../lib/format.js";
 import { t } from "../../lib/texts.js";
@@ -29,7 +29,7 @@ function words([, tokens, size, used, uses, value], now) {
 }
 
 /**
- * One tile is chosen, by the arrow keys or a click: a list box with one place in the order of the Tab key.
+ * A list box with one tab stop: arrow keys or a click select a tile.
  * @param {{name: string, tier: Tier, now: number}} props
  */
 const Map = ({ name, tier, now }) => {

@@ -1,5 +1,5 @@
-// The prefixes that slots and cached KV states share, as a tree: each shared prefix is a branch, and what some of these
-// share beyond it a branch of that.
+// The prefixes that slots and cached KV states share, as a tree: each shared prefix is a branch, each longer prefix within it
+// a branch of that branch.
 import { html } from "../../lib/dom.js";
 import { number } from "../../lib/format.js";
 import { t } from "../../lib/texts.js";
@@ -14,7 +14,7 @@ import { t } from "../../lib/texts.js";
 const SHOWN = 3; // cached KV states of a tier that each branch lists
 
 /**
- * All that holds something.
+ * Return all slots and cached KV states that hold tokens.
  * @param {import("../../lib/live.js").Slot[]} slots @param {Record<string, import("../../lib/live.js").Tier>} tiers @returns {Leaf[]}
  */
 export function leaves(slots, tiers) {
@@ -24,7 +24,7 @@ export function leaves(slots, tiers) {
 }
 
 /**
- * Joins leaves by the pairs that share the most, the longest prefixes first.
+ * Join the leaves that share the longest prefixes first.
  * @param {Leaf[]} held @param {[number, number, number][]} pairs @returns {Twig[]}
  */
 export function grown(held, pairs) {

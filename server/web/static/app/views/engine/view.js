@@ -1,4 +1,4 @@
-// The engine at work: slots, queue, the steps' batches, caches, adapters.
+// The engine: slots, queue, batches of the last steps, caches, adapters.
 import { html, useState } from "../../lib/dom.js";
 import { number, percent, seconds, short } from "../../lib/format.js";
 import { state, steps, tiers, trouble, useLive } from "../../lib/live.js";

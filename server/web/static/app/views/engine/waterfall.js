@@ -9,7 +9,7 @@ import { t } from "../../lib/texts.js";
 export const PARTS = ["queued", "placed", "prefill", "decode"];
 
 /**
- * How long each part has taken, in ms; those that have not begun are left out.
+ * Return the duration of each phase in ms, without phases that have not begun.
  * @param {Choice} choice @param {number} now its end, if it has ended
  */
 export function parts({ submitted, placed, begun, prompt_done }, now) {
@@ -41,7 +41,7 @@ export const Waterfall = ({ choice, now, wide = false }) => {
   </div>`;
 };
 
-/** What the colours of a waterfall mean. */
+/** The legend of the waterfall. */
 export const PartsLegend = () => html`<p class="legend small quiet">
   ${PARTS.map((name) => html`<span key=${name}><i class=${`key ${name}`}></i>${t(`part_${name}`)}</span>`)}
 </p>`;

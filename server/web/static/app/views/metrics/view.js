@@ -1,4 +1,4 @@
-// The last hour in plots.
+// Plots of the last hour.
 import { json } from "../../lib/api.js";
 import { html, useEffect, useRef, useState } from "../../lib/dom.js";
 import { bytes, clock, number, percent, seconds, short } from "../../lib/format.js";

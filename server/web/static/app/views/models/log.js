@@ -1,4 +1,4 @@
-// The last lines of the server's log, asked for while they are looked at.
+// The last lines of the server's log, polled while they are visible.
 import { ApiError, json } from "../../lib/api.js";
 import { classes, html, useEffect, useState } from "../../lib/dom.js";
 import { clock } from "../../lib/format.js";

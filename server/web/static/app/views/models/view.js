@@ -1,4 +1,4 @@
-// The pool: what is configured, in which state, how large; load, unload, fetch from a hub, remove.
+// The pool: configured models, their states and sizes; load, unload, download, remove.
 import { ApiError, call } from "../../lib/api.js";
 import { classes, html, signal, useState } from "../../lib/dom.js";
 import { bytes, number, short } from "../../lib/format.js";

@@ -32,7 +32,7 @@ export function spans(text, tokens, said, system) {
   const total = encoder.encode(text).length;
   const pieces = tokens.map(({ piece }) => bytesOf(piece));
   const held = pieces.reduce((sum, piece) => sum + piece.length, 0);
-  let byte = total - held; // a first token that is no text, such as BOS, moves the others
+  let byte = total - held; // a first token without text, such as BOS, shifts the others
   return tokens.map(({ id, medium, n = 1 }, i) => {
     const middle = byte + pieces[i].length / 2;
     byte += pieces[i].length;

@@ -1,4 +1,4 @@
-// What the template made of a chat: by role, token by token, what came from a cache; and the raw answer next to the parsed one.
+// The rendered prompt of a chat: roles, tokens, cached tokens; and the raw answer next to the parsed one.
 import { json } from "../../lib/api.js";
 import { html, useEffect, useState } from "../../lib/dom.js";
 import { number } from "../../lib/format.js";
@@ -18,7 +18,7 @@ const MEDIUM = /(<__media_[0-9a-f]+__>)/;
 /** @typedef {{cached: number, prompt: number, source: [string, number], recompute: string, raw: string, parsed: any}} Answer */
 
 /**
- * The open chat up to its newest question, or one that is written here.
+ * The open chat up to its newest user message, or a chat that is entered here.
  * @param {string} text @returns {import("../chat/store.js").Message[]}
  */
 function asked(text) {
@@ -98,7 +98,7 @@ async function rendered(model, said) {
   if (parts.length !== 2 * media.length + 1) return { text: prompt, tokens: await tokenized(model, prompt, true) };
   const { input_tokens: total } = media.length ? await json("v1/chat/completions/input_tokens", { body }) : { input_tokens: 0 };
   const texts = await Promise.all(parts.flatMap((/** @type {string} */ part, /** @type {number} */ i) => (i % 2 ? [] : [tokenized(model, part, i === 0)])));
-  const rest = total - texts.flat().length; // of all media together
+  const rest = total - texts.flat().length; // the tokens of all media together
   const tokens = texts.flatMap((some, i) => {
     if (!i) return some;
     const n = Math.floor((rest * i) / media.length) - Math.floor((rest * (i - 1)) / media.length);
@@ -129,7 +129,7 @@ async function answered(model, said) {
 }
 
 /**
- * Live data of a request that has ended. They arrive half a second later, or not at all.
+ * Return the record of an ended request, which arrives up to half a second later or not at all.
  * @param {string} id @returns {Promise<{source: [string, number], recompute: string}>}
  */
 function ended(id) {

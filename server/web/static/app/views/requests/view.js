@@ -1,4 +1,4 @@
-// The last requests: when, how long each part took, how many tokens, how it ended.
+// The last requests: time, duration of each phase, tokens, finish reason.
 import { json } from "../../lib/api.js";
 import { config } from "../../lib/config.js";
 import { html, useEffect, useRef, useState } from "../../lib/dom.js";
@@ -62,7 +62,7 @@ export const RequestsView = () => {
 };
 
 /**
- * One request: where its time went, where its prompt came from and, if that is kept, what was asked and replied.
+ * One request: its phases, the source of its prefix and, if they are recorded, the bodies of request and reply.
  * @param {{one: Ended, now: number, onClose: () => void}} props
  */
 const Details = ({ one, now, onClose }) => {

@@ -17,7 +17,7 @@ const bytesOf = (piece) => (typeof piece === "string" ? [...encoder.encode(piece
 const alternative = (text, logprob) => ({ token: text, logprob, bytes: [...encoder.encode(text)] });
 
 /**
- * What `message` answers, as the prompt of an answer that begins with some text, and its tokens.
+ * Return the prompt that `message` answers, for an answer with a given prefix, and the tokens of the answer.
  * @param {string} model @param {Message} message @param {number} most alternatives of each
  * @returns {Promise<{prompt: (begun: string) => unknown, tokens: Token[]}>}
  */
@@ -28,7 +28,7 @@ export async function scored(model, message, most) {
     (await json("apply-template", { body: requestBody(model, open.value.settings, said, false) })).prompt;
   const [prompt, whole] = await Promise.all([rendered(path.slice(0, -1)), rendered(path)]);
   const { media_marker: marker } = files.length ? await json(`props?model=${encodeURIComponent(model)}`) : { media_marker: "" };
-  const sees = marker && whole.includes(marker); // else its prompt says that files were not shown
+  const sees = marker && whole.includes(marker); // otherwise its prompt says that files were not shown
   /** @param {string} text */
   const shown = (text) => (sees ? { prompt_string: text, multimodal_data: files } : text);
   const { tokens: all } = await json("tokenize", {
@@ -38,7 +38,7 @@ export async function scored(model, message, most) {
   const { token_logprobs: own, top_logprobs: top } = reply.choices[0].logprobs;
   const pieces = all.map((/** @type {{piece: string | number[]}} */ one) => bytesOf(one.piece));
   const held = pieces.reduce((/** @type {number} */ sum, /** @type {number[]} */ piece) => sum + piece.length, 0);
-  const start = encoder.encode(prompt).length - (encoder.encode(whole).length - held); // a first token may be no text
+  const start = encoder.encode(prompt).length - (encoder.encode(whole).length - held); // a first token may have no text
   const decoder = new TextDecoder();
   let at = 0;
   /** @type {Token[]} */

@@ -1,4 +1,4 @@
-// An answer as tokens: how sure the model was of each, what it would have said instead, and from where to try that.
+// The tokens of an answer: probability, alternatives, and regeneration from any token.
 import { ApiError, call, events } from "../../lib/api.js";
 import { classes, html, useEffect, useRef, useState } from "../../lib/dom.js";
 import { number, percent } from "../../lib/format.js";
@@ -30,7 +30,7 @@ export const TokensView = () => {
   const [grammar, setGrammar] = useState("");
   const [greedy, setGreedy] = useState(true);
   const [tokens, setTokens] = useState(/** @type {Token[]} */ ([]));
-  const [kept, setKept] = useState(0); // tokens that were given, not generated
+  const [kept, setKept] = useState(0); // tokens of the given prefix, not generated
   const [at, setAt] = useState(-1);
   const [trouble, setTrouble] = useState("");
   const running = useRef(/** @type {AbortController | null} */ (null));
