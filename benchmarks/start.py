@@ -1,9 +1,9 @@
 """Measure how long a start takes, and where the memory of a server goes.
 
 ``python -m benchmarks.start --model GGUF [--rounds 5] [--json FILE]`` starts Llamapool and llama-server in turn. For
-each start it records the seconds from the command to ``/health`` and to the first token, the CPU seconds until then, and
-the resident memory after eight streams. Then it imports the parts of the server one after the other in a new process,
-and records the seconds and the resident memory that each adds. Linux only.
+each start it records the seconds from the command to ``/health`` and to the first token, the CPU seconds until then,
+and the resident memory after eight streams. Then it imports the parts of the server one after the other in a new
+process, and records the seconds and the resident memory that each adds. Linux only.
 """
 
 import argparse
