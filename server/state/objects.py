@@ -9,7 +9,7 @@ using every response before it, so eviction never breaks a chain.
 import time
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -105,12 +105,13 @@ class Objects(ABC):
 
     @abstractmethod
     async def change(
-        self, owner: str, object_id: str, change: Change, data: bytes | None = None, *, within_quota: bool = True
+        self, owner: str, changes: Mapping[str, Change], data: bytes | None = None, *, within_quota: bool = True
     ) -> Document | None:
-        """Replace a document by what `change` makes of it, and its data unless `data` is None. Return the new document.
+        """Replace documents by what their `changes`, by id, make of them, all in one transaction. Replace the data of
+        the first one unless `data` is None, and return its new document.
 
-        `change` gets None for a document that is missing or hidden, and returns None to change nothing. Raises
-        `QuotaExceeded`, if the owner must stay `within_quota`.
+        A change gets None for a document that is missing or hidden, and returns None to change nothing. Raises
+        `QuotaExceeded`, if the owner must stay `within_quota`; then nothing has changed.
         """
 
     @abstractmethod
@@ -163,14 +164,15 @@ class Objects(ABC):
     ) -> None:
         """Store `body` under ``body["id"]``, in place of an earlier version, with its items and `data`.
 
-        `label` can be asked for in `find`. `append_to` names a conversation that gets the same items. Raises
-        `QuotaExceeded`.
+        `label` can be asked for in `find`. `append_to` names a conversation that gets the same items in the same
+        transaction. Raises `QuotaExceeded`.
         """
         items = [*((False, each) for each in inputs), *((True, each) for each in outputs)]
         document = Document(kind, body, items, parent, label, expires_at)
-        await self.change(owner, body["id"], lambda _: document, data, within_quota=within_quota)
+        changes: dict[str, Change] = {body["id"]: lambda _: document}
         if append_to is not None:
-            await self.append(owner, append_to, [*inputs, *outputs])
+            changes[append_to] = _appending([*inputs, *outputs])
+        await self.change(owner, changes, data, within_quota=within_quota)
 
     async def update(
         self,
@@ -191,7 +193,7 @@ class Objects(ABC):
                 return None
             return replace(old, body=change(old.body), expires_at=expires_at or old.expires_at)
 
-        found = await self.change(owner, object_id, changed, within_quota=False)
+        found = await self.change(owner, {object_id: changed}, within_quota=False)
         return None if found is None else found.body
 
     async def get(self, owner: str, kind: Kind, object_id: str) -> Json | None:
@@ -201,7 +203,7 @@ class Objects(ABC):
 
     async def attach(self, owner: str, object_id: str, data: bytes) -> None:
         """Store `data` with an object, if the owner has it."""
-        await self.change(owner, object_id, lambda old: old, data)
+        await self.change(owner, {object_id: lambda old: old}, data)
 
     async def items(self, owner: str, object_id: str, *, is_output: bool | None = None) -> list[Json]:
         """Return an object's items in order: all, or only a response's output or input."""
@@ -235,11 +237,7 @@ class Objects(ABC):
 
     async def append(self, owner: str, object_id: str, items: Sequence[Json]) -> bool:
         """Add `items` to the end of an object. Return whether it exists. Raises `QuotaExceeded`."""
-
-        def appended(old: Document | None) -> Document | None:
-            return None if old is None else replace(old, items=[*old.items, *((False, each) for each in items)])
-
-        return await self.change(owner, object_id, appended) is not None
+        return await self.change(owner, {object_id: _appending(items)}) is not None
 
     async def remove_item(self, owner: str, object_id: str, item_id: str) -> bool:
         """Delete one item. Return whether there was one."""
@@ -248,7 +246,7 @@ class Objects(ABC):
             kept = [] if old is None else [pair for pair in old.items if pair[1]["id"] != item_id]
             return None if old is None or len(kept) == len(old.items) else replace(old, items=kept)
 
-        return await self.change(owner, object_id, without, within_quota=False) is not None
+        return await self.change(owner, {object_id: without}, within_quota=False) is not None
 
     async def chain(self, owner: str, object_id: str) -> list[Json] | None:
         """Return the items of an object and of all its parents, oldest first. None if the owner has no such object."""
@@ -274,6 +272,10 @@ class Objects(ABC):
         if found is not None:
             await self.drop(owner, object_id)
         return found is not None
+
+
+def _appending(items: Sequence[Json]) -> Change:
+    return lambda old: old and replace(old, items=[*old.items, *((False, each) for each in items)])
 
 
 def unknown_cursor(after: str) -> InvalidRequest:

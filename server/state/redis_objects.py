@@ -7,7 +7,7 @@ that starts again if another replica has changed the object meanwhile.
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -33,6 +33,10 @@ MAX_DOCUMENT_BYTES = 64 << 20
 """Most JSON bytes of an object with its items, because Redis limits values."""
 
 
+def _hidden(old: Document | None) -> Document | None:
+    return old and replace(old, hidden=True, expires_at=None)
+
+
 def _key(*parts: str) -> str:
     return PREFIX + ":".join(parts)
 
@@ -52,50 +56,61 @@ class RedisObjects(Objects):
         return None if packed is None else await asyncio.to_thread(unpack, packed)
 
     async def change(
-        self, owner: str, object_id: str, change: Change, data: bytes | None = None, *, within_quota: bool = True
+        self, owner: str, changes: Mapping[str, Change], data: bytes | None = None, *, within_quota: bool = True
     ) -> Document | None:
-        key, data_key, name = _key("object", owner, object_id), _key("data", owner, object_id), f"{owner}:{object_id}"
+        first = next(iter(changes))
 
         async def work(pipe: Any) -> Document | None:
-            packed = await pipe.get(key)
-            old = None if packed is None else await asyncio.to_thread(unpack, packed)
-            new = change(None if old is None or old.hidden else old)
-            if new is None:
-                return None
-            encoded = await asyncio.to_thread(pack, new)
-            grown = n_bytes_of(encoded) - n_bytes_of(packed)
-            if within_quota and grown > 0 and n_bytes_of(encoded) > MAX_DOCUMENT_BYTES:
-                raise QuotaExceeded(f"an object may have at most {MAX_DOCUMENT_BYTES >> 20} MiB with all its items")
-            if data is not None:
-                grown += len(data) - await pipe.strlen(data_key)
-            if within_quota and grown > 0:
-                await self._make_room(owner, grown, keep=object_id)
-            kept = {item["id"] for _, item in new.items}
-            removed = [item["id"] for _, item in old.items if item["id"] not in kept] if old else []
+            planned: list[tuple[str, Document | None, Document, bytes, int]] = []
+            for object_id, change in changes.items():
+                packed = await pipe.get(_key("object", owner, object_id))
+                old = None if packed is None else await asyncio.to_thread(unpack, packed)
+                new = change(None if old is None or old.hidden else old)
+                if new is None:
+                    continue
+                encoded = await asyncio.to_thread(pack, new)
+                grown = n_bytes_of(encoded) - n_bytes_of(packed)
+                if within_quota and grown > 0 and n_bytes_of(encoded) > MAX_DOCUMENT_BYTES:
+                    raise QuotaExceeded(f"an object may have at most {MAX_DOCUMENT_BYTES >> 20} MiB with all its items")
+                if data is not None and object_id == first:
+                    grown += len(data) - await pipe.strlen(_key("data", owner, object_id))
+                planned.append((object_id, old, new, encoded, grown))
+            all_grown = sum(grown for *_, grown in planned)
+            if within_quota and all_grown > 0:
+                await self._make_room(owner, all_grown, keep=first)
             pipe.multi()
-            pipe.set(key, encoded)
-            pipe.incrby(_key("bytes", owner), grown)
-            pipe.zadd(_key("index", owner, new.kind), {object_id: self.clock()}, nx=True)
-            if data is not None:
-                pipe.set(data_key, data)
-            if new.kind == "response":
-                pipe.zadd(_key("used", owner), {object_id: self.clock()})
-            if new.expires_at is not None:
-                pipe.zadd(_key("expires"), {name: new.expires_at})
-            if new.parent is not None:
-                pipe.sadd(_key("children", owner, new.parent), object_id)
-            if kept:
-                pipe.hset(_key("items", owner), mapping=dict.fromkeys(kept, object_id))
-            if removed:
-                pipe.hdel(_key("items", owner), *removed)
-            if not new.is_unfinished:
-                pipe.hdel(_key("unfinished"), name)
-            elif old is None:
-                pipe.hset(_key("unfinished"), name, self.worker)
-            return new
+            for object_id, old, new, encoded, grown in planned:
+                self._write(pipe, owner, object_id, old, new)
+                pipe.set(_key("object", owner, object_id), encoded)
+                pipe.incrby(_key("bytes", owner), grown)
+                if data is not None and object_id == first:
+                    pipe.set(_key("data", owner, object_id), data)
+            return next((new for object_id, _, new, *_ in planned if object_id == first), None)
 
-        found: Document | None = await self.redis.do("transaction", work, key, value_from_callable=True)
+        keys = [_key("object", owner, object_id) for object_id in changes]
+        found: Document | None = await self.redis.do("transaction", work, *keys, value_from_callable=True)
         return found
+
+    def _write(self, pipe: Any, owner: str, object_id: str, old: Document | None, new: Document) -> None:
+        """Queue the commands that update the sets and hashes of a changed document."""
+        name = f"{owner}:{object_id}"
+        kept = {item["id"] for _, item in new.items}
+        removed = [item["id"] for _, item in old.items if item["id"] not in kept] if old else []
+        pipe.zadd(_key("index", owner, new.kind), {object_id: self.clock()}, nx=True)
+        if new.kind == "response":
+            pipe.zadd(_key("used", owner), {object_id: self.clock()})
+        if new.expires_at is not None:
+            pipe.zadd(_key("expires"), {name: new.expires_at})
+        if new.parent is not None:
+            pipe.sadd(_key("children", owner, new.parent), object_id)
+        if kept:
+            pipe.hset(_key("items", owner), mapping=dict.fromkeys(kept, object_id))
+        if removed:
+            pipe.hdel(_key("items", owner), *removed)
+        if not new.is_unfinished:
+            pipe.hdel(_key("unfinished"), name)
+        elif old is None:
+            pipe.hset(_key("unfinished"), name, self.worker)
 
     async def drop(self, owner: str, object_id: str) -> None:
         following: str | None = object_id
@@ -103,12 +118,7 @@ class RedisObjects(Objects):
             if following != object_id and not document.hidden:
                 return
             if await self.redis.do("scard", _key("children", owner, following)):
-                await self.change(
-                    owner,
-                    following,
-                    lambda old: None if old is None else replace(old, hidden=True, expires_at=None),
-                    within_quota=False,
-                )
+                await self.change(owner, {following: _hidden}, within_quota=False)
                 return
             await self._delete(owner, following, document)
             following = document.parent

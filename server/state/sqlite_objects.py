@@ -2,7 +2,7 @@
 
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -61,27 +61,37 @@ class SqliteObjects(Objects):
         return await self.database.run(work)  # one transaction instead of one per document
 
     async def change(
-        self, owner: str, object_id: str, change: Change, data: bytes | None = None, *, within_quota: bool = True
+        self, owner: str, changes: Mapping[str, Change], data: bytes | None = None, *, within_quota: bool = True
     ) -> Document | None:
         def work(db: sqlite3.Connection) -> Document | None:
-            old = _document(db, owner, object_id)
-            new = change(None if old is None or old.hidden else old)
-            if new is None:
-                return None
-            packed = pack(new)
-            values = {name: getattr(new, name) for name in ("kind", "label", "parent", "is_unfinished", "expires_at")}
-            values |= {"owner": owner, "id": object_id, "worker": self.database.worker, "document": packed}
-            values |= {"n_bytes": n_bytes_of(packed) + len(data or b""), "data": data, "used_at": self.clock()}
-            db.execute(_UPSERT, values)
-            before, now = ({item["id"] for _, item in each.items} if each else set() for each in (old, new))
-            gone, added = (((owner, each, object_id) for each in ids) for ids in (before - now, now - before))
-            db.executemany("DELETE FROM items WHERE owner = ? AND id = ? AND object_id = ?", gone)
-            db.executemany("INSERT OR IGNORE INTO items (owner, id, object_id) VALUES (?, ?, ?)", added)
-            if within_quota:
-                self._fit(db, owner, keep=object_id)
-            return new
+            first = next(iter(changes))
+            found = {
+                object_id: self._change(db, owner, object_id, change, data if object_id == first else None)
+                for object_id, change in changes.items()
+            }
+            if within_quota and any(found.values()):
+                self._fit(db, owner, keep=first)
+            return found[first]
 
         return await self.database.run(work)
+
+    def _change(
+        self, db: sqlite3.Connection, owner: str, object_id: str, change: Change, data: bytes | None
+    ) -> Document | None:
+        old = _document(db, owner, object_id)
+        new = change(None if old is None or old.hidden else old)
+        if new is None:
+            return None
+        packed = pack(new)
+        values = {name: getattr(new, name) for name in ("kind", "label", "parent", "is_unfinished", "expires_at")}
+        values |= {"owner": owner, "id": object_id, "worker": self.database.worker, "document": packed}
+        values |= {"n_bytes": n_bytes_of(packed) + len(data or b""), "data": data, "used_at": self.clock()}
+        db.execute(_UPSERT, values)
+        before, now = ({item["id"] for _, item in each.items} if each else set() for each in (old, new))
+        gone, added = (((owner, each, object_id) for each in ids) for ids in (before - now, now - before))
+        db.executemany("DELETE FROM items WHERE owner = ? AND id = ? AND object_id = ?", gone)
+        db.executemany("INSERT OR IGNORE INTO items (owner, id, object_id) VALUES (?, ?, ?)", added)
+        return new
 
     async def drop(self, owner: str, object_id: str) -> None:
         await self.database.run(lambda db: _drop(db, owner, object_id))

@@ -190,6 +190,16 @@ async def test_conversations_grow_and_shrink(objects: Objects) -> None:
     assert await used_bytes(objects) == 0
 
 
+async def test_a_response_and_its_append_are_stored_together_or_not_at_all(objects: Objects) -> None:
+    await objects.put("me", "conversation", {"id": "k"})
+    before = await used_bytes(objects)
+    with pytest.raises(QuotaExceeded):  # each fits
+        await objects.put("me", "response", {"id": "r"}, outputs=[message("1", "x" * 600_000)], append_to="k")
+    assert await objects.get("me", "response", "r") is None
+    assert await objects.items("me", "k") == []
+    assert await used_bytes(objects) == before
+
+
 async def test_expired_objects_are_deleted(objects: Objects) -> None:
     for name, expires_at in (("a", 100.0), ("b", 1e6), ("c", None)):
         await objects.put("me", "response", {"id": name}, expires_at=expires_at)
