@@ -20,6 +20,7 @@ from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSett
 from server.errors import ConfigError
 from server.hub.cache import cache_folder
 from server.hub.hub import Hub, HubFetcher
+from server.options.catalogue import problem_of
 from server.options.flags import read_flags
 from server.options.model import WHERE, ModelDefaults, ModelSettings
 from server.options.option import SettingsModel, Source, Table
@@ -39,7 +40,6 @@ from server.options.sources import (
 )
 from server.options.specs import model_spec, without_effect
 from server.options.values import device_sets, tensor_override
-from server.pool.catalogue import problem_of
 from server.pool.saved.format import signing_key
 from server.pool.spec import ModelSpec
 from server.templates.template import ChatTemplate

@@ -15,13 +15,13 @@ from server.errors import ConfigError, LlamapoolError, without_credentials
 from server.hub.cache import CachedModel
 from server.hub.hub import Hub
 from server.hub.reference import Reference
+from server.options.catalogue import Preset, PresetKey, read_preset, scan_models_dir
 from server.options.flags import FIXED_NAMES, unsupported
 from server.options.model import WHERE, ModelSettings
 from server.options.option import Layer, OptionRow, SourcedValue, Table, merge_layers, nearest
 from server.options.server import ServerSettings
 from server.options.sources import Inputs, ModelRegistry, Origin
 from server.options.values import read_bool, without_secrets
-from server.pool.catalogue import Preset, PresetKey, read_preset, scan_models_dir
 from server.pool.spec import ScaledFile
 
 LOAD_ON_STARTUP = "load-on-startup"

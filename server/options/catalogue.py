@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from server.errors import ConfigError
+from server.hub.choice import parts_of
 
-_SPLIT = re.compile(r"^(?P<stem>.*)-(?P<part>\d{5})-of-(?P<parts>\d{5})\.gguf$")
 _DRAFT_PREFIXES = ("mtp-", "dspark-", "dflash-")
 GLOBAL_SECTION = "*"
 
@@ -81,23 +81,22 @@ def problem_of(path: Path) -> str:
         return f"cannot be read: {path}: {error.strerror}"
     if magic != b"GGUF":
         return f"is not a GGUF file: {path}; download it again, or convert the model"
-    split = _SPLIT.match(path.name)
-    if split and int(split["part"]) != 1:
-        return f"is part {int(split['part'])} of a split model, name its first part: {path}"
-    if split:
-        names = (f"{split['stem']}-{part:05d}-of-{split['parts']}.gguf" for part in range(1, int(split["parts"]) + 1))
-        missing = [name for name in names if not path.with_name(name).is_file()]
-        if missing:
-            return f"of the {int(split['parts'])} parts of the model {len(missing)} are missing: {missing[0]}"
-    return ""
+    split = parts_of(path.name)
+    if split is None or split.count == 1:
+        return ""
+    if split.index != 1:
+        return f"is part {split.index} of a split model, name its first part: {path}"
+    names = (f"{split.prefix}-{part:05d}-of-{split.count:05d}.gguf" for part in range(1, split.count + 1))
+    missing = [name for name in names if not path.with_name(name).is_file()]
+    return f"of the {split.count} parts of the model {len(missing)} are missing: {missing[0]}" if missing else ""
 
 
 def _entries(child: Path) -> Iterator[CatalogueEntry]:
     if child.is_dir():
         yield from _folder(child)
     elif child.name.endswith(".gguf") and child.is_file() and not _is_companion(child.name):
-        split = _SPLIT.match(child.name)
-        if split and int(split["part"]) != 1:
+        split = parts_of(child.name)
+        if split is not None and split.index != 1:
             return  # llama-server lists it as a model that fails to load
         yield CatalogueEntry(child.name.replace(".gguf", ""), child, problem=problem_of(child))
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from server.errors import ConfigError
-from server.pool.catalogue import CatalogueEntry, PresetKey, problem_of, read_preset, scan_models_dir
+from server.options.catalogue import CatalogueEntry, PresetKey, problem_of, read_preset, scan_models_dir
 
 
 def gguf(folder: Path, *names: str) -> None:
