@@ -10,7 +10,6 @@ import os
 import resource
 import signal
 import struct
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,12 +25,14 @@ def main(function: str, cpu_s: float, memory_bytes: int, answer_bytes: int) -> N
     """Serve until the input ends. `function` makes the `Answer`, with all modules and files loaded that it needs."""
     module, _, name = function.partition(":")
     answer: Answer = getattr(importlib.import_module(module), name)()
-    to = os.dup(1)
+    requests, replies = open(0, "rb"), open(os.dup(1), "wb")  # noqa: SIM115 - until the process ends
     os.dup2(2, 1)  # a library's output must not mix with replies
     _confine(memory_bytes)
-    while True:
-        what, size, _ = HEAD.unpack(_read(HEAD.size))
-        request = _read(size)
+    while len(head := requests.read(HEAD.size)) == HEAD.size:
+        what, size, _ = HEAD.unpack(head)
+        request = requests.read(size)
+        if len(request) < size:
+            return
         _allow(cpu_s)
         try:
             kind, said = answer(what, request)
@@ -40,11 +41,11 @@ def main(function: str, cpu_s: float, memory_bytes: int, answer_bytes: int) -> N
         del request
         if len(said) > answer_bytes:
             kind, said = FAULT, f"the answer has more than {answer_bytes} bytes".encode()
-        short = kind == FAULT and said.startswith(
-            MemoryError.__name__.encode()
-        )  # the remaining CPU time may not suffice
-        _write(to, HEAD.pack(kind, len(said), not short))
-        _write(to, said)
+        # after a MemoryError, what is left may not suffice for another request
+        short = kind == FAULT and said.startswith(MemoryError.__name__.encode())
+        replies.write(HEAD.pack(kind, len(said), not short))
+        replies.write(said)
+        replies.flush()
 
 
 def _confine(memory_bytes: int) -> None:
@@ -66,20 +67,3 @@ def _mapped() -> int:
 def _allow(cpu_s: float) -> None:
     """Let the kernel end the process by SIGPROF after `cpu_s` more seconds of CPU time."""
     signal.setitimer(signal.ITIMER_PROF, cpu_s)
-
-
-def _read(n_bytes: int) -> bytes:
-    parts: list[bytes] = []
-    while n_bytes:
-        part = os.read(0, min(n_bytes, 1 << 20))
-        if not part:
-            sys.exit(0)
-        parts.append(part)
-        n_bytes -= len(part)
-    return b"".join(parts)
-
-
-def _write(to: int, answer: bytes) -> None:
-    view = memoryview(answer)
-    while view:
-        view = view[os.write(to, view) :]
