@@ -32,8 +32,8 @@ from server.metrics.gpu import GpuCollector, gpu_collector
 from server.model_pool import ModelPool, open_pool
 from server.options.server import VERBOSITY_DETAILED, ServerSettings
 from server.options.values import ANYWHERE
-from server.pool.events import StatusChanged, Subscription, show_load_progress
-from server.pool.load_queue import log_failure
+from server.pool.entry import log_failure
+from server.pool.events import StatusChanged, Subscription
 from server.pool.pool import Pool
 from server.pool.protocols import Loader
 from server.pool.saved.store import SavedFiles, SlotFiles, UrlFiles
@@ -45,7 +45,7 @@ from server.routes.services import Services
 from server.sandbox.memory import MemoryWatch
 from server.sandbox.process import Process
 from server.settings import Settings, check_files, load_settings, slot_secret
-from server.startup_banner import show_first_screen
+from server.startup_banner import show_first_screen, show_load_progress
 from server.state.batches import BatchLines
 from server.state.database import open_database
 from server.state.objects import Json, Objects

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 from server.hub.hub import HubFetcher
 from server.pool.events import Subscription
-from server.pool.load_queue import PoolLimits
 from server.pool.loading import Factories, chat_template
 from server.pool.model import compile_grammars
 from server.pool.pool import Pool
 from server.pool.protocols import Loader
+from server.pool.scheduler import PoolLimits
 from server.pool.spec import ModelSpec
 from server.settings import Settings, check_files, hub_of, model_specs
 from server.structured.grammar.sandbox import Sandbox

@@ -1,17 +1,27 @@
 """What the log says once everything that loads at start is loaded: where the server is, what it serves, what that takes
-of which memory and why, and what to try. A few lines, without time and level on a terminal."""
+of which memory and why, and what to try. A few lines, without time and level on a terminal. Loads and downloads have
+bars there, log lines otherwise."""
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Mapping, Sequence
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, NoReturn, TextIO
 
 from server import __version__
 from server.logs import NO_ADAPTERS
-from server.pool.lifecycle import described
+from server.pool.events import DownloadProgress, LoadProgress, Subscription
 from server.pool.memory import Memory, readable
 from server.pool.pool import Pool
+from server.pool.scheduler import described
 from server.pool.spec import Task
 from server.pool.state import ModelFacts, ModelState, Status
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 logger = logging.getLogger(__name__)
 
@@ -120,3 +130,57 @@ def _can(state: ModelState, task: Task) -> bool:
         return state.info.generates if state.info is not None else state.spec.configured_for(task)
     embeds = state.info is None or state.info.embeds
     return embeds and state.spec.configured_for("rerank") == (task == "rerank")
+
+
+LINE_INTERVAL_S = 5.0  # between two log lines of one load or download
+
+
+@cache
+def _bar_class() -> "type[tqdm[NoReturn]]":
+    from tqdm import tqdm  # only a terminal needs it
+
+    class Bar(tqdm):  # type: ignore[type-arg]
+        monitor_interval = 0  # every update is an event: tqdm's own thread is not needed
+
+    return Bar
+
+
+async def show_load_progress(
+    events: Subscription, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
+) -> None:
+    """Draw a bar for each load and download until the pool closes; log lines if `stream` (stderr) is no terminal."""
+    target = sys.stderr if stream is None else stream
+    bars: dict[str, tqdm[NoReturn]] = {}
+    logged_at: dict[str, float] = {}
+    with events, contextlib.ExitStack() as stack:
+        async for event in events:
+            if not isinstance(event, LoadProgress | DownloadProgress):
+                logged_at.pop(event.model, None)
+                if event.model in bars:
+                    bars.pop(event.model).close()
+            elif target.isatty():
+                _draw(event, bars, target, stack)
+            elif (now := clock()) - logged_at.setdefault(event.model, now) >= LINE_INTERVAL_S:
+                logged_at[event.model] = now
+                if isinstance(event, LoadProgress):
+                    logger.info("loading '%s': %d%%", event.model, round(event.value * 100))
+                else:
+                    logger.info("fetching '%s': %d of %d MiB", event.model, event.done >> 20, event.total >> 20)
+
+
+def _draw(
+    event: LoadProgress | DownloadProgress,
+    bars: "dict[str, tqdm[NoReturn]]",
+    stream: TextIO,
+    stack: contextlib.ExitStack,
+) -> None:
+    loads = isinstance(event, LoadProgress)
+    if event.model not in bars:
+        what, unit = ("loading", "%") if loads else ("fetching", "B")
+        bars[event.model] = bar = _bar_class()(
+            desc=f"{what} {event.model}", unit=unit, unit_scale=not loads, leave=False, file=stream
+        )
+        stack.callback(bar.close)
+    bar = bars[event.model]
+    bar.n, bar.total = (round(event.value * 100), 100) if isinstance(event, LoadProgress) else (event.done, event.total)
+    bar.refresh()

@@ -149,7 +149,7 @@ class LlamaLoader:
         """Blocking. Raises `ModelFailed` for a missing, broken or truncated file."""
         return describe(spec)
 
-    def media(self, spec: ModelSpec) -> frozenset[BitmapKind]:
+    def media_kinds(self, spec: ModelSpec) -> frozenset[BitmapKind]:
         """Return the supported media by the header of the projector's file."""
         return media_kinds(spec)
 

@@ -1,4 +1,4 @@
 """All configured models and their states: unloaded, loading, ready, sleeping, draining, failed. `pool.Pool` is the
-entry point. `load_queue` and `policy` decide which model is loaded, `load` loads and frees models, `saved` stores
-slots in files.
+entry point. `policy` decides which model is loaded, `scheduler` loads and frees models, `admission` counts their
+memory, `saved` stores slots in files.
 """

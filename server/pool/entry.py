@@ -1,9 +1,11 @@
 """The pool's record of one configured model, and a proof that all of them agree with each other."""
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 from math import inf
 
 from server.engine.request import Adapters
@@ -14,7 +16,9 @@ from server.pool.model import Lease, LoadedModel
 from server.pool.policy import Candidate
 from server.pool.protocols import FileProgress
 from server.pool.spec import ModelSpec
-from server.pool.state import OCCUPYING, ModelFacts, ModelState, Status
+from server.pool.state import ModelFacts, ModelState, Status
+
+log = logging.getLogger(__name__)
 
 
 def _set_event() -> asyncio.Event:
@@ -29,6 +33,14 @@ class Download:
 
     files: dict[str, FileProgress] = field(default_factory=dict)  # by URL
     cancelled: threading.Event = field(default_factory=threading.Event)
+
+
+class Phase(IntEnum):
+    """What a drain waits for: leases; engines whose requests were cut off; leases again, to be given back."""
+
+    GRACE = 0
+    ENGINES = 1
+    ABANDON = 2
 
 
 @dataclass(slots=True, eq=False)
@@ -59,11 +71,9 @@ class Entry:
     waiters: list[asyncio.Future[Lease]] = field(default_factory=list)
     vacant: asyncio.Event = field(default_factory=_set_event)  # set while there is no lease
     after_drain: Status = Status.UNLOADED
-    grace: asyncio.Timeout | None = None  # while draining: how long leases may stay
-    cut_off: bool = False  # while draining: their requests were cancelled
-    abandon_s: float | None = None  # how long they may stay after that; None = for ever
-    end_s: float | None = None  # how long its engines may take to end; None = until the watchdog finds a hung step
-    ending: asyncio.Timeout | None = None  # of engines that are to end
+    phase: Phase = Phase.GRACE  # while draining
+    timeout: asyncio.Timeout | None = None  # of that phase
+    limits_s: Sequence[float] | None = None  # of the phases when the server stops; None = as long as they take
     task: asyncio.Task[None] | None = None  # the last load or drain
     sizing: asyncio.Task[None] | None = None  # measures it
     need: Mapping[str, int] | None = None  # bytes by device that must be free for its load
@@ -110,18 +120,13 @@ class Entry:
             if not waiter.done():
                 waiter.set_exception(error())
 
-    def hurry(self, grace_s: float, abandon_s: float, end_s: float) -> None:
-        """Shorten a drain, also one that is under way: seconds until requests are cut off, after that until leases are
-        abandoned, and until engines that end are taken for hung."""
-        self.abandon_s, self.end_s = abandon_s, end_s
-        if self.ending is not None:
-            self.ending.reschedule(asyncio.get_running_loop().time() + end_s)
-        if self.grace is None:
-            return
-        when = asyncio.get_running_loop().time() + (abandon_s if self.cut_off else grace_s)
-        old = self.grace.when()
-        if old is None or when < old:
-            self.grace.reschedule(when)
+    def hurry(self, limits_s: Sequence[float]) -> None:
+        """Limit the seconds of each `Phase` of a drain, also one that is under way."""
+        self.limits_s = limits_s
+        if self.timeout is not None:
+            when = asyncio.get_running_loop().time() + limits_s[self.phase]
+            if when < (self.timeout.when() or inf):
+                self.timeout.reschedule(when)
 
     def candidate(self, *, sized: bool) -> Candidate:
         """The view that the policy decides on; `sized`: by bytes, too."""
@@ -176,35 +181,7 @@ class Entry:
         return max((self.last_used if self.idle else now) + self.sleep_idle_s - now, 0.0)
 
 
-def check_integrity(entries: Sequence[Entry], queue: Mapping[str, float], models_max: int) -> None:
-    """Raise AssertionError naming the model whose records contradict each other. To be called between events."""
-    for entry in entries:
-        _check_status(entry)
-        _check_waiters(entry, queued=entry.id in queue)
-    leases = [lease for entry in entries for lease in entry.leases]
-    assert len(leases) == len({id(lease) for lease in leases}), "a lease is counted twice"
-    held = [entry.id for entry in entries if entry.status in OCCUPYING]
-    assert models_max <= 0 or len(held) <= models_max, f"{held} are more than models_max {models_max}"
-    assert set(queue) <= {entry.id for entry in entries}, "an unknown model is queued"
-
-
-def _check_status(entry: Entry) -> None:
-    status, under_way = entry.status, entry.task is not None and not entry.task.done()
-    assert entry.vacant.is_set() == (not entry.leases), f"{entry.id}: vacant does not match its leases"
-    for lease in entry.leases:
-        assert not lease.released, f"{entry.id}: a released lease is still counted"
-        assert lease.model is entry.loaded, f"{entry.id}: a lease on a model that was freed"
-    has_model = status in (Status.READY, Status.DRAINING)
-    facts = (entry.load is not None, entry.download is not None, entry.loaded is not None, bool(entry.failure))
-    expected = (status is Status.LOADING, status is Status.DOWNLOADING, has_model, status is Status.FAILED)
-    assert facts == expected, f"{entry.id}: (load, download, loaded, failure) are {facts} while {status}"
-    assert (entry.facts is not None) or status not in (Status.READY, Status.SLEEPING), f"{entry.id}: no facts"
-    assert status is Status.READY or not entry.giving_way, f"{entry.id}: gives way while {status}"
-    assert under_way or status is not Status.LOADING, f"{entry.id}: nobody loads it"
-
-
-def _check_waiters(entry: Entry, *, queued: bool) -> None:
-    loading = entry.download is not None or (entry.load is not None and not entry.load.cancelled)
-    assert not queued or entry.wanted, f"{entry.id}: queued, and nobody wants it"
-    assert not entry.wanted or queued or loading, f"{entry.id}: wanted, and nothing is done about it"
-    assert not (queued and entry.serving), f"{entry.id}: queued while it serves"
+def log_failure(task: asyncio.Task[None]) -> None:
+    """Log the exception of a task that nobody awaits."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("%s failed; this is a bug, please report it", task.get_name(), exc_info=error)

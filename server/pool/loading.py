@@ -17,12 +17,11 @@ from server.engine.runner_api import EmbeddingRunner, Runner
 from server.errors import InvalidRequest, ModelFailed
 from server.pool.block_events import ReportingEngine
 from server.pool.memory import Fit, totals
-from server.pool.model import Embedder, Generator, GrammarFactory, LoadedModel, compile_grammars
+from server.pool.model import GrammarFactory, LoadedModel, compile_grammars
 from server.pool.protocols import Loader, ModelInfo, Weights
 from server.pool.saved.state_cache import EmbeddingFolder, StateFolder
 from server.pool.spec import ModelSpec
 from server.pool.worker.parent import WorkerSupervisor
-from server.pool.worker.proxies import IsolatedWeights
 from server.templates.rendering import Renderer
 from server.templates.template import ChatTemplate
 
@@ -66,16 +65,14 @@ def chat_template(info: ModelInfo, spec: ModelSpec, renderer: Renderer | None = 
 
 @dataclass(slots=True)
 class LoadedParts:
-    """The results of a load, before an engine owns the runners."""
+    """The results of a load, before engines own the runners."""
 
     fit: Fit
     weights: Weights
     template: ChatTemplate
-    runners: list[Runner]
-    embedders: list[EmbeddingRunner]
+    runners: list[Runner] = field(default_factory=list)
+    embedders: list[EmbeddingRunner] = field(default_factory=list)
     grammar: "GrammarCompiler | None" = None
-    generator: "Generator | None" = None  # of a model in a process of its own, which has the runners
-    embedder: "Embedder | None" = None
 
     def close(self) -> None:
         """Free all of it, contexts before weights."""
@@ -100,9 +97,9 @@ class Load:
     quiet: Callable[[], bool]  # whether no model has anything to do
     granted: Mapping[str, int] = field(default_factory=dict)  # bytes by device that it may take at most
     before: Fit | None = None  # what fitted when it was loaded before
+    chosen: Fit | None = None  # by `fit`, or given: then nothing is measured
     _cancelled: threading.Event = field(default_factory=threading.Event)
     _reported_at: float | None = None
-    _fit: Fit | None = None
 
     @property
     def cancelled(self) -> bool:
@@ -117,18 +114,14 @@ class Load:
 
     def fit(self) -> Fit:
         """Choose what fits, for `run`; blocks. Raises `ModelFailed`."""
-        if self.before is not None and self._fits_again(self.before):
-            self._fit = self.before
-        else:
-            self._fit = self.loader.fit(self.spec, self.granted)
-        for note in self._fit.notes:
+        fit = self.before
+        if fit is None or not self._fits_again(fit):
+            fit = self.loader.fit(self.spec, self.granted)
+        self.chosen = fit
+        for note in fit.notes:
             log.info("model '%s': %s", self.spec.id, note)
         self._check_wanted()
-        return self._fit
-
-    def take(self, fit: Fit) -> None:
-        """Load it so, without measuring."""
-        self._fit = fit
+        return fit
 
     def _fits_again(self, before: Fit) -> bool:
         """Whether the previous choice had everything and there is ample room again; then nothing is measured."""
@@ -142,31 +135,24 @@ class Load:
         """Load weights, ``instances`` contexts and the chat template. Raises what the native side raised, after freeing
         what was created.
         """
-        fit = self._fit or self.fit()
+        fit = self.chosen or self.fit()
         weights = self.loader.load(fit.spec, self._progress)
         with contextlib.ExitStack() as undo:
             undo.callback(weights.close)
-            parts = LoadedParts(fit, weights, self.template(weights.info, self.spec), [], [])
+            parts = LoadedParts(fit, weights, self.template(weights.info, self.spec))
+            undo.pop_all()
+            undo.callback(parts.close)
             parts.grammar = self._checked_grammar(weights)
-            if isinstance(weights, IsolatedWeights):
-                parts.generator, parts.embedder = weights.generator, weights.embedder
-            else:
-                self._open_contexts(parts, undo)
+            for _ in range(0 if isinstance(weights, WorkerSupervisor) else self.spec.native.instances):
+                self._check_wanted()
+                if weights.info.generates:
+                    parts.runners.append(weights.runner())
+                if weights.info.embeds:
+                    self._check_wanted()
+                    parts.embedders.append(weights.embedding_runner())
             self._check_wanted()
             undo.pop_all()
         return parts
-
-    def _open_contexts(self, parts: LoadedParts, undo: contextlib.ExitStack) -> None:
-        weights = parts.weights
-        for _ in range(self.spec.native.instances):
-            if weights.info.generates:
-                self._check_wanted()
-                parts.runners.append(weights.runner())
-                undo.callback(parts.runners[-1].close)
-            if weights.info.embeds:
-                self._check_wanted()
-                parts.embedders.append(weights.embedding_runner())
-                undo.callback(parts.embedders[-1].close)
 
     def _checked_grammar(self, weights: Weights) -> "GrammarCompiler | None":
         """Compile the grammar of the settings; without one, `LoadedModel.prepare_when_idle` makes the compiler."""
@@ -213,52 +199,35 @@ class Factories:
 
 async def assemble(load: Load, parts: LoadedParts, factories: Factories, in_thread: InThread) -> LoadedModel:
     """Put engines over the runners; frees the parts when that fails or the load was cancelled."""
-    spec, loop = load.spec, asyncio.get_running_loop()
-    generator: Generator | None = parts.generator
-    embedder: Embedder | None = parts.embedder
-    here: ReportingEngine | None = None
-    try:
-        if load.cancelled:
-            raise ModelFailed(spec.id, "the load was cancelled")
-        if parts.runners:
-            generator = here = factories.engine(parts.runners, spec.engine, loop)
-        if parts.embedders:
-            embedder = factories.embedder(parts.embedders, spec.engine, loop)
-    except BaseException:
-        if here is not None:
-            await here.close()
-            parts.runners.clear()
-        await in_thread(parts.close)
-        raise
+    spec, weights, loop = load.spec, parts.weights, asyncio.get_running_loop()
     model = LoadedModel(
-        load.spec,
-        parts.weights.info,
-        parts.weights.vocab,
-        generator,
-        embedder,
-        parts.template,
-        parts.weights,
-        parts.fit,
+        *(spec, weights.info, weights.vocab, None, None, parts.template, weights, parts.fit),
         loaded_at=time.time(),
         make_grammar=factories.grammar,
         _grammar=parts.grammar,
     )
     try:
-        place = spec.engine.disk_place
-        if here is not None and place is not None:
-            if isinstance(place, Path):
-                await here.keep_media(EmbeddingFolder(spec.id, place))
-            await here.use_disk(_state_folder(model, place))
+        if load.cancelled:
+            raise ModelFailed(spec.id, "the load was cancelled")
+        if isinstance(weights, WorkerSupervisor):
+            model.generator, model.embedding = weights.generator, weights.embedder
+        if parts.runners:
+            model.generator = engine = factories.engine(parts.runners, spec.engine, loop)
+            parts.runners = []  # the engine frees them
+            if (place := spec.engine.disk_place) is not None:
+                if isinstance(place, Path):
+                    await engine.keep_media(EmbeddingFolder(spec.id, place))
+                limit, secret = spec.engine.cache_disk * MIB, spec.engine.cache_disk_secret
+                await engine.use_disk(
+                    StateFolder(model, place, limit, shared=spec.engine.cache_disk_shared, secret=secret)
+                )
+        if parts.embedders:
+            model.embedding = factories.embedder(parts.embedders, spec.engine, loop)
+            parts.embedders = []
     except BaseException:
         await model.close()
-        await in_thread(parts.weights.close)
+        await in_thread(parts.close)
         raise
-    if generator is not None and spec.native.warmup:
+    if model.generator is not None and spec.native.warmup:
         model.prepare_when_idle(load.quiet, in_thread)
     return model
-
-
-def _state_folder(model: LoadedModel, place: Path | str) -> StateFolder:
-    engine = model.spec.engine
-    shared, secret = engine.cache_disk_shared, engine.cache_disk_secret
-    return StateFolder(model, place, engine.cache_disk * MIB, shared=shared, secret=secret)

@@ -3,12 +3,11 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from copy import copy
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
 
 from server.errors import (
     ConfigError,
@@ -20,29 +19,27 @@ from server.errors import (
     ShuttingDown,
     Unavailable,
 )
-from server.pool.entry import Entry, check_integrity
+from server.pool.entry import Entry, log_failure
 from server.pool.events import FanOut, ModelRemoved, ModelsReloaded, Subscription
-from server.pool.lifecycle import Lifecycle
-from server.pool.load_queue import LoadQueue, PoolLimits, log_failure
 from server.pool.loading import Factories
 from server.pool.memory import Memory
-from server.pool.model import Lease
+from server.pool.model import Embedder, Generator, Lease
 from server.pool.names import LATEST, Names
 from server.pool.protocols import Fetcher, Loader
+from server.pool.scheduler import PoolLimits, Scheduler
 from server.pool.spec import NOT_HERE, ModelSpec, RemoteFiles, Task
 from server.pool.state import ModelState, Status
+from server.pool.worker.loaders import Loaders
 
 log = logging.getLogger(__name__)
 
 LEAST_THREADS = 8  # models may be added later
 
-T = TypeVar("T")
-
 
 class Pool:
     """Loads models on demand, shares loads, unloads idle models for others, and lets unused ones sleep. All methods run
-    on the event loop's thread. ``policy`` decides, ``load_queue`` keeps the queue and the leases, ``lifecycle``
-    loads and frees.
+    on the event loop's thread. ``policy`` decides, ``scheduler`` keeps the queue and the leases, loads and
+    frees, ``admission`` counts memory.
     """
 
     def __init__(
@@ -63,25 +60,22 @@ class Pool:
         """
         self.limits = limits or PoolLimits()
         self._names = Names(specs)
-        self._loader = loader
         self._clock = clock
         self._entries = {spec.id: Entry(spec, clock()) for spec in specs}
         self._check_startup()
         self._fan_out = FanOut()
         self._threads = threads or ThreadPoolExecutor(max(LEAST_THREADS, len(specs)), thread_name_prefix="pool")
-        self._lifecycle = Lifecycle(
-            *(loader, factories or Factories(), self._fan_out, self._threads, clock, self._quiet, fetcher)
-        )
         self._fetcher = fetcher
         self._may_download = downloads
         self._reread = reread
-        self._turns = LoadQueue(self._entries, self.limits, self._lifecycle, clock, self._fan_out)
+        factories = factories or Factories()
+        self._loaders = Loaders(loader, factories.in_process)
+        self._scheduler = Scheduler(
+            *(self._entries, self.limits, self._loaders, factories, self._fan_out, self._threads, clock, fetcher)
+        )
         self._reloading = asyncio.Lock()
         self._keeper: asyncio.Task[None] | None = None
         self._is_part = False
-
-    def _quiet(self) -> bool:
-        return all(entry.idle for entry in self._entries.values())
 
     def _check_startup(self) -> None:
         n_startup = sum(e.spec.load == "startup" for e in self._entries.values())
@@ -114,37 +108,33 @@ class Pool:
         return self._state(self._entries[self.resolve(name, task).id])
 
     def _state(self, entry: Entry) -> ModelState:
-        if (
-            entry.media is None
-            and entry.facts is None
-            and entry.spec.mmproj is not None
-            and entry.spec.mmproj.is_file()
-        ):
-            entry.media = self._loader.media(entry.spec)  # a few kB are read, once
-        return entry.state(queued=entry.id in self._turns.queue, now=self._clock())
+        mmproj = entry.spec.mmproj
+        if entry.media is None and entry.facts is None and mmproj is not None and mmproj.is_file():
+            entry.media = self._loaders.local.media_kinds(entry.spec)  # a few kB are read, once
+        return entry.state(queued=entry.id in self._scheduler.queue, now=self._clock())
 
     async def describe(self, name: str | None) -> ModelState:
         """Return the `state`, with facts of the file if it is not loaded. Raises `ModelNotFound`, `ModelFailed`."""
         entry = self._entries[self.resolve(name).id]
-        if entry.facts is not None:
-            return self._state(entry)
-        facts = await self._lifecycle.describe(entry)
+        facts = entry.facts or await self._scheduler.describe(entry)
         state = self._state(entry)
         return replace(state, facts=state.facts or facts)
 
     def check_progress(self, limit_s: float) -> None:
         """Give up engines whose step takes more than `limit_s` seconds. Call it periodically. It also ends
         processes whose load gets no further."""
-        self._lifecycle.check_progress(limit_s)
-        for entry in self._entries.values():
-            for engine in entry.loaded.engines if entry.loaded is not None else ():
-                engine.check_progress(limit_s)
+        self._loaders.check_progress(limit_s)
+        for engine in self._engines():
+            engine.check_progress(limit_s)
 
     @property
     def hangs(self) -> bool:
         """Whether a step of a loaded model does not end: nothing but the end of the process stops it."""
-        loaded = [entry.loaded for entry in self._entries.values() if entry.loaded is not None]
-        return any(engine.hangs for model in loaded for engine in model.engines)
+        return any(engine.hangs for engine in self._engines())
+
+    def _engines(self) -> "Iterator[Generator | Embedder]":
+        for entry in self._entries.values():
+            yield from entry.loaded.engines if entry.loaded is not None else ()
 
     @property
     def starting(self) -> bool:
@@ -154,7 +144,7 @@ class Pool:
     @property
     def budget(self) -> Mapping[str, int]:
         """Bytes by device that models may take together; empty while none was measured, or without a budget."""
-        return self._turns.budget
+        return self._scheduler.memory.budget
 
     def budget_of(self, memory: Mapping[str, Memory]) -> Mapping[str, int]:
         """Return the `budget`; before the first measurement, the budget for this `memory`."""
@@ -163,7 +153,7 @@ class Pool:
 
     async def memory(self) -> Mapping[str, Memory]:
         """Return the current memory of the machine and its devices."""
-        return await self._lifecycle.memory(list(self._entries.values()))
+        return await self._loaders.memory(list(self._entries.values()))
 
     def subscribe(self) -> Subscription:
         """The events from now on, as an async iterator; close it, or use it in a ``with``."""
@@ -195,12 +185,16 @@ class Pool:
         `autoload`); `ModelFailed` with the reason; `ModelLoading` while the only model loads at startup;
         `Unavailable` if the model was unloaded meanwhile; `ShuttingDown`.
         """
-        if self._turns.stopped:
+        if self._scheduler.stopped:
             raise ShuttingDown()
         entry = self._entries[self.resolve(name, task).id]
-        lease = self._turns.lease(entry) if entry.serving else await self._awaited(entry, autoload)
+        lease = self._scheduler.lease(entry) if entry.serving else await self._awaited(entry, autoload)
         if self.limits.linger_s and len(self._entries) > 1:
-            await self._linger(lease)
+            try:
+                await asyncio.sleep(self.limits.linger_s)
+            except asyncio.CancelledError:
+                lease.release()
+                raise
         return lease
 
     async def _awaited(self, entry: Entry, autoload: bool | None) -> Lease:
@@ -208,16 +202,9 @@ class Pool:
             raise ModelLoading()
         if entry.transient:
             raise Unavailable(f"model '{entry.id}' is being downloaded")
-        if entry.id not in self._turns.queue:
+        if entry.id not in self._scheduler.queue:
             self._check_may_load(entry, self.limits.autoload if autoload is None else autoload)
-        return await self._turns.wait(entry)
-
-    async def _linger(self, lease: Lease) -> None:
-        try:
-            await asyncio.sleep(self.limits.linger_s)
-        except asyncio.CancelledError:
-            lease.release()
-            raise
+        return await self._scheduler.wait(entry)
 
     def _check_may_load(self, entry: Entry, autoload: bool) -> None:
         """Raise if this request may not load the model."""
@@ -236,21 +223,21 @@ class Pool:
         Raises `ModelNotFound`, `InvalidRequest` if it is loaded or loading, `ShuttingDown`; with `wait` also what
         `acquire` raises.
         """
-        if self._turns.stopped:
+        if self._scheduler.stopped:
             raise ShuttingDown()
         entry = self._entries[self._names.exact(name).id]
         loading = entry.status is Status.LOADING and not entry.leaving
         if entry.status is Status.READY or loading or entry.asked or entry.transient:
             raise InvalidRequest("model is already running", "model")
         entry.asked = True
-        self._turns.enqueue(entry)
+        self._scheduler.enqueue(entry)
         if wait:
-            (await self._turns.wait(entry)).release()
+            (await self._scheduler.wait(entry)).release()
 
     def pin(self, name: str, *, pinned: bool) -> None:
         """Pin or unpin a model until the server ends, overriding the settings. Raises `ModelNotFound`."""
         self._entries[self._names.exact(name).id].pin = pinned
-        self._turns.advance()  # somebody may have waited for its place
+        self._scheduler.advance()  # somebody may have waited for its place
 
     async def unload(self, name: str, *, wait: bool = False) -> None:
         """Free a model by id or alias: no new leases, ``stop_timeout_s`` for existing ones, then their requests end.
@@ -260,14 +247,14 @@ class Pool:
         unload.
         """
         entry = self._entries[self._names.exact(name).id]
-        queued = self._turns.queue.pop(entry.id, None) is not None
+        queued = self._scheduler.queue.pop(entry.id, None) is not None
         if entry.status in (Status.UNLOADED, Status.FAILED) and not queued:
             raise InvalidRequest("model is not running", "model")
         if queued:
             entry.starting = False
         entry.refuse(lambda: Unavailable(f"model '{entry.id}' was unloaded while this request waited for it"))
         self._begin_unload(entry, self.limits.stop_timeout_s)
-        self._turns.advance()
+        self._scheduler.advance()
         if wait:
             await self._settled([entry])
 
@@ -279,11 +266,11 @@ class Pool:
         elif entry.load is not None:
             entry.load.cancel()
         elif entry.status is Status.READY:
-            self._turns.drain(entry, Status.UNLOADED, grace_s)
+            self._scheduler.drain(entry, Status.UNLOADED, grace_s)
         elif entry.status is Status.DRAINING:
             entry.after_drain = Status.UNLOADED
         elif entry.status is Status.SLEEPING:
-            self._lifecycle.forget(entry)
+            self._scheduler.forget(entry)
 
     # ---- which models there are
 
@@ -300,16 +287,16 @@ class Pool:
         if not self._may_download:
             raise NotSupported("This server does not serve the models of its cache. Start it with `--models-cache`")
         self._check_new(name)
-        await self._beside(self._fetcher.check, name, lambda: not self._turns.stopped)
+        await asyncio.to_thread(self._fetcher.check, name, lambda: not self._scheduler.stopped)
         self._check_new(name)  # another request may have been quicker
         spec = ModelSpec(name, NOT_HERE, remote=RemoteFiles(hf=name, asked=True), origin="cache", source="POST /models")
         entry = Entry(spec, self._clock(), transient=True)
         self._entries[name] = entry
         self._rename()
-        self._turns.fetch(entry, self._downloaded)
+        self._scheduler.fetch(entry, self._downloaded)
 
     def _check_new(self, name: str) -> None:
-        if self._turns.stopped:
+        if self._scheduler.stopped:
             raise ShuttingDown()
         known = self._names.find(name)
         if known is not None and not (known.origin == "cache" and name in known.aliases):
@@ -323,7 +310,7 @@ class Pool:
 
     async def _look_again(self) -> None:
         """Reload the list of cached models, and what repository names mean."""
-        if not self._turns.stopped:
+        if not self._scheduler.stopped:
             try:
                 await self.reload()
             except ConfigError as error:
@@ -343,19 +330,19 @@ class Pool:
         several = sorted(each for each in self._entries if each.startswith(f"{repository}:"))
         if entry.id != repository and len(several) > 1:
             raise InvalidRequest(f"model: '{name}' may be one of several: {', '.join(several)}", "model")
-        while entry.status not in (Status.UNLOADED, Status.FAILED) or entry.id in self._turns.queue:
-            if self._turns.stopped:
+        while entry.status not in (Status.UNLOADED, Status.FAILED) or entry.id in self._scheduler.queue:
+            if self._scheduler.stopped:
                 raise ShuttingDown
             await self.unload(entry.id, wait=True)  # again where somebody has asked for it meanwhile
         self._drop(entry)  # so that nobody loads it meanwhile
-        await self._beside(self._fetcher.remove, entry.id)
+        await asyncio.to_thread(self._fetcher.remove, entry.id)
         self._fan_out.publish(ModelRemoved(entry.id))
         await self._look_again()
 
     def _drop(self, entry: Entry) -> None:
         if self._entries.get(entry.id) is entry:
             del self._entries[entry.id]
-            self._turns.queue.pop(entry.id, None)
+            self._scheduler.queue.pop(entry.id, None)
             self._rename()
         entry.refuse(lambda: Unavailable(f"model '{entry.id}' is no longer there"))
 
@@ -372,19 +359,19 @@ class Pool:
         if self._reread is None:
             return
         async with self._reloading:
-            found = await self._beside(self._reread) if configured is None else configured
+            found = await asyncio.to_thread(self._reread) if configured is None else configured
             specs = {spec.id: spec for spec in found}
             Names(list(specs.values()))
             stale = [entry for entry in self._entries.values() if _is_stale(entry, specs.get(entry.id))]
             while busy := [entry for entry in stale if entry.status is Status.READY or entry.under_way]:
                 for entry in busy:
-                    self._turns.queue.pop(entry.id, None)
+                    self._scheduler.queue.pop(entry.id, None)
                     self._begin_unload(entry, self.limits.stop_timeout_s)
                 await self._settled(busy)
-            if self._turns.stopped:
+            if self._scheduler.stopped:
                 return
             for entry in stale:
-                self._turns.queue.pop(entry.id, None)
+                self._scheduler.queue.pop(entry.id, None)
                 entry.refuse(partial(Unavailable, f"model '{entry.id}' was configured again"))
             kept = {entry.id: entry for entry in self._entries.values() if entry not in stale}
             self._entries.clear()
@@ -395,11 +382,7 @@ class Pool:
             self._entries.update(kept)  # those that are being downloaded
             self._rename()
         self._fan_out.publish(ModelsReloaded())
-        self._turns.advance()
-
-    async def _beside(self, work: Callable[..., T], *arguments: object) -> T:
-        """Run `work` in a thread that loads do not need."""
-        return await asyncio.to_thread(work, *arguments)
+        self._scheduler.advance()
 
     # ---- start and end
 
@@ -407,18 +390,18 @@ class Pool:
         """Begin the loads of ``load: startup`` models, and to keep time. Returns at once; a second call is harmless."""
         if self._keeper is not None:
             return
-        self._keeper = asyncio.create_task(self._turns.keep(), name="pool: keeper")
+        self._keeper = asyncio.create_task(self._scheduler.keep(), name="pool: keeper")
         self._keeper.add_done_callback(log_failure)
         for entry in self._entries.values():
             if entry.spec.load == "startup" and not entry.wanted:
                 entry.asked = entry.starting = True
-                self._turns.enqueue(entry)
+                self._scheduler.enqueue(entry)
 
     def tick(self) -> float | None:
         """Do what is due by the clock; return the seconds until the next tick, None = after the next change. Called by
         the pool after `start`, and by tests with their own clock.
         """
-        return self._turns.tick()
+        return self._scheduler.tick()
 
     async def settled(self) -> None:
         """Wait until no load and no drain is under way."""
@@ -433,29 +416,22 @@ class Pool:
 
         Loads under way are cancelled and waited for; subscriptions end. A later call waits for the first.
         """
-        if not self._turns.stopped:
-            self._turns.stopped = True
-            self._turns.queue.clear()
+        if not self._scheduler.stopped:
+            self._scheduler.stopped = True
+            self._scheduler.queue.clear()
             grace_s = self.limits.stop_timeout_s if drain_s is None else drain_s
             for entry in self._entries.values():
                 entry.refuse(ShuttingDown)
-                entry.hurry(grace_s, self.limits.abandon_s, self.limits.end_s)
+                entry.hurry((grace_s, self.limits.end_s, self.limits.abandon_s))
                 self._begin_unload(entry, grace_s)
-        self._lifecycle.stop()
+        self._loaders.stop()
         await self.settled()
-        await self._lifecycle.close()
+        await self._scheduler.close()
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.wait([self._keeper])
         self._threads.shutdown(wait=False)
         self._fan_out.close()
-
-    def check_integrity(self) -> None:
-        """Prove that leases, waiters, the queue and the states agree; raises AssertionError."""
-        check_integrity(list(self._entries.values()), self._turns.queue, self.limits.models_max)
-        taken = self._turns.taken()
-        for device, limit in self._turns.budget.items():
-            assert taken.get(device, 0) <= limit, f"{taken[device]} bytes of {device} are promised, {limit} there are"
 
 
 def _is_stale(entry: Entry, spec: ModelSpec | None) -> bool:

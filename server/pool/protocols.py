@@ -164,5 +164,5 @@ class Loader(Protocol):
     def vocabulary(self, spec: ModelSpec) -> Vocabulary:
         """Read the vocabulary without the weights. Raises `server.errors.ModelFailed`."""
 
-    def media(self, spec: ModelSpec) -> frozenset[BitmapKind]:
+    def media_kinds(self, spec: ModelSpec) -> frozenset[BitmapKind]:
         """Return the media that its projector supports, quickly; nothing if unreadable."""

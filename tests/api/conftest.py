@@ -29,6 +29,7 @@ from server.routes.health import is_pending
 from server.settings import Settings
 from server.structured.grammar.sandbox import Sandbox
 from tests.support.fakes import FakeLoader
+from tests.support.pool_integrity import check_pool
 
 TIMEOUT_S = 100.0
 MODELS: Mapping[str, Any] = {"demo": {"path": "demo.gguf", "aliases": ["gpt-4o-mini"], "load": "startup"}}
@@ -122,7 +123,7 @@ async def check_nothing_leaked(api: Api) -> None:
             for engine in (state.loaded.generator, state.loaded.embedding):
                 if engine is not None:
                     engine.check_integrity()
-    api.pool.check_integrity()
+    check_pool(api.pool)
 
 
 async def idle(engine: Busy) -> None:

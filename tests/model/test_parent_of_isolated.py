@@ -29,7 +29,7 @@ def test_the_native_side_of_the_servers_process_does_not_look_at_a_devices_memor
         monkeypatch.setattr(devices, name, refused)
     here, spec = open_loader(), ModelSpec("demo", ROOT / "models" / "demo.gguf", native=native)
     assert here.describe(spec).n_vocab
-    assert not here.media(spec)
+    assert not here.media_kinds(spec)
     here.uses_devices(spec)
     vocabulary = here.vocabulary(spec)
     assert vocabulary.vocab.tokenize("Hi", add_special=False, parse_special=False)

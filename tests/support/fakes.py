@@ -632,7 +632,7 @@ class FakeLoader(Measures):
             raise ModelFailed(spec.id, self.failing[spec.id])
         return FakeWeights(spec, self.make, media=self.kinds).info
 
-    def media(self, spec: ModelSpec) -> frozenset[BitmapKind]:
+    def media_kinds(self, spec: ModelSpec) -> frozenset[BitmapKind]:
         return self.kinds
 
     def load(self, spec: ModelSpec, progress: Callable[[float], bool]) -> FakeWeights:

@@ -185,48 +185,34 @@ class Opened:
     description: Description
     n_bytes: int  # of the content
 
-    def read_text(self, n_vocab: int, adapter_set: AdapterSet) -> SlotState:
-        """Read without the bytes of states. The text may be corrupt, which `read` detects.
+    def read(self, n_vocab: int, adapter_set: AdapterSet, *, states: bool = True) -> SlotState:
+        """Read what was computed under `adapter_set`; the state as llama_state_seq_get_data gives it. Without `states`
+        only the tokens are read, which may be corrupt.
 
-        Raises `InvalidRequest` when it can't be one of this model.
+        Raises `InvalidRequest` unless every byte is what was written, or the tokens cannot be of this model.
         """
+        found = self.description
         self.file.seek(0)
-        _, _, n_words = _HEAD.unpack(self.file.read(_HEAD.size))
-        words = self.file.read(4 * min(n_words, (self.n_bytes - _HEAD.size) // 4))
-        return self._state(words, b"", [b""] * len(self.description.checkpoints), n_vocab, adapter_set)
-
-    def read(self, n_vocab: int, adapter_set: AdapterSet) -> SlotState:
-        """All of it, computed under `tuning`; the state as llama_state_seq_get_data gives it.
-
-        Raises `InvalidRequest` unless every byte is what was written.
-        """
-        self.file.seek(0)
-        content = _blake2b()
         head = self.file.read(_HEAD.size)
         magic, version, n_words = _HEAD.unpack(head)
-        n_words = min(n_words, (self.n_bytes - len(head)) // 4)
-        words = self.file.read(4 * n_words)
-        sizes = [size for _, size in self.description.checkpoints]
-        n_state = self.n_bytes - len(head) - len(words) - sum(sizes)
-        if n_state < 0:
-            raise InvalidRequest("it is damaged: its checkpoints are larger than it is")
-        state = _read(self.file, n_state, DATA_PREFIX + bytes(4))
-        states = [_read(self.file, size) for size in sizes]
-        parts: list[bytes | memoryview] = [head, words, memoryview(state)[_PREFIX_BYTES:], *states]
-        for part in parts:
-            content.update(part)
-        if content.hexdigest() != self.description.blake2b:
-            raise InvalidRequest("it is damaged: its content is not what was saved")
-        if (magic, version) != (STATE_MAGIC, STATE_VERSION):
-            raise InvalidRequest(f"its state has the version {version}, this llama.cpp reads {STATE_VERSION}")
-        return self._state(words, state, states, n_vocab, adapter_set)
-
-    def _state(
-        self, words: bytes, state: bytes, states: list[bytes], n_vocab: int, adapter_set: AdapterSet
-    ) -> SlotState:
-        found = self.description
+        words = self.file.read(4 * min(n_words, (self.n_bytes - len(head)) // 4))
+        state, parts = b"", [b""] * len(found.checkpoints)
+        if states:
+            n_state = self.n_bytes - len(head) - len(words) - sum(size for _, size in found.checkpoints)
+            if n_state < 0:
+                raise InvalidRequest("it is damaged: its checkpoints are larger than it is")
+            state = _read(self.file, n_state, DATA_PREFIX + bytes(4))
+            parts = [_read(self.file, size) for _, size in found.checkpoints]
+            content = _blake2b()
+            every: list[bytes | memoryview] = [head, words, memoryview(state)[_PREFIX_BYTES:], *parts]
+            for part in every:
+                content.update(part)
+            if content.hexdigest() != found.blake2b:
+                raise InvalidRequest("it is damaged: its content is not what was saved")
+            if (magic, version) != (STATE_MAGIC, STATE_VERSION):
+                raise InvalidRequest(f"its state has the version {version}, this llama.cpp reads {STATE_VERSION}")
         tokens, media = _text(words, found.n_tokens, n_vocab)
-        checkpoints = tuple(Checkpoint(n, part) for (n, _), part in zip(found.checkpoints, states, strict=True))
+        checkpoints = tuple(Checkpoint(n, part) for (n, _), part in zip(found.checkpoints, parts, strict=True))
         n_exact = NEVER if found.n_exact is None else found.n_exact
         return SlotState(tokens, state, adapter_set, n_exact, checkpoints, media)
 
@@ -238,13 +224,11 @@ def open_saved(file: BinaryIO, size: int, secret: bytes = b"") -> Opened:
     """
     if size < _HEAD.size or struct.unpack("<I", file.read(4))[0] != STATE_MAGIC:
         raise InvalidRequest("it is no saved slot")
-    end_bytes = _FOOT.size + _DIGEST_BYTES
-    file.seek(max(size - end_bytes, 0))
-    end = file.read(end_bytes)
-    if len(end) < end_bytes or not end.startswith(_MAGIC):
+    end = _end(file, size)
+    if not end:
         raise InvalidRequest("it is truncated: Llamapool's part at its end is missing")
     _, version, n_text, n_content = _FOOT.unpack_from(end)
-    if n_text > MAX_DESCRIPTION_BYTES or n_content < _HEAD.size or n_content + n_text + end_bytes != size:
+    if n_text > MAX_DESCRIPTION_BYTES or n_content < _HEAD.size or n_content + n_text + len(end) != size:
         raise InvalidRequest(f"it is truncated or damaged: it has {size} bytes")
     file.seek(n_content)
     text = file.read(n_text)
@@ -288,7 +272,8 @@ def read_foreign(file: BinaryIO, size: int, n_vocab: int) -> tuple[SavedTokens, 
     magic, version, n_words = _HEAD.unpack(file.read(_HEAD.size))
     words = file.read(4 * min(n_words, (size - _HEAD.size) // 4))
     packed = words[:4] == _PACKS
-    described = _description_bytes(file, size)
+    end = _end(file, size)
+    described = _FOOT.unpack_from(end)[2] + len(end) if end else 0  # bytes of our part, which others may have changed
     if magic != STATE_MAGIC or (packed and described):
         return None
     if version != STATE_VERSION:
@@ -317,15 +302,12 @@ def _read(file: BinaryIO, n: int, prefix: bytes = b"") -> bytes:
     return made
 
 
-def _description_bytes(file: BinaryIO, size: int) -> int:
-    """Bytes at the end that `encode` wrote; 0 where it did not. Somebody may have changed what stands before them."""
+def _end(file: BinaryIO, size: int) -> bytes:
+    """Return the numbers and the hash at the end that `encode` wrote; b"" where it did not."""
     end_bytes = _FOOT.size + _DIGEST_BYTES
     file.seek(max(size - end_bytes, 0))
     end = file.read(end_bytes)
-    if len(end) < end_bytes or not end.startswith(_MAGIC):
-        return 0
-    _, _, n_text, _ = _FOOT.unpack_from(end)
-    return int(n_text) + end_bytes
+    return end if len(end) == end_bytes and end.startswith(_MAGIC) else b""
 
 
 def _words(tokens: list[int], media: Spans) -> bytes:

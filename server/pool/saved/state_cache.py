@@ -134,7 +134,7 @@ class StateFolder:
                 adapter_set = self._adapter_set(found.description)
                 if adapter_set is None:
                     return None
-                saved = found.read_text(self._model.vocab.n_tokens, adapter_set)
+                saved = found.read(self._model.vocab.n_tokens, adapter_set, states=False)
         except LlamapoolError as error:
             log.warning("%s/%s is %s: %s", self._where, name, "left" if self._shared else "removed", error)
             if not self._shared:  # else another may be able to use it

@@ -9,9 +9,10 @@ return events::
       grammar: checks grammars, reports errors        grammar: compiles the same constraints again
       IsolatedEngine, IsolatedEmbedder   ◀──────▶     Engine, EmbeddingEngine
       IsolatedReader (media)                          the projector
-      WorkerSupervisor > WorkerProcess   ◀──────▶     Worker, Served
+      WorkerSupervisor > WorkerProcess   ◀──────▶     Worker
 
-- `messages` defines what is sent and how. Each step sends one message with the events of all slots.
+- `loaders` chooses between the server's own loader and a process. `messages` defines what is sent and how. Each step
+  sends one message with the events of all slots.
 - The worker sends its status (counters, slots, heartbeats) with the end of requests, at most every 50 ms while it is
   busy, and every two seconds otherwise. So nothing in the server waits for a model to report its state.
 - When a process ends, requests without any event are retried once; all others end with an error. `parent` restarts it

@@ -28,7 +28,7 @@ from server.errors import CONTAINED
 from server.media.bitmap import Bitmap
 from server.pool.block_events import ReportingEngine
 from server.pool.loading import Factories, Load, assemble
-from server.pool.memory import Fit, Footprint, Memory
+from server.pool.memory import Fit
 from server.pool.model import LoadedModel
 from server.pool.protocols import Loader, ModelInfo
 from server.pool.spec import ModelSpec
@@ -37,6 +37,7 @@ from server.pool.worker.messages import (
     Buffers,
     Decoder,
     EmbedderFacts,
+    Encoded,
     Encoder,
     Endpoint,
     EngineStatus,
@@ -102,132 +103,6 @@ def _exit(status: int = 0) -> None:
     os._exit(status)
 
 
-class Worker:
-    """The worker's main object, used on the event loop unless stated otherwise."""
-
-    def __init__(self, ends: Sequence[socket.socket], lost: Callable[[], None] = _exit) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._threads = ThreadPoolExecutor(8, "model")
-        self._grammars = ThreadPoolExecutor(1, "grammar")
-        self._loader: Loader | None = None
-        self.served: Served | None = None
-        self.functions: dict[str, Callable[..., Any]] = {
-            "start": self._start,
-            "fit": self._fit,
-            "least": self._least,
-            "memory": self._memory,
-            "load": self._load,
-            "submit_encoded": self._decode_request,
-        }
-        self.endpoint = Endpoint(
-            ends,
-            lambda message: Encoder().encode(message),
-            self._decode,
-            lambda _: None,
-            self.functions,
-            lost,
-            self._invalid,
-        )
-
-    def _decode(self, body: bytes, buffers: Buffers = ()) -> Any:
-        return Decoder(body, buffers, resolve=self._resolve).load()
-
-    def _resolve(self, kind: str, name: Any) -> object:
-        """Return the local object for a reference. Thread-safe."""
-        if kind == "bitmap":
-            bitmap, number = name
-            return replace(bitmap, again=RemoteBitmap(number, self._fetch_pixels, self._release_bitmap))
-        assert self.served is not None
-        return self.served.resolve(kind, name)
-
-    def _invalid(self, error: Exception) -> None:
-        log.error("a message of the server could not be processed", exc_info=error)
-        self.fail(f"{type(error).__name__}: {error}")
-
-    def fail(self, reason: str) -> None:
-        """Report `reason` and exit."""
-        self.endpoint.notify("failing", reason)
-        self._loop.call_later(1.0, _exit, EXIT_FAILED)
-
-    async def send_heartbeats(self) -> NoReturn:
-        """Send the status, or the effort of a load, periodically."""
-        while True:
-            served = self.served
-            if served is not None:
-                served.outlet.send_status()
-                if reason := served.model.failure:
-                    self.fail(f"a step thread has failed: {reason}")
-            else:
-                self.endpoint.notify("loading", load_effort())
-            await asyncio.sleep(BUSY_HEARTBEAT_S if served is None or served.busy else IDLE_HEARTBEAT_S)
-
-    async def in_thread(self, work: Callable[[], T]) -> T:
-        """Run blocking work in a thread."""
-        return await self._loop.run_in_executor(self._threads, work)
-
-    def _start(self, make_loader: Callable[[], Loader], levels: Mapping[str, int]) -> None:
-        logging.getLogger().handlers = [_ServerHandler(self.endpoint)]
-        for name, level in levels.items():
-            logging.getLogger(name).setLevel(level)
-        self._loader = make_loader()
-
-    def _decode_request(self, number: int, body: bytes) -> None:
-        """Decode a request with a grammar in a thread, because the grammar is compiled."""
-        served = self.served
-        assert served is not None
-
-        def done(decoding: "asyncio.Future[Request]") -> None:
-            error = decoding.exception()
-            if error is None:
-                served.decoded(number, decoding.result())
-            else:
-                served.refuse(number, error)
-
-        served.decoding.add(number)
-        self._loop.run_in_executor(self._grammars, self._decode, body).add_done_callback(done)
-
-    # ---- bitmaps of the server
-
-    def _fetch_pixels(self, number: int) -> bytes:
-        pixels: bytes = asyncio.run_coroutine_threadsafe(self.endpoint.call("pixels", number), self._loop).result()
-        return pixels
-
-    def _release_bitmap(self, number: int) -> None:
-        self.endpoint.notify("release_bitmap", number)
-
-    # ---- loading
-
-    @property
-    def loader(self) -> Loader:
-        """The loader of this process; after `_start`."""
-        assert self._loader is not None
-        return self._loader
-
-    async def _fit(self, spec: ModelSpec, granted: Mapping[str, int]) -> Fit:
-        return await self.in_thread(lambda: self.loader.fit(spec, granted))
-
-    async def _least(self, spec: ModelSpec) -> Footprint:
-        return dict(await self.in_thread(lambda: self.loader.least(spec)))
-
-    async def _memory(self) -> dict[str, Memory]:
-        return dict(await self.in_thread(self.loader.memory))
-
-    async def _load(self, spec: ModelSpec) -> LoadedFacts:
-        load = Load(
-            *(spec, self.loader, _no_template, partial(self.endpoint.notify, "progress")),
-            *(self._loop.time, Factories().grammar, lambda: not (self.served and self.served.model.busy)),
-        )
-        load.take(Fit(spec))
-        parts = await self.in_thread(load.run)
-        outlet = _Outlet(self.endpoint, self._loop)
-        factories = Factories(engine=partial(ReportingEngine, outlet=outlet.post), template=_no_template)
-        model = await assemble(load, parts, factories, self.in_thread)
-        self.served = Served(self, model, outlet)
-        self.functions.update(self.served.functions())
-        gc.freeze()  # it lives as long as the process: full passes over it would delay steps
-        return self.served.facts()
-
-
 @dataclass(frozen=True, slots=True)
 class _Sink:
     """Sends the events of request `number` that belong to no step."""
@@ -244,11 +119,16 @@ class _Outlet:
     wait while the server does not read. Thread-safe.
     """
 
-    def __init__(self, endpoint: Endpoint, loop: asyncio.AbstractEventLoop) -> None:
-        self._endpoint, self._loop = endpoint, loop
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        loop: asyncio.AbstractEventLoop,
+        status: Callable[[], Sequence[EngineStatus | None]],
+        clean: Callable[[], None],
+    ) -> None:
+        """`clean` is called on the loop after a request has ended."""
+        self._endpoint, self._loop, self._status, self._clean = endpoint, loop, status, clean
         self._lock = threading.Lock()
-        self.status: Callable[[], Sequence[EngineStatus | None]] = lambda: (None, None)
-        self.clean: Callable[[], None] = lambda: None  # called on the loop after a request has ended
         self._status_at = 0.0
 
     def post(self, batch: list[tuple[Ticket, list[Event]]], over: bool) -> None:
@@ -261,73 +141,55 @@ class _Outlet:
             self.send_status()
         self._endpoint.send_events(batch)
         if over:
-            self._loop.call_soon_threadsafe(self.clean)
+            self._loop.call_soon_threadsafe(self._clean)
 
     def send_status(self) -> None:
         """Send the engines' status. Locked, so that an older one is never sent after a newer one."""
         with self._lock:
             self._status_at = time.monotonic()
-            self._endpoint.notify_now("status", *self.status())
+            self._endpoint.notify_now("status", *self._status())
 
 
-class Served:
-    """The loaded model of a worker process."""
+class Worker(Endpoint):
+    """The worker's main object, used on the event loop unless stated otherwise. ``model``: after the load."""
 
-    def __init__(self, worker: Worker, model: LoadedModel, outlet: _Outlet) -> None:
-        self._worker, self.model, self.outlet = worker, model, outlet
-        outlet.status, outlet.clean = self._status, self._clean
-        self._loop = asyncio.get_running_loop()
-        assert model.generator is None or isinstance(model.generator, ReportingEngine)
-        assert model.embedding is None or isinstance(model.embedding, EmbeddingEngine)
-        self._generator, self._embedder = model.generator, model.embedding
+    def __init__(self, ends: Sequence[socket.socket], lost: Callable[[], None] = _exit) -> None:
+        self._exit = lost
+        self._threads = ThreadPoolExecutor(8, "model")
+        self._grammars = ThreadPoolExecutor(1, "grammar")
+        self._loader: Loader | None = None
+        self.model: LoadedModel | None = None
+        self._generator: ReportingEngine | None = None
+        self._embedder: EmbeddingEngine | None = None
         self.tickets: dict[int, Ticket] = {}
         self.decoding: set[int] = set()  # requests
         self.switches: dict[int, ReasoningSwitch] = {}
-        self.n_begun = 0
-        self._n_jobs = 0
         self._numbers: dict[int, tuple[int, Request]] = {}  # by the request's identity
         self._status_when_idle: asyncio.Task[None] | None = None
         self._views: asyncio.Task[None] | None = None
         self._preparing: dict[str, Any] = {}
         self._chunks: HandleTable[MediaChunk] = HandleTable()
+        super().__init__(ends, {"start": self._start, "loader": self._ask_loader, "load": self._load})
+        self.outlet = _Outlet(self, self._loop, self._status, self._clean)
 
-    def functions(self) -> dict[str, Callable[..., Any]]:
-        """Return what the server may call."""
-        found: dict[str, Callable[..., Any]] = {"preparing": self._prepare, "close": self._close}
-        if (generator := self._generator) is not None:
-            found |= {
-                "submit": self.submit,
-                "cancel": self._cancel,
-                "end_reasoning": self._end_reasoning,
-                "watch": self._watch,
-                "set_adapter_scales": generator.set_adapter_scales,
-                "limit_caches": generator.limit_caches,
-                "save_slot": generator.save_slot,
-                "restore_slot": generator.restore_slot,
-                "erase_slot": generator.erase_slot,
-                "reset_cache": generator.reset_cache,
-                "block_changes": generator.block_changes,
-            }
-        if self._embedder is not None:
-            found["embed"] = self._embed
-        if self.model.media is not None:
-            found |= {"tokenize": self._tokenize, "count": self._count, "release_chunk": self._chunks.release}
-        return found
+    def _encode(self, message: object) -> Encoded:
+        return Encoder().encode(message)
 
-    def facts(self) -> LoadedFacts:
-        """Return the model's constants."""
-        generator, embedder, reader = self._generator, self._embedder, self.model.media
-        generates = embeds = reads = None
-        if generator is not None:
-            generates = GeneratorFacts(generator.bounds, generator.n_slots_each, generator.adapters)
-        if embedder is not None:
-            embeds = EmbedderFacts(embedder.info, embedder.n_slots, embedder.takes_media)
-        if reader is not None:
-            reads = ReaderFacts(reader.kinds, reader.marker, reader.sample_rate, reader.fingerprint)
-        return LoadedFacts(self.model.info, dict(self.model.weights.footprint()), generates, embeds, reads)
+    def _decode(self, body: bytes, buffers: Buffers = ()) -> Any:
+        return Decoder(body, buffers, resolve=self._resolve).load()
 
-    def resolve(self, kind: str, name: Any) -> object:
+    def _receive(self, events: dict[int, list[Event]]) -> None:
+        raise AssertionError("the server sends no events")
+
+    def _lost(self) -> None:
+        self._exit()
+
+    def _resolve(self, kind: str, name: Any) -> object:
         """Return the local object for a reference. Thread-safe."""
+        if kind == "bitmap":
+            bitmap, number = name
+            return replace(bitmap, again=RemoteBitmap(number, self._fetch_pixels, self._release_bitmap))
+        assert self.model is not None
         match kind:
             case "vocab":
                 return self.model.vocab
@@ -339,33 +201,132 @@ class Served:
                 return self.switches.setdefault(name, ReasoningSwitch())
         raise AssertionError(kind)
 
+    def _invalid(self, error: Exception) -> None:
+        log.error("a message of the server could not be processed", exc_info=error)
+        self.fail(f"{type(error).__name__}: {error}")
+
+    def fail(self, reason: str) -> None:
+        """Report `reason` and exit."""
+        self.notify("failing", reason)
+        self._loop.call_later(1.0, _exit, EXIT_FAILED)
+
+    async def send_heartbeats(self) -> NoReturn:
+        """Send the status, or the effort of a load, periodically."""
+        while True:
+            if self.model is not None:
+                self.outlet.send_status()
+                if reason := self.model.failure:
+                    self.fail(f"a step thread has failed: {reason}")
+            else:
+                self.notify("loading", load_effort())
+            await asyncio.sleep(BUSY_HEARTBEAT_S if self.model is None or self.busy else IDLE_HEARTBEAT_S)
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """Run blocking work in a thread."""
+        return await self._loop.run_in_executor(self._threads, work)
+
+    # ---- bitmaps of the server
+
+    def _fetch_pixels(self, number: int) -> bytes:
+        pixels: bytes = asyncio.run_coroutine_threadsafe(self.call("pixels", number), self._loop).result()
+        return pixels
+
+    def _release_bitmap(self, number: int) -> None:
+        self.notify("release_bitmap", number)
+
+    # ---- loading
+
+    def _start(self, make_loader: Callable[[], Loader], levels: Mapping[str, int]) -> None:
+        logging.getLogger().handlers = [_ServerHandler(self)]
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
+        self._loader = make_loader()
+
+    @property
+    def loader(self) -> Loader:
+        """The loader of this process; after `_start`."""
+        assert self._loader is not None
+        return self._loader
+
+    async def _ask_loader(self, method: str, *arguments: Any) -> Any:
+        """Call a method of `Loader` besides ``load``."""
+        return await self.in_thread(lambda: getattr(self.loader, method)(*arguments))
+
+    async def _load(self, spec: ModelSpec) -> LoadedFacts:
+        load = Load(
+            *(spec, self.loader, _no_template, partial(self.notify, "progress")),
+            *(self._loop.time, Factories().grammar, lambda: not (self.model and self.model.busy)),
+            chosen=Fit(spec),
+        )
+        parts = await self.in_thread(load.run)
+        factories = Factories(engine=partial(ReportingEngine, outlet=self.outlet.post), template=_no_template)
+        self.model = model = await assemble(load, parts, factories, self.in_thread)
+        generator, embedder, reader = model.generator, model.embedding, model.media
+        generates = embeds = reads = None
+        self.functions |= {"preparing": self._prepare, "close": self._close}
+        if generator is not None:
+            assert isinstance(generator, ReportingEngine)
+            self._generator = generator
+            generates = GeneratorFacts(generator.bounds, generator.n_slots_each, generator.adapters)
+            self.functions |= {
+                "submit": self.submit,
+                "submit_encoded": self._decode_request,
+                "cancel": self._cancel,
+                "end_reasoning": self._end_reasoning,
+                "watch": self._watch,
+                "set_adapter_scales": generator.set_adapter_scales,
+                "limit_caches": generator.limit_caches,
+                "save_slot": generator.save_slot,
+                "restore_slot": generator.restore_slot,
+                "erase_slot": generator.erase_slot,
+                "reset_cache": generator.reset_cache,
+                "block_changes": generator.block_changes,
+            }
+        if embedder is not None:
+            assert isinstance(embedder, EmbeddingEngine)
+            self._embedder = embedder
+            embeds = EmbedderFacts(embedder.info, embedder.n_slots, embedder.takes_media)
+            self.functions["embed"] = self._embed
+        if reader is not None:
+            reads = ReaderFacts(reader.kinds, reader.marker, reader.sample_rate, reader.fingerprint)
+            self.functions |= {"tokenize": self._tokenize, "count": self._count, "release_chunk": self._chunks.release}
+        gc.freeze()  # it lives as long as the process: full passes over it would delay steps
+        return LoadedFacts(model.info, dict(model.weights.footprint()), generates, embeds, reads)
+
     @property
     def busy(self) -> bool:
         """Whether any request waits or runs."""
-        return self.model.busy or bool(self.decoding)
+        return (self.model is not None and self.model.busy) or bool(self.decoding)
 
     # ---- requests
 
-    def decoded(self, number: int, request: Request) -> None:
-        """Submit a decoded request unless it was cancelled meanwhile."""
-        if number in self.decoding:
-            self.submit(number, request)
-        else:
-            self.switches.pop(number, None)
+    def _decode_request(self, number: int, body: bytes) -> None:
+        """Decode a request with a grammar in a thread, because the grammar is compiled. Then submit it, unless it was
+        cancelled meanwhile."""
 
-    def refuse(self, number: int, error: BaseException) -> None:
+        def done(decoding: "asyncio.Future[Request]") -> None:
+            error = decoding.exception()
+            if error is not None:
+                self._refuse(number, error)
+            elif number in self.decoding:
+                self.submit(number, decoding.result())
+            else:
+                self.switches.pop(number, None)
+
+        self.decoding.add(number)
+        self._loop.run_in_executor(self._grammars, self._decode, body).add_done_callback(done)
+
+    def _refuse(self, number: int, error: BaseException) -> None:
         """Fail a request that could not be decoded or was cancelled before."""
         self.switches.pop(number, None)
         if number in self.decoding:
             self.decoding.discard(number)
-            self.n_begun += 1
             self.outlet.send([(number, [Failed(portable(error))])], over=True)
 
     def submit(self, number: int, request: Request) -> None:
         """Submit a request to the engine; what it raises becomes the request's last event."""
         assert self._generator is not None
         self.decoding.discard(number)
-        self.n_begun += 1
         self._numbers[id(request)] = number, request
         try:
             self.tickets[number] = self._generator.submit(request, _Sink(number, self.outlet))
@@ -382,7 +343,7 @@ class Served:
         if ticket is not None:
             self._generator.cancel(ticket)
         elif number in self.decoding:
-            self.refuse(number, asyncio.CancelledError())
+            self._refuse(number, asyncio.CancelledError())
 
     def _end_reasoning(self, number: int) -> None:
         if number in self.tickets or number in self.decoding:  # otherwise it has ended
@@ -420,11 +381,11 @@ class Served:
             requests = tuple(self._numbers.get(id(slot.request), (-1,))[0] for slot in slots)
             bare = tuple(replace(slot, request=None) for slot in slots)
             busy = generator.busy or bool(self.decoding)
-            generates = EngineStatus(self.n_begun, busy, generator.heartbeats, generator.stats, bare, requests)
+            generates = EngineStatus(busy, generator.heartbeats, generator.stats, bare, requests)
         if embedder is not None:
             inputs = tuple(embedder.slots())
             none = (-1,) * len(inputs)
-            embeds = EngineStatus(self._n_jobs, embedder.busy, embedder.heartbeats, embedder.stats, inputs, none)
+            embeds = EngineStatus(embedder.busy, embedder.heartbeats, embedder.stats, inputs, none)
         return generates, embeds
 
     def _watch(self, wanted: bool) -> None:
@@ -438,7 +399,7 @@ class Served:
 
     async def _send_views(self, engine: ReportingEngine) -> None:
         while True:
-            self._worker.endpoint.notify("views", engine.views(), engine.ended(), engine.cached_states())
+            self.notify("views", engine.views(), engine.ended(), engine.cached_states())
             await asyncio.sleep(VIEWS_INTERVAL_S)
 
     # ---- other calls
@@ -461,7 +422,6 @@ class Served:
 
     async def _embed(self, inputs: Sequence[Sequence[int] | MediaPrompt]) -> list[Array]:
         assert self._embedder is not None
-        self._n_jobs += 1
         try:
             vectors = await self._embedder.submit(inputs)
         finally:
@@ -472,9 +432,10 @@ class Served:
         self, parts: Sequence[str | Bitmap], add_special: bool, parse_special: bool
     ) -> tuple[list[int], list[tuple[MediaSpan, int, bytes, bool]]]:
         """Return the prompt's tokens, and for each medium its span, and its chunk's number, key and causality."""
+        assert self.model is not None
         reader = self.model.media
         assert reader is not None
-        prompt = await self._worker.in_thread(
+        prompt = await self.in_thread(
             partial(reader.tokenize, parts, add_special=add_special, parse_special=parse_special)
         )
         spans: list[tuple[MediaSpan, int, bytes, bool]] = []
@@ -484,11 +445,10 @@ class Served:
         return prompt.tokens, spans
 
     async def _count(self, parts: Sequence[str | Bitmap], add_special: bool, parse_special: bool) -> int:
+        assert self.model is not None
         reader = self.model.media
         assert reader is not None
-        return await self._worker.in_thread(
-            partial(reader.count, parts, add_special=add_special, parse_special=parse_special)
-        )
+        return await self.in_thread(partial(reader.count, parts, add_special=add_special, parse_special=parse_special))
 
 
 def load_effort() -> tuple[int, ...]:

@@ -21,6 +21,8 @@ import pickle
 import socket
 import struct
 import threading
+import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -51,7 +53,7 @@ CANCEL = "cancel_call"
 """A function of both ends: the caller no longer waits for a `Reply`."""
 _HEADER = struct.Struct("<II")
 _OURS = ("server.engine.", "server.pool.", "server.media.", "server.structured.")
-_ACTIVE = ("server.pool.worker.parent", "server.pool.worker.proxies", "server.pool.lifecycle", "server.pool.loading")
+_ACTIVE = ("server.pool.worker.parent", "server.pool.worker.proxies", "server.pool.scheduler", "server.pool.loading")
 """Modules whose dataclasses do something when they are created."""
 _STANDARD = {("builtins", "set"), ("builtins", "range"), ("pathlib", "PosixPath"), ("pathlib._local", "PosixPath")}
 log = logging.getLogger(__name__)
@@ -127,11 +129,10 @@ def merged(messages: Iterable[StepEvents | Texts]) -> dict[int, list[Event]]:
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
-    """The state of one engine. ``n_begun``: requests received in total. ``heartbeats``: of each instance a number that
-    grows with its work, and whether it is idle. ``requests``: for each slot its request's number; -1 = none.
+    """The state of one engine. ``heartbeats``: of each instance a number that grows with its work, and whether it is
+    idle. ``requests``: for each slot its request's number; -1 = none.
     """
 
-    n_begun: int
     busy: bool
     heartbeats: tuple[tuple[int, bool], ...]
     stats: EngineStats
@@ -330,29 +331,22 @@ def _out_of_band(value: object) -> object:
 
 
 class Decoder(pickle.Unpickler):
-    """Unpickles a message of the server in the worker. `resolve` returns the local object for a reference."""
+    """Unpickles a message. In the worker, `resolve` returns the local object for a reference. The server gives none,
+    and accepts only classes that a worker sends; otherwise `load` raises `pickle.UnpicklingError`.
+    """
 
-    def __init__(self, body: bytes, buffers: Buffers = (), *, resolve: Callable[[str, Any], object]) -> None:
+    def __init__(
+        self, body: bytes, buffers: Buffers = (), *, resolve: Callable[[str, Any], object] | None = None
+    ) -> None:
         super().__init__(io.BytesIO(body), buffers=buffers)
         self._resolve = resolve
 
     def find_class(self, module: str, name: str) -> Any:
-        """Resolve any class, and `remote_object` to the local object."""
+        """Return a class that is permitted here; for `remote_object`, what resolves it."""
+        if self._resolve is None:
+            return _permitted(module, name)
         is_reference = (module, name) == (__name__, remote_object.__name__)
         return self._resolve if is_reference else super().find_class(module, name)
-
-
-class RestrictedDecoder(pickle.Unpickler):
-    """Unpickles a message of a worker in the server. Raises `pickle.UnpicklingError` for classes that no worker
-    sends.
-    """
-
-    def __init__(self, body: bytes, buffers: Buffers = ()) -> None:
-        super().__init__(io.BytesIO(body), buffers=buffers)
-
-    def find_class(self, module: str, name: str) -> Any:
-        """Resolve our dataclasses and enums."""
-        return _permitted(module, name)
 
 
 @cache
@@ -393,24 +387,34 @@ def portable(error: BaseException) -> LlamapoolError:
 
 
 class Link:
-    """One connection, read by a thread. `received` and `lost` are called in that thread. The other methods are
-    thread-safe.
+    """One connection. Its methods are thread-safe. `received` and `lost` are called in the thread that reads: one of
+    its own, or the event loop `loop`.
 
     A message is a header (bytes of the pickle, number of buffers), the sizes of the buffers, the pickle, and the
     buffers. `multiprocessing.connection` would do the same; its Python code doubled the step thread's CPU time per
-    message.
+    message. The event loop reads short messages, because a thread would wait for the interpreter's lock for each one:
+    with 16 streams, the server took twice the CPU time per token. One read gets all messages that have arrived.
     """
 
     def __init__(
-        self, end: socket.socket, received: Callable[[bytes, Buffers], None], lost: Callable[[], None]
+        self,
+        end: socket.socket,
+        received: Callable[[bytes, Buffers], None],
+        lost: Callable[[], None],
+        loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        self._socket = end
+        self._socket, self._loop = end, loop
         self._received, self._lost = received, lost
         self._sending = threading.Lock()
         self._n_ended = 0
         self._queue: SimpleQueue[Encoded | None] = SimpleQueue()
+        self._unread = b""
         threading.Thread(target=self._write, name="worker-writer", daemon=True).start()
-        self._start_reading()
+        if loop is None:
+            threading.Thread(target=self._read, name="worker-reader", daemon=True).start()
+        else:
+            self._chunk = memoryview(bytearray(_READ_BYTES))
+            loop.add_reader(end, self._readable)
 
     def send(self, body: bytes, buffers: Buffers = ()) -> None:
         """Send now; blocks while the other end does not read. A closed connection is ignored."""
@@ -445,8 +449,10 @@ class Link:
             if self._n_ended == 2:
                 self._socket.close()
 
-    def _start_reading(self) -> None:
-        threading.Thread(target=self._read, name="worker-reader", daemon=True).start()
+    def _end_reading(self) -> None:
+        self.close()
+        self._finish()
+        self._lost()
 
     def _read(self) -> None:
         with contextlib.suppress(EOFError, OSError, MemoryError):
@@ -454,9 +460,7 @@ class Link:
                 n_body, n_buffers = _HEADER.unpack(self._receive(_HEADER.size))
                 sizes = struct.unpack(f"<{n_buffers}Q", self._receive(8 * n_buffers))
                 self._received(self._receive(n_body), [self._receive(size) for size in sizes])
-        self.close()
-        self._finish()
-        self._lost()
+        self._end_reading()
 
     def _receive(self, size: int) -> bytes:
         """Return the next `size` bytes, received in place."""
@@ -468,21 +472,8 @@ class Link:
             view = view[n:]
         return made
 
-
-class LoopLink(Link):
-    """A connection for short messages that the event loop reads. `received` and `lost` are called there.
-
-    A thread would wait for the interpreter's lock for each message: with 16 streams, the server took twice the CPU
-    time per token. Here one read gets all messages that have arrived.
-    """
-
-    def _start_reading(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._chunk = memoryview(bytearray(_READ_BYTES))
-        self._unread = b""
-        self._loop.add_reader(self._socket, self._readable)
-
     def _readable(self) -> None:
+        assert self._loop is not None
         try:
             n = self._socket.recv_into(self._chunk, 0, socket.MSG_DONTWAIT)  # the writer needs a blocking socket
         except BlockingIOError:
@@ -491,9 +482,7 @@ class LoopLink(Link):
             n = 0
         if not n:
             self._loop.remove_reader(self._socket)
-            self.close()
-            self._finish()
-            self._lost()
+            self._end_reading()
             return
         data, at = self._unread + self._chunk[:n], 0
         while len(data) - at >= _HEADER.size:
@@ -506,37 +495,46 @@ class LoopLink(Link):
         self._unread = data[at:]
 
 
-class Endpoint:
+class Endpoint(ABC):
     """One end of the connections to the other process: exchanges messages, and calls functions in both directions.
 
-    Created and used on the event loop, except `post` and `send`, which are thread-safe. `encode` and `decode` convert
-    messages. `receive` gets the events of steps by request number; `functions` are what the other end may call by
-    name. `lost` is called when the connection has ended, `invalid` when a message could not be processed.
+    Created and used on the event loop, except `notify`, `notify_now` and `send_events`, which are thread-safe.
+    ``heard_at``: when the last message arrived.
     """
 
-    def __init__(
-        self,
-        ends: Sequence[socket.socket],
-        encode: Callable[[object], Encoded],
-        decode: Callable[[bytes, Buffers], Any],
-        receive: Callable[[dict[int, list[Event]]], None],
-        functions: dict[str, Callable[..., Any]],
-        lost: Callable[[], None],
-        invalid: Callable[[Exception], None],
-        short_link: type[Link] = Link,
-    ) -> None:
+    def __init__(self, ends: Sequence[socket.socket], functions: dict[str, Callable[..., Any]]) -> None:
+        """`functions` are what the other end may call by name."""
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
-        self._encode, self._decode, self._receive = encode, decode, receive
-        self._functions = functions
-        functions[CANCEL] = self._cancel
-        self._invalid = invalid
+        self.functions = functions
+        functions[CANCEL] = self._cancel_call
+        self.heard_at = time.monotonic()
         self._inbox: deque[tuple[bytes, Buffers]] = deque()
         self._scheduled = False
-        self._numbers = itertools.count(1)
+        self._call_numbers = itertools.count(1)
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._answers: dict[int, asyncio.Task[None]] = {}
-        self._short = short_link(ends[0], self._received, lambda: self._in_loop(lost))
+        self._short = Link(ends[0], self._received, lambda: self._in_loop(self._lost), self._loop)
         self._long = Link(ends[1], self._received, lambda: None)
+
+    @abstractmethod
+    def _encode(self, message: object) -> Encoded:
+        """Return the pickle of a message. Thread-safe."""
+
+    @abstractmethod
+    def _decode(self, body: bytes, buffers: Buffers) -> Any:
+        """Return the message of a pickle."""
+
+    @abstractmethod
+    def _receive(self, events: dict[int, list[Event]]) -> None:
+        """Receive the events of steps by request number."""
+
+    @abstractmethod
+    def _lost(self) -> None:
+        """Handle the end of the connection."""
+
+    @abstractmethod
+    def _invalid(self, error: Exception) -> None:
+        """Handle a message that could not be processed."""
 
     def _in_loop(self, work: Callable[[], None]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended
@@ -544,11 +542,7 @@ class Endpoint:
 
     # ---- sending
 
-    def post(self, message: object) -> None:
-        """Queue a message; never blocks."""
-        self.post_encoded(self._encode(message))
-
-    def post_encoded(self, message: Encoded) -> None:
+    def _post(self, message: Encoded) -> None:
         """Queue an encoded message; never blocks."""
         (self._long if message[1] else self._short).post(message)
 
@@ -566,14 +560,14 @@ class Endpoint:
 
     def notify(self, function: str, *arguments: object) -> None:
         """Call a function of the other end without waiting for its result; never blocks."""
-        self.post(Call(0, function, arguments))
+        self._post(self._encode(Call(0, function, arguments)))
 
     async def call(self, function: str, *arguments: object) -> Any:
         """Call a function of the other end. Raises what it raises there, and what `fail_calls` was given."""
-        number = next(self._numbers)
+        number = next(self._call_numbers)
         self._calls[number] = result = self._loop.create_future()
         try:
-            self.post(Call(number, function, arguments))
+            self._post(self._encode(Call(number, function, arguments)))
             return await result
         except asyncio.CancelledError:
             self.notify(CANCEL, number)
@@ -587,7 +581,7 @@ class Endpoint:
             if not result.done():
                 result.set_exception(error)
 
-    def close(self) -> None:
+    def disconnect(self) -> None:
         """Close the connections after queued messages were sent."""
         self._short.close()
         self._long.close()
@@ -599,18 +593,19 @@ class Endpoint:
         if not self._scheduled:  # messages that arrive together are processed together
             self._scheduled = True
             if threading.get_ident() == self._thread:
-                self._loop.call_soon(self._process)
+                self._loop.call_soon(self._handle_inbox)
             else:
-                self._in_loop(self._process)
+                self._in_loop(self._handle_inbox)
 
-    def _process(self) -> None:
+    def _handle_inbox(self) -> None:
         self._scheduled = False
+        self.heard_at = time.monotonic()
         events: list[StepEvents | Texts] = []
         try:
             while self._inbox:
                 match self._decode(*self._inbox.popleft()):
                     case Call(number, function, arguments):
-                        self._called(number, self._functions[function], arguments)
+                        self._called(number, self.functions[function], arguments)
                     case Reply(number, value, error):
                         self._replied(number, value, error)
                     case message:
@@ -627,7 +622,7 @@ class Endpoint:
         self._answers[number] = task = self._loop.create_task(self._answer(number, function(*arguments)))
         task.add_done_callback(lambda _: self._answers.pop(number))
 
-    def _cancel(self, number: int) -> None:
+    def _cancel_call(self, number: int) -> None:
         if number in self._answers:
             self._answers[number].cancel()
 
@@ -640,7 +635,7 @@ class Endpoint:
             if not isinstance(error, CONTAINED):
                 log.exception("a call of another process failed; this is a bug, please report it")
             encoded = self._encode(Reply(number, error=portable(error)))
-        self.post_encoded(encoded)
+        self._post(encoded)
 
     def _replied(self, number: int, value: object, error: LlamapoolError | None) -> None:
         waiting = self._calls.get(number)

@@ -15,26 +15,27 @@ import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, Self, TypeVar
 
 from server.engine.request import Event, Request
 from server.engine.snapshots import ChoiceView, InstanceView, TierView
-from server.errors import LlamapoolError, ModelEnded, ModelFailed, ModelRestarting, Unavailable
+from server.errors import InternalError, LlamapoolError, ModelEnded, ModelFailed, ModelRestarting, Unavailable
 from server.media.bitmap import Bitmap
 from server.pool.memory import Fit, Footprint, Memory
-from server.pool.protocols import Loader
+from server.pool.protocols import Loader, MediaReader, ModelInfo, Vocabulary
 from server.pool.spec import ModelSpec
 from server.pool.worker.environment import child_environment
 from server.pool.worker.messages import (
+    Buffers,
+    Decoder,
+    Encoded,
     Encoder,
     Endpoint,
     EngineStatus,
     HandleTable,
     LoadedFacts,
-    LoopLink,
-    RestrictedDecoder,
 )
-from server.pool.worker.proxies import EngineProxy, IsolatedEmbedder, IsolatedEngine, IsolatedWeights
+from server.pool.worker.proxies import EngineProxy, IsolatedEmbedder, IsolatedEngine, IsolatedReader
 from server.structured.reasoning_end import ReasoningSwitch
 from server.vocab import Vocab
 
@@ -60,20 +61,19 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class WorkerProcess:
+class WorkerProcess(Endpoint):
     """One worker process. Used on the event loop, in the thread that started it: the system kills it with that thread.
 
-    ``kill_reason``: why the server kills it, "" otherwise. ``heard_at`` and ``advanced_at``: when it last sent
-    anything, and when its load last advanced. ``ended``: the reason of its end.
+    ``kill_reason``: why the server kills it, "" otherwise. ``advanced_at``: when its load last advanced. ``ended``: the
+    reason of its end.
     """
 
     def __init__(self, supervisor: "WorkerSupervisor") -> None:
         """Start it. The supervisor receives its events, its status, and the reason of its end."""
         self._supervisor = supervisor
         self.kill_reason = ""
-        self.heard_at = self.advanced_at = time.monotonic()
-        self._loop = asyncio.get_running_loop()
-        self.ended: asyncio.Future[str] = self._loop.create_future()
+        self.advanced_at = time.monotonic()
+        self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.bitmaps: HandleTable[Bitmap] = HandleTable()
         self._effort: tuple[int, ...] = ()
         self._exit: asyncio.Task[None] | None = None
@@ -91,49 +91,52 @@ class WorkerProcess:
         finally:
             for end in theirs:
                 end.close()
-        self.endpoint = Endpoint(
+        super().__init__(
             [end for end, _ in pairs],
-            lambda message: self._encoder().encode(message),
-            lambda body, buffers: RestrictedDecoder(body, buffers).load(),
-            self._received,
             {
                 "pixels": self._pixels,
                 "release_bitmap": self.bitmaps.release,
                 "loading": self.loads,
                 "progress": self._progressed,
-                "status": self._status,
-                "views": self._views,
+                "status": supervisor.update,
+                "views": supervisor.show,
                 "log": _log,
                 "failing": self.kill,
             },
-            self._lost,
-            self._invalid,
-            LoopLink,
         )
         levels = {name: logging.getLogger(name).getEffectiveLevel() for name in _LOGGERS}
-        self.endpoint.notify("start", supervisor.make_loader, levels)
+        self.notify("start", supervisor.make_loader, levels)
 
     @property
     def pid(self) -> int:
         """The process id."""
         return self._process.pid
 
+    def _encode(self, message: object) -> Encoded:
+        return self._encoder().encode(message)
+
+    def _decode(self, body: bytes, buffers: Buffers) -> Any:
+        return Decoder(body, buffers).load()
+
+    def _receive(self, events: dict[int, list[Event]]) -> None:
+        self._supervisor.received(events)
+
     def _encoder(self, watch: Callable[[ReasoningSwitch], int] | None = None) -> Encoder:
-        return Encoder(self._supervisor.vocab, self.bitmaps.add, watch)
+        return Encoder(self._supervisor.known_vocab, self.bitmaps.add, watch)
 
     def submit(self, number: int, request: Request) -> None:
         """Send a request. One with a grammar is sent as bytes, because compiling it takes a thread of the worker."""
 
         def watch(switch: ReasoningSwitch) -> int:
-            switch.heard = lambda: self.endpoint.notify("end_reasoning", number)
+            switch.heard = lambda: self.notify("end_reasoning", number)
             return number
 
         if request.constraint is None:
-            self.endpoint.notify("submit", number, request)
+            self.notify("submit", number, request)
             return
         body, buffers = self._encoder(watch).encode(request)
         assert not buffers, "a request has no field of megabytes"
-        self.endpoint.notify("submit_encoded", number, body)
+        self.notify("submit_encoded", number, body)
 
     async def call(self, function: str, *arguments: object) -> Any:
         """Call a function of the worker. Raises what it raises there, and `ModelEnded` when the process ends. If the
@@ -142,23 +145,9 @@ class WorkerProcess:
         if self.ended.done():
             raise ModelEnded(f"model '{self._supervisor.name}': {self.ended.result()}")
         self.advanced_at = time.monotonic()
-        return await self.endpoint.call(function, *arguments)
+        return await super().call(function, *arguments)
 
     # ---- messages
-
-    def _received(self, events: dict[int, list[Event]]) -> None:
-        self.heard_at = time.monotonic()
-        self._supervisor.received(self, events)
-
-    def _status(self, generator: EngineStatus | None, embedder: EngineStatus | None) -> None:
-        self.heard_at = time.monotonic()
-        self._supervisor.update(self, generator, embedder)
-
-    def _views(
-        self, instances: Sequence[InstanceView], ended: Sequence[ChoiceView], cached: Mapping[str, TierView]
-    ) -> None:
-        if self._supervisor.generator is not None:
-            self._supervisor.generator.show(instances, ended, cached)
 
     def _progressed(self, value: float) -> None:
         self.advanced_at = time.monotonic()
@@ -170,9 +159,8 @@ class WorkerProcess:
 
     def loads(self, effort: tuple[int, ...]) -> None:
         """Record a heartbeat of its load. `effort` changes while the load advances."""
-        self.heard_at = time.monotonic()
         if effort != self._effort:
-            self._effort, self.advanced_at = effort, self.heard_at
+            self._effort, self.advanced_at = effort, time.monotonic()
 
     async def _pixels(self, number: int) -> bytes:
         return await asyncio.to_thread(self.bitmaps[number].decoded)
@@ -199,15 +187,15 @@ class WorkerProcess:
         except subprocess.TimeoutExpired:
             self.kill("its process closed its connection and did not exit")
             status = await asyncio.to_thread(self._process.wait)
-        self.endpoint.close()
+        self.disconnect()
         reason = self.kill_reason or exit_reason(status)
         self.ended.set_result(reason)
         self._supervisor.process_ended(self, reason)  # before callers get their error
-        self.endpoint.fail_calls(ModelEnded(f"model '{self._supervisor.name}': {reason}"))
+        self.fail_calls(ModelEnded(f"model '{self._supervisor.name}': {reason}"))
 
     async def close(self) -> None:
         """Let it exit by itself; kill it if that takes too long. Returns when it has ended."""
-        self.endpoint.close()
+        self.disconnect()
         self._lost()
         await asyncio.shield(self.ended)
 
@@ -233,13 +221,13 @@ def exit_reason(status: int) -> str:
 
 
 class WorkerSupervisor:
-    """Supervises a model's worker process and its successors, and is the `Loader` of the model: everything that could
-    crash runs in the worker. The server reads only the file's header, with our own code, and its vocabulary after the
-    worker has survived it.
+    """Supervises a model's worker process and its successors. It is the `Loader` of the model, and then its `Weights`:
+    everything that could crash runs in the worker. The server reads only the file's header, with our own code, and its
+    vocabulary after the worker has survived it.
 
-    Used on the event loop, except the methods of `Loader`, which block, and `notify_soon`. ``generator`` and
-    ``embedder`` are proxies of the worker's engines. ``vocab`` is available after the first load. ``down``: why no
-    process serves, "" otherwise. ``pause_s``: seconds until the next start.
+    Used on the event loop, except the methods of `Loader` and `Weights`, which block, and `notify_soon`. ``generator``
+    and ``embedder`` are proxies of the worker's engines. ``down``: why no process serves, "" otherwise. ``pause_s``:
+    seconds until the next start.
     """
 
     def __init__(
@@ -254,22 +242,23 @@ class WorkerSupervisor:
         model keeps prompt states; its process gets the environment variables that this store needs.
         """
         self.name, self.make_loader, self.loop, self.state_location = name, make_loader, loop, state_location
-        self.vocab: Vocab | None = None
+        self.uses_devices, self.describe = local.uses_devices, local.describe
+        self.vocabulary, self.media_kinds = local.vocabulary, local.media_kinds
+        self.info = ModelInfo()
+        self.media: MediaReader | None = None
         self.generator: IsolatedEngine | None = None
         self.embedder: IsolatedEmbedder | None = None
         self.down = ""
         self.pause_s = 0.0
         self.n_restarts = 0
-        self._local = local
-        self.uses_devices, self.describe = local.uses_devices, local.describe
-        self.vocabulary, self.media = local.vocabulary, local.media
+        self.progress: Callable[[float], object] = lambda _: None
         self._settled = asyncio.Event()  # a process serves, or it is known why none could be started
         self._settled.set()
         self._start_error: LlamapoolError | None = None
-        self.progress: Callable[[float], object] = lambda _: None
         self._process: WorkerProcess | None = None
         self._spec: ModelSpec | None = None
         self._facts: LoadedFacts | None = None
+        self._vocabulary: Vocabulary | None = None
         self._closing = False
         self._n_short_lives = 0
         self._started_at = 0.0
@@ -319,26 +308,34 @@ class WorkerSupervisor:
         if spec.mmproj is not None and not spec.native.media_marker:  # the same in every process of the model
             marker = f"<__media_{secrets.token_hex(16)}__>"
             spec = replace(spec, native=replace(spec.native, media_marker=marker))
-        found: Fit = self.in_thread(self._call_loader("fit", spec, dict(granted or {})))
+        found: Fit = self.in_thread(self._call_loader("loader", "fit", spec, dict(granted or {})))
         return found
 
     def least(self, spec: ModelSpec) -> Footprint:
         """Call `Loader.least` in the worker."""
-        found: Footprint = self.in_thread(self._call_loader("least", spec))
+        found: Footprint = self.in_thread(self._call_loader("loader", "least", spec))
         return found
 
     def memory(self) -> Mapping[str, Memory]:
         """Call `Loader.memory` in the worker, because reading a GPU's memory opens a context on it."""
-        found: Mapping[str, Memory] = self.in_thread(self._call_loader("memory"))
+        found: Mapping[str, Memory] = self.in_thread(self._call_loader("loader", "memory"))
         return found
 
-    def load(self, spec: ModelSpec, progress: Callable[[float], bool]) -> IsolatedWeights:
+    def load(self, spec: ModelSpec, progress: Callable[[float], bool]) -> Self:
         """Load the model in the worker, and read its vocabulary here. Raises `ModelFailed`, also if the process
         ends.
         """
         self._spec, self.progress = spec, progress
         facts = self.in_thread(self._load(spec))
-        return IsolatedWeights(self, spec, facts, self._local.vocabulary(spec))
+        self._vocabulary = self.vocabulary(spec)
+        self.info = facts.info
+        if facts.reader is not None:
+            self.media = IsolatedReader(self, facts.reader)
+        if facts.generator is not None:
+            self.generator = IsolatedEngine(self, facts.generator, spec.engine)
+        if facts.embedder is not None:
+            self.embedder = IsolatedEmbedder(self, facts.embedder, facts.info.n_vocab)
+        return self
 
     async def _load(self, spec: ModelSpec) -> LoadedFacts:
         facts: LoadedFacts = await self._call_loader("load", spec)
@@ -372,12 +369,41 @@ class WorkerSupervisor:
 
         self.loop.call_soon_threadsafe(abandon)
 
+    # ---- the weights
+
+    @property
+    def known_vocab(self) -> Vocab | None:
+        """The file's vocabulary, read in this process; None before the load."""
+        return None if self._vocabulary is None else self._vocabulary.vocab
+
+    @property
+    def vocab(self) -> Vocab:
+        """The file's vocabulary, read in this process."""
+        assert self._vocabulary is not None
+        return self._vocabulary.vocab
+
+    def runner(self) -> NoReturn:
+        """Raises `InternalError`: contexts exist only in the worker."""
+        raise InternalError("the model is in another process")
+
+    embedding_runner = runner
+
+    def footprint(self) -> Footprint:
+        """Return the memory that the worker measured."""
+        return {} if self._facts is None else self._facts.footprint
+
+    def close(self) -> None:
+        """End the process, which frees all; blocking."""
+        self.in_thread(self.end())
+        if self._vocabulary is not None:
+            self._vocabulary.close()
+
     # ---- calls
 
     def notify(self, function: str, *arguments: object) -> None:
         """Call a function of the worker without waiting for a result; nothing while no process serves."""
         if self._process is not None and self.up:
-            self._process.endpoint.notify(function, *arguments)
+            self._process.notify(function, *arguments)
 
     def notify_soon(self, function: str, *arguments: object) -> None:
         """Notify from any thread, also after the event loop has ended."""
@@ -397,16 +423,23 @@ class WorkerSupervisor:
 
     # ---- messages
 
-    def received(self, process: WorkerProcess, events: dict[int, list[Event]]) -> None:
-        """Receive the events of steps by request number; those of a replaced process are dropped."""
-        if process is self._process and self.generator is not None:
+    def received(self, events: dict[int, list[Event]]) -> None:
+        """Receive the events of steps by request number."""
+        if self.generator is not None:
             self.generator.receive(events)
 
-    def update(self, process: WorkerProcess, generator: EngineStatus | None, embedder: EngineStatus | None) -> None:
+    def update(self, generator: EngineStatus | None, embedder: EngineStatus | None) -> None:
         """Receive the state of the worker's engines."""
         for engine, status in ((self.generator, generator), (self.embedder, embedder)):
-            if process is self._process and engine is not None and status is not None:
+            if engine is not None and status is not None:
                 engine.update(status)
+
+    def show(
+        self, instances: Sequence[InstanceView], ended: Sequence[ChoiceView], cached: Mapping[str, TierView]
+    ) -> None:
+        """Receive views of the worker's generating engine."""
+        if self.generator is not None:
+            self.generator.show(instances, ended, cached)
 
     def check_progress(self, limit_s: float) -> None:
         """Kill a process that is silent or whose load makes no progress. Called periodically."""
@@ -490,7 +523,7 @@ class WorkerSupervisor:
             engine.process_started()
         return process
 
-    async def close(self) -> None:
+    async def end(self) -> None:
         """End the process for good."""
         self._closing = True
         self.down = self.down or "it is unloaded"

@@ -1,4 +1,4 @@
-"""The server's proxies of a worker's objects: its engines, media reader and weights."""
+"""The server's proxies of a worker's engines and media reader."""
 
 import asyncio
 import contextlib
@@ -16,26 +16,15 @@ from server.engine.media import MediaPrompt, Spans
 from server.engine.params import EngineParams
 from server.engine.prefix_cache import SlotState
 from server.engine.request import Adapters, Event, Failed, Finished, Request, Sink
-from server.engine.runner_api import EmbedderInfo, EmbeddingRunner, Runner, Vectors
+from server.engine.runner_api import EmbedderInfo, Vectors
 from server.engine.sequence import Ticket
 from server.engine.snapshots import ChoiceView, InstanceView, SlotSnapshot, TierView
 from server.engine.stats import EngineStats, combined
 from server.engine.stats import ended as without_gauges
-from server.errors import InternalError, InvalidRequest, LlamapoolError, ModelEnded, QueueFull, ShuttingDown
+from server.errors import InvalidRequest, LlamapoolError, ModelEnded, QueueFull, ShuttingDown
 from server.media.bitmap import Bitmap, BitmapKind
 from server.pool.block_events import BlockReport
-from server.pool.memory import Footprint
-from server.pool.protocols import MediaReader, ModelInfo, Vocabulary
-from server.pool.spec import ModelSpec
-from server.pool.worker.messages import (
-    EmbedderFacts,
-    EngineStatus,
-    GeneratorFacts,
-    LoadedFacts,
-    ReaderFacts,
-    RemoteChunk,
-)
-from server.vocab import Vocab
+from server.pool.worker.messages import EmbedderFacts, EngineStatus, GeneratorFacts, ReaderFacts, RemoteChunk
 
 if TYPE_CHECKING:
     from server.pool.worker.parent import WorkerSupervisor
@@ -57,7 +46,6 @@ class EngineProxy:
         self._closing = False
         self._past, self._stats = EngineStats(), EngineStats()
         self._status: EngineStatus | None = None
-        self._n_begun = 0  # requests sent to this process
         self._n_preparing = 0
         self._heartbeats: list[tuple[int, float, int]] = []  # last seen, since when, and in how many checks
 
@@ -84,21 +72,14 @@ class EngineProxy:
         """Whether this engine of the two reports what concerns the process."""
         return self._name == "generator" or self.supervisor.generator is None
 
-    @property
-    def at_work(self) -> bool:
-        """Whether the process has work, as far as is known."""
-        status = self._status
-        return bool(self._n_begun) if status is None else status.busy or status.n_begun != self._n_begun
-
     def update(self, status: EngineStatus) -> None:
         """Receive the status of the worker's engine."""
         self._status, self._stats = status, status.stats
 
-    def process_lost(self, reason: str) -> None:
+    def process_lost(self, _reason: str) -> None:
         """Handle the end of the process, which will be restarted."""
-        del reason
         self._past, self._stats = combined(self._past, without_gauges(self._stats)), EngineStats()
-        self._status, self._n_begun, self._heartbeats = None, 0, []
+        self._status, self._heartbeats = None, []
 
     def process_started(self) -> None:
         """Handle the start of a new process."""
@@ -186,12 +167,11 @@ class IsolatedEngine(EngineProxy):
         self._views: Sequence[InstanceView] = ()
         self._ended: Sequence[ChoiceView] = ()
         self._cached: Mapping[str, TierView] = {"ram": TierView(0, 0, ())}
-        supervisor.generator = self
 
     @property
     def busy(self) -> bool:
         """Whether any request waits or runs."""
-        return bool(self._open) or self.at_work
+        return bool(self._open) or (self._status is not None and self._status.busy)
 
     # ---- requests
 
@@ -217,7 +197,6 @@ class IsolatedEngine(EngineProxy):
         ticket.number = next(self._numbers)
         self._open[ticket.number] = ticket
         if self.supervisor.up:
-            self._n_begun += 1
             ticket.sent = True
             self._shown[ticket.number] = ticket.request
             self.supervisor.submit(ticket.number, ticket.request)
@@ -295,7 +274,7 @@ class IsolatedEngine(EngineProxy):
             await self._drain(drain_s)
         finally:  # also if a step hangs
             self.fail_all(ShuttingDown("model"))
-        self._n_begun, self._status = 0, self._status and replace(self._status, busy=False, n_begun=0)
+        self._status = None
 
     # ---- views
 
@@ -351,15 +330,13 @@ class IsolatedEngine(EngineProxy):
 
     async def block_changes(self) -> BlockReport:
         """Return the changes of cached blocks since the last call."""
-        found = await self.supervisor.call("block_changes")
-        assert isinstance(found, BlockReport)
+        found: BlockReport = await self.supervisor.call("block_changes")
         return found
 
     async def save_slot(self, id_slot: int, owner: str = "") -> SlotState:
         """Return the content of a slot, once it is idle."""
         self._check_slot(id_slot)
-        saved = await self.supervisor.call("save_slot", id_slot, owner)
-        assert isinstance(saved, SlotState)
+        saved: SlotState = await self.supervisor.call("save_slot", id_slot, owner)
         return saved
 
     async def restore_slot(self, id_slot: int, saved: SlotState) -> None:
@@ -390,7 +367,6 @@ class IsolatedEmbedder(EngineProxy):
         self.info: EmbedderInfo = facts.info
         self._takes_media, self._n_vocab = facts.takes_media, n_vocab
         self._jobs: set[asyncio.Task[list[Vectors]]] = set()
-        supervisor.embedder = self
 
     @property
     def busy(self) -> bool:
@@ -415,7 +391,6 @@ class IsolatedEmbedder(EngineProxy):
 
     async def _embed(self, inputs: Sequence[Sequence[int] | MediaPrompt]) -> list[Vectors]:
         await self.supervisor.wait_up()
-        self._n_begun += 1
         for one in inputs:
             if isinstance(one, MediaPrompt):
                 self._check_known(one.spans)
@@ -437,44 +412,6 @@ class IsolatedEmbedder(EngineProxy):
         await self._drain(drain_s)
         if self._jobs:
             await asyncio.wait(self._jobs)
-
-
-class IsolatedWeights:
-    """`server.pool.protocols.Weights` of a worker."""
-
-    def __init__(
-        self, supervisor: "WorkerSupervisor", spec: ModelSpec, facts: LoadedFacts, vocabulary: Vocabulary
-    ) -> None:
-        self.supervisor, self._vocabulary = supervisor, vocabulary
-        supervisor.vocab = vocabulary.vocab
-        self.info: ModelInfo = facts.info
-        self._footprint = facts.footprint
-        reader, generator, embedder = facts.reader, facts.generator, facts.embedder
-        self.media: MediaReader | None = None if reader is None else IsolatedReader(supervisor, reader)
-        self.generator = None if generator is None else IsolatedEngine(supervisor, generator, spec.engine)
-        self.embedder = None if embedder is None else IsolatedEmbedder(supervisor, embedder, facts.info.n_vocab)
-
-    @property
-    def vocab(self) -> Vocab:
-        """The file's vocabulary, read in this process."""
-        return self._vocabulary.vocab
-
-    def runner(self) -> Runner:
-        """Raises `InternalError`: contexts exist only in the worker."""
-        raise InternalError("the model is in another process")
-
-    def embedding_runner(self) -> EmbeddingRunner:
-        """Raises `InternalError`: contexts exist only in the worker."""
-        raise InternalError("the model is in another process")
-
-    def footprint(self) -> Footprint:
-        """Return the memory that the worker measured."""
-        return self._footprint
-
-    def close(self) -> None:
-        """End the process, which frees all; blocking."""
-        self.supervisor.in_thread(self.supervisor.close())
-        self._vocabulary.close()
 
 
 class IsolatedReader:

@@ -20,6 +20,7 @@ from server.routes.models import event_object
 from server.settings import load_settings
 from tests.api.conftest import Api, run_app
 from tests.support.fakes import FakeLoader
+from tests.support.pool_integrity import check_pool
 from tests.support.stand_in_hub import StandInHub, stand_in_hub
 
 REPOSITORY = "org/model-GGUF"
@@ -49,7 +50,7 @@ async def serving(
     async with run_app(app), httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         api = Api(app, client, FakeLoader())
         yield api
-        api.pool.check_integrity()
+        check_pool(api.pool)
 
 
 async def ids(api: Api, query: str = "") -> list[str]:

@@ -24,7 +24,8 @@ from server.pool.memory import Fit, Footprint, Memory
 from server.pool.saved.state_cache import EMBEDDINGS_SUFFIX
 from server.pool.spec import ModelSpec
 from server.pool.worker import parent, proxies
-from server.pool.worker.proxies import IsolatedEngine, IsolatedWeights
+from server.pool.worker.parent import WorkerSupervisor
+from server.pool.worker.proxies import IsolatedEngine
 from tests.api.conftest import Api, check_nothing_leaked, make_settings, run_app, until
 from tests.api.streams import Exchange, posting
 from tests.media_files import media_file
@@ -86,8 +87,8 @@ def start() -> Start:
             await api.settled()
             yield api
             loaded = [state.loaded for state in api.pool.states() if state.loaded is not None]
-            weights = [model.weights for model in loaded if isinstance(model.weights, IsolatedWeights)]
-            pids = [one.supervisor.pid for one in weights]
+            weights = [model.weights for model in loaded if isinstance(model.weights, WorkerSupervisor)]
+            pids = [one.pid for one in weights]
             await check_nothing_leaked(api)
         assert "process" not in here.opened
         assert not (has_gpu and here.n_looks)
@@ -304,7 +305,7 @@ async def test_the_process_that_measures_a_model_loads_it_or_ends(
     async with start("sized", models=models) as api:
         assert (await api.client.post("/v1/chat/completions", json=chat("Hi", model="a"))).status_code == 200
         assert len(started) == 1
-        await api.pool._lifecycle.size(api.pool._entries["b"])
+        await api.pool._scheduler.memory.size(api.pool._entries["b"].spec)
         assert len(started) == 2
     for child in started:
         await asyncio.wait_for(child.ended, 60)
@@ -348,8 +349,8 @@ async def test_a_load_that_gets_no_further_is_ended_by_the_watchdog(
     async with start("hanging in load", models=models) as api:
         asked = asyncio.ensure_future(api.client.post("/v1/chat/completions", json=chat("Hi", model="demo")))
         entry = api.pool._entries["demo"]
-        await until(lambda: entry.load is not None and api.pool._lifecycle._at_work)
-        (supervisor,) = api.pool._lifecycle._at_work
+        await until(lambda: entry.load is not None and api.pool._loaders._at_work)
+        (supervisor,) = api.pool._loaders._at_work
         await until(lambda: supervisor._process)
         assert supervisor._process is not None
         supervisor._process.advanced_at -= 1000.0

@@ -129,7 +129,7 @@ async def test_a_listener_that_leaves_is_forgotten(live: GoLive) -> None:
 
 
 def listeners(server: Live) -> list[Subscription]:
-    return server.api.pool._fan_out._subscriptions
+    return [each for each in server.api.pool._fan_out._subscriptions if not each.closed]
 
 
 async def reached(api: Api, events: Subscription, model: str, status: Status) -> None:

@@ -12,14 +12,15 @@ from server.engine.request import Adapters
 from server.engine.runner_api import Runner
 from server.errors import ModelFailed
 from server.pool.block_events import ReportingEngine
-from server.pool.load_queue import PoolLimits
 from server.pool.loading import EmbedderFactory, Factories
 from server.pool.model import Lease
 from server.pool.pool import Pool
 from server.pool.protocols import Fetcher
+from server.pool.scheduler import PoolLimits
 from server.pool.spec import LoadParams, ModelSpec
 from server.pool.state import Status
 from tests.support.fakes import FakeRunner, FakeWeights, Measures
+from tests.support.pool_integrity import check_pool
 from tests.unit.clock import Clock
 
 
@@ -177,7 +178,7 @@ class Setup:
         while self.threads.jobs:
             self.threads.run()
             await spin()
-        self.pool.check_integrity()
+        check_pool(self.pool)
 
     def status(self, model: str) -> Status:
         return self.pool.state(model).status

@@ -13,10 +13,10 @@ from server.pool.events import (
     PoolEvent,
     StatusChanged,
     Subscription,
-    show_load_progress,
 )
 from server.pool.protocols import FileProgress
 from server.pool.state import Status
+from server.startup_banner import show_load_progress
 
 
 def changed(model: str, status: Status = Status.READY) -> StatusChanged:

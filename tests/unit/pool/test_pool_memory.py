@@ -17,6 +17,7 @@ from server.pool.model import Lease
 from server.pool.spec import ModelSpec
 from server.pool.state import Status
 from tests.support.fakes import FakeWeights
+from tests.support.pool_integrity import check_pool
 from tests.unit.pool.fakes import Loader, Setup, acquiring, loaded, pool_of, spec, spin
 
 BUDGET = 300
@@ -236,7 +237,7 @@ class MemoryMachine(RuleBasedStateMachine):
         self.run(spin())
         self.collect()
         assert self.loader.held <= BUDGET
-        self.s.pool.check_integrity()
+        check_pool(self.s.pool)
 
     def teardown(self) -> None:
         try:

@@ -11,7 +11,7 @@ import pytest
 from server.engine.request import Request
 from server.media.bitmap import Bitmap
 from server.pool.spec import ModelSpec
-from server.pool.worker.child import Served, Worker
+from server.pool.worker.child import Worker
 from server.pool.worker.messages import Encoder, HandleTable
 from server.structured.constraint import Constraint
 from server.structured.grammar.compiler import GrammarCompiler
@@ -26,8 +26,8 @@ DEMO = spec("demo")
 class Process:
     """``failures``: the reasons why it would exit."""
 
-    def __init__(self, worker: Worker, served: Served, steps: threading.Semaphore) -> None:
-        self.worker, self.served, self.steps = worker, served, steps
+    def __init__(self, worker: Worker, steps: threading.Semaphore) -> None:
+        self.worker, self.steps = worker, steps
         self.failures: list[str] = []
         worker.fail = self.failures.append  # type: ignore[method-assign,assignment]
 
@@ -56,12 +56,11 @@ async def process(model: ModelSpec = DEMO, n_seq: int = 4) -> AsyncIterator[Proc
     worker = Worker([theirs for _, theirs in pairs], lost.set)
     worker._loader = FakeLoader(runner=lambda: FakeRunner(n_seq=n_seq, steps=steps))
     await worker._load(model)
-    assert worker.served is not None
     try:
-        yield Process(worker, worker.served, steps)
+        yield Process(worker, steps)
     finally:
         steps.release(100)
-        await worker.served._close("generator", 0.0)
+        await worker._close("generator", 0.0)
         worker._grammars.shutdown()
         worker._threads.shutdown()
         for ours, _ in pairs:
@@ -76,43 +75,43 @@ def thinking(switch: ReasoningSwitch) -> Constraint:
 
 async def test_a_request_cancelled_while_its_grammar_compiles_is_not_computed() -> None:
     async with process() as found:
-        served, goes_on = found.served, threading.Event()
-        found.worker._grammars.submit(goes_on.wait, 60)
+        worker, goes_on = found.worker, threading.Event()
+        worker._grammars.submit(goes_on.wait, 60)
         found.submit_encoded(7, thinking(ReasoningSwitch()))
         found.call("cancel", 7)
         found.submit_encoded(8, thinking(ReasoningSwitch()))
         goes_on.set()
-        while 8 not in served.tickets:  # noqa: ASYNC110 - nothing announces it
+        while 8 not in worker.tickets:  # noqa: ASYNC110 - nothing announces it
             await asyncio.sleep(0.001)
-        assert (found.failures, list(served.tickets), list(served.switches)) == ([], [8], [8])
-        assert served.n_begun == 2
+        assert (found.failures, list(worker.tickets), list(worker.switches)) == ([], [8], [8])
         found.call("cancel", 8)
 
 
 async def test_reasoning_may_be_ended_before_its_request_is_decoded_and_after_it_has_ended() -> None:
     async with process() as found:
-        served, goes_on = found.served, threading.Event()
-        found.worker._grammars.submit(goes_on.wait, 60)
+        worker, goes_on = found.worker, threading.Event()
+        worker._grammars.submit(goes_on.wait, 60)
         found.submit_encoded(7, thinking(ReasoningSwitch()))
         found.call("end_reasoning", 7)
         found.call("end_reasoning", 6)
-        assert (found.failures, [each.n_calls for each in served.switches.values()]) == ([], [1])
+        assert (found.failures, [each.n_calls for each in worker.switches.values()]) == ([], [1])
         goes_on.set()
-        while 7 not in served.tickets:  # noqa: ASYNC110 - nothing announces it
+        while 7 not in worker.tickets:  # noqa: ASYNC110 - nothing announces it
             await asyncio.sleep(0.001)
-        assert list(served.switches) == [7]
+        assert list(worker.switches) == [7]
         found.call("cancel", 7)
         found.call("end_reasoning", 7)
-        assert (found.failures, served.switches) == ([], {})
+        assert (found.failures, worker.switches) == ([], {})
 
 
 @pytest.mark.parametrize("is_readable", [True, False])
 async def test_a_refused_request_leaves_nothing(monkeypatch: pytest.MonkeyPatch, is_readable: bool) -> None:
     async with process() as found:
-        served = found.served
+        worker = found.worker
         if not is_readable:
-            monkeypatch.setattr(served.model.grammar, "made_anew", lambda _: 1 / 0)
+            assert worker.model is not None
+            monkeypatch.setattr(worker.model.grammar, "made_anew", lambda _: 1 / 0)
         found.submit_encoded(7, thinking(ReasoningSwitch()), n_prompt=100_000)
-        while not served.n_begun:  # noqa: ASYNC110 - nothing announces it
+        while worker.decoding:  # noqa: ASYNC110 - nothing announces it
             await asyncio.sleep(0.001)
-        assert (found.failures, served.tickets, served.decoding, served.switches) == ([], {}, set(), {})
+        assert (found.failures, worker.tickets, worker.decoding, worker.switches) == ([], {}, set(), {})

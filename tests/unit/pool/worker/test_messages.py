@@ -32,7 +32,6 @@ from server.pool.worker.messages import (
     HandleTable,
     Link,
     Reply,
-    RestrictedDecoder,
     StepEvents,
     merged,
     texts_of,
@@ -70,7 +69,7 @@ EVENTS: list[Event] = [
 def to_server(message: object) -> Any:
     """Return a worker's message as the server reads it."""
     body, buffers = Encoder().encode(message)
-    return RestrictedDecoder(body, [bytes(buffer) for buffer in buffers]).load()
+    return Decoder(body, [bytes(buffer) for buffer in buffers]).load()
 
 
 @pytest.mark.parametrize("events", [[event] for event in EVENTS] + [EVENTS])
@@ -95,7 +94,7 @@ def test_errors_keep_their_class_message_and_fields(error: LlamapoolError) -> No
 @pytest.mark.parametrize("strange", [eval, FakeVocab(), io.StringIO, Link, HandleTable])
 def test_the_server_accepts_only_plain_values_of_a_worker(strange: object) -> None:
     with pytest.raises(pickle.UnpicklingError):
-        RestrictedDecoder(pickle.dumps(Reply(1, strange))).load()
+        Decoder(pickle.dumps(Reply(1, strange))).load()
 
 
 def to_worker(request: Request) -> tuple[Request, dict[int, ReasoningSwitch], ReasoningSwitch | None]:
@@ -173,4 +172,4 @@ def test_long_values_are_sent_to_the_server_without_a_copy(value: object) -> Non
     assert len(body) < 1000
     expected = [LONG[1]] if isinstance(value, bytes) else LONG[1:]
     assert [buffer.obj for buffer in buffers if isinstance(buffer, memoryview)] == expected
-    assert RestrictedDecoder(body, expected).load() == Reply(1, value)
+    assert Decoder(body, expected).load() == Reply(1, value)

@@ -1,0 +1,128 @@
+"""Memory admission: what models take, what a load may take, and what is left for caches. See `MemoryAdmission`."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any
+
+from server.errors import LlamapoolError, ModelFailed
+from server.pool.entry import Entry, log_failure
+from server.pool.memory import Budget, Fit, Footprint, Memory, needed, readable, totals
+from server.pool.protocols import Loader
+from server.pool.spec import ModelSpec
+from server.pool.state import OCCUPYING
+from server.pool.worker.loaders import Loaders
+
+log = logging.getLogger(__name__)
+
+InThread = Callable[[Callable[[], Any]], Awaitable[Any]]
+
+
+class MemoryAdmission:
+    """Admits models to the memory of the machine and its devices. `policy` decides with its numbers: an entry's
+    ``need``, known once it is measured, and ``taken``. Without a `limit` nothing is measured.
+    """
+
+    def __init__(
+        self,
+        limit: Budget | None,
+        entries: Mapping[str, Entry],
+        loaders: Loaders,
+        in_thread: InThread,
+        changed: Callable[[], None],
+    ) -> None:
+        """`changed` is called after a model was measured."""
+        self.limit = limit
+        self.budget: Mapping[str, int] = {}  # bytes by device, known once the first model was measured
+        self._entries = entries
+        self._loaders = loaders
+        self._in_thread = in_thread
+        self._changed = changed
+
+    def measure(self, entry: Entry) -> None:
+        """Begin to measure a model, unless that is done or under way."""
+        if self.limit is not None and entry.need is None and entry.sizing is None and not entry.fitting:
+            entry.sizing = asyncio.create_task(self._measure(entry, self.limit), name=f"pool: {entry.id}: size")
+            entry.sizing.add_done_callback(log_failure)
+
+    async def _measure(self, entry: Entry, limit: Budget) -> None:
+        try:
+            least, memory = await self.size(entry.spec)
+            self.budget = self.budget or (limit.limits(memory) if memory else {})
+            entry.need = needed(entry.spec, least, self.budget)
+        finally:
+            entry.sizing = None
+            self._changed()
+
+    async def size(self, spec: ModelSpec) -> tuple[Footprint, Mapping[str, Memory]]:
+        """Return the least memory a model takes and the memory there is; nothing for an unreadable model, whose load
+        reports why.
+        """
+        try:
+            loader = self._loaders.of(spec)
+        except ModelFailed:
+            return {}, {}
+        with self._loaders.working(loader):
+            least, memory = await self._in_thread(lambda: _measured(loader, spec))
+        if least:
+            self._loaders.keep(spec, loader)
+        else:
+            self._loaders.abandon(loader)
+        return least, memory
+
+    def granted(self, entry: Entry, later: Iterable[str]) -> Mapping[str, int] | None:
+        """Return what `entry` may take: free memory minus the needs of `later` models; None without a budget."""
+        if self.limit is None:
+            return None
+        others = [self._entries[model].need or {} for model in later]
+        need, taken = entry.need or {}, self.taken()
+        free = {device: n - taken.get(device, 0) for device, n in self.budget.items()}
+        spared = {device: n - sum(other.get(device, 0) for other in others) for device, n in free.items()}
+        return {device: max(0, min(n, max(spared[device], need.get(device, 0)))) for device, n in free.items()}
+
+    def fitted(self, entry: Entry, fit: Fit) -> None:
+        """Record how much of the granted memory a load takes."""
+        entry.taken = {device: min(n, entry.taken.get(device, n)) for device, n in totals(fit.footprint).items()}
+        entry.fitting = False
+
+    def loaded(self, entry: Entry, measured: Mapping[str, int]) -> None:
+        """Record what a model really took; for one without fit at most what was granted."""
+        if not (entry.taken and measured and entry.spec.native.fit):
+            return
+        for device, n in measured.items():
+            if n > 1.1 * (expected := entry.taken.get(device, n)):
+                log.warning(
+                    "model '%s' took %s of %s, %s were expected; a smaller `memory` leaves room for that",
+                    *(entry.id, readable(n), device, readable(expected)),
+                )
+        entry.taken = measured
+
+    def taken(self, *, at_least: bool = False) -> dict[str, int]:
+        """Bytes by device that models hold, or may take; `at_least`: that they are sure to."""
+        found: dict[str, int] = {}
+        for entry in self._entries.values():
+            if entry.status in OCCUPYING:
+                taken = entry.need or {} if at_least and entry.fitting else entry.taken
+                found |= {device: found.get(device, 0) + n for device, n in taken.items()}
+        return found
+
+    def share_caches(self) -> None:
+        """Divide what models leave of the budget among the caches of generating models."""
+        if self.limit is None:
+            return
+        engines = [e.loaded.generator for e in self._entries.values() if e.loaded is not None and e.loaded.generator]
+        n_bytes = self.limit.for_caches(self.budget, self.taken(at_least=True))
+        for engine in engines:
+            engine.limit_caches(n_bytes // len(engines) if n_bytes >= 0 else n_bytes)
+
+
+def _measured(loader: Loader, spec: ModelSpec) -> tuple[Footprint, Mapping[str, Memory]]:
+    memory: Mapping[str, Memory] = {}
+    try:
+        memory = loader.memory()
+        return loader.least(spec), memory
+    except LlamapoolError:
+        return {}, memory
+    except Exception:  # no retry: requests for the model would wait forever
+        log.exception("model '%s' could not be measured; this is a bug, please report it", spec.id)
+        return {}, memory

@@ -1,0 +1,540 @@
+"""The scheduler of models: executes the decisions of `policy`, and carries out downloads, loads and frees."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from server.engine.lora import default_set
+from server.errors import InternalError, LlamapoolError, ModelFailed, NoRoom
+from server.pool import policy
+from server.pool.admission import MemoryAdmission
+from server.pool.entry import Download, Entry, Phase, log_failure
+from server.pool.events import DownloadEnded, DownloadProgress, FanOut, LoadProgress, StatusChanged
+from server.pool.loading import Factories, Load, assemble
+from server.pool.memory import Budget, held, readable, totals
+from server.pool.model import Lease, LoadedModel
+from server.pool.protocols import Fetcher, FileProgress
+from server.pool.spec import ModelSpec
+from server.pool.state import LOADABLE, ModelFacts, Status, check_transition
+from server.pool.worker.loaders import Loaders
+from server.pool.worker.parent import WorkerSupervisor
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+N_DOWNLOADS = 4  # at a time
+RETRY_AFTER_S = 10
+POLL_S = 0.05  # an engine doesn't say when it has ended a cancelled request; looked at only while a model waits
+
+
+@dataclass(frozen=True, slots=True)
+class PoolLimits:
+    """How much the pool holds, and how long it waits. Seconds."""
+
+    models_max: int = 0  # models in memory at a time, sleeping ones not counted; 0 = unlimited
+    autoload: bool = True  # whether a request loads an unloaded model
+    stop_timeout_s: float = 10.0  # leases' grace when a model is unloaded (llama-server's stop-timeout)
+    budget: Budget | None = None  # of memory; None: models are not measured
+    wait_s: float = 0.0  # after which requests for a model that finds no room are refused; 0 = they wait for ever
+    patience_s: float = 10.0  # after which the first in the queue makes a busy model take no new lease
+    retry_failed_s: float = 10.0  # after a failed load, requests get its reason for so long before one tries again
+    linger_s: float = 0.0  # for tests of eviction: seconds that a request holds its lease before it starts
+    end_s: float = 10.0  # on close, how long a last step and the writing of states may take, until it counts as hung
+    abandon_s: float = 5.0  # on close, how long cancelled requests may take to give their leases back
+
+
+class Scheduler:
+    """The queue of wanted models. After every change `advance` loads, unloads and grants what is due.
+
+    Loads, downloads and drains move one entry through `TRANSITIONS`; every move is an event. They begin at once, and
+    continue in the entry's task.
+    """
+
+    def __init__(
+        self,
+        entries: Mapping[str, Entry],
+        limits: PoolLimits,
+        loaders: Loaders,
+        factories: Factories,
+        fan_out: FanOut,
+        threads: Executor,
+        clock: Callable[[], float],
+        fetcher: Fetcher | None = None,
+    ) -> None:
+        """`fetcher` downloads missing files."""
+        self.queue: dict[str, float] = {}  # model -> since when it is wanted, in order of arrival
+        self.stopped = False
+        self.memory = MemoryAdmission(limits.budget, entries, loaders, self._in_thread, self.advance)
+        self._entries = entries
+        self._limits = limits
+        self._loaders = loaders
+        self._factories = factories
+        self._fan_out = fan_out
+        self._threads = threads
+        self._clock = clock
+        self._fetcher = fetcher
+        self._downloads = ThreadPoolExecutor(N_DOWNLOADS, thread_name_prefix="download")
+        self._nudge = asyncio.Event()
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def _quiet(self) -> bool:
+        """Whether no model has anything to do; asked from other threads."""
+        return all(entry.idle for entry in self._entries.values())
+
+    async def close(self) -> None:
+        """End downloads, and wait for abandoned loads to end."""
+        self._downloads.shutdown(wait=False)
+        await self._loaders.close()
+
+    # ---- leases
+
+    def lease(self, entry: Entry) -> Lease:
+        """A hold on a serving model."""
+        assert entry.loaded is not None
+        lease = Lease(entry.loaded, partial(self._released, entry))
+        entry.leases.add(lease)
+        entry.vacant.clear()
+        entry.last_used = now = self._clock()
+        entry.uses = policy.used_again(entry.uses, now)
+        return lease
+
+    def _released(self, entry: Entry, lease: Lease) -> None:
+        entry.leases.discard(lease)
+        entry.last_used = self._clock()
+        if lease.keep_alive_s is not None:
+            entry.keep_alive_s = lease.keep_alive_s
+            self._nudge.set()
+        if not entry.leases:
+            entry.vacant.set()
+        if self.queue:
+            self.advance()
+
+    def _grant(self, entry: Entry) -> None:
+        """Grant a lease to every waiter of a serving model."""
+        waiters, entry.waiters = entry.waiters, []
+        entry.asked = False
+        self.queue.pop(entry.id, None)
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(self.lease(entry))
+
+    # ---- the queue
+
+    async def wait(self, entry: Entry) -> Lease:
+        """Return a lease when it is the model's turn. Raises what ended the wait. May be cancelled at any time."""
+        waiter: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
+        entry.waiters.append(waiter)
+        self.enqueue(entry)
+        try:
+            return await waiter
+        except asyncio.CancelledError:
+            self._forget(entry, waiter)
+            raise
+
+    def _forget(self, entry: Entry, waiter: asyncio.Future[Lease]) -> None:
+        """A waiter was cancelled, perhaps right after it had got its lease."""
+        if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
+            waiter.result().release()
+        if waiter in entry.waiters:
+            entry.waiters.remove(waiter)
+            if not entry.wanted:
+                self.queue.pop(entry.id, None)
+            self.advance()
+
+    def enqueue(self, entry: Entry) -> None:
+        """Put a wanted model in the queue, unless a load that will serve is under way; its files are fetched first."""
+        if entry.download is None and entry.status in LOADABLE and self._fetcher is not None and entry.spec.missing:
+            if entry.status is Status.SLEEPING:
+                self.forget(entry)
+            self.fetch(entry, self._fetched)
+        if entry.download is not None:
+            return
+        if entry.load is None or entry.load.cancelled:
+            self.queue.setdefault(entry.id, self._clock())
+            self.advance()
+
+    def advance(self) -> None:
+        """Execute what the policy decides now."""
+        self._decide()
+        self._nudge.set()
+
+    def _decide(self) -> None:
+        if self.stopped:
+            return
+        for model in self.queue:
+            self.memory.measure(self._entries[model])
+        decision = policy.decide(
+            self._candidates(),
+            [self._waiting(model, since) for model, since in self.queue.items()],
+            models_max=self._limits.models_max,
+            now=self._clock(),
+            patience_s=self._limits.patience_s,
+            budget=self.memory.budget,
+        )
+        for model in decision.left_out:
+            log.warning("'%s' is not loaded at the start, as the others leave no room; a request loads it", model)
+            del self.queue[model]
+            self._entries[model].asked = self._entries[model].starting = False
+        for model in decision.evict:
+            log.info("unloading '%s', which is idle: other models have no room", model)
+            self.drain(self._entries[model], Status.UNLOADED, 0.0)
+        for entry in self._entries.values():
+            entry.giving_way = entry.id in decision.give_way
+            if entry.serving and entry.wanted:
+                self._grant(entry)
+        for model in decision.load:
+            del self.queue[model]
+            self._begin_load(self._entries[model])
+
+    def _waiting(self, model: str, since: float) -> policy.Waiting:
+        entry = self._entries[model]
+        return policy.Waiting(model, since, at_start=entry.starting and not entry.waiters)
+
+    def _candidates(self) -> list[policy.Candidate]:
+        sized = self._limits.budget is not None
+        return [entry.candidate(sized=sized) for entry in self._entries.values()]
+
+    # ---- loading
+
+    def _begin_load(self, entry: Entry) -> None:
+        """Load; the entry ends READY, FAILED with the reason, or UNLOADED when the load was cancelled. All memory that
+        it may take is reserved until its size is known.
+        """
+        loop, granted = asyncio.get_running_loop(), self.memory.granted(entry, self.queue)
+
+        def report(value: float) -> None:
+            loop.call_soon_threadsafe(self._progressed, entry, load, value)
+
+        factories = self._factories
+        load = Load(
+            *(entry.spec, self._loaders.of(entry.spec), factories.template, report, self._clock),
+            *(factories.grammar, self._quiet, granted or {}, entry.fit),
+        )
+        entry.load = load
+        entry.taken = granted or {}
+        entry.fitting = granted is not None
+        entry.after_drain = Status.UNLOADED
+        entry.progress = 0.0
+        entry.failure = ""
+        self._move(entry, Status.LOADING)
+        self.memory.share_caches()
+        self._begin(entry, self._load(entry, load))
+
+    async def _load(self, entry: Entry, load: Load) -> None:
+        begun = self._clock()
+        try:
+            with self._loaders.working(load.loader):
+                if entry.fitting:
+                    self.memory.fitted(entry, await self._in_thread(load.fit))
+                    self._freed()
+                parts = await self._in_thread(load.run)
+                model = await assemble(load, parts, self._factories, self._in_thread)
+        except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
+            load.cancel()
+            raise
+        except BaseException as error:  # noqa: BLE001 (a Rust library's panic, too, is the model's failure)
+            entry.load = None
+            self._not_loaded(entry, load, error)
+        else:
+            entry.load, entry.load_s = None, self._clock() - begun
+            self._loaded(entry, model)
+        finally:
+            entry.starting = False
+            self.memory.share_caches()
+            if entry.status is Status.READY:
+                self._grant(entry)
+            elif entry.status is Status.FAILED:
+                entry.refuse(lambda: ModelFailed(entry.id, entry.failure))
+            self.advance()
+
+    def _loaded(self, entry: Entry, model: LoadedModel) -> None:
+        woke = entry.facts is not None
+        entry.loaded = model
+        if entry.adapters is not None and model.generator is not None:
+            model.generator.set_adapter_scales(entry.adapters)
+        entry.adapters = None
+        entry.fit = model.fit
+        measured = model.weights.footprint()
+        footprint = held(measured, model.fit)
+        entry.facts = ModelFacts(
+            *(model.info, model.template, model.n_ctx_seq, model.n_slots, model.loaded_at, footprint, model.fit)
+        )
+        self.memory.loaded(entry, totals(footprint) if measured else {})
+        entry.progress = 1.0
+        entry.last_used = self._clock()
+        log.info("model '%s' is %s: %s", entry.id, "awake" if woke else "loaded", described(entry.facts))
+        self._move(entry, Status.READY, first_load=not woke)
+
+    def _not_loaded(self, entry: Entry, load: Load, error: BaseException) -> None:
+        entry.progress = 0.0
+        # the file may be another one when it is tried again
+        entry.facts = entry.adapters = entry.need = entry.fit = None
+        entry.taken, entry.fitting = {}, False
+        if load.cancelled:
+            log.info("the load of model '%s' was cancelled: %s", entry.id, error)
+            self._move(entry, Status.UNLOADED)
+            return
+        expected = isinstance(error, LlamapoolError)
+        said = error if isinstance(error, ModelFailed) else f"model '{entry.id}' failed to load: {error}"
+        log.error("%s", said, exc_info=None if expected else error)
+        self._fail(entry, _reason(error))
+
+    def _progressed(self, entry: Entry, load: Load, value: float) -> None:
+        if entry.load is load and not load.cancelled:
+            entry.progress = min(max(value, 0.0), 1.0)
+            self._fan_out.publish(LoadProgress(entry.id, entry.progress))
+
+    async def describe(self, entry: Entry) -> ModelFacts:
+        """Describe a model without loading it: facts of its file, and its template. Raises `ModelFailed`."""
+
+        def read() -> ModelFacts:
+            info = self._loaders.local.describe(entry.spec)
+            return ModelFacts(info, self._factories.template(info, entry.spec), n_ctx_seq=0, n_slots=0, loaded_at=0.0)
+
+        if entry.described is None:
+            try:
+                entry.described = await self._in_thread(read)
+            except ModelFailed as error:
+                raise ModelFailed(entry.id, entry.spec.by_name(error.reason)) from error
+        return entry.described
+
+    # ---- downloading
+
+    def fetch(self, entry: Entry, ended: Callable[[Entry, bool], Awaitable[None]]) -> None:
+        """Download; the entry ends UNLOADED with its files known (then `ended` gets True), FAILED with the reason, or
+        UNLOADED when the download was cancelled.
+        """
+        assert self._fetcher is not None
+        entry.download = Download()
+        entry.failure = ""
+        log.info("model '%s': its files are missing; they are downloaded", entry.id)
+        self._move(entry, Status.DOWNLOADING)
+        self._begin(entry, self._download(entry, entry.download, self._fetcher, ended))
+
+    async def _fetched(self, entry: Entry, ok: bool) -> None:
+        """Continue the load of a downloaded model if it is still wanted."""
+        if entry.status is Status.FAILED:
+            entry.starting = False
+            entry.refuse(lambda: ModelFailed(entry.id, entry.failure))
+        if entry.wanted and not self.stopped:
+            self.enqueue(entry)
+
+    async def _download(
+        self, entry: Entry, download: Download, fetcher: Fetcher, ended: Callable[[Entry, bool], Awaitable[None]]
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        ok = False
+
+        def received(progress: FileProgress) -> None:
+            if entry.download is download and not download.cancelled.is_set():
+                download.files[progress.url] = progress
+                self._fan_out.publish(DownloadProgress(entry.id, tuple(download.files.values())))
+
+        def report(progress: FileProgress) -> None:
+            loop.call_soon_threadsafe(received, progress)
+
+        def fetch() -> ModelSpec:
+            return fetcher.fetch(entry.spec, report, lambda: not download.cancelled.is_set())
+
+        try:
+            spec = await loop.run_in_executor(self._downloads, fetch)
+        except asyncio.CancelledError:
+            download.cancelled.set()
+            raise
+        except Exception as error:
+            entry.download = None
+            if download.cancelled.is_set():
+                log.info("the download of model '%s' was cancelled", entry.id)
+                self._move(entry, Status.UNLOADED)
+            else:
+                log.error(
+                    "model '%s' could not be downloaded; loading it again tries once more: %s",
+                    *(entry.id, error),
+                    exc_info=None if isinstance(error, LlamapoolError) else error,
+                )
+                self._fail(entry, _reason(error))
+        else:
+            ok, entry.download = True, None
+            entry.spec, entry.described, entry.need, entry.fit = spec, None, None, None
+            log.info("model '%s' was downloaded: %s", entry.id, spec.path)
+            self._move(entry, Status.UNLOADED)
+        finally:
+            await ended(entry, ok)
+            self._fan_out.publish(DownloadEnded(entry.id, ok))
+
+    # ---- freeing
+
+    def drain(self, entry: Entry, target: Status, grace_s: float) -> None:
+        """Free a ready model, which then is `target`: the engine first, then the weights, never under a lease.
+
+        Leases get `grace_s` seconds. Then the engine fails what still runs, so that leases end. If they do not
+        within the limit of that phase, the weights stay in memory and the model stays DRAINING: a
+        leak is better than using freed memory.
+        """
+        entry.after_drain = target
+        entry.giving_way = False
+        entry.keep_alive_s = None
+        self._move(entry, Status.DRAINING)
+        self._begin(entry, self._drain(entry, grace_s))
+
+    async def _drain(self, entry: Entry, grace_s: float) -> None:
+        try:
+            await self._free(entry, grace_s)
+        finally:
+            self._freed()
+
+    def _freed(self) -> None:
+        """Use memory that a model has left, or that a load does not need."""
+        self.memory.share_caches()
+        self.advance()
+
+    async def _free(self, entry: Entry, grace_s: float) -> None:
+        model = entry.loaded
+        assert model is not None
+        try:
+            if not await self._vacated(entry, Phase.GRACE, grace_s):
+                log.warning("model '%s': %d requests are cancelled after %g s", entry.id, len(entry.leases), grace_s)
+            await self._close_engines(entry, model)
+            if not await self._vacated(entry, Phase.ABANDON):
+                log.error(
+                    "model '%s': %d leases were never released; a restart gives its memory back. Report it",
+                    *(entry.id, len(entry.leases)),
+                )
+                return
+            await self._in_thread(model.weights.close)
+        except Exception as error:
+            log.exception(
+                "model '%s' could not be freed; a restart gives its memory back. Report what follows", entry.id
+            )
+            entry.loaded, entry.taken = None, {}
+            entry.leases.clear()  # of a model that stays in memory: nothing waits for them any more
+            entry.vacant.set()
+            self._fail(entry, f"could not be freed: {_reason(error)}")
+            return
+        entry.loaded, entry.taken = None, {}
+        entry.progress = 0.0
+        if entry.after_drain is Status.UNLOADED:
+            entry.facts = None
+        elif model.generator is not None:
+            entry.adapters = default_set(model.generator.adapters)
+        log.info("model '%s' is %s", entry.id, entry.after_drain)
+        self._move(entry, entry.after_drain)
+
+    async def _close_engines(self, entry: Entry, model: LoadedModel) -> None:
+        """End the step threads. At the limit of that phase the process of an isolated model is killed; where the
+        threads are in this process, InternalError is raised."""
+        try:
+            async with self._limited(entry, Phase.ENGINES):
+                await model.close()
+        except TimeoutError:
+            if not isinstance(model.weights, WorkerSupervisor):
+                raise InternalError("a step or a media encoder has not ended in time") from None
+            model.weights.kill("the server stops, and a step or a media encoder has not ended")
+
+    async def _vacated(self, entry: Entry, phase: Phase, timeout_s: float | None = None) -> bool:
+        """Wait until no lease is left; False when the time is over."""
+        with contextlib.suppress(TimeoutError):
+            async with self._limited(entry, phase, timeout_s):
+                await entry.vacant.wait()
+        return not entry.leases
+
+    @contextlib.asynccontextmanager
+    async def _limited(self, entry: Entry, phase: Phase, timeout_s: float | None = None) -> AsyncGenerator[None, None]:
+        """Limit the seconds of a drain's phase, also if `Entry.hurry` does so later. Raises TimeoutError."""
+        entry.phase = phase
+        if entry.limits_s is not None:
+            timeout_s = entry.limits_s[phase]
+        try:
+            async with asyncio.timeout(timeout_s) as entry.timeout:
+                yield
+        finally:
+            entry.timeout = None
+
+    def forget(self, entry: Entry) -> None:
+        """Make a sleeping model an unloaded one."""
+        entry.facts = entry.adapters = None
+        self._move(entry, Status.UNLOADED)
+
+    # ---- all of them
+
+    def _begin(self, entry: Entry, work: Coroutine[None, None, None]) -> None:
+        entry.task = asyncio.create_task(work, name=f"pool: {entry.id}: {entry.status}")
+        entry.task.add_done_callback(log_failure)
+
+    def _fail(self, entry: Entry, reason: str) -> None:
+        """Record that a model could not be loaded or freed."""
+        entry.failure = entry.spec.by_name(reason)  # all of it is in the log
+        entry.failed_at = self._clock()
+        entry.facts = None
+        self._move(entry, Status.FAILED)
+
+    def _move(self, entry: Entry, status: Status, *, first_load: bool = False) -> None:
+        """Change the state and notify subscribers. Raises if the transition is not allowed."""
+        previous = entry.status
+        check_transition(entry.id, previous, status)
+        entry.status = status
+        info = entry.facts.info if first_load and entry.facts else None
+        self._fan_out.publish(StatusChanged(entry.id, status, previous, entry.failure, info))
+
+    # ---- time
+
+    async def keep(self) -> None:
+        """Tick whenever it is time to, for ever."""
+        while True:
+            self._nudge.clear()
+            delay_s = self.tick()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(delay_s):
+                    await self._nudge.wait()
+
+    def tick(self) -> float | None:
+        """Do what is due by the clock; return the seconds until the next tick, None = after the next change."""
+        now = self._clock()
+        for entry in self._entries.values():
+            if entry.status is Status.READY and not entry.leases and not entry.idle:
+                entry.last_used = now  # the last step of a request whose client has left
+        if not self.stopped:
+            for model in policy.overdue(self._candidates(), now):
+                self.drain(self._entries[model], Status.SLEEPING, 0.0)
+        self._decide()
+        self._refuse_late(now)
+        if self.queue:
+            return POLL_S
+        due = policy.next_sleep(self._candidates(), now)
+        return None if due is None else max(due - now, POLL_S)
+
+    def _refuse_late(self, now: float) -> None:
+        """Requests don't wait for room for ever."""
+        wait_s = self._limits.wait_s
+        late = [model for model, since in self.queue.items() if wait_s and now - since >= wait_s]
+        for model in late:
+            entry = self._entries[model]
+            if entry.starting:
+                continue  # nobody asked for it with a request
+            del self.queue[model]
+            entry.refuse(partial(NoRoom, model, wait_s, RETRY_AFTER_S))
+
+
+def described(facts: ModelFacts) -> str:
+    """Context, slots and memory of a loaded model, in a line."""
+    shared = facts.fit is not None and facts.fit.spec.native.unified
+    n, each = facts.n_slots, facts.n_ctx_seq
+    slots = "1 slot" if n == 1 else f"{n} slots"
+    said = f"{each} tokens that {slots} share" if shared and n > 1 else f"{slots} of {each} tokens"
+    return ", ".join([said, *(f"{readable(taken.total)} of {name}" for name, taken in facts.footprint.items())])
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, ModelFailed):
+        return error.reason
+    if isinstance(error, LlamapoolError):
+        return error.message
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,127 @@
+"""Which loader a model has: the server's own, or a worker process. See `Loaders`."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from server.errors import LlamapoolError, ModelFailed
+from server.pool.entry import Entry
+from server.pool.memory import Memory
+from server.pool.protocols import Loader
+from server.pool.spec import ModelSpec
+from server.pool.worker.parent import WorkerSupervisor
+
+log = logging.getLogger(__name__)
+
+KEPT_S = 30.0
+"""So long a process that has measured a model waits for the load."""
+ENDED_S = 5.0
+"""That processes which were killed may take to end; only the system can keep one longer."""
+
+
+class Loaders:
+    """The server's own loader, and worker processes while they measure and load. Used on the event loop."""
+
+    def __init__(self, local: Loader, in_process: Callable[[], Loader] | None) -> None:
+        """`in_process` creates the loader in a worker process; None: there are none."""
+        self.local = local
+        self._in_process = in_process
+        self._kept: dict[str, tuple[ModelSpec, WorkerSupervisor, asyncio.TimerHandle]] = {}
+        self._at_work: set[WorkerSupervisor] = set()
+        self._ending: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    def _isolates(self, spec: ModelSpec) -> bool:
+        """Whether a model runs in its own process: ``auto`` does so if devices besides the CPU compute."""
+        if spec.isolation == "auto":
+            return self._in_process is not None and self.local.uses_devices(spec)
+        return spec.isolation == "process"
+
+    def of(self, spec: ModelSpec) -> Loader:
+        """Return the loader of a model: the process that has measured it, if it waits. Raises `ModelFailed`."""
+        if not self._isolates(spec):
+            return self.local
+        if spec.id in self._kept:
+            measured, loader, timer = self._kept[spec.id]
+            if measured == spec:
+                timer.cancel()
+                del self._kept[spec.id]
+                return loader
+            self._give_up(spec.id)
+        if self._in_process is None:
+            raise ModelFailed(spec.id, "isolation: process needs a system with Unix sockets")
+        return WorkerSupervisor(
+            *(spec.id, self._in_process, asyncio.get_running_loop(), self.local, spec.engine.disk_place)
+        )
+
+    @contextlib.contextmanager
+    def working(self, loader: Loader) -> Iterator[None]:
+        """Register the loader while it measures or loads. Stop its process if that fails or is cancelled."""
+        if isinstance(loader, WorkerSupervisor):
+            self._at_work.add(loader)
+        try:
+            yield
+        except BaseException:
+            self.abandon(loader)
+            raise
+        finally:
+            self._at_work -= {loader}
+
+    def keep(self, spec: ModelSpec, loader: Loader) -> None:
+        """Let a process that has measured a model wait for the load, which mostly follows at once."""
+        if not isinstance(loader, WorkerSupervisor):
+            return
+        timer = asyncio.get_running_loop().call_later(KEPT_S, self._give_up, spec.id)
+        self._kept[spec.id] = spec, loader, timer
+        if self._closed:
+            self._give_up(spec.id)
+
+    def _give_up(self, model: str) -> None:
+        """End the process that has measured a model."""
+        _, loader, timer = self._kept.pop(model)
+        timer.cancel()
+        self.abandon(loader)
+
+    def abandon(self, loader: Loader) -> None:
+        """Stop the process of a load that is unwanted or has failed."""
+        if isinstance(loader, WorkerSupervisor):
+            loader.abandon()
+            ending = asyncio.get_running_loop().create_task(loader.end())
+            self._ending.add(ending)
+            ending.add_done_callback(self._ending.discard)
+
+    async def memory(self, entries: Sequence[Entry]) -> Mapping[str, Memory]:
+        """Return the memory of the machine and its devices, now. Empty if no process can read it.
+
+        If an isolated model uses a device, the process of a loaded one reads it: reading a GPU's memory opens a context
+        on it, which the server would keep until it ends, and which a device error breaks.
+        """
+        isolated = [e for e in entries if self._isolates(e.spec) and self.local.uses_devices(e.spec)]
+        if not isolated:
+            return await asyncio.to_thread(self.local.memory)
+        loaded = [entry.loaded.weights for entry in isolated if entry.loaded is not None]
+        supervisor = next((weights for weights in loaded if isinstance(weights, WorkerSupervisor)), None)
+        try:
+            return {} if supervisor is None else dict(await supervisor.call("loader", "memory"))
+        except LlamapoolError as error:
+            log.warning("the memory of devices can't be read: %s", error)
+            return {}
+
+    def check_progress(self, limit_s: float) -> None:
+        """End processes that measure or load a model without progress. Call it periodically."""
+        for loader in self._at_work:
+            loader.check_progress(limit_s)
+
+    def stop(self) -> None:
+        """Keep no more processes, and end measuring and loading, which might never end."""
+        self._closed = True
+        for model in list(self._kept):
+            self._give_up(model)
+        for loader in self._at_work:
+            self.abandon(loader)
+
+    async def close(self) -> None:
+        """Wait for abandoned processes to end."""
+        if self._ending:
+            await asyncio.wait(self._ending, timeout=ENDED_S)

@@ -1,0 +1,49 @@
+"""Proofs about a pool: what it keeps of its models agrees. They look inside, because no interface shows leaks."""
+
+from collections.abc import Mapping, Sequence
+
+from server.pool.entry import Entry
+from server.pool.pool import Pool
+from server.pool.state import OCCUPYING, Status
+
+
+def check_pool(pool: Pool) -> None:
+    """Assert that leases, waiters, the queue and the states of models agree. Call it between events."""
+    entries, queue = list(pool._entries.values()), pool._scheduler.queue
+    _check_entries(entries, queue, pool.limits.models_max)
+    taken = pool._scheduler.memory.taken()
+    for device, limit in pool.budget.items():
+        assert taken.get(device, 0) <= limit, f"{taken[device]} bytes of {device} are promised, {limit} there are"
+
+
+def _check_entries(entries: Sequence[Entry], queue: Mapping[str, float], models_max: int) -> None:
+    for entry in entries:
+        _check_status(entry)
+        _check_waiters(entry, queued=entry.id in queue)
+    leases = [lease for entry in entries for lease in entry.leases]
+    assert len(leases) == len({id(lease) for lease in leases}), "a lease is counted twice"
+    held = [entry.id for entry in entries if entry.status in OCCUPYING]
+    assert models_max <= 0 or len(held) <= models_max, f"{held} are more than models_max {models_max}"
+    assert set(queue) <= {entry.id for entry in entries}, "an unknown model is queued"
+
+
+def _check_status(entry: Entry) -> None:
+    status, under_way = entry.status, entry.task is not None and not entry.task.done()
+    assert entry.vacant.is_set() == (not entry.leases), f"{entry.id}: vacant does not match its leases"
+    for lease in entry.leases:
+        assert not lease.released, f"{entry.id}: a released lease is still counted"
+        assert lease.model is entry.loaded, f"{entry.id}: a lease on a model that was freed"
+    has_model = status in (Status.READY, Status.DRAINING)
+    facts = (entry.load is not None, entry.download is not None, entry.loaded is not None, bool(entry.failure))
+    expected = (status is Status.LOADING, status is Status.DOWNLOADING, has_model, status is Status.FAILED)
+    assert facts == expected, f"{entry.id}: (load, download, loaded, failure) are {facts} while {status}"
+    assert (entry.facts is not None) or status not in (Status.READY, Status.SLEEPING), f"{entry.id}: no facts"
+    assert status is Status.READY or not entry.giving_way, f"{entry.id}: gives way while {status}"
+    assert under_way or status is not Status.LOADING, f"{entry.id}: nobody loads it"
+
+
+def _check_waiters(entry: Entry, *, queued: bool) -> None:
+    loading = entry.download is not None or (entry.load is not None and not entry.load.cancelled)
+    assert not queued or entry.wanted, f"{entry.id}: queued, and nobody wants it"
+    assert not entry.wanted or queued or loading, f"{entry.id}: wanted, and nothing is done about it"
+    assert not (queued and entry.serving), f"{entry.id}: queued while it serves"
