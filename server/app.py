@@ -81,6 +81,7 @@ logger = logging.getLogger(__name__)
 
 CONFIG_ERROR_STATUS = 2
 WATCH_EVERY_S = 5.0  # that the watchdog looks
+END_RETRY_S = 0.1  # after which a task that goes on is cancelled again
 MEMORY_WATCH_S = 0.5  # a sandbox may take some 100 MB until the watch looks again
 EXPIRY_INTERVAL_S = 3600.0
 PICTURES = "server.llama.pictures:answerer"  # by name: it is other processes that import it
@@ -384,9 +385,7 @@ def lifespan_of(
         finally:
             await begin_stop()
             await services.mcp.close()
-            for task in endless:
-                task.cancel()
-            await asyncio.gather(*endless, return_exceptions=True)
+            await end_tasks(endless)
             await asyncio.gather(watch, bars)  # they end with the pool
             models.close_sandboxes()
             for threads in (services.prepare, services.prepare_long, services.reading, services.compiling.threads):
@@ -401,6 +400,16 @@ def lifespan_of(
             logging.getLogger().removeHandler(services.log)
 
     return lifespan
+
+
+async def end_tasks(tasks: Collection[asyncio.Task[None]]) -> None:
+    """Cancel tasks until they have ended. Python 3.11's `asyncio.wait_for`, which the package redis uses, ignores a
+    cancellation that arrives with its result.
+    """
+    while pending := [task for task in tasks if not task.done()]:
+        for task in pending:
+            task.cancel()
+        await asyncio.wait(pending, timeout=END_RETRY_S)
 
 
 async def watch_steps(pool: Pool, limit_s: float) -> None:

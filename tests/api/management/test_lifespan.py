@@ -1,4 +1,5 @@
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -12,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from server.app import create_app
+from server import app as application
+from server.app import create_app, end_tasks
 from tests.api.conftest import TIMEOUT_S, GoLive, Serve, chat_request, idle, make_settings, run_app, until
 from tests.api.inference.test_media import IMAGE
 from tests.support.fakes import FakeLoader, FakeRunner
@@ -33,6 +35,20 @@ async def test_stopping_while_a_model_loads_ends_the_load() -> None:
     async with run_app(create_app(make_settings(), loader=loader)):
         gate.set()
     assert all(weights.closed for weights in loader.loaded)
+
+
+async def test_a_task_that_ignores_a_cancellation_is_cancelled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(application, "END_RETRY_S", 0.0)
+
+    async def ignore_one() -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        await asyncio.Event().wait()
+
+    task = asyncio.create_task(ignore_one())
+    await asyncio.sleep(0)
+    await end_tasks([task])
+    assert task.cancelled()
 
 
 async def test_while_it_stops_new_requests_are_refused_and_health_still_answers(serve: Serve) -> None:
