@@ -23,7 +23,15 @@ from server.engine.request import BATCH_PRIORITY, Adapters, Bounds, Event, Faile
 from server.engine.requests import Command, Mailbox, Outlet
 from server.engine.runner_api import Runner
 from server.engine.sequence import Slot, Ticket
-from server.engine.snapshots import ChoiceView, HeldText, InstanceView, SlotSnapshot, TierView, snapshot
+from server.engine.snapshots import (
+    ChoiceView,
+    EntryHashes,
+    HeldText,
+    InstanceView,
+    SlotSnapshot,
+    TierView,
+    snapshot,
+)
 from server.engine.stats import EngineStats
 from server.errors import InternalError, PermissionDenied, QueueFull
 
@@ -51,8 +59,9 @@ class Engine(Instances[Instance]):
         projector = runners[0].encoder
         self._encoder = Encoder(projector, EmbeddingCache(params.media_cache * MIB)) if projector else None
         self._disk: DiskCache | None = None
-        self._kept: dict[str, TierView] = {}
-        self._kept_at = 0.0
+        self._tiers: dict[str, TierView] = {}
+        self._tiers_at = 0.0
+        self._entry_hashes: list[EntryHashes] = []  # of the entries in `_tiers`
         self._loop = loop
         self._queue = ModelQueue(len(runners), runners[0].info.n_seq, self._wake_all)
         info = runners[0].info
@@ -214,22 +223,17 @@ class Engine(Instances[Instance]):
         ]
 
     def watch(self, *, wanted: bool) -> None:
-        """Start or stop publishing views."""
+        """Start or stop recording steps and making views."""
         for instance in self._instances:
-            if instance.snapshots.watched is not wanted:
-                instance.snapshots.watched = wanted
-                instance.wake()
+            instance.snapshots.watched = wanted
 
     def views(self) -> list[InstanceView]:
-        """Return the last view of each instance that has published one, and request newer ones."""
-        found = []
-        for instance in self._instances:
-            view, is_old = instance.snapshots.read()
-            if is_old and instance.snapshots.watched:
-                instance.wake()
-            if view is not None:
-                found.append(view)
-        return found
+        """Return a view of each instance, none while nobody watches."""
+        return [
+            instance.snapshots.view(self._queue.expected(i), self._entry_hashes)
+            for i, instance in enumerate(self._instances)
+            if instance.snapshots.watched
+        ]
 
     def ended(self) -> list[ChoiceView]:
         """Return the last choices that ended, in order."""
@@ -256,16 +260,12 @@ class Engine(Instances[Instance]):
         in their prefix trees.
         """
         now = self._clock()
-        if not self._kept or now - self._kept_at >= snapshots.KEPT_S:
-            self._kept_at = now
+        if not self._tiers or now - self._tiers_at >= snapshots.KEPT_S:
             caches = {"ram": self._ram} | ({} if self._disk is None else {"disk": self._disk.kept})
             found = {name: snapshots.tier_view(cache, now) for name, cache in caches.items()}
-            self._kept = {name: view for name, (view, _) in found.items()}
-            for instance in self._instances:
-                instance.snapshots.kept = [one for _, prefixes in found.values() for one in prefixes]
-                if instance.snapshots.watched:  # an idle step thread has no other reason to publish a new view
-                    instance.wake()
-        return self._kept
+            self._tiers_at, self._tiers = now, {name: view for name, (view, _) in found.items()}
+            self._entry_hashes = [one for _, hashes in found.values() for one in hashes]
+        return self._tiers
 
     @property
     def now(self) -> float:

@@ -93,7 +93,8 @@ class StepThread(ABC):
 
     def _run(self) -> None:
         try:
-            bind(cpus_of(self.number, self.params.cpus), self.params.prio)
+            cpus = self.params.cpus  # one set per instance, or one for all
+            bind(cpus[self.number % len(cpus)] if cpus else frozenset(), self.params.prio)
             while not self._stopping and not self.failure:
                 try:
                     self.heartbeat += 1
@@ -331,8 +332,3 @@ def yield_to_steps() -> None:
     if PRIORITIES_BY_THREAD:
         nice = os.getpriority(os.PRIO_PROCESS, 0) + ENCODER_NICE
         os.setpriority(os.PRIO_PROCESS, 0, min(nice, 19))
-
-
-def cpus_of(instance: int, cpus: tuple[frozenset[int], ...]) -> frozenset[int]:
-    """Return the CPUs of an instance, given one set per instance or one for all."""
-    return cpus[instance % len(cpus)] if cpus else frozenset()

@@ -225,7 +225,8 @@ class Cells:
         scheduler = self._scheduler
         wanted = (s.fetch for s in scheduler.waiting if s.fetch is not None)
         if self.disk is not None and any(fetch.future is None and not fetch.given_up for fetch in wanted):
-            start_reading(scheduler.in_turn(), self.disk, scheduler.move_cost, self._clock(), most=len(scheduler.slots))
+            in_turn, n_slots = scheduler.waiting.candidates(), len(scheduler.slots)
+            start_reading(in_turn, self.disk, scheduler.move_cost, self._clock(), most=n_slots)
 
     def offer(self) -> bool:
         """Write an idle slot for other processes if nothing runs or waits and it is fast enough. Return whether one was
@@ -296,10 +297,6 @@ class Cells:
         if not self._runner.seq_remove(slot.id, position(slot.media, n)):
             return False
         self._ends_at(slot, n)
-        if n <= slot.n_exact:
-            slot.n_exact = NEVER
-        self._checkpoints_are(slot, up_to(slot.checkpoints, n))
-        self._look(slot)
         return True
 
     def _ends_at(self, slot: Slot, n: int) -> None:
@@ -307,6 +304,10 @@ class Cells:
         self._share(slot, n)
         del slot.tokens[n:]
         slot.media = below(slot.media, n)
+        if n <= slot.n_exact:
+            slot.n_exact = NEVER
+        self._checkpoints_are(slot, up_to(slot.checkpoints, n))
+        self._look(slot)
 
     def _cut(self, slot: Slot, n: int) -> None:
         """Keep the first `n` tokens, by a checkpoint if necessary; otherwise nothing."""
@@ -324,8 +325,6 @@ class Cells:
         if not self._runner.seq_rewind(slot.id, checkpoint.state, last_position(slot.media, n) + 1):
             return False
         self._ends_at(slot, n)
-        self._checkpoints_are(slot, up_to(slot.checkpoints, n))
-        self._look(slot)
         return True
 
     def prepare_rollback(self, entries: list[TokenRun]) -> None:

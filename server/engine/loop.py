@@ -19,7 +19,7 @@ from server.engine.runner_api import Runner
 from server.engine.sampling import NextTokens
 from server.engine.scheduler import Scheduler, TokenRun, batches, is_batch
 from server.engine.sequence import Phase, Sequence, Slot, log_fields
-from server.engine.snapshots import SnapshotPublisher
+from server.engine.snapshots import Snapshots
 from server.engine.speculate.speculation import speculation
 from server.errors import CONTAINED, ContextExceeded, Interrupted, LlamapoolError, NotNumbers, ShuttingDown
 
@@ -48,11 +48,11 @@ class Instance(StepThread):
     ) -> None:
         super().__init__("llamapool-step", number, params, clock, preparing)
         self.runner = runner
-        self.scheduler = Scheduler(runner.info, params, queue.counters, ram, number)
+        self.scheduler = Scheduler(runner.info, params, queue.counters, ram)
         self._queue = queue
         self._mailbox = mailbox
         first_slot = number * runner.info.n_seq
-        self.snapshots = SnapshotPublisher(self.scheduler, clock, first_slot, lambda: queue.expected(number))
+        self.snapshots = Snapshots(self.scheduler, clock, first_slot)
         self._requests = Requests(
             self.scheduler, queue, number, mailbox, self.stats, clock, self.snapshots, encoder, self.wake
         )
@@ -106,8 +106,6 @@ class Instance(StepThread):
             self._woken.clear()
             self._receive()
         self._stepped = self._step()
-        if self.snapshots.watched:
-            self.snapshots.publish()
         if self._stepped:
             return
         self._mailbox.post()
@@ -275,7 +273,7 @@ class Instance(StepThread):
             return
         for entry in kept:
             if entry.sequence.slot is not None:  # otherwise another choice of its request failed
-                self._decode_alone(entry)
+                self._decode([entry])
 
     def _wipe(self, not_finite: list[Sequence]) -> None:
         """Recover from logits of `not_finite` that are not numbers. The cause is their own computation (an extreme LoRA
@@ -312,16 +310,6 @@ class Instance(StepThread):
         for sequence in not_finite:
             self.cells.drop_cached(sequence)
         self.runner.wipe()
-
-    def _decode_alone(self, entry: TokenRun) -> None:
-        started = self._clock()
-        try:
-            self.runner.use_adapters(entry.sequence.next_adapters)
-            if self.runner.decode([entry]):
-                self._take_results([entry], self._clock() - started)
-        except CONTAINED as own:
-            if self._rewind(entry, own):
-                self._requests.fail(entry.sequence.ticket, own)
 
     def _rewind(self, entry: TokenRun, error: Exception) -> bool:
         """Remove what a failed decode may have left. Return False if the sequence cannot continue from there."""
@@ -371,6 +359,7 @@ class Instance(StepThread):
                 self.scheduler.occupy(placement, now)
                 self._requests.ask_for_media(sequence)
                 if first:
+                    sequence.ticket.placed = True
                     sequence.placement_s = self._clock() - now
                     self.stats.queue_time.observe(now - sequence.ticket.waits_since)
                     self._next_tokens.begin(sequence)

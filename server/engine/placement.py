@@ -139,6 +139,8 @@ class Placer:
             return None
         if sequence.preempted is not None:
             return Placement(sequence, self._anywhere(pinned), sequence.preempted, len(sequence.preempted.tokens))
+        if not (sequence.request.cache_prompt and self.params.cache_prompt):
+            return Placement(sequence, self._anywhere(pinned), None, 0)
         where, n = self._search(sequence)
         self._awaited.pop(sequence, None)
         if isinstance(where, Sequence):
@@ -179,8 +181,6 @@ class Placer:
         return MIN_TOKENS if self.info.can_cut else 1
 
     def _search(self, sequence: Sequence) -> tuple[PrefixSource, int]:
-        if not self._may_reuse(sequence):
-            return None, 0
         where: Slot | CacheEntry | None
         where, n = self._match(sequence)
         stored, n_stored = self._stored(sequence, n)
@@ -198,12 +198,7 @@ class Placer:
         placement = Placement(sequence, slot, source, n)
         # a recurrent state cannot drop its middle, and a medium cannot be split
         movable = self.info.can_shift and self.info.can_cut and not sequence.media
-        if sequence.request.n_cache_reuse > 0 and movable and self._may_reuse(sequence):
-            placement = self._with_moves(placement, pinned)
-        return placement
-
-    def _may_reuse(self, sequence: Sequence) -> bool:
-        return sequence.request.cache_prompt and self.params.cache_prompt
+        return self._with_moves(placement, pinned) if sequence.request.n_cache_reuse > 0 and movable else placement
 
     def _with_moves(self, placement: Placement, pinned: int) -> Placement:
         """Return the placement in the idle slot with the most reusable tokens if runs may move; otherwise `placement`.
@@ -236,8 +231,6 @@ class Placer:
 
     def _own_match(self, slot: Slot, sequence: Sequence) -> int:
         """Return the length of the prefix in the slot's own cells."""
-        if not self._may_reuse(sequence):
-            return 0
         n = min(common_prefix(sequence.target, slot.tokens), sequence.n_reusable)
         return slot.reusable(n, sequence.adapter_set)
 

@@ -24,6 +24,7 @@ import threading
 import zlib
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from itertools import chain
 
 from server.engine.lora import reusable
 from server.engine.prefix_cache import common_prefix, longest_match
@@ -43,16 +44,11 @@ MAX_CLIENTS = 4096
 
 
 class TokenCounters:
-    """Virtual token counters per client of one model, in weighted tokens. Clients have opaque names.
+    """Virtual token counters per client of one model, in weighted tokens. Clients have opaque names. Thread-safe."""
 
-    Each instance has its own count, so step threads need no lock per token.
-    """
-
-    def __init__(self, most: int = MAX_CLIENTS, n_instances: int = 1) -> None:
-        self._counts: OrderedDict[str, list[float]] = OrderedDict()  # least recent client first
-        """Of each client where it began, and what each instance has served since."""
+    def __init__(self, most: int = MAX_CLIENTS) -> None:
+        self._counts: OrderedDict[str, float] = OrderedDict()  # least recent client first
         self._most = most
-        self._nothing = [0.0] * n_instances
         self._now = 0.0  # virtual time: the counter of the last client that was chosen
         self._lock = threading.Lock()
 
@@ -61,24 +57,18 @@ class TokenCounters:
 
     def served(self, client: str) -> float:
         """Return a client's counter; an unknown client has the current virtual time."""
-        counts = self._counts.get(client)
-        return self._now if counts is None else sum(counts)
+        return self._counts.get(client, self._now)
 
-    def serve(self, client: str, n: float, instance: int = 0) -> None:
-        """Add `n` weighted tokens. Called by that instance only."""
-        counts = self._counts.get(client) or self._begin(client)
-        counts[1 + instance] += n
-
-    def _begin(self, client: str) -> list[float]:
-        return self._counts.setdefault(client, [self._now, *self._nothing])
+    def serve(self, client: str, n: float) -> None:
+        """Add `n` weighted tokens."""
+        with self._lock:
+            self._counts[client] = self._counts.get(client, self._now) + n
 
     def asks(self, client: str, *, again: bool = False) -> None:
         """Record a request of `client`. `again`: it had nothing waiting, so unused credit is dropped."""
         with self._lock:
-            counts = self._begin(client)
-            if again:
-                counts[0] += max(self._now - sum(counts), 0.0)
-            self._counts.move_to_end(client)
+            count = self._counts.pop(client, self._now)
+            self._counts[client] = max(count, self._now) if again else count
             while len(self._counts) > self._most:
                 self._counts.popitem(last=False)
 
@@ -101,9 +91,8 @@ class Queue:
         return sum(map(len, self._lines.values()))
 
     def __iter__(self) -> Iterator[Sequence]:
-        """Iterate over all waiting sequences, in no particular order."""
-        for line in self._lines.values():
-            yield from line
+        """Iterate over a copy of all waiting sequences, in no particular order. Thread-safe: no Python code runs."""
+        return iter(list(chain.from_iterable(list(self._lines.values()))))
 
     def append(self, sequence: Sequence) -> None:
         """Add a new choice after the others of its client and priority."""
@@ -127,18 +116,14 @@ class Queue:
                 return True
         return False
 
-    def candidates(self, due: Iterable[Sequence] = ()) -> Iterator[Sequence]:
-        """Iterate in placement order, `due` first. The queue must not change meanwhile."""
-        first = list(due)
-        yield from first
-        lines, served = self._lines, self._counters.served
+    def candidates(self) -> Iterator[Sequence]:
+        """Iterate in placement order. The queue must not change meanwhile."""
+        lines, served, first = self._lines, self._counters.served, None
         if len({priority for priority, _ in lines}) > 1 and self._n_placed % MAX_BYPASSES == MAX_BYPASSES - 1:
             live = [line[0] for (priority, _), line in lines.items() if priority < BATCH_PRIORITY]
             heads = live or [line[0] for line in lines.values()]
-            head = min(heads, key=lambda head: (served(head.request.client), head.ticket.submitted_at))
-            if head not in first:
-                first.append(head)
-                yield head
+            first = min(heads, key=lambda head: (served(head.request.client), head.ticket.submitted_at))
+            yield first
 
         def turn(key: tuple[int, str | None]) -> tuple[int, bool, float, float]:
             priority, client = key
@@ -147,7 +132,7 @@ class Queue:
 
         for key in sorted(lines, key=turn) if len(lines) > 1 else lines:
             for sequence in lines[key]:
-                if not first or sequence not in first:
+                if sequence is not first:
                     yield sequence
 
     def place(self, sequence: Sequence) -> None:
@@ -163,12 +148,11 @@ class ModelQueue:
 
     def __init__(self, n_instances: int = 1, n_slots: int = 0, wake: Callable[[], None] = lambda: None) -> None:
         """Create the queue of instances with `n_slots` slots each; `wake` lets all of them call `take` again."""
-        self.counters = TokenCounters(n_instances=n_instances)
+        self.counters = TokenCounters()
         self.open: dict[int, Ticket] = {}
         self.n_load = 0
         self.has_deadlines = False  # whether some request had a deadline of its own
         self._waiting: dict[int, Ticket] = {}
-        self.n_waiting = 0  # their choices
         self._n_slots = n_slots
         self._wake = wake
         self._running = [0] * n_instances  # choices that each instance has taken, except those of batches
@@ -179,6 +163,11 @@ class ModelQueue:
     def __len__(self) -> int:
         return len(self._waiting)
 
+    @property
+    def n_waiting(self) -> int:
+        """Choices of the waiting requests."""
+        return sum([ticket.request.n for ticket in list(self._waiting.values())])
+
     # ---- on the event loop
 
     def add(self, ticket: Ticket) -> bool:
@@ -188,7 +177,6 @@ class ModelQueue:
                 return False
             self.counters.asks(ticket.request.client)
             self._waiting[id(ticket)] = ticket
-            self.n_waiting += ticket.request.n
         self.open[id(ticket)] = ticket
         self.n_load += ticket.request.n
         if ticket.request.first_token_timeout_s or ticket.request.request_timeout_s:
@@ -220,7 +208,8 @@ class ModelQueue:
             room = [0 if i in self._closed else self._n_slots - n for i, n in enumerate(self._running)]
             room[instance] = 0 if instance in self._closed else n_free
             ignore_priority = self._n_taken % MAX_BYPASSES == MAX_BYPASSES - 1  # as in `Queue.candidates`
-            waiting.sort(key=lambda t: (0 if ignore_priority else t.request.priority, self._served(t), t.submitted_at))
+            served = self.counters.served
+            waiting.sort(key=lambda t: (ignore_priority or t.request.priority, served(t.request.client), t.submitted_at))
             taken = []
             for ticket in waiting:
                 preferred = ticket.instance
@@ -235,13 +224,9 @@ class ModelQueue:
             self._wake()
         return taken
 
-    def _served(self, ticket: Ticket) -> float:
-        return self.counters.served(ticket.request.client)
-
     def _take(self, tickets: list[Ticket], instance: int) -> list[Ticket]:
         for ticket in tickets:
             del self._waiting[id(ticket)]
-            self.n_waiting -= ticket.request.n
             ticket.instance = instance
             self._running[instance] += _n_live(ticket)
             self._n_taken += 1

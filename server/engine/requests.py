@@ -18,7 +18,7 @@ from server.engine.queue import ModelQueue
 from server.engine.request import Event, Failed
 from server.engine.scheduler import Scheduler
 from server.engine.sequence import Phase, Sequence, Slot, Ticket, log_fields
-from server.engine.snapshots import Outcome, SnapshotPublisher
+from server.engine.snapshots import Outcome, Snapshots
 from server.engine.stats import EngineStats
 from server.errors import InternalError, LlamapoolError, TooLate
 
@@ -145,7 +145,7 @@ class Requests:
     _mailbox: Mailbox
     _stats: EngineStats
     _clock: Callable[[], float]
-    _snapshots: SnapshotPublisher
+    _snapshots: Snapshots
     _encoder: Encoder | None = None
     _wake: Callable[[], None] = lambda: None
     _open: dict[int, Ticket] = field(default_factory=dict)
@@ -164,7 +164,7 @@ class Requests:
     @property
     def due(self) -> bool:
         """Whether `receive` or `expire` may have work although nobody woke the thread."""
-        return self._is_limited or bool(self._queue.n_waiting)
+        return self._is_limited or bool(self._queue)
 
     def next_look_s(self, now: float) -> float | None:
         """Return the seconds until `expire` must run without a wake-up; None if it need not."""
@@ -178,22 +178,18 @@ class Requests:
             return
         self._look_at = now + EXPIRY_CHECK_S
         self._own(self._queue.late(self._instance, lambda ticket: bool(self._missed_limit(ticket, now))))
-        ended = {id(ticket) for ticket in self._open.values() if ticket.n_open < ticket.request.n}  # a choice of them
-        placed = ended | {id(s.ticket) for s in self._sequences() if s.n_cached >= 0}
-        begun = ended | {id(s.ticket) for s in self._sequences() if s.output}
         for ticket in list(self._open.values()):
-            missed = self._missed_limit(ticket, now, placed=id(ticket) in placed, begun=id(ticket) in begun)
-            if missed:
+            if missed := self._missed_limit(ticket, now):
                 self.fail(ticket, TooLate(missed, RETRY_LATER_S))
 
-    def _missed_limit(self, ticket: Ticket, now: float, *, placed: bool = False, begun: bool = False) -> str:
+    def _missed_limit(self, ticket: Ticket, now: float) -> str:
         """Return the message of the time limit that `ticket` has exceeded; "" if none."""
         request, waited_s = ticket.request, now - ticket.submitted_at
         total_s = _shorter(self._request_s, request.request_timeout_s)
-        token_s = 0.0 if begun else _shorter(self._first_token_s, request.first_token_timeout_s)
+        token_s = 0.0 if ticket.begun else _shorter(self._first_token_s, request.first_token_timeout_s)
         if 0 < total_s <= waited_s:
             return f"the request was not done within {total_s:g} s"
-        if not placed and 0 < self._queue_s <= now - ticket.waits_since:
+        if not ticket.placed and 0 < self._queue_s <= now - ticket.waits_since:
             return f"no slot was free within {self._queue_s:g} s"
         return f"there was no first token within {token_s:g} s" if 0 < token_s <= waited_s else ""
 

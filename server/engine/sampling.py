@@ -9,6 +9,7 @@ import logging
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from server.engine.kv_store import Cells
@@ -63,21 +64,17 @@ class Constrained:
         self._masks: Masks | None = None
         self._proposals: dict[int, Proposal] = {}  # by output
 
-    def propose(self, entries: list[TokenRun]) -> None:
+    def propose(self, rows: list[tuple[int, TokenRun]]) -> None:
         """Sample the next token of every constrained sequence, and compute the masks of rejected ones in parallel.
 
-        `entries` have logits, in output order. A single sequence is left to `sample`.
+        `rows`: as `NextTokens.take`. A single sequence is left to `sample`.
         """
         self._proposals.clear()
-        if sum([entry.sequence.constraint is not None for entry in entries]) < 2:
-            return
         wanted: list[tuple[int, Sequence, Constraint]] = []
-        output = 0
-        for entry in entries:
+        for output, entry in rows:
             sequence = entry.sequence
             if sequence.constraint is not None and sequence.phase is Phase.DECODE and sequence.request.max_tokens:
                 wanted.append((entry.next_output(output), sequence, sequence.constraint))
-            output += entry.n_outputs
         if len(wanted) < 2:
             return
         for output, sequence, constraint in wanted:
@@ -190,22 +187,23 @@ class NextTokens:
 
         Return the sequences whose logits are not finite, unchanged.
         """
-        self._propose(entries)
+        firsts = accumulate([entry.n_outputs for entry in entries], initial=0)
+        rows = list(zip(firsts, entries, strict=False))  # each run with its first output
+        self._sample_together(rows)
         not_finite: list[Sequence] = []
-        output = 0
-        for entry in entries:
+        for output, entry in rows:
             sequence = entry.sequence
-            if sequence.phase is not Phase.ENDED:  # otherwise another choice of its request failed in this step
-                try:
-                    if entry.scored:
-                        self._mailbox.emit(sequence.ticket, self._score(output, entry))
-                    if sequence.phase is Phase.DECODE:
-                        self._take_checked(entry.next_output(output), entry)
-                except NotNumbers:
-                    not_finite.append(sequence)
-                except Exception as error:  # noqa: BLE001 - `Requests.fail` logs what is not ours
-                    self._requests.fail(sequence.ticket, error)
-            output += entry.n_outputs
+            if sequence.phase is Phase.ENDED:  # another choice of its request failed in this step
+                continue
+            try:
+                if entry.scored:
+                    self._mailbox.emit(sequence.ticket, self._score(output, entry))
+                if sequence.phase is Phase.DECODE:
+                    self._take_checked(entry.next_output(output), entry)
+            except NotNumbers:
+                not_finite.append(sequence)
+            except Exception as error:  # noqa: BLE001 - `Requests.fail` logs what is not ours
+                self._requests.fail(sequence.ticket, error)
         return not_finite
 
     def _take_checked(self, output: int, entry: TokenRun) -> None:
@@ -292,19 +290,11 @@ class NextTokens:
         ]
         return PromptLogprobs(sequence.index, tuple(tokens))
 
-    def _propose(self, entries: list[TokenRun]) -> None:
+    def _sample_together(self, rows: list[tuple[int, TokenRun]]) -> None:
         """Sample what can be sampled in parallel, before each sequence takes its own."""
-        self._constrained.propose(entries)
-        self._drawn = {}
-        if len(entries) < 2:
-            return
-        free, output = [], 0
-        for entry in entries:
-            if _is_free(entry):
-                free.append((output, entry.sequence.sampler))
-            output += entry.n_outputs
-        if len(free) > 1:
-            self._drawn = self._runner.sample_together(free)
+        self._constrained.propose(rows)
+        free = [(output, entry.sequence.sampler) for output, entry in rows if _is_free(entry)] if len(rows) > 1 else []
+        self._drawn = self._runner.sample_together(free) if len(free) > 1 else {}
 
     def _next_token(self, output: int, sequence: Sequence) -> tuple[int, TokenLogprob | None]:
         runner, sampler, request = self._runner, sequence.sampler, sequence.request
@@ -337,6 +327,7 @@ class NextTokens:
 
     def _emit_started(self, sequence: Sequence, now: float) -> None:
         sequence.prompt_done_at = now
+        sequence.ticket.begun = True
         n_prompt = len(sequence.request.prompt)
         self._stats.prompt_tokens_cached += sequence.n_cached
         self._stats.time_to_first_token.observe(now - sequence.ticket.submitted_at)

@@ -126,7 +126,7 @@ def _whole(size: int, n_ubatch: int) -> int:
 
 
 class KvBudget:
-    """The KV cells of one instance."""
+    """The KV cells of one instance that are free for waiting requests."""
 
     def __init__(self, slots: list[Slot], info: RunnerInfo) -> None:
         self._slots = slots
@@ -134,74 +134,44 @@ class KvBudget:
         self._preempted: list[Sequence] = []  # preempted since the last sequence ended
         self._lost = 0  # cells that are occupied although no sequence accounts for them, until a sequence ends
         self.changes = 0  # counts changes of slot holders
-        self.due: list[Sequence] = []
         self.free = inf  # free cells; infinite with separate KV and while no slot is held
-        self.empty = True  # no slot is held
 
     def measure(self) -> None:
         """Update the number of free cells. Call it before checking requests."""
-        if self.due:
-            self.due = [s for s in self.due if s.phase is Phase.WAITING and s.slot is None]
         active = [s for slot in self._slots if (s := slot.sequence) is not None]
-        self.empty = not active
+        if not active:
+            self._preempted = []
         if self._info.unified:
             self.free = self._info.n_cells - self._lost - sum(map(_cells, active)) if active else inf
 
-    @property
-    def full(self) -> bool:
-        """Whether no request can fit, even with all of its prompt cached."""
-        return self.free <= REPLY_CELLS  # at least the last prompt token is computed
-
     def fits(self, sequence: Sequence, n_kept: int) -> bool:
         """Whether enough cells are free for `sequence`, of which the first `n_kept` tokens are in cells already."""
-        sequence.n_needed = (
-            max(len(sequence.target), len(sequence.preempted.tokens) if sequence.preempted else 0)
-            - n_kept
-            + REPLY_CELLS
-        )
+        n_preempted = len(sequence.preempted.tokens) if sequence.preempted else 0
+        sequence.n_needed = max(len(sequence.target), n_preempted) - n_kept + REPLY_CELLS
         sequence.looked_at = self.changes
         return sequence.n_needed <= self.free
 
     def refuses(self, sequence: Sequence) -> bool:
         """Whether it is known without a prefix search that `sequence` does not fit."""
-        if not self.empty and sequence in self._preempted:
-            return True
-        return sequence.looked_at == self.changes and sequence.n_needed > self.free
+        return sequence in self._preempted or (sequence.looked_at == self.changes and sequence.n_needed > self.free)
 
-    def allows_bypass(self, before: list[Sequence]) -> bool:
-        """Whether a request may bypass those in `before`, which do not fit: cells are left, and none of them was
-        bypassed as often as allowed.
+    def allows_bypass(self, blocked: list[Sequence]) -> bool:
+        """Whether a request may bypass those that are `blocked`, because they do not fit: cells for more than a reply
+        are left, and none of them was bypassed as often as allowed.
         """
-        return not before or not (self.full or any(one.n_bypasses >= MAX_BYPASSES for one in before))
-
-    def bypass(self, before: list[Sequence]) -> None:
-        """Record that a request bypassed those in `before`."""
-        if not self._info.unified:  # separate KV has no shared cells to wait for
-            return
-        for one in before:
-            one.n_bypasses += 1
-            if one.n_bypasses == MAX_BYPASSES:
-                self.due.append(one)
-
-    def placed(self, sequence: Sequence) -> None:
-        """Record that `sequence` got a slot."""
-        self.changes += 1
-        sequence.n_bypasses = 0
+        return not blocked or (self.free > REPLY_CELLS and all(one.n_bypasses < MAX_BYPASSES for one in blocked))
 
     def ran_out(self, victim: Sequence, n_batch: int) -> None:
         """Record that a batch of `n_batch` tokens found no cells and no idle cache is left; `victim` will be
         preempted.
         """
-        victim.n_needed = _cells(victim)
         self._preempted.append(victim)
         held = sum(s.n_computed - slot.n_shared for slot in self._slots if (s := slot.sequence) is not None)
         self._lost = max(self._lost, self._info.n_cells - held - n_batch)
 
-    def left(self, *, ended: bool) -> None:
-        """Record that a sequence gave up its slot. Without `ended` it was preempted and will return."""
-        self.changes += 1
-        if ended:
-            self._preempted, self._lost = [], 0
+    def ended(self) -> None:
+        """Record that a sequence ended and gave up its slot: preempted ones may return."""
+        self._preempted, self._lost = [], 0
 
 
 def _cells(sequence: Sequence) -> int:
@@ -261,9 +231,8 @@ class Scheduler:
         params: EngineParams,
         counters: TokenCounters | None = None,
         ram: StateCache | None = None,
-        instance: int = 0,
     ) -> None:
-        """Create the scheduler of instance number `instance`. Instances of a model share `counters` and `ram`."""
+        """Create the scheduler of an instance. Instances of a model share `counters` and `ram`."""
         params = params.on_device(is_gpu=info.deferred)
         self.info = info
         self.ram = state_cache(params.cache_ram, info.free_bytes) if ram is None else ram
@@ -274,7 +243,6 @@ class Scheduler:
         self.placer = Placer(self.slots, self.ram, info, params, self.move_cost)
         self.kv_budget = KvBudget(self.slots, info)
         self._counters = TokenCounters() if counters is None else counters
-        self._instance = instance
         self.waiting = Queue(self._counters)
         sizes = min(params.min_chunk, info.n_batch), info.n_batch, info.n_ubatch
         self.step_size = StepSize(params.target_s, *sizes)
@@ -298,28 +266,29 @@ class Scheduler:
             return None
         budget = self.kv_budget
         budget.measure()
-        before: list[Sequence] = []  # sequences that do not fit
+        blocked: list[Sequence] = []  # sequences that do not fit
         n_searches = 0
         has_live = not all(map(is_batch, self.waiting))
-        for sequence in self.waiting.candidates(budget.due):
+        for sequence in self.waiting.candidates():
             if has_live and is_batch(sequence):  # slots are reserved for live requests, also while these wait
                 continue
-            if not budget.allows_bypass(before):
+            if not budget.allows_bypass(blocked):
                 return None
             if budget.refuses(sequence):
-                before.append(sequence)
+                blocked.append(sequence)
                 continue
-            n_searches += bool(before)
+            n_searches += bool(blocked)
             if n_searches > MAX_BYPASS_SEARCHES:
                 return None
             placement = self.placer.find(sequence)
             if placement is None:
                 continue
             if budget.fits(sequence, placement.n_in_cells):
-                budget.bypass(before)
+                for one in blocked:
+                    one.n_bypasses += 1
                 self.waiting.place(sequence)
                 return placement
-            before.append(sequence)
+            blocked.append(sequence)
         return None
 
     def preempts(self) -> Sequence | None:
@@ -337,11 +306,6 @@ class Scheduler:
         n_live = sum(not is_batch(s) for s in self.active())
         return len(self.slots) - n_live - sum(not is_batch(s) for s in self.waiting)
 
-    def in_turn(self) -> list[Sequence]:
-        """Return the waiting sequences in placement order."""
-        candidates = self.waiting.candidates(self.kv_budget.due)
-        return [s for s in candidates if s.phase is Phase.WAITING and s.slot is None]
-
     def occupy(self, placement: Placement, now: float) -> None:
         """Record that `placement` was carried out; ``slot.tokens`` already describes the cells."""
         sequence, slot = placement.sequence, placement.slot
@@ -349,9 +313,10 @@ class Scheduler:
         self.may_be_apart = True
         slot.adapter_set = sequence.adapter_set
         slot.n_requests += 1
-        self.kv_budget.placed(sequence)
+        self.kv_budget.changes += 1
+        sequence.n_bypasses = 0
         n_to_compute = len(sequence.target) - len(slot.tokens)
-        self._counters.serve(sequence.request.client, n_to_compute, self._instance)
+        self._counters.serve(sequence.request.client, n_to_compute)
         if sequence.n_cached < 0:
             sequence.n_cached = len(slot.tokens)
             sequence.placed_at = now
@@ -540,7 +505,7 @@ class Scheduler:
                 sequence.quarantined_until = sequence.n_faults = 0
             if sequence.phase is generating:
                 sequence.n_rolled_back = 0
-                self._counters.serve(sequence.request.client, OUTPUT_WEIGHT, self._instance)
+                self._counters.serve(sequence.request.client, OUTPUT_WEIGHT)
                 continue
             n_prompts += 1
             n_of_prompts += n
@@ -585,15 +550,16 @@ class Scheduler:
                 self.ram.remove(sequence.preempted)
         else:
             self._leave(sequence, now)
-            self.kv_budget.left(ended=True)
+            self.kv_budget.ended()
 
     def _leave(self, sequence: Sequence, now: float) -> None:
         slot = sequence.held
         if sequence.phase is Phase.PREFILL:  # the rest will not be computed
             n_left = len(sequence.target) - len(slot.tokens)
-            self._counters.serve(sequence.request.client, -n_left, self._instance)
+            self._counters.serve(sequence.request.client, -n_left)
         slot.sequence, sequence.slot, slot.last = None, None, sequence
         slot.last_used = now
+        self.kv_budget.changes += 1
         self.may_be_apart = True
 
     def preempt(self, sequence: Sequence, now: float) -> None:
@@ -601,7 +567,6 @@ class Scheduler:
         continues.
         """
         self._leave(sequence, now)
-        self.kv_budget.left(ended=False)
         sequence.target = sequence.content
         if len(sequence.output) > sequence.base_output:  # its last token is not in the cells
             del sequence.target[-1:]

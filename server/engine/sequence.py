@@ -29,6 +29,8 @@ class Ticket:
     n_open: int = 0  # choices that have not ended
     adapter_set: AdapterSet = NO_ADAPTERS
     cancelled: bool = False
+    placed: bool = False  # a choice has got a slot
+    begun: bool = False  # a choice has its first token
     instance: int = 0  # the preferred instance; after it left the `ModelQueue`, the one that took it
     waits_since: float = 0.0
 

@@ -1,13 +1,9 @@
-"""Immutable snapshots of an instance and of the caches, for the web UI and GET /slots.
+"""Immutable snapshots of an instance and of the caches, for the web UI, GET /slots and KV events.
 
-While nobody watches, only one record per ended request is collected. While somebody watches, the step thread makes a
-view after a step, or before it waits, once the previous view was read. Times are those of the engine's clock.
-
-Only GET /slots (`SlotSnapshot`) is read from another thread while steps run, so single numbers may be one step
-apart.
+They are made by the thread that reads them, while steps run. So single numbers may be one step apart, and a list that
+the step thread changes is copied in one operation first. Times are those of the engine's clock.
 """
 
-import logging
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Hashable
@@ -23,9 +19,6 @@ from server.engine.prefix_cache import BLOCK, StateCache
 from server.engine.request import Adapters, Request
 from server.engine.scheduler import Scheduler, TokenRun
 from server.engine.sequence import Sequence, Slot, Ticket
-
-log = logging.getLogger(__name__)
-
 
 MAX_WAITING = 50  # waiting choices listed individually
 MAX_STEPS = 1000  # steps kept for observers
@@ -119,7 +112,6 @@ class InstanceView:
     negative number.
     """
 
-    at: float
     slots: tuple[SlotView, ...]
     shared: tuple[tuple[int, int, int], ...]
     waiting: tuple[ChoiceView, ...]
@@ -128,26 +120,21 @@ class InstanceView:
 
 
 @dataclass(eq=False)
-class SnapshotPublisher:
-    """Makes the views of one instance. Observers set `watched` and `kept`, call `read`, and read `ended`; the step
-    thread does everything else. `not_taken`: requests that wait for this instance first.
-    """
+class Snapshots:
+    """Records the ended choices of an instance and, while `watched`, its steps; and makes views of it."""
 
     _scheduler: Scheduler
     _clock: Callable[[], float]
     _first_slot: int
-    _not_taken: Callable[[], Seq[Ticket]] = tuple
     watched: bool = False
-    kept: Seq[EntryHashes] = ()  # cached entries that appear in the prefix tree
     ended: deque[ChoiceView] = field(default_factory=lambda: deque(maxlen=MAX_ENDED))
-    _view: InstanceView | None = None
-    _due: bool = True  # the last view was read
-    _is_old: bool = False  # the thread has worked since the last view
     _steps: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=MAX_STEPS))
     _n_steps: int = 0
     _ends: Seq[tuple[int, int]] = ()  # identifies the texts of `_shared`
     _shared: tuple[tuple[int, int, int], ...] = ()
     _texts: dict[int, tuple[object, list[int]]] = field(default_factory=dict)  # block hashes per slot
+
+    # ---- the step thread
 
     def step(self, entries: Seq[TokenRun], n_prompt: int, seconds: float) -> None:
         """Record that `entries` were decoded."""
@@ -160,40 +147,24 @@ class SnapshotPublisher:
         """Record that a choice is about to release its slot."""
         self.ended.append(self._choice(sequence, now, outcome))
 
-    def read(self) -> tuple[InstanceView | None, bool]:
-        """Return the last view (None at first), and whether a waiting step thread should be woken to publish a newer
-        one.
+    # ---- the event loop
+
+    def view(self, not_taken: Seq[Ticket], kept: Seq[EntryHashes]) -> InstanceView:
+        """Return a view. `not_taken`: requests that wait for this instance first. `kept`: cached entries that appear in
+        the prefix tree.
         """
-        self._due = True
-        return self._view, self._is_old or self._view is None
-
-    def publish(self) -> None:
-        """Make a view if the last one was read. Never fails: observers must not end requests."""
-        self._is_old = not self._due
-        if not self._due:
-            return
-        self._due = False
-        try:
-            self._view = self._made()
-        except Exception:
-            log.exception("the instance view could not be made; this is a bug, please report it")
-
-    def _made(self) -> InstanceView:
-        now = self._clock()
-        slots = self._scheduler.slots
-        waiting = [*self._scheduler.waiting, *(Sequence(ticket, 0) for ticket in self._not_taken())]
+        slots = self._scheduler.slots.copy()
+        waiting = [*self._scheduler.waiting, *(Sequence(ticket, 0) for ticket in not_taken)]
         return InstanceView(
-            at=now,
             slots=tuple(map(self._slot, slots)),
-            shared=self._shared_prefixes(slots),
-            waiting=tuple(self._choice(sequence) for sequence in waiting[:MAX_WAITING]),
+            shared=self._shared_prefixes(slots, kept),
+            waiting=tuple(map(self._choice, waiting[:MAX_WAITING])),
             n_waiting=len(waiting),
             steps=tuple(self._steps),
         )
 
-    def _shared_prefixes(self, slots: Seq[Slot]) -> tuple[tuple[int, int, int], ...]:
+    def _shared_prefixes(self, slots: Seq[Slot], kept: Seq[EntryHashes]) -> tuple[tuple[int, int, int], ...]:
         """Return `InstanceView.shared`, recomputed when a text has changed."""
-        kept = self.kept
         texts = [*map(self._hashes, slots), *(text for _, text in kept)]
         numbers = [*range(self._first_slot, self._first_slot + len(slots)), *(-number for number, _ in kept)]
         ends = [(number, text[-1] if text else 0) for number, text in zip(numbers, texts, strict=True)]
@@ -204,11 +175,11 @@ class SnapshotPublisher:
 
     def _hashes(self, slot: Slot) -> Seq[int]:
         """Return the block hashes of the prompt or of the idle contents of `slot`, computed when they have changed."""
-        sequence = slot.sequence
+        sequence, tokens = slot.sequence, slot.tokens
         if sequence is not None and sequence.shifted:  # shifted cells are no prefix of any text
             return ()
-        text = slot.tokens if sequence is None else sequence.target[: len(slot.tokens)]
-        key = id(slot.tokens), slot.n_requests, slot.adapter_set
+        text = tokens if sequence is None else sequence.target[: len(tokens)]
+        key = id(tokens), slot.n_requests, slot.adapter_set
         known_key, known = self._texts.get(slot.id, (None, []))
         if known_key != key or len(known) > len(text) // BLOCK + 1:
             known = []
@@ -227,7 +198,7 @@ class SnapshotPublisher:
         )
 
     def _choice(self, sequence: Sequence, ended_at: float = 0.0, outcome: Outcome | None = None) -> ChoiceView:
-        request, (source, source_slot, recompute) = sequence.request, sequence.origin
+        request, slot, (source, source_slot, recompute) = sequence.request, sequence.slot, sequence.origin
         return ChoiceView(
             request=request.id,
             log_id=request.log_id,
@@ -244,7 +215,7 @@ class SnapshotPublisher:
             placed_at=sequence.placed_at,
             placement_s=sequence.placement_s,
             prompt_done_at=sequence.prompt_done_at,
-            slot=-1 if sequence.slot is None else self._first_slot + sequence.slot.id,
+            slot=-1 if slot is None else self._first_slot + slot.id,
             ended_at=ended_at,
             outcome=outcome,
         )
@@ -327,8 +298,8 @@ def block_hashes(tokens: Seq[int], adapter_set: AdapterSet, known: list[int]) ->
     """
     if not known:
         known.append(hash((adapter_set.scope, adapter_set.at(0))))
-    further = iter(tokens[(len(known) - 1) * BLOCK : len(tokens) // BLOCK * BLOCK])
-    for block in zip(*[further] * BLOCK, strict=True):  # the fastest way to form blocks
+    further = iter(tokens[(len(known) - 1) * BLOCK :])
+    for block in zip(*[further] * BLOCK, strict=False):  # the fastest way to form blocks
         known.append(hash((known[-1], block)))
     return known
 

@@ -1,7 +1,7 @@
 """The web UI's live data: one event stream for all of its views.
 
-A state is built at most every `EVERY_S`, once for all readers, from the step threads' snapshots
-(`engine.snapshots`). Without readers nothing is built, and step threads publish nothing. With more active
+A state is built at most every `EVERY_S`, once for all readers, from snapshots of the engines
+(`engine.snapshots`). Without readers nothing is built, and step threads record no steps. With more active
 streams the interval grows, so that the cost to them stays the same. Other events are sent on change: finished
 requests, cached prompt states, and the last hour of samples, first all and then each new one. Times are unix
 milliseconds.

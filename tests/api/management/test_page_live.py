@@ -13,7 +13,7 @@ from server.engine import snapshots
 from server.engine.snapshots import InstanceView
 from server.web import live as page_live
 from server.web.history import History
-from tests.api.conftest import Api, Serve, until
+from tests.api.conftest import Api, Serve
 from tests.api.streams import Exchange, posting
 from tests.support.fakes import FakeLoader, FakeRunner
 
@@ -112,10 +112,14 @@ async def test_nothing_is_collected_while_nobody_looks(serve: Serve) -> None:
         assert views(api) == []
         async with looking(api) as looks:
             await looks.until("state")
-            await until(lambda: views(api))
-        at = views(api)[0].at
+            await api.client.post("/v1/chat/completions", json=CHAT | {"stream": False})
+            steps = views(api)[0].steps
+            assert steps
+        assert views(api) == []
         await api.client.post("/v1/chat/completions", json=CHAT | {"stream": False})
-        assert views(api)[0].at == at
+        async with looking(api) as looks:
+            await looks.until("state")
+            assert views(api)[0].steps == steps
 
 
 async def test_beginnings_that_slots_share_are_named(serve: Serve) -> None:

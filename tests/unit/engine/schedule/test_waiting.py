@@ -101,10 +101,10 @@ def test_clients_are_remembered_up_to_a_bound(n: int) -> None:
     assert len(q.drain(1.0)) == n
 
 
-def test_who_comes_back_begins_now_whichever_instance_served_it() -> None:
-    counters = TokenCounters(n_instances=2)
-    counters.serve("pauses", 10.0, 1)
-    counters.serve("works", 100.0, 0)
+def test_who_comes_back_begins_now() -> None:
+    counters = TokenCounters()
+    counters.serve("pauses", 10.0)
+    counters.serve("works", 100.0)
     counters.chose("works")
     counters.asks("pauses", again=True)
     assert counters.served("pauses") == counters.served("works") == counters.served("new") == 100.0

@@ -5,7 +5,6 @@ import pytest
 
 from server.engine.placement import Placement
 from server.engine.request import Event
-from server.engine.snapshots import SnapshotPublisher
 from server.errors import InternalError
 from tests.support.fakes import FakeRunner
 from tests.unit.engine.builders import engine_over, request, run
@@ -44,19 +43,3 @@ async def test_events_that_nobody_can_take_leave_others_theirs_and_no_request_op
         assert len(fine.text) == 5
         await engine.wait_idle()
         assert (engine.n_load, bool(taken)) == (0, True)
-
-
-@pytest.mark.timeout(60)
-async def test_who_looks_ends_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried: list[object] = []
-
-    def breaks(_self: SnapshotPublisher, slots: object) -> None:
-        tried.append(slots)
-        raise ZeroDivisionError("a bug")
-
-    monkeypatch.setattr(SnapshotPublisher, "_shared_prefixes", breaks)
-    async with engine_over(FakeRunner(n_seq=2)) as engine:
-        engine.watch(wanted=True)
-        replies = await run(engine, request("one"), request("two"))
-        assert [reply.error for reply in replies] == [None, None]
-        assert tried

@@ -12,7 +12,7 @@ from server.engine.requests import Mailbox, Requests
 from server.engine.runner_api import BatchEntry
 from server.engine.scheduler import Scheduler
 from server.engine.sequence import Ticket
-from server.engine.snapshots import SnapshotPublisher
+from server.engine.snapshots import Snapshots
 from server.engine.stats import EngineStats
 from tests.support.fakes import FakeRunner
 from tests.unit.engine.builders import Reply, alone, engine_over, request, run
@@ -32,7 +32,7 @@ class Desk:
         self.requests = Requests(
             *(self.scheduler, self.queue, 0, Mailbox(asyncio.get_running_loop(), self.ended.extend), EngineStats()),
             clock,
-            SnapshotPublisher(self.scheduler, clock, 0),
+            Snapshots(self.scheduler, clock, 0),
         )
 
     def ask(self, text: str, *, n: int = 1, id_slot: int = -1, **own: Any) -> Ticket:
