@@ -66,34 +66,33 @@ class Cells:
         step."""
         return 0 < self._scheduler.spent_s > self._others_step_s() * SHARE
 
-    def _stalls_others(self, seconds: float, besides: Sequence | None = None) -> bool:
-        """Whether an operation of `seconds`, with what this step has spent, would stall other sequences for more than a
-        step.
+    def _stalls_others(self, seconds: float) -> bool:
+        """Whether an operation of `seconds`, with what this step has spent, would stall the slot holders for more than
+        a step.
         """
-        return self._scheduler.spent_s + seconds > self._others_step_s(besides)
+        return self._scheduler.spent_s + seconds > self._others_step_s()
 
-    def _others_step_s(self, besides: Sequence | None = None) -> float:
+    def _others_step_s(self) -> float:
         """Return how long a step may take for the slot holders: the decode target, the prefill target, or infinity
         without any.
         """
         step_s = math.inf
         for sequence in self._scheduler.active():
-            if sequence is not besides:
-                if sequence.phase is Phase.DECODE:
-                    return self._scheduler.params.target_s
-                step_s = self._prompt_step_s
+            if sequence.phase is Phase.DECODE:
+                return self._scheduler.params.target_s
+            step_s = self._prompt_step_s
         return step_s
 
     def may_load(self, saved: SlotState) -> bool:
         """Whether to load `saved`; otherwise its tokens are recomputed."""
         return not self._refuses(len(saved.state))
 
-    def _refuses(self, n_bytes: int, besides: Sequence | None = None) -> bool:
+    def _refuses(self, n_bytes: int) -> bool:
         """Whether moving `n_bytes` would stall others for more than a step. The first move is made in any case, to
         measure it.
         """
         cost = self._scheduler.move_cost
-        return bool(cost.bandwidth) and self._stalls_others(cost.move_s(n_bytes), besides)
+        return bool(cost.bandwidth) and self._stalls_others(cost.move_s(n_bytes))
 
     # ---- between cells, RAM and disk
 
@@ -145,17 +144,14 @@ class Cells:
         it would stall others or there is no memory; its tokens are then recomputed.
         """
         slot, ram = sequence.held, self._scheduler.ram
+        self._scheduler.preempt(sequence, now)
         n_bytes = 0 if slot.ends_inside else self._size(slot)
-        if n_bytes and not self._refuses(n_bytes, sequence):
+        if n_bytes and not self._refuses(n_bytes):
             if not self._gave_way(ram.make_room_beside(n_bytes, now)):
-                what, about = (
-                    "slot %d: no room in RAM for the state of a preempted request",
-                    log_fields(sequence.request),
-                )
-                log.info(what, slot.id, extra=about)
+                about = log_fields(sequence.request)
+                log.info("slot %d: no room in RAM for the state of a preempted request", slot.id, extra=about)
             elif (entry := self._entry_of(slot)) is not None and self._gave_way(ram.pin(entry, now)):
                 sequence.preempted = entry
-        self._scheduler.preempt(sequence, now)
         self.clear(slot)
 
     def save(self, slot: Slot) -> SlotState:

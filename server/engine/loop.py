@@ -10,7 +10,6 @@ from server.engine.encode import Encoder
 from server.engine.instances import StepThread, has_failed
 from server.engine.kv_store import Cells, shift_sizes
 from server.engine.params import EngineParams
-from server.engine.placement import origin_of
 from server.engine.prefix_cache import StateCache
 from server.engine.queue import ModelQueue
 from server.engine.request import FinishReason, Progress
@@ -19,7 +18,7 @@ from server.engine.runner_api import Runner
 from server.engine.sampling import NextTokens
 from server.engine.scheduler import Scheduler, TokenRun, batches, is_batch
 from server.engine.sequence import Phase, Sequence, Slot, log_fields
-from server.engine.snapshots import Snapshots
+from server.engine.snapshots import Snapshots, origin_of
 from server.engine.speculate.speculation import speculation
 from server.errors import CONTAINED, ContextExceeded, Interrupted, LlamapoolError, NotNumbers, ShuttingDown
 

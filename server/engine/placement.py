@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 from server.engine.costs import MoveCost
 from server.engine.disk_cache import DiskCache
@@ -357,55 +357,3 @@ class Placer:
         if n < MIN_TOKENS:
             return False
         return self.info.unified or self.move_cost.copy_pays(n, n_held, self.params.target_s)
-
-
-# ---- for observers
-
-Source: TypeAlias = Literal["none", "slot", "copy", "ram", "disk"]
-"""Where a prompt's cached prefix came from."""
-RecomputeReason: TypeAlias = Literal["last", "off", "scored", "nothing", "differs", "ends", "uncut", "other", "short"]
-"""Why the tokens after the cached prefix were prefilled.
-
-``last``: the last token is always computed. ``off``: caching is off for the request. ``scored``: prompt log
-probabilities are wanted. ``nothing``: no cache has this prefix. ``differs``: the cached text differs from there on.
-``ends``: the cached text ends there. ``uncut``: more is cached, in memory that cannot be truncated to that place.
-``other``: more is cached under another LoRA set or namespace. ``short``: another slot has a little more, but copying
-costs more than computing.
-"""
-
-
-def origin_of(placement: Placement, slots: Seq[Slot]) -> tuple[Source, int, RecomputeReason]:
-    """Return the source of the cached prefix, its slot within the instance (-1 = none), and why the rest is computed.
-    Call it before `placement` changes cells.
-    """
-    sequence, n = placement.sequence, placement.n_kept
-    source = placement.source if n else None
-    where: Source = "none"
-    if isinstance(source, CacheEntry):
-        where = "disk" if sequence.fetch is not None and sequence.fetch.found is source else "ram"
-    elif source is not None:
-        where = "slot" if source is placement.slot else "copy"
-    held = () if source is None else source.tokens
-    return where, source.id if isinstance(source, Slot) else -1, _recompute_reason(placement, held, n, slots)
-
-
-def _recompute_reason(placement: Placement, held: Seq[int], n: int, slots: Seq[Slot]) -> RecomputeReason:
-    sequence = placement.sequence
-    target = sequence.target
-    if n >= len(target) - 1:
-        return "last"
-    if not sequence.request.cache_prompt:
-        return "off"
-    if n >= sequence.n_reusable:
-        return "scored"
-    following = target[n : n + 1]  # slots with another token here need no comparison
-    if not placement.moves and held[n : n + 1] == following:
-        return "uncut"
-    others = [slot for slot in slots if slot.tokens[n : n + 1] == following]
-    shared = ((common_prefix(target, slot.tokens), slot.adapter_set == sequence.adapter_set) for slot in others)
-    common, same = max(shared, default=(0, True))
-    if common > n:
-        return "short" if same else "other"
-    if not n:
-        return "nothing"
-    return "ends" if n >= len(held) else "differs"

@@ -207,9 +207,9 @@ class ModelQueue:
                 return self._take(waiting, instance)
             room = [0 if i in self._closed else self._n_slots - n for i, n in enumerate(self._running)]
             room[instance] = 0 if instance in self._closed else n_free
-            ignore_priority = self._n_taken % MAX_BYPASSES == MAX_BYPASSES - 1  # as in `Queue.candidates`
+            no_priority = self._n_taken % MAX_BYPASSES == MAX_BYPASSES - 1  # as in `Queue.candidates`
             served = self.counters.served
-            waiting.sort(key=lambda t: (ignore_priority or t.request.priority, served(t.request.client), t.submitted_at))
+            waiting.sort(key=lambda t: (no_priority or t.request.priority, served(t.request.client), t.submitted_at))
             taken = []
             for ticket in waiting:
                 preferred = ticket.instance

@@ -83,7 +83,7 @@ class Sequence:
     n_bypasses: int = 0
     n_scored: int = 0  # prompt tokens whose logits were read for ``prompt_logprobs``
     n_cached: int = -1  # cached prompt tokens; -1 until the first placement
-    origin: tuple[str, int, str] = "", -1, ""  # source of the cached tokens (`prefix.find.origin_of`)
+    origin: tuple[str, int, str] = "", -1, ""  # source of the cached tokens (`snapshots.origin_of`)
     placed_at: float = 0.0
     placement_s: float = 0.0  # time to copy or load the cached prefix
     prompt_done_at: float = 0.0

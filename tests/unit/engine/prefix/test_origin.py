@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.engine.lora import AdapterSet
-from server.engine.placement import Placement, RecomputeReason, origin_of
+from server.engine.placement import Placement
 from server.engine.prefix_cache import BLOCK, SlotState, common_prefix, in_ram
 from server.engine.request import Request
 from server.engine.sequence import Sequence, Slot, Ticket
-from server.engine.snapshots import block_hashes, shared_prefixes
+from server.engine.snapshots import RecomputeReason, block_hashes, origin_of, shared_prefixes
 
 NO_ADAPTERS = AdapterSet()
 
