@@ -1,8 +1,7 @@
 """The disk tier (``cache_disk``): states evicted from RAM, loaded again when a prompt starts with them, also after a
 restart.
 
-States that waiting requests need are read once each while others run, and for a bounded time: in queue order, as
-many at a time as there are slots, and at most `READ_AHEAD` bytes.
+States that waiting requests need are read once each while others run, and for a bounded time, in queue order.
 
 Threads of this module read, write and hash files. Step threads only copy states out of and into cells. Several step
 threads may call `match`, `put` and `read`.
@@ -29,7 +28,7 @@ RETRY_S = 1.0
 CLOSE_S = 5.0  # longest time to write states when the model is unloaded
 LEAST_S = 0.05
 UNKNOWN_S = 2.0  # longest wait before the prefill rate is known
-READ_AHEAD = 512 * MIB  # of states read or held for an instance's queue, if more than two
+READ_AHEAD = 2  # states read or held for an instance's queue: one is loaded while the next is read
 _DESCRIPTION_BYTES = 4096  # upper bound of a file's size besides tokens and states
 
 
@@ -297,26 +296,20 @@ class DiskCache:
 # ---- sequences that wait for a file
 
 
-def start_reading(queue: Iterable[Sequence], disk: DiskCache, cost: MoveCost, now: float, most: int) -> None:
-    """Start disk reads for the waiting sequences, each limited to the time that recomputing would take.
+def start_reading(queue: Iterable[Sequence], disk: DiskCache, cost: MoveCost, now: float) -> None:
+    """Start disk reads for the first waiting sequences, each limited to the time that recomputing would take.
 
-    `queue` is in placement order. At most `most` states are read or held at a time, besides the first one.
+    `queue` is in placement order. At most `READ_AHEAD` states are read or held, besides those that more urgent
+    sequences have overtaken.
     """
     wanted: dict[CacheEntry, list[Fetch]] = {}
     for sequence in queue:
         fetch = sequence.fetch
         if fetch is not None and (fetch.pending or fetch.found is not None):
             wanted.setdefault(fetch.entry, []).append(fetch)
-    held = [entry for entry, fetches in wanted.items() if any(fetch.future is not None for fetch in fetches)]
-    n, size = len(held), sum([entry.size for entry in held])
-    first = next(iter(wanted), None)
-    for entry, fetches in wanted.items():
-        future = next((fetch.future for fetch in fetches if fetch.future is not None), None)
-        if future is None:
-            if entry is not first and (n >= most or size + entry.size > READ_AHEAD):
-                continue
-            n, size, future = n + 1, size + entry.size, disk.read(entry)
-        for fetch in fetches:
+    for entry in list(wanted)[:READ_AHEAD]:
+        future = next((fetch.future for fetch in wanted[entry] if fetch.future is not None), None) or disk.read(entry)
+        for fetch in wanted[entry]:
             if fetch.future is None:
                 fetch.future = future
                 fetch.wait_until = now + max(cost.compute_s(fetch.n) or UNKNOWN_S, LEAST_S)

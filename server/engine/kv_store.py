@@ -221,8 +221,7 @@ class Cells:
         scheduler = self._scheduler
         wanted = (s.fetch for s in scheduler.waiting if s.fetch is not None)
         if self.disk is not None and any(fetch.future is None and not fetch.given_up for fetch in wanted):
-            in_turn, n_slots = scheduler.waiting.candidates(), len(scheduler.slots)
-            start_reading(in_turn, self.disk, scheduler.move_cost, self._clock(), most=n_slots)
+            start_reading(scheduler.waiting.candidates(), self.disk, scheduler.move_cost, self._clock())
 
     def offer(self) -> bool:
         """Write an idle slot for other processes if nothing runs or waits and it is fast enough. Return whether one was

@@ -155,23 +155,15 @@ class Placer:
         return self.slots[pinned] if pinned >= 0 else self._cheapest(None)
 
     def _keeps_waiting(self, sequence: Sequence) -> bool:
-        """Whether the awaited prefix may still arrive; so a long prompt is compared once, not in every step.
-
-        For the last few tokens, sequences wait if together they would compute more than the prefilling sequence has
-        left.
+        """Whether the awaited prefix may still arrive; so a long prompt is compared once, not in every step. The last
+        few tokens are not waited for.
         """
         if sequence.fetch is not None and sequence.fetch.pending:
             return True
         if sequence not in self._awaited:
             return False
         computing, n = self._awaited[sequence]
-        n_left = n - computing.n_computed
-        if computing.phase is not Phase.PREFILL or n_left <= 0:
-            return False
-        if n_left >= self._least_gain:
-            return True
-        n_of_all = n_left * sum(one is computing for one, _ in self._awaited.values())
-        return n_of_all >= max(self._least_gain, len(computing.target) - computing.n_computed)
+        return computing.phase is Phase.PREFILL and n - computing.n_computed >= self._least_gain
 
     @property
     def _least_gain(self) -> int:

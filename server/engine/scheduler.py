@@ -534,10 +534,7 @@ class Scheduler:
             victim = max(active, key=lambda s: (s.request.priority, s.arrival))
             self.kv_budget.ran_out(victim, n_tokens)
             return victim
-        whole_media = [
-            e for e in entries if e.media is not None and not e.media.causal
-        ]  # it cannot be decoded in parts
-        if whole_media or n_tokens == 1:
+        if n_tokens == 1 or any(e.media is not None and not e.media.causal for e in entries):  # not in parts
             return active[0]
         self._limit = n_tokens // 2
         return None

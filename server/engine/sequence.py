@@ -66,9 +66,7 @@ class Sequence:
     base: list[int] = field(default_factory=list)
     base_output: int = 0
     draft_state: DraftState | None = None
-    n_rolled_back: int = (
-        0  # tokens before its newest one that were rolled back with rejected drafts and must be decoded again
-    )
+    n_rolled_back: int = 0  # tokens before its newest one that a rollback removed, too: they are decoded again
     n_draft: int = 0
     n_draft_accepted: int = 0
     preempted: CacheEntry | None = None  # its KV state, pinned in RAM while it waits to resume

@@ -374,6 +374,5 @@ def shared_prefixes(texts: Seq[Seq[int]]) -> list[tuple[int, int, int]]:
 
     ordered = sorted(range(len(texts)), key=cmp_to_key(order))
     pairs = [(one, other, n_equal(texts[one], texts[other])) for one, other in pairwise(ordered)]
-    return [
-        (one, other, (n - 1) * BLOCK) for one, other, n in pairs if n > 1
-    ]  # the first hash is that of the empty prefix
+    # the first hash is that of the empty prefix
+    return [(one, other, (n - 1) * BLOCK) for one, other, n in pairs if n > 1]

@@ -31,17 +31,13 @@ class Disk:
 class Queue:
     """Sequences that each want a state from `disk`, in the order of placement."""
 
-    def __init__(self, *names: str, size: int = 100, most: int = 2) -> None:
+    def __init__(self, *names: str) -> None:
         self.disk = Disk()
-        self.most = most
-        self.size = size
         self.entries: dict[str, CacheEntry] = {}
         self.sequences = [self.wants(name, float(at)) for at, name in enumerate(names)]
 
     def wants(self, name: str, at: float) -> Sequence:
-        entry = self.entries.setdefault(
-            name, CacheEntry(SlotState([1], b"", NO_ADAPTERS, NEVER), self.size, 0.0, name=name)
-        )
+        entry = self.entries.setdefault(name, CacheEntry(SlotState([1], b"", NO_ADAPTERS, NEVER), 100, 0.0, name=name))
         sequence = Sequence(Ticket(Request(name, [1]), lambda events: None, at), 0, [1])
         sequence.fetch = Fetch(entry, 100)
         return sequence
@@ -49,7 +45,7 @@ class Queue:
     def start(self, now: float = 0.0) -> list[str]:
         """Whose reading begins."""
         before = len(self.disk.asked)
-        disk_cache.start_reading(self.sequences, cast(DiskCache, self.disk), MoveCost(), now, self.most)
+        disk_cache.start_reading(self.sequences, cast(DiskCache, self.disk), MoveCost(), now)
         return self.disk.asked[before:]
 
     def held(self) -> list[str]:
@@ -57,7 +53,7 @@ class Queue:
         return [s.request.id for s in self.sequences if s.fetch and s.fetch.future]
 
 
-def test_as_many_are_read_as_there_are_slots_and_the_next_when_one_is_placed() -> None:
+def test_two_are_read_and_the_next_when_one_is_placed() -> None:
     queue = Queue("a", "b", "c", "d")
     assert queue.start() == ["a", "b"]
     queue.disk.arrival("a")
@@ -78,10 +74,10 @@ def test_the_first_in_the_queue_is_read_although_others_are_held() -> None:
 
 
 def test_what_was_waited_for_in_vain_is_let_go_and_makes_room() -> None:
-    queue = Queue("a", "b", "c", most=1)
+    queue = Queue("a", "b", "c")
     queue.start()
     assert disk_cache.wait_s(queue.sequences, 1.0) == 1.0
     disk_cache.give_up_late(queue.sequences, 100.0)
     assert queue.held() == []
-    assert queue.start(100.0) == ["b"]
+    assert queue.start(100.0) == ["c"]
     assert (disk_cache.wait_s(queue.sequences, 100.0) or 0.0) >= LEAST_S
