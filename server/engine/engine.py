@@ -24,8 +24,8 @@ from server.engine.requests import Command, Mailbox, Outlet
 from server.engine.runner_api import Runner
 from server.engine.sequence import Slot, Ticket
 from server.engine.snapshots import (
+    CachedText,
     ChoiceView,
-    EntryHashes,
     HeldText,
     InstanceView,
     SlotSnapshot,
@@ -61,7 +61,7 @@ class Engine(Instances[Instance]):
         self._disk: DiskCache | None = None
         self._tiers: dict[str, TierView] = {}
         self._tiers_at = 0.0
-        self._entry_hashes: list[EntryHashes] = []  # of the entries in `_tiers`
+        self._tier_texts: list[CachedText] = []  # of the entries in `_tiers`
         self._loop = loop
         self._queue = ModelQueue(len(runners), runners[0].info.n_seq, self._wake_all)
         info = runners[0].info
@@ -230,7 +230,7 @@ class Engine(Instances[Instance]):
     def views(self) -> list[InstanceView]:
         """Return a view of each instance, none while nobody watches."""
         return [
-            instance.snapshots.view(self._queue.expected(i), self._entry_hashes)
+            instance.snapshots.view(self._queue.expected(i), self._tier_texts)
             for i, instance in enumerate(self._instances)
             if instance.snapshots.watched
         ]
@@ -264,7 +264,7 @@ class Engine(Instances[Instance]):
             caches = {"ram": self._ram} | ({} if self._disk is None else {"disk": self._disk.kept})
             found = {name: snapshots.tier_view(cache, now) for name, cache in caches.items()}
             self._tiers_at, self._tiers = now, {name: view for name, (view, _) in found.items()}
-            self._entry_hashes = [one for _, hashes in found.values() for one in hashes]
+            self._tier_texts = [text for _, texts in found.values() for text in texts]
         return self._tiers
 
     @property
@@ -294,26 +294,15 @@ class Engine(Instances[Instance]):
 
     async def erase_slot(self, id_slot: int, owner: str = "") -> int:
         """Clear a slot once it is idle; return the number of its tokens. Raises as `save_slot`."""
-
-        def erase(cells: Cells, slot: Slot, _now: float) -> int:
-            n = len(_own(slot, owner).tokens)
-            cells.clear(slot)
-            return n
-
-        return await self._command(id_slot, erase)
+        return await self._command(id_slot, lambda cells, slot, now: _erase(cells, _own(slot, owner)))
 
     async def reset_cache(self) -> int:
         """Drop every cached KV state in slots, in RAM and on disk; return the number of dropped tokens.
 
         A busy slot is cleared once it is idle.
         """
-
-        def clear(cells: Cells, slot: Slot, _now: float) -> int:
-            n = len(slot.tokens)
-            cells.clear(slot)
-            return n
-
-        n_tokens = sum(await asyncio.gather(*[self._command(i, clear) for i in range(self.n_slots)]))
+        commands = [self._command(i, lambda cells, slot, now: _erase(cells, slot)) for i in range(self.n_slots)]
+        n_tokens = sum(await asyncio.gather(*commands))
         for entry in self._ram:
             self._ram.remove(entry)
             n_tokens += len(entry.tokens)
@@ -345,6 +334,12 @@ def _own(slot: Slot, owner: str) -> Slot:
     if slot.tokens and owner_of(slot.adapter_set.scope) != owner:
         raise PermissionDenied("the slot holds what was computed for another API key")
     return slot
+
+
+def _erase(cells: Cells, slot: Slot) -> int:
+    n = len(slot.tokens)
+    cells.clear(slot)
+    return n
 
 
 def _n_plain(adapter_set: AdapterSet, n_exact: int, media: Spans) -> int:

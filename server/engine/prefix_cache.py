@@ -246,7 +246,6 @@ class CacheEntry:
     n_used: int = 0
     pinned: bool = False
     kept_until: float = -inf
-    hashes: list[int] = field(default_factory=list)  # of its blocks, once an observer needed them
     tokens: list[int] = field(init=False)  # those of `saved`, which searches read
 
     def __post_init__(self) -> None:

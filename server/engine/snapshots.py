@@ -4,14 +4,11 @@ They are made by the thread that reads them, while steps run. So single numbers 
 the step thread changes is copied in one operation first. Times are those of the engine's clock.
 """
 
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
-from functools import cmp_to_key
 from heapq import nlargest
-from itertools import pairwise
 from typing import Literal, TypeAlias
 
 from server.engine.lora import AdapterSet
@@ -28,8 +25,8 @@ KEPT_S = 2.0
 """Seconds for which a snapshot of cached entries is reused."""
 MAX_STATES = 60  # entries of a tier listed individually, highest eviction priority first
 
-EntryHashes: TypeAlias = tuple[int, Seq[int]]
-"""A cached entry's number and its prefix hashes."""
+CachedText: TypeAlias = tuple[int, AdapterSet, Seq[int]]
+"""A slot's number, or a cached entry's negative one; what computed its tokens; the tokens."""
 
 Outcome = Literal["done", "cancelled", "failed"]
 """How a choice ended."""
@@ -131,9 +128,8 @@ class Snapshots:
     ended: deque[ChoiceView] = field(default_factory=lambda: deque(maxlen=MAX_ENDED))
     _steps: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=MAX_STEPS))
     _n_steps: int = 0
-    _ends: Seq[tuple[int, int]] = ()  # identifies the texts of `_shared`
+    _texts: object = None  # identifies the texts of `_shared`
     _shared: tuple[tuple[int, int, int], ...] = ()
-    _texts: dict[int, tuple[object, list[int]]] = field(default_factory=dict)  # block hashes per slot
 
     # ---- the step thread
 
@@ -150,7 +146,7 @@ class Snapshots:
 
     # ---- the event loop
 
-    def view(self, not_taken: Seq[Ticket], kept: Seq[EntryHashes]) -> InstanceView:
+    def view(self, not_taken: Seq[Ticket], kept: Seq[CachedText]) -> InstanceView:
         """Return a view. `not_taken`: requests that wait for this instance first. `kept`: cached entries that appear in
         the prefix tree.
         """
@@ -164,28 +160,13 @@ class Snapshots:
             steps=tuple(self._steps),
         )
 
-    def _shared_prefixes(self, slots: Seq[Slot], kept: Seq[EntryHashes]) -> tuple[tuple[int, int, int], ...]:
+    def _shared_prefixes(self, slots: Seq[Slot], kept: Seq[CachedText]) -> tuple[tuple[int, int, int], ...]:
         """Return `InstanceView.shared`, recomputed when a text has changed."""
-        texts = [*map(self._hashes, slots), *(text for _, text in kept)]
-        numbers = [*range(self._first_slot, self._first_slot + len(slots)), *(-number for number, _ in kept)]
-        ends = [(number, text[-1] if text else 0) for number, text in zip(numbers, texts, strict=True)]
-        if ends != self._ends:  # a text's last hash covers all of it
-            self._ends = ends
-            self._shared = tuple((numbers[a], numbers[b], n) for a, b, n in shared_prefixes(texts))
+        texts = [(self._first_slot + i, slot.adapter_set, _text(slot)) for i, slot in enumerate(slots)] + list(kept)
+        held = [(slot.n_requests, id(slot.tokens)) for slot in slots]
+        if (seen := (held, [(number, len(text)) for number, _, text in texts])) != self._texts:
+            self._texts, self._shared = seen, tuple(shared_prefixes(texts))
         return self._shared
-
-    def _hashes(self, slot: Slot) -> Seq[int]:
-        """Return the block hashes of the prompt or of the idle contents of `slot`, computed when they have changed."""
-        sequence, tokens = slot.sequence, slot.tokens
-        if sequence is not None and sequence.shifted:  # shifted cells are no prefix of any text
-            return ()
-        text = tokens if sequence is None else sequence.target[: len(tokens)]
-        key = id(tokens), slot.n_requests, slot.adapter_set
-        known_key, known = self._texts.get(slot.id, (None, []))
-        if known_key != key or len(known) > len(text) // BLOCK + 1:
-            known = []
-        self._texts[slot.id] = key, block_hashes(text, slot.adapter_set, known)
-        return known
 
     def _slot(self, slot: Slot) -> SlotView:
         sequence = slot.sequence
@@ -334,45 +315,36 @@ class TierView:
     states: tuple[EntryView, ...]
 
 
-def tier_view(cache: StateCache, now: float) -> tuple[TierView, list[EntryHashes]]:
-    """Return the view of a cache tier, and the prefix hashes of the entries in it."""
+def tier_view(cache: StateCache, now: float) -> tuple[TierView, list[CachedText]]:
+    """Return the view of a cache tier, and the texts of the entries in it."""
     n, n_bytes = len(cache), cache.size  # read first: a step thread may add entries
     found = nlargest(MAX_STATES, cache, key=lambda state: state.eviction_priority(now))
     views = [EntryView(id(s), len(s.tokens), s.size, s.used_at, s.n_used, s.eviction_priority(now)) for s in found]
-    texts: list[EntryHashes] = [(id(s), block_hashes(s.tokens, s.adapter_set, s.hashes)) for s in found]
-    return TierView(n, n_bytes, tuple(views)), texts
+    return TierView(n, n_bytes, tuple(views)), [(-id(s), s.adapter_set, s.tokens) for s in found]
 
 
-def block_hashes(tokens: Seq[int], adapter_set: AdapterSet, known: list[int]) -> list[int]:
-    """Extend `known`, the hashes of the first blocks of `tokens`, to all whole blocks. Each hash includes those before
-    it; the first one is that of the empty prefix, with adapter set and namespace.
+def _text(slot: Slot) -> Seq[int]:
+    """Return the prompt, or the idle contents, of `slot`; nothing of shifted cells, which are no prefix of any text."""
+    sequence, tokens = slot.sequence, slot.tokens
+    if sequence is None:
+        return tokens
+    return () if sequence.shifted else sequence.target[: len(tokens)]
+
+
+def shared_prefixes(texts: Seq[CachedText]) -> list[tuple[int, int, int]]:
+    """Return a spanning forest of longest common prefixes, in whole blocks: (number, number, tokens).
+
+    Each text is linked to the one before it that shares the longest prefix, so the common prefix of any two is the
+    minimum on the path between them.
     """
-    if not known:
-        known.append(hash((adapter_set.scope, adapter_set.at(0))))
-    further = iter(tokens[(len(known) - 1) * BLOCK :])
-    for block in zip(*[further] * BLOCK, strict=False):  # the fastest way to form blocks
-        known.append(hash((known[-1], block)))
-    return known
-
-
-def n_equal(a: Seq[int], b: Seq[int]) -> int:
-    """Return the number of common leading hashes. Each covers everything before it, so a binary search suffices."""
-    return bisect_left(range(min(len(a), len(b))), True, key=lambda at: a[at] != b[at])
-
-
-def shared_prefixes(texts: Seq[Seq[int]]) -> list[tuple[int, int, int]]:
-    """Return a spanning forest of longest common prefixes; `texts` as prefix hashes.
-
-    Texts are compared with their neighbours in sorted order: the common prefix of any two is the minimum between
-    them.
-    """
-
-    def order(one: int, other: int) -> int:
-        a, b = texts[one], texts[other]
-        n = n_equal(a, b)
-        return len(a) - len(b) if n == min(len(a), len(b)) else -1 if a[n] < b[n] else 1
-
-    ordered = sorted(range(len(texts)), key=cmp_to_key(order))
-    pairs = [(one, other, n_equal(texts[one], texts[other])) for one, other in pairwise(ordered)]
-    # the first hash is that of the empty prefix
-    return [(one, other, (n - 1) * BLOCK) for one, other, n in pairs if n > 1]
+    pairs = []
+    origins = [(adapter_set.scope, adapter_set.at(0)) for _, adapter_set, _ in texts]
+    for at, (number, _, tokens) in enumerate(texts):
+        best, longest = 0, BLOCK - 1
+        for i, (other, _, its_tokens) in enumerate(texts[:at]):
+            if tokens[longest : longest + 1] == its_tokens[longest : longest + 1] and origins[i] == origins[at]:
+                n = common_prefix(tokens, its_tokens)
+                best, longest = (other, n) if n > longest else (best, longest)
+        if longest >= BLOCK:
+            pairs.append((best, number, longest - longest % BLOCK))
+    return pairs

@@ -11,7 +11,7 @@ from server.engine.placement import Placement
 from server.engine.prefix_cache import BLOCK, SlotState, common_prefix, in_ram
 from server.engine.request import Request
 from server.engine.sequence import Sequence, Slot, Ticket
-from server.engine.snapshots import RecomputeReason, block_hashes, origin_of, shared_prefixes
+from server.engine.snapshots import RecomputeReason, origin_of, shared_prefixes
 
 NO_ADAPTERS = AdapterSet()
 
@@ -67,7 +67,7 @@ def test_a_kept_state_held_it() -> None:
 @given(st.lists(st.lists(st.integers(0, 1), max_size=4), min_size=1, max_size=7))
 def test_the_pairs_tell_what_any_two_share(texts: list[list[int]]) -> None:
     blocks = [[token for block in text for token in [block] * BLOCK] for text in texts]
-    pairs = shared_prefixes([block_hashes(tokens, NO_ADAPTERS, []) for tokens in blocks])
+    pairs = shared_prefixes([(i, NO_ADAPTERS, tokens) for i, tokens in enumerate(blocks)])
     groups = [{i: 10**9} for i in range(len(blocks))]  # from each, what it shares at least with whom it leads to
     for _ in blocks:
         for a, b, n in pairs:
