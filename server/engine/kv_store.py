@@ -219,8 +219,7 @@ class Cells:
     def start_reading(self) -> None:
         """Start the disk reads that waiting sequences need."""
         scheduler = self._scheduler
-        wanted = (s.fetch for s in scheduler.waiting if s.fetch is not None)
-        if self.disk is not None and any(fetch.future is None and not fetch.given_up for fetch in wanted):
+        if self.disk is not None:
             start_reading(scheduler.waiting.candidates(), self.disk, scheduler.move_cost, self._clock())
 
     def offer(self) -> bool:

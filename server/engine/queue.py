@@ -151,7 +151,6 @@ class ModelQueue:
         self.counters = TokenCounters()
         self.open: dict[int, Ticket] = {}
         self.n_load = 0
-        self.has_deadlines = False  # whether some request had a deadline of its own
         self._waiting: dict[int, Ticket] = {}
         self._n_slots = n_slots
         self._wake = wake
@@ -179,8 +178,6 @@ class ModelQueue:
             self._waiting[id(ticket)] = ticket
         self.open[id(ticket)] = ticket
         self.n_load += ticket.request.n
-        if ticket.request.first_token_timeout_s or ticket.request.request_timeout_s:
-            self.has_deadlines = True
         return True
 
     def left(self, ticket: Ticket) -> None:

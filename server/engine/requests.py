@@ -155,26 +155,14 @@ class Requests:
         params = self._scheduler.params
         self._queue_s, self._request_s = params.queue_timeout_s, params.request_timeout_s
         self._first_token_s = params.first_token_timeout_s
-        self._has_limits = max(self._queue_s, self._request_s, self._first_token_s) > 0
-
-    @property
-    def _is_limited(self) -> bool:
-        return self._has_limits or self._queue.has_deadlines
-
-    @property
-    def due(self) -> bool:
-        """Whether `receive` or `expire` may have work although nobody woke the thread."""
-        return self._is_limited or bool(self._queue)
 
     def next_look_s(self, now: float) -> float | None:
         """Return the seconds until `expire` must run without a wake-up; None if it need not."""
-        if not (self._is_limited and (self._open or len(self._queue))):
-            return None
-        return max(self._look_at - now, 0.0)
+        return max(self._look_at - now, 0.0) if self._open or self._queue else None
 
     def expire(self, now: float) -> None:
         """End requests that exceed their time limits."""
-        if not self._is_limited or now < self._look_at or not (self._open or len(self._queue)):
+        if now < self._look_at:
             return
         self._look_at = now + EXPIRY_CHECK_S
         self._own(self._queue.late(self._instance, lambda ticket: bool(self._missed_limit(ticket, now))))
