@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -249,13 +249,13 @@ class EmbeddingInstance(StepThread):
 
     def _fail_all(self, error: LlamapoolError) -> None:
         """Fail the jobs of its decode; others wait for the next."""
-        for job in {piece.job for piece in self.running} or self._queue:
-            self._fail(job, error)
-        self.running = ()
-        self._post()
+        self._end({piece.job for piece in self.running} or self._queue, error)
 
     def _end_all(self, error: LlamapoolError) -> None:
-        for job in self._all():
+        self._end(self._all(), error)
+
+    def _end(self, jobs: Iterable[EmbeddingJob], error: LlamapoolError) -> None:
+        for job in jobs:
             self._fail(job, error)
         self.running = ()
         self._post()

@@ -438,23 +438,16 @@ class Cells:
 
     def _bring(self, placement: Placement, now: float) -> None:
         slot, source, sequence = placement.slot, placement.source, placement.sequence
-        if isinstance(source, CacheEntry):
+        if source is not slot:
             self.clear(slot)
+        if source is None:
+            return
+        if isinstance(source, CacheEntry):
             self._bring_entry(slot, source, sequence, now)
             self._cut(slot, placement.n_reuse)
             return
-        if source is None:
-            self.clear(slot)
-            return
         if source is not slot:
-            self.clear(slot)
             self._take_over(source, slot)
-            slot.tokens, slot.media = list(source.tokens), source.media
-            if self._runner.info.unified:
-                slot.n_shared, slot.shares_with = len(slot.tokens), source
-            slot.n_exact = source.n_exact
-            self._checkpoints_are(slot, source.checkpoints)
-            self._look(slot)
         if placement.moves:
             self._move(placement, now)
             return
@@ -502,10 +495,15 @@ class Cells:
         copies = runner.info.unified or scheduler.n_copies > 0 or runner.heads is not None
         quicker = scheduler.move_cost.state_is_quicker(len(source.tokens), scheduler.params.target_s)
         if copies or not quicker or not self._carry(source, slot):
-            self._runner.seq_copy(source.id, slot.id)
-            self._copied()
+            self._copy(source, slot)
+        slot.tokens, slot.media, slot.n_exact = list(source.tokens), source.media, source.n_exact
+        if runner.info.unified:
+            slot.n_shared, slot.shares_with = len(slot.tokens), source
+        self._checkpoints_are(slot, source.checkpoints)
+        self._look(slot)
 
-    def _copied(self) -> None:
+    def _copy(self, source: Slot, target: Slot) -> None:
+        self._runner.seq_copy(source.id, target.id)
         if not self._runner.info.unified:
             self._scheduler.n_copies += 1
             self._scheduler.spent_s += self._scheduler.move_cost.copy_s
@@ -519,8 +517,7 @@ class Cells:
         self.evict(target, now)
         cost = self._scheduler.move_cost
         if not cost.state_is_quicker(len(source.tokens), self._scheduler.params.target_s):
-            self._runner.seq_copy(source.id, target.id)
-            self._copied()
+            self._copy(source, target)
         elif not self._carry(source, target):
             self._scheduler.may_be_apart = False
             return False

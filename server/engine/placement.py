@@ -8,7 +8,6 @@ from array import array
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 from server.engine.costs import MoveCost
 from server.engine.disk_cache import DiskCache
@@ -83,12 +82,6 @@ def _find(packed: bytes, run: bytes, start: int) -> int:
     return at // _WIDTH
 
 
-PrefixSource: TypeAlias = "Slot | CacheEntry | Fetch | Sequence | None"
-"""Where a prompt's prefix is or will be: a slot (in place or copied), a cached entry in RAM, a disk read in progress,
-or a sequence that is prefilling it. The request waits for the last two.
-"""
-
-
 @dataclass(frozen=True, slots=True)
 class Placement:
     """Put `sequence` into `slot`, whose cells must then hold the first `n_reuse` tokens of `source`: the slot itself,
@@ -141,15 +134,17 @@ class Placer:
             return Placement(sequence, self._anywhere(pinned), sequence.preempted, len(sequence.preempted.tokens))
         if not (sequence.request.cache_prompt and self.params.cache_prompt):
             return Placement(sequence, self._anywhere(pinned), None, 0)
-        where, n = self._search(sequence)
         self._awaited.pop(sequence, None)
-        if isinstance(where, Sequence):
-            self._awaited[sequence] = where, n
-        if isinstance(where, Sequence | Fetch):
+        source: Slot | CacheEntry | None
+        source, n = longest_match(self.slots, sequence.target, sequence.adapter_set, 0, sequence.n_reusable)
+        stored, n_stored = self._stored(sequence, n)
+        if stored is not None and self.may_load(stored.saved):
+            source, n = stored, n_stored
+        if self._awaits_disk(sequence, n) or self._awaits_prefill(sequence, n):
             return None
-        if isinstance(where, CacheEntry):
-            return Placement(sequence, self._anywhere(pinned), where, n)
-        return self._in_cells(sequence, where, n, pinned)
+        if isinstance(source, CacheEntry):
+            return Placement(sequence, self._anywhere(pinned), source, n)
+        return self._in_cells(sequence, source, n, pinned)
 
     def _anywhere(self, pinned: int) -> Slot:
         return self.slots[pinned] if pinned >= 0 else self._cheapest(None)
@@ -172,19 +167,10 @@ class Placer:
         """
         return MIN_TOKENS if self.info.can_cut else 1
 
-    def _search(self, sequence: Sequence) -> tuple[PrefixSource, int]:
-        where: Slot | CacheEntry | None
-        where, n = self._match(sequence)
-        stored, n_stored = self._stored(sequence, n)
-        if stored is not None and self.may_load(stored.saved):
-            where, n = stored, n_stored
-        at_least = max(n + self._least_gain, MIN_WAIT) - 1
-        return self._on_disk(sequence, n) or self._in_prefill(sequence, at_least) or (where, n)
-
     def _in_cells(self, sequence: Sequence, source: Slot | None, n: int, pinned: int) -> Placement:
         """Place the sequence on `n` tokens of `source`, in place or as a copy if copying pays."""
         slot = self.slots[pinned] if pinned >= 0 else self._choose(sequence, source, n)
-        own = self._own_match(slot, sequence)
+        own = slot.reusable(min(common_prefix(sequence.target, slot.tokens), sequence.n_reusable), sequence.adapter_set)
         if source is not slot and (own >= n or not self._copy_pays(n, len(source.tokens) if source else 0)):
             source, n = (slot, own) if own else (None, 0)
         placement = Placement(sequence, slot, source, n)
@@ -210,22 +196,6 @@ class Placer:
                 best = found
         return best
 
-    def _match(self, sequence: Sequence) -> tuple[Slot | None, int]:
-        """Return the slot with the longest reusable prefix, and its length in tokens."""
-        prompt, wanted, limit = sequence.target, sequence.adapter_set, sequence.n_reusable
-        best, longest = None, 0
-        if sequence in self._awaited:
-            computing, n = self._awaited[sequence]
-            if computing.slot is not None and computing.n_computed >= n and not computing.shifted:
-                best, longest = computing.slot, computing.slot.reusable(min(n, limit), wanted)
-        found, n = longest_match(self.slots, prompt, wanted, longest, limit)
-        return (best, longest) if found is None else (found, n)
-
-    def _own_match(self, slot: Slot, sequence: Sequence) -> int:
-        """Return the length of the prefix in the slot's own cells."""
-        n = min(common_prefix(sequence.target, slot.tokens), sequence.n_reusable)
-        return slot.reusable(n, sequence.adapter_set)
-
     def _stored(self, sequence: Sequence, n: int) -> tuple[CacheEntry | None, int]:
         """Return a cached entry that saves considerably more than the `n` tokens of a slot."""
         prompt, most = sequence.target, sequence.n_reusable
@@ -237,44 +207,26 @@ class Placer:
                 return fetched, n_fetched
         return stored, n_stored
 
-    def _on_disk(self, sequence: Sequence, n: int) -> tuple[Fetch, int] | None:
-        """Return the disk read to wait for, if it gives considerably more than the `n` available tokens. Searches the
+    def _awaits_disk(self, sequence: Sequence, n: int) -> bool:
+        """Whether to wait for a state on disk that gives considerably more than the `n` available tokens. Searches the
         disk index once.
         """
-        if self.disk is None:
-            return None
-        if sequence.fetch is None:
+        if self.disk is not None and sequence.fetch is None:
             prompt, most = sequence.target, sequence.n_reusable
             entry, n_disk = self.disk.kept.match(prompt, sequence.adapter_set, n + MIN_WAIT, most)
             if entry is not None:
                 sequence.fetch = Fetch(entry, n_disk)
         fetch = sequence.fetch
-        return (fetch, fetch.n) if fetch is not None and fetch.pending and fetch.n > n + MIN_WAIT else None
+        return fetch is not None and fetch.pending and fetch.n > n + MIN_WAIT
 
-    def inherited(self) -> dict[Sequence, int]:
-        """Return the priorities that prefilling sequences inherit from more urgent sequences waiting for their
-        prefix."""
-        if not self._awaited:
-            return {}
-        self._awaited = {
-            waiter: (computing, n)
-            for waiter, (computing, n) in self._awaited.items()
-            if waiter.phase is Phase.WAITING and computing.phase is Phase.PREFILL and computing.n_computed < n
-        }
-        priorities: dict[Sequence, int] = {}
-        for waiter, (computing, _) in self._awaited.items():
-            own = priorities.get(computing, computing.request.priority)
-            if waiter.request.priority < own:
-                priorities[computing] = waiter.request.priority
-        return priorities
-
-    def _in_prefill(self, sequence: Sequence, at_least: int) -> tuple[Sequence, int] | None:
-        """Return the sequence that is prefilling the longest common prefix, more than `at_least` tokens, if copying it
-        will pay.
+    def _awaits_prefill(self, sequence: Sequence, n_available: int) -> bool:
+        """Whether to wait for the sequence that is prefilling the longest common prefix, considerably more than the
+        `n_available` tokens, because copying it will pay.
 
         If memory cannot be truncated, that sequence gets a checkpoint there, unless it is already past that place.
         """
-        longest, computing, prefill, target = at_least, None, Phase.PREFILL, sequence.target
+        longest = max(n_available + self._least_gain, MIN_WAIT) - 1
+        computing, prefill, target = None, Phase.PREFILL, sequence.target
         for slot in self.slots:
             s = slot.sequence
             if s is None or s.phase is not prefill or len(s.target) <= longest:
@@ -286,10 +238,23 @@ class Placer:
             if n > longest and (self.info.can_cut or (n > s.n_computed and self.params.ctx_checkpoints)):
                 longest, computing = n, s
         if computing is None or not self._copy_pays(longest, longest):
-            return None
+            return False
         if not self.info.can_cut and longest not in computing.checkpoint_positions:
             computing.checkpoint_positions += (longest,)
-        return computing, longest
+        self._awaited[sequence] = computing, longest
+        return True
+
+    def inherited(self) -> dict[Sequence, int]:
+        """Return the priorities that prefilling sequences inherit from more urgent sequences waiting for their
+        prefix."""
+        priorities: dict[Sequence, int] = {}
+        for waiter, (computing, n) in list(self._awaited.items()):
+            if waiter.phase is Phase.WAITING and computing.phase is Phase.PREFILL and computing.n_computed < n:
+                own = priorities.get(computing, computing.request.priority)
+                priorities[computing] = min(own, waiter.request.priority)
+            else:
+                del self._awaited[waiter]
+        return priorities
 
     def checkpoint_positions(self, placement: Placement) -> tuple[int, ...]:
         """Return where to create checkpoints during the prefill of `placement`."""

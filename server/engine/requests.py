@@ -151,11 +151,6 @@ class Requests:
     _open: dict[int, Ticket] = field(default_factory=dict)
     _look_at: float = -math.inf
 
-    def __post_init__(self) -> None:
-        params = self._scheduler.params
-        self._queue_s, self._request_s = params.queue_timeout_s, params.request_timeout_s
-        self._first_token_s = params.first_token_timeout_s
-
     def next_look_s(self, now: float) -> float | None:
         """Return the seconds until `expire` must run without a wake-up; None if it need not."""
         return max(self._look_at - now, 0.0) if self._open or self._queue else None
@@ -172,13 +167,13 @@ class Requests:
 
     def _missed_limit(self, ticket: Ticket, now: float) -> str:
         """Return the message of the time limit that `ticket` has exceeded; "" if none."""
-        request, waited_s = ticket.request, now - ticket.submitted_at
-        total_s = _shorter(self._request_s, request.request_timeout_s)
-        token_s = 0.0 if ticket.begun else _shorter(self._first_token_s, request.first_token_timeout_s)
+        request, params, waited_s = ticket.request, self._scheduler.params, now - ticket.submitted_at
+        total_s = _shorter(params.request_timeout_s, request.request_timeout_s)
+        token_s = 0.0 if ticket.begun else _shorter(params.first_token_timeout_s, request.first_token_timeout_s)
         if 0 < total_s <= waited_s:
             return f"the request was not done within {total_s:g} s"
-        if not ticket.placed and 0 < self._queue_s <= now - ticket.waits_since:
-            return f"no slot was free within {self._queue_s:g} s"
+        if not ticket.placed and 0 < params.queue_timeout_s <= now - ticket.waits_since:
+            return f"no slot was free within {params.queue_timeout_s:g} s"
         return f"there was no first token within {token_s:g} s" if 0 < token_s <= waited_s else ""
 
     def receive(self) -> None:

@@ -449,9 +449,8 @@ class Scheduler:
         """
         if not self.may_be_apart or not self.info.evaluation_s:
             return None
-        active = [s for slot in self.slots if (s := slot.sequence) is not None]
-        self.may_be_apart = n_runs({s.slot.id for s in active if s.slot is not None}) > 1
-        if not self.may_be_apart or not _may_share_a_step(active):
+        self.may_be_apart = n_runs({slot.id for slot in self.slots if not slot.idle}) > 1
+        if not self.may_be_apart or not _may_share_a_step(list(self.active())):
             return None
         longest_s = self.params.target_s / 2 - self.spent_s  # other sequences wait for it in addition to their step
         return best_relocation(self.slots, self.placer.evaluation_s, self._relocation_s, longest_s, fixed)
@@ -470,9 +469,7 @@ class Scheduler:
         A turn lasts several steps, because the library plans its memory again after each change of the set. It lasts
         as long as the other sets can wait, all their turns together (`TURN`). The next set in order follows.
         """
-        active = [slot.sequence for slot in self.slots if slot.sequence is not None]
-        if [s for s in active if s.encodings]:
-            active = [s for s in active if not s.awaits_media]
+        active = [s for s in self.active() if not (s.encodings and s.awaits_media)]
         if [s for s in active if s.phase is Phase.PREFILL and not is_batch(s)]:
             active = [s for s in active if not is_batch(s)]
         if _may_share_a_step(active):

@@ -86,13 +86,13 @@ class Speculation:
             made = self._draft(self._drafting, generating, always, room)
             return [made[i].tokens if i in made else [] for i in range(len(generating))]
         found = [self._look_up(sequence) for sequence in generating]
+        drafts: list[list[int]] = [[] for _ in generating]
         self._pause = max(self._pause - 1, 0)
         if self._pause or room < 1 or (self._drafting is None and not any(found)):
-            return [[] for _ in generating]
+            return drafts
         n = len(generating)
         if self._cost.of(n) <= 0.0:  # step costs are not measured yet
-            return [[] for _ in generating]
-        drafts: list[list[int]] = [[] for _ in generating]
+            return drafts
         rates = [s.draft_state.acceptance if s.draft_state and found[i] else 0.0 for i, s in enumerate(generating)]
         if self._drafting is not None:
             most = [self._params.spec_draft_max if rate < _ENOUGH else 0 for rate in rates]
