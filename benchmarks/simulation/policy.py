@@ -4,7 +4,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from server.engine.params import EngineParams
-from server.engine.placement import Placer
+from server.engine.placement import Placement, Placer
+from server.engine.prefix_cache import longest_match
 from server.engine.runner_api import RunnerInfo
 from server.engine.scheduler import Scheduler
 from server.engine.sequence import Sequence, Slot, first_to_evict
@@ -14,15 +15,13 @@ class SlotLocal(Placer):
     """A slot's cells are for whoever comes into this slot: no copies, nothing waited for. llama-server without its
     prompt cache in RAM: an idle slot that begins alike is taken, else the one unused for longest."""
 
-    def _match(self, sequence: Sequence) -> tuple[Slot | None, int]:
-        every, self.slots = self.slots, [slot for slot in self.slots if slot.idle]
-        try:
-            return super()._match(sequence)
-        finally:
-            self.slots = every
-
-    def _in_prefill(self, sequence: Sequence, at_least: int) -> tuple[Sequence, int] | None:
-        return None
+    def find(self, sequence: Sequence) -> Placement | None:
+        """Return the placement in an idle slot."""
+        if sequence.preempted is not None:
+            return super().find(sequence)
+        idle = [slot for slot in self.slots if slot.idle]
+        source, n = longest_match(idle, sequence.target, sequence.adapter_set, 0, sequence.n_reusable)
+        return self._in_cells(sequence, source, n, -1)
 
     def _cheapest(self, spare: Slot | None) -> Slot:
         return first_to_evict((slot for slot in self.slots if slot.idle), spare)

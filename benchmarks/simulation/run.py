@@ -103,7 +103,7 @@ class Simulation:
         self._workers: list[Worker] = []  # of the disk; the last one reads
         if policy.disk_mib:
             disk, *self._workers = disk_cache(policy.disk_mib * MIB, lambda: self.machine.now)
-            self.scheduler.placer.disk = disk
+            self.scheduler.placer.disk, self.scheduler.ram.spill = disk, disk.put
         self.seen = Seen()
         self._client = client
         self._trace = Trace(seed, self.machine.info.n_ctx_seq)

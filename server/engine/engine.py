@@ -89,6 +89,7 @@ class Engine(Instances[Instance]):
         """Use `files` as the disk tier. Call it before the first request. Returns when the index is loaded."""
         can_cut = self._instances[0].runner.info.can_cut
         self._disk = DiskCache(files, self.params.cache_disk * MIB, self._clock, self._wake_all, can_cut=can_cut)
+        self._ram.spill = self._disk.put
         for instance in self._instances:
             instance.scheduler.placer.disk = self._disk
         await asyncio.wrap_future(self._disk.ready)
@@ -105,10 +106,7 @@ class Engine(Instances[Instance]):
         if self._encoder is not None:
             for_media = self._encoder.cache.limit_ram_to(n_bytes // 4 if n_bytes > 0 else n_bytes)
             n_bytes = max(n_bytes - for_media, 0) if n_bytes >= 0 else n_bytes
-        evicted = self._ram.limit_to(min_limit(n_bytes, self._own_cache_limit), self._clock())
-        if self._disk is not None:
-            for entry in evicted:
-                self._disk.put(entry)
+        self._ram.limit_to(min_limit(n_bytes, self._own_cache_limit), self._clock())
 
     async def close(self, drain_s: float = 0.0) -> None:
         """Refuse new requests, give running ones `drain_s` seconds, then fail them and free the contexts.

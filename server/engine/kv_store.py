@@ -121,19 +121,18 @@ class Cells:
             return
         if to_ram:
             ram.replace(slot, now)
-            self._to_disk(ram.make_room(size, now))
+            ram.make_room(size, now)
         if (entry := self._entry_of(slot)) is None:
             return
         if to_ram:
-            self._to_disk(ram.put(entry, now))
-        if not to_ram or (disk is not None and disk.shared):
-            self._to_disk((entry,))
+            ram.put(entry, now)
+        if disk is not None and (not to_ram or disk.shared):
+            disk.put(entry)
 
     def pin(self, slot: Slot, until: float, now: float) -> None:
         """Keep a copy of the state of `slot` in RAM until `until`. Raises `InvalidRequest` if there is no room."""
         entry = self._entry_of(slot) if _is_reusable(slot) else None
-        evicted = None if entry is None else self._scheduler.ram.keep(entry, until, now)
-        if not self._gave_way(evicted):
+        if entry is None or self._scheduler.ram.keep(entry, until, now) is None:
             raise InvalidRequest(
                 f"the prefix of {len(slot.tokens)} tokens was not pinned: pinned prefixes may take half of cache_ram; "
                 "raise it, or wait until others expire"
@@ -147,10 +146,10 @@ class Cells:
         self._scheduler.preempt(sequence, now)
         n_bytes = 0 if slot.ends_inside else self._size(slot)
         if n_bytes and not self._refuses(n_bytes):
-            if not self._gave_way(ram.make_room_beside(n_bytes, now)):
+            if ram.make_room_beside(n_bytes, now) is None:
                 about = log_fields(sequence.request)
                 log.info("slot %d: no room in RAM for the state of a preempted request", slot.id, extra=about)
-            elif (entry := self._entry_of(slot)) is not None and self._gave_way(ram.pin(entry, now)):
+            elif (entry := self._entry_of(slot)) is not None and ram.pin(entry, now) is not None:
                 sequence.preempted = entry
         self.clear(slot)
 
@@ -197,16 +196,6 @@ class Cells:
         except CONTAINED as error:
             log.warning("slot %d: the size of its state is not known: %s", slot.id, str(error) or repr(error))
             return 0
-
-    def _to_disk(self, entries: Iterable[CacheEntry]) -> None:
-        if self.disk is not None:
-            for entry in entries:
-                self.disk.put(entry)
-
-    def _gave_way(self, evicted: list[CacheEntry] | None) -> bool:
-        """Write what RAM evicted to disk. Return False if RAM had no room (None)."""
-        self._to_disk(evicted or ())
-        return evicted is not None
 
     def drop_cached(self, sequence: Sequence) -> None:
         """Drop the RAM and disk entries that share a prefix with `sequence`: they may be the cause of its fault."""
@@ -405,7 +394,7 @@ class Cells:
 
     def _room_for_checkpoint(self, slot: Slot, n_bytes: int, now: float) -> bool:
         """Make room in RAM for a checkpoint of `slot`; idle slots lose theirs first, lowest eviction priority first."""
-        while not self._gave_way(self._scheduler.ram.make_room_beside(n_bytes, now)):
+        while self._scheduler.ram.make_room_beside(n_bytes, now) is None:
             others = [other for other in self._others(slot) if other.idle and other.checkpoints]
             n_idle = sum(len(c.state) for other in others for c in other.checkpoints)
             if not others or not self._scheduler.ram.has_room_beside(n_bytes - n_idle):
@@ -418,9 +407,10 @@ class Cells:
         before, slot.checkpoints = slot.checkpoints, ()
         if not (before or checkpoints):
             return
-        if checkpoints and self._gave_way(self._scheduler.ram.hold([c.state for c in checkpoints], slot.last_used)):
+        ram = self._scheduler.ram
+        if checkpoints and ram.hold([c.state for c in checkpoints], slot.last_used) is not None:
             slot.checkpoints = checkpoints
-        self._scheduler.ram.let_go([c.state for c in before])
+        ram.let_go([c.state for c in before])
 
     def prepare(self, placement: Placement, now: float) -> None:
         """Bring the slot's cells to the placement's prefix; to a shorter one if the model cannot share it, to nothing

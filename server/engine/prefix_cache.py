@@ -10,7 +10,7 @@ renders what follows differently.
 import ctypes
 import threading
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop
@@ -307,7 +307,7 @@ class StateCache:
 
     Slot checkpoints and pinned entries live in the same memory, count towards the limit, and displace other entries. If
     `limit` is 0 they get `limit_besides`. There a state counts once however many holders it has; a state held by a
-    slot and an entry counts twice.
+    slot and an entry counts twice. ``spill`` gets what is evicted.
     """
 
     limit: int
@@ -318,6 +318,7 @@ class StateCache:
     _entries: dict[int, CacheEntry] = field(default_factory=dict)
     _holders: Counter[int] = field(default_factory=Counter)  # by id of a state, which stays alive while it is held
     _lock: threading.RLock = field(default_factory=threading.RLock)
+    spill: Callable[[CacheEntry], None] = lambda entry: None
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -394,6 +395,7 @@ class StateCache:
         """
         with self._lock:
             if not self.fits(entry.size + self._n_kept(now)):
+                self.spill(entry)
                 return [entry]
             self.replace(entry, now)
             evicted = self.make_room(entry.size, now)
@@ -435,11 +437,11 @@ class StateCache:
     def _evictable(self, now: float) -> list[CacheEntry]:
         return [entry for entry in self._entries.values() if not entry.pinned and entry.kept_until <= now]
 
-    def limit_to(self, limit: int, now: float) -> list[CacheEntry]:
-        """Set a new limit; return the evicted entries."""
+    def limit_to(self, limit: int, now: float) -> None:
+        """Set a new limit."""
         with self._lock:
             self.limit = limit
-            return self.make_room(0, now)
+            self.make_room(0, now)
 
     def make_room(self, n_bytes: int, now: float) -> list[CacheEntry]:
         """Evict entries with the lowest eviction priority per byte until `n_bytes` more fit; return them."""
@@ -453,6 +455,7 @@ class StateCache:
             while order and 0 <= self.limit < self.n_bytes + n_bytes:
                 evicted.append(entries[heappop(order)[1]])
                 self.remove(evicted[-1])
+                self.spill(evicted[-1])
         return evicted
 
     def match(

@@ -154,7 +154,7 @@ class ModelQueue:
         self._waiting: dict[int, Ticket] = {}
         self._n_slots = n_slots
         self._wake = wake
-        self._running = [0] * n_instances  # choices that each instance has taken, except those of batches
+        self._n_instances = n_instances
         self._n_taken = 0
         self._closed: set[int] = set()  # instances that take no more requests
         self._lock = threading.Lock()
@@ -175,8 +175,7 @@ class ModelQueue:
             if not self._has_taker(ticket):
                 return False
             self.counters.asks(ticket.request.client)
-            self._waiting[id(ticket)] = ticket
-        self.open[id(ticket)] = ticket
+            self.open[id(ticket)] = self._waiting[id(ticket)] = ticket
         self.n_load += ticket.request.n
         return True
 
@@ -184,8 +183,6 @@ class ModelQueue:
         """Record that a request, which an instance had taken, has ended."""
         self.n_load -= ticket.request.n
         del self.open[id(ticket)]
-        with self._lock:
-            self._running[ticket.instance] -= _n_live(ticket)
 
     def taken_by(self, instance: int) -> list[Ticket]:
         """Return the requests that run in `instance` or that it has taken."""
@@ -200,9 +197,12 @@ class ModelQueue:
             return []
         with self._lock:
             waiting = list(self._waiting.values())
-            if len(self._running) == 1:
+            if self._n_instances == 1:
                 return self._take(waiting, instance)
-            room = [0 if i in self._closed else self._n_slots - n for i, n in enumerate(self._running)]
+            room = [0 if i in self._closed else self._n_slots for i in range(self._n_instances)]
+            for ticket in list(self.open.values()):
+                if id(ticket) not in self._waiting and ticket.request.priority < BATCH_PRIORITY:
+                    room[ticket.instance] -= ticket.request.n
             room[instance] = 0 if instance in self._closed else n_free
             no_priority = self._n_taken % MAX_BYPASSES == MAX_BYPASSES - 1  # as in `Queue.candidates`
             served = self.counters.served
@@ -225,7 +225,6 @@ class ModelQueue:
         for ticket in tickets:
             del self._waiting[id(ticket)]
             ticket.instance = instance
-            self._running[instance] += _n_live(ticket)
             self._n_taken += 1
         return tickets
 
@@ -253,12 +252,8 @@ class ModelQueue:
             return [ticket for ticket in self._waiting.values() if ticket.instance == instance]
 
     def _has_taker(self, ticket: Ticket) -> bool:
-        takers = (ticket.instance,) if ticket.request.id_slot >= 0 else range(len(self._running))
+        takers = (ticket.instance,) if ticket.request.id_slot >= 0 else range(self._n_instances)
         return not self._closed.issuperset(takers)
-
-
-def _n_live(ticket: Ticket) -> int:
-    return ticket.request.n if ticket.request.priority < BATCH_PRIORITY else 0
 
 
 LOAD_TOKENS = 64

@@ -416,25 +416,11 @@ class Scheduler:
         is_medium = span is not None and span.start <= at  # decoded in a separate batch
         n_left = (span.end if span is not None and is_medium else len(s.target)) - at
         if is_medium and n_decode:  # decode tokens are decoded before it in a separate batch
-            size = self.step_size.after(self.spent_s + self.move_cost.step_s)
-            n = portion(n_left, min(share, size), self.info.n_ubatch, exact=True)
-        else:
-            is_capped = bool(n_decode and self.params.max_prefill_tokens)
-            n = portion(n_left, share, self.info.n_ubatch, exact=is_capped)
-        end = at + min(n, most)
-        if at < s.adapter_set.start < end:  # an aLoRA starts there
-            end = s.adapter_set.start
-        end = s.next_checkpoint(at, end)
-        if span is not None:
-            end = _end_with_media(span, at, end)
+            share = min(share, self.step_size.after(self.spent_s + self.move_cost.step_s))
+        exact = bool(n_decode and (is_medium or self.params.max_prefill_tokens))
+        n = portion(n_left, share, self.info.n_ubatch, exact=exact)
         scored = s.unscored and at >= s.n_scored
-        if scored and is_medium:  # its last token gives the log probability of the text after it
-            end = end if n_to_score else at
-        elif scored:
-            end = min(end, at + n_to_score)
-        elif s.unscored:  # it was preempted; scored tokens are computed again
-            end = min(end, s.n_scored)
-        tokens = s.target[at:end]
+        tokens = s.target[at : _run_end(s, span, at, at + min(n, most), n_to_score)]
         is_last = at + len(tokens) == len(s.target) and not s.output  # with output, the next token is known
         n_outputs = len(tokens) if scored and not is_medium else int(scored or is_last)
         media = _input(s, span, at) if span is not None and is_medium else None
@@ -629,13 +615,24 @@ def batches(entries: list[TokenRun], n_ubatch: int) -> Iterator[list[TokenRun]]:
             yield live
 
 
-def _end_with_media(span: MediaSpan, at: int, end: int) -> int:
-    """Return where a run from `at` to `end` must stop: text before the next medium; a part of a causal medium; all of a
-    non-causal one.
+def _run_end(s: Sequence, span: MediaSpan | None, at: int, end: int, n_to_score: int) -> int:
+    """Return where a prefill run from `at` to `end` must stop: where an aLoRA starts; at a checkpoint; text before the
+    medium `span`; a medium at its end, and a non-causal one nowhere else; where `n_to_score` outputs are used up.
     """
-    if at < span.start:
-        return min(end, span.start)
-    return span.end if span.chunk is not None and not span.chunk.causal else min(end, span.end)
+    if at < s.adapter_set.start < end:
+        end = s.adapter_set.start
+    end = min((mark for mark in s.checkpoint_positions if at < mark < end), default=end)
+    is_medium = span is not None and span.start <= at
+    if span is not None:
+        whole = is_medium and span.chunk is not None and not span.chunk.causal
+        end = span.end if whole else min(end, span.end if is_medium else span.start)
+    if not s.unscored:
+        return end
+    if at < s.n_scored:  # it was preempted; scored tokens are computed again
+        return min(end, s.n_scored)
+    if is_medium:  # its last token gives the log probability of the text after it
+        return end if n_to_score else at
+    return min(end, at + n_to_score)
 
 
 def _input(sequence: Sequence, span: MediaSpan, at: int) -> MediaInput:

@@ -159,10 +159,6 @@ class Sequence:
         n = len(self.target) - 1
         return min(n, self.n_scored) if self.unscored else n
 
-    def next_checkpoint(self, start: int, end: int) -> int:
-        """Return where a run of tokens from `start` must end so that a checkpoint can be made, at `end` or before."""
-        return min((mark for mark in self.checkpoint_positions if start < mark < end), default=end)
-
     def timings(self, now: float) -> Timings:
         """Return token counts and milliseconds up to `now`, counted as in llama-server (server-context.cpp,
         get_timings).

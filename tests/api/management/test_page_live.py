@@ -94,7 +94,7 @@ async def test_who_looks_sees_slots_queue_and_steps(serve: Serve) -> None:
             assert await first.start() == 200
             async with posting(api.app, "/v1/chat/completions", body | {"priority": 3}):
                 # a step for each look, until one has seen both
-                seen = lambda s: steps.release() or s["models"][0]["engine"]["n_waiting"]  # type: ignore[func-returns-value]  # noqa: E731
+                seen = lambda s: steps.release() or (busy_slots(s) and s["models"][0]["engine"]["n_waiting"])  # type: ignore[func-returns-value]  # noqa: E731
                 shown = await looks.until("state", seen)
             slot, waiting = busy_slots(shown)[0], shown["models"][0]["engine"]["waiting"]
             assert slot["choice"]["prompt"] > 0

@@ -469,7 +469,7 @@ def check_nothing_kept(engine: Engine) -> None:
     engine.check_integrity()
     engine._ram.check_integrity()
     queue = engine._queue
-    assert [*queue.open, *queue._waiting, *filter(None, queue._running), *range(queue.n_waiting)] == []
+    assert [*queue.open, *queue._waiting, *range(queue.n_waiting)] == []
     assert engine._encoder is None or not any(one.n_wanting for one in engine._encoder._open.values())
     for instance in engine._instances:
         scheduler, runner = instance.scheduler, instance.runner
