@@ -2,7 +2,8 @@
 
 A new Python with the server's modules takes about a second of CPU time, and `make test` starts thousands: servers,
 workers of models, sandboxes and downloads. `install` replaces `subprocess` in the modules that start them. With
-``EXHAUSTIVE=1`` each process is started as in production.
+``EXHAUSTIVE=1``, and on versions of Python whose `Popen` is not known here, each process is started as in production.
+A forked process is killed when the process that started it ends.
 """
 
 import atexit
@@ -20,8 +21,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from threading import Thread
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -32,11 +35,13 @@ _MODULE = re.compile(r"from (server[\w.]*) import|^(server[\w.]+):\w+$")
 _LOADING = ("LD_", "PYTHON", "GGML_")
 """Variables that are read when a program or a library is loaded. A process that sets one is started as usual."""
 _FREE_FD = 200
+_KNOWN_POPEN = (3, 11)
+"""The version of Python whose private methods `ForkedPopen` replaces."""
 
 
 def install(*modules: ModuleType) -> None:
     """Let these modules, which use ``subprocess.Popen``, start forks."""
-    for module in modules:
+    for module in modules if sys.version_info[:2] == _KNOWN_POPEN else ():
         module.subprocess = SimpleNamespace(**{**vars(subprocess), "Popen": ForkedPopen})  # type: ignore[attr-defined]
 
 
@@ -153,8 +158,12 @@ def _watch(connection: socket.socket, fds: list[int], request: dict[str, Any]) -
     if pid:
         for fd in fds:
             os.close(fd)
-        connection.sendall(b"%d\n" % pid)
-        connection.sendall(b"%d\n" % os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        Thread(target=_kill_with_parent, args=(connection, pid), daemon=True).start()
+        with suppress(OSError):  # the parent has ended
+            connection.sendall(b"%d\n" % pid)
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        with suppress(OSError):
+            connection.sendall(b"%d\n" % status)
         os._exit(0)
     connection.close()
     moved = [fcntl.fcntl(fd, fcntl.F_DUPFD, _FREE_FD) for fd in fds]
@@ -171,6 +180,14 @@ def _watch(connection: socket.socket, fds: list[int], request: dict[str, Any]) -
     time.tzset()
     os.getppid = lambda: int(request["parent"])
     _run(request["argv"])
+
+
+def _kill_with_parent(connection: socket.socket, pid: int) -> None:
+    """Kill the process when the other end of the connection is closed."""
+    with suppress(OSError):
+        connection.recv(1)
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
 
 
 def _run(argv: list[str]) -> None:
