@@ -4,11 +4,11 @@ Three servers for all tests of this folder: `server`, open, with one model; `gua
 and `demo`, with the default model. The first two serve a tiny model with random weights, whose template knows tools.
 """
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from openai import AsyncOpenAI, OpenAI
+from openai import OpenAI
 
 from tests.support.ggufs import TinyModel, gguf_file
 from tests.support.real_server import EXACT, REPLY_S, ROOT, RealServer, llamapool, llamapool_config
@@ -80,15 +80,6 @@ def demo() -> Iterator[RealServer]:
 def client(server: RealServer) -> Iterator[OpenAI]:
     """The synchronous client, as a user makes it; an error is raised at once instead of tried again."""
     with OpenAI(
-        base_url=f"{server.base_url}/v1", api_key="sk-no-key-required", max_retries=0, timeout=REPLY_S
-    ) as openai:
-        yield openai
-
-
-@pytest.fixture
-async def async_client(server: RealServer) -> AsyncIterator[AsyncOpenAI]:
-    """The asynchronous client."""
-    async with AsyncOpenAI(
         base_url=f"{server.base_url}/v1", api_key="sk-no-key-required", max_retries=0, timeout=REPLY_S
     ) as openai:
         yield openai

@@ -58,10 +58,3 @@ def test_a_client_that_reads_line_by_line(server: RealServer) -> None:
     reply = server.request("POST", CHAT, body)
     assert reply.headers["content-type"].startswith("text/event-stream")
     assert "".join(line_by_line(reply.body)) == whole
-
-
-def test_curl_without_a_content_type(server: RealServer) -> None:
-    """``curl -d`` says that JSON is a form."""
-    form = {"Content-Type": "application/x-www-form-urlencoded"}
-    reply = server.request("POST", "/v1/completions", {"prompt": "x", "max_tokens": 1}, headers=form)
-    assert reply.status == 200

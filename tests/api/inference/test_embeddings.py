@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from openai import AsyncOpenAI, BadRequestError
 
 from server.engine.runner_api import Pooling
 from tests.api.conftest import TIMEOUT_S, Api, GoLive, Serve, idle, until
@@ -216,6 +217,22 @@ async def test_a_text_longer_than_the_context(serve: Serve) -> None:
     async with serve(loader, models={"e": EMBED}) as api:
         error = (await api.client.post("/v1/embeddings", json={"input": "x" * 300})).json()["error"]
     assert (error["type"], error["n_prompt_tokens"], error["n_ctx"]) == ("exceed_context_size_error", 301, 256)
+
+
+async def test_the_official_client_asks_for_base64_and_decodes_it(serve: Serve) -> None:
+    async with serve(models={"e": EMBED}) as api:
+        http: Any = api.client
+        client = AsyncOpenAI(base_url="http://test/v1", api_key="none", http_client=http, max_retries=0)
+        decoded = await client.embeddings.create(model="e", input=[[5, 6], [7]], user="somebody")
+        plain = (await api.client.post("/v1/embeddings", json={"input": [[5, 6], [7]]})).json()
+        shorter = await client.embeddings.create(model="e", input="x", dimensions=2)
+        with pytest.raises(BadRequestError, match="dimensions"):
+            await client.embeddings.create(model="e", input="x", dimensions=5)
+    assert [entry.embedding for entry in decoded.data] == [
+        pytest.approx(entry["embedding"], abs=1e-6) for entry in plain["data"]
+    ]
+    assert decoded.usage.prompt_tokens == decoded.usage.total_tokens == 3
+    assert len(shorter.data[0].embedding) == 2
 
 
 async def test_an_unknown_name_among_several_embedders(serve: Serve) -> None:

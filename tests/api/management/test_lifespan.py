@@ -119,17 +119,6 @@ async def test_a_client_that_stops_reading_is_dropped_and_its_slot_freed(
         listening.close()  # `server.listen` has the kernel do this
 
 
-async def test_a_silent_stream_is_pinged(live: GoLive) -> None:
-    steps = threading.Semaphore(1)
-    async with live(slow_loader(steps), options={"sse_ping_interval_s": 0.05}) as server:
-        reader, writer = await server.connect(chat_request(max_tokens=2))
-        await asyncio.wait_for(reader.readuntil(b"\r\n:\n\n\r\n"), TIMEOUT_S)
-        for _ in range(50):
-            steps.release()
-        await reader.readuntil(b"[DONE]")
-        writer.close()
-
-
 def run_uvicorn(*args: str, **env: str) -> subprocess.Popen[str]:
     """``uvicorn server.app:app`` as a process of its own."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("LLAMA", "LLAMAPOOL"))}

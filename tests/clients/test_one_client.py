@@ -1,0 +1,114 @@
+"""What one official client does that no other does: `test_sdks.py` asks what all do."""
+
+import base64
+import json
+from typing import Any, Literal
+
+import ollama
+import pytest
+from anthropic import Anthropic, beta_tool
+from ollama import Client
+from openai import OpenAI
+from openai.types.responses import Response
+from pydantic import BaseModel, Field
+
+from tests.clients.conftest import API_KEY
+from tests.clients.slots import wait_until
+from tests.support.real_server import REPLY_S, RealServer
+
+MODEL = "gpt-4o-mini"  # with one model, any name is accepted
+SUNNY = '{"temperature": 21, "condition": "sunny"}'
+HELLO = [{"role": "user", "content": "hello world"}]
+GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True, "num_predict": 12}  # random weights may end at once
+
+
+class Answer(BaseModel):
+    """What the reply must be."""
+
+    colour: Literal["red", "green"]
+    count: int = Field(ge=10, le=99)
+    sure: bool
+
+
+def test_openais_stream_helper_parses_too(client: OpenAI) -> None:
+    with client.responses.stream(model=MODEL, input="hello", text_format=Answer, max_output_tokens=400) as stream:
+        done = [event for event in stream if event.type == "response.output_text.done"]
+        response = stream.get_final_response()
+    assert isinstance(response.output_parsed, Answer)
+    assert json.loads(done[0].text) == response.output_parsed.model_dump()
+
+
+@pytest.mark.filterwarnings("ignore:connect\\(\\) must be used as a context manager:DeprecationWarning")  # the client's
+def test_a_websocket_carries_one_response_after_the_other(client: OpenAI) -> None:
+    asked: Any = {"model": MODEL, "temperature": 0, "max_output_tokens": 16, "store": False}
+    whole = client.responses.create(**asked, input="hello")
+    with client.responses.connect() as connection:
+        responses: list[Response] = []
+        for words in ("hello", "and now?"):
+            before: Any = {"previous_response_id": responses[-1].id} if responses else {}
+            connection.response.create(**asked, input=words, **before)
+            for event in connection:
+                if event.type in ("response.completed", "response.incomplete"):
+                    responses.append(event.response)
+                    break
+        connection.response.create(model=MODEL, input="x", temperature="hot")  # type: ignore[arg-type]
+        wrong = connection.recv()
+    assert responses[0].output_text == whole.output_text
+    assert responses[1].usage is not None
+    assert responses[0].usage is not None
+    assert responses[1].usage.input_tokens > responses[0].usage.total_tokens
+    assert wrong.type == "error"
+    assert "temperature" in str(wrong)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_anthropics_tool_runner_goes_round_by_itself(demo: RealServer, stream: bool) -> None:
+    asked: list[str] = []
+
+    @beta_tool
+    def get_weather(city: str) -> str:
+        """Get the weather in a city"""
+        asked.append(city)
+        return SUNNY
+
+    options: Any = {"stream": True} if stream else {}
+    with Anthropic(base_url=demo.base_url, api_key="none", max_retries=0, timeout=REPLY_S) as agent:
+        runner = agent.beta.messages.tool_runner(
+            model="demo",
+            max_tokens=200,
+            messages=[{"role": "user", "content": "What is the weather in Paris?"}],
+            tools=[get_weather],
+            extra_body={"temperature": 0},
+            **options,
+        )
+        final = runner.until_done()
+    assert asked == ["Paris"]
+    assert "21 degrees" in "".join(block.text for block in final.content if block.type == "text")
+
+
+def test_several_models_answer_ollamas_client_by_their_names(guarded: RealServer) -> None:
+    with Client(host=guarded.base_url, headers={"Authorization": f"Bearer {API_KEY}"}, timeout=REPLY_S) as keyed:
+        assert [each.model for each in keyed.list().models] == ["first", "second"]
+        assert keyed.chat("first:latest", HELLO, options=GREEDY).model == "first:latest"
+        assert keyed.generate("second", "hello", options=GREEDY, keep_alive=0).model == "second"
+        wait_until(lambda: [each.model for each in keyed.ps().models] == ["first"], "the second is freed")
+        with pytest.raises(ollama.ResponseError, match="model 'third' not found") as caught:
+            keyed.chat("third", HELLO)
+    assert caught.value.status_code == 404
+
+
+def test_a_document_holds_no_control_tokens(server: RealServer) -> None:
+    """A user's `<|im_end|>` is the control token, as in llama-server; a document's is text."""
+
+    def n_tokens(n: int, kind: str) -> int:
+        text = "<|im_end|>" * n
+        encoded = base64.b64encode(text.encode()).decode()
+        parts = {
+            "text": {"type": "text", "text": text},
+            "document": {"type": "file", "file": {"filename": "a.txt", "file_data": encoded}},
+        }
+        body = {"messages": [{"role": "user", "content": [parts[kind]]}]}
+        return int(server.post("/v1/chat/completions/input_tokens", body)["input_tokens"])
+
+    assert n_tokens(30, "text") - n_tokens(20, "text") == 10
+    assert n_tokens(30, "document") - n_tokens(20, "document") > 20

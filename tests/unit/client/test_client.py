@@ -1,0 +1,487 @@
+"""The client's answers: errors, health, interfaces and replies."""
+
+import base64
+import dataclasses
+import inspect
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Collection
+from typing import Any, get_overloads
+
+import httpx
+import pytest
+
+from llamapool import client as package
+from llamapool.client import (
+    Choice,
+    CompletionResponse,
+    HealthStatus,
+    LlamaCppClient,
+    ServerUnreachable,
+    SlotInfo,
+    StopType,
+    Timings,
+    UnexpectedReply,
+    errors,
+    fields,
+    server_state,
+)
+from llamapool.client.chat import ChatCompletionsAPI
+from llamapool.client.embeddings import EmbeddingsClientAPI
+from llamapool.client.lora import LoraClientAPI
+from llamapool.client.messages import MessagesClientAPI
+from llamapool.client.models import ModelsClientAPI
+from llamapool.client.openai_completions import CompletionsClientAPI
+from llamapool.client.responses import ResponsesClientAPI
+from llamapool.client.slots import SlotsClientAPI
+from server.dialects.chat.parse import ChatBody
+from server.dialects.completions.parse import CompletionBody
+from server.dialects.messages.parse import MessagesBody
+from server.dialects.native.parse import InfillBody, NativeBody
+from server.dialects.responses.parse import ResponsesBody
+from server.dialects.warnings import known_fields
+from tests.support.real_server import ROOT
+from tests.unit.client.answers import answering, served_by
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, errors.BadRequest),
+        (401, errors.AuthenticationFailed),
+        (403, errors.AuthenticationFailed),
+        (404, errors.NotFound),
+        (413, errors.BadRequest),
+        (429, errors.Unavailable),
+        (500, errors.ApiError),
+        (501, errors.NotSupported),
+        (503, errors.Unavailable),
+        (307, errors.ApiError),
+    ],
+)
+def test_each_status_has_its_error(status: int, kind: type[errors.ApiError]) -> None:
+    body = {"error": {"code": 999, "message": "what is wrong", "type": "some_error"}}
+    with pytest.raises(errors.ApiError) as raised:
+        answering(body, status).client.props()
+    error = raised.value
+    assert type(error) is kind
+    assert (error.status, error.message, error.type, error.body) == (status, "what is wrong", "some_error", body)
+    assert str(error) == f"{status} some_error: what is wrong"
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"error": "only text"}, "only text"),
+        ({"message": "at the top"}, "at the top"),
+        ({"error": {}}, "no message"),
+        ("<html>Bad Gateway</html>", "<html>Bad Gateway</html>"),
+        ("", "no message"),
+        ("x" * 1000, "x" * 300 + "…"),
+    ],
+)
+def test_other_shapes_of_an_error_are_read(body: object, message: str) -> None:
+    with pytest.raises(errors.ApiError) as raised:
+        answering(body, 502).client.models.list()
+    assert raised.value.message == message
+    assert raised.value.type == ""
+    assert raised.value.body == body
+    assert str(raised.value) == f"502: {message}"
+
+
+@pytest.mark.parametrize(("header", "seconds"), [("7", 7.0), ("Fri, 31 Dec 1999 23:59:59 GMT", None), (None, None)])
+def test_a_full_queue_says_when_to_come_back(header: str | None, seconds: float | None) -> None:
+    headers = {"retry-after": header} if header else None
+    with pytest.raises(errors.Unavailable) as raised:
+        answering({"error": {"message": "full"}}, 429, headers).client.tokenize("x")
+    assert raised.value.retry_after_s == seconds
+
+
+@pytest.mark.parametrize(
+    ("cause", "kind"),
+    [
+        (httpx.ConnectError("refused"), errors.ServerUnreachable),
+        (httpx.ReadTimeout("slow"), errors.RequestTimedOut),
+        (httpx.RemoteProtocolError("cut"), errors.ServerUnreachable),
+    ],
+)
+def test_no_answer_is_an_error_that_names_the_address(
+    cause: httpx.RequestError, kind: type[errors.LlamaCppError]
+) -> None:
+    def break_off(_: httpx.Request) -> httpx.Response:
+        raise cause
+
+    with pytest.raises(errors.LlamaCppError) as raised:
+        served_by(break_off).client.props()
+    assert type(raised.value) is kind
+    assert raised.value.message == f"GET http://server.test/props: {cause}"
+
+
+def test_a_reply_of_another_program_is_unexpected() -> None:
+    with pytest.raises(errors.UnexpectedReply, match="not JSON") as raised:
+        answering("<html>It works!</html>").client.props()
+    assert raised.value.body == "<html>It works!</html>"
+    with pytest.raises(errors.UnexpectedReply, match="not a JSON object"):
+        answering([]).client.props()
+    with pytest.raises(errors.UnexpectedReply, match="not a JSON array of objects"):
+        answering({}).client.slots.list()
+    with pytest.raises(errors.UnexpectedReply, match="'tokens'"):
+        answering({}).client.tokenize("x")
+    with pytest.raises(errors.UnexpectedReply):
+        answering({"choices": None}).client.chat_completion([])
+
+
+class Clock:
+    """Time that passes in `sleep` only."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.slept: list[float] = []
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    found = Clock()
+    monkeypatch.setattr(server_state, "time", found)
+    return found
+
+
+def loading() -> httpx.Response:
+    return httpx.Response(503, json={"error": {"code": 503, "message": "Loading model", "type": "unavailable_error"}})
+
+
+def ready() -> httpx.Response:
+    return httpx.Response(200, json={"status": "ok"})
+
+
+def refused() -> httpx.Response:
+    raise httpx.ConnectError("refused")
+
+
+def in_turn(*answers: Callable[[], httpx.Response]) -> Callable[[httpx.Request], httpx.Response]:
+    """A server that gives these answers, the last one for ever."""
+    left = list(answers)
+    return lambda _: (left.pop(0) if len(left) > 1 else left[0])()
+
+
+def test_a_server_that_is_up() -> None:
+    assert answering({"status": "ok"}).client.health() == HealthStatus("ok")
+    counts = {"status": "ok", "slots_idle": 3, "slots_processing": 1}
+    assert answering(counts).client.health() == HealthStatus("ok", 3, 1)
+    assert answering({"status": "ok"}).client.is_ready()
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "expected"),
+    [
+        (503, {"error": {"code": 503, "message": "Loading model", "type": "unavailable_error"}}, "loading"),
+        (503, {"status": "loading model"}, "loading"),
+        (503, {"error": {"code": 503, "message": "model 'a' failed to load: no memory"}}, "error"),
+        (503, {"status": "no slot available", "slots_idle": 0, "slots_processing": 2}, "error"),
+        (500, {"error": {"message": "Loading model"}}, "error"),
+        (502, "<html>Bad Gateway</html>", "error"),
+        (401, {"error": {"code": 401, "message": "Invalid API Key"}}, "error"),
+    ],
+)
+def test_a_server_that_is_not(status: int, body: object, expected: str) -> None:
+    health = answering(body, status).client.health()
+    assert health.status == expected
+    assert health.raw == body
+    assert not answering(body, status).client.is_ready()
+
+
+def test_old_servers_count_their_slots_in_an_error_too() -> None:
+    health = answering({"status": "no slot available", "slots_idle": 0, "slots_processing": 2}, 503).client.health()
+    assert (health.slots_idle, health.slots_processing) == (0, 2)
+
+
+def test_no_server_is_not_ready_and_has_no_health() -> None:
+    asked = served_by(in_turn(refused))
+    assert not asked.client.is_ready()
+    with pytest.raises(ServerUnreachable):
+        asked.client.health()
+
+
+def test_waiting_goes_on_until_the_server_is_ready(clock: Clock) -> None:
+    asked = served_by(in_turn(refused, loading, ready))
+    assert asked.client.wait_until_ready(timeout=10.0, poll_interval=0.5)
+    assert clock.slept == [0.5, 0.5]
+
+
+def test_waiting_ends_with_its_time(clock: Clock) -> None:
+    asked = served_by(in_turn(loading))
+    assert not asked.client.wait_until_ready(timeout=1.2, poll_interval=0.5)
+    assert clock.slept == pytest.approx([0.5, 0.5, 0.2])
+    assert len(asked.requests) == 4
+
+
+def test_a_server_is_asked_at_least_once(clock: Clock) -> None:
+    assert served_by(in_turn(ready)).client.wait_until_ready(timeout=0.0)
+    assert not served_by(in_turn(loading)).client.wait_until_ready(timeout=0.0)
+    assert clock.slept == []
+
+
+def test_a_server_that_hangs_does_not_outlast_the_wait(clock: Clock) -> None:
+    asked = served_by(in_turn(ready))
+    asked.client.wait_until_ready(timeout=7.0, poll_interval=0.5)
+    assert set(asked.last.extensions["timeout"].values()) == {7.0}
+
+
+METHODS: dict[Callable[..., object], str] = {
+    LlamaCppClient.__init__: "base_url='http://127.0.0.1:8080', api_key=None, timeout=600.0, verify_ssl=True",
+    LlamaCppClient.health: "",
+    LlamaCppClient.is_ready: "",
+    LlamaCppClient.wait_until_ready: "timeout=60.0, poll_interval=1.0",
+    LlamaCppClient.props: "",
+    LlamaCppClient.set_props: "**kwargs",
+    LlamaCppClient.metrics: "",
+    LlamaCppClient.chat_completion: "messages, **kwargs",
+    ChatCompletionsAPI.create: (
+        "messages, model='gpt-codex-5.3', max_tokens=None, temperature=1.0, top_p=1.0, n=1, stream=False, stop=None, "
+        "presence_penalty=0.0, frequency_penalty=0.0, logit_bias=None, user=None, response_format=None, tools=None, "
+        "tool_choice=None, seed=None, mirostat=0, mirostat_tau=5.0, mirostat_eta=0.1, grammar=None, min_p=0.05, "
+        "top_k=40, repeat_penalty=1.1, **kwargs"
+    ),
+    LlamaCppClient.complete: (
+        "prompt, n_predict=-1, temperature=0.8, top_k=40, top_p=0.95, min_p=0.05, repeat_penalty=1.1, "
+        "repeat_last_n=64, presence_penalty=0.0, frequency_penalty=0.0, mirostat=0, mirostat_tau=5.0, "
+        "mirostat_eta=0.1, grammar=None, json_schema=None, seed=-1, stop=None, stream=False, cache_prompt=True, "
+        "n_probs=0, samplers=None, dry_multiplier=0.0, dry_base=1.75, dry_allowed_length=2, dry_penalty_last_n=-1, "
+        "xtc_probability=0.0, xtc_threshold=0.1, dynatemp_range=0.0, dynatemp_exponent=1.0, typical_p=1.0, "
+        "id_slot=-1, return_tokens=False, **kwargs"
+    ),
+    LlamaCppClient.simple_completion: "prompt, **kwargs",
+    EmbeddingsClientAPI.create: "input, model='text-embedding-ada-002', encoding_format='float', dimensions=None",
+    LlamaCppClient.embed: "content, embd_normalize=2",
+    LlamaCppClient.tokenize: "content, add_special=False, parse_special=True, with_pieces=False",
+    LlamaCppClient.detokenize: "tokens",
+    LlamaCppClient.rerank: "query, documents, top_n=None",
+    LlamaCppClient.infill: "input_prefix, input_suffix, input_extra=None, prompt=None, stream=False, **kwargs",
+    ModelsClientAPI.list: "",
+    SlotsClientAPI.list: "fail_on_no_slot=False",
+    SlotsClientAPI.save: "slot_id, filename",
+    SlotsClientAPI.restore: "slot_id, filename",
+    SlotsClientAPI.erase: "slot_id",
+    LoraClientAPI.list: "",
+    LoraClientAPI.set_scales: "adapters",
+}
+FIELDS = {
+    "CompletionResponse": "id object created model choices usage timings system_fingerprint",
+    "Choice": "index message text finish_reason",
+    "Message": "role content tool_calls reasoning_content",
+    "Usage": "prompt_tokens completion_tokens total_tokens",
+    "Timings": (
+        "prompt_n prompt_ms prompt_per_token_ms prompt_per_second "
+        "predicted_n predicted_ms predicted_per_token_ms predicted_per_second cache_n"
+    ),
+    "EmbeddingsResponse": "object data model usage",
+    "EmbeddingData": "index embedding object",
+    "RerankResponse": "model results usage",
+    "RerankResult": "index relevance_score document",
+    "TokenizeResponse": "tokens",
+    "HealthStatus": "status slots_idle slots_processing",
+    "SlotInfo": "id is_processing n_ctx n_predict params prompt",
+    "LoraAdapter": "id path scale",
+}
+
+BODIES = [
+    (ChatCompletionsAPI.create, fields.ChatFields, known_fields(ChatBody)),
+    (CompletionsClientAPI.create, fields.TextFields, known_fields(CompletionBody)),
+    (LlamaCppClient.complete, fields.CompletionFields, known_fields(NativeBody)),
+    (LlamaCppClient.infill, fields.InfillFields, known_fields(InfillBody)),
+    (MessagesClientAPI.create, fields.MessageFields, known_fields(MessagesBody).keys() - set(MessagesBody.also_known)),
+    (ResponsesClientAPI.create, fields.ResponseFields, known_fields(ResponsesBody)),
+]
+
+
+def parameters(method: Callable[..., object]) -> str:
+    """A signature without ``self`` and without types."""
+    signature = inspect.signature(method)
+    bare = [p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values() if p.name != "self"]
+    return str(inspect.Signature(bare))[1:-1].replace("*, ", "")
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.__qualname__)
+def test_each_method_has_the_parameters_and_defaults(method: Callable[..., object]) -> None:
+    assert parameters(method) == METHODS[method]
+
+
+@pytest.mark.parametrize(("method", "typed", "known"), BODIES, ids=lambda given: getattr(given, "__qualname__", ""))
+def test_each_field_that_the_server_reads_is_typed(
+    method: Callable[..., object], typed: type, known: Collection[str]
+) -> None:
+    shown = next(overload for overload in get_overloads(method))
+    named = {name for name in inspect.signature(shown).parameters if name not in ("self", "kwargs")}
+    assert not named & typed.__annotations__.keys()
+    assert named | typed.__annotations__.keys() == {name for name in known if "." not in name}
+
+
+@pytest.mark.parametrize("method", [method for method, *_ in BODIES], ids=lambda method: method.__qualname__)
+def test_a_parameter_with_a_default_has_the_type_of_its_field(method: Callable[..., object]) -> None:
+    typed = next(fields for found, fields, _ in BODIES if found is method).__annotations__
+    given = inspect.signature(method).parameters
+    assert {name: given[name].annotation for name in given.keys() & typed} == {
+        name: typed[name] for name in given.keys() & typed
+    }
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_each_reply_is_a_dataclass_with_the_fields(name: str) -> None:
+    fields = [field.name for field in dataclasses.fields(getattr(package, name))]
+    assert [field for field in fields if field != "raw"] == FIELDS[name].split()
+
+
+def test_stop_types() -> None:
+    assert [kind.name for kind in StopType] == ["NONE", "EOS", "LIMIT", "WORD"]
+
+
+def test_the_parts_of_a_client() -> None:
+    with LlamaCppClient() as client:
+        assert isinstance(client.chat, ChatCompletionsAPI)
+        assert isinstance(client.chat.completions, ChatCompletionsAPI)
+        assert isinstance(client.embeddings, EmbeddingsClientAPI)
+        assert isinstance(client.models, ModelsClientAPI)
+        assert isinstance(client.slots, SlotsClientAPI)
+        assert isinstance(client.lora, LoraClientAPI)
+
+
+def test_importing_the_client_imports_nothing_of_the_server() -> None:
+    program = (
+        "import sys, llamapool.client\n"
+        "print(*sorted({n.split('.')[0] for n in sys.modules} - set(sys.stdlib_module_names)))\n"
+        'print(*sorted(n for n in sys.modules if n.partition(".")[0] == "server" or n == "llamapool.app"))\n'
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    libraries, of_the_server = done.stdout.splitlines()
+    assert of_the_server == ""
+    assert "httpx" in libraries.split()
+    for name in ("fastapi", "starlette", "pydantic", "llama_cpp", "numpy", "orjson", "jinja2", "prometheus_client"):
+        assert name not in libraries.split()
+
+
+HELLO = [{"role": "user", "content": "Hello"}]
+TIMINGS = {
+    "cache_n": 1, "prompt_n": 2, "prompt_ms": 3.5, "prompt_per_token_ms": 1.75, "prompt_per_second": 571.4,
+    "predicted_n": 4, "predicted_ms": 8.0, "predicted_per_token_ms": 2.0, "predicted_per_second": 500.0,
+}  # fmt: skip
+
+
+def native(content: str = "a b", **fields: object) -> dict[str, Any]:
+    """A native reply of llama-server with `fields` changed."""
+    return {
+        "index": 0,
+        "content": content,
+        "tokens": [],
+        "id_slot": 1,
+        "stop": True,
+        "model": "tiny",
+        "tokens_predicted": 2,
+        "tokens_evaluated": 3,
+        "stop_type": "eos",
+        "stopping_word": "",
+        "tokens_cached": 4,
+        "truncated": False,
+        "timings": TIMINGS,
+        **fields,
+    }
+
+
+def test_a_chat_reply_of_another_server_may_lack_almost_everything() -> None:
+    response = answering({"choices": [{}]}).client.chat_completion(HELLO)
+    assert response == CompletionResponse("", "chat.completion", 0, "", [Choice(0)])
+
+
+@pytest.mark.parametrize(
+    ("stop_type", "kind", "finish_reason"),
+    [
+        ("eos", StopType.EOS, "stop"),
+        ("word", StopType.WORD, "stop"),
+        ("limit", StopType.LIMIT, "length"),
+        ("none", StopType.NONE, None),
+        ("new", None, None),
+        (None, None, None),
+    ],
+)
+def test_a_native_reply_ends_for_a_reason(stop_type: str | None, kind: StopType | None, finish_reason: str) -> None:
+    choice = answering(native(stop_type=stop_type)).client.complete("x").choices[0]
+    assert (choice.stop_type, choice.finish_reason) == (kind, finish_reason)
+
+
+def test_a_reply_cut_down_by_response_fields_has_what_is_left() -> None:
+    response = answering({"n_predict": 5, "content": "a"}).client.complete("x", response_fields=["content"])
+    assert (response.choices[0].text, response.usage, response.timings, response.model) == ("a", None, None, "")
+    assert response.raw["n_predict"] == 5
+
+
+def test_timings_of_older_servers_lack_some_or_have_null() -> None:
+    response = answering(native(timings={"prompt_n": 3, "prompt_per_second": None})).client.complete("x")
+    assert response.timings == Timings(prompt_n=3)
+
+
+EMBEDDINGS = {"object": "list", "model": "bert", "usage": {"prompt_tokens": 6, "total_tokens": 6}}
+
+
+def test_base64_embeddings_are_decoded() -> None:
+    encoded = base64.b64encode(struct.pack("<2f", 0.5, -1.0)).decode()
+    reply = EMBEDDINGS | {"data": [{"embedding": encoded, "index": 0, "encoding_format": "base64"}]}
+    response = answering(reply).client.embeddings.create("a", encoding_format="base64")
+    assert response.data[0].embedding == [0.5, -1.0]
+    assert response.raw["data"][0]["embedding"] == encoded
+
+
+@pytest.mark.parametrize("embedding", [None, 1.0, "%%%", base64.b64encode(b"12345").decode()])
+def test_an_embedding_that_is_none_is_unexpected(embedding: object) -> None:
+    with pytest.raises(UnexpectedReply):
+        answering({"data": [{"embedding": embedding}]}).client.embeddings.create("a")
+
+
+@pytest.mark.parametrize(
+    ("reply", "vectors"),
+    [
+        ([{"index": 0, "embedding": [[1.0, 2.0]]}], [[1.0, 2.0]]),
+        ([{"index": 1, "embedding": [[2.0]]}, {"index": 0, "embedding": [[1.0]]}], [[1.0], [2.0]]),
+        ([{"index": 0, "embedding": [[1.0], [2.0], [3.0]]}], [[1.0], [2.0], [3.0]]),
+        ({"embedding": [1.0, 2.0]}, [[1.0, 2.0]]),
+        ([{"index": 0, "embedding": [1.0]}, {"index": 1, "embedding": [2.0]}], [[1.0], [2.0]]),
+    ],
+    ids=["pooled", "out of order", "a vector for each token", "before 2025", "before 2025, several"],
+)
+def test_native_embeddings_of_every_shape_are_vectors(reply: object, vectors: list[list[float]]) -> None:
+    assert answering(reply).client.embed("a") == vectors
+
+
+@pytest.mark.parametrize("reply", [[{"index": 0}], [{"index": 0, "embedding": []}], [1.0], "x"])
+def test_native_embeddings_of_no_shape_are_unexpected(reply: object) -> None:
+    with pytest.raises(UnexpectedReply):
+        answering(reply).client.embed("a")
+
+
+def test_tokens_come_as_ids_or_with_pieces() -> None:
+    plain = answering({"tokens": [261, 232]}).client.tokenize("x")
+    assert (plain.tokens, plain.ids, plain.pieces) == ([261, 232], [261, 232], [])
+    sent = [{"id": 261, "piece": " ä"}, {"id": 232, "piece": [229]}]
+    pieces = answering({"tokens": sent}).client.tokenize("x", with_pieces=True)
+    assert (pieces.tokens, pieces.ids, pieces.pieces) == (sent, [261, 232], [" ä".encode(), b"\xe5"])
+
+
+def test_slots_may_lack_fields_or_have_more() -> None:
+    slots = [
+        {"id": 0, "n_ctx": 256, "speculative": False, "is_processing": False},
+        {"id": 1, "n_ctx": 256, "is_processing": True, "params": {"n_predict": 9}, "prompt": "a", "later": 1},
+        {"id": 2, "state": 1, "n_predict": 5, "n_ctx": 256, "params": None},
+    ]
+    found = answering(slots).client.slots.list()
+    assert found == [
+        SlotInfo(0, False, 256),
+        SlotInfo(1, True, 256, 9, {"n_predict": 9}, "a"),
+        SlotInfo(2, True, 256, 5),
+    ]
+    assert found[1].raw["later"] == 1
