@@ -1,21 +1,41 @@
 """What operators do to a real server, with native weights: swap and sleep under load, several instances, SIGTERM while
-streams run, a full disk, too little memory.
+streams run, a full disk, too little memory, systemd, CPUs of its own; what usage says.
 """
 
+import asyncio
+import contextlib
 import json
 import os
+import re
 import resource
+import shlex
+import shutil
 import signal
+import sqlite3
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from server.engine.engine import Engine
+from server.engine.instances import bind
+from server.engine.params import EngineParams
+from server.errors import ModelFailed
+from server.llama.context.batch import Run
+from server.llama.loader import LlamaLoader
+from server.llama.threads import ComputeThreads, bound
+from server.pool.spec import LoadParams, ModelSpec, ThreadPlacement
+from server.transport.keys import add_entry, hash_of, new_key
 from tests.support.ggufs import TinyModel, gguf_file
-from tests.support.real_server import EXACT, RealServer, llamapool, llamapool_config
+from tests.support.real_server import EXACT, ROOT, RealServer, free_port, llamapool, llamapool_config
+from tests.unit.engine.builders import request, run
 
 FLAGS = ("-c", "4096", "-np", "4", "-t", "1", *EXACT)
 
@@ -109,3 +129,147 @@ def test_too_little_memory_for_caches_costs_caches_only(tmp_path: Path) -> None:
         assert answer(prompts[0]) == first
         assert "could not be kept: there is no memory" in server.log.read_text()
         assert server.request("GET", "/readyz").status == 200
+
+
+DEMO = ROOT / "models" / "demo.gguf"
+DEADLINE_S = 60.0
+CHAT = {"messages": [{"role": "user", "content": "Hi"}], "temperature": 0, "max_tokens": 5}
+
+
+def wait_written(path: Path, n_requests: int) -> None:
+    """Wait until the file has this many requests, as another process sees it."""
+    deadline = time.monotonic() + DEADLINE_S
+    while time.monotonic() < deadline:
+        with sqlite3.connect(path) as connection:
+            if connection.execute("SELECT sum(requests) FROM token_usage").fetchone()[0] == n_requests:
+                return
+        time.sleep(0.01)
+    raise AssertionError("the usage was not written")
+
+
+def test_usage_survives_a_kill(tmp_path: Path) -> None:
+    state = tmp_path / "state.sqlite3"
+    flags = ("--state", str(state), "-c", "512", "-np", "1", "-t", "1", "--no-warmup")
+    with llamapool(DEMO, *flags) as server:
+        server.ends_with = -signal.SIGKILL
+        usage = server.post("/v1/chat/completions", CHAT)["usage"]
+        wait_written(state, 1)
+        server.process.kill()
+        server.process.wait(DEADLINE_S)
+    with llamapool(DEMO, *flags) as server:
+        (row,) = server.get("/v1/usage")["data"]
+        assert (row["requests"], row["prompt_tokens"]) == (1, usage["prompt_tokens"])
+        assert row["completion_tokens"] == usage["completion_tokens"]
+        server.post("/v1/chat/completions", CHAT)
+        assert server.get("/v1/usage")["data"][0]["requests"] == 2
+
+
+UNIT = ROOT / "deploy/systemd/llamapool.service"
+WITHIN_S = 60.0
+
+
+def words_of(text: str, name: str) -> list[str]:
+    return [word for line in re.findall(rf"^{name}=(.*)$", text, re.MULTILINE) for word in shlex.split(line)]
+
+
+def unit_in(folder: Path) -> str:
+    """Return the unit with `folder` for /etc/llamapool, after systemd has copied its credentials (systemd.exec(5))."""
+    text = UNIT.read_text(encoding="utf-8").replace("/etc/llamapool", str(folder))
+    credentials = folder / "credentials"
+    credentials.mkdir()
+    for word in words_of(text, "LoadCredential"):
+        name, _, source = word.partition(":")
+        shutil.copy(source, credentials / name)
+    return text.replace("%d", str(credentials)).replace("/var/cache/llamapool", str(folder / "cache"))
+
+
+def test_a_key_that_is_removed_before_a_reload_is_refused(tmp_path: Path) -> None:
+    kept, revoked = new_key(), new_key()
+    keys, config = tmp_path / "keys.yaml", tmp_path / "config.yaml"
+    for name, key in (("kept", kept), ("revoked", revoked)):
+        add_entry(keys, {"name": name, "hash": hash_of(key)})
+    port = free_port()
+    models = {"demo": {"path": str(ROOT / "models/demo.gguf"), "n_ctx": 512, "load": "on_demand"}}
+    config.write_text(yaml.safe_dump({"server": {"port": port}, "models": models}), encoding="utf-8")
+    unit = unit_in(tmp_path)
+    _, *arguments = words_of(unit, "ExecStart")
+    environment = dict(word.split("=", 1) for word in words_of(unit, "Environment"))
+    with RealServer([sys.executable, "-m", "server", *arguments], port, environment) as server:
+
+        def status(key: str) -> int:
+            return server.request("GET", "/v1/models", headers={"Authorization": f"Bearer {key}"}).status
+
+        assert (status(kept), status(revoked)) == (200, 200)
+        entries = yaml.safe_load(keys.read_text(encoding="utf-8"))["keys"]
+        keys.write_text(yaml.safe_dump({"keys": entries[:1]}), encoding="utf-8")
+        reload = [word.replace("$MAINPID", str(server.process.pid)) for word in words_of(unit, "ExecReload")]
+        subprocess.run(reload, check=True)
+        deadline = time.monotonic() + WITHIN_S
+        while status(revoked) == 200:
+            assert time.monotonic() < deadline, "the revoked key is still valid"
+            time.sleep(0.05)
+        assert (status(kept), status(revoked)) == (200, 401)
+
+
+CPUS = sorted(os.sched_getaffinity(0))
+two_processors = pytest.mark.skipif(len(CPUS) < 2, reason="one processor only: nothing to keep apart")
+
+
+def threads() -> dict[str, str]:
+    """The processors of each thread of this process, by its id; one that ends meanwhile is left out."""
+    found = {}
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # when opened, when read
+            lines = dict(line.split(":\t", 1) for line in (task / "status").read_text().splitlines() if ":\t" in line)
+            found[task.name] = lines["Cpus_allowed_list"]
+    return found
+
+
+@two_processors
+async def test_compute_threads_inherit_the_processors_of_their_instance(tiny_path: Path) -> None:
+    params = EngineParams(cpus=(frozenset({CPUS[0]}), frozenset({CPUS[1]})))
+    native = LoadParams(n_ctx=1024, n_parallel=2, n_threads=2, warmup=False)
+    spec = ModelSpec("tiny", tiny_path, native=native, engine=params)
+    weights = LlamaLoader().load(spec, lambda _: True)
+    before = threads()
+    engine = Engine([weights.runner(), weights.runner()], params, asyncio.get_running_loop())
+    try:
+        replies = await run(engine, *(request("a prompt of some length", id_slot=i) for i in range(4)))
+        assert [reply.error for reply in replies] == [None] * 4
+        new = [cpus for thread, cpus in threads().items() if thread not in before]
+        assert sorted(new) == [str(CPUS[0])] * 2 + [str(CPUS[1])] * 2  # a step thread and a worker each
+    finally:
+        await engine.close()
+        weights.close()
+
+
+@two_processors
+@pytest.mark.parametrize("strict", [False, True])
+def test_prompts_are_computed_elsewhere_and_the_thread_that_decodes_comes_back(
+    tiny_path: Path, strict: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ComputeThreads, "change", lambda self: None)  # whatever else is at work here
+    alone, batch = frozenset({CPUS[0]}), frozenset({CPUS[1]} if not strict else CPUS[:2])
+    placement = ThreadPlacement(cpus_batch=batch, strict_batch=strict)
+    native = LoadParams(n_ctx=1024, n_parallel=2, n_threads=2, n_threads_batch=2, warmup=False, placement=placement)
+    weights = LlamaLoader().load(ModelSpec("tiny", tiny_path, native=native), lambda _: True)
+    runner = weights.runner()
+    before = threads()
+
+    def where_after(tokens: range) -> list[str]:
+        assert runner.decode([Run(0, tokens.start, list(tokens), n_outputs=1)])
+        return sorted(cpus for thread, cpus in threads().items() if thread not in before)
+
+    with ThreadPoolExecutor(1, "step", initializer=bind, initargs=(alone,)) as step:
+        try:
+            assert step.submit(where_after, range(5)).result() == [str(CPUS[0]), str(CPUS[1])]  # itself, a worker
+            assert step.submit(where_after, range(5, 6)).result() == [str(CPUS[0])] * 2
+        finally:
+            step.submit(runner.close).result()
+    weights.close()
+
+
+def test_processors_that_are_not_here_are_refused(tiny_path: Path) -> None:
+    placement = ThreadPlacement(cpus_batch=frozenset({max(CPUS) + 1}))
+    with pytest.raises(ModelFailed, match="cpu_mask_batch, cpu_range_batch: there are only CPUs"):
+        bound(ModelSpec("tiny", tiny_path, native=LoadParams(placement=placement)))

@@ -1,8 +1,21 @@
+"""What a server imports before it listens, where it may listen without a key, and ``llamapool health``."""
+
+import http.server
 import json
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
 
-from tests.support.real_server import ROOT
+import pytest
+
+from server.cli import main
+from server.cli.health import VARIABLE
+from server.errors import ConfigError
+from server.listen import check_reach, open_listeners
+from server.options.server import ServerSettings
+from tests.support.real_server import ROOT, free_port
 
 _PROGRAM = """
 import json, sys
@@ -57,3 +70,86 @@ def test_a_model_begins_to_load_before_the_application_is_imported() -> None:
     found = done.stdout.split()
     assert not set(_NOT_BEFORE_A_LOAD) & set(found)
     assert sum(name.partition(".")[0] == "server" for name in found) < 210
+
+
+@pytest.mark.parametrize("host", [("127.0.0.1",), ("localhost", "::1"), ("/run/llamapool.sock",)])
+@pytest.mark.parametrize("closed", [False, True])
+def test_what_only_this_machine_reaches_needs_no_key(host: tuple[str, ...], closed: bool) -> None:
+    assert check_reach(ServerSettings(host=host, closed=closed)) == []
+
+
+@pytest.mark.parametrize("host", [("0.0.0.0",), ("127.0.0.1", "::"), ("llm.example",)])
+def test_an_open_address_without_a_key_is_warned_of_or_refused(host: tuple[str, ...]) -> None:
+    (warning,) = check_reach(ServerSettings(host=host, port=9000))
+    assert warning.startswith(f"ANYONE WHO REACHES {host[-1]} PORT 9000 MAY USE THIS SERVER")
+    with pytest.raises(ConfigError, match=r"others can reach .*, and there is no key; give LLAMA_API_KEY"):
+        check_reach(ServerSettings(host=host, closed=True))
+    assert check_reach(ServerSettings(host=host, closed=True, api_keys=("secret",))) == []
+
+
+def test_the_administrations_address_counts_where_there_is_one() -> None:
+    assert check_reach(ServerSettings(admin_host="0.0.0.0")) == []
+    (warning,) = check_reach(ServerSettings(admin_host="0.0.0.0", admin_port=9000))
+    assert "ANYONE WHO REACHES 0.0.0.0" in warning
+
+
+def test_the_administration_has_a_socket_of_its_own() -> None:
+    port = free_port()
+    listeners = open_listeners(ServerSettings(port=0, admin_port=port))
+    try:
+        assert [listener.url.rpartition(":")[2] == str(port) for listener in listeners] == [False, True]
+    finally:
+        for listener in listeners:
+            listener.close()
+    with pytest.raises(ValueError, match="admin_port and port must differ"):
+        ServerSettings(port=port, admin_port=port)
+
+
+class _Loading(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        body = self.path.encode()
+        self.send_response(503)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
+
+@pytest.fixture
+def loading() -> Iterator[int]:
+    with http.server.HTTPServer(("127.0.0.1", 0), _Loading) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server.server_port
+        server.shutdown()
+        thread.join()
+
+
+def test_a_server_that_loads_is_not_healthy(loading: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "addresses"
+    file.write_text(f"http://0.0.0.0:{loading}/llm\nhttp://127.0.0.1:1\n")
+    assert main(["health", str(file)]) == 1
+    assert capsys.readouterr().out == "503 /llm/health\n"
+
+
+@pytest.mark.parametrize("text", ["", "http://127.0.0.1:1\n", "nonsense\n", "http+unix:///nowhere/x.sock\n"])
+def test_nobody_answers(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "addresses"
+    file.write_text(text)
+    assert main(["health", str(file)]) == 1
+    assert str(file) in capsys.readouterr().out
+
+
+def test_the_file_is_named_by_the_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "none"))
+    assert main(["health"]) == 1
+    assert "No such file" in capsys.readouterr().out
+    monkeypatch.delenv(VARIABLE)
+    assert main(["health"]) == 2
+    assert VARIABLE in capsys.readouterr().err
+    assert main(["health", "--help"]) == 0
+    assert "llamapool health [FILE]" in capsys.readouterr().out

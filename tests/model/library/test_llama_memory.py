@@ -1,14 +1,30 @@
-"""Whatever sequences went through before, a decode computes what a context that read only one of them computes."""
+"""The cells of a context, what a model takes of memory before and after its load, and the devices that it may use."""
 
+import asyncio
+import ctypes
 import random
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from server.engine.engine import Engine
+from server.engine.params import EngineParams
+from server.errors import ConfigError, ModelFailed
 from server.llama.context.runner import LlamaRunner
-from tests.model.native_fixtures import Entry, open_runner, raw_logits
-from tests.support.ggufs import MODELS, gguf_file
+from server.llama.devices import add_remote_devices
+from server.llama.fit import measure
+from server.llama.library import C, start_backend
+from server.llama.loader import LlamaLoader
+from server.llama.weights import params as loading
+from server.pool.memory import HOST, Footprint, held, totals
+from server.pool.protocols import Weights
+from server.pool.spec import DraftFile, LoadParams, ModelSpec, ScaledFile
+from tests.model.native_fixtures import Entry, load, open_runner, raw_logits
+from tests.support.ggufs import MODELS, TinyModel, gguf_file, truncated
+from tests.unit.engine.builders import request, run
 
 N_SEQ, N_CTX, MICRO_BATCH = 4, 1024, 64
 N_STEPS = 40
@@ -85,3 +101,222 @@ def test_a_decode_is_not_changed_by_what_went_before(gguf_folder: Path, kind: st
                 assert alone.decode([Entry(0, 0, tokens)])
                 worst = max(worst, float(np.abs(np.array(logits) - raw_logits(alone)).max()))
     assert worst < ALIKE
+
+
+MIB = 1 << 20
+LAYOUTS = [("plain", False), ("experts", True), ("hybrid", False), ("recurrent", True), ("sliding-window", False)]
+MODELS_FOLDER = Path("models")
+
+
+def spec_of(path: Path, **native: Any) -> ModelSpec:
+    return ModelSpec("tiny", path, native=LoadParams(**{"n_parallel": 4, "n_threads": 1, "warmup": False} | native))
+
+
+def taken_by(spec: ModelSpec) -> Footprint:
+    """By a load with all contexts."""
+    weights = LlamaLoader().load(spec, lambda _: True)
+    contexts: list[Any] = []
+    for _ in range(spec.native.instances):
+        contexts += [weights.runner()] if weights.info.generates else []
+        contexts += [weights.embedding_runner()] if weights.info.embeds else []
+    footprint = weights.footprint()
+    for context in contexts:
+        context.close()
+    weights.close()
+    return footprint
+
+
+def check(spec: ModelSpec) -> Footprint:
+    """Measured and taken differ by a tenth at most, in each of the three parts; the first."""
+    fit = LlamaLoader().fit(spec)
+    taken = taken_by(fit.spec)
+    assert set(fit.footprint) == set(taken) == {HOST}
+    for part in ("weights", "context", "compute"):
+        assert getattr(fit.footprint[HOST], part) == pytest.approx(getattr(taken[HOST], part), rel=0.1), part
+    return fit.footprint
+
+
+@pytest.mark.parametrize(("kind", "unified"), LAYOUTS)
+def test_a_load_takes_what_was_measured(gguf_folder: Path, kind: str, unified: bool) -> None:
+    found = check(spec_of(gguf_file(gguf_folder, MODELS[kind]), kv_unified=unified))
+    assert found[HOST].weights > 0
+    assert found[HOST].compute > 0
+
+
+def test_repacked_weights_count_once(gguf_folder: Path) -> None:
+    """In 4 bits most processors repack them; the mapped file is the page cache's then."""
+    source, target = gguf_file(gguf_folder, TinyModel(n_embd=256)), gguf_folder / "q4_0.gguf"
+    if not target.exists():
+        start_backend()
+        params = C.llama_model_quantize_default_params()
+        params.ftype, params.nthread = 2, 1  # LLAMA_FTYPE_MOSTLY_Q4_0
+        assert C.llama_model_quantize(str(source).encode(), str(target).encode(), ctypes.byref(params)) == 0
+    fit = LlamaLoader().fit(spec_of(target))
+    n_bytes = fit.footprint[HOST].weights
+    assert n_bytes <= target.stat().st_size
+    assert held(taken_by(fit.spec), fit)[HOST].weights == pytest.approx(n_bytes, rel=0.1)
+
+
+@pytest.mark.parametrize("changes", [{"instances": 2}, {"embedding": True}, {"n_batch": 64, "n_ubatch": 64}])
+def test_settings_count(tiny_path: Path, changes: dict[str, Any]) -> None:
+    plain, changed = (LlamaLoader().fit(spec_of(tiny_path, **some)).footprint for some in ({}, changes))
+    assert totals(plain) != totals(changed)
+    check(spec_of(tiny_path, **changes))
+
+
+def test_a_draft_model_and_adapters_count() -> None:
+    native = LoadParams(n_threads=1, warmup=False)
+    draft = DraftFile(MODELS_FOLDER / "demo-draft.gguf", replace(native, swa_full=True))
+    engine = EngineParams(spec_type="draft-simple")
+    alone = spec_of(MODELS_FOLDER / "demo.gguf", n_parallel=-1)
+    lora = (ScaledFile(MODELS_FOLDER / "demo-lora.gguf"),)
+    more = replace(alone, draft=draft, engine=engine, native=replace(alone.native, lora=lora))
+    added = check(more)[HOST].weights - check(alone)[HOST].weights
+    files = [MODELS_FOLDER / name for name in ("demo-draft.gguf", "demo-lora.gguf")]
+    assert added == pytest.approx(sum(file.stat().st_size for file in files), rel=0.15)
+
+
+def test_a_grant_shortens_the_context(tiny_path: Path) -> None:
+    spec = spec_of(tiny_path, n_parallel=4, kv_unified=False, fit_ctx=256)
+    whole = totals(LlamaLoader().fit(spec).footprint)[HOST]
+    fit = LlamaLoader().fit(spec, {HOST: whole - MIB})
+    assert 4 * 256 <= fit.spec.native.n_ctx < 4 * 2048
+    assert totals(fit.footprint)[HOST] <= whole - MIB
+    assert f"context of {fit.spec.native.n_ctx} tokens instead of 8192" in fit.notes[0]
+    check(fit.spec)
+
+
+def test_what_can_never_fit_is_refused_with_the_numbers(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(
+        ModelFailed, match=r"needs .* of CPU memory with a context of 8192 tokens .* 1.0 MiB are left for it"
+    ):
+        LlamaLoader().fit(spec_of(tiny_path), {HOST: MIB})
+    assert LlamaLoader().fit(spec_of(tiny_path, fit=False), {HOST: MIB}).spec.native.n_ctx == 0
+    monkeypatch.setattr("server.llama.fit.memory.available_bytes", lambda: 8 << 30)
+    with pytest.raises(ModelFailed, match=r"its context needs .* 8\.0 GiB of memory are available"):
+        LlamaLoader().fit(spec_of(tiny_path, fit=False, n_ctx=1 << 30))
+
+
+@pytest.mark.parametrize(("kind", "unified"), LAYOUTS)
+def test_a_very_large_context_is_told_by_smaller_ones(
+    gguf_folder: Path, monkeypatch: pytest.MonkeyPatch, kind: str, unified: bool
+) -> None:
+    spec = spec_of(gguf_file(gguf_folder, MODELS[kind]), kv_unified=unified, n_ctx=16384)
+    whole = LlamaLoader().least(spec)
+    monkeypatch.setattr(measure, "_MOST_CELLS", 4096)  # a thousand of each sequence: more than the window
+    told = LlamaLoader().least(spec)
+    for part in ("weights", "context", "compute"):
+        assert getattr(told[HOST], part) == pytest.approx(getattr(whole[HOST], part), rel=0.02), part
+
+
+def test_no_context_is_too_large_to_be_measured(tiny_path: Path) -> None:
+    """The library's own notes of so many cells would take 100 GB, and the process be killed."""
+    with pytest.raises(ModelFailed, match=r"with a context of 2147483392 tokens .* 1.0 GiB are left for it"):
+        LlamaLoader().fit(spec_of(tiny_path, n_ctx=(1 << 31) - 256), {HOST: 1024 * MIB})
+
+
+def test_a_broken_file_fails_as_its_load_does(tiny_path: Path) -> None:
+    broken = spec_of(truncated(tiny_path))
+    with pytest.raises(ModelFailed) as measured:
+        LlamaLoader().fit(broken)
+    with pytest.raises(ModelFailed) as loaded:
+        LlamaLoader().load(broken, lambda _: True)
+    assert measured.value.reason == loaded.value.reason
+
+
+def test_where_tensors_are_split_nothing_is_measured(tiny_path: Path) -> None:
+    assert LlamaLoader().fit(spec_of(tiny_path, split_mode="tensor")).footprint == {}
+    assert LlamaLoader().least(spec_of(tiny_path, split_mode="tensor")) == {}
+
+
+NATIVE = LoadParams(n_ctx=1024, n_parallel=2, n_threads=1, warmup=False)
+Names = tuple[str, ...]
+
+
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The files that the library opens."""
+    opened: list[str] = []
+    load_file = C.llama_model_load_from_file
+
+    def count(path: bytes, params: ctypes.Structure) -> object:
+        opened.append(Path(path.decode()).name)
+        return load_file(path, params)
+
+    monkeypatch.setattr(C, "llama_model_load_from_file", count)
+    return opened
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Names]:
+    """Sets of names that were looked for; the library gets an empty list for each."""
+    seen: list[Names] = []
+
+    def no_devices(names: Names) -> object:
+        seen.append(tuple(names))
+        return (ctypes.c_void_p * 1)(None)
+
+    monkeypatch.setattr(loading, "device_array", no_devices)
+    return seen
+
+
+def load_on(path: Path, *sets: Names | None, draft: DraftFile | None = None) -> Weights:
+    native = LoadParams(n_ctx=1024, n_parallel=2, n_threads=1, warmup=False, instances=len(sets), devices=sets)
+    params = EngineParams(spec_type="draft-simple") if draft else EngineParams()
+    return LlamaLoader().load(ModelSpec("tiny", path, native=native, draft=draft, engine=params), lambda _: True)
+
+
+def test_machines_elsewhere_need_a_library_that_can_reach_them() -> None:
+    with pytest.raises(ConfigError, match=r"of llama\.cpp has no RPC backend"):
+        add_remote_devices(["127.0.0.1:1"])
+
+
+@pytest.mark.parametrize(("name", "problem"), [("CUDA77", "is no device"), ("CPU", "is the CPU")])
+def test_a_device_that_cannot_be_is_named(tiny_path: Path, name: str, problem: str) -> None:
+    with pytest.raises(ModelFailed, match=f"device: '{name}' {problem}"):
+        load(tiny_path, devices=((name,),))
+
+
+async def test_instances_on_different_sets_answer_alike_from_weights_of_their_own(
+    tiny_path: Path, loads: list[str], asked: list[Names]
+) -> None:
+    weights = load_on(tiny_path, ("A",), ("B", "C"))
+    assert (loads, asked) == ([tiny_path.name] * 2, [("A",), ("B", "C")])
+    engine = Engine([weights.runner(), weights.runner()], EngineParams(), asyncio.get_running_loop())
+    try:
+        replies = await run(engine, *(request("the quick brown fox", id_slot=i) for i in range(4)))
+        assert [reply.error for reply in replies] == [None] * 4
+        assert len({reply.text for reply in replies}) == 1
+    finally:
+        await engine.close()
+        weights.close()
+
+
+def test_a_draft_model_is_loaded_where_its_target_is(tiny_path: Path, loads: list[str], asked: list[Names]) -> None:
+    weights = load_on(tiny_path, ("A",), ("B",), draft=DraftFile(tiny_path, NATIVE))
+    assert (len(loads), asked) == (4, [("A",), ("A",), ("B",), ("B",)])
+    runners = [weights.runner(), weights.runner()]
+    assert all(runner.draft is not None for runner in runners)
+    for runner in runners:
+        runner.close()
+    weights.close()
+
+
+def test_a_second_load_that_fails_leaves_nothing_of_the_first(
+    tiny_path: Path, asked: list[Names], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[object] = []
+    freed: list[object] = []
+    load_file, free = C.llama_model_load_from_file, C.llama_model_free
+
+    def fail_second(path: bytes, params: ctypes.Structure) -> object:
+        if made:
+            return None
+        made.append(load_file(path, params))
+        return made[0]
+
+    monkeypatch.setattr(C, "llama_model_load_from_file", fail_second)
+    monkeypatch.setattr(C, "llama_model_free", lambda model: (freed.append(model), free(model))[1])  # type: ignore[func-returns-value]
+    with pytest.raises(ModelFailed, match="gave no reason"):
+        load_on(tiny_path, ("A",), ("B",))
+    assert freed == made != []

@@ -1,4 +1,4 @@
-"""Builds of llama.cpp whose backends are libraries of their own: they are loaded from the bindings' folder."""
+"""Builds of llama.cpp whose backends are libraries of their own, and the sets of devices that models name."""
 
 import ctypes
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The number of compute threads."""
+"""The number of compute threads, alone and beside other servers."""
 
 import os
 from collections.abc import Sequence

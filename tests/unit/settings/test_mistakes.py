@@ -1,5 +1,6 @@
-"""Every mistake in the settings ends in one line that names where, what and what to do."""
+"""Every mistake in the settings, devices included, ends in one line that names where, what and what to do."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
+from server.cli import main
 from server.errors import ConfigError
 from server.options.flags import FIXED, REFUSED, WITHOUT_EFFECT
 from server.settings import TABLE, check_files, load_settings, model_specs
@@ -114,3 +116,53 @@ def test_a_key_file_that_never_ends_is_refused() -> None:
     settings = load_settings([*MODEL, "--api-key-file", "/dev/zero"], {})
     with pytest.raises(ConfigError, match="not a text file"):
         settings.server.all_api_keys()
+
+
+@pytest.mark.parametrize(
+    ("flag", "device", "problem"),
+    [
+        ("-dev", "CUDA77", "'CUDA77' is no device of this machine and build; "),
+        ("-dev", "cpu", "'cpu' is the CPU, to which nothing is offloaded; "),
+        ("-mmdev", "CUDA77", "'CUDA77' is no device of this machine and build; "),
+        ("-devd", "CUDA77", "'CUDA77' is no device of this machine and build; "),
+        ("-ot", "x=VRAM", "'VRAM' is no buffer type of this machine and build; known: CPU"),
+        ("-otd", "x=VRAM", "'VRAM' is no buffer type of this machine and build; known: CPU"),
+    ],
+)
+def test_devices_that_are_not_there_are_found_before_anything_is_loaded(
+    tmp_path: Path, flag: str, device: str, problem: str
+) -> None:
+    file = tmp_path / "m.gguf"
+    file.write_bytes(b"GGUF")
+    settings = load_settings(["-m", str(file), flag, device], {})
+    with pytest.raises(ConfigError) as caught:
+        check_files(settings)
+    assert f"{flag}: {problem}" in caught.value.message
+    assert re.search("none|known: CPU", caught.value.message.rpartition("; ")[2])  # says what can be chosen
+
+
+@pytest.mark.parametrize(
+    ("variable", "key"),
+    [
+        ("LLAMA_ARG_DEVICE", "device"),
+        ("MTMD_BACKEND_DEVICE", "mmproj_device"),
+        ("LLAMAPOOL_MODELS__M__DEVICE", "device"),
+    ],
+)
+def test_a_device_that_is_not_there_is_said_of_where_it_was_named(tmp_path: Path, variable: str, key: str) -> None:
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    config = tmp_path / "pool.yaml"
+    config.write_text("models:\n  m:\n    path: m.gguf\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=rf"^{variable}: 'CUDA77' is no device"):
+        check_files(load_settings([], {variable: "CUDA77"}, config))
+    config.write_text(f"models:\n  m:\n    path: m.gguf\n    {key}: CUDA77\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=rf"pool\.yaml:4: models\.m\.{key}: 'CUDA77' is no device"):
+        check_files(load_settings([], {}, config))
+
+
+def test_list_devices_prints_what_can_be_chosen(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["-m", "missing.gguf", "--list-devices"]) == 0
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert first == "Available devices:"
+    assert lines
+    assert all(line.startswith("  ") and "CPU" not in line.split(":")[0] for line in lines)
