@@ -7,6 +7,7 @@ from typing import Any
 
 import orjson
 from fastapi import FastAPI
+from pydantic import TypeAdapter
 
 TIMEOUT_S = 100.0
 
@@ -103,6 +104,38 @@ def events(raw: str) -> list[dict[str, Any]]:
 def native_events(raw: str) -> list[dict[str, Any]]:
     """The parsed events of a whole native stream, which has no [DONE]."""
     return [orjson.loads(part.removeprefix("data: ")) for part in _parts(raw)]
+
+
+def typed_events(raw: str, known: TypeAdapter[Any] | None = None) -> list[Any]:
+    """The parsed events of a whole stream of Anthropic's or Responses, without pings; `known` validates each."""
+    found = []
+    for part in _parts(raw):
+        name, _, data = part.partition("\ndata: ")
+        event = orjson.loads(data)
+        assert name == f"event: {event['type']}"
+        if event["type"] not in ("ping", "keepalive"):
+            if known is not None:
+                known.validate_python(event)
+            found.append(event)
+    return found
+
+
+def whole_message(found: list[Any]) -> dict[str, Any]:
+    """The message that the events of Anthropic's stream build."""
+    assert (found[0]["type"], found[-1]["type"]) == ("message_start", "message_stop")
+    blocks: list[dict[str, Any]] = []
+    for event in found:
+        if event["type"] == "content_block_start":
+            assert event["index"] == len(blocks)
+            blocks.append({**event["content_block"], "partial_json": ""})
+        elif event["type"] == "content_block_delta":
+            for key in event["delta"].keys() - {"type"}:
+                blocks[event["index"]][key] += event["delta"][key]
+    for block in blocks:
+        if written := block.pop("partial_json"):
+            block["input"] = orjson.loads(written)
+    message, end = found[0]["message"], found[-2]
+    return {**message, "content": blocks, **end["delta"], "usage": message["usage"] | end["usage"]}
 
 
 def _parts(raw: str) -> list[str]:

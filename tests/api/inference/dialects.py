@@ -4,7 +4,6 @@
 checked against the type of the official client, where there is one.
 """
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -17,7 +16,8 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from tests.api.streams import events, native_events
+from tests.api.scripted import tool_call
+from tests.api.streams import events, native_events, typed_events, whole_message
 
 IMAGE = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR4nGNgYGBgAAAABQABh6FO1AAAAABJRU5ErkJggg=="
 """A PNG of one pixel."""
@@ -233,29 +233,7 @@ class Messages(Dialect):
         return answer
 
     def streamed(self, raw: str) -> Answer:
-        found = []
-        for part in filter(None, raw.split("\n\n")):
-            name, data = part.split("\n")
-            found.append(orjson.loads(data.removeprefix("data: ")))
-            assert name == f"event: {found[-1]['type']}"
-            TypeAdapter[Any](RawMessageStreamEvent).validate_python(found[-1])
-        start, *_, end, stop = found
-        assert (start["type"], end["type"], stop["type"]) == ("message_start", "message_delta", "message_stop")
-        blocks: list[Any] = []
-        for event in found:
-            if event["type"] == "content_block_start":
-                blocks.append({**event["content_block"], "json": ""})
-            elif event["type"] == "content_block_delta":
-                for key, into in (("text", "text"), ("thinking", "thinking"), ("partial_json", "json")):
-                    if key in event["delta"]:
-                        blocks[event["index"]][into] += event["delta"][key]
-        for block in blocks:
-            if given := block.pop("json"):
-                block["input"] = orjson.loads(given)
-            if block["type"] == "thinking":
-                block["signature"] = block.get("signature") or "s"
-        message = start["message"] | {"content": blocks, **end["delta"]}
-        return self.whole(message | {"usage": message["usage"] | end["usage"]})
+        return self.whole(whole_message(typed_events(raw, TypeAdapter(RawMessageStreamEvent))))
 
     def error(self, body: Any) -> str:
         assert body["type"] == "error"
@@ -302,9 +280,7 @@ class Responses(Dialect):
         return answer
 
     def streamed(self, raw: str) -> Answer:
-        found = [orjson.loads(part.split("\ndata: ")[1]) for part in raw.split("\n\n") if part.startswith("event: ")]
-        for event in found:
-            TypeAdapter[Any](ResponseStreamEvent).validate_python(event)
+        found = typed_events(raw, TypeAdapter(ResponseStreamEvent))
         assert [event["sequence_number"] for event in found] == list(range(len(found)))
         answer = self.whole(found[-1]["response"])
         text = "".join(event["delta"] for event in found if event["type"] == "response.output_text.delta")
@@ -390,7 +366,4 @@ def having(*features: str, where: Callable[[Dialect], bool] = lambda _: True) ->
 
 def call(*arguments: dict[str, Any]) -> str:
     """Return what a model writes for calls of `TOOL`."""
-    name = json.dumps(TOOL["name"])
-    return "\n".join(
-        f'<tool_call>\n{{"name": {name}, "arguments": {json.dumps(each)}}}\n</tool_call>' for each in arguments
-    )
+    return "\n".join(tool_call(TOOL["name"], each) for each in arguments)

@@ -17,7 +17,7 @@ from openai.types import Batch
 
 from server.routes import batch_runner
 from tests.api.conftest import Api, Serve
-from tests.api.official import opened as serving
+from tests.api.scripted import opened as serving
 
 REPLIES = {f"number {n}": f"reply {n}" for n in range(50)}
 ENDED = ("completed", "failed", "cancelled", "expired")

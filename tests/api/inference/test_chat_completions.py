@@ -1,11 +1,10 @@
-from typing import Any
-
 import httpx
 import pytest
 from openai.types.chat import ChatCompletionChunk
 from pydantic import TypeAdapter
 
 from tests.api.conftest import Serve
+from tests.api.scripted import CHATML, answering, tool_call
 from tests.api.streams import events, posting
 from tests.support.fakes import FakeLoader, FakeRunner
 
@@ -49,20 +48,12 @@ async def test_apply_template_renders_without_generating(client: httpx.AsyncClie
 
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
-CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
-
-
-def with_tools(reply: str) -> tuple[FakeLoader, dict[str, Any]]:
-    """A model whose template knows tools, with room for what it says of them."""
-    replies = {"Hi<|im_end|>\n<|im_start|>assistant\n": reply}
-    loader = FakeLoader(runner=lambda: FakeRunner(n_ctx_seq=2048, replies=replies))
-    return loader, {"demo": {"path": "demo.gguf", "load": "startup", "chat_template": "chatml"}}
+CALL = tool_call("f", a=1)
 
 
 async def test_a_streamed_call_has_the_log_probabilities_of_the_whole_reply(serve: Serve) -> None:
     body = {"messages": HI, "tools": [TOOL], "logprobs": True, "top_logprobs": 1, "temperature": 0}
-    loader, models = with_tools(f"Look.\n{CALL}")
-    async with serve(loader, models=models) as api:
+    async with serve(answering({"Hi": f"Look.\n{CALL}"}), models=CHATML) as api:
         whole = (await api.client.post(URL, json=body)).json()["choices"][0]
         streamed = events((await api.client.post(URL, json={**body, "stream": True})).text)
     for chunk in streamed:
@@ -75,8 +66,7 @@ async def test_a_streamed_call_has_the_log_probabilities_of_the_whole_reply(serv
 
 
 async def test_functions_of_2023_are_ignored_with_a_warning(serve: Serve) -> None:
-    loader, models = with_tools(CALL)
     body = {"messages": HI, "functions": [TOOL["function"]], "function_call": "auto"}
-    async with serve(loader, models=models) as api:
+    async with serve(answering({"Hi": CALL}), models=CHATML) as api:
         reply = await api.client.post("/v1/chat/completions", json=body)
     assert (reply.status_code, reply.headers["x-llamapool-warning"]) == (200, "functions is ignored: send tools")

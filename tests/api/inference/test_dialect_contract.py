@@ -14,11 +14,9 @@ import pytest
 
 from tests.api.conftest import Api, Serve
 from tests.api.inference.dialects import ANSWER, DIALECTS, Answer, Asked, Dialect, call, having
+from tests.api.scripted import CHATML, TURN
 from tests.api.streams import posting
 from tests.support.fakes import FakeLoader, FakeRunner
-
-TURN = "<|im_end|>\n<|im_start|>assistant\n"
-MODELS = {"demo": {"path": "demo.gguf", "load": "startup", "chat_template": "chatml"}}
 
 
 def each(dialects: list[Dialect]) -> pytest.MarkDecorator:
@@ -42,7 +40,7 @@ async def saying(serve: Serve, reply: str, result: str = "", **runner: Any) -> A
     """Serve a model that answers "Hi" with `reply`, as a chat and as a plain prompt; a tool's result with `result`."""
     replies = {f"Hi{TURN}": reply, "Hi": reply, f"</tool_response>{TURN}": result}
     loader = FakeLoader(runner=lambda: FakeRunner(**{"n_ctx_seq": 2048, "replies": replies, **runner}))
-    async with serve(loader, models=MODELS) as api:
+    async with serve(loader, models=CHATML) as api:
         yield api
 
 
@@ -199,7 +197,7 @@ async def test_a_fault_in_the_middle_is_the_streams_last_event(serve: Serve, dia
             raise RuntimeError("the decode is broken")
 
     runner = FakeRunner(n_ctx_seq=2048, on_decode=fail_later)
-    async with serve(FakeLoader(runner=lambda: runner), models=MODELS) as api:
+    async with serve(FakeLoader(runner=lambda: runner), models=CHATML) as api:
         reply = await api.client.post(dialect.path, json=dialect.body(Asked()) | {"stream": True})
     assert reply.status_code == 200
     assert dialect.stream_error(reply.text)
@@ -218,7 +216,7 @@ async def test_a_client_that_disconnects_frees_its_slot(serve: Serve, dialect: D
 
     runner = FakeRunner(n_ctx_seq=2048, steps=steps, on_decode=tell)
     body = dialect.body(Asked(limit=1000)) | {"stream": stream, "ignore_eos": True}
-    async with serve(FakeLoader(runner=lambda: runner), models=MODELS) as api:
+    async with serve(FakeLoader(runner=lambda: runner), models=CHATML) as api:
         async with posting(api.app, dialect.path, body) as exchange:
             await stopped.wait()
             exchange.disconnect()

@@ -12,7 +12,8 @@ from pydantic import TypeAdapter
 
 from server.transport.keys import hash_of
 from tests.api.conftest import Api, Serve, idle
-from tests.api.inference.test_responses import CHATML, events
+from tests.api.scripted import CHATML, answering, tool_call
+from tests.api.streams import typed_events
 from tests.support.fakes import FakeLoader, FakeRunner
 from tests.support.mcp_server import STDIO, Tools, served
 
@@ -21,21 +22,7 @@ ANSWER = TypeAdapter[Response](Response)
 EVENT = TypeAdapter[ResponseStreamEvent](ResponseStreamEvent)
 
 
-def call(name: str, **arguments: Any) -> str:
-    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
-
-
-def says(replies: Mapping[str, str]) -> FakeLoader:
-    """A model that answers what the prompt ends with: what the user says, or ``tool:`` and a result."""
-    turn = "<|im_end|>\n<|im_start|>assistant\n"
-    ends = {
-        (f"<tool_response>\n{said[5:]}\n</tool_response>{turn}" if said.startswith("tool:") else said + turn): reply
-        for said, reply in replies.items()
-    }
-    return FakeLoader(runner=lambda: FakeRunner(n_ctx_seq=16384, replies=ends))
-
-
-SUM = {"Add": call("calc__add", a=1, b=2), "tool:3": "It is 3."}
+SUM = {"Add": tool_call("calc__add", a=1, b=2), "tool:3": "It is 3."}
 
 
 @asynccontextmanager
@@ -44,7 +31,7 @@ async def serving(serve: Serve, replies: Mapping[str, str], **server: Any) -> As
     tools = Tools()
     async with served(tools) as url:
         settings = {"mcp_servers": {"calc": {"url": url}}, "mcp_api": "calc", **server}
-        async with serve(says(replies), models=CHATML, server=settings) as api:
+        async with serve(answering(replies, n_ctx=16384), models=CHATML, server=settings) as api:
             yield api, tools
 
 
@@ -59,7 +46,7 @@ async def ask(api: Api, said: Any, *, stream: bool = False, **fields: Any) -> Re
     assert reply.status_code == 200, reply.text
     if not stream:
         return ANSWER.validate_python(reply.json())
-    found = [EVENT.validate_python(event) for event in events(reply.text) if event["type"] != "keepalive"]
+    found = [EVENT.validate_python(event) for event in typed_events(reply.text)]
     assert [event.sequence_number for event in found] == list(range(len(found)))
     check_items(found)
     last = found[-1]
@@ -140,17 +127,17 @@ async def test_a_call_waits_for_approval(serve: Serve, stream: bool) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 async def test_errors_are_items(serve: Serve, stream: bool) -> None:
     replies = {
-        "Fail": call("calc__fail", why="no bread"),
+        "Fail": tool_call("calc__fail", why="no bread"),
         "tool:no bread": "No bread.",
-        "Wrong": call("calc__wait"),
+        "Wrong": tool_call("calc__wait"),
         "tool:Error: no answer within 0.2 s": "Too slow.",
-        "Both": call("calc__add", a=1, b=1) + "\n" + call("calc__fail", why="one"),
+        "Both": tool_call("calc__add", a=1, b=1) + "\n" + tool_call("calc__fail", why="one"),
         "tool:one": "Half.",
     }
     tools = Tools()
     async with served(tools) as url:
         server = {"mcp_servers": {"calc": {"url": url, "timeout_ms": 200}}, "mcp_api": "*"}
-        async with serve(says(replies), models=CHATML, server=server) as api:
+        async with serve(answering(replies, n_ctx=16384), models=CHATML, server=server) as api:
             failed = (await ask(api, "Fail", stream=stream)).output[1]
             assert (failed.type, failed.status, failed.output) == ("mcp_call", "failed", None)  # type: ignore[union-attr]
             assert failed.error.type == "mcp_tool_execution_error"  # type: ignore[union-attr]
@@ -166,7 +153,7 @@ async def test_errors_are_items(serve: Serve, stream: bool) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_server_that_lists_nothing_leaves_the_rest_usable(serve: Serve, stream: bool) -> None:
     server = {"mcp_servers": {"gone": {"command": "/nonexistent"}}, "mcp_api": "*"}
-    async with serve(says({"Hi": "Hello."}), models=CHATML, server=server) as api:
+    async with serve(answering({"Hi": "Hello."}, n_ctx=16384), models=CHATML, server=server) as api:
         response = await ask(api, "Hi", tools=[mcp("gone")], tool_choice="required", stream=stream)
         assert "could not be listed" in response.output[0].error  # type: ignore[union-attr,operator]
         assert response.output_text == "Hello."
@@ -174,7 +161,7 @@ async def test_a_server_that_lists_nothing_leaves_the_rest_usable(serve: Serve, 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_rounds_and_calls_are_limited(serve: Serve, stream: bool) -> None:
-    again = call("calc__add", a=1, b=2)
+    again = tool_call("calc__add", a=1, b=2)
     async with serving(serve, {"Add": again, "tool:3": again}, mcp_max_rounds=2) as (api, tools):
         response = await ask(api, "Add", stream=stream)
         assert kinds(response)[:3] == ["mcp_list_tools", "mcp_call", "mcp_call"]
@@ -185,7 +172,7 @@ async def test_rounds_and_calls_are_limited(serve: Serve, stream: bool) -> None:
 
 
 async def test_a_name_that_is_taken_or_that_no_format_can_parse_is_changed(serve: Serve) -> None:
-    replies = {"Odd": call("calc__a_b_c"), "tool:odd": "Odd.", "Mine": call("calc__add", a=1, b=2)}
+    replies = {"Odd": tool_call("calc__a_b_c"), "tool:odd": "Odd.", "Mine": tool_call("calc__add", a=1, b=2)}
     own = {"type": "function", "name": "calc__add", "parameters": {"type": "object"}}
     async with serving(serve, replies) as (api, tools):
         assert (await ask(api, "Odd")).output_text == "Odd."
@@ -208,7 +195,7 @@ async def test_only_allowed_tools_are_offered_and_choices_name_them(serve: Serve
 
 
 async def test_huge_results_are_cut_and_pictures_are_placeholders_for_a_blind_model(serve: Serve) -> None:
-    replies = {"Huge": call("calc__huge", n=3_000_000), "See": call("calc__picture")}
+    replies = {"Huge": tool_call("calc__huge", n=3_000_000), "See": tool_call("calc__picture")}
     async with serving(serve, replies, mcp_max_chars=1000) as (api, _):
         huge = (await ask(api, "Huge")).output[1].output  # type: ignore[union-attr]
         assert huge.endswith("[cut off: 2999000 more characters]")  # type: ignore[union-attr]
@@ -217,7 +204,7 @@ async def test_huge_results_are_cut_and_pictures_are_placeholders_for_a_blind_mo
 
 
 async def test_a_disconnect_frees_the_slot_and_cancels_the_call(serve: Serve) -> None:
-    async with serving(serve, {"Wait": call("calc__wait")}) as (api, tools):
+    async with serving(serve, {"Wait": tool_call("calc__wait")}) as (api, tools):
         body = {"input": "Wait", "tools": [mcp()], "max_output_tokens": 100}
         for stream in (False, True):
             tools.started.clear()
@@ -259,7 +246,7 @@ async def test_background_responses_call_tools(serve: Serve) -> None:
     async with serving(serve, SUM) as (api, _):
         started = (await api.client.post(URL, json={"input": "Add", "tools": [mcp()], "background": True})).json()
         text = (await api.client.get(f"{URL}/{started['id']}?stream=true")).text
-        assert events(text)[-1]["type"] == "response.completed"
+        assert typed_events(text)[-1]["type"] == "response.completed"
         done = ANSWER.validate_python((await api.client.get(f"{URL}/{started['id']}")).json())
         assert (done.status, done.output_text) == ("completed", "It is 3.")
 
@@ -282,7 +269,7 @@ async def test_keys_and_the_server_allow_servers(serve: Serve, tmp_path: Any) ->
             "mcp_api": "calc",
             "mcp_hosts": "127.0.0.1",
         }
-        async with serve(says(SUM), models=CHATML, server=server) as api:
+        async with serve(answering(SUM, n_ctx=16384), models=CHATML, server=server) as api:
 
             async def status(key: str, tool: dict[str, Any]) -> tuple[int, str | None]:
                 headers = {"authorization": f"Bearer {key}"}
@@ -333,7 +320,9 @@ async def test_secrets_are_neither_repeated_nor_stored(serve: Serve) -> None:
 
 
 async def test_without_configuration_they_are_left_out_with_a_warning(serve: Serve) -> None:
-    async with serve(says({"Hi": "Hello."}), models=CHATML, server={"mcp_servers": {"calc": STDIO}}) as api:
+    async with serve(
+        answering({"Hi": "Hello."}, n_ctx=16384), models=CHATML, server={"mcp_servers": {"calc": STDIO}}
+    ) as api:
         for tool in (mcp(), {"type": "web_search"}):
             reply = await api.client.post(URL, json={"input": "Hi", "tools": [tool]})
             assert reply.status_code == 200
@@ -351,7 +340,7 @@ async def test_web_search_is_a_configured_server(serve: Serve) -> None:
 async def test_a_model_that_sees_is_shown_the_pictures_of_results(serve: Serve, stream: bool) -> None:
     turn = "<|im_end|>\n<|im_start|>assistant\n"
     replies = {
-        f"See{turn}": call("calc__picture"),
+        f"See{turn}": tool_call("calc__picture"),
         f"<tool_response>\na dot(image 16x12)\n</tool_response>{turn}": "I see it.",
     }
     seeing = FakeLoader(runner=lambda: FakeRunner(n_ctx_seq=16384, replies=replies), media=frozenset({"image"}))
@@ -362,7 +351,7 @@ async def test_a_model_that_sees_is_shown_the_pictures_of_results(serve: Serve, 
 
 
 async def test_a_tool_that_its_server_no_longer_has_is_an_error_of_the_call(serve: Serve) -> None:
-    replies = {"Go": call("calc__ghost"), "tool:Unknown tool: ghost": "It is gone."}
+    replies = {"Go": tool_call("calc__ghost"), "tool:Unknown tool: ghost": "It is gone."}
     ghost = {"name": "ghost", "input_schema": {"type": "object"}}
     listed = {"type": "mcp_list_tools", "id": "l", "server_label": "calc", "tools": [ghost]}
     async with serving(serve, replies) as (api, _):

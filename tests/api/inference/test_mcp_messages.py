@@ -1,6 +1,5 @@
 """Tools of MCP servers in Anthropic's Messages API, over a scripted model."""
 
-import json
 from typing import Any
 
 import pytest
@@ -8,7 +7,9 @@ from anthropic.types.beta import BetaMessage, BetaRawMessageStreamEvent
 from pydantic import TypeAdapter
 
 from tests.api.conftest import Api, Serve
-from tests.api.inference.test_mcp import SUM, call, serving
+from tests.api.inference.test_mcp import SUM, serving
+from tests.api.scripted import tool_call
+from tests.api.streams import typed_events, whole_message
 
 MESSAGE = TypeAdapter[BetaMessage](BetaMessage)
 EVENT = TypeAdapter[BetaRawMessageStreamEvent](BetaRawMessageStreamEvent)
@@ -30,28 +31,7 @@ async def ask(api: Api, said: Any, *, stream: bool = False, **fields: Any) -> Be
     """The message; of a stream, put together from its events as the SDK does."""
     reply = await post(api, said, stream=stream, **fields)
     assert reply.status_code == 200, reply.text
-    if not stream:
-        return MESSAGE.validate_python(reply.json())
-    raw = [json.loads(part.split("\ndata: ")[1]) for part in reply.text.split("\n\n") if part]
-    found = [EVENT.validate_python(event) for event in raw if event["type"] != "ping"]
-    assert [found[0].type, found[-1].type] == ["message_start", "message_stop"]
-    blocks: list[dict[str, Any]] = []
-    inputs: dict[int, str] = {}
-    for event in raw:
-        if event["type"] == "content_block_start":
-            assert event["index"] == len(blocks)
-            blocks.append(event["content_block"])
-        elif event["type"] == "content_block_delta":
-            delta = event["delta"]
-            if delta["type"] == "text_delta":
-                blocks[-1]["text"] += delta["text"]
-            elif delta["type"] == "input_json_delta":
-                inputs[event["index"]] = inputs.get(event["index"], "") + delta["partial_json"]
-    for index, text in inputs.items():
-        blocks[index]["input"] = json.loads(text)
-    end = next(event for event in raw if event["type"] == "message_delta")
-    start = raw[0]["message"]
-    return MESSAGE.validate_python({**start, "content": blocks, **end["delta"], "usage": end["usage"]})
+    return MESSAGE.validate_python(whole_message(typed_events(reply.text, EVENT)) if stream else reply.json())
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -78,9 +58,9 @@ async def test_the_loop_runs_inside_one_message(serve: Serve, stream: bool) -> N
 async def test_errors_are_blocks_and_the_clients_own_calls_end_the_message(serve: Serve, stream: bool) -> None:
     mine = {"name": "mine", "input_schema": {"type": "object"}}
     replies = {
-        "Fail": call("calc__fail", why="no bread"),
+        "Fail": tool_call("calc__fail", why="no bread"),
         "tool:no bread": "No bread.",
-        "Both": call("calc__add", a=1, b=2) + "\n" + call("mine"),
+        "Both": tool_call("calc__add", a=1, b=2) + "\n" + tool_call("mine"),
     }
     async with serving(serve, replies) as (api, tools):
         failed = await ask(api, "Fail", stream=stream)

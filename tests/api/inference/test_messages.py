@@ -7,6 +7,8 @@ from anthropic.types import Message, ModelInfo, RawMessageStreamEvent
 from pydantic import TypeAdapter
 
 from tests.api.conftest import Api, Serve
+from tests.api.scripted import CHATML, TURN, answering, tool_call
+from tests.api.streams import typed_events
 from tests.support.fakes import FakeLoader, FakeRunner
 
 URL = "/v1/messages"
@@ -14,24 +16,15 @@ COUNT = "/v1/messages/count_tokens"
 HI = {"role": "user", "content": "Hi"}
 BODY: dict[str, Any] = {"model": "demo", "max_tokens": 200, "messages": [HI]}
 TOOL = {"name": "look", "input_schema": {"type": "object", "properties": {"at": {"type": "string"}}}}
-CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "sky"}}\n</tool_call>'
+CALL = tool_call("look", at="sky")
 SEARCH = {"type": "web_search_20250305", "name": "web_search"}
 PDF = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0="}}
-TURN = "<|im_end|>\n<|im_start|>assistant\n"
 EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 
 
-def scripted(reply: str = "Hello there!") -> FakeLoader:
-    return FakeLoader(replies={f"Hi{TURN}": reply})
-
-
 def with_tools(**replies: str) -> dict[str, Any]:
-    """What `serve` needs for a model whose template knows tools, and which says each reply behind its key."""
-    said = {f"{end}{TURN}": reply for end, reply in replies.items()}
-    return {
-        "loader": FakeLoader(runner=lambda: FakeRunner(n_ctx_seq=2048, replies=said)),
-        "models": {"demo": {"path": "demo.gguf", "load": "startup", "chat_template": "chatml"}},
-    }
+    """What `serve` needs for a model whose template knows tools."""
+    return {"loader": answering(replies), "models": CHATML}
 
 
 async def message(api: Api, **more: object) -> Any:
@@ -46,17 +39,7 @@ async def events(api: Api, **more: object) -> list[Any]:
     reply = await api.client.post(URL, json={**BODY, **more, "stream": True})
     assert reply.status_code == 200, reply.text
     assert reply.headers["content-type"].startswith("text/event-stream")
-    parsed = [typed(part) for part in reply.text.split("\n\n") if part]
-    for event in parsed:
-        EVENT.validate_python(event)
-    return parsed
-
-
-def typed(part: str) -> Any:
-    name, data = part.split("\n")
-    body = orjson.loads(data.removeprefix("data: "))
-    assert name == f"event: {body['type']}"
-    return body
+    return typed_events(reply.text, EVENT)
 
 
 async def test_a_tool_that_was_found_is_used_and_leaves_the_cached_prompt_as_it_is(serve: Serve) -> None:
@@ -79,7 +62,7 @@ async def test_two_calls_are_two_blocks_unless_only_one_may_come(serve: Serve) -
 
 
 async def test_a_full_context_is_its_own_reason(serve: Serve) -> None:
-    async with serve(scripted("x" * 500)) as api:
+    async with serve(FakeLoader(replies={f"Hi{TURN}": "x" * 500})) as api:
         found, streamed = await message(api, max_tokens=64000), await events(api, max_tokens=64000)
         exact = await message(api, max_tokens=found["usage"]["output_tokens"])
     assert found["stop_reason"] == streamed[-2]["delta"]["stop_reason"] == "model_context_window_exceeded"
@@ -131,7 +114,7 @@ async def test_what_no_model_can_use_is_left_out_and_named_in_a_header(serve: Se
         "tfs_z": 0.5,
         "stream": stream,
     }
-    async with serve(scripted()) as api:
+    async with serve(answering({})) as api:
         reply = await api.client.post(URL, json=body)
     assert reply.status_code == 200, reply.text
     assert reply.headers["X-Llamapool-Warning"].split("; ") == [
@@ -214,14 +197,12 @@ async def test_sessions_of_claude_code_share_their_cached_prompt(serve: Serve) -
     """Its requests as they are: nothing is left out, nothing is wrong."""
     said: list[dict[str, Any]] = []
     loader = FakeLoader(runner=lambda: FakeRunner(n_ctx_seq=2048))
-    async with serve(
-        loader, models={"demo": {"path": "demo.gguf", "load": "startup", "chat_template": "chatml"}}
-    ) as api:
+    async with serve(loader, models=CHATML) as api:
         for session, question in (("1c0", "Hello?"), ("8a5", "Anybody?")):
             reply = await api.client.post(f"{URL}?beta=true", json=claude_code(session, question))
             assert reply.status_code == 200, reply.text
             assert "X-Llamapool-Warning" not in reply.headers
-            parts = [typed(part) for part in reply.text.split("\n\n") if part]
+            parts = typed_events(reply.text)
             assert parts[-1]["type"] == "message_stop"
             said.append(parts[0]["message"]["usage"])
     again = said[1]

@@ -9,12 +9,12 @@ import orjson
 import pytest
 
 from tests.api.conftest import Api, GoLive, Serve, until
+from tests.api.scripted import TURN, answering
 from tests.api.transport.test_keys import bearer, key_file
 from tests.support.fakes import FakeLoader, FakeRunner
 
 CHAT, GENERATE = "/api/chat", "/api/generate"
 HI = {"role": "user", "content": "Hi"}
-TURN = "<|im_end|>\n<|im_start|>assistant\n"
 LOOK = {
     "type": "function",
     "function": {
@@ -30,12 +30,6 @@ THINKS = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n"
     "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
 )
-
-
-def scripted(n_ctx_seq: int = 2048, **replies: str) -> FakeLoader:
-    """A model that says each reply behind a user's message that ends with its key."""
-    said = {f"{end}{TURN}": reply for end, reply in replies.items()}
-    return FakeLoader(runner=lambda: FakeRunner(n_ctx_seq=n_ctx_seq, replies=said))
 
 
 def model(template: str = "") -> dict[str, Any]:
@@ -91,13 +85,13 @@ async def test_results_of_tools_find_their_calls_without_ids(serve: Serve) -> No
         "<|im_start|>tool\nbirds<call_1 hear><|im_end|>\n<|im_start|>tool\nblue<call_0 look>"
     )
     replies: dict[str, Any] = {shown: "I see."}
-    async with serve(scripted(**replies), models=model(template)) as api:
+    async with serve(answering(replies), models=model(template)) as api:
         assert (await whole(api, messages=history))["message"]["content"] == "I see."
 
 
 async def test_thoughts_are_told_from_the_answer_and_can_be_switched_off(serve: Serve) -> None:
     replies: dict[str, Any] = {"Hi": "<think>Hm.</think>Hello", "Hush": "<think>Hm.</think>Hello"}
-    async with serve(scripted(**replies), models=model(THINKS)) as api:
+    async with serve(answering(replies), models=model(THINKS)) as api:
         found = await lines(api, messages=[HI], think=True)
         high = await whole(api, messages=[HI], think="high")
         text = await whole(api, GENERATE, prompt="Hi", think=True)
@@ -110,7 +104,7 @@ async def test_thoughts_are_told_from_the_answer_and_can_be_switched_off(serve: 
 
 
 async def test_a_model_that_cannot_think_says_so(serve: Serve) -> None:
-    async with serve(scripted(Hi="Hello"), models=model()) as api:
+    async with serve(answering({"Hi": "Hello"}), models=model()) as api:
         reply = await api.client.post(CHAT, json={"model": "demo", "messages": [HI], "think": True})
         assert (await whole(api, messages=[HI], think=False))["message"]["content"] == "Hello"
     assert reply.status_code == 400
@@ -125,7 +119,7 @@ async def test_a_format_is_enforced(serve: Serve, path: str) -> None:
         text: str = reply["message"]["content"] if path == CHAT else reply["response"]
         return text
 
-    async with serve(scripted(Hi="no JSON at all"), models=model()) as api:
+    async with serve(answering({"Hi": "no JSON at all"}), models=model()) as api:
         assert said(await whole(api, path, **asked, format={"enum": ["yes"]})) == '"yes"'
         assert said(await whole(api, path, **asked, format="json", options={"num_predict": 9})).startswith("{")
         assert said(await whole(api, path, **asked, format="")) == "no JSON at all"
@@ -173,7 +167,7 @@ async def test_a_suffix_fills_the_gap(serve: Serve) -> None:
 
 
 async def test_log_probabilities_come_with_the_lines_and_with_the_whole(serve: Serve) -> None:
-    async with serve(scripted(Hi="Hello"), models=model()) as api:
+    async with serve(answering({"Hi": "Hello"}), models=model()) as api:
         found = await lines(api, messages=[HI], logprobs=True, top_logprobs=2)
         reply = await whole(api, GENERATE, prompt="Hi", logprobs=True)
     entries = [entry for line in found for entry in line.get("logprobs", ())]
@@ -220,7 +214,7 @@ async def test_keep_alive_is_for_keys_that_may_load(serve: Serve, tmp_path: Path
 
 
 async def test_what_has_no_effect_is_named_in_a_header(serve: Serve) -> None:
-    async with serve(scripted(Hi="Hello"), models=model()) as api:
+    async with serve(answering({"Hi": "Hello"}), models=model()) as api:
         body = {"messages": [HI], "options": {"num_ctx": 8192, "mood": 1, "tfs_z": 0.5, "min_p": 0.1}, "shift": True}
         reply = await api.client.post(CHAT, json={"model": "demo", **body})
     warning = reply.headers["x-llamapool-warning"]
@@ -235,7 +229,7 @@ async def test_what_has_no_effect_is_named_in_a_header(serve: Serve) -> None:
 
 
 async def test_tools_that_no_model_can_use_are_left_out_with_a_warning(serve: Serve) -> None:
-    async with serve(scripted(Hi="Hello"), models=model("chatml")) as api:
+    async with serve(answering({"Hi": "Hello"}), models=model("chatml")) as api:
         tools = [{"type": "web_search"}, {"function": LOOK["function"]}]
         reply = await api.client.post(CHAT, json={"model": "demo", "messages": [HI], "tools": tools, "stream": False})
     assert reply.json()["message"]["content"] == "Hello"

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import orjson
 import pytest
 from anthropic.types import Message, RawMessageStreamEvent
 from openai.types.responses import Response, ResponseStreamEvent
@@ -13,7 +12,9 @@ from pydantic import TypeAdapter
 
 from server.templates.built_in import source_of
 from tests.api.conftest import Serve
-from tests.support.fakes import FakeLoader, FakeRunner
+from tests.api.scripted import answering, tool_call
+from tests.api.streams import typed_events, whole_message
+from tests.support.fakes import FakeLoader
 
 MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
 TEMPLATE = source_of("chatml").replace(
@@ -25,7 +26,6 @@ TEMPLATE = source_of("chatml").replace(
     "{{- message.content }}",
 )
 MODELS = {"demo": {"path": "demo.gguf", "load": "startup", "chat_template": TEMPLATE}}
-TURN = "<|im_end|>\n<|im_start|>assistant\n"
 N_ROUNDS = 3
 REASONING = [f"Round {n}: the sky is far, so I must look at it again, and longer." for n in range(N_ROUNDS)]
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}}
@@ -35,31 +35,9 @@ OPENAI_TOOL = {"type": "function", "name": "look", "parameters": SCHEMA}
 
 def model() -> FakeLoader:
     """A model that reasons and calls a tool in three rounds, and then answers."""
-    ends = ["Hi", *(f"\nresult {n}\n</tool_response>" for n in range(N_ROUNDS))]
-    calls = [f'<tool_call>\n{{"name": "look", "arguments": {{"n": {n}}}}}\n</tool_call>' for n in range(N_ROUNDS)]
-    said = [f"<think>\n{text}\n</think>\n\n{call}" for text, call in zip(REASONING, calls, strict=True)]
-    replies = {end + TURN: reply for end, reply in zip(ends, [*said, "It is blue."], strict=True)}
-    return FakeLoader(runner=lambda: FakeRunner(n_ctx_seq=4096, replies=replies))
-
-
-def parsed(raw: str) -> list[Any]:
-    return [orjson.loads(part.split("data: ")[1]) for part in raw.split("\n\n") if "data: " in part]
-
-
-def message_of(events: list[Any]) -> Any:
-    """What a client puts together from the events of a stream, each of which its models know."""
-    blocks: list[Any] = []
-    for event in events:
-        TypeAdapter[Any](RawMessageStreamEvent).validate_python(event)
-        if event["type"] == "content_block_start":
-            blocks.append({**event["content_block"], "written": ""})
-        elif event["type"] == "content_block_delta":
-            [(key, text)] = [(key, text) for key, text in event["delta"].items() if key != "type"]
-            blocks[-1]["written" if key == "partial_json" else key] += text
-    for block in blocks:
-        if written := block.pop("written"):
-            block["input"] = orjson.loads(written)
-    return {**events[0]["message"], "content": blocks}
+    said = [f"<think>\n{text}\n</think>\n\n{tool_call('look', n=n)}" for n, text in enumerate(REASONING)]
+    ends = ["Hi", *(f"tool:result {n}" for n in range(N_ROUNDS))]
+    return answering(dict(zip(ends, [*said, "It is blue."], strict=True)), n_ctx=4096)
 
 
 async def ask_message(client: httpx.AsyncClient, body: Mapping[str, Any], *, stream: bool) -> Any:
@@ -67,7 +45,7 @@ async def ask_message(client: httpx.AsyncClient, body: Mapping[str, Any], *, str
     assert (reply.status_code, reply.headers.get("X-Llamapool-Warning")) == (200, None), reply.text
     if not stream:
         return TypeAdapter(Message).validate_python(reply.json()).model_dump(exclude_none=True)
-    return message_of(parsed(reply.text))
+    return whole_message(typed_events(reply.text, TypeAdapter(RawMessageStreamEvent)))
 
 
 async def count(client: httpx.AsyncClient, body: Mapping[str, Any]) -> int:
@@ -108,9 +86,7 @@ async def ask_response(client: httpx.AsyncClient, body: Mapping[str, Any], *, st
     """The response, and its events."""
     reply = await client.post(RESPONSES, json={**body, "stream": stream})
     assert (reply.status_code, reply.headers.get("X-Llamapool-Warning")) == (200, None), reply.text
-    events = parsed(reply.text) if stream else []
-    for event in events:
-        TypeAdapter[Any](ResponseStreamEvent).validate_python(event)
+    events = typed_events(reply.text, TypeAdapter(ResponseStreamEvent)) if stream else []
     response = events[-1]["response"] if stream else reply.json()
     TypeAdapter(Response).validate_python(response)
     return response, events

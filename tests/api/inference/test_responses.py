@@ -5,31 +5,16 @@ import threading
 from typing import Any
 
 import httpx
-import orjson
 import pytest
 from openai.types.responses import Response
 
 from tests.api.conftest import Serve
-from tests.api.streams import posting
+from tests.api.scripted import CHATML, answering
+from tests.api.streams import posting, typed_events
 from tests.support.fakes import FakeLoader, FakeRunner
 
 URL = "/v1/responses"
-CHATML = {"demo": {"path": "demo.gguf", "load": "startup", "chat_template": "chatml"}}
 KEYS = {"api_keys": ["sk-one", "sk-two"]}
-
-
-def says(**replies: str) -> FakeLoader:
-    """A model that answers what the user says last; ``tool`` is what a tool has said."""
-    ends = {
-        ("<tool_response>\n42\n</tool_response>" if said == "tool" else said)
-        + "<|im_end|>\n<|im_start|>assistant\n": reply
-        for said, reply in replies.items()
-    }
-    return FakeLoader(runner=lambda: FakeRunner(n_ctx_seq=2048, replies=ends))
-
-
-def events(raw: str) -> list[dict[str, Any]]:
-    return [orjson.loads(part.split("\ndata: ")[1]) for part in raw.split("\n\n") if part.startswith("event: ")]
 
 
 def key(name: str) -> dict[str, str]:
@@ -40,7 +25,7 @@ async def ask(client: httpx.AsyncClient, said: Any = "Hi", **fields: Any) -> dic
     reply = await client.post(URL, json={"input": said, "max_output_tokens": 100, **fields})
     assert reply.status_code == 200, reply.text
     if fields.get("stream"):
-        body: dict[str, Any] = events(reply.text)[-1]["response"]
+        body: dict[str, Any] = typed_events(reply.text)[-1]["response"]
         return body
     whole: dict[str, Any] = reply.json()
     return whole
@@ -50,7 +35,7 @@ async def ask(client: httpx.AsyncClient, said: Any = "Hi", **fields: Any) -> dic
 async def test_what_can_be_left_out_is_named_in_a_header(serve: Serve, stream: bool) -> None:
     items = [{"type": "compaction", "encrypted_content": "x"}, {"role": "user", "content": "Hi"}]
     asked = {"input": items, "tools": [{"type": "web_search"}], "truncation": "auto", "stream": stream}
-    async with serve(says(Hi="Hello!")) as api:
+    async with serve(answering({"Hi": "Hello!"})) as api:
         reply = await api.client.post(URL, json=asked)
     assert reply.status_code == 200
     told = reply.headers["X-Llamapool-Warning"].split("; ")
@@ -63,7 +48,7 @@ async def test_truncation_auto_drops_the_oldest_items_so_that_the_prompt_fits(se
     items: list[dict[str, Any]] = []
     replies: list[dict[str, Any]] = []
     fields: dict[str, Any] = {"instructions": "Be brief.", "store": False, "stream": stream}
-    async with serve(says(), models=CHATML) as api:
+    async with serve(answering({}), models=CHATML) as api:
         for turn in range(12):
             call = {"type": "function_call", "call_id": f"c{turn}", "name": "f", "arguments": "{}"}
             output = {"type": "function_call_output", "call_id": f"c{turn}", "output": f"{turn}" * 150}
@@ -86,7 +71,7 @@ async def test_truncation_auto_drops_the_oldest_items_so_that_the_prompt_fits(se
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_stored_response_is_given_back_and_forgotten(serve: Serve, stream: bool) -> None:
-    async with serve(says(Hi="Hello there!")) as api:
+    async with serve(answering({"Hi": "Hello there!"})) as api:
         response = await ask(api.client, stream=stream, metadata={"k": "v"})
         found = await api.client.get(f"{URL}/{response['id']}")
         head = await api.client.head(f"{URL}/{response['id']}")
@@ -101,7 +86,7 @@ async def test_a_stored_response_is_given_back_and_forgotten(serve: Serve, strea
 
 
 async def test_what_is_not_to_be_stored_is_not(serve: Serve) -> None:
-    async with serve(says(Hi="Hello there!")) as api:
+    async with serve(answering({"Hi": "Hello there!"})) as api:
         response = await ask(api.client, store=False)
         found = await api.client.get(f"{URL}/{response['id']}")
         follow = await api.client.post(URL, json={"input": "x", "previous_response_id": response["id"]})
@@ -112,7 +97,7 @@ async def test_what_is_not_to_be_stored_is_not(serve: Serve) -> None:
 
 
 async def test_no_key_reaches_what_belongs_to_another(serve: Serve) -> None:
-    async with serve(says(Hi="Hello there!"), server=KEYS, headers=key("sk-one")) as api:
+    async with serve(answering({"Hi": "Hello there!"}), server=KEYS, headers=key("sk-one")) as api:
         mine = await ask(api.client)
         name = f"{URL}/{mine['id']}"
         reference = [{"type": "item_reference", "id": mine["output"][0]["id"]}]
@@ -128,7 +113,7 @@ async def test_no_key_reaches_what_belongs_to_another(serve: Serve) -> None:
 
 
 async def test_instructions_hold_for_one_response(serve: Serve) -> None:
-    async with serve(says(Hi="Hello!")) as api:
+    async with serve(answering({"Hi": "Hello!"})) as api:
         plain = await ask(api.client)
         told = await ask(api.client, instructions="be brief")
         counts = [
@@ -150,7 +135,7 @@ async def test_a_client_that_leaves_stores_nothing(serve: Serve) -> None:
     async with serve(FakeLoader(runner=lambda: FakeRunner(n_ctx_seq=2048, steps=steps))) as api:
         async with posting(api.app, URL, {"input": "Hi", "stream": True, "ignore_eos": True}) as exchange:
             assert await exchange.start() == 200
-            created = events((await exchange.chunk()).decode())[0]["response"]
+            created = typed_events((await exchange.chunk()).decode())[0]["response"]
             assert created["store"] is True
         steps.release(5000)
         reply = await api.client.get(f"{URL}/{created['id']}")
@@ -165,7 +150,7 @@ WRONG = '<tool_call>\n{"name": "patch", "arguments": {"input": "GO 1"}}\n</tool_
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("choice", ["auto", "required", {"type": "custom", "name": "patch"}])
 async def test_a_custom_tools_input_matches_its_grammar(serve: Serve, stream: bool, choice: object) -> None:
-    async with serve(says(Hi=WRONG, tool="Done."), models=CHATML) as api:
+    async with serve(answering({"Hi": WRONG, "tool:42": "Done."}), models=CHATML) as api:
         asked = {"tools": [PATCH], "tool_choice": choice, "seed": 1, "max_output_tokens": 300}
         reply = await ask(api.client, **asked, stream=stream)
         [call] = [item for item in reply["output"] if item["type"] == "custom_tool_call"]

@@ -16,7 +16,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from server.transport.websocket import MAX_WAITING
 from tests.api.conftest import Api, GoLive, Serve, until
-from tests.api.inference.test_responses import CHATML, says
+from tests.api.scripted import CHATML, answering
 from tests.support.fakes import FakeLoader, FakeRunner
 
 TIMEOUT_S = 100.0
@@ -83,7 +83,7 @@ async def opened(api: Api, **options: Any) -> AsyncIterator[Socket]:
 
 @pytest.mark.parametrize("path", ["/v1/responses", "/responses"])
 async def test_events_come_as_messages(serve: Serve, path: str) -> None:
-    async with serve(says(Hi="Hello there!")) as api, opened(api, path=path) as socket:
+    async with serve(answering({"Hi": "Hello there!"})) as api, opened(api, path=path) as socket:
         socket.tell({"type": "response.create", "input": "Hi"})
         found = [await socket.event()]
         while found[-1]["type"] != "response.completed":
@@ -94,7 +94,7 @@ async def test_events_come_as_messages(serve: Serve, path: str) -> None:
 
 
 async def test_a_connection_remembers_what_is_not_stored(serve: Serve) -> None:
-    async with serve(says(Hi="Hello!", Bye="Farewell."), models=CHATML) as api, opened(api) as socket:
+    async with serve(answering({"Hi": "Hello!", "Bye": "Farewell."}), models=CHATML) as api, opened(api) as socket:
         first = (await socket.response(input="Hi", store=False))["response"]
         asked = {"input": "Bye", "previous_response_id": first["id"], "store": False}
         second = (await socket.response(**asked))["response"]
@@ -108,7 +108,7 @@ async def test_a_connection_remembers_what_is_not_stored(serve: Serve) -> None:
 
 
 async def test_a_prompt_may_be_computed_ahead(serve: Serve) -> None:
-    async with serve(says(Hi="Hello!"), models=CHATML) as api, opened(api) as socket:
+    async with serve(answering({"Hi": "Hello!"}), models=CHATML) as api, opened(api) as socket:
         ahead = (await socket.response(input="Hi", generate=False, store=False))["response"]
         after = (await socket.response(input=[], previous_response_id=ahead["id"], store=False))["response"]
     assert (ahead["status"], ahead["output"]) == ("completed", [])
@@ -117,7 +117,7 @@ async def test_a_prompt_may_be_computed_ahead(serve: Serve) -> None:
 
 
 async def test_what_is_wrong_is_a_message_and_the_connection_goes_on(serve: Serve) -> None:
-    async with serve(says(Hi="Hello!")) as api, opened(api) as socket:
+    async with serve(answering({"Hi": "Hello!"})) as api, opened(api) as socket:
         for message, param in (("{", None), ([1], "type"), ({"type": "response.steer"}, "type")):
             socket.tell(message)
             event = await socket.event()
@@ -186,7 +186,7 @@ async def test_a_message_that_is_nested_too_deeply_is_told(serve: Serve) -> None
 )
 async def test_a_connection_that_may_not_be_is_refused(serve: Serve, options: dict[str, Any], status: int) -> None:
     server = {"api_keys": ["sk-one"], "cors_origins": "localhost"}
-    async with serve(says(Hi="Hello!"), server=server) as api:
+    async with serve(answering({"Hi": "Hello!"}), server=server) as api:
         socket = Socket(api, **options)
         refused = await socket.began()
         assert (refused["type"], refused["status"]) == ("websocket.http.response.start", status)

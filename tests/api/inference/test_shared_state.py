@@ -18,7 +18,7 @@ from server.state.redis import Redis
 from server.transport.shared_streams import SharedStreams
 from tests.api.conftest import Api, Serve, until
 from tests.api.inference.test_streams import AT, CHAT, ID, NAMED, let_all_through, lookup
-from tests.api.official import opened as serving
+from tests.api.scripted import opened as serving
 from tests.api.streams import posting
 from tests.api.transport.test_keys import bearer, chat, key_file
 from tests.support.redis_server import RedisServer, needs_redis, running_redis

@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 from server.dialects.responses import compaction
 from server.routes import responses
 from tests.api.conftest import Api, Serve
-from tests.api.official import opened as serving
+from tests.api.scripted import opened as serving
 from tests.media_files import media_file
 from tests.support.fakes import ASSISTANT, FakeLoader, FakeRunner
 
