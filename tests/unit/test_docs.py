@@ -1,4 +1,4 @@
-"""Documents: code is of its language, links and names lead somewhere, docs/troubleshooting.md has what the server logs."""
+"""Documents: code is of its language, links and names lead somewhere, docs/troubleshooting.md has what is logged."""
 
 import ast
 import json

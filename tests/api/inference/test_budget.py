@@ -5,13 +5,15 @@ import json
 import pytest
 
 from tests.api.conftest import Serve
+from tests.api.scripted import CHATML as MODELS
+from tests.api.scripted import tool_call
 from tests.support.fakes import CHATML, FakeLoader, FakeRunner
 
 CHAT = "/v1/chat/completions"
 HI = [{"role": "user", "content": "Hi"}]
 LONG = "<think>I wonder and wonder and wonder</think>Hello"
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
-CALL = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+CALL = tool_call("f")
 OPENS = "{% if add_generation_prompt and enable_thinking %}<think>{% endif %}{# </think> #}"
 BUDGET = {"temperature": 0, "thinking_budget_tokens": 8, "reasoning_budget_message": " Enough."}
 
@@ -33,8 +35,7 @@ async def test_thoughts_are_ended_and_the_answer_follows(serve: Serve, name: str
 
 
 async def test_a_call_follows_and_is_read(serve: Serve) -> None:
-    models = {"demo": {"path": "demo.gguf", "load": "startup", "chat_template": "chatml"}}
-    async with serve(thinker(CALL), models=models) as api:
+    async with serve(thinker(CALL), models=MODELS) as api:
         message = (await api.client.post(CHAT, json={"messages": HI, "tools": [TOOL], **BUDGET})).json()["choices"][0]
         assert message["message"]["reasoning_content"] == "I wonder Enough."
         assert message["message"]["tool_calls"][0]["function"] == {"name": "f", "arguments": "{}"}

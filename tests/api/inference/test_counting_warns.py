@@ -1,5 +1,7 @@
 """What a body is answered without is named in a header, also by endpoints that only show or count its prompt."""
 
+from typing import Any
+
 import httpx
 import pytest
 
@@ -35,47 +37,44 @@ EMBED = {"path": "e.gguf", "load": "startup", "embedding": True, "pooling": "mea
 RANKER = {"path": "r.gguf", "load": "startup", "reranking": True}
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "unknown"),
-    [
-        (
-            "/v1/chat/completions",
-            {"messages": [HI], "max_token": 3, "stream_options": {"include_usages": True}},
-            ["max_token", "stream_options.include_usages"],
-        ),
-        ("/completion", {"prompt": "hi", "n_predcit": 1}, ["n_predcit"]),
-        ("/infill", {"input_prefix": "", "input_suffix": "", "input_extr": []}, ["input_extr"]),
-        (
-            "/v1/messages",
-            {"messages": [HI], "thinking": {"type": "disabled", "budget": 1}, "fallbacks": [{"model": "m"}]},
-            ["fallbacks", "thinking.budget"],
-        ),
-        (
-            "/v1/responses",
-            {"input": [HI], "reasoning": {"effort": "low", "foo": 1}, "messages": []},
-            ["messages", "reasoning.foo"],
-        ),
-        ("/v1/embeddings", {"input": "a", "dimension": 3}, ["dimension"]),
-        ("/v1/rerank", {"query": "q", "documents": ["a"], "topn": 1}, ["topn"]),
-        ("/tokenize", {"content": "a", "with_piece": True}, ["with_piece"]),
-        ("/detokenize", {"tokens": [1], "foo": True}, ["foo"]),
-        (
-            "/api/chat",
-            {"messages": [HI], "options": {"temprature": 1, "num_ctx": 9}, "stream": False, "foo": 1},
-            ["foo", "options.temprature"],
-        ),
-        ("/api/embed", {"input": "a", "dimension": 3}, ["dimension"]),
-        ("/v1/conversations", {"items": [HI], "meta": {}}, ["meta"]),
-    ],
-)
-async def test_an_unknown_field_is_listed_by_its_path(
-    serve: Serve, path: str, body: dict[str, object], unknown: list[str]
-) -> None:
+UNKNOWN: list[tuple[str, dict[str, Any], list[str]]] = [
+    (
+        "/v1/chat/completions",
+        {"messages": [HI], "max_token": 3, "stream_options": {"include_usages": True}},
+        ["max_token", "stream_options.include_usages"],
+    ),
+    ("/completion", {"prompt": "hi", "n_predcit": 1}, ["n_predcit"]),
+    ("/infill", {"input_prefix": "", "input_suffix": "", "input_extr": []}, ["input_extr"]),
+    (
+        "/v1/messages",
+        {"messages": [HI], "thinking": {"type": "disabled", "budget": 1}, "fallbacks": [{"model": "m"}]},
+        ["fallbacks", "thinking.budget"],
+    ),
+    (
+        "/v1/responses",
+        {"input": [HI], "reasoning": {"effort": "low", "foo": 1}, "messages": []},
+        ["messages", "reasoning.foo"],
+    ),
+    ("/v1/embeddings", {"input": "a", "dimension": 3}, ["dimension"]),
+    ("/v1/rerank", {"query": "q", "documents": ["a"], "topn": 1}, ["topn"]),
+    ("/tokenize", {"content": "a", "with_piece": True}, ["with_piece"]),
+    ("/detokenize", {"tokens": [1], "foo": True}, ["foo"]),
+    (
+        "/api/chat",
+        {"messages": [HI], "options": {"temprature": 1, "num_ctx": 9}, "stream": False, "foo": 1},
+        ["foo", "options.temprature"],
+    ),
+    ("/api/embed", {"input": "a", "dimension": 3}, ["dimension"]),
+    ("/v1/conversations", {"items": [HI], "meta": {}}, ["meta"]),
+]
+
+
+async def test_an_unknown_field_is_listed_by_its_path(serve: Serve) -> None:
     hints = {"metadata": {"user_id": "u"}, "service_tier": "auto", "user": None}
-    async with serve(
-        FakeLoader(runner=lambda: FakeRunner(n_ctx_seq=2048)), models={"demo": DEMO, "e": EMBED, "r": RANKER}
-    ) as api:
-        reply = await api.client.post(path, json={**hints, **body})
-    assert reply.status_code == 200, reply.text
-    said = [each for each in reply.headers["x-llamapool-warning"].split("; ") if "unknown field" in each]
-    assert sorted(each.split("'")[1] for each in said) == sorted(unknown)
+    models = {"demo": DEMO, "e": EMBED, "r": RANKER}
+    async with serve(FakeLoader(runner=lambda: FakeRunner(n_ctx_seq=2048)), models=models) as api:
+        for path, body, unknown in UNKNOWN:
+            reply = await api.client.post(path, json={**hints, **body})
+            assert reply.status_code == 200, reply.text
+            said = [each for each in reply.headers["x-llamapool-warning"].split("; ") if "unknown field" in each]
+            assert sorted(each.split("'")[1] for each in said) == sorted(unknown), path

@@ -12,6 +12,7 @@ from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
 
 from tests.api.conftest import Api, Serve
+from tests.api.scripted import CHATML
 from tests.media_files import media_file, pdf
 from tests.support.fakes import ASSISTANT, FakeLoader, FakeRunner
 
@@ -20,7 +21,6 @@ FRAMED = '<document name="a.pdf" type="application/pdf">\n[Page 1]\none\n</docum
 DATA = pdf("one")
 URL = f"data:application/pdf;base64,{base64.b64encode(DATA).decode()}"
 KEYS = {"api_keys": ["sk-one", "sk-two"]}
-CHATML = {"demo": {"path": "demo.gguf", "load": "startup", "chat_template": "chatml"}}
 
 
 def base64_of(data: bytes) -> str:

@@ -9,7 +9,7 @@ import pytest
 from openai.types.responses import Response
 
 from tests.api.conftest import Serve
-from tests.api.scripted import CHATML, answering
+from tests.api.scripted import CHATML, answering, tool_call
 from tests.api.streams import posting, typed_events
 from tests.support.fakes import FakeLoader, FakeRunner
 
@@ -144,7 +144,7 @@ async def test_a_client_that_leaves_stores_nothing(serve: Serve) -> None:
 
 GRAMMAR = {"type": "grammar", "syntax": "lark", "definition": 'start: "go " /[a-z"]+/ "\\n"'}
 PATCH = {"type": "custom", "name": "patch", "description": "Edits.", "format": GRAMMAR}
-WRONG = '<tool_call>\n{"name": "patch", "arguments": {"input": "GO 1"}}\n</tool_call>'
+WRONG = tool_call("patch", input="GO 1")
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -18,6 +18,7 @@ from pydantic import TypeAdapter
 from server.dialects.responses import compaction
 from server.routes import responses
 from tests.api.conftest import Api, Serve
+from tests.api.scripted import CHATML
 from tests.api.scripted import opened as serving
 from tests.media_files import media_file
 from tests.support.fakes import ASSISTANT, FakeLoader, FakeRunner
@@ -69,10 +70,9 @@ async def test_a_chain_of_ten_turns_stores_its_image_once(serve: Serve, tmp_path
     settings = {"api_keys": names, "state": str(file), "state_quota": 8}
     replies = {f"Hi<|im_end|>\n{ASSISTANT}": "Hello!"}
     loader = FakeLoader(runner=lambda: FakeRunner(n_ctx_seq=4096, replies=replies), media=frozenset({"image"}))
-    models = {"demo": {"path": "demo.gguf", "load": "startup", "chat_template": "chatml"}}
     url = f"data:image/png;base64,{base64.b64encode(_png_of_5_mb()).decode()}"
     shown = {"role": "user", "content": [{"type": "input_image", "image_url": url, "detail": "auto"}]}
-    async with serve(loader, models=models, server=settings) as api:
+    async with serve(loader, models=CHATML, server=settings) as api:
         http: Any = api.client
         one, two = (AsyncOpenAI(base_url="http://test/v1", api_key=key, http_client=http) for key in names)
         other = await ask(two)

@@ -8,6 +8,7 @@ import pytest
 
 from tests.api.conftest import Serve
 from tests.api.management.test_control import begun, rest
+from tests.api.scripted import CHATML, answering, tool_call
 from tests.api.streams import posting
 from tests.support.fakes import FakeLoader, FakeRunner
 
@@ -18,8 +19,7 @@ TEMPLATE = (
 )
 MODELS = {"demo": {"path": "demo.gguf", "load": "startup", "chat_template": TEMPLATE}}
 HI = [{"role": "user", "content": "Hi"}]
-CALL = '<tool_call>\n{"name": "f", "arguments": {"a": [1]}}\n</tool_call>'
-WRONG = '<tool_call>\n{"name": "g", "arguments": {"a": "no"}}\n</tool_call>'
+CALL, WRONG = tool_call("f", a=[1]), tool_call("g", a="no")
 
 
 def model_that_says(reply: str, **options: Any) -> FakeLoader:
@@ -98,13 +98,9 @@ async def test_thoughts_of_a_chat_with_strict_calls_can_be_ended(serve: Serve, s
 async def test_a_custom_tools_grammar_holds_in_a_chat(serve: Serve, choice: object) -> None:
     grammar = {"syntax": "lark", "definition": 'start: "go " /[a-z"]{1,9}/ "\\n"'}
     tool = {"name": "patch", "description": "Edits.", "format": {"type": "grammar", "grammar": grammar}}
-    wrong = '<tool_call>\n{"name": "patch", "arguments": {"input": "GO 1"}}\n</tool_call>'
-    ends = {"Hi<|im_end|>\n<|im_start|>assistant\n": wrong}
-    loader = FakeLoader(runner=lambda: FakeRunner(n_ctx_seq=2048, replies=ends))
     body: dict[str, Any] = {"messages": HI, "seed": 1, "max_tokens": 300}
     body |= {"tools": [{"type": "custom", "custom": tool}], "tool_choice": choice, "parallel_tool_calls": False}
-    models = {"demo": {"path": "demo.gguf", "load": "startup", "chat_template": "chatml"}}
-    async with serve(loader, models=models) as api:
+    async with serve(answering({"Hi": tool_call("patch", input="GO 1")}), models=CHATML) as api:
         reply = await api.client.post("/v1/chat/completions", json=body)
     [call] = reply.json()["choices"][0]["message"]["tool_calls"]
     assert (call["type"], call["custom"]["name"]) == ("custom", "patch")

@@ -8,7 +8,8 @@ import pytest
 from server.formats import BY_NAME
 from server.templates.built_in import source_of
 from tests.api.conftest import Serve
-from tests.support.fakes import FakeLoader, FakeRunner
+from tests.api.scripted import CHATML, TURN, answering
+from tests.support.fakes import FakeLoader
 from tests.unit.dialects.builders import chunks
 
 URL = "/v1/chat/completions"
@@ -37,11 +38,7 @@ OPENED = {
 
 def model_that_says(text: str, form: str = "hermes") -> tuple[FakeLoader, dict[str, Any]]:
     """With a template that knows tools, in that format."""
-    replies = {"Hi<|im_end|>\n<|im_start|>assistant\n": text}
-    loader = FakeLoader(runner=lambda: FakeRunner(n_ctx_seq=2048, replies=replies))
-    return loader, {
-        "demo": {"path": "demo.gguf", "load": "startup", "chat_template": "chatml", "tool_format": form},
-    }
+    return answering({"Hi": text}), {"demo": CHATML["demo"] | {"tool_format": form}}
 
 
 def check(call: dict[str, Any]) -> None:
@@ -169,47 +166,45 @@ async def test_vllms_fields_shape_chats_and_completions(
 ) -> None:
     if url == "/completion" and "response_format" in fields:
         return  # llama-server's own has none
-    replies = {"Hi<|im_end|>\n<|im_start|>assistant\n": said + "!", "Hi": said + "!"}
+    replies = {f"Hi{TURN}": said + "!", "Hi": said + "!"}
     async with serve(FakeLoader(replies=replies)) as api:
         reply = (await api.client.post(url, json={**asked, **fields, "max_tokens": 60})).json()
     choice = reply["choices"][0] if "choices" in reply else {"text": reply["content"]}
     assert (choice["message"]["content"] if "message" in choice else choice["text"]) == said
 
 
-@pytest.mark.parametrize(
-    ("fields", "param", "other"),
-    [
-        ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice", "guided_regex"),
-        ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex", "response_format"),
-        ({"structured_outputs": {"regex": "a"}, "json_schema": {}}, "structured_outputs.regex", "json_schema"),
-        ({"structured_outputs": {"regex": "a", "json": {}}}, "structured_outputs.regex", "structured_outputs.json"),
-        ({"guided_json": {}, "grammar": 'root ::= "a"'}, "guided_json", "grammar"),
-        ({"guided_regex": "a", "tools": [TOOL]}, "guided_regex", "tools"),
-        ({"structured_outputs": {}}, "structured_outputs", "needs one of"),
-        ({"structured_outputs": "a"}, "structured_outputs", "object"),
-        ({"structured_outputs": {"structural_tag": "a"}}, "structured_outputs.structural_tag", "not permitted"),
-        ({"guided_choice": []}, "guided_choice", "at least 1"),
-        ({"guided_choice": "a"}, "guided_choice", "array"),
-        ({"guided_json": "{"}, "guided_json", "EOF"),
-        ({"guided_json": 5}, "guided_json", "object"),
-        ({"guided_json": {"type": 5}}, "guided_json.type", "not a valid JSON Schema"),
-        ({"guided_regex": 5}, "guided_regex", "string"),
-        ({"guided_regex": "("}, "guided_regex", "regex"),
-        ({"guided_grammar": "start: x"}, "guided_grammar", "grammar"),
-        ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern", "not supported"),
-    ],
-)
-async def test_what_cannot_be_is_a_400_that_names_the_field(
-    serve: Serve, fields: dict[str, Any], param: str, other: str
-) -> None:
+REFUSED: list[tuple[dict[str, Any], str, str]] = [
+    ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice", "guided_regex"),
+    ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex", "response_format"),
+    ({"structured_outputs": {"regex": "a"}, "json_schema": {}}, "structured_outputs.regex", "json_schema"),
+    ({"structured_outputs": {"regex": "a", "json": {}}}, "structured_outputs.regex", "structured_outputs.json"),
+    ({"guided_json": {}, "grammar": 'root ::= "a"'}, "guided_json", "grammar"),
+    ({"guided_regex": "a", "tools": [TOOL]}, "guided_regex", "tools"),
+    ({"structured_outputs": {}}, "structured_outputs", "needs one of"),
+    ({"structured_outputs": "a"}, "structured_outputs", "object"),
+    ({"structured_outputs": {"structural_tag": "a"}}, "structured_outputs.structural_tag", "not permitted"),
+    ({"guided_choice": []}, "guided_choice", "at least 1"),
+    ({"guided_choice": "a"}, "guided_choice", "array"),
+    ({"guided_json": "{"}, "guided_json", "EOF"),
+    ({"guided_json": 5}, "guided_json", "object"),
+    ({"guided_json": {"type": 5}}, "guided_json.type", "not a valid JSON Schema"),
+    ({"guided_regex": 5}, "guided_regex", "string"),
+    ({"guided_regex": "("}, "guided_regex", "regex"),
+    ({"guided_grammar": "start: x"}, "guided_grammar", "grammar"),
+    ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern", "not supported"),
+]
+
+
+async def test_what_cannot_be_is_a_400_that_names_the_field(serve: Serve) -> None:
     loader, models = model_that_says("x")
     async with serve(loader, models=models) as api:
-        reply = await api.client.post(URL, json={"messages": HI, **fields})
-    assert reply.status_code == 400, reply.text
-    error = reply.json()["error"]
-    assert error["param"] == param
-    assert param in error["message"]
-    assert other in error["message"]
+        for fields, param, other in REFUSED:
+            reply = await api.client.post(URL, json={"messages": HI, **fields})
+            assert reply.status_code == 400, (fields, reply.text)
+            error = reply.json()["error"]
+            assert error["param"] == param
+            assert param in error["message"]
+            assert other in error["message"]
 
 
 def _events(raw: bytes) -> list[bytes]:

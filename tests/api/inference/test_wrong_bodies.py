@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import pytest
-
 from tests.api.conftest import Serve
 from tests.support.fakes import FakeLoader, FakeRunner
 
@@ -31,79 +29,77 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("path", "fields", "named"),
-    [
-        (CHAT, {"messages": None}, "messages"),
-        (CHAT, {"temperature": "hot"}, "temperature"),
-        (CHAT, {"response_format": {"type": "sound"}}, "response_format.type"),
-        (CHAT, {"grammar": "root ::= ("}, "grammar"),
-        (CHAT, {"json_schema": {"type": "nonsense"}}, "json_schema.type"),
-        (MESSAGES, {"max_tokens": -1}, "max_tokens"),
-        (MESSAGES, {"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages.0.content.0.image"),
-        (MESSAGES, {"messages": [{"role": "user", "content": [PDF]}]}, "messages.0.content.0.document"),
-        (
-            MESSAGES,
-            {"output_config": {"format": {"type": "json_schema", "schema": {"type": "x"}}}},
-            "output_config.format",
-        ),
-        (MESSAGES, {"id_slot": 99}, "id_slot"),
-        (RESPONSES, {"input": None}, "input"),
-        (RESPONSES, {"previous_response_id": "resp_none"}, "previous_response_id"),
-        (OLLAMA_CHAT, {"messages": "Hi"}, "messages"),
-        (OLLAMA_CHAT, {"messages": [HI | {"images": ["aGk="]}]}, "messages.0.images.0"),
-        (OLLAMA_CHAT, {"format": {"type": "nothing"}}, "format"),
-        (OLLAMA_CHAT, {"top_logprobs": 21}, "top_logprobs"),
-        (OLLAMA_CHAT, {"messages": [HI | {"content": "x" * 9000}]}, "exceeds the available context"),
-        (OLLAMA_GENERATE, {"prompt": 5}, "prompt"),
-        (OLLAMA_GENERATE, {"template": "{{ .Prompt }}"}, "template"),
-        (OLLAMA_GENERATE, {"raw": True, "system": "Be"}, "system: raw mode"),
-        (OLLAMA_GENERATE, {"images": ["aGk="]}, "images.0"),
-        (OLLAMA_GENERATE, {"raw": True, "images": ["aGk="]}, "images.0"),
-        (EMBED, {"input": 5}, "invalid input type"),
-        (EMBED, {"input": ["a", 5]}, "invalid input type"),
-        (EMBED, {"input": "a", "keep_alive": "soon"}, "keep_alive"),
-        (EMBED, {"input": "a", "keep_alive": True}, "keep_alive"),
-        (EMBED, {"input": "a", "options": 5}, "options"),
-        (EMBED, {"input": "a", "truncate": "yes"}, "truncate"),
-        (NATIVE, {"prompt": None}, "prompt"),
-        (NATIVE, {"top_k": "many"}, "top_k"),
-        (NATIVE, {"speculative.n_max": -1}, "speculative.n_max"),
-        (NATIVE, {"speculative.n_min": "2"}, "speculative.n_min"),
-        (NATIVE, {"speculative.p_min": True}, "speculative.p_min"),
-        (NATIVE, {"reasoning_budget_tokens": 3}, "reasoning_budget_tokens"),
-        (COMPLETIONS, {"prompt": 5}, "prompt"),
-        (COMPLETIONS, {"thinking_budget_tokens": 3}, "thinking_budget_tokens"),
-        (CHAT, {"thinking_budget": 3, "reasoning_budget_message": "</think>"}, "reasoning_budget_message"),
-        (CHAT, {"n": 129}, "n"),
-        (
-            RESPONSES,
-            {"text": {"format": {"type": "json_schema", "name": "s", "schema": {"type": "x"}}}},
-            "text.format.schema.type",
-        ),
-        (RESPONSES, {"tools": [CUSTOM]}, "tools.0.format"),
-        (RESPONSES, {"conversation": "conv_1", "previous_response_id": "resp_1"}, "conversation"),
-        (RESPONSES, {"conversation": "conv_unknown"}, "conversation"),
-        (MESSAGES, {"messages": [HI | {"content": "x" * 9000}]}, "prompt is too long: "),
-        ("/v1/chat/completions/input_tokens", {"messages": "hi"}, "messages"),
-        ("/v1/responses/input_tokens", {"input": 5}, "input"),
-        ("/tokenize", {"content": {"a": 1}}, "content.prompt_string"),
-        ("/tokenize", {"prompt": {"a": 1}}, "prompt.prompt_string"),
-        ("/detokenize", {"tokens": [1, 99999]}, "tokens.1"),
-        ("/detokenize", {"tokens": "abc"}, "tokens"),
-    ],
-)
-async def test_a_wrong_body_is_a_400_that_names_the_field(
-    serve: Serve, path: str, fields: dict[str, Any], named: str
-) -> None:
+WRONG: list[tuple[str, dict[str, Any], str]] = [
+    (CHAT, {"messages": None}, "messages"),
+    (CHAT, {"temperature": "hot"}, "temperature"),
+    (CHAT, {"response_format": {"type": "sound"}}, "response_format.type"),
+    (CHAT, {"grammar": "root ::= ("}, "grammar"),
+    (CHAT, {"json_schema": {"type": "nonsense"}}, "json_schema.type"),
+    (MESSAGES, {"max_tokens": -1}, "max_tokens"),
+    (MESSAGES, {"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages.0.content.0.image"),
+    (MESSAGES, {"messages": [{"role": "user", "content": [PDF]}]}, "messages.0.content.0.document"),
+    (
+        MESSAGES,
+        {"output_config": {"format": {"type": "json_schema", "schema": {"type": "x"}}}},
+        "output_config.format",
+    ),
+    (MESSAGES, {"id_slot": 99}, "id_slot"),
+    (RESPONSES, {"input": None}, "input"),
+    (RESPONSES, {"previous_response_id": "resp_none"}, "previous_response_id"),
+    (OLLAMA_CHAT, {"messages": "Hi"}, "messages"),
+    (OLLAMA_CHAT, {"messages": [HI | {"images": ["aGk="]}]}, "messages.0.images.0"),
+    (OLLAMA_CHAT, {"format": {"type": "nothing"}}, "format"),
+    (OLLAMA_CHAT, {"top_logprobs": 21}, "top_logprobs"),
+    (OLLAMA_CHAT, {"messages": [HI | {"content": "x" * 9000}]}, "exceeds the available context"),
+    (OLLAMA_GENERATE, {"prompt": 5}, "prompt"),
+    (OLLAMA_GENERATE, {"template": "{{ .Prompt }}"}, "template"),
+    (OLLAMA_GENERATE, {"raw": True, "system": "Be"}, "system: raw mode"),
+    (OLLAMA_GENERATE, {"images": ["aGk="]}, "images.0"),
+    (OLLAMA_GENERATE, {"raw": True, "images": ["aGk="]}, "images.0"),
+    (EMBED, {"input": 5}, "invalid input type"),
+    (EMBED, {"input": ["a", 5]}, "invalid input type"),
+    (EMBED, {"input": "a", "keep_alive": "soon"}, "keep_alive"),
+    (EMBED, {"input": "a", "keep_alive": True}, "keep_alive"),
+    (EMBED, {"input": "a", "options": 5}, "options"),
+    (EMBED, {"input": "a", "truncate": "yes"}, "truncate"),
+    (NATIVE, {"prompt": None}, "prompt"),
+    (NATIVE, {"top_k": "many"}, "top_k"),
+    (NATIVE, {"speculative.n_max": -1}, "speculative.n_max"),
+    (NATIVE, {"speculative.n_min": "2"}, "speculative.n_min"),
+    (NATIVE, {"speculative.p_min": True}, "speculative.p_min"),
+    (NATIVE, {"reasoning_budget_tokens": 3}, "reasoning_budget_tokens"),
+    (COMPLETIONS, {"prompt": 5}, "prompt"),
+    (COMPLETIONS, {"thinking_budget_tokens": 3}, "thinking_budget_tokens"),
+    (CHAT, {"thinking_budget": 3, "reasoning_budget_message": "</think>"}, "reasoning_budget_message"),
+    (CHAT, {"n": 129}, "n"),
+    (
+        RESPONSES,
+        {"text": {"format": {"type": "json_schema", "name": "s", "schema": {"type": "x"}}}},
+        "text.format.schema.type",
+    ),
+    (RESPONSES, {"tools": [CUSTOM]}, "tools.0.format"),
+    (RESPONSES, {"conversation": "conv_1", "previous_response_id": "resp_1"}, "conversation"),
+    (RESPONSES, {"conversation": "conv_unknown"}, "conversation"),
+    (MESSAGES, {"messages": [HI | {"content": "x" * 9000}]}, "prompt is too long: "),
+    ("/v1/chat/completions/input_tokens", {"messages": "hi"}, "messages"),
+    ("/v1/responses/input_tokens", {"input": 5}, "input"),
+    ("/tokenize", {"content": {"a": 1}}, "content.prompt_string"),
+    ("/tokenize", {"prompt": {"a": 1}}, "prompt.prompt_string"),
+    ("/detokenize", {"tokens": [1, 99999]}, "tokens.1"),
+    ("/detokenize", {"tokens": "abc"}, "tokens"),
+]
+
+
+async def test_a_wrong_body_is_a_400_that_names_the_field(serve: Serve) -> None:
     loader = FakeLoader(runner=lambda: FakeRunner(n_ctx_seq=2048))
     async with serve(loader, models=MODELS) as api:
-        for stream in ({"stream": False}, {"stream": True}):
-            reply = await api.client.post(path, json=RIGHT.get(path, {}) | fields | stream)
-            assert reply.status_code == 400, reply.text
-            error = reply.json()["error"]
-            if path.startswith("/api"):
-                assert named in error
-                continue
-            assert error["type"] == "invalid_request_error"
-            assert named in error["message"] if path == MESSAGES else error["param"] == named
+        for path, fields, named in WRONG:
+            for stream in ({"stream": False}, {"stream": True}):
+                reply = await api.client.post(path, json=RIGHT.get(path, {}) | fields | stream)
+                assert reply.status_code == 400, (path, fields, reply.text)
+                error = reply.json()["error"]
+                if path.startswith("/api"):
+                    assert named in error, (path, fields)
+                    continue
+                assert error["type"] == "invalid_request_error"
+                assert named in error["message"] if path == MESSAGES else error["param"] == named, (path, fields)

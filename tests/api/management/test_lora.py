@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import pytest
-
 from server.pool.state import Status
 from tests.api.conftest import Serve, until
 
@@ -54,34 +52,34 @@ async def test_what_is_set_holds_for_later_requests_unless_they_say_otherwise(se
         assert await text(api, lora=[]) == changed
 
 
-@pytest.mark.parametrize(
-    ("body", "expected"),
-    [
-        (b"{}", "Request body must be an array"),
-        (b'"x"', "Request body must be an array"),
-        (b"", "the request body is empty; expected a JSON array"),
-        (b"[", "the request body is not valid JSON"),
-        (b"[1]", "Field '0'"),
-        (b"[{}]", "Field '0.id': is required"),
-        (b'[{"id": 0}]', "Field '0.scale': is required"),
-        (b'[{"id": "0", "scale": 1}]', "Field '0.id': type must be number"),
-        (b'[{"id": true, "scale": 1}]', "Field '0.id': type must be number"),
-        (b'[{"id": 0.5, "scale": 1}]', "Field '0.id': must be a whole number"),
-        (b'[{"id": 0, "scale": "1"}]', "Field '0.scale': type must be number"),
-        (b'[{"id": 0, "scale": null}]', "Field '0.scale': is required"),
-        (b'[{"id": 0, "scale": 1e300}]', "Field '0.scale': must be less than or equal to 100"),
-        (b'[{"id": 2, "scale": 1}]', "no adapter has the id 2; there are adapters 0 to 1"),
-        (b'[{"id": -1, "scale": 1}]', "no adapter has the id -1"),
-        (b'[{"id": 99999999999999999999, "scale": 1}]', "must be a whole number"),
-        (b'[{"id": 1, "scale": 1}, {"id": 1, "scale": 2}]', "names an adapter twice"),
-    ],
-)
-async def test_mistakes_change_nothing(serve: Serve, body: bytes, expected: str) -> None:
+MISTAKES = [
+    (b"{}", "Request body must be an array"),
+    (b'"x"', "Request body must be an array"),
+    (b"", "the request body is empty; expected a JSON array"),
+    (b"[", "the request body is not valid JSON"),
+    (b"[1]", "Field '0'"),
+    (b"[{}]", "Field '0.id': is required"),
+    (b'[{"id": 0}]', "Field '0.scale': is required"),
+    (b'[{"id": "0", "scale": 1}]', "Field '0.id': type must be number"),
+    (b'[{"id": true, "scale": 1}]', "Field '0.id': type must be number"),
+    (b'[{"id": 0.5, "scale": 1}]', "Field '0.id': must be a whole number"),
+    (b'[{"id": 0, "scale": "1"}]', "Field '0.scale': type must be number"),
+    (b'[{"id": 0, "scale": null}]', "Field '0.scale': is required"),
+    (b'[{"id": 0, "scale": 1e300}]', "Field '0.scale': must be less than or equal to 100"),
+    (b'[{"id": 2, "scale": 1}]', "no adapter has the id 2; there are adapters 0 to 1"),
+    (b'[{"id": -1, "scale": 1}]', "no adapter has the id -1"),
+    (b'[{"id": 99999999999999999999, "scale": 1}]', "must be a whole number"),
+    (b'[{"id": 1, "scale": 1}, {"id": 1, "scale": 2}]', "names an adapter twice"),
+]
+
+
+async def test_mistakes_change_nothing(serve: Serve) -> None:
     async with serve(models=MODELS) as api:
-        reply = await api.client.post("/lora-adapters", content=body, headers={"Content-Type": "application/json"})
-        assert reply.status_code == 400
-        assert expected in reply.json()["error"]["message"]
-        assert await scales(api) == [0.5, 1.0]
+        for body, expected in MISTAKES:
+            reply = await api.client.post("/lora-adapters", content=body, headers={"Content-Type": "application/json"})
+            assert reply.status_code == 400, body
+            assert expected in reply.json()["error"]["message"]
+            assert await scales(api) == [0.5, 1.0], body
 
 
 async def test_one_of_several_models_is_named_in_the_query(serve: Serve) -> None:

@@ -1,20 +1,18 @@
 from pathlib import Path
 
-import pytest
-
 from tests.api.conftest import Serve
 
 KEYS = {"server": {"api_keys": ["secret", "other"]}}
 UNAUTHORIZED = {"error": {"code": 401, "message": "Invalid API Key", "type": "authentication_error"}}
 
 
-@pytest.mark.parametrize("path", ["/v1/models", "/models", "/props", "/slots", "/metrics", "/docs/nope", "/nope"])
-async def test_without_a_key_nothing_is_told(serve: Serve, path: str) -> None:
+async def test_without_a_key_nothing_is_told(serve: Serve) -> None:
     async with serve(**KEYS) as api:
-        reply = await api.client.get(path)
-        code = {"code": "invalid_api_key", "param": None} if path.startswith("/v1/") else {}
-        assert (reply.status_code, reply.json()) == (401, {"error": {**UNAUTHORIZED["error"], **code}})
-        assert reply.headers["www-authenticate"] == "Bearer"
+        for path in ("/v1/models", "/models", "/props", "/slots", "/metrics", "/docs/nope", "/nope"):
+            reply = await api.client.get(path)
+            code = {"code": "invalid_api_key", "param": None} if path.startswith("/v1/") else {}
+            assert (reply.status_code, reply.json()) == (401, {"error": {**UNAUTHORIZED["error"], **code}}), path
+            assert reply.headers["www-authenticate"] == "Bearer"
 
 
 async def test_a_refused_request_is_not_read(serve: Serve) -> None:
