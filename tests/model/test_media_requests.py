@@ -1,16 +1,20 @@
-"""A picture in every wire format, in a real server with a projector: the same tokens, text and errors."""
+"""Images and audio in every wire format, in a real server with projectors: the same tokens, text and errors."""
 
 import base64
+import ctypes
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from server.app import PICTURES
 from server.app import PICTURES as ANSWERER
-from server.media.bitmap import Bitmap
+from server.llama.media.chunks import M, start_media
+from server.media.bitmap import Bitmap, bitmaps_of
 from server.media.decode import Decoder
-from tests.media_files import media_file, pdf, png
+from tests.media_files import SOUNDS, media_file, pdf, png
 from tests.support.ggufs import PLAIN, gguf_file
 from tests.support.ggufs.projector import TinyProjector, projector_file
 from tests.support.real_server import EXACT, RealServer, llamapool
@@ -156,3 +160,40 @@ def test_a_document_has_text_and_images_of_pages(server: RealServer) -> None:
     assert 0 < n(pdf("a", None)) - blank + n_text(server, ": no text; not shown") - PROJECTOR.n_tokens < 12
     one, two = (n(pdf(None, "<|im_end|>" * times)) for times in (1, 11))
     assert two - one > 20
+
+
+WAVE = media_file("tiny.wav")
+
+
+@pytest.fixture(scope="module")
+def ear(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return projector_file(tmp_path_factory.mktemp("ear"), TinyProjector("qwen3a"))
+
+
+def test_samples_are_those_of_the_library(ear: Path) -> None:
+    start_media()
+    params = M.mtmd_context_params_default()
+    params.use_gpu, params.warmup, params.print_timings = False, False, False
+    context = M.mtmd_init_from_file(str(ear).encode(), None, params)
+    assert context
+    decoder = Decoder(PICTURES)
+    try:
+        rate = M.mtmd_get_audio_sample_rate(context)
+        for name in SOUNDS:
+            data = media_file(name)
+            held = (ctypes.c_uint8 * len(data)).from_buffer_copy(data)
+            options = M.mtmd_helper_init_opt_default()
+            bitmap = M.mtmd_helper_bitmap_init_from_buf_wrapper(context, held, len(data), False, options).bitmap
+            assert bitmap, name
+            wanted = ctypes.string_at(M.mtmd_bitmap_get_data(bitmap), M.mtmd_bitmap_get_n_bytes(bitmap))
+            name_of_it = M.mtmd_bitmap_get_id(bitmap)
+            M.mtmd_bitmap_free(bitmap)
+            (found,) = bitmaps_of(decoder.decode(data, rate))
+            heard, expected = (np.frombuffer(each, np.float32) for each in (found.data, wanted))
+            assert heard.shape == expected.shape, name
+            # The same code compiled otherwise: resampling rounds otherwise, and an MP3 becomes 16 bits on its way.
+            assert np.abs(heard - expected).max() < (1 / 32768 if name == "tiny.mp3" else 1e-6), name
+            assert found.id.encode() == name_of_it
+    finally:
+        decoder.close()
+        M.mtmd_free(context)

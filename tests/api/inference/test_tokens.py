@@ -1,7 +1,12 @@
+"""Tokens of texts, counts of prompts, and what a body is answered without, which is named in a header."""
+
+from typing import Any
+
 import httpx
 import pytest
 
-from tests.support.fakes import BOS
+from tests.api.conftest import Serve
+from tests.support.fakes import BOS, IM_END, IM_START, FakeLoader, FakeRunner
 
 
 async def test_tokenize_as_recorded(client: httpx.AsyncClient) -> None:
@@ -41,3 +46,127 @@ async def test_a_tokenizer_says_what_harnesses_need_beside_its_tokens(client: ht
     ]
     assert info["model_max_length"] == props["default_generation_settings"]["n_ctx"]
     assert (await client.get("/tokenizer_info", params={"model": "demo"})).json() == info
+
+
+PATHS = ["/v1/chat/completions/input_tokens", "/chat/completions/input_tokens"]
+HI = [{"role": "user", "content": "Hi"}]
+PROMPT = [BOS, IM_START, *b"user\nHi", IM_END, *b"\n", IM_START, *b"assistant\n"]
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_prompts_tokens_are_counted(client: httpx.AsyncClient, path: str) -> None:
+    reply = await client.post(path, json={"messages": HI, "max_tokens": 5, "stream": True})
+    assert (reply.status_code, reply.json()) == (
+        200,
+        {"input_tokens": len(PROMPT), "object": "response.input_tokens"},
+    )
+
+
+SYSTEM = {"role": "system", "content": "Be brief. 日本"}
+
+
+@pytest.mark.parametrize(
+    ("counting", "generating", "body"),
+    [
+        (PATHS[0], "/v1/chat/completions", {"messages": [SYSTEM, *HI], "max_tokens": 1}),
+        (
+            *("/v1/messages/count_tokens", "/v1/messages"),
+            {"messages": HI, "system": [{"type": "text", "text": "Be brief."}], "max_tokens": 1},
+        ),
+        (
+            *("/v1/responses/input_tokens", "/v1/responses"),
+            {"input": "Hi", "instructions": "be brief", "max_output_tokens": 1},
+        ),
+        ("/responses/input_tokens", "/responses", {"input": "Hi", "max_output_tokens": 1}),
+    ],
+)
+async def test_the_count_is_that_of_the_generation(
+    client: httpx.AsyncClient, counting: str, generating: str, body: dict[str, object]
+) -> None:
+    counted = (await client.post(counting, json=body)).json()["input_tokens"]
+    usage = (await client.post(generating, json=body)).json()["usage"]
+    assert counted == usage.get("prompt_tokens", usage.get("input_tokens"))
+
+
+async def test_a_prompt_longer_than_the_context_is_counted(client: httpx.AsyncClient) -> None:
+    reply = await client.post(PATHS[0], json={"messages": [{"role": "user", "content": "x" * 1000}]})
+    assert (reply.status_code, reply.json()["input_tokens"]) == (200, 998 + len(PROMPT))
+
+
+async def test_the_model_is_chosen_as_for_a_completion(serve: Serve) -> None:
+    models = {name: {"path": f"{name}.gguf", "load": "on_demand"} for name in ("a", "b")}
+    async with serve(models=models) as api:
+        assert (await api.client.post(PATHS[0], json={"messages": HI, "model": "b"})).status_code == 200
+        assert (await api.client.post(PATHS[0], json={"messages": HI, "model": "c"})).status_code == 404
+
+
+PARTS = [{"type": "unheard-of", "data": 1}, {"type": "text", "text": "hi"}]
+CHAT = {"messages": [{"role": "user", "content": PARTS}], "max_tokens": 1}
+RESPONSE = {"input": [{"type": "unheard-of"}, {"role": "user", "content": "hi"}], "max_output_tokens": 1}
+
+
+@pytest.mark.parametrize(
+    ("counting", "generating", "body"),
+    [
+        ("/apply-template", "/v1/chat/completions", CHAT),
+        ("/v1/chat/completions/input_tokens", "/v1/chat/completions", CHAT),
+        ("/v1/messages/count_tokens", "/v1/messages", CHAT),
+        ("/v1/responses/input_tokens", "/v1/responses", RESPONSE),
+    ],
+)
+async def test_what_is_left_out_of_a_prompt_is_named_in_the_same_header(
+    client: httpx.AsyncClient, counting: str, generating: str, body: dict[str, object]
+) -> None:
+    counted, generated = [await client.post(path, json=body) for path in (counting, generating)]
+    assert (counted.status_code, generated.status_code) == (200, 200)
+    assert "unheard-of" in counted.headers["x-llamapool-warning"]
+    assert counted.headers["x-llamapool-warning"] == generated.headers["x-llamapool-warning"]
+
+
+USER = {"role": "user", "content": "hi"}
+DEMO = {"path": "demo.gguf", "load": "startup", "n_predict": 8}
+EMBED = {"path": "e.gguf", "load": "startup", "embedding": True, "pooling": "mean"}
+RANKER = {"path": "r.gguf", "load": "startup", "reranking": True}
+
+
+UNKNOWN: list[tuple[str, dict[str, Any], list[str]]] = [
+    (
+        "/v1/chat/completions",
+        {"messages": [USER], "max_token": 3, "stream_options": {"include_usages": True}},
+        ["max_token", "stream_options.include_usages"],
+    ),
+    ("/completion", {"prompt": "hi", "n_predcit": 1}, ["n_predcit"]),
+    ("/infill", {"input_prefix": "", "input_suffix": "", "input_extr": []}, ["input_extr"]),
+    (
+        "/v1/messages",
+        {"messages": [USER], "thinking": {"type": "disabled", "budget": 1}, "fallbacks": [{"model": "m"}]},
+        ["fallbacks", "thinking.budget"],
+    ),
+    (
+        "/v1/responses",
+        {"input": [USER], "reasoning": {"effort": "low", "foo": 1}, "messages": []},
+        ["messages", "reasoning.foo"],
+    ),
+    ("/v1/embeddings", {"input": "a", "dimension": 3}, ["dimension"]),
+    ("/v1/rerank", {"query": "q", "documents": ["a"], "topn": 1}, ["topn"]),
+    ("/tokenize", {"content": "a", "with_piece": True}, ["with_piece"]),
+    ("/detokenize", {"tokens": [1], "foo": True}, ["foo"]),
+    (
+        "/api/chat",
+        {"messages": [USER], "options": {"temprature": 1, "num_ctx": 9}, "stream": False, "foo": 1},
+        ["foo", "options.temprature"],
+    ),
+    ("/api/embed", {"input": "a", "dimension": 3}, ["dimension"]),
+    ("/v1/conversations", {"items": [USER], "meta": {}}, ["meta"]),
+]
+
+
+async def test_an_unknown_field_is_listed_by_its_path(serve: Serve) -> None:
+    hints = {"metadata": {"user_id": "u"}, "service_tier": "auto", "user": None}
+    models = {"demo": DEMO, "e": EMBED, "r": RANKER}
+    async with serve(FakeLoader(runner=lambda: FakeRunner(n_ctx_seq=2048)), models=models) as api:
+        for path, body, unknown in UNKNOWN:
+            reply = await api.client.post(path, json={**hints, **body})
+            assert reply.status_code == 200, reply.text
+            said = [each for each in reply.headers["x-llamapool-warning"].split("; ") if "unknown field" in each]
+            assert sorted(each.split("'")[1] for each in said) == sorted(unknown), path

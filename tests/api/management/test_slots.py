@@ -1,8 +1,20 @@
+"""Slots as they are listed, and POST /slots/{id}?action=...: llama-server's replies, files that fit where they belong."""
+
+import asyncio
+import os
 import threading
+import time
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
 
 import httpx
+import pytest
+import yaml
 
-from tests.api.conftest import GoLive, Serve, chat_request, idle
+from server.transport.keys import hash_of
+from tests.api.conftest import Api, GoLive, Serve, chat_request, idle, until
 from tests.api.management.test_props import RECORDED_PARAMS
 from tests.support.fakes import FakeLoader, FakeRunner
 
@@ -47,3 +59,293 @@ async def test_an_idle_slot_keeps_its_last_requests_parameters_and_none_of_its_c
         assert (slot["n_prompt_tokens_processed"], slot["n_prompt_tokens_cache"]) == (0, 0)
         assert (slot["params"]["max_tokens"], slot["params"]["temperature"]) == (3, 0.25)
         assert slot["next_token"] == [{"has_next_token": False, "has_new_line": False, "n_remain": -1, "n_decoded": 0}]
+
+
+PROMPT = "What is the capital of France? " * 4
+N_PROMPT = len(PROMPT) + 1  # BOS
+MODEL: Mapping[str, Any] = {"path": "demo.gguf", "load": "startup"}
+LORA = {"path": "pirate.gguf", "scale": 1.0}
+
+
+@pytest.fixture
+def serve_slots(serve: Serve, tmp_path: Path) -> Serve:
+    """``serve_slots(**model)``: one model, slots are saved to `tmp_path`."""
+
+    def start(*, n_ctx: int = 256, **model: Any) -> AbstractAsyncContextManager[Api]:
+        loader = FakeLoader(runner=lambda: FakeRunner(n_ctx_seq=n_ctx))
+        return serve(loader, server={"slot_save_path": str(tmp_path)}, models={"demo": {**MODEL, **model}})
+
+    return start
+
+
+async def complete(api: Api, slot: int, prompt: str = PROMPT, **more: Any) -> dict[str, Any]:
+    body = {"prompt": prompt, "n_predict": 4, "id_slot": slot, "temperature": 0, **more}
+    reply = await api.client.post("/completion", json=body)
+    assert reply.status_code == 200, reply.text
+    found: dict[str, Any] = reply.json()
+    return found
+
+
+async def act(api: Api, slot: object, action: str, **body: Any) -> httpx.Response:
+    return await api.client.post(f"/slots/{slot}?action={action}", json=body or None)
+
+
+def message(reply: httpx.Response, status: int = 400) -> str:
+    assert reply.status_code == status, reply.text
+    said: str = reply.json()["error"]["message"]
+    return said
+
+
+async def saved(api: Api, name: str = "a.bin", **more: Any) -> None:
+    await complete(api, 1, **more)
+    assert (await act(api, 1, "save", filename=name)).status_code == 200
+
+
+async def test_without_a_folder_the_reply_names_the_flag(client: httpx.AsyncClient) -> None:
+    for action in ("save", "restore", "erase"):
+        reply = await client.post(f"/slots/0?action={action}", json={"filename": "a"})
+        assert message(reply, 501) == "This server does not support slots action. Start it with `--slot-save-path`"
+        assert reply.json()["error"]["type"] == "not_supported_error"
+
+
+async def test_a_reset_drops_what_slots_and_ram_hold(serve: Serve) -> None:
+    loader = FakeLoader(runner=lambda: FakeRunner(n_seq=2))
+    async with serve(loader, models={"demo": {**MODEL, "cache_ram": 64}}) as api:
+        for prompt in (PROMPT, "Another one " * 10, "And a third one " * 8):  # one is offloaded to RAM
+            await complete(api, -1, prompt)
+        assert (await complete(api, -1))["timings"]["cache_n"] > 0
+        assert (await api.client.post("/cache/reset", json={"model": "demo"})).json()["n_dropped"] > 3 * 100
+        assert (await complete(api, -1))["timings"]["cache_n"] == 0
+        assert (await api.client.post("/cache/reset")).json()["n_dropped"] > N_PROMPT - 1
+        assert (await api.client.post("/cache/reset")).json() == {"n_dropped": 0}
+        assert message(await api.client.post("/cache/reset", json={"model": 1})) == "model: must be a string"
+        await complete(api, -1)
+        assert "known models: demo" in message(await api.client.post("/cache/reset", json={"model": "other"}), 404)
+        assert (await complete(api, -1))["timings"]["cache_n"] > 0
+
+
+class LargeStates(FakeRunner):
+    """Its states have 400 KiB."""
+
+    def seq_save(self, seq: int) -> bytes:
+        return super().seq_save(seq).ljust(400 << 10)
+
+    def seq_size(self, seq: int, *, partial: bool = False) -> int:
+        return len(self.seq_save(seq))
+
+
+async def test_a_pinned_prefix_stays_until_its_time_is_over(serve: Serve) -> None:
+    """Two states fit into RAM. The pinned one is found after any number of others, and not after its time."""
+    chat = {"messages": [{"role": "system", "content": "Be brief. " * 8}, {"role": "user", "content": "Hi"}]}
+    others = ["Another one " * 9, "And a third one " * 8, "The fourth is here " * 7, "Then a fifth one " * 8]
+    loader = FakeLoader(runner=lambda: LargeStates(n_seq=1, n_ctx_seq=1000))
+    async with serve(loader, models={"demo": {**MODEL, "n_parallel": 1, "cache_ram": 1}}) as api:
+
+        async def cached() -> int:
+            for prompt in others:
+                await complete(api, -1, prompt)
+            reply = (await api.client.post("/v1/chat/completions", json={**chat, "max_tokens": 1})).json()
+            found: int = reply["usage"]["prompt_tokens_details"]["cached_tokens"]
+            return found
+
+        assert await cached() < 20
+        before = time.time()
+        pinned = (await api.client.post("/cache/pin", json={**chat, "ttl_s": 60})).json()
+        assert pinned["object"] == "cache.pin"
+        assert pinned["n_tokens"] > 80
+        assert before + 59 < pinned["expires_at"] <= time.time() + 60
+        assert await cached() >= pinned["n_tokens"] - 1
+        assert await cached() >= pinned["n_tokens"] - 1
+        assert (await api.client.post("/cache/pin", json={**chat, "ttl_s": 1e-6})).status_code == 200  # unpins it
+        assert await cached() < 20
+        assert (await api.client.post("/cache/pin", json={**chat, "ttl_s": 60})).status_code == 200
+        another = {"prompt": "A prompt of its own " * 9, "ttl_s": 60}
+        assert "half of cache_ram" in message(await api.client.post("/cache/pin", json=another))
+        assert await cached() >= pinned["n_tokens"] - 1
+        assert message(await api.client.post("/cache/pin", json={"prompt": "Hi"})).startswith("ttl_s: must be")
+        wrong = await api.client.post("/cache/pin", json={"prompt": 3, "ttl_s": 60})
+        assert wrong.json()["error"]["code"] == 400
+        assert wrong.status_code == 400
+
+
+async def test_a_pin_is_admitted_like_a_request(serve: Serve, tmp_path: Path) -> None:
+    keys: dict[str, dict[str, Any]] = {
+        "slots-only": {"scopes": ["slots"]},
+        "both": {"scopes": ["slots", "infer"], "requests_per_minute": 2},
+        "ada": {},
+        "admin": {"scopes": ["slots", "infer", "metrics"]},
+    }
+    file = tmp_path / "keys.yaml"
+    entries = [{"name": name, "hash": hash_of(name), **fields} for name, fields in keys.items()]
+    file.write_text(yaml.safe_dump({"keys": entries}))
+    models = {"demo": {**MODEL, "cache_ram": 64}}
+    async with serve(FakeLoader(runner=FakeRunner), models=models, server={"keys_file": str(file)}) as api:
+
+        async def pin(caller: str, **fields: Any) -> httpx.Response:
+            headers = {"authorization": f"Bearer {caller}"}
+            body = {"prompt": PROMPT, "ttl_s": 60, **fields}
+            return await api.client.post("/cache/pin", json=body, headers=headers)
+
+        assert (await pin("slots-only")).status_code == 403
+        assert (await pin("both", key="ada")).status_code == 403
+        assert (await pin("admin", key="ada")).status_code == 200
+        deep: Any = "x"
+        for _ in range(300):
+            deep = [deep]
+        assert "nested too deeply" in message(await pin("admin", tools=deep))
+        assert [(await pin("both")).status_code for _ in range(3)].count(200) >= 1
+        assert (await pin("both")).status_code == 429
+
+
+async def test_saving_and_restoring_reply_as_llama_server(serve_slots: Serve, tmp_path: Path) -> None:
+    async with serve_slots() as api:
+        content = await complete(api, 1)
+        reply = (await act(api, 1, "save", filename="a.bin")).json()
+        n_bytes = len((tmp_path / "a.bin").read_bytes())
+        n_tokens = N_PROMPT + 3  # the last token of the reply was never decoded
+        ms = reply["timings"].pop("save_ms")
+        assert reply == {
+            **{"id_slot": 1, "filename": "a.bin", "n_saved": n_tokens, "n_written": n_bytes, "timings": {}}
+        }
+        assert (await act(api, 1, "erase")).json() == {"id_slot": 1, "n_erased": n_tokens}
+        assert (await complete(api, 1, n_predict=0))["timings"]["cache_n"] == 0
+        reply = (await act(api, 0, "restore", filename="a.bin")).json()
+        assert reply["timings"].pop("restore_ms") > 0 < ms
+        assert reply == {
+            **{"id_slot": 0, "filename": "a.bin", "n_restored": n_tokens, "n_read": n_bytes, "timings": {}}
+        }
+        again = await complete(api, 0)
+        assert again["timings"]["cache_n"] >= N_PROMPT - 1
+        assert again["content"] == content["content"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"path": "other.gguf"}, "the model differs (in the file: fake:demo.gguf, here: fake:other.gguf)"),
+        ({"kv_unified": False}, "the KV cache's layout differs (in the file: 1 streams"),
+        ({"lora": [LORA]}, "the LoRA set differs (in the file: none, here: fake:pir at 1)"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else next(iter(value)),
+)
+async def test_a_file_of_another_configuration_is_refused_naming_what_differs(
+    serve_slots: Serve, changes: dict[str, Any], expected: str
+) -> None:
+    async with serve_slots() as api:
+        await saved(api)
+    async with serve_slots(**changes) as api:
+        refusal = message(await act(api, 0, "restore", filename="a.bin"))
+        assert refusal.startswith("Unable to restore slot: it was saved elsewhere: ")
+        assert expected in refusal
+        assert refusal.count("differs") == 1
+        assert (await act(api, 0, "erase")).json()["n_erased"] == 0
+
+
+async def test_a_file_saved_under_an_adapter_needs_that_adapter_at_that_scale(serve_slots: Serve) -> None:
+    async with serve_slots(lora=[LORA]) as api:
+        await saved(api)
+        assert (await act(api, 0, "restore", filename="a.bin")).status_code == 200
+        assert (await api.client.post("/lora-adapters", json=[{"id": 0, "scale": 0.5}])).json() == {"success": True}
+        assert "the LoRA set differs" in message(await act(api, 0, "restore", filename="a.bin"))
+    async with serve_slots() as api:
+        assert "(in the file: fake:pir at 1, here: none)" in message(await act(api, 0, "restore", filename="a.bin"))
+    async with serve_slots(lora=[{"path": "other.gguf", "scale": 0}, LORA]) as api:  # the same one as another id
+        assert (await act(api, 0, "restore", filename="a.bin")).status_code == 200
+        assert (await complete(api, 0))["timings"]["cache_n"] >= N_PROMPT - 1
+
+
+async def test_cells_of_a_request_with_its_own_adapters_come_back_for_such_requests_only(serve_slots: Serve) -> None:
+    mine = [{"id": 0, "scale": 0.25}]
+    async with serve_slots(lora=[LORA]) as api:
+        await saved(api, lora=mine)
+    async with serve_slots(lora=[LORA]) as api:
+        assert (await act(api, 1, "restore", filename="a.bin")).status_code == 200
+        assert (await complete(api, 1, lora=mine))["timings"]["cache_n"] >= N_PROMPT - 1
+        assert (await act(api, 1, "restore", filename="a.bin")).status_code == 200
+        assert (await complete(api, 1))["timings"]["cache_n"] == 0
+
+
+async def test_a_save_waits_until_its_slot_is_idle(live: GoLive, tmp_path: Path) -> None:
+    steps = threading.Semaphore(1)
+    loader = FakeLoader(runner=lambda: FakeRunner(n_seq=1, steps=steps))
+    async with live(loader, server={"slot_save_path": str(tmp_path)}) as server:
+        reader, writer = await server.connect(chat_request(max_tokens=5))
+        await reader.readuntil(b"data: ")
+        saving = asyncio.create_task(act(server.api, 0, "save", filename="a"))
+        erasing = asyncio.create_task(act(server.api, 0, "erase"))
+        await until(lambda: server.api.pool.states()[0].n_leases == 3)
+        assert not saving.done()
+        steps.release(20)
+        await reader.readuntil(b"[DONE]")
+        assert (await saving).json()["n_saved"] == (await erasing).json()["n_erased"] > 5
+        writer.close()
+
+
+async def test_restores_into_one_slot_at_once_leave_one_whole(serve_slots: Serve) -> None:
+    async with serve_slots() as api:
+        prompts = [letter * 60 for letter in "abcd"]
+        for prompt in prompts:
+            await saved(api, name=prompt[0], prompt=prompt)
+        replies = await asyncio.gather(*(act(api, 2, "restore", filename=prompt[0]) for prompt in prompts * 3))
+        assert {reply.status_code for reply in replies} == {200}
+        cells = bytes(api.loader.loaded[0].runners[0].cells[2][1:61]).decode()
+        assert cells in prompts
+        await act(api, 1, "erase")
+        assert (await complete(api, 2, cells, n_predict=0))["timings"]["cache_n"] == 60
+
+
+async def test_the_model_may_be_named_in_the_query_or_in_the_body(serve: Serve, tmp_path: Path) -> None:
+    models = {"a": {"path": "a.gguf", "load": "startup"}, "b": {"path": "b.gguf"}}
+    async with serve(server={"slot_save_path": str(tmp_path)}, models=models) as api:
+        assert (await api.client.post("/slots/0?action=erase&model=b")).status_code == 200
+        for action in ("erase", "save"):
+            unknown = await act(api, 0, action, filename="s", model="nowhere")
+            assert "nowhere" in message(unknown, 404)
+        assert (await act(api, 0, "save", filename="s", model="a")).status_code == 200
+        refusal = message(await act(api, 0, "restore", filename="s", model="b"))
+        assert "the model differs" in refusal
+        assert (await act(api, 0, "restore", filename="s", model="a")).status_code == 200
+
+
+async def test_damaged_files_are_refused_and_the_slot_stays_as_it_is(serve_slots: Serve, tmp_path: Path) -> None:
+    async with serve_slots() as api:
+        await saved(api)
+        content = (tmp_path / "a.bin").read_bytes()
+        half = len(content) // 2
+        for damaged, expected in (
+            (content[:half] + bytes([content[half] ^ 1]) + content[half + 1 :], "damaged"),
+            (b"GGUF" + content, "no saved slot"),
+            (b"", "no saved slot"),
+        ):
+            (tmp_path / "bad.bin").write_bytes(damaged)
+            assert expected in message(await act(api, 1, "restore", filename="bad.bin"))
+        assert (await complete(api, 1))["timings"]["cache_n"] >= N_PROMPT - 1
+        for missing in (1, 200, 900):  # llama-server's files have no mark of their end: the library refuses them
+            (tmp_path / "bad.bin").write_bytes(content[:-missing])
+            assert "refused by the library" in message(await act(api, 1, "restore", filename="bad.bin"))
+            assert (await act(api, 1, "erase")).json()["n_erased"] == 0
+
+
+async def test_mistakes(serve_slots: Serve, tmp_path: Path) -> None:
+    async with serve_slots() as api:
+        for path, body, expected in (
+            ("/slots/x?action=save", b'{"filename": "a"}', "Invalid slot ID"),
+            ("/slots/-1?action=erase", b"", "Invalid slot ID"),
+            ("/slots/4?action=save", b'{"filename": "a"}', "Invalid slot ID"),
+            ("/slots/99999999999999999999?action=erase", b"", "Invalid slot ID"),
+            ("/slots/0", b"", "Invalid action"),
+            ("/slots/0?action=rename", b"{}", "Invalid action"),
+            ("/slots/0?action=save", b"", "the request body is empty; expected a JSON object"),
+            ("/slots/0?action=save", b"[]", "the request body must be a JSON object, not an array"),
+            ("/slots/0?action=save", b"{}", "filename: must be a string"),
+            ("/slots/0?action=save", b'{"filename": "../a"}', "Invalid filename"),
+            ("/slots/0?action=restore", b'{"filename": "/etc/passwd"}', "Invalid filename"),
+            ("/slots/0?action=restore", b'{"filename": "none"}', "Unable to restore slot: there is no such file"),
+            ("/slots/0?action=save", b'{"filename": "a", "model": 1}', "model: must be a string"),
+        ):
+            reply = await api.client.post(path, content=body, headers={"Content-Type": "application/json"})
+            assert message(reply) == expected, path
+        assert os.listdir(tmp_path) == []
+        tmp_path.rmdir()  # noqa: ASYNC240 (nobody waits)
+        assert message(await act(api, 0, "save", filename="a"), 500).startswith("Unable to save slot: ")
+        tmp_path.mkdir()  # noqa: ASYNC240

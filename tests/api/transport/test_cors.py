@@ -1,3 +1,12 @@
+"""CORS headers, and ``--ui-mcp-proxy``: what goes on to the other server, what comes back, and for whom."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import httpx
+import pytest
+
 from tests.api.conftest import GoLive, Serve
 
 ORIGIN = {"Origin": "http://x.y"}
@@ -34,3 +43,110 @@ async def test_only_configured_origins_get_them(serve: Serve) -> None:
         assert "access-control-allow-origin" not in (await api.client.get("/health", headers=ORIGIN)).headers
         reply = await api.client.get("/health", headers={"Origin": "https://a.example"})
         assert reply.headers["access-control-allow-origin"] == "https://a.example"
+
+
+ON = {"ui_mcp_proxy": True}
+PAGE = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nSet-Cookie: a=b\r\nContent-Length: 2\r\n\r\nok"
+
+
+@asynccontextmanager
+async def target(reply: bytes = PAGE) -> AsyncIterator[tuple[str, list[bytes]]]:
+    """A server that says `reply` to everything; its address, and the requests that came."""
+    came: list[bytes] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = next(
+            (int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")), 0
+        )
+        came.append(head + await reader.readexactly(length))
+        writer.write(reply)
+        await writer.drain()
+        writer.close()
+        with suppress(OSError):  # reset by a client that has read enough
+            await writer.wait_closed()
+        answered.release()
+
+    answered = asyncio.Semaphore(0)
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", came
+        for _ in came:
+            await answered.acquire()
+
+
+async def test_only_headers_with_the_prefix_go_on(serve: Serve) -> None:
+    headers = {
+        "Authorization": "Bearer secret",
+        "Cookie": "session=secret",
+        "x-llama-server-proxy-header-accept": "application/json",
+        "x-llama-server-proxy-header-authorization": "Bearer explicit",
+        "x-llama-server-proxy-header-host": "elsewhere",
+    }
+    async with target() as (url, came), serve(server={**ON, "api_keys": ["secret"]}) as api:
+        reply = await api.client.get(f"/cors-proxy?url={url}/x%3Fa=b", headers=headers)
+    assert (reply.status_code, reply.text) == (200, "ok")
+    head = came[0].decode().lower()
+    assert head.startswith("get /x?a=b http/1.1")
+    assert "authorization: bearer explicit" in head
+    assert f"host: {url[7:]}" in head
+    assert "secret" not in head
+    assert "elsewhere" not in head
+
+
+async def test_what_comes_back_cannot_act_as_a_page_of_this_server(serve: Serve) -> None:
+    async with target() as (url, _), serve(server=ON) as api:
+        reply = await api.client.get(f"/cors-proxy?url={url}")
+    assert reply.headers["content-security-policy"].startswith("sandbox")
+    assert reply.headers["x-content-type-options"] == "nosniff"
+    assert "set-cookie" not in reply.headers
+
+
+async def test_a_body_goes_on_and_no_content_comes_back(serve: Serve) -> None:
+    nothing = b"HTTP/1.1 204 No Content\r\nMcp-Session-Id: 7\r\n\r\n"
+    async with target(nothing) as (url, came), serve(server=ON) as api:
+        reply = await api.client.post(f"/cors-proxy?url={url}/mcp", json={"method": "ping"})
+    assert (reply.status_code, reply.content, reply.headers["mcp-session-id"]) == (204, b"", "7")
+    assert came[0].endswith(b'{"method":"ping"}')
+
+
+@pytest.mark.parametrize(
+    "url", ["", "/x", "ftp://host/x", "http://", "http://u:p@host/", "http://host:x/", "http://[::1", "http://h/a%20b"]
+)
+async def test_an_address_that_is_none_is_refused(serve: Serve, url: str) -> None:
+    async with serve(server=ON) as api:
+        assert (await api.client.get(f"/cors-proxy?url={url}")).status_code == 400
+
+
+async def test_a_target_that_is_not_there_is_said(serve: Serve) -> None:
+    async with serve(server=ON) as api:
+        reply = await api.client.get("/cors-proxy?url=http://127.0.0.1:1/")
+    assert reply.status_code == 503
+    assert "127.0.0.1" in reply.json()["error"]["message"]
+
+
+async def test_pages_of_other_sites_and_strangers_may_not(serve: Serve) -> None:
+    async with target() as (url, came), serve(server=ON) as api:
+        reply = await api.client.get(f"/cors-proxy?url={url}", headers={"Origin": "http://evil.example"})
+        assert reply.status_code == 403
+    async with target() as (url, came), serve(server={**ON, "api_keys": ["secret"]}) as api:
+        assert (await api.client.get(f"/cors-proxy?url={url}")).status_code == 401
+    assert came == []
+
+
+@pytest.mark.parametrize(
+    ("named", "status"), [({"x-llama-server-proxy-header-content-type": "application/json"}, 204), ({}, 415)]
+)
+async def test_a_body_whose_type_is_behind_the_prefix_goes_on(serve: Serve, named: dict[str, str], status: int) -> None:
+    """As llama.cpp's page asks MCP servers: its own type is what browsers put there for a text."""
+    nothing = b"HTTP/1.1 204 No Content\r\n\r\n"
+    async with target(nothing) as (url, came), serve(server=ON) as api:
+        headers = {"content-type": "text/plain;charset=UTF-8", **named}
+        reply = await api.client.post(f"/cors-proxy?url={url}/mcp", content=b'{"id": 1}', headers=headers)
+    assert reply.status_code == status
+    assert [request.lower().count(b"content-type: application/json") for request in came] == ([1] if named else [])
+
+
+async def test_it_is_off_unless_it_is_asked_for(client: httpx.AsyncClient) -> None:
+    assert (await client.get("/cors-proxy?url=http://127.0.0.1/")).status_code == 403
+    assert (await client.get("/props")).json()["cors_proxy_enabled"] is False

@@ -1,11 +1,14 @@
-"""The application gives the uvicorn that runs it its own limits, also where ``uvicorn server.app:app`` started it."""
+"""The application gives the uvicorn that runs it its own limits, also of connections."""
 
+import asyncio
 import logging
+import threading
 
 import pytest
 
-from tests.api.conftest import GoLive, Serve
-from tests.api.transport.test_connections import HEAD
+from server.transport.limits import connection_limit
+from tests.api.conftest import GoLive, Live, Serve, chat_request, until
+from tests.support.fakes import FakeLoader, FakeRunner
 
 PROXIES_KEEP_S = 60  # nginx's keepalive_timeout of an upstream, and ALB's idle timeout
 
@@ -62,3 +65,72 @@ async def test_options_that_only_uvicorn_can_have_are_named_under_another_server
     async with serve():
         pass
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+MOST = {"max_connections": 3}
+HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+HEAD = b"HEAD /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+async def streams(server: Live, n: int) -> list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """So many that are under way."""
+    opened = [await server.connect(chat_request(max_tokens=50)) for _ in range(n)]
+    await until(lambda: len(server.server.server_state.tasks) == n)
+    return opened
+
+
+async def test_with_requests_on_all_the_next_is_told_to_come_back(live: GoLive) -> None:
+    steps = threading.Semaphore(0)
+    async with live(FakeLoader(runner=lambda: FakeRunner(steps=steps)), server=MOST) as server:
+        opened = await streams(server, 3)
+        reply = await server.exchange(chat_request())
+        assert reply.startswith(b"HTTP/1.1 503 ")
+        assert b"retry-after: 1\r\n" in reply
+        assert b"connection: close\r\n" in reply
+        assert b"there are too many connections" in reply
+        assert (await server.exchange(HEALTH)).startswith(b"HTTP/1.1 200 ")
+        steps.release(1000)
+        for reader, writer in opened:
+            assert b"data: [DONE]" in await reader.readuntil(b"[DONE]")
+            writer.close()
+        await asyncio.gather(*(writer.wait_closed() for _, writer in opened))
+        assert (await server.api.client.get("/v1/models")).status_code == 200
+
+
+async def test_beyond_the_spare_connections_uvicorn_refuses(live: GoLive, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.uvicorn_config.SPARE_CONNECTIONS", 1)
+    async with live(server=MOST) as server:
+        opened = [await server.connect(HEAD) for _ in range(3)]
+        for reader, _ in opened:
+            await reader.readuntil(b"\r\n\r\n")
+        assert (await server.exchange(HEALTH)).startswith(b"HTTP/1.1 503 ")
+        opened[0][1].close()
+        await until(lambda: len(server.server.server_state.connections) == 2)
+        assert (await server.exchange(HEALTH)).startswith(b"HTTP/1.1 200 ")
+        for _, writer in opened:
+            writer.close()
+
+
+@pytest.mark.parametrize(
+    ("limits", "wanted", "most", "raised"),
+    [
+        ((1024, 1 << 20), 0, 8192, 8448),
+        ((1024, 4096), 0, 3840, 4096),
+        ((1024, 1024), 0, 768, None),
+        ((64, 64), 0, 32, None),
+        ((1024, 1 << 20), 5000, 5000, 5256),
+        ((1024, 1 << 20), 100, 100, None),
+        ((-1, -1), 0, 8192, None),
+        ((1024, -1), 0, 8192, 8448),
+    ],
+)
+def test_there_are_descriptors_for_all(
+    monkeypatch: pytest.MonkeyPatch, limits: tuple[int, int], wanted: int, most: int, raised: int | None
+) -> None:
+    import resource
+
+    asked: list[int] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
+    monkeypatch.setattr(resource, "setrlimit", lambda _, pair: asked.append(pair[0]))
+    assert connection_limit(wanted) == most
+    assert asked == ([] if raised is None else [raised])

@@ -1,14 +1,30 @@
-"""The sampler chain: what it leaves over is compared with the same rules in numpy."""
+"""The sampler chain: what it leaves over is compared with the same rules in numpy; limits, constraints, threads."""
 
+import gc
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from server.engine.request import RANDOM_SEED, SamplingParams
+from server.errors import InternalError, InvalidRequest
 from server.llama.context.runner import LlamaRunner
-from tests.model.native_fixtures import PLAIN, generate, prompt_tokens, raw_probabilities
+from server.llama.sampling import candidates as parallel_sampling
+from server.llama.sampling.sampler import NativeSampler
+from tests.model.native_fixtures import (
+    GREEDY,
+    PLAIN,
+    Entry,
+    generate,
+    open_runner,
+    prefill,
+    prompt_tokens,
+    raw_probabilities,
+)
+from tests.support.ggufs import TinyModel, gguf_file
 
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0])
@@ -85,3 +101,201 @@ def test_the_highest_logit_is_what_the_whole_chain_takes(
     token = ready.sample(0, short)
     assert token == ready.sample(0, whole)
     assert token not in biased
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"temperature": float("nan")}, "temperature"),
+        ({"top_p": float("inf")}, "top_p"),
+        ({"temperature": 1e300}, "temperature"),
+        ({"repeat_penalty": 0.0}, "repeat_penalty"),
+        ({"repeat_penalty": -1.0}, "repeat_penalty"),
+        ({"repeat_penalty": 1e-45}, "repeat_penalty"),
+        ({"top_k": 1 << 40}, "top_k"),
+        ({"seed": -1}, "seed"),
+        ({"seed": 1 << 32}, "seed"),
+        ({"mirostat": 3}, "mirostat"),
+        ({"min_keep": -1}, "min_keep"),
+        ({"samplers": ("top_k", "none")}, "samplers"),
+        ({"logit_bias": ((400, 1.0),)}, "logit_bias"),
+        ({"logit_bias": ((-1, 1.0),)}, "logit_bias"),
+        ({"logit_bias": ((1, float("nan")),)}, "logit_bias"),
+        ({"logit_bias": ((1, float("inf")),)}, "logit_bias"),
+        ({"dry_sequence_breakers": ("a",) * 1000}, "dry_sequence_breakers"),
+    ],
+)
+def test_impossible_parameters_name_their_field(runner: LlamaRunner, change: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        runner.sampler(replace(PLAIN, **change), [])
+    assert caught.value.param == param
+
+
+def extreme_params() -> Iterator[SamplingParams]:
+    for value in (3.4e38, -3.4e38, 1e-30, 0.0):
+        for name in (
+            "temperature",
+            "dynatemp_range",
+            "dynatemp_exponent",
+            "min_p",
+            "top_p",
+            "typical_p",
+            "mirostat_tau",
+        ):
+            change: dict[str, Any] = {name: value}
+            yield replace(PLAIN, **change, mirostat=2 if name == "mirostat_tau" else 0)
+            yield replace(PLAIN, **change, dynatemp_range=2.0) if name != "dynatemp_range" else PLAIN
+        yield replace(PLAIN, mirostat=1, mirostat_tau=value, mirostat_eta=value)
+        yield replace(PLAIN, samplers=("adaptive_p",), adaptive_target=value, adaptive_decay=value)
+        yield replace(PLAIN, presence_penalty=value, frequency_penalty=value)
+        yield replace(PLAIN, dry_multiplier=value, dry_base=max(value, 1.0), dry_allowed_length=-5)
+
+
+def test_extreme_but_finite_numbers_do_not_stop_the_process(ready: LlamaRunner) -> None:
+    for params in extreme_params():
+        sampler = ready.sampler(params, [5] * 30)
+        for _ in range(3):
+            assert 0 <= ready.sample(0, sampler) < ready.vocab.n_tokens
+            assert 0 <= ready.propose(0, sampler) < ready.vocab.n_tokens
+
+
+def test_infill_needs_an_end_token(runner: LlamaRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without one the library would abort."""
+    monkeypatch.setattr(runner.vocab, "eot", -1)
+    runner.sampler(replace(PLAIN, samplers=("infill",)), []).close()
+    monkeypatch.setattr(runner.vocab, "eos", -1)
+    with pytest.raises(InvalidRequest, match="end token") as caught:
+        runner.sampler(replace(PLAIN, samplers=("infill",)), [])
+    assert caught.value.param == "samplers"
+
+
+def mask_of(n_vocab: int, *tokens: int) -> bytes:
+    bits = np.zeros(-(-n_vocab // 32) * 32, np.uint8)
+    bits[list(tokens)] = 1
+    return np.packbits(bits, bitorder="little").tobytes()
+
+
+@pytest.mark.parametrize("params", [PLAIN, SamplingParams(temperature=0.0), replace(PLAIN, mirostat=2)])
+def test_a_mask_leaves_its_tokens_only(ready: LlamaRunner, params: SamplingParams) -> None:
+    sampler = ready.sampler(params, [])
+    before = ready.logprobs(0, 0, 400)
+    mask = mask_of(ready.vocab.n_tokens, 3, 77, 399)
+    assert {ready.sample_constrained(0, sampler, mask) for _ in range(50)} <= {3, 77, 399}
+    assert ready.sample_constrained(0, sampler, mask_of(ready.vocab.n_tokens, 9)) == 9
+    assert ready.logprobs(0, 0, 400) == before  # the context's logits are untouched
+
+
+def test_a_mask_that_allows_nothing_or_is_too_short_raises(ready: LlamaRunner) -> None:
+    sampler = ready.sampler(PLAIN, [])
+    for mask in (mask_of(ready.vocab.n_tokens), bytearray(10)):
+        with pytest.raises(InternalError):
+            ready.sample_constrained(0, sampler, mask)
+
+
+@pytest.mark.parametrize("change", [{}, {"presence_penalty": 1.0}, {"dry_multiplier": 1.0}, {"mirostat": 2}])
+def test_propose_and_accept_are_sample(runner: LlamaRunner, change: dict[str, Any]) -> None:
+    params = replace(PLAIN, **change)
+    tokens = prompt_tokens(runner.vocab)
+    expected = generate(runner, tokens, 20, params)
+    runner.seq_remove(0, 0)
+    prefill(runner, 0, tokens)
+    sampler = runner.sampler(params, tokens)
+    out: list[int] = []
+    while len(out) < 20:
+        out.append(runner.propose(0, sampler))
+        runner.accept(sampler, out[-1])
+        assert runner.decode([Entry(0, len(tokens) + len(out) - 1, out[-1:])])
+    assert out == expected
+
+
+@pytest.mark.parametrize("token", [-1, 400])
+def test_tokens_outside_the_vocabulary_are_not_accepted(ready: LlamaRunner, token: int) -> None:
+    sampler = ready.sampler(replace(PLAIN, presence_penalty=1.0), [])
+    with pytest.raises(InternalError):
+        ready.accept(sampler, token)
+    with pytest.raises(InternalError):
+        ready.sampler(replace(PLAIN, presence_penalty=1.0), [token])
+
+
+def test_a_closed_sampler_raises(ready: LlamaRunner) -> None:
+    sampler: NativeSampler = ready.sampler(PLAIN, [])
+    sampler.close()
+    sampler.close()
+    for call in (ready.sample, ready.propose):
+        with pytest.raises(InternalError, match="closed"):
+            call(0, sampler)
+    del sampler
+    gc.collect()
+
+
+def test_a_large_vocabulary_gives_the_gil_away_and_the_same_tokens(gguf_folder: Path) -> None:
+    params = replace(PLAIN, presence_penalty=0.5)
+    with open_runner(gguf_file(gguf_folder, TinyModel(n_vocab=70_000, n_embd=32))) as runner:
+        tokens = prompt_tokens(runner.vocab)
+        expected = generate(runner, tokens, 5, params)
+        runner.seq_remove(0, 0)
+        prefill(runner, 0, tokens)
+        sampler = runner.sampler(params, tokens)
+        assert runner.propose(0, sampler) == expected[0]
+        mask = mask_of(70_000, 5)
+        assert runner.sample_constrained(0, sampler, mask) == 5
+
+
+def test_probabilities_under_a_mask_are_renormalized(ready: LlamaRunner) -> None:
+    p = raw_probabilities(ready)
+    sampler = ready.sampler(PLAIN, [])
+    entry = ready.propose_probs(0, sampler, 5, mask_of(ready.vocab.n_tokens, 10, 20))
+    assert {top.id for top in entry.top} == {10, 20}
+    assert np.exp(entry.logprob) == pytest.approx(p[entry.id] / (p[10] + p[20]), rel=1e-4)
+
+
+PARAMS = [
+    replace(PLAIN, seed=1),
+    GREEDY,
+    SamplingParams(temperature=1.5, seed=2),
+    replace(PLAIN, seed=3, repeat_penalty=1.3),
+]
+
+
+@pytest.fixture
+def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LlamaRunner]:
+    """A runner on whose machine three threads are quicker than one."""
+    monkeypatch.setattr(parallel_sampling, "usable_cpus", lambda: 3)
+    monkeypatch.setattr(parallel_sampling, "threads_for", lambda n_chains, chain_s, handing_s, n_cpus: min(3, n_cpus))
+    with open_runner(gguf_file(tmp_path, TinyModel())) as runner:
+        yield runner
+
+
+def _decoded(runner: LlamaRunner) -> list[list[int]]:
+    tokens = prompt_tokens(runner.vocab)
+    prompts = [tokens[: 3 + i] for i in range(4)]
+    for seq in range(4):
+        runner.seq_remove(seq, 0)
+    assert runner.decode([Entry(seq, 0, prompt) for seq, prompt in enumerate(prompts)])
+    return prompts
+
+
+def test_the_tokens_are_those_of_one_after_the_other(large: LlamaRunner) -> None:
+    prompts = _decoded(large)
+    alone = [large.sampler(p, prompt) for p, prompt in zip(PARAMS, prompts, strict=True)]
+    together = [large.sampler(p, prompt) for p, prompt in zip(PARAMS, prompts, strict=True)]
+    first = [large.sampler(PLAIN, prompts[0]) for _ in range(2)]
+    assert len(large.sample_together([(0, first[0]), (2, first[1])])) == 2  # fewer than the threads that there may be
+    for _ in range(8):  # of one decode: the draws go on, and what was accepted is remembered
+        wanted = [large.sample(output, sampler) for output, sampler in enumerate(alone)]
+        drawn = large.sample_together(list(enumerate(together)))
+        assert 1 not in drawn  # the highest logit, which needs no chain
+        assert [drawn.get(o, large.sample(o, together[o]) if o not in drawn else -1) for o in range(4)] == wanted
+
+
+@pytest.mark.parametrize("bad", [{1}, {0, 1, 2, 3}])
+def test_logits_that_are_no_numbers_fail_their_own_sequence(large: LlamaRunner, bad: set[int]) -> None:
+    prompts = _decoded(large)
+    samplers = [large.sampler(PLAIN, prompt) for prompt in prompts]
+    for output in bad:
+        view = large._view(output)
+        view.flags.writeable = True
+        view[5] = np.nan
+    drawn = large.sample_together(list(enumerate(samplers)))
+    assert {output for output, token in drawn.items() if isinstance(token, InternalError)} == bad
+    assert set(drawn) == {0, 1, 2, 3}
