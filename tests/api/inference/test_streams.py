@@ -1,4 +1,4 @@
-"""Streams that continue without their client, each read again by its own client; streams whose model is loaded first."""
+"""Streams that continue without their client, read again by their own one; streams whose model is loaded first."""
 
 import asyncio
 import threading

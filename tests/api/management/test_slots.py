@@ -1,4 +1,4 @@
-"""Slots as they are listed, and POST /slots/{id}?action=...: llama-server's replies, files that fit where they belong."""
+"""Slots as they are listed, and POST /slots/{id}?action=...: llama-server's replies, files that fit where they are."""
 
 import asyncio
 import os
