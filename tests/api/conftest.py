@@ -24,6 +24,7 @@ from server.app import create_app
 from server.options.model import ModelSettings
 from server.options.server import ServerSettings
 from server.options.sources import Origin
+from server.pool.model import LoadedModel
 from server.pool.pool import Pool
 from server.routes.health import is_pending
 from server.settings import Settings
@@ -54,6 +55,12 @@ class Api:
     def pool(self) -> Pool:
         pool: Pool = self.app.state.services.pool
         return pool
+
+    def loaded(self, model: str = "demo") -> LoadedModel:
+        """A model that is loaded."""
+        found = self.pool.state(model).loaded
+        assert found is not None
+        return found
 
     async def settled(self) -> None:
         """Wait until every model that loads at start is loaded, or has failed."""

@@ -92,9 +92,7 @@ async def test_every_format_reads_the_salt(serve: Serve, path: str, body: dict[s
         return int(details.get("cached_tokens", usage.get("cache_read_input_tokens", told.get("tokens_cached", 0))))
 
     async with serve() as api:
-        loaded = api.pool.states()[0].loaded
-        assert loaded is not None
-        engine = loaded.engine
+        engine = api.loaded().engine
         seen: list[str] = []
         submit = engine.submit
         engine.submit = lambda request, sink: seen.append(request.cache_scope) or submit(request, sink)  # type: ignore[method-assign,func-returns-value]

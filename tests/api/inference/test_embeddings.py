@@ -19,8 +19,7 @@ HELLO = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
 
 
 def embedding_of(api: Api, model: str = "embedder") -> Any:
-    loaded = api.pool.state(model).loaded
-    assert loaded is not None
+    loaded = api.loaded(model)
     return loaded.embedder
 
 

@@ -211,9 +211,7 @@ async def test_a_disconnect_frees_the_slot_and_cancels_the_call(serve: Serve) ->
             tools.cancelled.clear()
             asking = asyncio.create_task(disconnecting(api, body | {"stream": stream}, tools.started))
             await tools.started.wait()
-            (state,) = api.pool.states()
-            assert state.loaded is not None
-            await idle(state.loaded)  # no slot is held while a tool is called
+            await idle(api.loaded())  # no slot is held while a tool is called
             await asking
             await tools.cancelled.wait()
 

@@ -133,8 +133,7 @@ async def test_a_stream_is_read_and_stopped_through_another_replica(serve: Serve
 async def test_another_replica_stops_the_generation(serve: Serve, redis: RedisServer) -> None:
     steps = threading.Semaphore(0)
     async with replicas(serve, redis, steps) as (a, b):
-        loaded = a.api.pool.state("demo").loaded
-        assert loaded is not None
+        loaded = a.api.loaded()
         endless = {**CHAT, "messages": [{"role": "user", "content": "Go on"}], "max_tokens": 3000}
         async with posting(a.api.app, "/v1/chat/completions", endless, NAMED) as exchange:
             steps.release(3)

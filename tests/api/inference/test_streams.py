@@ -94,8 +94,7 @@ async def test_without_the_header_a_client_that_leaves_ends_its_request(serve: S
         async with posting(api.app, "/v1/chat/completions", CHAT) as exchange:
             steps.release(3)
             assert await exchange.start() == 200
-        loaded = api.pool.state("demo").loaded
-        assert loaded is not None
+        loaded = api.loaded()
         let_all_through(steps)
         await until(lambda: not loaded.busy)
         assert await lookup(api, "conv") == []
@@ -104,8 +103,7 @@ async def test_without_the_header_a_client_that_leaves_ends_its_request(serve: S
 async def test_a_stop_ends_the_computing_and_forgets_the_stream(serve: Serve) -> None:
     loader, steps = stepwise()
     async with serve(loader) as api:
-        loaded = api.pool.state("demo").loaded
-        assert loaded is not None
+        loaded = api.loaded()
         endless = {**CHAT, "max_tokens": 200}
         async with posting(api.app, "/v1/chat/completions", endless, NAMED) as exchange:
             steps.release(3)

@@ -96,9 +96,7 @@ async def test_keys_and_their_limits_hold(serve: Serve, tmp_path: Path) -> None:
 async def test_a_disconnect_frees_the_slots_of_all_instances_by_the_next_step(live: GoLive) -> None:
     steps = threading.Semaphore(2)
     async with live(FakeLoader(runner=lambda: FakeRunner(n_seq=2, steps=steps)), server=ON) as server:
-        loaded = server.api.pool.states()[0].loaded
-        assert loaded is not None
-        engine = loaded.engine
+        engine = server.api.loaded().engine
         _, writer = await server.connect(chat_request(PATH, instances=[chat(max_tokens=200, ignore_eos=True)] * 2))
         await until(lambda: [slot.is_processing for slot in engine.slots()] == [True, True])
         writer.transport.abort()

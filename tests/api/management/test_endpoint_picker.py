@@ -100,18 +100,15 @@ async def test_one_models_load_is_read(live: GoLive) -> None:
 
 
 async def one_step(running: Live, steps: threading.Semaphore) -> None:
-    (state,) = running.api.pool.states()
-    assert state.loaded is not None
-    loaded, before = state.loaded, state.loaded.stats.n_decode
+    loaded = running.api.loaded()
+    before = loaded.stats.n_decode
     steps.release()
     await until(lambda: loaded.stats.n_decode > before)
 
 
 def n_load(running: Live) -> int:
     """Choices that wait or run."""
-    (state,) = running.api.pool.states()
-    assert state.loaded is not None
-    engine = state.loaded.generator
+    engine = running.api.loaded().generator
     assert isinstance(engine, Engine)
     return engine.n_load
 

@@ -84,9 +84,7 @@ async def test_a_client_that_leaves_frees_its_slot_at_once(
 ) -> None:
     steps = threading.Semaphore(2)
     async with live(slow_loader(steps, n_seq=1)) as server:
-        loaded = server.api.pool.states()[0].loaded
-        assert loaded is not None
-        engine = loaded.engine
+        engine = server.api.loaded().engine
         _, writer = await server.connect(chat_request(stream=stream, **ENDLESS))
         await until(lambda: any(slot.is_processing for slot in engine.slots()))
         writer.transport.abort()
@@ -105,9 +103,7 @@ async def test_a_client_that_stops_reading_is_dropped_and_its_slot_freed(
 ) -> None:
     loader = FakeLoader(runner=lambda: FakeRunner(n_seq=1, n_ctx_seq=9000))  # about 20 MB: more than sockets buffer
     async with live(loader, options={"idle_s": 0.2}) as server:
-        loaded = server.api.pool.states()[0].loaded
-        assert loaded is not None
-        engine = loaded.engine
+        engine = server.api.loaded().engine
         listening = socket.create_connection(("127.0.0.1", server.port))
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
         with caplog.at_level(logging.WARNING):

@@ -66,8 +66,7 @@ async def looking(api: Api) -> AsyncIterator[Looking]:
 
 
 def views(api: Api) -> Sequence[InstanceView]:
-    loaded = api.pool.state("demo").loaded
-    assert loaded is not None
+    loaded = api.loaded()
     return loaded.engine.views()
 
 

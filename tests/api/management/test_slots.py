@@ -51,8 +51,7 @@ async def test_an_idle_slot_keeps_its_last_requests_parameters_and_none_of_its_c
     async with serve(FakeLoader(runner=lambda: FakeRunner(n_seq=1))) as api:
         body = {"prompt": "Hi", "max_tokens": 3, "temperature": 0.25}
         assert (await api.client.post("/v1/completions", json=body)).status_code == 200
-        loaded = api.pool.states()[0].loaded
-        assert loaded is not None
+        loaded = api.loaded()
         await idle(loaded.engine)
         (slot,) = (await api.client.get("/slots")).json()
         assert (slot["is_processing"], slot["n_prompt_tokens"]) == (False, 5)  # BOS, H, i, and two of three

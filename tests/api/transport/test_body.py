@@ -120,8 +120,7 @@ async def test_bodies_of_all_requests_together_have_a_limit(live: GoLive) -> Non
         long = json.dumps(COMPLETION).encode().ljust(1000)
         head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 1000\r\n\r\n"
         reader, writer = await server.connect(head + long)
-        loaded = server.api.pool.states()[0].loaded
-        assert loaded is not None
+        loaded = server.api.loaded()
         await until(lambda: loaded.engine.busy)
         reply = await server.api.client.post("/v1/completions", content=long)
         assert (reply.status_code, reply.headers["retry-after"], reply.headers["connection"]) == (503, "5", "close")

@@ -287,9 +287,7 @@ async def test_nobody_is_more_urgent_than_his_key(
 async def test_who_asks_for_no_priority_gets_his_keys(serve: Serve, tmp_path: Path) -> None:
     async with serve(server=server(key_file(tmp_path, ada={"priority": 3}))) as api:
         seen: list[int] = []
-        loaded = api.pool.states()[0].loaded
-        assert loaded is not None
-        engine = loaded.engine
+        engine = api.loaded().engine
         submit = engine.submit
         engine.submit = (  # type: ignore[method-assign]
             lambda request, sink: seen.append(request.priority) or submit(request, sink)  # type: ignore[func-returns-value]
