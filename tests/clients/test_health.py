@@ -22,7 +22,8 @@ class Checked(RealServer):
 
     def wait_until_ready(self, timeout_s: float = READY_S, poll_s: float = POLL_S) -> None:
         deadline = time.monotonic() + timeout_s
-        while self.check().returncode != 0:
+        addresses = Path(self.environment[health.VARIABLE])
+        while not addresses.exists() or self.check().returncode != 0:
             assert self.process.poll() is None, self.log_tail()
             assert time.monotonic() < deadline, self.log_tail()
             time.sleep(poll_s)

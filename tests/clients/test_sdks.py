@@ -366,17 +366,16 @@ def test_a_tool_is_called_and_its_result_answered(kind: type[Sdk], stream: bool,
     assert "21" in last.text
 
 
-@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
-    ("kind", "fields", "thinks"),
+    ("kind", "fields", "thinks", "stream"),
     [
-        (OpenAiResponses, {"extra_body": {"temperature": 0, "enable_thinking": True}}, True),
-        (OpenAiResponses, {"extra_body": {"temperature": 0, "enable_thinking": False}}, False),
-        (Anthropic, {"thinking": {"type": "enabled", "budget_tokens": 1024}}, True),
-        (Anthropic, {"thinking": {"type": "adaptive"}}, True),
-        (Anthropic, {"thinking": {"type": "disabled"}}, False),
-        (OllamaChat, {"think": True}, True),
-        (OllamaChat, {"think": False}, False),
+        (OpenAiResponses, {"extra_body": {"temperature": 0, "enable_thinking": True}}, True, True),
+        (OpenAiResponses, {"extra_body": {"temperature": 0, "enable_thinking": False}}, False, False),
+        (Anthropic, {"thinking": {"type": "enabled", "budget_tokens": 1024}}, True, True),
+        (Anthropic, {"thinking": {"type": "adaptive"}}, True, False),
+        (Anthropic, {"thinking": {"type": "disabled"}}, False, True),
+        (OllamaChat, {"think": True}, True, True),
+        (OllamaChat, {"think": False}, False, False),
     ],
 )
 def test_thoughts_are_apart_from_the_answer(
