@@ -1,8 +1,6 @@
 """Grammars are compiled in a process that can be stopped: what takes too much costs that process and nothing else."""
 
 import json
-import os
-import signal
 import subprocess
 import threading
 import time
@@ -11,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from server.errors import InvalidRequest, LlamapoolError, ShuttingDown, TooLate, Unavailable
+from server.errors import InvalidRequest, LlamapoolError, ShuttingDown, TooLate
 from server.sandbox.memory import MemoryWatch
 from server.sandbox.process import WorkLimits
 from server.structured.grammar.attempt import Attempt, CompileCancelled, CompileLater, cached_only, within
@@ -219,15 +217,6 @@ def test_a_thread_that_must_not_wait_gets_what_is_cached_or_plain(compiler: Gram
         assert matches(compiler.json_schema(schema), "[]")
 
 
-def test_a_process_that_was_killed_from_outside_is_replaced(compiler: GrammarCompiler, sandbox: Sandbox) -> None:
-    compiler.json_schema({"format": "time", "type": "string"})
-    (idle, *_) = sandbox._processes._idle
-    os.kill(idle.pid, signal.SIGKILL)
-    assert matches(
-        compiler.json_schema({"format": "uuid", "type": "string"}).fork(), f'"{"0" * 8}-0000-4000-8000-{"0" * 12}"'
-    )
-
-
 def test_several_models_share_the_processes(sandbox: Sandbox) -> None:
     class Other(WordVocab):
         words = (*WordVocab.words[:-1], b"<other>")
@@ -237,31 +226,6 @@ def test_several_models_share_the_processes(sandbox: Sandbox) -> None:
         for compiler in compilers:
             assert matches(compiler.regex(f"a{{{number + 1}}}"), "a" * (number + 1))
     assert len(sandbox._processes._idle) <= 2
-
-
-def test_short_memory_ends_the_largest_sandbox_and_says_so() -> None:
-    sandbox, compiler = ample()
-    left = [1 << 20]
-    watch = MemoryWatch(64 << 20, lambda: sandbox.at_work, lambda: left[0])
-    ended: list[Unavailable] = []
-
-    def work() -> None:
-        try:
-            compiler.json_schema(exploding_schema())
-        except Unavailable as error:
-            ended.append(error)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    until(lambda: watch.check() and ended)  # a process is only ended once it has grown
-    thread.join(60)
-    assert "the server's memory is short, and this took" in ended[0].message
-    assert "1 MiB are left, 64 are kept free" in watch.short
-    left[0] = 1 << 30
-    watch.check()
-    assert not watch.short
-    assert matches(compiler.json_schema(DATE), '"2026-11-23"')
-    sandbox.close()
 
 
 def test_no_reserve_is_never_short() -> None:
