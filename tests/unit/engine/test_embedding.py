@@ -14,7 +14,7 @@ from server.engine.embedding import EmbeddingEngine
 from server.engine.instances import NICE, PRIORITIES_BY_THREAD
 from server.engine.params import EngineParams
 from server.engine.runner_api import Pooling, Vectors
-from server.errors import ContextExceeded, InternalError, InvalidRequest, QueueFull, ShuttingDown
+from server.errors import ContextExceeded, InternalError, InvalidRequest, ShuttingDown
 from tests.support.fakes import FakeEmbeddingRunner
 
 
@@ -39,14 +39,6 @@ def texts(*words: str) -> list[list[int]]:
 
 def equal(found: Sequence[Vectors], runner: FakeEmbeddingRunner, inputs: Sequence[Sequence[int]]) -> bool:
     return all(np.array_equal(a, runner.vectors(b)) for a, b in zip(found, inputs, strict=True))
-
-
-class PanicException(BaseException):
-    """As a Rust library's."""
-
-
-def panics(_: object) -> None:
-    raise PanicException("index out of bounds")
 
 
 class ConcurrencyLimiter:
@@ -96,18 +88,6 @@ async def test_two_instances_share_the_work() -> None:
 
 
 # ---- what ends early
-
-
-async def test_a_full_queue_says_when_to_come_back() -> None:
-    gate = ConcurrencyLimiter(n_seq=2)
-    async with engine_over(gate.runner, max_queue=1) as engine:
-        requests = [engine.submit(texts("x")) for _ in range(3)]
-        with pytest.raises(QueueFull) as caught:
-            engine.submit(texts("y"))
-        assert caught.value.retry_after_s >= 1
-        gate.open()
-        await asyncio.gather(*requests)
-        await engine.submit(texts("y"))
 
 
 async def test_only_the_input_at_fault_fails_its_request() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from server.engine.request import Failed, Progress, SamplingParams
+from server.engine.request import Failed, SamplingParams
 from server.engine.runner_api import BatchEntry
 from server.engine.scheduler import TokenRun
 from server.errors import ContextExceeded, InternalError, InvalidRequest, ShuttingDown
@@ -78,21 +78,6 @@ async def test_n_choices_come_from_one_prefill() -> None:
     assert sorted(reply.texts) == [0, 1, 2]
     assert len(set(reply.texts.values())) == 3, "every choice must have a seed of its own"
     assert sum(n for batch in runner.batches for _, n in batch) < 301 + 3 * 8 + 3
-
-
-async def test_a_cancel_in_the_middle_of_a_prefill_frees_the_slot() -> None:
-    runner = FakeRunner(n_seq=1, n_ctx_seq=4096, n_batch=64, steps=threading.Semaphore(0))
-    async with engine_over(runner) as engine:
-        stream = events_of(engine, request("w" * 1000, return_progress=True))
-        assert runner.steps is not None
-        runner.steps.release(2)
-        assert any(isinstance(e, Progress) for e in await anext(stream))
-        stream.cancel()
-        runner.steps.release(1000)
-        (reply,) = await run(engine, request("next"))
-        assert reply.text == alone(request("next"))
-        assert not engine.busy
-    assert len(runner.batches) < 20, "the cancelled prompt was computed to its end"
 
 
 @pytest.mark.parametrize(

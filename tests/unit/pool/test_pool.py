@@ -1,6 +1,6 @@
 import pytest
 
-from server.errors import ConfigError, ModelFailed, ModelLoading
+from server.errors import ConfigError, ModelFailed
 from server.pool.events import StatusChanged
 from server.pool.state import Status
 from tests.unit.pool.fakes import Setup, acquiring, loaded, pool_of, spec, spin
@@ -33,15 +33,6 @@ async def test_a_caller_cancelled_in_the_moment_of_its_lease_gives_it_back() -> 
         await spin()
         assert task.cancelled()
         assert s.pool.state("a").n_leases == 0
-
-
-async def test_while_the_only_model_loads_at_startup_requests_are_told_so() -> None:
-    async with pool_of(spec("a", load="startup")) as s:
-        await s.pool.start()
-        with pytest.raises(ModelLoading, match="Loading model"):
-            await s.pool.acquire("any")
-        await s.work()
-        (await s.pool.acquire("any")).release()
 
 
 def test_more_startup_models_than_places_stop_the_start() -> None:

@@ -2,34 +2,12 @@ import asyncio
 
 import pytest
 
-from server.errors import InvalidRequest, ModelNotFound, ShuttingDown
+from server.errors import ShuttingDown
 from server.pool.state import Status
 from tests.unit.pool.fakes import acquiring, loaded, pool_of, spin
 
-UNLOADED, _, READY, DRAINING, _, _, _ = Status
-
 
 # ---- load and unload
-
-
-async def test_a_request_may_override_autoload() -> None:
-    async with pool_of("a", "b") as s:
-        with pytest.raises(InvalidRequest, match="model is not loaded"):
-            await s.pool.acquire("a", autoload=False)
-
-
-async def test_loading_what_runs_and_unloading_what_does_not_are_refused() -> None:
-    async with pool_of("a", "b") as s:
-        with pytest.raises(InvalidRequest, match="model is not running"):
-            await s.pool.unload("a")
-        await s.pool.load("a")
-        with pytest.raises(InvalidRequest, match="model is already running"):
-            await s.pool.load("a")
-        await s.work()
-        with pytest.raises(InvalidRequest, match="model is already running"):
-            await s.pool.load("a")
-        with pytest.raises(ModelNotFound):
-            await s.pool.load("x")
 
 
 async def test_load_and_unload_can_be_waited_for() -> None:
@@ -52,7 +30,7 @@ async def test_after_the_grace_requests_are_cut_off_and_weights_wait_for_the_las
         await s.work()
         assert s.engines.made[0].closed
         assert s.loader.open
-        assert s.status("a") is DRAINING
+        assert s.status("a") is Status.DRAINING
         lease.release()
         await s.work()
         assert s.loader.open == []

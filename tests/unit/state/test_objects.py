@@ -104,15 +104,6 @@ async def test_a_chain_has_the_items_of_every_response_before(objects: Objects) 
     assert await objects.find_items("me", ["in_a", "no"]) == {"in_a": message("in_a", "\0 é")}
 
 
-async def test_no_owner_finds_what_belongs_to_another(objects: Objects) -> None:
-    await put(objects, "a")
-    assert await objects.get("you", "response", "a") is None
-    assert await objects.chain("you", "a") is None
-    assert await objects.find_items("you", ["in_a"]) == {}
-    assert not await objects.remove("you", "response", "a")
-    assert await objects.get("me", "response", "a") is not None
-
-
 async def test_a_deleted_response_keeps_its_items_while_others_continue_it(objects: Objects) -> None:
     await put(objects, "a")
     await put(objects, "b", parent="a")

@@ -5,7 +5,7 @@ import pytest
 from sse_starlette.sse import SendTimeoutError
 from starlette.types import Message
 
-from server.transport.sse import HEAD_ONLY, PING, EventStream
+from server.transport.sse import HEAD_ONLY, EventStream
 
 SCOPE = {"type": "http", "method": "GET"}
 
@@ -105,21 +105,6 @@ async def test_a_ping_beside_an_event_that_is_stuck_does_not_begin_the_time_anew
     client.reads.set()
     await event
     assert stream._n_sending == 0
-
-
-async def test_a_silent_stream_sends_comments() -> None:
-    source, client = Source(endless=True), Client()
-    pinged = asyncio.Event()
-
-    async def send(message: Message) -> None:
-        await client.send(message)
-        if message.get("body") == PING:
-            pinged.set()
-
-    running = asyncio.create_task(source.stream(ping_s=0.01)(SCOPE, client.receive, send))
-    await asyncio.wait_for(pinged.wait(), 60)
-    client.left.set()
-    await asyncio.wait_for(running, 60)
 
 
 async def test_no_pings_when_they_are_off() -> None:

@@ -16,17 +16,6 @@ from tests.unit.engine.events import events_of
 PIRATE = Adapter(0, "pirate.gguf")
 
 
-async def test_a_saved_slot_is_used_by_another_engine() -> None:
-    async with engine_over(FakeRunner()) as engine:
-        (first,) = await run(engine, request("x" * 60))
-        saved = await engine.save_slot(first.finished[0].id_slot)
-    async with engine_over(FakeRunner()) as engine:
-        await engine.restore_slot(2, saved)
-        (reply,) = await run(engine, request("x" * 60 + "yes"))
-    assert reply.started.n_cached == 61
-    assert reply.text == alone(request("x" * 60 + "yes"))
-
-
 async def test_a_refused_state_leaves_the_slot_empty_and_usable() -> None:
     async with engine_over(FakeRunner(n_seq=1)) as engine:
         await run(engine, request("abc"))
