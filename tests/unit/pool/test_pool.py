@@ -1,11 +1,21 @@
+"""Loads, places, sleep, unloads and removals of models in the pool."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 
-from server.errors import ConfigError, ModelFailed
+from server.errors import ConfigError, ModelFailed, ModelNotFound, ShuttingDown, Unavailable
 from server.pool.events import StatusChanged
+from server.pool.memory import Amount, Budget, Footprint
+from server.pool.protocols import FileProgress
+from server.pool.spec import ModelSpec, RemoteFiles
 from server.pool.state import Status
-from tests.unit.pool.fakes import Setup, acquiring, loaded, pool_of, spec, spin
+from tests.unit.pool.fakes import Loader, Setup, acquiring, loaded, pool_of, spec, spin
 
-UNLOADED, LOADING, READY, _, _, FAILED, _ = Status
+UNLOADED, LOADING, READY, DRAINING, SLEEPING, FAILED, _ = Status
 
 
 # ---- loading
@@ -80,3 +90,266 @@ async def test_a_model_that_cannot_be_freed_is_failed_and_can_be_loaded_again() 
         await s.pool.load("a")
         await s.work()
         assert s.status("a") is READY
+
+
+UNLOADED, LOADING, READY, DRAINING, SLEEPING, FAILED, _ = Status
+
+
+# ---- models_max
+
+
+async def test_a_client_that_leaves_the_queue_costs_nobody_a_place() -> None:
+    async with pool_of("a", "b", models_max=1) as s:
+        held = await loaded(s, "a")
+        task = acquiring(s, "b")
+        await s.work()
+        task.cancel()
+        await s.work()
+        held.release()
+        await s.work()
+        assert s.statuses() == {"a": READY, "b": UNLOADED}
+
+
+async def test_who_was_held_back_is_served_when_the_other_gives_up() -> None:
+    async with pool_of("a", "b", models_max=1, patience_s=10) as s:
+        held = await loaded(s, "a")
+        waiting = acquiring(s, "b")
+        await s.work()
+        await s.later(10)
+        late = acquiring(s, "a")
+        await s.work()
+        waiting.cancel()
+        await s.work()
+        late.result().release()
+        held.release()
+
+
+# ---- sleeping
+
+
+async def test_an_idle_model_sleeps_and_the_next_request_wakes_it() -> None:
+    async with pool_of(spec("a", sleep_idle_s=60), "b") as s:
+        (await loaded(s, "a")).release()
+        await s.later(59)
+        assert s.status("a") is READY
+        await s.later(1)
+        assert s.status("a") is SLEEPING
+        assert s.loader.open == []
+        assert s.pool.state("a").info is not None
+        assert s.status("a") is SLEEPING
+        (await loaded(s, "a")).release()
+        assert s.status("a") is READY
+
+
+async def test_a_sleeping_model_can_be_unloaded() -> None:
+    async with pool_of(spec("a", sleep_idle_s=60)) as s:
+        (await loaded(s, "a")).release()
+        await s.later(60)
+        await s.pool.unload("a")
+        assert s.status("a") is UNLOADED
+        assert s.pool.state("a").info is None
+
+
+async def test_a_lease_may_say_how_long_the_model_stays_behind_it() -> None:
+    async with pool_of("a", spec("b", sleep_idle_s=60)) as s:
+        lease = await loaded(s, "a")
+        lease.keep_alive_s = 30
+        lease.release()
+        assert s.pool.state("a").sleeps_in_s == pytest.approx(30)
+        await s.later(29)
+        assert s.status("a") is READY
+        await s.later(1)
+        assert s.status("a") is SLEEPING
+        (await loaded(s, "a")).release()
+        assert s.pool.state("a").sleeps_in_s is None  # it held as long as the model was in memory
+        held = await loaded(s, "b")
+        for_ever = await loaded(s, "b")
+        for_ever.keep_alive_s = -1
+        for_ever.release()
+        held.release()
+        await s.later(1000)
+        assert s.status("b") is READY
+
+
+async def test_a_model_that_nobody_wants_to_keep_goes_when_its_last_lease_does() -> None:
+    async with pool_of("a") as s:
+        held, last = await loaded(s, "a"), await loaded(s, "a")
+        last.keep_alive_s = 0
+        last.release()
+        await s.later(1)
+        assert s.status("a") is READY
+        held.release()
+        await s.later(0)
+        assert s.status("a") is SLEEPING
+
+
+# ---- load and unload
+
+
+async def test_load_and_unload_can_be_waited_for() -> None:
+    async with pool_of("a", "b") as s:
+        task = asyncio.ensure_future(s.pool.load("a", wait=True))
+        await s.work()
+        assert task.done()
+        assert s.pool.state("a").n_leases == 0
+        task = asyncio.ensure_future(s.pool.unload("a", wait=True))
+        await spin()
+        assert not task.done()
+        await s.work()
+        assert task.done()
+
+
+async def test_after_the_grace_requests_are_cut_off_and_weights_wait_for_the_last_lease() -> None:
+    async with pool_of("a", "b", stop_timeout_s=0) as s:
+        lease = await loaded(s, "a")
+        await s.pool.unload("a")
+        await s.work()
+        assert s.engines.made[0].closed
+        assert s.loader.open
+        assert s.status("a") is DRAINING
+        lease.release()
+        await s.work()
+        assert s.loader.open == []
+
+
+# ---- closing
+
+
+async def test_closing_cancels_loads_and_tells_those_who_wait() -> None:
+    async with pool_of("a", "b", models_max=1) as s:
+        loading, queued = acquiring(s, "a"), acquiring(s, "b")
+        await spin()
+        closing = asyncio.ensure_future(s.pool.close())
+        await spin()
+        assert isinstance(loading.exception(), ShuttingDown)
+        assert isinstance(queued.exception(), ShuttingDown)
+        with pytest.raises(ShuttingDown):
+            await s.pool.acquire("a")
+        with pytest.raises(ShuttingDown):
+            await s.pool.load("a")
+        assert not closing.done()
+        await s.work()
+        await closing
+        assert s.loader.weights == []
+
+
+async def test_closing_shortens_the_grace_of_an_unload_under_way() -> None:
+    async with pool_of("a", stop_timeout_s=1000, abandon_s=1000) as s:
+        lease = await loaded(s, "a")
+        await s.pool.unload("a")
+        await s.work()
+        closing = asyncio.ensure_future(s.pool.close(0))
+        await s.work()
+        assert s.engines.made[0].closed
+        lease.release()
+        await s.work()
+        await closing
+
+
+def engines(s: Setup) -> tuple[int, int]:
+    return len(s.engines.made), len(s.embedders.made)
+
+
+async def test_a_model_that_does_both_is_busy_while_either_engine_is() -> None:
+    async with pool_of(spec("m", embedding=True, sleep_idle_s=5.0)) as s:
+        (await loaded(s, "m")).release()
+        assert engines(s) == (1, 1)
+        s.embedders.made[0].busy = True
+        await s.later(10.0)
+        assert s.status("m") == "ready"
+        s.embedders.made[0].busy = False
+        await s.later(10.0)
+        assert s.status("m") == "sleeping"
+        assert s.engines.made[0].closed
+        assert s.embedders.made[0].closed
+
+
+async def test_when_one_of_two_engines_cannot_start_the_other_is_freed_too() -> None:
+    async with pool_of(spec("m", embedding=True)) as s:
+        s.embedders.failing = True
+        with pytest.raises(ModelFailed, match="no thread"):
+            await loaded(s, "m")
+        assert engines(s) == (1, 0)
+        assert s.engines.made[0].closed
+        assert s.loader.open == []
+
+
+async def test_contexts_that_were_made_before_one_that_does_not_fit_are_freed() -> None:
+    async with pool_of(spec("m", embedding=True, instances=2)) as s:
+        s.loader.n_runners_that_fit = 1
+        with pytest.raises(ModelFailed, match="out of memory"):
+            await loaded(s, "m")
+        assert [len(s.loader.weights[0].runners), len(s.loader.weights[0].embedders)] == [1, 1]
+        assert s.loader.open == []
+
+
+class Files:
+    """A hub whose files are empty."""
+
+    def __init__(self) -> None:
+        self.removed: list[str] = []
+
+    def check(self, name: str, wanted: Callable[[], bool]) -> None:
+        """Everything is there."""
+
+    def fetch(self, spec: ModelSpec, report: Callable[[FileProgress], None], wanted: Callable[[], bool]) -> ModelSpec:
+        spec.path.touch()
+        return spec
+
+    def remove(self, name: str) -> None:
+        self.removed.append(name)
+
+
+async def test_a_model_that_is_asked_for_while_it_is_removed_does_not_stay_in_memory() -> None:
+    files = Files()
+    async with pool_of(spec("a", origin="cache"), "b", fetcher=files) as s:
+
+        async def use() -> None:
+            with contextlib.suppress(Unavailable, ModelNotFound):
+                (await s.pool.acquire("a")).release()
+
+        held = await loaded(s, "a")
+        removing = asyncio.ensure_future(s.pool.remove("a"))
+        await s.work()
+        assert s.status("a") is DRAINING
+        late = asyncio.ensure_future(use())  # it waits for the model to be loaded again
+        await s.work()
+        held.release()
+        while not (removing.done() and late.done()):
+            await s.work()
+        await removing
+        assert s.loader.open == []
+        assert files.removed == ["a"]
+        assert [state.spec.id for state in s.pool.states()] == ["b"]
+
+
+async def test_a_model_whose_file_goes_while_it_sleeps_is_fetched_again(tmp_path: Path) -> None:
+    path = tmp_path / "a.gguf"
+    path.touch()
+    model = ModelSpec("a", path, remote=RemoteFiles(hf="org/a"), sleep_idle_s=60)
+    async with pool_of(model, "b", fetcher=Files()) as s:
+        (await loaded(s, "a")).release()
+        await s.later(60)
+        assert s.status("a") is SLEEPING
+        path.unlink()
+        waiting = acquiring(s, "a")
+        while not waiting.done():  # the fetcher has a thread of its own
+            await s.work()
+        waiting.result().release()
+
+
+async def test_a_model_that_can_not_be_measured_is_tried_once() -> None:
+    class Broken(Loader):
+        n_asked = 0
+
+        def least(self, spec: ModelSpec) -> Footprint:
+            self.n_asked += 1
+            assert self.n_asked < 10, "it is measured again and again"
+            raise ValueError("no such tensor")
+
+    loader = Broken()
+    async with pool_of(spec("a"), loader=loader, budget=Budget(Amount(100))) as s:
+        loader.failing["a"] = ModelFailed("a", "no such tensor")
+        with pytest.raises(ModelFailed, match="no such tensor"):
+            await loaded(s, "a")
+        assert loader.n_asked == 1
