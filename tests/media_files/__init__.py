@@ -26,9 +26,10 @@ def media_file(name: str) -> bytes:
     return (_FOLDER / name).read_bytes()
 
 
-def png(width: int, height: int, rows: bytes | None = None) -> bytes:
-    """An RGB picture; black where no rows (with a filter byte in front of each) are given."""
-    data = rows if rows is not None else (b"\0" + b"\0" * 3 * width) * height
+def png(width: int, height: int, pixels: bytes | None = None) -> bytes:
+    """An RGB picture, black unless its pixels are given."""
+    pixels, step = bytes(3 * width * height) if pixels is None else pixels, 3 * width or 1
+    data = b"".join(b"\0" + pixels[at : at + step] for at in range(0, len(pixels), step))
     head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     return b"\x89PNG\r\n\x1a\n" + _chunk(b"IHDR", head) + _chunk(b"IDAT", zlib.compress(data, 9)) + _chunk(b"IEND", b"")
 

@@ -134,8 +134,7 @@ def test_a_video_is_pictures_and_the_time_of_each_fifth_second(server: RealServe
 
 
 def url(frame: Bitmap) -> str:
-    rows = b"".join(b"\0" + frame.data[at : at + 3 * frame.width] for at in range(0, len(frame.data), 3 * frame.width))
-    return f"data:image/png;base64,{base64.b64encode(png(frame.width, frame.height, rows)).decode()}"
+    return f"data:image/png;base64,{base64.b64encode(png(frame.width, frame.height, frame.data)).decode()}"
 
 
 @pytest.fixture(scope="module")

@@ -4,9 +4,7 @@ import base64
 import json
 import math
 import re
-import struct
 import wave
-import zlib
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import expect
 
+from tests.media_files import png
 from tests.page.conftest import DEMO, KEY, McpServer, Visit, full_queue
 from tests.support.real_server import ROOT, RealServer, llamapool
 
@@ -53,19 +52,8 @@ ENDLESS = 'root ::= (("ab" [c-z]){1000}){1000}'
 
 def circle() -> bytes:
     """A red circle on white as PNG, 128 pixels wide."""
-    rows = (
-        b"".join(b"\xff\0\0" if (x - 64) ** 2 + (y - 64) ** 2 < 40**2 else b"\xff\xff\xff" for x in range(128))
-        for y in range(128)
-    )
-    parts = (
-        (b"IHDR", struct.pack(">IIBBBBB", 128, 128, 8, 2, 0, 0, 0)),
-        (b"IDAT", zlib.compress(b"".join(b"\0" + row for row in rows))),
-        (b"IEND", b""),
-    )
-    made = (
-        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)) for name, data in parts
-    )
-    return b"\x89PNG\r\n\x1a\n" + b"".join(made)
+    inside = ((x - 64) ** 2 + (y - 64) ** 2 < 40**2 for y in range(128) for x in range(128))
+    return png(128, 128, b"".join(b"\xff\0\0" if each else b"\xff\xff\xff" for each in inside))
 
 
 def tone() -> bytes:

@@ -16,8 +16,9 @@ from typing import Any
 from tests.clients.programs.harness import Ended
 from tests.clients.programs.loops import library_tools
 from tests.clients.programs.loops.library_tools import N_TOOLS
-from tests.clients.programs.program import Program, Run, calls, events, png, says
+from tests.clients.programs.program import Program, Run, calls, events, says
 from tests.clients.programs.scripted_model import Line
+from tests.media_files import png
 
 NOTE, SECOND, THIRD = "NOTE-ALPHA", "NOTE-BETA", "NOTE-GAMMA"
 WITHOUT_THOUGHTS = ("mistral", "llama", "qwen3-coder")
@@ -30,7 +31,7 @@ def prepare(run: Run) -> None:
     """The files that an agent finds."""
     for name, text in (("note.txt", NOTE), ("second.txt", SECOND), ("third.txt", THIRD)):
         (run.place.work / name).write_text(f"This file says {text}.\n", encoding="utf-8")
-    (run.place.work / "picture.png").write_bytes(png())
+    (run.place.work / "picture.png").write_bytes(png(8, 8))
 
 
 def lines(read: Callable[[str], tuple[str, dict[str, object]]], needs: str, *more: Line) -> list[Line]:

@@ -1,7 +1,6 @@
 """What a program under test is, and what its loop reports."""
 
 import json
-import struct
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -101,14 +100,3 @@ def events(text: str) -> list[dict[str, Any]]:
             except ValueError:
                 continue
     return found
-
-
-def png(size: int = 8) -> bytes:
-    """A red square."""
-
-    def chunk(kind: bytes, body: bytes) -> bytes:
-        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
-
-    rows = b"".join(b"\0" + b"\xff\0\0" * size for _ in range(size))
-    head = struct.pack(">IIBBBBB", size, size, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")

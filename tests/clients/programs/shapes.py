@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from tests.clients.programs.program import png
+from tests.media_files import png
 from tests.support.real_server import ROOT
 
 RECORDED = ROOT / "tests" / "unit" / "wire" / "recorded"
@@ -26,7 +26,7 @@ IDS = frozenset({"id", "call_id", "tool_call_id", "tool_use_id", "item_id"})
 SCHEMAS = frozenset({"parameters", "input_schema", "schema", "output_schema"})
 PROSE = frozenset({"title", "examples", "$comment", "default"})
 ANY_TEXT = r"start: /(.|\n)+/"
-PICTURE = base64.b64encode(png(1)).decode()
+PICTURE = base64.b64encode(png(1, 1)).decode()
 MOST_BODIES = 12  # of one program and endpoint
 
 

@@ -33,8 +33,7 @@ class Png:
 
 def png(number: int, width: int, height: int) -> Png:
     pixels = np.random.default_rng(number).integers(0, 255, (height, width, 3), dtype=np.uint8)
-    rows = b"".join(b"\0" + row.tobytes() for row in pixels)
-    file = media_files.png(width, height, rows)
+    file = media_files.png(width, height, pixels.tobytes())
     return Png(file, Bitmap("image", width, height, pixels.tobytes(), hashlib.sha256(file).hexdigest()))
 
 
