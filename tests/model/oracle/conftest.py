@@ -4,30 +4,30 @@ One thread each and weights, keys and values in F32: both libraries then compute
 instruction set, far below the distance between two tokens' logits, and greedy output can be compared token by token.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.model.oracle.comparison import Pair
-from tests.support.ggufs import TinyModel, gguf_file
 from tests.support.oracle import Value, oracle
 from tests.support.real_server import EXACT, ROOT, llamapool
 
 DEMO = ROOT / "models" / "demo.gguf"
 CHAT = "/v1/chat/completions"
+Start = Callable[..., Pair]
 N_SLOTS = 8
 N_CTX = 8 * 1024
 WAIT_QUIETLY = {"OMP_WAIT_POLICY": "passive"}  # idle compute threads leave the cores to the other server
 
 
 @pytest.fixture(scope="session")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+def pair(tiny_path: Path) -> Iterator[Pair]:
     """Both servers, ready."""
-    model = gguf_file(tmp_path_factory.mktemp("gguf"), TinyModel())
     with ExitStack() as stack:
-        yield start_pair(stack, model)
+        yield start_pair(stack, tiny_path)
 
 
 @pytest.fixture(scope="session")
@@ -64,6 +64,13 @@ def thinking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     params |= {"sampling.reasoning_budget_message": message}
     with ExitStack() as stack:
         yield start_pair(stack, DEMO, n_parallel=2, flags=flags, params=params)
+
+
+@pytest.fixture(scope="module")
+def start() -> Iterator[Start]:
+    """`start_pair`, whose servers end with the module."""
+    with ExitStack() as stack:
+        yield partial(start_pair, stack)
 
 
 def start_pair(

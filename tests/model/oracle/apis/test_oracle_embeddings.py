@@ -4,15 +4,14 @@
 Without flash attention, whose rounding depends on how a batch is cut, and with F32 caches.
 """
 
-from collections.abc import Iterator
-from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.model.oracle.comparison import Pair, shape_differences
-from tests.model.oracle.conftest import start_pair
+from tests.model.oracle.conftest import Start
 from tests.support.closeness import same_vectors
 from tests.support.ggufs import MODELS, gguf_file
 
@@ -28,23 +27,20 @@ TEXTS: list[Any] = [
 DOCUMENTS = ["the dog", "a stream of tokens", "", "the quick brown fox jumps over the lazy dog", "x"]
 
 
-def started(stack: ExitStack, name: str, folder: pytest.TempPathFactory, pooling: str = "") -> Pair:
-    path = gguf_file(folder.mktemp("gguf"), MODELS[name])
+def started(start: Start, name: str, folder: Path, pooling: str = "") -> Pair:
     params: dict[str, Any] = {"embedding": True} | ({"pooling_type": 4} if pooling else {})
     flags = ("--embeddings", *(["--pooling", pooling] if pooling else []))
-    return start_pair(stack, path, n_ctx=1024, n_parallel=2, flags=flags, params=params)
+    return start(gguf_file(folder, MODELS[name]), n_ctx=1024, n_parallel=2, flags=flags, params=params)
 
 
 @pytest.fixture(scope="module", params=["bert", "embed-none"])
-def embedding(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    with ExitStack() as stack:
-        yield started(stack, request.param, tmp_path_factory)
+def embedding(request: pytest.FixtureRequest, start: Start, gguf_folder: Path) -> Pair:
+    return started(start, request.param, gguf_folder)
 
 
 @pytest.fixture(scope="module")
-def ranking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    with ExitStack() as stack:
-        yield started(stack, "template-reranker", tmp_path_factory, "rank")
+def ranking(start: Start, gguf_folder: Path) -> Pair:
+    return started(start, "template-reranker", gguf_folder, "rank")
 
 
 def test_vectors_are_the_same(embedding: Pair) -> None:

@@ -1,13 +1,12 @@
 """``POST /infill``: the same prompt out of the same parts, on vocabularies with and without tokens for repositories."""
 
-from collections.abc import Iterator
-from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.model.oracle.comparison import ONLY_ASCII, Pair, rounded
-from tests.model.oracle.conftest import start_pair
+from tests.model.oracle.conftest import Start
 from tests.support.ggufs import PLAIN, REPO_FIM, TinyModel, gguf_file
 
 N_CTX, N_BATCH = 512, 256
@@ -29,14 +28,12 @@ PARTS: list[dict[str, Any]] = [
 
 
 @pytest.fixture(scope="module", params=["file", "repo"])
-def infill(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+def infill(request: pytest.FixtureRequest, start: Start, gguf_folder: Path) -> Pair:
     """Both servers on a small context, so that parts have to be cut."""
     model: TinyModel = PLAIN if request.param == "file" else REPO_FIM
     flags: list[object] = ["-b", N_BATCH, "-ub", N_BATCH]
     params: dict[str, Any] = {"n_batch": N_BATCH, "n_ubatch": N_BATCH}
-    with ExitStack() as stack:
-        path = gguf_file(tmp_path_factory.mktemp("gguf"), model)
-        yield start_pair(stack, path, n_ctx=N_CTX, n_parallel=1, flags=flags, params=params)
+    return start(gguf_file(gguf_folder, model), n_ctx=N_CTX, n_parallel=1, flags=flags, params=params)
 
 
 @pytest.mark.parametrize("parts", PARTS, ids=lambda parts: str(parts)[:60])

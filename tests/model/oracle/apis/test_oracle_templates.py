@@ -1,14 +1,13 @@
 """A GGUF with two chat templates, ``default`` and ``tool_use``: shown and chosen as llama-server does; and what both
 servers make of messages in every form."""
 
-from collections.abc import Iterator
-from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.model.oracle.comparison import Pair
-from tests.model.oracle.conftest import start_pair
+from tests.model.oracle.conftest import Start
 from tests.support.ggufs import CHATML, TinyModel, gguf_file
 
 WITH_TOOLS = (
@@ -28,10 +27,8 @@ RESULT = {"role": "tool", "content": "18 C"}
 
 
 @pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    file = gguf_file(tmp_path_factory.mktemp("gguf"), TinyModel(tool_use_template=WITH_TOOLS))
-    with ExitStack() as stack:
-        yield start_pair(stack, file)
+def both(start: Start, gguf_folder: Path) -> Pair:
+    return start(gguf_file(gguf_folder, TinyModel(tool_use_template=WITH_TOOLS)))
 
 
 def test_both_templates_are_shown(both: Pair) -> None:

@@ -4,32 +4,30 @@ The oracle's llama.cpp is newer and has another version of the state's format: t
 is shown with the pinned library (tests/model/test_saved_slots.py).
 """
 
-from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.model.oracle.comparison import ONLY_ASCII, Pair, rounded
-from tests.model.oracle.conftest import start_pair
+from tests.model.oracle.conftest import DEMO, Start
 from tests.support.ggufs import gguf_file, lora_file
 from tests.support.oracle import Value
 from tests.support.real_server import ROOT
 
-DEMO, PIRATE = ROOT / "models" / "demo.gguf", ROOT / "models" / "demo-lora.gguf"
+PIRATE = ROOT / "models" / "demo-lora.gguf"
 QUESTIONS = ("What is the capital of France?", "What colour is the sky?", "Hello!", "What is 2 + 3?")
 INVOCATION = (5, 6, 7)
 
 
-def start(stack: ExitStack, model: Path, lora: Path, slots: Path) -> Pair:
+def adapted(start: Start, model: Path, lora: Path, slots: Path) -> Pair:
     """Both servers with the same adapter and, each, a folder of their own for slots."""
     folders = [slots / "ours", slots / "theirs"]
     for folder in folders:
         folder.mkdir()
     params: dict[str, Value] = {"lora_adapters": [str(lora)], "slot_save_path": f"{folders[1]}/"}
     flags = ("--lora", lora, "--slot-save-path", folders[0])
-    return start_pair(stack, model, n_ctx=2048, n_parallel=2, flags=flags, params=params)
+    return start(model, n_ctx=2048, n_parallel=2, flags=flags, params=params)
 
 
 @pytest.fixture(scope="module")
@@ -38,19 +36,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def demo(folder: Path) -> Iterator[Pair]:
+def demo(start: Start, folder: Path) -> Pair:
     """Both on the demo model with the pirate."""
-    with ExitStack() as stack:
-        yield start(stack, DEMO, PIRATE, folder)
+    return adapted(start, DEMO, PIRATE, folder)
 
 
 @pytest.fixture(scope="module")
-def activated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+def activated(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     """Both on a tiny model with an activated LoRA."""
     folder = tmp_path_factory.mktemp("activated")
     lora = lora_file(folder, task_name="t", prompt_prefix="p", invocation_tokens=INVOCATION)
-    with ExitStack() as stack:
-        yield start(stack, gguf_file(folder), lora, folder)
+    return adapted(start, gguf_file(folder), lora, folder)
 
 
 def chat(question: str, **more: Any) -> dict[str, Any]:

@@ -1,17 +1,14 @@
 """A draft model in both servers: the names in slots, properties and metrics. Drafts depend on the CPU."""
 
-from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from tests.model.oracle.comparison import Pair, shape_differences
-from tests.model.oracle.conftest import start_pair
-from tests.support.ggufs import TinyModel, gguf_file
+from tests.model.oracle.conftest import DEMO, Start
 from tests.support.real_server import ROOT
 
-DEMO, DRAFT = ROOT / "models" / "demo.gguf", ROOT / "models" / "demo-draft.gguf"
+DRAFT = ROOT / "models" / "demo-draft.gguf"
 STORY = {
     "prompt": "<|im_start|>user\nTell me a story about a fox.<|im_end|>\n<|im_start|>assistant\n",
     "temperature": 0,
@@ -21,15 +18,14 @@ STORY = {
 
 
 @pytest.fixture(scope="module")
-def pair() -> Iterator[Pair]:
+def pair(start: Start) -> Pair:
     """Both servers with the default model and its draft."""
     params: dict[str, str | list[str]] = {
         "speculative.draft.mparams.path": str(DRAFT),
         "speculative.types": ["draft-simple"],
     }
     flags = ("--slots", "-md", DRAFT, "--spec-type", "draft-simple")
-    with ExitStack() as stack:
-        yield start_pair(stack, DEMO, n_ctx=2048, n_parallel=1, flags=flags, params=params)
+    return start(DEMO, n_ctx=2048, n_parallel=1, flags=flags, params=params)
 
 
 def test_slots_properties_and_metrics_have_the_same_names(pair: Pair) -> None:
@@ -47,12 +43,10 @@ def test_slots_properties_and_metrics_have_the_same_names(pair: Pair) -> None:
     assert names[0] == names[1] != set()
 
 
-def test_drafts_from_the_text_change_no_token(tmp_path: Path) -> None:
-    prompts = ("na na na na hey hey hey " * 12, "one two three, one two three, one two " * 8)
-    with ExitStack() as stack:
-        pair = start_pair(stack, gguf_file(tmp_path, TinyModel()), flags=("--spec-type", "auto"))
-        for prompt in prompts:
-            body = {"prompt": prompt, "temperature": 0, "n_predict": 120, "ignore_eos": True, "return_tokens": True}
-            ours, theirs = pair.post("/completion", body)
-            assert ours["tokens"] == theirs["tokens"]
-            assert ours["generation_settings"]["speculative.types"] == "none"
+def test_drafts_from_the_text_change_no_token(start: Start, tiny_path: Path) -> None:
+    pair = start(tiny_path, flags=("--spec-type", "auto"))
+    for prompt in ("na na na na hey hey hey " * 12, "one two three, one two three, one two " * 8):
+        body = {"prompt": prompt, "temperature": 0, "n_predict": 120, "ignore_eos": True, "return_tokens": True}
+        ours, theirs = pair.post("/completion", body)
+        assert ours["tokens"] == theirs["tokens"]
+        assert ours["generation_settings"]["speculative.types"] == "none"
