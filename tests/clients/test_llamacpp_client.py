@@ -43,7 +43,41 @@ def generating(folder: Path) -> list[str]:
 
 
 class TestGenerating(GeneratingContract):
+    """And what llama-server does not have."""
+
     MODEL = GENERATOR
+
+    def test_a_text_is_scored(self, client: LlamaCppClient) -> None:
+        scores = client.completions.score(PROMPT)
+        assert len(scores) == len(client.tokenize(PROMPT, add_special=True).ids)
+        assert scores[0].logprob is None
+        for score in scores[1:]:
+            assert score.logprob is not None
+            assert score.best is not None
+            assert score.logprob <= score.best <= 0.0
+        assert PROMPT[scores[-1].offset :] == scores[-1].token
+
+    def test_a_stored_response_is_found_until_it_is_deleted(self, client: LlamaCppClient) -> None:
+        made = client.responses.create("hello", max_output_tokens=2)
+        assert client.responses.retrieve(made.id) == made
+        assert client.responses.delete(made.id)
+        with pytest.raises(NotFound):
+            client.responses.retrieve(made.id)
+        assert client.responses.input_tokens("hello") == made.input_tokens
+
+    def test_a_model_and_its_tokenizer(self, client: LlamaCppClient) -> None:
+        assert client.models.retrieve(ALIAS) == client.models.list()[0]
+        assert client.tokenizer_info()["model_max_length"] == N_CTX // N_SLOTS
+        with pytest.raises(NotFound):
+            client.models.retrieve("another/model")
+
+    def test_thoughts_of_a_chat_that_does_not_run_can_not_be_ended(self, client: LlamaCppClient) -> None:
+        assert client.chat.end_reasoning("chatcmpl-of-nobody") is False
+
+    def test_events_of_models_come_as_a_stream(self, client: LlamaCppClient) -> None:
+        with client.models.events() as events:
+            assert client.models.unload(ALIAS)
+            assert next(events)["model"] == ALIAS
 
 
 class TestEmbedding(EmbeddingContract):
@@ -105,41 +139,3 @@ def test_a_model_is_loaded_and_unloaded(guarded: RealServer) -> None:
         client.for_model("second").chat_completion(HELLO, max_tokens=1)  # loads it
         assert client.models.unload("second")
         assert client.models.load("second")
-
-
-class TestOnlyHere:
-    """What llama-server does not have."""
-
-    MODEL = GENERATOR
-
-    def test_a_text_is_scored(self, client: LlamaCppClient) -> None:
-        scores = client.completions.score(PROMPT)
-        assert len(scores) == len(client.tokenize(PROMPT, add_special=True).ids)
-        assert scores[0].logprob is None
-        for score in scores[1:]:
-            assert score.logprob is not None
-            assert score.best is not None
-            assert score.logprob <= score.best <= 0.0
-        assert PROMPT[scores[-1].offset :] == scores[-1].token
-
-    def test_a_stored_response_is_found_until_it_is_deleted(self, client: LlamaCppClient) -> None:
-        made = client.responses.create("hello", max_output_tokens=2)
-        assert client.responses.retrieve(made.id) == made
-        assert client.responses.delete(made.id)
-        with pytest.raises(NotFound):
-            client.responses.retrieve(made.id)
-        assert client.responses.input_tokens("hello") == made.input_tokens
-
-    def test_a_model_and_its_tokenizer(self, client: LlamaCppClient) -> None:
-        assert client.models.retrieve(ALIAS) == client.models.list()[0]
-        assert client.tokenizer_info()["model_max_length"] == N_CTX // N_SLOTS
-        with pytest.raises(NotFound):
-            client.models.retrieve("another/model")
-
-    def test_thoughts_of_a_chat_that_does_not_run_can_not_be_ended(self, client: LlamaCppClient) -> None:
-        assert client.chat.end_reasoning("chatcmpl-of-nobody") is False
-
-    def test_events_of_models_come_as_a_stream(self, client: LlamaCppClient) -> None:
-        with client.models.events() as events:
-            assert client.models.unload(ALIAS)
-            assert next(events)["model"] == ALIAS
