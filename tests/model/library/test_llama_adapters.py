@@ -15,6 +15,7 @@ from server.pool.spec import ScaledFile
 from tests.model.native_fixtures import load, open_runner, prefill, prompt_tokens, raw_logits
 from tests.support.closeness import same_vectors
 from tests.support.ggufs import TinyModel, control_vector_file, gguf_file, lora_file, truncated
+from tests.support.ggufs.writing import finish
 
 N_EMBD, N_FF, N_VOCAB = 64, 128, 400
 Tensors = Mapping[str, np.ndarray[Any, Any]]
@@ -77,10 +78,7 @@ def write(path: Path, tensors: Tensors, describe: Callable[[GGUFWriter], None], 
     describe(writer)
     for name, array in tensors.items():
         writer.add_tensor(name, array)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
 
 

@@ -19,6 +19,7 @@ from server.pool.spec import ModelSpec
 from tests.model.native_fixtures import load, open_runner
 from tests.support.ggufs import CHATML, TinyModel, damaged, gguf_file, truncated
 from tests.support.ggufs.model import Arch
+from tests.support.ggufs.writing import finish
 
 
 def failure(path: Path, **native: object) -> str:
@@ -86,10 +87,7 @@ def test_a_missing_part_of_a_split_model_is_named(tiny_path: Path, tmp_path: Pat
     writer.add_uint16("split.count", 2)
     writer.add_uint16("split.no", 0)
     writer.add_tensor("token_embd.weight", GGUFReader(tiny_path).tensors[0].data)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     assert "m-00002-of-00002.gguf" in failure(part)
     other = part.rename(tmp_path / "renamed.gguf")
     assert "00001-of-00002" in failure(other)

@@ -21,6 +21,7 @@ from tests.model.oracle.comparison import Pair
 from tests.model.oracle.conftest import WAIT_QUIETLY, start_pair
 from tests.support.closeness import LOGPROB_SPREAD
 from tests.support.downloads import SMOLLM2, needs_smollm2
+from tests.support.ggufs.writing import finish
 from tests.support.real_server import RealServer, llamapool
 
 pytestmark = needs_smollm2
@@ -74,10 +75,7 @@ def exact(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     for tensor in reader.tensors:
         weights = gguf.dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
         writer.add_tensor(tensor.name, weights.reshape([int(n) for n in reversed(tensor.shape)]))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     yield path
     path.unlink()
 

@@ -7,6 +7,7 @@ import numpy as np
 from gguf import GGUFType, GGUFValueType, GGUFWriter
 
 from tests.support.ggufs.model import PLAIN, TinyModel
+from tests.support.ggufs.writing import finish
 
 RANK = 4
 TARGETS = ("attn_output", "ffn_down")
@@ -49,7 +50,7 @@ def lora_file(
             up = rng.standard_normal((model.n_embd, RANK), np.float32) * np.float32(strength)
             writer.add_tensor(f"{tensor}.lora_a", down)
             writer.add_tensor(f"{tensor}.lora_b", up)
-    _finish(writer)
+    finish(writer)
     return path
 
 
@@ -64,12 +65,5 @@ def control_vector_file(
     rng = np.random.default_rng(seed)
     for layer in range(1, model.n_layer):
         writer.add_tensor(f"direction.{layer}", rng.standard_normal(model.n_embd, np.float32) * np.float32(strength))
-    _finish(writer)
+    finish(writer)
     return path
-
-
-def _finish(writer: GGUFWriter) -> None:
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()

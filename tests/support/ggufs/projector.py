@@ -8,6 +8,8 @@ from typing import Literal
 import numpy as np
 from gguf import GGUFWriter
 
+from tests.support.ggufs.writing import finish
+
 Shapes = dict[str, tuple[int, ...]]
 N_MEL = 80
 
@@ -86,10 +88,7 @@ def _write(path: Path, projector: TinyProjector) -> None:
         array = _weights(rng, name, shape)
         half = "position_embd" in name and projector.positions == "F16"
         writer.add_tensor(name, array.astype(np.float16) if half else array)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
 
 
 def _weights(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> "np.typing.NDArray[np.float32]":

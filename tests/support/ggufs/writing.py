@@ -51,10 +51,7 @@ def _write(path: Path, model: TinyModel) -> None:
             array[:] = np.nan
         half = model.ftype == "F16" and len(shape) > 1
         writer.add_tensor(name, array.astype(np.float16) if half else array)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
 
 
 def _write_hyperparameters(writer: GGUFWriter, model: TinyModel) -> None:
@@ -143,3 +140,11 @@ def _write_templates(writer: GGUFWriter, model: TinyModel) -> None:
         writer.add_chat_template(named)
     elif model.chat_template is not None:
         writer.add_chat_template(model.chat_template)
+
+
+def finish(writer: GGUFWriter) -> None:
+    """Write all that was added, and close the file."""
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
