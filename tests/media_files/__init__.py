@@ -2,8 +2,10 @@
 
 import random
 import struct
+import wave
 import zlib
 from collections.abc import Sequence
+from io import BytesIO
 from pathlib import Path
 
 _FOLDER = Path(__file__).parent
@@ -32,6 +34,15 @@ def png(width: int, height: int, pixels: bytes | None = None) -> bytes:
     data = b"".join(b"\0" + pixels[at : at + step] for at in range(0, len(pixels), step))
     head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     return b"\x89PNG\r\n\x1a\n" + _chunk(b"IHDR", head) + _chunk(b"IDAT", zlib.compress(data, 9)) + _chunk(b"IEND", b"")
+
+
+def wav(samples: bytes, rate: int = 16_000, channels: int = 1, width: int = 2) -> bytes:
+    """A sound of these samples, `width` bytes each."""
+    file = BytesIO()
+    with wave.open(file, "wb") as sound:
+        sound.setparams((channels, width, rate, 0, "NONE", ""))
+        sound.writeframes(samples)
+    return file.getvalue()
 
 
 def damaged(data: bytes, rng: random.Random) -> bytes:

@@ -4,15 +4,13 @@ import base64
 import json
 import math
 import re
-import wave
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 from playwright.sync_api import expect
 
-from tests.media_files import png
+from tests.media_files import png, wav
 from tests.page.conftest import DEMO, KEY, McpServer, Visit, full_queue
 from tests.support.real_server import ROOT, RealServer, llamapool
 
@@ -58,12 +56,8 @@ def circle() -> bytes:
 
 def tone() -> bytes:
     """A second of 440 Hz as WAV."""
-    file = BytesIO()
-    with wave.open(file, "wb") as sound:
-        sound.setparams((1, 2, 16000, 0, "NONE", ""))
-        samples = (int(12000 * math.sin(2 * math.pi * 440 * i / 16000)) for i in range(16000))
-        sound.writeframes(b"".join(sample.to_bytes(2, "little", signed=True) for sample in samples))
-    return file.getvalue()
+    samples = (int(12000 * math.sin(2 * math.pi * 440 * i / 16000)) for i in range(16000))
+    return wav(b"".join(sample.to_bytes(2, "little", signed=True) for sample in samples))
 
 
 def chat_file(folder: Path, n: int = 1, *, calls: str = "") -> Path:

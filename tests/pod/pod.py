@@ -6,7 +6,6 @@ docs/kubernetes.md says what is checked.
 """
 
 import base64
-import io
 import json
 import os
 import random
@@ -15,7 +14,6 @@ import subprocess
 import sys
 import threading
 import time
-import wave
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +23,7 @@ import pytest
 import yaml
 
 from server.transport.keys import add_entry, hash_of, new_key
+from tests.media_files import wav
 from tests.pod.podman import Manifest, Pod, Podman, only, wait_for
 from tests.support.kustomize import render
 from tests.support.stand_in_hub import stand_in_hub
@@ -96,11 +95,7 @@ def configured(pod: Pod, **models: Mapping[str, Any]) -> dict[str, str]:
 
 def sound(n_bytes: int) -> bytes:
     """Return a WAV file of noise of about that size: 48 kHz, two channels of 32 bits."""
-    file = io.BytesIO()
-    with wave.open(file, "wb") as writer:
-        writer.setparams((2, 4, 48000, 0, "NONE", ""))
-        writer.writeframes(random.Random(0).randbytes(n_bytes // 8 * 8))
-    return file.getvalue()
+    return wav(random.Random(0).randbytes(n_bytes // 8 * 8), 48_000, 2, 4)
 
 
 def named(manifests: Sequence[Manifest]) -> dict[tuple[str, str], Manifest]:

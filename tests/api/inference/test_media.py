@@ -1,10 +1,8 @@
 """Pictures and sounds over a scripted model that says what it was shown, and transcriptions by the official client."""
 
 import base64
-import io
 import random
 import tempfile
-import wave
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, cast
@@ -16,7 +14,7 @@ from openai.types.audio import Translation, TranslationVerbose
 from pydantic import TypeAdapter
 
 from tests.api.conftest import Api, Serve
-from tests.media_files import PHOTOS, PICTURES, SOUNDS, VIDEOS, damaged, media_file
+from tests.media_files import PHOTOS, PICTURES, SOUNDS, VIDEOS, damaged, media_file, wav
 from tests.support.fakes import ASSISTANT, FakeLoader
 
 PICTURE = f"data:image/png;base64,{base64.b64encode(media_file('tiny.png')).decode()}"
@@ -236,11 +234,8 @@ async def test_a_large_sound_needs_no_folder_for_temporary_files(
 ) -> None:
     """Such as a container with a read-only root file system and no /tmp."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
-    sound = io.BytesIO()
-    with wave.open(sound, "wb") as file:
-        file.setparams((1, 2, 16000, 0, "NONE", ""))
-        file.writeframes(random.Random(0).randbytes(3 << 20))
-    found = await client.audio.transcriptions.create(model="demo", file=("a.wav", sound.getvalue()), temperature=0)
+    sound = wav(random.Random(0).randbytes(3 << 20))
+    found = await client.audio.transcriptions.create(model="demo", file=("a.wav", sound), temperature=0)
     assert found.text  # the scripted model knows no words for this sound
 
 

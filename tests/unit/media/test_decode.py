@@ -3,9 +3,7 @@
 import hashlib
 import os
 import random
-import wave
 from collections.abc import Iterator
-from io import BytesIO
 
 import numpy as np
 import pytest
@@ -31,6 +29,7 @@ from tests.media_files import (
     damaged,
     media_file,
     png,
+    wav,
 )
 
 pytestmark = pytest.mark.slow
@@ -283,17 +282,6 @@ def test_a_video_that_was_decoded_before_is_decoded_once_for_all_its_frames(
     assert known[3].decoded() == first[3].data
 
 
-def wav(data: bytes, rate: int) -> bytes:
-    """16 bits, one channel."""
-    file = BytesIO()
-    with wave.open(file, "wb") as written:
-        written.setnchannels(1)
-        written.setsampwidth(2)
-        written.setframerate(rate)
-        written.writeframes(data)
-    return file.getvalue()
-
-
 @pytest.mark.parametrize("name", ["tiny.png", "tiny.wav"])
 def test_what_was_decoded_before_is_decoded_again_when_somebody_asks(decoder: Decoder, name: str) -> None:
     data = media_file(name)
@@ -311,9 +299,9 @@ def test_how_long_decoding_takes_tells_nobody_of_others(decoder: Decoder) -> Non
     assert not decoded(decoder, data, 0, "ada/").data
     for scope in ("", "ada/salt", "bert/", None, None):
         assert decoded(decoder, data, 0, scope).data, scope
-    wav = media_file("tiny.wav")
-    assert decoded(decoder, wav, RATE, "ada/").data
-    assert decoded(decoder, wav, RATE // 2, "ada/").data  # for another model
+    sound = media_file("tiny.wav")
+    assert decoded(decoder, sound, RATE, "ada/").data
+    assert decoded(decoder, sound, RATE // 2, "ada/").data  # for another model
 
 
 def test_a_file_that_can_be_read_no_more_is_a_clients_error(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
