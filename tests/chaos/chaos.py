@@ -21,6 +21,7 @@ import yaml
 
 from tests.support.real_server import RealServer, Reply, llamapool_config
 from tests.support.stand_in_hub import stand_in_hub
+from tests.support.waiting import wait_until
 
 DEMO = Path(__file__).resolve().parents[2] / "models" / "demo.gguf"
 CHAT = {"messages": [{"role": "user", "content": "What is 2 plus 3?"}], "max_tokens": 12, "temperature": 0}
@@ -79,14 +80,6 @@ def well(server: RealServer, *models: str) -> None:
     assert server.request("GET", "/livez").status == 200
 
 
-def until(condition: Callable[[], object], what: str) -> None:
-    """Wait until it holds; fail after `WITHIN_S`."""
-    ends_at = time.monotonic() + WITHIN_S
-    while not condition():
-        assert time.monotonic() < ends_at, what
-        time.sleep(0.05)
-
-
 def children(server: RealServer) -> list[int]:
     """Processes of the server, also those of its processes."""
     parents: dict[int, int] = {}
@@ -115,7 +108,7 @@ def test_a_file_that_is_gone(tmp_path: Path) -> None:
         assert "does not exist" in reply.json()["error"]["message"]
         well(server, "a")
         moved.rename(tmp_path / "b.gguf")
-        until(lambda: chat(server, "b").status == 200, "a model whose file is back doesn't load")
+        wait_until(lambda: chat(server, "b").status == 200, "a model whose file is back doesn't load")
         (tmp_path / "a.gguf").unlink()  # it is mapped: who has it goes on
         well(server, "a", "b")
 
@@ -129,7 +122,7 @@ def test_a_truncated_file(tmp_path: Path, n_kept: int) -> None:
         assert reply.status == 503, reply
         well(server, "a")
         (tmp_path / "b.gguf").write_bytes(content)
-        until(lambda: chat(server, "b").status == 200, "a model whose file is whole again doesn't load")
+        wait_until(lambda: chat(server, "b").status == 200, "a model whose file is whole again doesn't load")
 
 
 # ---- processes
@@ -152,7 +145,7 @@ def test_a_models_own_process_is_killed(tmp_path: Path) -> None:
             asking.join(WITHIN_S)
             assert ended, "a request of a process that was killed never ends"
             assert b"[DONE]" in other.read()
-        until(lambda: chat(server, "b").status == 200, "a model whose process was killed is not loaded again")
+        wait_until(lambda: chat(server, "b").status == 200, "a model whose process was killed is not loaded again")
         well(server, "a", "b")
 
 
@@ -167,7 +160,7 @@ def test_processes_that_render_templates_are_killed(tmp_path: Path) -> None:
         for _ in range(3):
             for pid in children(server):
                 os.kill(pid, signal.SIGKILL)
-            until(lambda: chat(server, "a").status == 200, "templates are not rendered again")
+            wait_until(lambda: chat(server, "a").status == 200, "templates are not rendered again")
         well(server, "a", "b")
 
 
@@ -197,7 +190,7 @@ def test_a_models_process_for_which_the_system_has_no_memory(tmp_path: Path) -> 
         assert "SIGKILL" in reply.json()["error"]["message"]
         well(server, "a")
         limit(64 << 30)
-        until(lambda: chat(server, "b").status == 200, "with memory again, the model doesn't load")
+        wait_until(lambda: chat(server, "b").status == 200, "with memory again, the model doesn't load")
         well(server, "a", "b")
 
 
@@ -215,7 +208,7 @@ def group() -> Iterator[tuple[Callable[[int], object], Callable[[int], object]]]
             pytest.skip("a cgroup here has no limit of memory")
         yield lambda pid: (at / "cgroup.procs").write_text(str(pid)), lambda n: limits[0].write_text(str(n))
     finally:
-        until(lambda: not (at / "cgroup.procs").read_text(), "its processes have not ended")
+        wait_until(lambda: not (at / "cgroup.procs").read_text(), "its processes have not ended")
         at.rmdir()
 
 
@@ -245,13 +238,13 @@ def test_no_descriptors_are_left(tmp_path: Path) -> None:
         asking = [threading.Thread(target=ask) for _ in range(4)]
         for one in asking:
             one.start()
-        until(lambda: "Too many open files" in server.log_tail(100_000), "there were descriptors")
+        wait_until(lambda: "Too many open files" in server.log_tail(100_000), "there were descriptors")
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
         for one in asking:
             one.join(WITHIN_S)
         assert len(statuses) == len(asking)
         assert set(statuses) <= {0, 200, 503}
-        until(lambda: chat(server, "b").status == 200, "with descriptors again, the model doesn't load")
+        wait_until(lambda: chat(server, "b").status == 200, "with descriptors again, the model doesn't load")
         well(server, "a", "b")
 
 

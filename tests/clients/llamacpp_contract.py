@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from llamapool.client import BadRequest, CompletionResponse, LlamaCppClient, NotSupported, StopType
-from tests.clients.slots import wait_until
 from tests.support.closeness import same_vectors
 from tests.support.ggufs import REPO_FIM
+from tests.support.waiting import wait_until
 
 N_SLOTS, N_CTX = 4, 65_536
 LONG = 16_000  # tokens, within a slot's context; they take so long that whoever leaves has left before their end

@@ -13,8 +13,8 @@ from openai.types.responses import Response
 from pydantic import BaseModel, Field
 
 from tests.clients.conftest import API_KEY
-from tests.clients.slots import wait_until
 from tests.support.real_server import REPLY_S, RealServer
+from tests.support.waiting import wait_until
 
 MODEL = "gpt-4o-mini"  # with one model, any name is accepted
 SUNNY = '{"temperature": 21, "condition": "sunny"}'

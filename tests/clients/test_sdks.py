@@ -16,8 +16,9 @@ import pytest
 from pydantic import BaseModel
 
 from tests.clients.conftest import API_KEY, ENDLESS
-from tests.clients.slots import busy_slots, metric, wait_until
+from tests.clients.slots import busy_slots, metric
 from tests.support.real_server import REPLY_S, RealServer
+from tests.support.waiting import wait_until
 
 HELLO = "hello world"
 WEATHER = "What is the weather in Paris?"

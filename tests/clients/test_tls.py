@@ -4,8 +4,8 @@ import http.client
 import socket
 import ssl
 import sys
-import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from openai import DefaultHttpxClient, OpenAI
 from tests.clients.conftest import QUIET
 from tests.support.certificates import NEEDS_OPENSSL, make_certificate
 from tests.support.real_server import REPLY_S, RealServer, free_port
+from tests.support.waiting import wait_until
 
 pytestmark = NEEDS_OPENSSL
 
@@ -97,13 +98,13 @@ def test_a_new_certificate_is_served_without_a_restart(model: Path, tmp_path: Pa
         trust = ssl.create_default_context(cafile=new)
         new_key.replace(key)  # for a moment the two don't fit: the old pair is served on
         new.replace(certificate)
-        deadline = time.monotonic() + REPLY_S
-        while True:
-            try:
+
+        def trusted() -> bool:
+            with suppress(ssl.SSLCertVerificationError):
                 with socket.create_connection((server.host, server.port), REPLY_S) as plain:
                     trust.wrap_socket(plain, server_hostname="localhost").close()
-                break
-            except ssl.SSLCertVerificationError:
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
+                return True
+            return False
+
+        wait_until(trusted, "the new certificate")
         assert "the certificate was read again" in server.log_tail()

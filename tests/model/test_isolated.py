@@ -4,11 +4,11 @@ import json
 import os
 import signal
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
 from tests.support.real_server import EXACT, ROOT, RealServer, llamapool
+from tests.support.waiting import wait_until
 
 DEMO, PIRATE = ROOT / "models" / "demo.gguf", ROOT / "models" / "demo-lora.gguf"
 DEADLINE_S = 60.0
@@ -66,10 +66,7 @@ def test_slots_adapters_and_replies_survive_a_killed_worker_and_no_worker_a_kill
         server.ends_with = -signal.SIGKILL
         server.process.kill()
         server.process.wait(DEADLINE_S)
-        deadline = time.monotonic() + DEADLINE_S
-        while not is_gone(last):
-            assert time.monotonic() < deadline, "the worker did not end"
-            time.sleep(0.01)
+        wait_until(lambda: is_gone(last), "the worker's end")
 
 
 def _kill_during_a_reply(server: RealServer) -> None:

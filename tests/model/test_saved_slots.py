@@ -4,7 +4,6 @@ import contextlib
 import ctypes
 import json
 import re
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -19,6 +18,7 @@ from server.pool.saved.format import STATE_MAGIC, STATE_VERSION, Description, en
 from tests.model.native_fixtures import open_runner, prefill, prompt_tokens
 from tests.support.ggufs import MODELS, gguf_file
 from tests.support.real_server import EXACT, ROOT, RealServer, llamapool
+from tests.support.waiting import wait_until
 
 DEMO, PIRATE = ROOT / "models" / "demo.gguf", ROOT / "models" / "demo-lora.gguf"
 QUESTION = "What is the capital of France?"
@@ -117,7 +117,6 @@ def test_the_file_is_what_the_library_itself_writes(tiny_path: Path, tmp_path: P
 
 PROMPT = "the quick brown fox jumps over the lazy dog and then the other animals of the forest come together " * 12
 FLAGS = ("-c", "2048", "-np", "2", "-t", "1", *EXACT, "--no-warmup", "--metrics")
-DEADLINE_S = 120.0
 
 
 def complete(server: RealServer, prompt: list[int], **more: Any) -> dict[str, Any]:
@@ -141,10 +140,8 @@ def test_a_conversation_continues_in_the_next_process(kind: str, gguf_folder: Pa
 
 
 def wait_for_state(server: RealServer) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not re.search(rb"^llamapool_cache_disk_states\{[^}]*\} [1-9]", server.request("GET", "/metrics").body, re.M):
-        assert time.monotonic() < deadline, server.log_tail()
-        time.sleep(0.05)
+    states = re.compile(rb"^llamapool_cache_disk_states\{[^}]*\} [1-9]", re.M)
+    wait_until(lambda: states.search(server.request("GET", "/metrics").body), "a state in the folder")
 
 
 def test_a_conversation_continues_in_another_process_that_shares_the_folder(gguf_folder: Path, tmp_path: Path) -> None:

@@ -24,9 +24,10 @@ import yaml
 
 from server.transport.keys import add_entry, hash_of, new_key
 from tests.media_files import wav
-from tests.pod.podman import Manifest, Pod, Podman, only, wait_for
+from tests.pod.podman import Manifest, Pod, Podman, only
 from tests.support.kustomize import render
 from tests.support.stand_in_hub import stand_in_hub
+from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 LAYERS = {path.parent.name: path.parent for path in sorted(ROOT.glob("deploy/kubernetes/*/kustomization.yaml"))}
@@ -158,12 +159,12 @@ def test_changed_volumes_are_read_while_the_pod_runs(base: Pod, key: str, tmp_pa
             found.append(asking.post("/v1/audio/transcriptions", files=files, data={"temperature": 0}))
             return found[-1].status_code == 200
 
-        wait_for(hears, "the reload of the configuration")
+        wait_until(hears, "the reload of the configuration")
         assert isinstance(found[-1].json()["text"], str)
         assert {reply.status_code for reply in found} <= {200, 501, 503}  # 503: while the model is loaded again
 
         base.project("keys", key_file(tmp_path, other))
-        wait_for(lambda: asking.get("/v1/models").status_code == 401, "the end of the old key")
+        wait_until(lambda: asking.get("/v1/models").status_code == 401, "the end of the old key")
     with client(base, other) as asking:
         assert asking.get("/v1/models").status_code == 200
     assert base.probe("readinessProbe")
@@ -221,8 +222,8 @@ def test_a_pod_killed_for_want_of_memory_restarts_and_finds_its_caches(base: Pod
             assert cached_tokens(asking, long) == 0
             # What is in RAM goes to disk when the model is unloaded.
             assert asking.post("/models/unload", json={"model": "cached"}).status_code == 200
-            wait_for((base.folders["models"] / "states").exists, "the folder of states")
-            wait_for(lambda: status(asking, "cached") == "unloaded", "the unload")
+            wait_until((base.folders["models"] / "states").exists, "the folder of states")
+            wait_until(lambda: status(asking, "cached") == "unloaded", "the unload")
     n_killed = out_of_memory_kills()
     for pid in base.podman("top", base.containers[-1], "hpid").split()[1:]:
         Path(f"/proc/{pid}/oom_score_adj").write_text("1000")  # the server is to be the victim, not the program below
@@ -278,7 +279,7 @@ def test_composes_service_serves_and_ends(podman: Podman, project: Path) -> None
     (container,) = podman("ps", "--all", "--quiet", "--filter", "name=llamapool").split()
     try:
         url = "http://127.0.0.1:8080"
-        wait_for(lambda: healthy(url), "health")
+        wait_until(lambda: healthy(url), "health")
         podman("healthcheck", "run", container)
         headers = {"Authorization": "Bearer sk-compose"}
         with httpx.Client(base_url=url, headers=headers, timeout=120, trust_env=False) as asking:

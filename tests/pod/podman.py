@@ -19,10 +19,9 @@ from typing import Any
 import httpx
 
 from tests.support.kubelet import service_links, write_volume
+from tests.support.waiting import wait_until
 
 Manifest = Mapping[str, Any]
-WITHIN_S = 180.0
-POLL_S = 0.1
 NO_MEANING_HERE = {  # fields that concern the scheduler, the registry, or a cluster's API
     *("serviceAccountName", "tolerations", "imagePullPolicy", "name", "ports", "fsGroupChangePolicy"),
     *(
@@ -33,14 +32,6 @@ NO_MEANING_HERE = {  # fields that concern the scheduler, the registry, or a clu
         "livenessProbe",
     ),  # `Pod` has these
 }
-
-
-def wait_for(met: Callable[[], bool], what: str) -> None:
-    """Poll until `met`. Raises AssertionError after `WITHIN_S`."""
-    deadline = time.monotonic() + WITHIN_S
-    while not met():
-        assert time.monotonic() < deadline, f"{what}: not within {WITHIN_S:.0f} s"
-        time.sleep(POLL_S)
 
 
 class Podman:
@@ -225,7 +216,7 @@ class Pod:
     def wait_until_ready(self) -> None:
         """Probe until the container has started and is ready. Raises AssertionError with the log if it ends."""
         for name in ("startupProbe", "readinessProbe"):
-            wait_for(lambda name=name: self.probe(name) or self._ended(), name)  # type: ignore[misc]
+            wait_until(lambda name=name: self.probe(name) or self._ended(), name)  # type: ignore[misc]
         assert self.state["Running"], self.log
 
     def _ended(self) -> bool:
@@ -234,7 +225,7 @@ class Pod:
 
     def wait_until_ended(self) -> Manifest:
         """Wait for the newest container's end and return its state."""
-        wait_for(lambda: not self.state["Running"], "the container's end")
+        wait_until(lambda: not self.state["Running"], "the container's end")
         return self.state
 
     def terminate(self, before_sigterm: Callable[[], object]) -> tuple[float, Manifest]:
@@ -248,7 +239,7 @@ class Pod:
         before_sigterm()
         os.kill(pid, signal.SIGTERM)
         signalled = time.monotonic()
-        wait_for(lambda: not Path(f"/proc/{pid}").exists(), "the end of the container's first process")
+        wait_until(lambda: not Path(f"/proc/{pid}").exists(), "the end of the container's first process")
         assert time.monotonic() < deadline, "the kubelet would have sent SIGKILL"
         return signalled, self.wait_until_ended()
 

@@ -3,8 +3,7 @@
 import http.client
 import json
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ pytest.importorskip("ray", reason="needs llamapool[ray]: make ray")
 
 from tests.support.ray_cluster import RayCluster
 from tests.support.real_server import ROOT, Reply
+from tests.support.waiting import wait_until
 
 MODEL = str(ROOT / "models" / "demo.gguf")
 FLAGS = ["-m", MODEL, "-a", "demo", "-t", "1", "-np", "4", "-c", "8192", "--slots", "--metrics"]
@@ -43,13 +43,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
         yield started
 
 
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.2)
-
-
 def chat(text: str, **more: Any) -> dict[str, Any]:
     return {"model": "demo", "messages": [{"role": "user", "content": text}], "max_tokens": 8, **more}
 
@@ -62,10 +55,10 @@ def replicas(cluster: RayCluster, route: str = "") -> set[str]:
 @pytest.fixture
 def two(cluster: RayCluster) -> set[str]:
     """Both replicas, with the model in memory."""
-    until(lambda: len(replicas(cluster)) == 2, "two replicas answer")
+    wait_until(lambda: len(replicas(cluster)) == 2, "two replicas answer")
     both = replicas(cluster)
     for replica in both:
-        until(lambda r=replica: health(cluster, r).status == 200, "its model is loaded")  # type: ignore[misc]
+        wait_until(lambda r=replica: health(cluster, r).status == 200, "its model is loaded")  # type: ignore[misc]
     return both
 
 
@@ -128,7 +121,7 @@ def test_a_client_that_leaves_frees_its_slot(cluster: RayCluster, two: set[str])
         replica = response.getheader(REPLICA)
         assert replica
         assert n_busy(cluster, replica) == 1
-    until(lambda: n_busy(cluster, replica) == 0, "the slot is free")
+    wait_until(lambda: n_busy(cluster, replica) == 0, "the slot is free")
 
 
 def n_busy(cluster: RayCluster, replica: str) -> int:
@@ -187,15 +180,15 @@ def test_a_killed_replica_ends_its_own_streams_only(cluster: RayCluster, two: se
             assert stream.done, stream.error
             assert stream.error is None
     assert any(stream.error for stream in streams)
-    until(lambda: len(replicas(cluster)) == 2, "another replica takes its place")
+    wait_until(lambda: len(replicas(cluster)) == 2, "another replica takes its place")
     assert victim not in replicas(cluster)
 
 
 def test_each_model_stays_where_it_is_in_memory(cluster: RayCluster) -> None:
-    until(lambda: len(replicas(cluster, "/several")) == 2, "two replicas answer")
+    wait_until(lambda: len(replicas(cluster, "/several")) == 2, "two replicas answer")
     both = replicas(cluster, "/several")
     for replica in both:
-        until(lambda r=replica: loaded(cluster, r) == {"demo"}, "its model is loaded")  # type: ignore[misc]
+        wait_until(lambda r=replica: loaded(cluster, r) == {"demo"}, "its model is loaded")  # type: ignore[misc]
     where: list[dict[str, str]] = [{}]
 
     def settled() -> bool:
@@ -204,7 +197,7 @@ def test_each_model_stays_where_it_is_in_memory(cluster: RayCluster) -> None:
         where.append({model: reply.headers[REPLICA] for model, reply in replies.items()})
         return where[-1] == where[-2] and set(where[-1].values()) == both
 
-    until(settled, "each model has its replica")
+    wait_until(settled, "each model has its replica")
     for model in MODELS * 4:
         reply = cluster.request("POST", "/several/v1/chat/completions", chat(f"Hello, {model}", model=model))
         assert reply.headers[REPLICA] == where[-1][model]
@@ -229,7 +222,7 @@ def test_more_replicas_come_with_more_requests(cluster: RayCluster) -> None:
     for thread in threads:
         thread.start()
     try:
-        until(lambda: len(replicas(cluster, "/scaled")) == 2, "a second replica")
+        wait_until(lambda: len(replicas(cluster, "/scaled")) == 2, "a second replica")
     finally:
         ends.set()
         for thread in threads:

@@ -4,7 +4,7 @@ import json
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,6 +17,7 @@ from server.structured.grammar.compiler import GrammarCompiler
 from server.structured.grammar.matcher import MatcherConstraint
 from server.structured.grammar.sandbox import Sandbox
 from server.structured.grammar.schema.plain import is_plain
+from tests.support.waiting import wait_until
 from tests.unit.structured.builders import WordVocab, exploding_schema, matches
 
 AMPLE = WorkLimits(cpu_s=120, wall_s=120, memory_bytes=2 << 30)
@@ -39,14 +40,6 @@ def ample() -> tuple[Sandbox, GrammarCompiler]:
     """A sandbox in which the exploding schema goes on until somebody ends it."""
     sandbox = Sandbox(AMPLE)
     return sandbox, GrammarCompiler(WordVocab(), sandbox)
-
-
-def until(condition: Callable[[], object]) -> None:
-    """Wait for what announces itself by no event."""
-    ends = time.monotonic() + 100
-    while not condition():
-        assert time.monotonic() < ends
-        time.sleep(0.001)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +149,7 @@ def test_a_cancelled_compilation_ends_at_once() -> None:
 
     thread = threading.Thread(target=work)
     thread.start()
-    until(lambda: sandbox.at_work)
+    wait_until(lambda: sandbox.at_work, "work in the sandbox", poll_s=0.001)
     attempt.cancel()
     thread.join(60)
     assert len(ended) == 1
@@ -196,7 +189,7 @@ def test_closing_ends_what_is_being_compiled() -> None:
 
     thread = threading.Thread(target=work)
     thread.start()
-    until(lambda: sandbox.at_work)
+    wait_until(lambda: sandbox.at_work, "work in the sandbox", poll_s=0.001)
     sandbox.close()
     thread.join(60)
     assert len(ended) == 1

@@ -2,8 +2,7 @@
 
 import asyncio
 import threading
-import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 
@@ -15,6 +14,7 @@ from server.engine.lora import NEVER, NO_ADAPTERS
 from server.engine.prefix_cache import CacheEntry, SlotState, in_ram
 from server.errors import InternalError, InvalidRequest
 from tests.support.fakes import FakeRunner
+from tests.support.waiting import wait_until
 from tests.unit.engine.builders import alone, engine_over, request, run
 
 TEXT = list(range(100))
@@ -227,13 +227,6 @@ def test_files_of_another_process_are_taken_up_when_it_has_ended(monkeypatch: py
     disk.close()
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-
-
 def test_what_other_processes_write_and_remove_is_seen() -> None:
     files = Files()
     files.follow_s = 0.001
@@ -241,9 +234,9 @@ def test_what_other_processes_write_and_remove_is_seen() -> None:
     with disk_over(files) as disk:
         assert disk.shared
         files.saved["other.state"] = other.saved
-        until(lambda: len(disk.kept) == 1)
+        wait_until(lambda: len(disk.kept) == 1, "the file of the other process")
         assert not disk.wants(other, 40)
         entry, n = disk.kept.match([*other.tokens, 7], NO_ADAPTERS, 0)
         assert (entry and entry.name, n) == ("other.state", 40)
         del files.saved["other.state"]
-        until(lambda: len(disk.kept) == 0)
+        wait_until(lambda: not disk.kept, "its end")
