@@ -9,7 +9,7 @@ from pathlib import Path
 from server.cli import health
 from tests.clients.conftest import API_KEY, QUIET
 from tests.support.certificates import NEEDS_OPENSSL, make_certificate
-from tests.support.real_server import POLL_S, READY_S, REPLY_S, ROOT, RealServer
+from tests.support.real_server import POLL_S, REPLY_S, ROOT, RealServer
 
 
 class Checked(RealServer):
@@ -20,13 +20,8 @@ class Checked(RealServer):
         command = [sys.executable, "-m", "server", "--config", str(config)]
         super().__init__(command, 0, self.environment)
 
-    def wait_until_ready(self, timeout_s: float = READY_S, poll_s: float = POLL_S) -> None:
-        deadline = time.monotonic() + timeout_s
-        addresses = Path(self.environment[health.VARIABLE])
-        while not addresses.exists() or self.check().returncode != 0:
-            assert self.process.poll() is None, self.log_tail()
-            assert time.monotonic() < deadline, self.log_tail()
-            time.sleep(poll_s)
+    def serves(self) -> bool:
+        return Path(self.environment[health.VARIABLE]).exists() and self.check().returncode == 0
 
     def check(self) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "server", "health"]

@@ -5,7 +5,6 @@
 
 import json
 import os
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 
@@ -35,16 +34,7 @@ TOOL = {
 class Proxy(RealServer):
     """The proxy. It is alive before it has a database, which it does not need."""
 
-    def wait_until_ready(self, timeout_s: float = 180.0, poll_s: float = 0.2) -> None:
-        deadline = time.monotonic() + timeout_s
-        while self.process.poll() is None and time.monotonic() < deadline:
-            try:
-                if self.request("GET", "/health/liveliness", timeout_s=5.0).status == 200:
-                    return
-            except OSError:
-                pass
-            time.sleep(poll_s)
-        raise AssertionError(self.log_tail())
+    health = "/health/liveliness"
 
 
 class Gateway:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from tests.support.real_server import POLL_S, ROOT, STOP_S, RealServer, free_port
+from tests.support.real_server import ROOT, STOP_S, RealServer, free_port
 
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -22,21 +22,18 @@ _ENVIRONMENT = {
 }
 _OBJECT_STORE_BYTES = 80 << 20
 TRIES = 4
-READY_S = 600.0  # Ray starts a dozen processes, and each replica imports it
 
 
 class RayCluster(RealServer):
     """As a `RealServer`; each of `applications` is behind its name, that of "" at the root, whose /health counts."""
+
+    ready_s = 600.0  # Ray starts a dozen processes, and each replica imports it
 
     def __init__(self, applications: Mapping[str, Mapping[str, Any]]) -> None:
         port = free_port()
         command = [sys.executable, "-m", "tests.support.ray_cluster", str(port), json.dumps(applications)]
         environment = {**_ENVIRONMENT, "RAY_AUTH_TOKEN": secrets.token_hex(32), "PYTHONPATH": str(ROOT)}
         super().__init__(command, port, environment)
-
-    def wait_until_ready(self, timeout_s: float = READY_S, poll_s: float = POLL_S) -> None:
-        """As a server's, which has less to start."""
-        super().wait_until_ready(timeout_s, poll_s)
 
     def kill(self, replica: str, application: str = "") -> None:
         """End its process, at once."""

@@ -20,7 +20,6 @@ from typing import Any, Self
 
 ROOT = Path(__file__).resolve().parents[2]
 # Deadlines: they decide how long a failure takes, so they leave room for a machine that is slow or busy.
-READY_S = 180.0
 REPLY_S = 120.0  # for the next bytes of a reply
 STOP_S = 60.0  # a server that has not stopped by then is killed
 POLL_S = 0.05
@@ -54,6 +53,9 @@ class Reply:
 class RealServer:
     """A server process. Use it as a context manager; `request` speaks plain HTTP to it."""
 
+    health = "/health"
+    ready_s = 180.0
+
     def __init__(
         self, command: Sequence[str], port: int, environment: Mapping[str, str] | None = None, *, ends_with: int = 0
     ) -> None:
@@ -80,19 +82,22 @@ class RealServer:
         """``http://host:port``, without a path."""
         return f"http://{self.host}:{self.port}"
 
-    def wait_until_ready(self, timeout_s: float = READY_S, poll_s: float = POLL_S) -> None:
-        """Poll /health until it answers 200. Raises `ServerStartError`."""
-        deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline:
+    def wait_until_ready(self) -> None:
+        """Wait until it `serves`. Raises `ServerStartError`."""
+        deadline = time.monotonic() + self.ready_s
+        while not self.serves():
             if self.process.poll() is not None:
                 raise ServerStartError(f"exit status {self.process.returncode}\n{self.log_tail()}")
-            try:
-                if self.request("GET", "/health", timeout_s=5.0).status == 200:
-                    return
-            except OSError:  # not listening yet
-                pass
-            time.sleep(poll_s)
-        raise ServerStartError(f"no answer within {timeout_s:.0f} s\n{self.log_tail()}")
+            if time.monotonic() > deadline:
+                raise ServerStartError(f"no answer within {self.ready_s:.0f} s\n{self.log_tail()}")
+            time.sleep(POLL_S)
+
+    def serves(self) -> bool:
+        """Whether `health` answers 200."""
+        try:
+            return self.request("GET", self.health, timeout_s=5.0).status == 200
+        except OSError:  # not listening yet
+            return False
 
     def _connection(self, timeout_s: float) -> http.client.HTTPConnection:
         return http.client.HTTPConnection(self.host, self.port, timeout=timeout_s)
