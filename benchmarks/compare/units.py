@@ -144,7 +144,8 @@ def started(server: str, unit: Unit, machine: Machine) -> Iterator[tuple[RealSer
     began = time.monotonic()
     running = _start(server, unit, machine)
     try:
-        running.wait_until_ready(START_S, poll_s=POLL_S)
+        running.ready_s, running.poll_s = START_S, POLL_S
+        running.wait_until_ready()
         yield running, time.monotonic() - began
     finally:
         running.stop()

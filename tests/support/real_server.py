@@ -55,6 +55,7 @@ class RealServer:
 
     health = "/health"
     ready_s = 180.0
+    poll_s = POLL_S
 
     def __init__(
         self, command: Sequence[str], port: int, environment: Mapping[str, str] | None = None, *, ends_with: int = 0
@@ -90,7 +91,7 @@ class RealServer:
                 raise ServerStartError(f"exit status {self.process.returncode}\n{self.log_tail()}")
             if time.monotonic() > deadline:
                 raise ServerStartError(f"no answer within {self.ready_s:.0f} s\n{self.log_tail()}")
-            time.sleep(POLL_S)
+            time.sleep(self.poll_s)
 
     def serves(self) -> bool:
         """Whether `health` answers 200."""

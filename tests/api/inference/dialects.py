@@ -366,4 +366,4 @@ def having(*features: str, where: Callable[[Dialect], bool] = lambda _: True) ->
 
 def call(*arguments: dict[str, Any]) -> str:
     """Return what a model writes for calls of `TOOL`."""
-    return "\n".join(tool_call(TOOL["name"], each) for each in arguments)
+    return "\n".join(tool_call(str(TOOL["name"]), each) for each in arguments)

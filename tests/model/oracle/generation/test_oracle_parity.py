@@ -120,7 +120,7 @@ def kept(request: pytest.FixtureRequest, start: Start, gguf_folder: Path) -> Pai
     return start(model, n_ctx=8192, n_parallel=2, flags=("-ub", 128), params={"n_ubatch": 128})
 
 
-def turn(pair: Pair, messages: list[dict[str, str]]) -> tuple[str, list[int]]:
+def reply_to(pair: Pair, messages: list[dict[str, str]]) -> tuple[str, list[int]]:
     """The reply, which must be the same, and the reused tokens: ours, theirs."""
     ours, theirs = pair.post("/v1/chat/completions", {**SHORT, "messages": messages})
     text: Any = ours["choices"][0]["message"]["content"]
@@ -134,7 +134,7 @@ def test_a_conversation_whose_replies_are_rendered_anew(kept: Pair) -> None:
     cached = []
     for turn in range(5):
         messages.append({"role": "user", "content": f"question {turn}: " + "what comes together in the forest? " * 3})
-        reply, counts = turn(kept, messages)
+        reply, counts = reply_to(kept, messages)
         cached.append(counts)
         messages.append({"role": "assistant", "content": "in short: " + reply[:5]})
     ours, theirs = (sum(column) for column in zip(*cached[1:], strict=True))
