@@ -109,7 +109,7 @@ async def test_what_all_requests_take_together_is_bounded_and_given_back(
     with pytest.raises(MediaFull, match="retry in 1 s"):
         await sight.see([Shown(b"another", spare=True)], READER)
     assert len(decoder.decoded) == 2
-    held.pop()
+    del held[0]  # the thread that decoded the last one may still hold it
     assert await sight.see([Shown(b"another")], READER)
 
 

@@ -7,11 +7,12 @@ tests that they show every text. Run this file to write the digests anew, and re
 
 import json
 from collections.abc import Iterator
+from datetime import datetime, tzinfo
 from hashlib import sha256
 from itertools import product
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -49,6 +50,26 @@ CASES |= {
     f"random {seed}": (random_chat(Random(seed)), {"add_generation_prompt": True, "enable_thinking": seed % 2 == 0})
     for seed in range(12)
 }
+
+
+class Recorded(datetime):
+    """The day on which the digests were written: some templates write today's date."""
+
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> Self:
+        """Return its noon."""
+        return cls(2026, 11, 24, 12, tzinfo=tz)
+
+
+def stop_the_calendar(patch: pytest.MonkeyPatch) -> None:
+    """For Llamapool and for Hugging Face."""
+    for module in ("server.templates.jinja", "server.templates.template", "transformers.utils.chat_template_utils"):
+        patch.setattr(f"{module}.datetime", Recorded)
+
+
+@pytest.fixture(autouse=True)
+def _day(monkeypatch: pytest.MonkeyPatch) -> None:
+    stop_the_calendar(monkeypatch)
 
 
 def variables(chat: Chat) -> dict[str, Any]:
@@ -98,6 +119,7 @@ def test_a_prompt_equals_hugging_faces_or_is_adapted_as_recorded(name: str) -> N
 
 
 if __name__ == "__main__":
+    stop_the_calendar(pytest.MonkeyPatch())
     found = {name: dict(adapted(name, list(CASES))) for name in TEMPLATE_NAMES}
     lines = [f"{json.dumps(name)}: {json.dumps(digests)}" for name, digests in found.items()]
     DIGESTS.write_text("{\n" + ",\n".join(lines) + "\n}\n")
