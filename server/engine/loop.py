@@ -62,6 +62,7 @@ class Instance(StepThread):
             runner, params, first_slot, self.cells, self._requests, mailbox, self.stats, self._speculation, clock
         )
         self._commands: deque[Command[Any]] = deque()  # appended on the event loop, executed on the step thread
+        self._stepped = False
         self._unseen = 0, 0.0  # tokens and seconds of decodes that the device may still be computing
 
     @property
@@ -100,9 +101,11 @@ class Instance(StepThread):
         self.runner.close()
 
     def _turn(self) -> None:
-        self._woken.clear()
-        self._receive()
-        if self._step():
+        if not self._stepped or self._woken.is_set() or self._commands or self._requests.due:
+            self._woken.clear()
+            self._receive()
+        self._stepped = self._step()
+        if self._stepped:
             return
         self._mailbox.post()
         while not self._is_wanted and self.cells.offer():

@@ -151,6 +151,11 @@ class Requests:
     _open: dict[int, Ticket] = field(default_factory=dict)
     _look_at: float = -math.inf
 
+    @property
+    def due(self) -> bool:
+        """Whether `receive` or `expire` may have work although nobody woke the thread."""
+        return bool(self._queue) or self._clock() >= self._look_at
+
     def next_look_s(self, now: float) -> float | None:
         """Return the seconds until `expire` must run without a wake-up; None if it need not."""
         return max(self._look_at - now, 0.0) if self._open or self._queue else None
