@@ -140,9 +140,6 @@ class Engine(Instances[Instance]):
                 total.n_processing += instance.scheduler.n_active
                 total.n_deferred += len(instance.scheduler.waiting)
             total.kv_cells += instance.runner.info.n_cells
-            total.n_checkpoints += instance.cells.n_checkpoints
-            total.n_checkpoint_hits += instance.cells.n_rewound
-            total.n_cache_refused += instance.cells.n_refused
             for slot in list(instance.scheduler.slots):
                 n_own = max(len(slot.tokens) - slot.n_shared, 0)
                 total.kv_cells_running += n_own if slot.sequence is not None else 0

@@ -30,6 +30,7 @@ from server.engine.prefix_cache import (
 from server.engine.runner_api import Runner
 from server.engine.scheduler import ALONE_S, Scheduler, TokenRun
 from server.engine.sequence import Phase, Sequence, Slot, first_to_evict, log_fields
+from server.engine.stats import EngineStats
 from server.errors import CONTAINED, InternalError, InvalidRequest
 
 log = logging.getLogger(__name__)
@@ -44,14 +45,15 @@ longest inter-token gap compared with 1.0, at equal throughput and time to first
 class Cells:
     """The cells of one instance, and the moves of states between them, RAM and disk."""
 
-    def __init__(self, runner: Runner, scheduler: Scheduler, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, runner: Runner, scheduler: Scheduler, clock: Callable[[], float], stats: EngineStats | None = None
+    ) -> None:
+        self._stats = stats or EngineStats()
         self._runner = runner
         self._scheduler = scheduler
         self._clock = clock
         self._can_cut = runner.info.can_cut
         self._checkpoint_s = 0.0  # duration of the last checkpoint
-        self.n_checkpoints = self.n_rewound = 0  # created, resumed from
-        self.n_refused = 0  # states dropped because saving them would have stalled others
         scheduler.placer.may_load = self.may_load
 
     # ---- the time that moves may take
@@ -116,7 +118,7 @@ class Cells:
         if not to_ram and not (disk_wants and disk is not None and disk.takes(size)):
             return
         if self._refuses(n_bytes + (len(incoming.saved.state) if incoming is not None else 0)):
-            self.n_refused += 1
+            self._stats.n_cache_refused += 1
             log.debug("slot %d: %d tokens are not offloaded, saving them would stall other requests", slot.id, n)
             return
         if to_ram:
@@ -300,7 +302,7 @@ class Cells:
         if checkpoint is None or not self._rewind(slot, checkpoint):
             self.clear(slot)
             return
-        self.n_rewound += 1
+        self._stats.n_checkpoint_hits += 1
 
     def _rewind(self, slot: Slot, checkpoint: Checkpoint) -> bool:
         """Restore `checkpoint`. Return False if the cells are empty now, which ``slot`` does not say yet."""
@@ -388,7 +390,7 @@ class Cells:
             return
         self._checkpoint_s = self._clock() - started
         self._scheduler.spent_s += self._checkpoint_s
-        self.n_checkpoints += 1
+        self._stats.n_checkpoints += 1
         its_part = self._scheduler.ram.most_beside // self._runner.info.n_seq
         self._checkpoints_are(slot, added(slot.checkpoints, new, most, its_part))
 

@@ -55,7 +55,7 @@ class Instance(StepThread):
         self._requests = Requests(
             self.scheduler, queue, number, mailbox, self.stats, clock, self.snapshots, encoder, self.wake
         )
-        self.cells = Cells(runner, self.scheduler, clock)
+        self.cells = Cells(runner, self.scheduler, clock, self.stats)
         self._shifts = params.context_shift and runner.info.can_shift
         self._speculation = speculation(params, runner, clock)
         self._next_tokens = NextTokens(

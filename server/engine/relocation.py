@@ -41,33 +41,26 @@ def best_relocation(
     it has generated, but not past its limit. No relocation takes longer than `longest_s`.
     """
     running = {slot.id for slot in slots if slot.sequence is not None}
-    if n_runs(running) < 2:
-        return None
+    movable = [slot for slot in slots if slot.id not in fixed and not _is_asked_for(slot)]
     sources = [  # a sequence between two others would split them, which saves nothing
-        (-n_less, -_steps_left(s), slot.id, slot)
-        for slot in slots
+        (n_less, _steps_left(s), slot)
+        for slot in movable
         if (s := slot.sequence) is not None
-        and (n_less := n_more_runs(slot.id, running)) >= 0
         and s.phase is Phase.DECODE
-        and slot.id not in fixed
-        and not _is_asked_for(slot)
+        and (n_less := n_more_runs(slot.id, running)) >= 0
     ]
-    targets = [
-        (n_more_runs(slot.id, running), len(slot.tokens), slot.id, slot)
-        for slot in slots
-        if slot.sequence is None and slot.id not in fixed and not _is_asked_for(slot)
-    ]
-    sources.sort()
-    targets.sort()
+    sources.sort(key=lambda source: (-source[0], -source[1], source[2].id))
+    targets = [slot for slot in movable if slot.sequence is None]
+    targets.sort(key=lambda slot: (n_more_runs(slot.id, running), len(slot.tokens), slot.id))
     best, most_s = None, 0.0
-    for n_runs_more, n_steps_less, _, source in sources[:MAX_CANDIDATES]:
+    for n_less, n_steps, source in sources[:MAX_CANDIDATES]:
         others = running - {source.id}
-        for *_, target in targets[:MAX_CANDIDATES]:
-            n_saved = -n_runs_more - n_more_runs(target.id, others)
+        for target in targets[:MAX_CANDIDATES]:
+            n_saved = n_less - n_more_runs(target.id, others)
             if n_saved <= 0:
                 continue
             takes_s = price_s(source, target)
-            saved_s = n_saved * -n_steps_less * evaluation_s - takes_s
+            saved_s = n_saved * n_steps * evaluation_s - takes_s
             if takes_s <= longest_s and saved_s > most_s:
                 best, most_s = (source, target), saved_s
     return best

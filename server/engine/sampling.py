@@ -35,7 +35,7 @@ from server.errors import InvalidRequest, NotNumbers
 from server.structured.constraint import Constraint
 
 if TYPE_CHECKING:
-    from server.structured.grammar.matcher import Masks
+    from server.structured.grammar.matcher import Masks, MatcherConstraint
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,6 @@ class Proposal:
     ``error``: sampling failed; raised when the sequence is sampled.
     """
 
-    constraint: Constraint
     token: int = -1
     probs: TokenLogprob | None = None
     allowed: bool = False
@@ -77,12 +76,17 @@ class Constrained:
                 wanted.append((entry.next_output(output), sequence, sequence.constraint))
         if len(wanted) < 2:
             return
+        refused = []
         for output, sequence, constraint in wanted:
             try:
-                self._proposals[output] = self._proposed(output, sequence, constraint)
+                made = self._proposed(output, sequence, constraint)
+                if not made.allowed and (masked_by := constraint.masked_by()) is not None:
+                    refused.append((made, masked_by))
             except Exception as error:  # noqa: BLE001 - raised in `sample`
-                self._proposals[output] = Proposal(constraint, error=error)
-        self._mask_together()
+                made = Proposal(error=error)
+            self._proposals[output] = made
+        if len(refused) > 1:
+            self._mask_together(refused)
 
     def sample(self, output: int, sequence: Sequence) -> tuple[int, TokenLogprob | None]:
         """Return the next token, with its probabilities after sampling if requested."""
@@ -110,17 +114,9 @@ class Constrained:
         if request.post_sampling_probs and request.want_logprobs:
             probs = self._runner.propose_probs(output, sampler, request.n_probs)
         token = self._runner.propose(output, sampler) if probs is None else probs.id
-        return Proposal(constraint, token, probs, constraint.allows(token))
+        return Proposal(token, probs, constraint.allows(token))
 
-    def _mask_together(self) -> None:
-        refused = []
-        for made in self._proposals.values():
-            if not made.allowed and made.error is None:
-                masked_by = made.constraint.masked_by()
-                if masked_by is not None:
-                    refused.append((made, masked_by))
-        if len(refused) < 2:
-            return
+    def _mask_together(self, refused: "list[tuple[Proposal, MatcherConstraint]]") -> None:
         try:
             if self._masks is None:
                 from server.structured.grammar.matcher import Masks
