@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False, slots=True)
 class EmbeddingJob:
-    """One request: its inputs, none empty, and results by input. ``done`` belongs to the event loop."""
+    """One request: its inputs, none empty. ``done`` and ``results``, by input, belong to the event loop."""
 
     inputs: Sequence[MediaPrompt]
     done: asyncio.Future[list[Vectors]]
@@ -101,33 +101,16 @@ class EmbeddingQueue:
             self._jobs.extendleft(reversed(skipped))
         return pieces
 
-    def keep(self, piece: Piece, vectors: Vectors) -> bool:
-        """Store a result; return whether it was the last one of its job."""
-        with self._lock:
-            piece.job.results[piece.index] = vectors
-            return len(piece.job.results) == len(piece.job.inputs)
-
     def check_integrity(self) -> None:
         """Verify that every job is queued once and has work left. Raises AssertionError."""
         with self._lock:
             assert len({id(job) for job in self._jobs}) == len(self._jobs), "a job is queued twice"
             for job in self._jobs:
                 assert job.n_taken < len(job.inputs), "a job without open inputs is queued"
-                assert len(job.results) <= job.n_taken, "a job has results of inputs that nobody took"
 
 
-Ended = tuple[EmbeddingJob, LlamapoolError | None]
-
-
-def deliver(ended: list[Ended]) -> None:
-    """Set the results of ended jobs, on the event loop."""
-    for job, error in ended:
-        if job.done.done():  # it was cancelled or given up
-            continue
-        if error is not None:
-            job.done.set_exception(error)
-        else:
-            job.done.set_result([job.results[i] for i in range(len(job.inputs))])
+Result = tuple[Piece, Vectors | LlamapoolError]
+"""The vectors of an input, or the error of its job."""
 
 
 class EmbeddingInstance(StepThread):
@@ -148,7 +131,7 @@ class EmbeddingInstance(StepThread):
         self.running: Sequence[Piece] = ()  # in the current decode
         self._queue = queue
         self._loop = loop
-        self._ended: list[Ended] = []
+        self._results: list[Result] = []  # not delivered yet
         self._n_served = [0] * runner.info.n_seq
 
     # ---- on the event loop
@@ -156,7 +139,20 @@ class EmbeddingInstance(StepThread):
     def give_up(self, reason: str) -> None:
         self.failure = reason
         error = has_failed(reason)
-        deliver([(job, error) for job in self._all()])
+        self._deliver([(Piece(job, 0), error) for job in self._all()])
+
+    def _deliver(self, results: list[Result]) -> None:
+        for piece, result in results:
+            job = piece.job
+            if job.done.done():  # it was cancelled or given up, or another input has failed
+                continue
+            if isinstance(result, LlamapoolError):
+                job.done.set_exception(result)
+                continue
+            job.results[piece.index] = result
+            if len(job.results) == len(job.inputs):
+                self.stats.request_duration.observe(self._clock() - job.submitted_at)
+                job.done.set_result([job.results[i] for i in range(len(job.inputs))])
 
     def _all(self) -> set[EmbeddingJob]:
         """Return the jobs that only it computes; it takes no more."""
@@ -221,15 +217,14 @@ class EmbeddingInstance(StepThread):
                 self._fail(pieces[0].job, own)
                 return
             for piece in pieces:
-                if all(piece.job is not job for job, _ in self._ended):
+                if not any(one.job is piece.job and isinstance(r, LlamapoolError) for one, r in self._results):
                     self._compute([piece])
             return
         for piece, vectors in zip(pieces, found, strict=True):
-            if not np.isfinite(vectors).all():
+            if np.isfinite(vectors).all():
+                self._results.append((piece, vectors))
+            else:
                 self._fail(piece.job, InternalError("the model computed a vector with values that are not numbers"))
-            elif self._queue.keep(piece, vectors):
-                self.stats.request_duration.observe(self._clock() - piece.job.submitted_at)
-                self._ended.append((piece.job, None))
 
     def _embed(self, pieces: Sequence[Piece]) -> list[Vectors]:
         inputs = [piece.input for piece in pieces]
@@ -245,7 +240,7 @@ class EmbeddingInstance(StepThread):
 
     def _fail(self, job: EmbeddingJob, error: LlamapoolError) -> None:
         self._queue.drop(job)
-        self._ended.append((job, error))
+        self._results.append((Piece(job, 0), error))
 
     def _fail_all(self, error: LlamapoolError) -> None:
         """Fail the jobs of its decode; others wait for the next."""
@@ -261,10 +256,10 @@ class EmbeddingInstance(StepThread):
         self._post()
 
     def _post(self) -> None:
-        """Deliver everything that ended with one call into the event loop."""
-        if self._ended:
-            ended, self._ended = self._ended, []
-            notify(self._loop, deliver, ended)
+        """Deliver the results with one call into the event loop."""
+        if self._results:
+            results, self._results = self._results, []
+            notify(self._loop, self._deliver, results)
 
 
 class EmbeddingEngine(Instances[EmbeddingInstance]):
