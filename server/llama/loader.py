@@ -102,7 +102,7 @@ class WeightsByInstance:
 class LlamaLoader:
     """`server.pool.protocols.Loader` over the native library."""
 
-    def load(self, spec: ModelSpec, progress: Callable[[float], bool]) -> Weights:
+    def load(self, spec: ModelSpec, progress: OnProgress) -> Weights:
         """Blocking; several models may be loaded at the same time, each in its own thread.
 
         Raises `ModelFailed` with the reason: a missing, broken or truncated file, an unsupported architecture,
@@ -161,14 +161,7 @@ class FileVocabulary:
         # Nothing that names a device: another process has them, and asking one can wait for ever.
         given = spec.native
         native = LoadParams(devices=((),), n_gpu_layers=0, metadata_overrides=given.metadata_overrides, numa=given.numa)
-        files = check_files(spec.id, spec.path, native.metadata_overrides)
-        start_backend(native.numa)
-        params = model_params(spec.id, native, files)
-        params.vocab_only = True
-        with collect_errors(quiet=True) as errors:
-            model = C.llama_model_load_from_file(str(files.path).encode(), params)
-        if not model:
-            raise ModelFailed(spec.id, f"{spec.path}: {reason(errors, 'the native library gave no reason')}")
+        model, _ = _open(spec.id, spec.path, native, vocab_only=True)
         self._model: int | None = model
         self.vocab = LlamaVocab(model)
 
@@ -199,7 +192,7 @@ def _measure(spec: ModelSpec, files: ModelFiles) -> Measure:
     return Measure(spec, files, _beside(spec.draft, spec.native) if drafts and spec.draft is not None else None)
 
 
-def _load(spec: ModelSpec, progress: Callable[[float], bool], first: Weights | None) -> LlamaWeights:
+def _load(spec: ModelSpec, progress: OnProgress, first: Weights | None) -> LlamaWeights:
     """Load on the first set of devices. The `first` load's projector serves the other sets, too."""
     if spec.native.mtp:
         check_heads(spec.id, check_files(spec.id, spec.path, spec.native.metadata_overrides))
@@ -222,16 +215,18 @@ def _beside(file: DraftFile, target: LoadParams) -> DraftFile:
     return replace(file, native=replace(file.native, devices=devices))
 
 
-def _open(name: str, path: Path, native: LoadParams, progress: Callable[[float], bool]) -> tuple[int, ModelFiles]:
-    """The native model, which the caller frees. Raises `ModelFailed`."""
+def _open(
+    name: str, path: Path, native: LoadParams, progress: OnProgress = lambda _: True, *, vocab_only: bool = False
+) -> tuple[int, ModelFiles]:
+    """Return the native model, which the caller frees. Raises `ModelFailed`."""
     files = check_files(name, path, native.metadata_overrides)
     start_backend(native.numa)
     report = _Progress(progress)
     params = model_params(name, native, files)
     if native.n_gpu_layers > 0 and not offloads(native):
         logger.warning("model '%s': n_gpu_layers is ignored: no GPU is used", name)
-    params.progress_callback = report.callback
-    with collect_errors() as errors:
+    params.progress_callback, params.vocab_only = report.callback, vocab_only
+    with collect_errors(quiet=vocab_only) as errors:
         model = C.llama_model_load_from_file(str(files.path).encode(), params)
     report.raise_failure()
     if not model:
@@ -240,7 +235,7 @@ def _open(name: str, path: Path, native: LoadParams, progress: Callable[[float],
     return model, files
 
 
-def _draft(name: str, file: DraftFile, target: int, progress: Callable[[float], bool]) -> DraftWeights:
+def _draft(name: str, file: DraftFile, target: int, progress: OnProgress) -> DraftWeights:
     """Load the draft model; its load is short and reports no progress."""
     model, _ = _open(name, file.path, file.native, lambda _: progress(1.0))
     try:
