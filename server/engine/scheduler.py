@@ -455,7 +455,7 @@ class Scheduler:
         A turn lasts several steps, because the library plans its memory again after each change of the set. It lasts
         as long as the other sets can wait, all their turns together (`TURN`). The next set in order follows.
         """
-        active = [s for s in self.active() if not (s.encodings and s.awaits_media)]
+        active = [s for slot in self.slots if (s := slot.sequence) and not (s.encodings and s.awaits_media)]
         if [s for s in active if s.phase is Phase.PREFILL and not is_batch(s)]:
             active = [s for s in active if not is_batch(s)]
         if _may_share_a_step(active):
