@@ -63,6 +63,24 @@ def chat_template(info: ModelInfo, spec: ModelSpec, renderer: Renderer | None = 
     return template
 
 
+EngineFactory = Callable[[Sequence[Runner], EngineParams, asyncio.AbstractEventLoop], ReportingEngine]
+EmbedderFactory = Callable[[Sequence[EmbeddingRunner], EngineParams, asyncio.AbstractEventLoop], EmbeddingEngine]
+InThread = Callable[[Callable[[], Any]], Awaitable[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Factories:
+    """The factories of a loaded model's parts. ``in_process``: creates the loader in a worker process, from a pickle;
+    None = worker processes are unavailable.
+    """
+
+    engine: EngineFactory = ReportingEngine
+    embedder: EmbedderFactory = EmbeddingEngine
+    template: TemplateFactory = chat_template
+    grammar: GrammarFactory = compile_grammars
+    in_process: Callable[[], Loader] | None = None
+
+
 @dataclass(slots=True)
 class LoadedParts:
     """The results of a load, before engines own the runners."""
@@ -90,10 +108,9 @@ class Load:
 
     spec: ModelSpec
     loader: Loader
-    template: TemplateFactory
+    factories: Factories
     report: Callable[[float], None]  # called in the thread, with 0..1, at most every 0.2 s, except 0 and 1
     clock: Callable[[], float]
-    grammar: GrammarFactory
     quiet: Callable[[], bool]  # whether no model has anything to do
     granted: Mapping[str, int] = field(default_factory=dict)  # bytes by device that it may take at most
     before: Fit | None = None  # what fitted when it was loaded before
@@ -139,7 +156,7 @@ class Load:
         weights = self.loader.load(fit.spec, self._progress)
         with contextlib.ExitStack() as undo:
             undo.callback(weights.close)
-            parts = LoadedParts(fit, weights, self.template(weights.info, self.spec))
+            parts = LoadedParts(fit, weights, self.factories.template(weights.info, self.spec))
             undo.pop_all()
             undo.callback(parts.close)
             parts.grammar = self._checked_grammar(weights)
@@ -159,7 +176,7 @@ class Load:
         shape = self.spec.shape
         if not weights.info.generates or shape is None:
             return None
-        grammar = self.grammar(weights.vocab)
+        grammar = self.factories.grammar(weights.vocab)
         try:
             shape.constraint(grammar)
         except InvalidRequest as error:
@@ -179,27 +196,10 @@ class Load:
         return not self.cancelled
 
 
-EngineFactory = Callable[[Sequence[Runner], EngineParams, asyncio.AbstractEventLoop], ReportingEngine]
-EmbedderFactory = Callable[[Sequence[EmbeddingRunner], EngineParams, asyncio.AbstractEventLoop], EmbeddingEngine]
-InThread = Callable[[Callable[[], Any]], Awaitable[Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class Factories:
-    """The factories of a loaded model's parts. ``in_process``: creates the loader in a worker process, from a pickle;
-    None = worker processes are unavailable.
-    """
-
-    engine: EngineFactory = ReportingEngine
-    embedder: EmbedderFactory = EmbeddingEngine
-    template: TemplateFactory = chat_template
-    grammar: GrammarFactory = compile_grammars
-    in_process: Callable[[], Loader] | None = None
-
-
-async def assemble(load: Load, parts: LoadedParts, factories: Factories, in_thread: InThread) -> LoadedModel:
+async def assemble(load: Load, parts: LoadedParts, in_thread: InThread) -> LoadedModel:
     """Put engines over the runners; frees the parts when that fails or the load was cancelled."""
     spec, weights, loop = load.spec, parts.weights, asyncio.get_running_loop()
+    factories = load.factories
     model = LoadedModel(
         *(spec, weights.info, weights.vocab, None, None, parts.template, weights, parts.fit),
         loaded_at=time.time(),

@@ -213,10 +213,9 @@ class Scheduler:
         def report(value: float) -> None:
             loop.call_soon_threadsafe(self._progressed, entry, load, value)
 
-        factories = self._factories
         load = Load(
-            *(entry.spec, self._loaders.of(entry.spec), factories.template, report, self._clock),
-            *(factories.grammar, self._quiet, granted or {}, entry.fit),
+            *(entry.spec, self._loaders.of(entry.spec), self._factories, report, self._clock, self._quiet),
+            *(granted or {}, entry.fit),
         )
         entry.load = load
         entry.taken = granted or {}
@@ -236,7 +235,7 @@ class Scheduler:
                     self.memory.fitted(entry, await self._in_thread(load.fit))
                     self._freed()
                 parts = await self._in_thread(load.run)
-                model = await assemble(load, parts, self._factories, self._in_thread)
+                model = await assemble(load, parts, self._in_thread)
         except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
             load.cancel()
             raise

@@ -13,6 +13,7 @@ import socket
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -45,7 +46,6 @@ from server.pool.worker.messages import (
     HandleTable,
     LoadedFacts,
     ReaderFacts,
-    RemoteBitmap,
     portable,
 )
 from server.structured.grammar.matcher import Recipe
@@ -188,7 +188,9 @@ class Worker(Endpoint):
         """Return the local object for a reference. Thread-safe."""
         if kind == "bitmap":
             bitmap, number = name
-            return replace(bitmap, again=RemoteBitmap(number, self._fetch_pixels, self._release_bitmap))
+            again = partial(self._fetch_pixels, number)
+            weakref.finalize(again, self.notify, "release_bitmap", number).atexit = False
+            return replace(bitmap, again=again)
         assert self.model is not None
         match kind:
             case "vocab":
@@ -231,9 +233,6 @@ class Worker(Endpoint):
         pixels: bytes = asyncio.run_coroutine_threadsafe(self.call("pixels", number), self._loop).result()
         return pixels
 
-    def _release_bitmap(self, number: int) -> None:
-        self.notify("release_bitmap", number)
-
     # ---- loading
 
     def _start(self, make_loader: Callable[[], Loader], levels: Mapping[str, int]) -> None:
@@ -253,14 +252,14 @@ class Worker(Endpoint):
         return await self.in_thread(lambda: getattr(self.loader, method)(*arguments))
 
     async def _load(self, spec: ModelSpec) -> LoadedFacts:
+        factories = Factories(engine=partial(ReportingEngine, outlet=self.outlet.post), template=_no_template)
         load = Load(
-            *(spec, self.loader, _no_template, partial(self.notify, "progress")),
-            *(self._loop.time, Factories().grammar, lambda: not (self.model and self.model.busy)),
+            *(spec, self.loader, factories, partial(self.notify, "progress"), self._loop.time),
+            quiet=lambda: not self.busy,
             chosen=Fit(spec),
         )
         parts = await self.in_thread(load.run)
-        factories = Factories(engine=partial(ReportingEngine, outlet=self.outlet.post), template=_no_template)
-        self.model = model = await assemble(load, parts, factories, self.in_thread)
+        self.model = model = await assemble(load, parts, self.in_thread)
         generator, embedder, reader = model.generator, model.embedding, model.media
         generates = embeds = reads = None
         self.functions |= {"preparing": self._prepare, "close": self._close}

@@ -202,38 +202,14 @@ def remote_object(kind: str, name: Any) -> object:
     raise AssertionError(f"a {kind} was read outside of a worker process: {name}")
 
 
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class RemoteChunk:
-    """A medium that the worker has tokenized, in its process number `generation`. `forget` is called with both numbers
-    when nothing refers to this object.
-    """
+    """A medium that the worker has tokenized, in its process number `generation`."""
 
-    __slots__ = ("_forget", "causal", "generation", "key", "number")
-
-    def __init__(
-        self, number: int, generation: int, key: bytes, *, causal: bool, forget: Callable[[int, int], None]
-    ) -> None:
-        self.number, self.generation, self.key, self.causal, self._forget = number, generation, key, causal, forget
-
-    def __del__(self) -> None:
-        self._forget(self.number, self.generation)
-
-
-class RemoteBitmap:
-    """In the worker: fetches a bitmap's pixels or samples from the server on demand. `fetch` blocks. `release` is
-    called when nothing refers to this object.
-    """
-
-    __slots__ = ("_fetch", "_number", "_release")
-
-    def __init__(self, number: int, fetch: Callable[[int], bytes], release: Callable[[int], None]) -> None:
-        self._number, self._fetch, self._release = number, fetch, release
-
-    def __call__(self) -> bytes:
-        """Return the pixels or samples. Raises what decoding raised."""
-        return self._fetch(self._number)
-
-    def __del__(self) -> None:
-        self._release(self._number)
+    number: int
+    generation: int
+    key: bytes
+    causal: bool
 
 
 class HandleTable(Generic[T]):
@@ -306,14 +282,14 @@ class Encoder(pickle.Pickler):
             return remote_object, ("vocab", None)
         if kind is Bitmap and obj.again is not None and self._share is not None:
             return remote_object, ("bitmap", (replace(obj, again=None), self._share(obj)))
+        if kind is RemoteChunk:
+            return remote_object, ("chunk", obj.number)
         if kind in _LONG:
             return kind, tuple(_out_of_band(getattr(obj, field.name)) for field in dataclasses.fields(kind))
         if (fields := _fields_of(kind)) is not None:
             return kind, fields(obj)
         if isinstance(obj, LlamapoolError):
             return remote_error, (kind.__name__, obj.message, vars(obj))
-        if kind is RemoteChunk:
-            return remote_object, ("chunk", obj.number)
         if kind is ReasoningSwitch and self._watch is not None:
             return remote_object, ("switch", self._watch(obj))
         if hasattr(kind, "recipe"):  # a compiled grammar; importing llguidance to name its class is slow

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import itertools
 import time
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -430,10 +431,11 @@ class IsolatedReader:
         """Return a prompt of texts and media; blocking."""
         supervisor, generation = self._supervisor, self._supervisor.n_restarts
         tokens, spans = supervisor.in_thread(supervisor.call("tokenize", list(parts), add_special, parse_special))
-        found = (
-            replace(span, chunk=RemoteChunk(number, generation, key, causal=causal, forget=self._forget))
-            for span, number, key, causal in spans
-        )
+        found = []
+        for span, number, key, causal in spans:
+            chunk = RemoteChunk(number, generation, key, causal)
+            weakref.finalize(chunk, self._forget, number, generation).atexit = False
+            found.append(replace(span, chunk=chunk))
         return MediaPrompt(tokens, tuple(found))
 
     def _forget(self, number: int, generation: int) -> None:

@@ -5,7 +5,7 @@ from typing import Any, cast
 import pytest
 
 from server.errors import InvalidRequest, ModelFailed
-from server.pool.loading import Load
+from server.pool.loading import Factories, Load
 from server.pool.memory import Fit
 from server.pool.model import LoadedModel
 from server.pool.spec import ModelSpec
@@ -30,10 +30,11 @@ def load(
     return Load(
         model,
         cast(Any, loader),
-        template=lambda info, spec: cast(Any, object()),
+        factories=Factories(
+            template=lambda info, spec: cast(Any, object()), grammar=lambda vocab: cast(Any, grammar or Grammar())
+        ),
         report=Reports() if reports is None else reports,
         clock=clock or Clock(100.0),
-        grammar=lambda vocab: cast(Any, grammar or Grammar()),
         quiet=lambda: quiet,
     )
 

@@ -55,8 +55,7 @@ async def test_an_invalid_request_is_refused_before_it_is_sent() -> None:
 
 async def test_media_of_an_ended_process_are_not_sent_to_the_next_one() -> None:
     supervisor, engine = made()
-    forgotten: list[tuple[int, int]] = []
-    chunk = RemoteChunk(1, 0, b"k", causal=True, forget=lambda *what: forgotten.append(what))
+    chunk = RemoteChunk(1, 0, b"k", causal=True)
     span = MediaSpan(0, 2, 2, True, "id", chunk=chunk)
     request = Request("a", [*media_tokens("id", 0, 2), 1], media=(span,))
     engine.submit(request, lambda _: None)
