@@ -15,9 +15,9 @@ from server.pool.worker.parent import WorkerSupervisor
 log = logging.getLogger(__name__)
 
 KEPT_S = 30.0
-"""So long a process that has measured a model waits for the load."""
+"""Seconds for which a process that has measured a model waits for the load."""
 ENDED_S = 5.0
-"""That processes which were killed may take to end; only the system can keep one longer."""
+"""Seconds that killed processes may take to end; only the system can keep one longer."""
 
 
 class Loaders:
