@@ -129,18 +129,22 @@ class StateFolder:
     def _entry(self, listed: Listed) -> CacheEntry | None:
         name = listed.name
         try:
-            with self._files.opened(name) as (file, size):
-                found = open_saved(file, size, self._secret)
-                adapter_set = self._adapter_set(found.description)
-                if adapter_set is None:
-                    return None
-                saved = found.read(self._model.vocab.n_tokens, adapter_set, states=False)
+            saved, size = self._read(name, states=False)
         except LlamapoolError as error:
             log.warning("%s/%s is %s: %s", self._where, name, "left" if self._shared else "removed", error)
             if not self._shared:  # else another may be able to use it
                 self.remove(name)
             return None
-        return CacheEntry(saved, size, -listed.age_s, name=name)
+        return None if saved is None else CacheEntry(saved, size, -listed.age_s, name=name)
+
+    def _read(self, name: str, *, states: bool = True) -> tuple[SlotState | None, int]:
+        """Return a file's content, None if it can't be used now, and its bytes."""
+        with self._files.opened(name) as (file, size):
+            found = open_saved(file, size, self._secret)
+            adapter_set = self._adapter_set(found.description)
+            if adapter_set is None:
+                return None, size
+            return found.read(self._model.vocab.n_tokens, adapter_set, states=states), size
 
     def _adapter_set(self, found: Description) -> AdapterSet | None:
         """What computed it. None: it can't be used now, since it is of another model or other settings, its adapters or
@@ -178,12 +182,10 @@ class StateFolder:
 
     def read(self, name: str) -> SlotState:
         """Raises `LlamapoolError` unless every byte is what was written, under the same model and settings."""
-        with self._files.opened(name) as (file, size):
-            found = open_saved(file, size, self._secret)
-            adapter_set = self._adapter_set(found.description)
-            if adapter_set is None:
-                raise InvalidRequest("it was saved under another model, other settings, or adapters that are not here")
-            return found.read(self._model.vocab.n_tokens, adapter_set)
+        saved, _ = self._read(name)
+        if saved is None:
+            raise InvalidRequest("it was saved under another model, other settings, or adapters that are not here")
+        return saved
 
     def used(self, name: str) -> None:
         """Set the file's time, which is the time of last use."""
@@ -208,6 +210,7 @@ class StateFolder:
 
 
 EMBEDDINGS_SUFFIX = ".embeddings"
+_EMBEDDINGS_NAME = re.compile(rf"((?:[0-9a-f]{{2}})+){re.escape(EMBEDDINGS_SUFFIX)}")
 _DIGEST_BYTES = 32
 
 
@@ -226,9 +229,8 @@ class EmbeddingFolder:
         except OSError as error:
             raise InternalError(f"{self._path}: {error.strerror or error}") from error
         found = sorted(self._files.listed(), key=lambda one: one.age_s, reverse=True)
-        ours = [one for one in found if one.name.endswith(EMBEDDINGS_SUFFIX)]
-        keys = [(one.name.removesuffix(EMBEDDINGS_SUFFIX), one.n_bytes - _DIGEST_BYTES) for one in ours]
-        return [(bytes.fromhex(name), size) for name, size in keys if _is_hex(name) and size > 0]
+        named = ((_EMBEDDINGS_NAME.fullmatch(one.name), one.n_bytes - _DIGEST_BYTES) for one in found)
+        return [(bytes.fromhex(name[1]), size) for name, size in named if name is not None and size > 0]
 
     def read(self, key: bytes) -> bytes | None:
         """None for a file that is gone, or not what was written; then it is removed."""
@@ -255,10 +257,6 @@ class EmbeddingFolder:
 
 def _name(key: bytes) -> str:
     return f"{key.hex()}{EMBEDDINGS_SUFFIX}"
-
-
-def _is_hex(name: str) -> bool:
-    return bool(name) and len(name) % 2 == 0 and all(char in "0123456789abcdef" for char in name)
 
 
 def _embedding_digest(key: bytes, data: bytes) -> bytes:
