@@ -108,46 +108,10 @@ class _Sink:
     """Sends the events of request `number` that belong to no step."""
 
     number: int
-    outlet: "_Outlet"
+    worker: "Worker"
 
     def __call__(self, events: list[Event]) -> None:
-        self.outlet.send([(self.number, events)], over=True)
-
-
-class _Outlet:
-    """Sends events in the step thread that has them, because handing them to another thread would cost more. Steps
-    wait while the server does not read. Thread-safe.
-    """
-
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        loop: asyncio.AbstractEventLoop,
-        status: Callable[[], Sequence[EngineStatus | None]],
-        clean: Callable[[], None],
-    ) -> None:
-        """`clean` is called on the loop after a request has ended."""
-        self._endpoint, self._loop, self._status, self._clean = endpoint, loop, status, clean
-        self._lock = threading.Lock()
-        self._status_at = 0.0
-
-    def post(self, batch: list[tuple[Ticket, list[Event]]], over: bool) -> None:
-        """Send a step's events; `over`: a request has ended."""
-        self.send([(cast(_Sink, ticket.sink).number, events) for ticket, events in batch], over=over)
-
-    def send(self, batch: list[tuple[int, list[Event]]], *, over: bool) -> None:
-        """Send events by request number, after the totals when a request has ended."""
-        if over or time.monotonic() - self._status_at > STATUS_INTERVAL_S:
-            self.send_status()
-        self._endpoint.send_events(batch)
-        if over:
-            self._loop.call_soon_threadsafe(self._clean)
-
-    def send_status(self) -> None:
-        """Send the engines' status. Locked, so that an older one is never sent after a newer one."""
-        with self._lock:
-            self._status_at = time.monotonic()
-            self._endpoint.notify_now("status", *self._status())
+        self.worker.deliver([(self.number, events)], over=True)
 
 
 class Worker(Endpoint):
@@ -169,8 +133,9 @@ class Worker(Endpoint):
         self._views: asyncio.Task[None] | None = None
         self._preparing: dict[str, Any] = {}
         self._chunks: HandleTable[MediaChunk] = HandleTable()
+        self._status_lock = threading.Lock()
+        self._status_at = 0.0
         super().__init__(ends, {"start": self._start, "loader": self._ask_loader, "load": self._load})
-        self.outlet = _Outlet(self, self._loop, self._status, self._clean)
 
     def _encode(self, message: object) -> Encoded:
         return Encoder().encode(message)
@@ -216,7 +181,7 @@ class Worker(Endpoint):
         """Send the status, or the effort of a load, periodically."""
         while True:
             if self.model is not None:
-                self.outlet.send_status()
+                self._send_status()
                 if reason := self.model.failure:
                     self.fail(f"a step thread has failed: {reason}")
             else:
@@ -252,7 +217,7 @@ class Worker(Endpoint):
         return await self.in_thread(lambda: getattr(self.loader, method)(*arguments))
 
     async def _load(self, spec: ModelSpec) -> LoadedFacts:
-        factories = Factories(engine=partial(ReportingEngine, outlet=self.outlet.post), template=_no_template)
+        factories = Factories(engine=partial(ReportingEngine, outlet=self._post_step), template=_no_template)
         load = Load(
             *(spec, self.loader, factories, partial(self.notify, "progress"), self._loop.time),
             quiet=lambda: not self.busy,
@@ -320,7 +285,7 @@ class Worker(Endpoint):
         self.switches.pop(number, None)
         if number in self.decoding:
             self.decoding.discard(number)
-            self.outlet.send([(number, [Failed(portable(error))])], over=True)
+            self.deliver([(number, [Failed(portable(error))])], over=True)
 
     def submit(self, number: int, request: Request) -> None:
         """Submit a request to the engine; what it raises becomes the request's last event."""
@@ -328,10 +293,10 @@ class Worker(Endpoint):
         self.decoding.discard(number)
         self._numbers[id(request)] = number, request
         try:
-            self.tickets[number] = self._generator.submit(request, _Sink(number, self.outlet))
+            self.tickets[number] = self._generator.submit(request, _Sink(number, self))
         except CONTAINED as error:
             self.switches.pop(number, None)
-            self.outlet.send([(number, [Failed(portable(error))])], over=True)
+            self.deliver([(number, [Failed(portable(error))])], over=True)
             return
         self._send_status_when_idle()
 
@@ -367,9 +332,29 @@ class Worker(Endpoint):
         for engine in (self._generator, self._embedder):
             while engine is not None and engine.busy:
                 await engine.wait_idle()
-        self.outlet.send_status()
+        self._send_status()
 
-    # ---- status
+    # ---- events and status
+
+    def _post_step(self, batch: list[tuple[Ticket, list[Event]]], over: bool) -> None:
+        """Send a step's events; `over`: a request has ended. Called in the step thread, because handing them to another
+        thread would cost more: steps wait while the server does not read.
+        """
+        self.deliver([(cast(_Sink, ticket.sink).number, events) for ticket, events in batch], over=over)
+
+    def deliver(self, batch: list[tuple[int, list[Event]]], *, over: bool) -> None:
+        """Send events by request number, after the totals when a request has ended. Thread-safe."""
+        if over or time.monotonic() - self._status_at > STATUS_INTERVAL_S:
+            self._send_status()
+        self.send_events(batch)
+        if over:
+            self._loop.call_soon_threadsafe(self._clean)
+
+    def _send_status(self) -> None:
+        """Send the engines' status. Locked, so that an older one is never sent after a newer one. Thread-safe."""
+        with self._status_lock:
+            self._status_at = time.monotonic()
+            self.notify_now("status", *self._status())
 
     def _status(self) -> tuple[EngineStatus | None, EngineStatus | None]:
         """Return the state of both engines. Thread-safe."""
@@ -417,7 +402,7 @@ class Worker(Endpoint):
 
     async def _close(self, engine: str, drain_s: float) -> None:
         await self._engine(engine).close(drain_s)
-        self.outlet.send_status()
+        self._send_status()
 
     async def _embed(self, inputs: Sequence[Sequence[int] | MediaPrompt]) -> list[Array]:
         assert self._embedder is not None

@@ -31,7 +31,7 @@ from functools import cache
 from importlib import import_module
 from operator import attrgetter
 from queue import SimpleQueue
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from server import errors
 from server.engine.lora import Adapter
@@ -212,28 +212,25 @@ class RemoteChunk:
     causal: bool
 
 
-class HandleTable(Generic[T]):
+class HandleTable(dict[int, T]):
     """Objects that the other process refers to by number until it releases them."""
 
     def __init__(self) -> None:
-        self._objects: dict[int, T] = {}
+        super().__init__()
         self._numbers = itertools.count(1)
 
-    def __getitem__(self, number: int) -> T:
-        """Raises `InternalError` for an unknown number."""
-        if number not in self._objects:
-            raise InternalError(f"the other process holds no object number {number}")
-        return self._objects[number]
+    def __missing__(self, number: int) -> T:
+        raise InternalError(f"the other process holds no object number {number}")
 
     def add(self, value: T) -> int:
         """Return the new object's number."""
         number = next(self._numbers)
-        self._objects[number] = value
+        self[number] = value
         return number
 
     def release(self, number: int) -> None:
         """Drop an object; unknown numbers are ignored."""
-        self._objects.pop(number, None)
+        self.pop(number, None)
 
 
 # ---- pickles

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, NoReturn, Self, TypeVar
 
 from server.engine.request import Event, Request
-from server.engine.snapshots import ChoiceView, InstanceView, TierView
 from server.errors import InternalError, LlamapoolError, ModelEnded, ModelFailed, ModelRestarting, Unavailable
 from server.media.bitmap import Bitmap
 from server.pool.memory import Fit, Footprint, Memory
@@ -434,12 +433,10 @@ class WorkerSupervisor:
             if engine is not None and status is not None:
                 engine.update(status)
 
-    def show(
-        self, instances: Sequence[InstanceView], ended: Sequence[ChoiceView], cached: Mapping[str, TierView]
-    ) -> None:
+    def show(self, *views: Any) -> None:
         """Receive views of the worker's generating engine."""
         if self.generator is not None:
-            self.generator.show(instances, ended, cached)
+            self.generator.show(*views)
 
     def check_progress(self, limit_s: float) -> None:
         """Kill a process that is silent or whose load makes no progress. Called periodically."""
