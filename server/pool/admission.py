@@ -2,11 +2,11 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
 
 from server.errors import LlamapoolError, ModelFailed
 from server.pool.entry import Entry, log_failure
+from server.pool.loading import InThread
 from server.pool.memory import Budget, Fit, Footprint, Memory, needed, readable, totals
 from server.pool.protocols import Loader
 from server.pool.spec import ModelSpec
@@ -14,8 +14,6 @@ from server.pool.state import OCCUPYING
 from server.pool.worker.loaders import Loaders
 
 log = logging.getLogger(__name__)
-
-InThread = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 
 class MemoryAdmission:
