@@ -16,13 +16,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from server.errors import InvalidRequest
-from server.media.source import Source
+from server.media.source import Media
 from server.structured.lazy import Lazy
 from server.structured.response_format import ResponseFormat
 from server.structured.text_grammar import TextGrammar
 from server.templates.continuation import Continued
 
-MediaKind = Literal["image", "audio", "video", "file", "document"]
 NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
 
 
@@ -32,36 +31,6 @@ class TextPart:
 
     text: str
     plain: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Media:
-    """A content part that is not plain text. It is not fetched or decoded yet.
-
-    ``what``: its type or name. ``source``: the data or the address; None if no model can be shown this part. The
-    content of a ``file`` determines the actual media type. A ``document`` may be text; then ``what`` is its name or
-    title, and ``context`` is the client's description. ``spare``: the part may be omitted if it can't be loaded.
-    """
-
-    kind: MediaKind
-    what: str = ""
-    at: str = ""
-    source: Source | None = field(default=None, repr=False)
-    spare: bool = False
-    context: str = ""
-
-    @property
-    def placeholder(self) -> str:
-        """Return the text that replaces this part in the prompt of a model that can't process it."""
-        return self._instead("this model takes none")
-
-    @property
-    def lost(self) -> str:
-        """Return the text that replaces this part if it could not be loaded."""
-        return self._instead("it could not be read")
-
-    def _instead(self, reason: str) -> str:
-        return f"[{self.kind}{f' {self.what}' if self.what else ''}: not shown, {reason}]"
 
 
 Part = TextPart | Media
@@ -101,11 +70,6 @@ class Message:
         if isinstance(self.content, str):
             return self.content
         return "\n".join(map(shown_text, self.content))
-
-    @property
-    def empty(self) -> bool:
-        """Return whether the message has no content."""
-        return not (self.content or self.reasoning or self.calls)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,6 @@ from dataclasses import dataclass, field, replace
 
 from server.chat.conversation import (
     Conversation,
-    Media,
-    Message,
     Part,
     TextPart,
     refuse_unseen,
@@ -31,7 +29,7 @@ from server.formats.chat_format import ChatFormat
 from server.formats.parsing.reasoning import open_reasoning
 from server.media.bitmap import Bitmap, Document
 from server.media.loader import check_shown
-from server.media.source import NOTHING_SEEN, Seen
+from server.media.source import NOTHING_SEEN, Media, Seen
 from server.pool.model import LoadedModel
 from server.pool.spec import ChatParams
 from server.structured.constraint import Constraint
@@ -100,8 +98,8 @@ DOCUMENT_END = "</document>"
 
 def document_start(name: str, media_type: str, context: str = "") -> str:
     """Return the opening tag of a document. All attribute values are escaped."""
-    shown = {"name": name, "type": media_type}
-    attributes = "".join(f' {key}="{_escaped(value)}"' for key, value in shown.items() if value)
+    shown = {key: _SPACES.sub(" ", value).strip() for key, value in (("name", name), ("type", media_type)) if value}
+    attributes = "".join(f' {key}="{html.escape(value[:MAX_NAME_CHARS])}"' for key, value in shown.items())
     about = f"Context: {context}\n" if context else ""
     return f"<document{attributes}>\n{about}"
 
@@ -112,10 +110,6 @@ def framed(medium: Media, found: Document) -> list[str | Bitmap]:
     last = found.parts[-1]
     line_end = "" if isinstance(last, str) and last.endswith("\n") else "\n"
     return [PlainText(start), *found.parts, PlainText(line_end + DOCUMENT_END)]
-
-
-def _escaped(text: str) -> str:
-    return html.escape(_SPACES.sub(" ", text).strip()[:MAX_NAME_CHARS])
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +164,7 @@ class Prompt:
 
     ``rendered``: its text, and the part that opens the assistant turn. ``thinks``: whether the model may reason.
     ``allowed``: the token budget. ``open_reasoning``: reasoning text at the prompt's end; None if it ends outside
-    of reasoning. ``continued``: the part of the last message that the prompt continues; ``prefilled``: its content.
+    of reasoning. ``prefilled``: the content of the last message, which the prompt continues.
     ``opens``: whether the prompt opens the assistant turn. ``parts``: the text in pieces with the media between
     them; ``rendered`` contains the model's media marker instead.
     """
@@ -179,7 +173,6 @@ class Prompt:
     thinks: bool
     allowed: ReasoningBudget
     open_reasoning: str | None = None
-    continued: Continued = False
     prefilled: str = ""
     opens: bool = True
     parts: tuple[str | Media, ...] = ()
@@ -280,7 +273,8 @@ def render(conversation: Conversation, chat_format: ChatFormat, model: LoadedMod
     tools, asked = conversation.tools, conversation.thinking
     messages, continued = conversation.messages, _continued(conversation, chat_format, model)
     if continued:
-        messages = (*messages[:-1], _in_one_text(messages[-1]))
+        # Parts are joined with empty lines (llama.cpp common/chat.cpp, render_content).
+        messages = (*messages[:-1], replace(messages[-1], content="\n\n".join(map(shown_text, messages[-1].parts))))
     allowed = allowance(asked.budget, asked.message, model.spec.chat)
     thinks = _thinks(conversation, allowed, chat_format, model)
     kwargs = dict(conversation.template_kwargs)
@@ -303,28 +297,17 @@ def render(conversation: Conversation, chat_format: ChatFormat, model: LoadedMod
             raise
         at, said = conversation.messages_at, error.message
         raise InvalidRequest(f"{at}: {said.partition(': ')[2] or said}", at) from error
-    parts = marks.cut(rendered.text)
+    parts, marker = marks.cut(rendered.text), "" if model.media is None else model.media.marker
+    text, generation_prompt = (marks.replaced(each, marker) for each in (rendered.text, rendered.generation_prompt))
     return Prompt(
-        _shown(rendered, marks, model),
+        RenderedPrompt(text, generation_prompt),
         thinks,
         allowed,
         open_reasoning(rendered.generation_prompt, chat_format.reasoning_tags),
-        continued,
         messages[-1].text if continued in (True, "content") else "",
         opens=conversation.opens is not False and not continued,
         parts=parts,
     )
-
-
-def _shown(rendered: RenderedPrompt, marks: Marks, model: LoadedModel) -> RenderedPrompt:
-    """Replace this request's marks by the model's marker."""
-    marker = "" if model.media is None else model.media.marker
-    return RenderedPrompt(marks.replaced(rendered.text, marker), marks.replaced(rendered.generation_prompt, marker))
-
-
-def _in_one_text(message: Message) -> Message:
-    """Join the parts of a message to continue with empty lines (llama.cpp common/chat.cpp, render_content)."""
-    return replace(message, content="\n\n".join(map(shown_text, message.parts)))
 
 
 def _continued(conversation: Conversation, chat_format: ChatFormat, model: LoadedModel) -> Continued:

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from server.chat.conversation import Tool, Tools
 from server.errors import InvalidRequest
 from server.formats.chat_format import ChatFormat
-from server.formats.grammar.call_grammar import Function, Trigger, loosened
+from server.formats.grammar.call_grammar import Function, loosened
 from server.pool.model import LoadedModel
 from server.structured.grammar.limits import MAX_CALLS_CHARS
 from server.structured.grammar.markers import Markers
-from server.structured.grammar.matcher import MatcherConstraint
 from server.structured.grammar.triggered import Rules, TriggeredConstraint, TriggeredTag
 
 
@@ -33,7 +32,8 @@ def triggered_calls(
     ``shown``: control tokens that appear as text for the parser. ``thinking``: whether the prompt opened reasoning,
     which is not constrained. Raises `InvalidRequest` for a strict function that can't be enforced.
     """
-    made = model.grammar.remembered(_key(tools), lambda: _make(tools, chat_format, model))
+    shape = [[[tool.function, tool.at, repr(tool.text)] for tool in tools.tools], sorted(tools.strict), tools.parallel]
+    made = model.grammar.remembered(f"calls:{json.dumps(shape)}", lambda: _make(tools, chat_format, model))
     if made.markers is None:
         return None
     tool_format = chat_format.tool_format
@@ -59,21 +59,12 @@ def _faults(tools: Tools, chat_format: ChatFormat, model: LoadedModel) -> Iterat
 
 
 def _named(tool: Tool, error: InvalidRequest, model: LoadedModel) -> InvalidRequest:
-    return InvalidRequest(_reason(tool.function, model, tool.at) or f"{tool.at}: {error.message}", tool.at)
-
-
-def _reason(function: Function, model: LoadedModel, path: str) -> str:
-    """Return the error of the parameters as a schema of their own, which names the keyword; "" for none."""
+    """Return the error of the parameters as a schema of their own, which names the keyword, otherwise `error`."""
     try:
-        model.grammar.json_schema(function["parameters"])
-    except InvalidRequest as error:
-        return error.message.replace("json_schema", path, 1)
-    return ""
-
-
-def _key(tools: Tools) -> str:
-    shape = [[[tool.function, tool.at, repr(tool.text)] for tool in tools.tools], sorted(tools.strict), tools.parallel]
-    return "calls:" + json.dumps(shape, sort_keys=False)
+        model.grammar.json_schema(tool.function["parameters"])
+    except InvalidRequest as own:
+        return InvalidRequest(own.message.replace("json_schema", tool.at, 1), tool.at)
+    return InvalidRequest(f"{tool.at}: {error.message}", tool.at)
 
 
 def _make(tools: Tools, chat_format: ChatFormat, model: LoadedModel) -> _Begun:
@@ -99,9 +90,8 @@ def _compiled(functions: Sequence[Function], tools: Tools, chat_format: ChatForm
     grammar = model.grammar
     parallel = tools.parallel is not False
     found = chat_format.call_triggers(functions, parallel=parallel, control=grammar.control_token)
-    begun = tuple(TriggeredTag(each.text.encode(), _constraint(each, model), each.at_start) for each in found)
+    begun = tuple(
+        TriggeredTag(each.text.encode(), grammar.lark(each.lark, max_chars=MAX_CALLS_CHARS), each.at_start)
+        for each in found
+    )
     return _Begun(begun, grammar.markers([each.text for each in found]) if found else None)
-
-
-def _constraint(trigger: Trigger, model: LoadedModel) -> MatcherConstraint:
-    return model.grammar.lark(trigger.lark, max_chars=MAX_CALLS_CHARS)

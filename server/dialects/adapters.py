@@ -53,8 +53,7 @@ def request_adapters(given: Sequence[AdapterScale] | None, model: LoadedModel) -
     """
     if not given:
         return None
-    fault = _unknown(given, model.engine.adapters)
-    if fault:
+    if fault := _unknown(given, model.engine.adapters):
         raise field_error("lora", fault)
     return _set_of(given)
 
@@ -64,30 +63,23 @@ def read_scales(body: object, loaded: Sequence[Adapter]) -> Adapters:
     if not isinstance(body, list):
         raise InvalidRequest("Request body must be an array")  # llama-server's text
     given = parse(_SCALES, body)
-    fault = _unknown(given, loaded)
-    if fault:
+    if fault := _unknown(given, loaded):
         raise InvalidRequest(f"the request body is wrong: {fault}", "id")
     return _set_of(given)
 
 
+_SHOWN = ("id", "path", "scale", "task_name", "prompt_prefix")
+
+
 def adapter_objects(loaded: Sequence[Adapter], vocab: Vocab) -> list[Json]:
     """Return the reply of ``GET /lora-adapters``. Only adapters with an invocation string have that field."""
-    return [_object(adapter, vocab) for adapter in loaded]
-
-
-def _object(adapter: Adapter, vocab: Vocab) -> Json:
-    shown: Json = {
-        "id": adapter.id,
-        "path": adapter.path,
-        "scale": adapter.scale,
-        "task_name": adapter.task_name,
-        "prompt_prefix": adapter.prompt_prefix,
-    }
-    invocation = adapter.alora_invocation_tokens
-    if invocation:
-        shown["alora_invocation_string"] = vocab.detokenize(invocation).decode("utf-8", "replace")
-        shown["alora_invocation_tokens"] = list(invocation)
-    return shown
+    found: list[Json] = []
+    for adapter in loaded:
+        found.append({name: getattr(adapter, name) for name in _SHOWN})
+        if tokens := adapter.alora_invocation_tokens:
+            found[-1]["alora_invocation_string"] = vocab.detokenize(tokens).decode("utf-8", "replace")
+            found[-1]["alora_invocation_tokens"] = list(tokens)
+    return found
 
 
 def _unknown(given: Sequence[AdapterScale], loaded: Sequence[Adapter]) -> str:

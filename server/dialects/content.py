@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
-from server.chat.conversation import Media, MediaKind, Part, TextPart
+from server.chat.conversation import Part, TextPart
 from server.dialects.fields import as_object, string_of, wrong_type
-from server.dialects.warnings import left_out
-from server.media.source import MediaUrl, Source, StoredFile
+from server.dialects.warnings import Omitted
+from server.media.source import Media, MediaKind, MediaUrl, Source, StoredFile
 
 TEXTS = {
     **dict.fromkeys(("text", "input_text", "output_text", "summary_text", "reasoning_text"), "text"),
@@ -25,19 +25,11 @@ _PLACES = ("data", "url", "file_data")
 """Where the object of a part has its file."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class PartReader:
-    """Reads lists of parts. ``skipped``: how many objects were omitted, by what they are and their type."""
+    """Reads lists of parts. ``omitted`` counts those that no model can be shown."""
 
-    skipped: dict[tuple[str, str], int] = field(default_factory=dict)
-
-    def skip(self, what: str, kind: str) -> None:
-        """Count an omitted object."""
-        self.skipped[what, kind] = self.skipped.get((what, kind), 0) + 1
-
-    def warnings(self) -> list[str]:
-        """Return a warning for each type of omitted objects."""
-        return [left_out(what, kind, number) for (what, kind), number in self.skipped.items()]
+    omitted: Omitted = field(default_factory=Omitted)
 
     def read(self, given: object, path: str) -> list[Part]:
         """Return the parts of a text or a list. Raises `InvalidRequest` with the path of the part."""
@@ -61,7 +53,7 @@ class PartReader:
             return None
         said = next((given[key] for key in ("text", "logs") if isinstance(given.get(key), str)), None)
         if said is None:
-            self.skip("parts", kind)
+            self.omitted.add("parts", kind)
             return None
         return TextPart(said)
 
@@ -73,7 +65,10 @@ def _medium(given: Mapping[str, Any], kind: str, path: str) -> Media:
     name, at = given.get("filename"), f"{path}.type"
     found: Source | None
     if MEDIA[kind] == "image":
-        found = image_source(given, *_PLACES)
+        file_id = given.get("file_id")
+        found = link(given.get("image_url"), *_PLACES)
+        if found is None and isinstance(file_id, str) and file_id:
+            found = StoredFile(file_id)
     else:
         written = given.get(kind) or given.get("video_url") or dict(given)  # an object, or a URL alone
         found = link(written, *_PLACES)
@@ -94,13 +89,6 @@ def link(given: object, *keys: str) -> MediaUrl | None:
     if isinstance(given, dict):
         given = next((given[key] for key in keys if isinstance(given.get(key), str) and given[key]), None)
     return MediaUrl(given) if isinstance(given, str) and given else None
-
-
-def image_source(given: Mapping[str, Any], *keys: str) -> Source | None:
-    """Return where an image of OpenAI's formats is: ``file_id``, or an object or a text under ``image_url``."""
-    file_id = given.get("file_id")
-    found = link(given.get("image_url"), *keys)
-    return StoredFile(file_id) if found is None and isinstance(file_id, str) and file_id else found
 
 
 def kind_of_type(media_type: object) -> MediaKind:

@@ -8,7 +8,6 @@ text is decoded from the function's arguments, ``{"input": "..."}``, as they are
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import pydantic_core
@@ -33,32 +32,16 @@ MAX_GRAMMAR_CHARS = 32_768
 """Characters of all grammars of one request's custom tools. Codex's grammar has 1,100."""
 
 
-@dataclass(slots=True)
-class GrammarBudget:
-    """Limits the grammars of one request's custom tools in total."""
-
-    n_chars: int = 0
-
-    def take(self, definition: str, path: str) -> None:
-        """Count `definition`. Raises `InvalidRequest` if the request's grammars are too long together."""
-        self.n_chars += len(definition)
-        if self.n_chars > MAX_GRAMMAR_CHARS:
-            raise InvalidRequest(
-                f"{path}: the grammars of a request's custom tools may have {MAX_GRAMMAR_CHARS} characters together",
-                path,
-            )
-
-
-def custom_tool(name: str, description: str, given: object, path: str, budget: GrammarBudget) -> Tool:
+def custom_tool(name: str, description: str, given: object, path: str) -> Tool:
     """Return the function of a custom tool whose ``format`` is `given`, at `path`. Raises `InvalidRequest`."""
-    grammar = _grammar(given, path, budget)
+    grammar = _grammar(given, path)
     if grammar is None:
         return Tool(name, description, _PARAMETERS, at=path)
     told = f"The {INPUT} matches this {_NAMES[grammar.syntax]}:\n{grammar.definition}"
     return Tool(name, f"{description}\n\n{told}".strip(), _PARAMETERS, at=path, text=grammar)
 
 
-def _grammar(given: object, path: str, budget: GrammarBudget) -> TextGrammar | None:
+def _grammar(given: object, path: str) -> TextGrammar | None:
     if given is None:
         return None
     given = as_object(given, path)
@@ -76,7 +59,6 @@ def _grammar(given: object, path: str, budget: GrammarBudget) -> TextGrammar | N
         raise InvalidRequest(f'{path}.syntax: must be "lark" or "regex"', f"{path}.syntax")
     if not isinstance(definition, str) or not definition:
         raise wrong_type(f"{path}.definition", "a grammar", definition)
-    budget.take(definition, f"{path}.definition")
     return TextGrammar(_LANGUAGES[syntax], definition)
 
 
@@ -115,8 +97,14 @@ class CustomInput:
             self._begun, self._held = True, self._held[opened.end() :]
         found = _WHOLE.match(self._held)
         end = 0 if found is None else found.end()
-        self._closed = self._held[end : end + 1] == '"'
-        return self._add(self._held[:end], self._held[end:])
+        written, self._held = self._held[:end], self._held[end:]
+        self._closed = self._held.startswith('"')
+        try:
+            text = str(json.loads(f'"{written}"', strict=False))
+        except ValueError:
+            text = written  # an escape that JSON does not have
+        self._texts.append(text)
+        return text
 
     def finish(self, arguments: str) -> str:
         """All of the `arguments` are there: the input where they were written in another way, or the text as it is."""
@@ -130,15 +118,6 @@ class CustomInput:
         text = value if isinstance(value, str) else arguments
         self._begun = self._closed = True
         self._texts = [text]
-        return text
-
-    def _add(self, written: str, held: str) -> str:
-        self._held = held
-        try:
-            text = str(json.loads(f'"{written}"', strict=False))
-        except ValueError:
-            text = written  # an escape that JSON does not have
-        self._texts.append(text)
         return text
 
 

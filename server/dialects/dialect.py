@@ -5,21 +5,21 @@ creates a `Generation`: the engine requests and the writer of the reply.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from server.chat.conversation import Media
-from server.dialects.common import Json, event
-from server.dialects.errors import openai_error
+from server.dialects.common import Json
+from server.dialects.errors import openai_error_event
 from server.engine.request import Adapters, Event, Request
 from server.errors import PermissionDenied
-from server.media.source import Seen
+from server.media.source import Media, Seen
 from server.pool.model import LoadedModel
 from server.structured.reasoning_end import ReasoningSwitch
 
 if TYPE_CHECKING:
     from server.dialects.generation import GenerationFields
+    from server.dialects.mcp import ToolRounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,17 +92,6 @@ class NextRound:
     media: Sequence[Media]
 
 
-class FollowUp(Protocol):
-    """Calls the tools that the server executes, after each round of a reply."""
-
-    has_acted: bool
-    """Whether a tool was called."""
-
-    def act(self) -> AsyncGenerator[bytes, None]: ...
-
-    def next(self) -> NextRound | None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Generation:
     """A parsed request for one model: the engine requests, and the writer of the reply.
@@ -118,7 +107,7 @@ class Generation:
     reasoning: ReasoningSwitch | None = None
     generation_prompt: str = ""
     commit: Callable[[], Awaitable[None]] | None = None
-    follow_up: FollowUp | None = None
+    follow_up: "ToolRounds | None" = None
     error: Callable[[int, Json], bytes] | None = None
     ping: Callable[[], bytes] | None = None
     convert: Callable[[Any], Json] | None = None
@@ -181,11 +170,6 @@ class ParsedRequest(ABC):
 
 
 P = TypeVar("P")
-
-
-def openai_error_event(status: int, body: Json) -> bytes:
-    """Return the last event of a stream of OpenAI's that fails."""
-    return event(openai_error(status, body))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from server.dialects.common import Json, typed_event
+from server.dialects.common import Json, event, typed_event
 
 CONTEXT_EXCEEDED = "context_length_exceeded"
 """OpenAI's code for a prompt that is too long, which agents look for to know when to make it shorter."""
@@ -69,6 +69,11 @@ def openai_error(status: int, body: Json) -> Json:
     """Return an error's body as OpenAI's API has it: llama-server's, with ``param`` and OpenAI's string as ``code``."""
     detail: Json = body["error"]
     return {"error": {**detail, "param": detail.get("param"), "code": _openai_code(status, detail)}}
+
+
+def openai_error_event(status: int, body: Json) -> bytes:
+    """Return the last event of a stream of OpenAI's that fails."""
+    return event(openai_error(status, body))
 
 
 def _openai_code(status: int, detail: Json) -> str:

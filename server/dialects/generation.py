@@ -8,30 +8,35 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
-from server.chat.conversation import ReasoningSettings
-from server.chat.prepare import Prepared
+from server.chat.conversation import Conversation, Message, ReasoningSettings, Tools
+from server.chat.prepare import Prepared, prepare
 from server.dialects.adapters import AdapterScales, request_adapters
 from server.dialects.common import Json
 from server.dialects.constraints import ConstraintFields
-from server.dialects.dialect import NO_CALLER, Caller
+from server.dialects.dialect import NO_CALLER, Caller, ParsedRequest
 from server.dialects.fields import (
     Body,
     Count,
     CountOrAll,
     EndUser,
     Fraction,
+    Objects,
+    TextOrObject,
     Whole,
     field_error,
     out_of_range,
     within,
     wrong_type,
 )
-from server.dialects.sampling import SamplingFields, check_together, sampling_params
-from server.engine.media import MediaPrompt, Spans
+from server.dialects.sampling import MAX_BATCH, SamplingFields, sampling_params
+from server.engine.media import MediaPrompt
 from server.engine.request import Request
+from server.errors import InvalidRequest
+from server.media.source import Seen
 from server.pool.model import LoadedModel
 from server.structured.constraint import Constraint
 from server.structured.lazy import preserved
+from server.structured.response_format import ResponseFormat
 
 MAX_CHOICES = 128
 """Choices of one prompt; OpenAI's limit."""
@@ -134,6 +139,12 @@ class GenerationFields(ServingFields, SamplingFields, ConstraintFields):
     spec_n_min: Annotated[Count | None, Field(alias="speculative.n_min")] = None
     spec_p_min: Annotated[Fraction | None, Field(alias="speculative.p_min")] = None
 
+    @classmethod
+    def of(cls, body: Body, **more: Any) -> "GenerationFields":
+        """Return the fields of a checked body of another dialect that have the same names, and `more`."""
+        shared = {name: getattr(body, name) for name in type(body).model_fields if name in cls.model_fields}
+        return cls.model_construct(**{**shared, **more})
+
     @property
     def end_user(self) -> str:
         """Return the client's user id; ignored unless it is a string."""
@@ -185,71 +196,74 @@ def token_limit(fields: GenerationFields, default: int) -> int:
     return default if wanted < 0 else wanted
 
 
-def engine_request(
+_SAME_NAMES = (
+    *("id_slot", "cache_prompt", "first_token_timeout_s", "request_timeout_s", "timings_per_token", "n_keep"),
+    *("n_discard", "n_cache_reuse", "n_indent", "n_forbidden", "post_sampling_probs"),
+    *("spec_n_max", "spec_n_min", "spec_p_min"),
+)
+"""Fields that are the engine request's of the same name; absent = its default, or the model's (`_MODEL_DEFAULTS`)."""
+_MODEL_DEFAULTS = ("cache_prompt", "n_keep", "n_cache_reuse")
+
+
+def prompt_requests(
     fields: GenerationFields,
     model: LoadedModel,
-    *,
     request_id: str,
-    prompt: list[int],
-    media: Spans = (),
-    logprobs: Logprobs = NO_LOGPROBS,
+    prompts: Sequence[MediaPrompt],
     constraint: Constraint | None = None,
+    logprobs: Logprobs = NO_LOGPROBS,
+    *,
     print_special: frozenset[int] = frozenset(),
     max_tokens: int | None = None,
     n: int | None = None,
     prompt_logprobs: bool = False,
     caller: Caller = NO_CALLER,
-) -> Request:
-    """Return one engine request from a body's shared fields. `max_tokens` and `n` override those of the body.
+) -> list[Request]:
+    """Return one engine request per prompt from a body's fields. `max_tokens` and `n` override those of the body.
 
     Raises `InvalidRequest`, `PermissionDenied`.
     """
-    check_choices(fields)
-    salt = fields.cache_salt or ""
-    id_slot = -1 if fields.id_slot is None else fields.id_slot
-    if id_slot >= model.engine.n_slots:
+    if not 1 <= fields.n_choices <= MAX_CHOICES:  # more than there are slots are generated in turns
+        name = "n" if fields.n_cmpl is None else "n_cmpl"
+        raise field_error(name, out_of_range(1, MAX_CHOICES, fields.n_choices))
+    if fields.id_slot is not None and fields.id_slot >= model.engine.n_slots:
         raise field_error("id_slot", f"there are slots 0 to {model.engine.n_slots - 1}")
-    defaults = model.spec.engine
-    return Request(
-        id=request_id,
-        prompt=prompt,
-        media=media,
-        sampling=sampling_params(fields, model.spec.sampling, model.vocab, model.engine.n_ctx_seq),
-        max_tokens=token_limit(fields, model.spec.n_predict) if max_tokens is None else max_tokens,
-        stop=tuple(filter(None, fields.stop or ())) or model.spec.stop,
-        n=fields.n_choices if n is None else n,
-        n_probs=logprobs.n_top,
-        want_logprobs=logprobs.wanted,
-        prompt_logprobs=prompt_logprobs,
-        n_forbidden=fields.n_forbidden or 0,
-        cache_prompt=defaults.cache_prompt if fields.cache_prompt is None else fields.cache_prompt,
-        id_slot=id_slot,
-        deadline_s=max(fields.t_max_predict_ms or 0, 0) / 1e3,
-        first_token_timeout_s=fields.first_token_timeout_s or 0.0,
-        request_timeout_s=fields.request_timeout_s or 0.0,
-        return_progress=bool(fields.return_progress and fields.stream),
-        timings_per_token=bool(fields.timings_per_token),
-        print_special=print_special | preserved(tuple(fields.preserved_tokens or ()), model.vocab),
-        constraint=constraint,
-        adapters=caller.allowed_adapters(request_adapters(fields.lora, model)),
-        n_keep=model.spec.engine.n_keep if fields.n_keep is None else fields.n_keep,
-        n_discard=fields.n_discard or 0,
-        n_cache_reuse=model.spec.engine.n_cache_reuse if fields.n_cache_reuse is None else fields.n_cache_reuse,
-        n_indent=fields.n_indent or 0,
-        post_sampling_probs=bool(fields.post_sampling_probs),
-        spec_n_max=-1 if fields.spec_n_max is None else fields.spec_n_max,
-        spec_n_min=-1 if fields.spec_n_min is None else fields.spec_n_min,
-        spec_p_min=-1.0 if fields.spec_p_min is None else fields.spec_p_min,
-        priority=caller.allowed_priority(fields.priority or 0),
-        client=caller.client(fields.end_user),
-        cache_salt=salt,
-        cache_scope=caller.cache_scope(salt),
-        cache_key=fields.prompt_cache_key or "",
-        log_id=caller.log_id,
-        asked_again=caller.asked_again,
-        arrived_at=caller.arrived_at,
-        pin_s=caller.pin_s,
-    )
+    salt = fields.cache_salt or ""
+    shared: Json = {name: getattr(model.spec.engine, name) for name in _MODEL_DEFAULTS}
+    shared |= {name: value for name in _SAME_NAMES if (value := getattr(fields, name)) is not None}
+    sampling = sampling_params(fields, model.spec.sampling, model.vocab, model.engine.n_ctx_seq)
+    requests = [
+        Request(
+            id=request_id if len(prompts) == 1 else f"{request_id}-{number}",
+            prompt=prompt.tokens,
+            media=prompt.spans,
+            sampling=sampling,
+            max_tokens=token_limit(fields, model.spec.n_predict) if max_tokens is None else max_tokens,
+            stop=tuple(filter(None, fields.stop or ())) or model.spec.stop,
+            n=fields.n_choices if n is None else n,
+            n_probs=logprobs.n_top,
+            want_logprobs=logprobs.wanted,
+            prompt_logprobs=prompt_logprobs,
+            deadline_s=max(fields.t_max_predict_ms or 0, 0) / 1e3,
+            return_progress=bool(fields.return_progress and fields.stream),
+            print_special=print_special | preserved(tuple(fields.preserved_tokens or ()), model.vocab),
+            constraint=constraint.fork() if constraint is not None and number else constraint,
+            adapters=caller.allowed_adapters(request_adapters(fields.lora, model)),
+            priority=caller.allowed_priority(fields.priority or 0),
+            client=caller.client(fields.end_user),
+            cache_salt=salt,
+            cache_scope=caller.cache_scope(salt),
+            cache_key=fields.prompt_cache_key or "",
+            log_id=caller.log_id,
+            asked_again=caller.asked_again,
+            arrived_at=caller.arrived_at,
+            pin_s=caller.pin_s,
+            **shared,
+        )
+        for number, prompt in enumerate(prompts)
+    ]
+    check_totals(requests, model.engine.n_ctx_seq)
+    return requests
 
 
 def prepared_request(
@@ -272,40 +286,30 @@ def prepared_request(
     return request
 
 
-def prompt_requests(
-    fields: GenerationFields,
-    model: LoadedModel,
-    request_id: str,
-    prompts: Sequence[MediaPrompt],
-    constraint: Constraint | None,
-    logprobs: Logprobs,
-    *,
-    print_special: frozenset[int] = frozenset(),
-    max_tokens: int | None = None,
-    n: int | None = None,
-    prompt_logprobs: bool = False,
-    caller: Caller = NO_CALLER,
-) -> list[Request]:
-    """Return one engine request per prompt of a completion. Raises `InvalidRequest`, `PermissionDenied`."""
-    requests = [
-        engine_request(
-            fields,
-            model,
-            request_id=request_id if len(prompts) == 1 else f"{request_id}-{number}",
-            prompt=prompt.tokens,
-            media=prompt.spans,
-            logprobs=logprobs,
-            constraint=constraint.fork() if constraint is not None and number else constraint,
-            print_special=print_special,
-            max_tokens=max_tokens,
-            n=n,
-            prompt_logprobs=prompt_logprobs,
-            caller=caller,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConversationRequest(ParsedRequest):
+    """A request to answer a conversation, before a model renders it."""
+
+    conversation: Conversation
+    logprobs: Logprobs = NO_LOGPROBS
+
+    def prepare(
+        self,
+        request_id: str,
+        conversation: Conversation,
+        model: LoadedModel,
+        seen: Seen,
+        caller: Caller,
+        max_tokens: int | None = None,
+    ) -> tuple[Prepared, Request]:
+        """Prepare one round of generation: the request's own conversation, or one that continues it.
+
+        `max_tokens` overrides that of the body. Raises `InvalidRequest`, `PermissionDenied`.
+        """
+        prepared = prepare(conversation, model, seen)
+        return prepared, prepared_request(
+            prepared, self.options, model, request_id, self.logprobs, max_tokens=max_tokens, caller=caller
         )
-        for number, prompt in enumerate(prompts)
-    ]
-    check_totals(requests, model.engine.n_ctx_seq)
-    return requests
 
 
 def check_totals(requests: Sequence[Request], n_ctx: int) -> None:
@@ -313,7 +317,10 @@ def check_totals(requests: Sequence[Request], n_ctx: int) -> None:
 
     A probability takes some 80 bytes of the reply.
     """
-    check_together(requests)
+    n_biases = sum(len(request.sampling.logit_bias) * request.n for request in requests)
+    if n_biases > MAX_BATCH:
+        said = f"comes to {n_biases} tokens for all prompts and choices; at most {MAX_BATCH}"
+        raise field_error("logit_bias", said)
     n = 0
     for request in requests:
         n_prompt = len(request.prompt)
@@ -322,13 +329,6 @@ def check_totals(requests: Sequence[Request], n_ctx: int) -> None:
     if n > MAX_ALTERNATIVES and any(r.n_probs > FEW_PROBS for r in requests):
         said = f"up to {n} probabilities in one reply, more than {MAX_ALTERNATIVES}; ask for fewer, or set n_predict"
         raise field_error("n_probs", said)
-
-
-def check_choices(fields: GenerationFields) -> None:
-    """Raise `InvalidRequest` for too many choices. More choices than slots are generated in turns."""
-    n = fields.n_choices
-    if not 1 <= n <= MAX_CHOICES:
-        raise field_error("n" if fields.n_cmpl is None else "n_cmpl", out_of_range(1, MAX_CHOICES, n))
 
 
 _SWITCH = "enable_thinking"
@@ -351,9 +351,25 @@ class ReasoningOption(Body):
         return None if self.type == "auto" else True
 
 
-class ReasoningFields(GenerationFields):
-    """Reasoning fields of a chat, in addition to the common ones."""
+_REASONING = frozenset(
+    (
+        *("reasoning_control", "reasoning_budget_tokens", "thinking_budget_tokens", "reasoning_budget_message"),
+        *("thinking_token_budget", "thinking_budget", "thinking", "reasoning_format", "reasoning_effort"),
+        *("enable_thinking", "chat_template_kwargs"),
+    )
+)
 
+
+class ChatFields(GenerationFields):
+    """Fields of chat completions and Responses about tools, reasoning and the prompt, besides the common ones."""
+
+    tools: Objects = None
+    tool_choice: TextOrObject = None
+    parallel_tool_calls: bool | None = None
+    parse_tool_calls: bool | None = None
+    logprobs: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | Literal["content", "reasoning_content"] | None = None
     thinking_token_budget: Limit | None = None
     thinking_budget: Limit | None = None
     thinking: ReasoningOption | None = None
@@ -362,36 +378,46 @@ class ReasoningFields(GenerationFields):
     enable_thinking: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
-    @property
-    def asked_budget(self) -> int | None:
-        """The first that is given; None where none is."""
-        names = ("reasoning_budget_tokens", "thinking_budget_tokens", "thinking_token_budget", "thinking_budget")
-        found = (getattr(self, name) for name in names)
-        given = next((budget for budget in found if budget is not None), None)
-        return self.thinking.budget_tokens if given is None and self.thinking is not None else given
+    def as_conversation(
+        self, messages: Sequence[Message], tools: Tools, shape: ResponseFormat | None, at: str = "messages"
+    ) -> Conversation:
+        """Return the conversation of `messages`, which the field `at` has. Raises `InvalidRequest`."""
+        if tools.callable and self.grammar:
+            raise InvalidRequest("grammar: Cannot use custom grammar constraints with tools.", "grammar")
+        if tools.callable and self.grammar_lazy:
+            raise InvalidRequest("grammar_lazy: tools have triggers of their own", "grammar_lazy")
+        return Conversation(
+            tuple(messages),
+            tools,
+            self._reasoning(),
+            shape,
+            self.lazy,
+            template_kwargs=template_kwargs(self.chat_template_kwargs),
+            opens=self.add_generation_prompt,
+            continues=self.continue_final_message,
+            reads_calls=self.parse_tool_calls is not False,
+            messages_at=at,
+        )
 
-
-_REASONING = frozenset(
-    (
-        *(set(ReasoningFields.model_fields) - set(GenerationFields.model_fields)),
-        *("reasoning_control", "reasoning_budget_tokens", "thinking_budget_tokens", "reasoning_budget_message"),
-    )
-)
-
-
-def read_thinking(body: ReasoningFields) -> ReasoningSettings:
-    """Return the reasoning settings. Raises `InvalidRequest`."""
-    if _REASONING.isdisjoint(body.model_fields_set):
-        return ReasoningSettings()  # as of most requests
-    asked = None if body.thinking is None else body.thinking.wanted
-    return ReasoningSettings(
-        wanted=asked_to_think(body.chat_template_kwargs, body.enable_thinking, asked),
-        effort=body.reasoning_effort or "",
-        budget=body.asked_budget,
-        message=body.reasoning_budget_message,
-        format=body.reasoning_format,
-        switch=bool(body.reasoning_control),
-    )
+    def _reasoning(self) -> ReasoningSettings:
+        """Return the reasoning settings; the first budget that is given counts. Raises `InvalidRequest`."""
+        if _REASONING.isdisjoint(self.model_fields_set):
+            return ReasoningSettings()  # as of most requests
+        thinking = self.thinking
+        budgets = (
+            *(self.reasoning_budget_tokens, self.thinking_budget_tokens),
+            *(self.thinking_token_budget, self.thinking_budget),
+            None if thinking is None else thinking.budget_tokens,
+        )
+        wanted = None if thinking is None else thinking.wanted
+        return ReasoningSettings(
+            wanted=asked_to_think(self.chat_template_kwargs, self.enable_thinking, wanted),
+            effort=self.reasoning_effort or "",
+            budget=next((budget for budget in budgets if budget is not None), None),
+            message=self.reasoning_budget_message,
+            format=self.reasoning_format,
+            switch=bool(self.reasoning_control),
+        )
 
 
 def asked_to_think(kwargs: Json | None, *fields: bool | None) -> bool | None:

@@ -7,22 +7,29 @@ continues with their results, until it calls none, the client has to act, or a l
 import asyncio
 import re
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Annotated, Any, Protocol
+from types import MappingProxyType
+from typing import Annotated, Any
 
 import orjson
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from server.chat.conversation import Conversation, Media, Message, TextPart, text_content
+from server.chat.assembler import Assembler, Item, NewParser
+from server.chat.conversation import Call, Conversation, Message, TextPart, Tool, text_content
+from server.chat.prepare import Prepared
 from server.dialects.common import Json
-from server.dialects.dialect import Caller, Generation, NextRound
+from server.dialects.dialect import Caller, Generation, NextRound, Writer
 from server.dialects.fields import Body
+from server.dialects.generation import GenerationFields, token_limit
+from server.dialects.usage import Usage
+from server.engine.request import FinishReason, Request
 from server.errors import InvalidRequest
 from server.mcp.config import McpServer, is_web_url
 from server.mcp.results import McpFault, McpResult, McpTool
-from server.media.source import Seen
+from server.media.source import Media, Seen
 from server.pool.model import LoadedModel
 
 MAX_SERVERS = 16
@@ -157,18 +164,41 @@ def function_name(label: str, tool: str) -> str:
     return f"{_OTHER.sub('_', label)}__{_OTHER.sub('_', tool)}"[:_MAX_NAME_CHARS]
 
 
-def named_tools(offered: Iterable[OfferedServer], taken: Collection[str]) -> dict[str, CallableTool]:
-    """Return the tools by the model's names. Names that are `taken` or equal get a number."""
-    found: dict[str, CallableTool] = {}
-    for each in offered:
-        for tool in each.tools:
-            name = base = function_name(each.request.label, tool.name)
-            number = 1
-            while name in found or name in taken:
-                number += 1
-                name = f"{base[: _MAX_NAME_CHARS - 5]}_{number}"
-            found[name] = CallableTool(each.server, tool, each.request.approval.needed(tool))
-    return found
+class OfferedTools:
+    """The tools of a request's MCP servers: ``callable`` by the model's names, ``functions`` by the path of the server.
+
+    Names of functions in the body's `own` tools are taken; tools with such names, or with equal ones, get a number. The
+    first function of a server describes the server, too.
+    """
+
+    def __init__(self, servers: Iterable[OfferedServer] = (), own: object = None) -> None:
+        self.callable: dict[str, CallableTool] = {}
+        self.functions: dict[str, list[Tool]] = {}
+        taken = set(_names(own))
+        for each in servers:
+            about, at = each.request.description or each.server.description, each.request.at
+            functions = self.functions[at] = []
+            for tool in each.tools:
+                name = base = function_name(each.request.label, tool.name)
+                number = 1
+                while name in self.callable or name in taken:
+                    number += 1
+                    name = f"{base[: _MAX_NAME_CHARS - 5]}_{number}"
+                self.callable[name] = CallableTool(each.server, tool, each.request.approval.needed(tool))
+                description = "\n\n".join(filter(None, [about, tool.description]))
+                functions.append(Tool(name, description, {**tool.schema, "type": "object"}, at=at))
+                about = ""
+
+
+def _names(tools: object) -> Iterator[str]:
+    """Yield the names of functions in ``tools``; the members of a namespace have its name before theirs."""
+    for entry in tools if isinstance(tools, list) else ():
+        if isinstance(entry, dict):
+            yield str(entry.get("name"))
+            inner = entry.get("tools")
+            for tool in inner if isinstance(inner, list) else ():
+                if isinstance(tool, dict):
+                    yield f"{entry.get('name')}__{tool.get('name')}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,35 +304,73 @@ class ServerTools:
             return Outcome(fault=McpFault("the calls of this response took too long", "http", _TOO_LATE))
 
 
-class RoundWriter(Protocol):
-    """The state of the finished round in a dialect's writer."""
+NO_SERVER_TOOLS: Mapping[str, CallableTool] = MappingProxyType({})
 
-    def server_calls(self) -> Sequence[ServerCall]:
-        """The calls for this server that are complete and need no approval."""
-        ...
 
+class RoundWriter(Writer):
+    """Writes a reply of several rounds of generation. ``said``: the message of the current round.
+
+    `server_tools`: the tools that this server calls, by the model's names.
+    """
+
+    def __init__(self, parser: NewParser, server_tools: Mapping[str, CallableTool] = NO_SERVER_TOOLS) -> None:
+        self.said = Assembler(parser())
+        self.server_tools = server_tools
+        self._earlier = Usage()  # of earlier rounds
+
+    @abstractmethod
+    def call_id(self, item: Item) -> str:
+        """Return the id of a call in the reply."""
+
+    @abstractmethod
     def completed(self, call: ServerCall, outcome: Outcome) -> list[bytes]:
-        """Take an outcome; return the events that it makes."""
-        ...
+        """Take the outcome of a call; return its events."""
+
+    @property
+    def usage(self) -> Usage:
+        """The token counts of all rounds so far."""
+        return self._earlier + Usage.of([(0, self.said.finished)], self.said.n_reasoning_tokens)
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether a limit ended the round."""
+        return self.said.finished.reason is FinishReason.LIMIT
+
+    def server_calls(self) -> list[ServerCall]:
+        """Return the round's calls for this server that need no approval; none if a limit cut the round off."""
+        if self.is_cut_off:
+            return []
+        return [ServerCall(self.call_id(item), item.name, item.text) for item in self.said.calls if self._makes(item)]
 
     @property
     def waits_for_client(self) -> bool:
-        """Whether the client must act before the model can continue."""
-        ...
+        """Whether the client has to execute or to approve calls."""
+        return not all(map(self._makes, self.said.calls))
 
     def message(self) -> Message:
-        """The round as a message of the conversation."""
-        ...
+        """The round as a message of the conversation, its calls with the ids that they have in the reply."""
+        calls = tuple(Call(item.name, item.text, self.call_id(item)) for item in self.said.calls)
+        return replace(self.said.message(), calls=calls)
+
+    def next_round(self, parser: NewParser) -> None:
+        """Continue with another round of generation."""
+        self._earlier = self.usage
+        self.said = Assembler(parser())
+
+    def _makes(self, item: Item) -> bool:
+        known = self.server_tools.get(item.name)
+        return known is not None and not known.needs_approval
 
 
-Generate = Callable[[Conversation, LoadedModel, Seen, Caller], Generation]
+Prepare = Callable[[Conversation, LoadedModel, Seen, Caller, int | None], tuple[Prepared, Request]]
+"""Prepares a round of generation; the last argument is its maximum of tokens, None for the request's own."""
 
 
 class ToolRounds:
-    """Calls the tools of each round and creates the next one (`server.dialects.dialect.FollowUp`).
+    """Calls the tools of each round of a reply and creates the next round. ``has_acted``: whether a tool was called.
 
-    `conversation`: that of the first round. `generate`: creates each further round's generation. `names`: whether
-    results have their tools' names.
+    `conversation`: that of the first round. `prepare`: prepares each further round. `names`: whether results have their
+    tools' names.
     """
 
     def __init__(
@@ -310,12 +378,13 @@ class ToolRounds:
         tools: ServerTools,
         conversation: Conversation,
         writer: RoundWriter,
-        generate: Generate,
+        prepare: Prepare,
+        options: GenerationFields,
         *,
         names: bool = False,
     ) -> None:
-        self._tools, self._conversation, self._writer, self._generate = tools, conversation, writer, generate
-        self._names = names
+        self._tools, self._conversation, self._writer, self._prepare = tools, conversation, writer, prepare
+        self._options, self._names = options, names
         self._results: list[Message] = []
         self.has_acted = False
 
@@ -347,6 +416,14 @@ class ToolRounds:
         conversation = replace(before, messages=messages, tools=tools, opens=None, continues=None)
         self._conversation = conversation
         return NextRound(partial(self._generate, conversation), conversation.media)
+
+    def _generate(self, conversation: Conversation, model: LoadedModel, seen: Seen, caller: Caller) -> Generation:
+        """Return the next round's generation, with the tokens that earlier rounds left of the request's limit."""
+        limit = token_limit(self._options, model.spec.n_predict)
+        left = max(limit - self._writer.usage.completion, 0) if limit >= 0 else limit
+        prepared, request = self._prepare(conversation, model, seen, caller, left)
+        self._writer.next_round(prepared.output.parser)
+        return Generation([request], self._writer, prepared.output.switch)
 
 
 def tool_of(given: Mapping[str, Any]) -> McpTool | None:

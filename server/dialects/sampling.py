@@ -8,7 +8,8 @@ key is a token id or a text whose tokens are all meant; ``false`` means never.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -29,7 +30,6 @@ from server.engine.request import (
     SAMPLER_LETTERS,
     SAMPLERS,
     Parameter,
-    Request,
     SamplingParams,
     sampler_named,
 )
@@ -42,13 +42,15 @@ MAX_BATCH = 4 * MAX_ENTRIES
 ``generation_settings``.
 """
 _MAX_BIAS = 1e30
+_TOKEN_ID = re.compile(r"-?[0-9]{1,11}")
+"""A key of an object that is no text."""
 NEVER = -math.inf
 
 
 def read_logit_bias(value: object) -> Biases:
     """Return (token id or text, bias) pairs. Raises ValueError with the reason."""
     if isinstance(value, dict):
-        pairs: list[object] = [[_bias_key(key), bias] for key, bias in value.items()]
+        pairs: list[object] = [[int(key) if _TOKEN_ID.fullmatch(key) else key, bias] for key, bias in value.items()]
     elif isinstance(value, list):
         pairs = value
     else:
@@ -56,11 +58,6 @@ def read_logit_bias(value: object) -> Biases:
     if len(pairs) > MAX_ENTRIES:
         raise ValueError(f"must have at most {MAX_ENTRIES} entries")
     return tuple(_bias_pair(index, pair) for index, pair in enumerate(pairs))
-
-
-def _bias_key(key: str) -> int | str:
-    """An object's key: digits are a token id."""
-    return int(key) if key.isascii() and key.removeprefix("-").isdecimal() and len(key) < 12 else key
 
 
 def _bias_pair(index: int, pair: object) -> tuple[int | str, float]:
@@ -99,18 +96,6 @@ def token_biases(bias: Biases, vocab: Vocab) -> tuple[tuple[int, float], ...]:
     return tuple(found)
 
 
-def check_together(requests: Iterable[Request]) -> None:
-    """Raises `InvalidRequest` where the requests of one body have too many biases together."""
-    n = sum(len(request.sampling.logit_bias) * request.n for request in requests)
-    if n > MAX_BATCH:
-        raise field_error("logit_bias", f"comes to {n} tokens for all prompts and choices; at most {MAX_BATCH}")
-
-
-def banned_everything(bias: Sequence[tuple[int, float]], n_tokens: int) -> bool:
-    """Whether no token of the vocabulary is left."""
-    return len(bias) >= n_tokens and len({token for token, value in bias if value == NEVER}) >= n_tokens
-
-
 _BIAS_SCHEMA = {
     "anyOf": [{"type": "object", "additionalProperties": {"type": ["number", "boolean"]}}, {"type": "array"}],
     "description": "Token or text to bias; as pairs, too.",
@@ -142,14 +127,11 @@ def read_samplers(value: object) -> tuple[str, ...]:
         raise ValueError("must be a list of sampler names or a string of sampler letters")
     if len(found) > MAX_SAMPLERS:
         raise ValueError(f"must have at most {MAX_SAMPLERS} entries")
-    return tuple(_known(name, sampler) for name, sampler in found)
-
-
-def _known(name: object, sampler: str | None) -> str:
-    if sampler is None:
-        known = ", ".join(f"{letter} ({full})" for full, letter in SAMPLERS.items())
-        raise ValueError(f"unknown sampler {str(name)[:40]!r}; known: {known}")
-    return sampler
+    for name, sampler in found:
+        if sampler is None:
+            known = ", ".join(f"{letter} ({full})" for full, letter in SAMPLERS.items())
+            raise ValueError(f"unknown sampler {str(name)[:40]!r}; known: {known}")
+    return tuple(sampler for _, sampler in found if sampler is not None)
 
 
 def _body_type(name: str, kind: type, parameter: Parameter) -> Any:
@@ -210,7 +192,8 @@ def sampling_params(fields: SamplingFields, defaults: SamplingParams, vocab: Voc
         given["dry_base"] = fields.dry_base
     if fields.logit_bias is not None:
         given["logit_bias"] = token_biases(fields.logit_bias, vocab)
-        if banned_everything(given["logit_bias"], vocab.n_tokens):
+        never = {token for token, bias in given["logit_bias"] if bias == NEVER}
+        if len(never) >= vocab.n_tokens:
             raise field_error("logit_bias", "bans every token of the vocabulary")
     params = replace(defaults, **given)
     return replace(

@@ -1,40 +1,24 @@
-"""The common part of tools in all dialects: the list, the names, and ``tool_choice``.
+"""Tools in all dialects: the functions that the model sees, the client's names of them, and ``tool_choice``.
 
-Every dialect also accepts the other dialects' forms (OpenAI's of chat and of Responses, Anthropic's, Mistral's
-``any``), because proxies and libraries mix them. `choose` finds the tool that a name refers to.
+A dialect's subclass of `ToolReader` reads an entry of ``tools``. In ``tool_choice`` every dialect accepts the other
+dialects' forms (OpenAI's of chat and of Responses, Anthropic's, Mistral's ``any``), because proxies and libraries mix
+them.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from server.chat.conversation import NO_PARAMETERS, Tool, Tools
+from server.dialects.custom_tools import MAX_GRAMMAR_CHARS, custom_tool
 from server.dialects.fields import as_object, json_text, objects_in, wrong_type
 from server.dialects.tool_types import RESPONSES, ToolType, left_out_reason
-from server.dialects.warnings import NO_TOOL_LEFT, left_out, shown
+from server.dialects.warnings import NO_TOOL_LEFT, Omitted, left_out, shown
 from server.errors import InvalidRequest
 
 MAX_TOOLS = 1024
 NO_NAMESPACE = "functions"
-
-
-def tool_list(given: object, read: Callable[[dict[str, Any], str], Iterable[Tool]], name_key: str) -> tuple[Tool, ...]:
-    """Apply `read` to each entry and its path, and return the tools.
-
-    `name_key`: the member with an entry's name. Raises `InvalidRequest` if it is not a list, is too long, or has a
-    duplicate name.
-    """
-    if given is None:
-        return ()
-    if isinstance(given, list) and len(given) > MAX_TOOLS:
-        raise InvalidRequest(f"tools: must have at most {MAX_TOOLS} tools", "tools")
-    tools: dict[str, Tool] = {}
-    for entry, where in objects_in(given, "tools"):
-        for tool in read(entry, where):
-            if tools.setdefault(tool.name, tool) is not tool:
-                path = f"{where}.{name_key}"
-                raise InvalidRequest(f"{path}: two tools have the same name", path)
-    return tuple(tools.values())
 
 
 def name_and_description(given: Mapping[str, Any], path: str) -> tuple[str, str]:
@@ -137,59 +121,6 @@ def read_choice(given: object) -> ToolChoice:
     return ToolChoice("required", _named(given, "tool_choice"), parallel=parallel)
 
 
-def choose(
-    tools: Sequence[Tool],
-    choice: ToolChoice,
-    parallel: bool | None,
-    warnings: list[str],
-    *,
-    skipped: bool,
-    names: Mapping[str, ClientName] | None = None,
-) -> Tools:
-    """Return the tools that may be called, and whether one must be. `names`: the client's names, by the model's.
-
-    Where some were `skipped` and none is left, one that must be called is left out, too, with one of the `warnings`.
-    Raises `InvalidRequest` for a tool that is not there.
-    """
-    names = {tool.name: ClientName(tool.name) for tool in tools} if names is None else names
-    mode, name = choice.mode, ""
-    if choice.one is not None:
-        if not tools and not skipped:
-            raise _none_given()
-        (name,) = meant(choice.one, names)
-    if choice.allowed is not None:
-        warnings += choice.warnings
-        allowed = {name for named in choice.allowed for name in meant(named, names)}
-        tools = [tool for tool in tools if tool.name in allowed]
-    if mode == "required" and not tools:
-        if not skipped:
-            raise _none_given()
-        warnings.append(NO_TOOL_LEFT)
-        mode = "auto"
-    return Tools(tuple(tools), mode, name, False if choice.parallel is False else parallel)
-
-
-def meant(named: Named, names: Mapping[str, ClientName]) -> Collection[str]:
-    """Return the model's names for a client's name.
-
-    The namespace is optional if the name is unique. `names`: the client's names, by the model's. Raises
-    `InvalidRequest` if there is no such tool.
-    """
-    if not named.name:
-        return [here for here, known in names.items() if known.namespace == named.namespace]
-    name = model_name(named.name, named.namespace)
-    if name in names:
-        return (name,)
-    found = [here for here, known in names.items() if known.name == name]
-    if len(found) != 1:
-        raise InvalidRequest(f"{named.at}: no tool is called {shown(named.name)}", named.at)
-    return found
-
-
-def _none_given() -> InvalidRequest:
-    return InvalidRequest("tool_choice: asks for a tool, but tools is empty", "tool_choice")
-
-
 def _named(given: Mapping[str, Any], path: str) -> Named:
     """The name in ``{"type": "function", "function": {"name": ...}}``, or a flat one."""
     kind, inner = given["type"], given
@@ -220,40 +151,166 @@ def _among(given: Mapping[str, Any]) -> ToolChoice:
         elif isinstance(kind := entry.get("type"), str) and kind in RESPONSES:
             allowed.append(Named(RESPONSES[kind].name, f"{where}.type"))
         else:
-            warnings.append(f"{left_out('allowed tools', str(kind), 1)}: {left_out_reason(str(kind))}")
+            warnings.append(left_out("allowed tools", str(kind)))
     return ToolChoice(_MODES[mode], allowed=tuple(allowed), warnings=tuple(warnings))
 
 
-class DeferredTools:
-    """Collects the tools that messages introduce. ``waiting``: tools of the request with ``defer_loading``, by name."""
+def entries(given: object, path: str) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield the entries of a list of tools, and their paths. Raises `InvalidRequest`."""
+    if isinstance(given, list) and len(given) > MAX_TOOLS:
+        raise InvalidRequest(f"{path}: must have at most {MAX_TOOLS} tools", path)
+    return objects_in([] if given is None else given, path)
 
-    def __init__(self, waiting: Mapping[str, Tool]) -> None:
-        self.waiting = waiting
-        self.introduced: dict[str, Tool] = {}
 
-    def introduce(self, tool: Tool) -> str:
-        """Return the text that defines `tool`, which may be called from there on."""
-        self.introduced[tool.name] = tool
-        shown = {"description": tool.description, "name": tool.name, "parameters": tool.parameters}
-        return f"<function>{json_text(shown)}</function>\n"
+ReadTool = tuple[Tool, str, bool]
+"""A tool of an entry, the path of its name, and whether it is to be loaded later (``defer_loading``)."""
+
+
+class ToolReader(ABC):
+    """Reads the tools of a request, then those that its messages introduce, then which of them may be called.
+
+    ``names``: the client's names of functions, by the model's. ``waiting``: tools that a message or the client has to
+    introduce. ``omitted``: tools that no model can use, by type.
+    """
+
+    def __init__(self, given: object = None, more: Iterable[Tool] = ()) -> None:
+        """Read ``tools``. `more`: further functions that the model may call. Raises `InvalidRequest`."""
+        self.names: dict[str, ClientName] = {}
+        self.offered: dict[str, Tool] = {}
+        self.waiting: dict[str, Tool] = {}
+        self.omitted = Omitted()
+        self._introduced: dict[str, Tool] = {}
+        self._omitted_names: dict[str, str] = {}  # the types of omitted tools, by name
+        self._n_grammar_chars = 0
+        later: set[str] = set()
+        for tool, at, waits in self._listed(given, "tools"):
+            if self.offered.setdefault(tool.name, tool) is not tool:
+                raise InvalidRequest(f"{at}: two tools have the same name", at)
+            if waits:
+                later.add(tool.name)
+        if later and self.client_searches:
+            self.waiting = {name: self.offered.pop(name) for name in later}
+        for tool in more:
+            self.offered[tool.name], self.names[tool.name] = tool, ClientName(tool.name)
+
+    @abstractmethod
+    def read(self, entry: dict[str, Any], path: str) -> Iterator[ReadTool]:
+        """Yield the functions of one entry, none for one that is omitted. Raises `InvalidRequest`."""
+
+    @property
+    def client_searches(self) -> bool:
+        """Whether something loads deferred tools. Otherwise the model is shown them at once."""
+        return False
+
+    def offer(self, listed: object, path: str) -> None:
+        """Add tools that precede the first turn to the request's tools. Raises `InvalidRequest`."""
+        self.offered |= {tool.name: tool for tool, _, _ in self._listed(listed, path)}
+
+    def introduce(self, listed: object, path: str) -> str:
+        """Return the definitions of tools that may be called from here on, "" for none. Raises `InvalidRequest`."""
+        return "".join(self._define(tool) for tool, _, _ in self._listed(listed, path))
 
     def refer(self, name: str) -> str:
         """Return the definition of the tool that a message refers to, or its name if there is no such tool."""
-        tool = self.introduced.get(name) or self.waiting.get(name)
-        return name if tool is None else self.introduce(tool)
+        tool = self._introduced.get(name) or self.waiting.get(name)
+        return name if tool is None else self._define(tool)
 
-    def with_offered(self, offered: Sequence[Tool], required: str = "") -> tuple[Tool, ...]:
-        """Return the `offered` tools and the introduced ones, which are deferred.
+    def finish(self, given: object, parallel: bool | None, warnings: list[str]) -> Tools:
+        """Return all tools, and which of them may or must be called; adds omitted ones to `warnings`.
+
+        `given`: ``tool_choice``. If all tools that could be called are omitted, a required call is omitted, too.
+        Raises `InvalidRequest` for a tool that is not there.
+        """
+        if given is None and not self.names and not self.omitted:
+            return Tools(parallel=parallel)  # as of most requests
+        choice, skipped = read_choice(given), bool(self.omitted or self.waiting)
+        warnings += self.omitted.warnings()
+        mode, name = choice.mode, ""
+        if choice.one is not None:
+            if not (skipped or self.offered or self._introduced):
+                raise _none_given()
+            (name,) = self._meant(choice.one)
+        tools = self._with_introduced(name)
+        if choice.allowed is not None:
+            warnings += choice.warnings
+            kept = [each for each in choice.allowed if each.name in self.names or each.name not in self.omitted.types]
+            allowed = {name for each in kept for name in self._meant(each)}
+            tools = [tool for tool in tools if tool.name in allowed]
+        if mode == "required" and not tools:
+            if not skipped:
+                raise _none_given()
+            warnings.append(NO_TOOL_LEFT)
+            mode = "auto"
+        return Tools(tuple(tools), mode, name, False if choice.parallel is False else parallel)
+
+    def function(
+        self, given: Mapping[str, Any], path: str, *, namespace: str = "", about: str = "", custom: bool = False
+    ) -> Tool:
+        """Return the function at `path`, or the custom tool. `about`: the description of its `namespace`."""
+        own, description = name_and_description(given, path)
+        name, description = model_name(own, namespace), "\n\n".join(filter(None, [about, description]))
+        self.names[name] = ClientName(own, namespace, custom)
+        if not custom:
+            return function_tool(given, path, name, description)
+        tool = custom_tool(name, description, given.get("format"), f"{path}.format")
+        self._n_grammar_chars += 0 if tool.text is None else len(tool.text.definition)
+        if self._n_grammar_chars > MAX_GRAMMAR_CHARS:
+            said = f"the grammars of a request's custom tools may have {MAX_GRAMMAR_CHARS} characters together"
+            raise InvalidRequest(f"{tool.at}: {said}", tool.at)
+        return tool
+
+    def omit(self, kind: str, name: object = None) -> None:
+        """Count an entry of a type that no model can use."""
+        self.omitted.add("tools", kind)
+        if isinstance(name, str):
+            self._omitted_names[name] = kind
+
+    def _listed(self, given: object, path: str) -> Iterator[ReadTool]:
+        for entry, at in entries(given, path):
+            yield from self.read(entry, at)
+
+    def _define(self, tool: Tool) -> str:
+        """Return the text that defines `tool`, which may be called from there on."""
+        self._introduced[tool.name] = tool
+        defined = {"description": tool.description, "name": tool.name, "parameters": tool.parameters}
+        return f"<function>{json_text(defined)}</function>\n"
+
+    def _with_introduced(self, required: str) -> list[Tool]:
+        """Return the offered tools and the introduced ones, which are deferred.
 
         Templates explain how to call tools, so nothing is deferred if no tool is offered, or if the client requires
         a call of a waiting tool, named by `required`. An introduced definition replaces an offered one of the same
         name.
         """
         forced = {required: self.waiting[required]} if required in self.waiting else {}
-        added = {**forced, **self.introduced}
+        added = {**forced, **self._introduced}
         kept = []
-        for tool in offered:
+        for tool in self.offered.values():
             other = added.pop(tool.name, tool)
-            kept.append(tool if (other.function, other.text) == (tool.function, tool.text) else other)
+            is_same = other is tool or (other.function, other.text) == (tool.function, tool.text)
+            kept.append(tool if is_same else other)
         deferred = bool(kept) and not forced
-        return (*kept, *(replace(tool, deferred=deferred) for tool in added.values()))
+        return [*kept, *(replace(tool, deferred=deferred) for tool in added.values())]
+
+    def _meant(self, named: "Named") -> Collection[str]:
+        """Return the model's names for a client's name, whose namespace is optional if the name is unique.
+
+        Raises `InvalidRequest` if there is no such tool.
+        """
+        names = self.names
+        if not named.name:
+            return [here for here, known in names.items() if known.namespace == named.namespace]
+        name = model_name(named.name, named.namespace)
+        if name in names:
+            return (name,)
+        found = [here for here, known in names.items() if known.name == name]
+        if len(found) != 1:
+            reason = f"no tool is called {shown(named.name)}"
+            if (kind := self._omitted_names.get(named.name)) is not None:
+                reason = f"{shown(named.name)} is a tool of type {shown(kind)}: {left_out_reason(kind)}"
+            raise InvalidRequest(f"{named.at}: {reason}", named.at)
+        return found
+
+
+def _none_given() -> InvalidRequest:
+    return InvalidRequest("tool_choice: asks for a tool, but tools is empty", "tool_choice")

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Protocol
 
 from server.errors import InvalidRequest, MediaFull, short
 from server.media.bitmap import Bitmap, BitmapKind, Decoded, Document, bitmaps_of, n_bytes_of
@@ -18,7 +17,7 @@ from server.media.decode import Decoder
 from server.media.document import DocumentHints, media_type_of
 from server.media.fetch import MediaFetcher
 from server.media.header import Unreadable
-from server.media.source import FileContent, MediaUrl, Seen, Source, StoredFile, StoredFiles
+from server.media.source import FileContent, Media, MediaUrl, Seen, Source, StoredFile, StoredFiles
 from server.sandbox.process import Process
 
 log = logging.getLogger(__name__)
@@ -39,47 +38,12 @@ _FAILED = "Failed to load image or audio file"  # llama-server's words
 _DOCUMENT_FAILED = "Failed to read the document"
 
 
-class ShownMedia(Protocol):
-    """A medium of a request (`conversation.conversation.Media`)."""
-
-    @property
-    def kind(self) -> str:
-        """``document`` for one that may be a document."""
-
-    @property
-    def at(self) -> str:
-        """Path in the client's body."""
-
-    @property
-    def source(self) -> Source | None:
-        """Its file."""
-
-    @property
-    def spare(self) -> bool:
-        """Whether the part is omitted if it can't be loaded, because a client can't change older messages."""
-
-
-class Senses(Protocol):
-    """The media types that a model accepts (`pool.protocols.MediaReader`)."""
-
-    @property
-    def kinds(self) -> frozenset[BitmapKind]:
-        """Return the accepted media types."""
-
-    @property
-    def sample_rate(self) -> int:
-        """Of audio; 0 for a model that hears none."""
-
-
 @dataclass(frozen=True, slots=True)
-class _TextOnly:
-    """The senses of a model without a projector."""
+class Senses:
+    """The media types that a model accepts, and the sample rate of audio; 0 for a model that hears none."""
 
     kinds: frozenset[BitmapKind] = frozenset()
     sample_rate: int = 0
-
-
-TEXT_ONLY: Senses = _TextOnly()
 
 
 async def no_stored_files(_: str) -> FileContent | None:
@@ -97,7 +61,7 @@ class MediaLoader:
 
     async def see(
         self,
-        media: Iterable[ShownMedia],
+        media: Iterable[Media],
         senses: Senses,
         scope: str | None = None,
         stored: StoredFiles = no_stored_files,
@@ -136,7 +100,7 @@ class MediaLoader:
     async def _one(
         self,
         source: Source,
-        wanted: ShownMedia,
+        wanted: Media,
         share: "_Share",
         senses: Senses,
         scope: str | None,
@@ -277,11 +241,11 @@ def _is_fetched(source: Source) -> bool:
     return isinstance(source, MediaUrl) and source.url.startswith(("http", "file://"))
 
 
-def _within_limits(media: Iterable[ShownMedia]) -> dict[Source, ShownMedia]:
+def _within_limits(media: Iterable[Media]) -> dict[Source, Media]:
     """Return each distinct source, as required if any of its uses is. Above the limit, the oldest spare sources are
     dropped. Raises `InvalidRequest`.
     """
-    wanted: dict[Source, ShownMedia] = {}
+    wanted: dict[Source, Media] = {}
     for each in media:
         if each.source is not None and (each.source not in wanted or not each.spare):
             wanted[each.source] = each
@@ -290,7 +254,7 @@ def _within_limits(media: Iterable[ShownMedia]) -> dict[Source, ShownMedia]:
     return wanted
 
 
-def _leave_out(wanted: dict[Source, ShownMedia], found: Sequence[Source], most: int, what: str) -> None:
+def _leave_out(wanted: dict[Source, Media], found: Sequence[Source], most: int, what: str) -> None:
     n_over = len(found) - most
     spare = [source for source in found if wanted[source].spare]
     if n_over > len(spare):

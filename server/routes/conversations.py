@@ -118,5 +118,5 @@ def _items(body: Json) -> list[Json]:
     given = body.get("items")
     if not isinstance(given, list) or not 0 < len(given) <= MAX_NEW_ITEMS:
         raise InvalidRequest(f"items: must be an array of 1 to {MAX_NEW_ITEMS} items", "items")
-    read_input(given, field="items")
+    read_input(given, at="items")
     return items_to_store(given)

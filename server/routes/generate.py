@@ -10,12 +10,11 @@ import orjson
 from fastapi import Request
 from fastapi.responses import Response
 
-from server.chat.conversation import Media
 from server.dialects.common import Json
 from server.dialects.dialect import Dialect, Generation, ModelRequest, ParsedRequest, Writer
 from server.dialects.warnings import as_header
 from server.errors import ModelEnded
-from server.media.source import Seen
+from server.media.source import Media, Seen
 from server.pool.model import LoadedModel
 from server.routes.services import services, stream_owner
 from server.routes.session import FAR_BEHIND, PromptEvents, Session

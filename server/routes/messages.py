@@ -7,10 +7,10 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from server.dialects.mcp import OfferedTools
 from server.dialects.messages.mcp import (
     has_toolsets,
     listing_blocks,
-    offer_tools,
     pinned_lists,
     read_mcp,
     unlisted,
@@ -54,14 +54,14 @@ async def _parsed(request: Request, *, generate: bool = True) -> MessagesRequest
         return given
     named = read_mcp(given, request.headers.get("anthropic-beta", ""))
     # Nothing is connected to for a body that is wrong anyway.
-    await read_later(request, lambda: parse({**given, "tool_choice": None}, mcp={}))
+    await read_later(request, lambda: parse({**given, "tool_choice": None}, mcp=OfferedTools()))
     offered = await offer(request, named, "name", pinned_lists(given))
-    mcp = offer_tools(offered, given.get("tools"))
+    mcp = OfferedTools(offered, given.get("tools"))
 
     def with_mcp() -> MessagesRequest:
         parsed = parse(given, mcp=mcp)
         warnings = [*parsed.warnings, *unlisted(offered)]
         listings = listing_blocks(offered) if has_toolsets(given) else ()
-        return replace(parsed, server_tools=server_tools(servers, mcp), listings=listings, warnings=warnings)
+        return replace(parsed, server_tools=server_tools(servers, mcp.callable), listings=listings, warnings=warnings)
 
     return await read_later(request, with_mcp)

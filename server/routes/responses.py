@@ -19,17 +19,9 @@ from fastapi.responses import Response
 
 from server.dialects.chat.parse import input_tokens
 from server.dialects.common import Header, typed_event
-from server.dialects.responses.compaction import CompactionRequest, compaction_body
+from server.dialects.mcp import OfferedTools
+from server.dialects.responses.compaction import compacted, compaction_body
 from server.dialects.responses.input import NO_HISTORY, History, references
-from server.dialects.responses.mcp import (
-    McpFunctions,
-    McpRounds,
-    is_mcp,
-    known_lists,
-    list_item,
-    offer_tools,
-    read_mcp,
-)
 from server.dialects.responses.parse import (
     RESPONSES,
     ResponseRequest,
@@ -38,7 +30,14 @@ from server.dialects.responses.parse import (
     parse_response,
     response_fields,
 )
-from server.dialects.responses.write import EARLY_PING, Keep, ResponseFrame
+from server.dialects.responses.tools import (
+    McpRounds,
+    is_mcp,
+    known_lists,
+    list_item,
+    read_mcp,
+)
+from server.dialects.responses.write import EARLY_PING, Keep, response_body
 from server.errors import InvalidRequest, LlamapoolError, QueueFull, Unavailable, short
 from server.routes.batch_runner import POLL_S
 from server.routes.generate import Exchange, compute, respond
@@ -93,7 +92,7 @@ async def create_response(request: Request) -> Response:
     """OpenAI Responses, with llama.cpp's fields."""
     asked = await _read(request)
     if asked.approved:  # one that can't be made is an error before anything starts
-        (asked.mcp or McpRounds()).calls_of(asked.approved)
+        asked.mcp.calls_of(asked.approved)
     asked = replace(asked, response_id=new_response_id(), store=_keeper(request))
     if asked.options.background:
         return await _start_in_background(request, asked)
@@ -142,12 +141,13 @@ async def _read(request: Request, change: Callable[[Json], Json] = lambda given:
     given_items = found.get("input")
     known = known_lists([*history.items, *(given_items if isinstance(given_items, list) else ())])
     offered = await offer(request, list(places.values()), "server_label", known)
-    mcp = offer_tools(offered, found["tools"])
+    mcp = OfferedTools(offered, found["tools"])
 
     def with_mcp() -> ResponseRequest:
-        asked = parse_response(found, history, cipher, McpFunctions.of(places, mcp, offered))
+        asked = parse_response(found, history, cipher, mcp)
         lead = [list_item(each) for each in offered if not each.is_known]
-        return replace(asked, mcp=McpRounds(mcp, server_tools(servers, mcp, asked.options.max_tool_calls), lead))
+        calls = server_tools(servers, mcp.callable, asked.options.max_tool_calls)
+        return replace(asked, mcp=McpRounds(calls, lead))
 
     return await read_later(request, with_mcp)
 
@@ -231,7 +231,7 @@ async def _start_in_background(request: Request, asked: ResponseRequest) -> Resp
     options, response_id, exchange = asked.options, asked.response_id, Exchange(request, RESPONSES, asked)
     header = Header(used.pool.resolve(asked.model).id, response_id)
     fields = response_fields(asked, header, options.temperature, options.top_p)
-    queued = ResponseFrame(fields).begun() | {"status": "queued"}
+    queued = response_body(fields, "queued")
     await used.state.put(
         *(owner, "response", queued),
         parent=options.previous_response_id,
@@ -305,7 +305,9 @@ async def count_input_tokens(request: Request) -> Response:
 @describe("$CompactedResponse", ResponsesBody, {"input": "Hi"}, errors=RUNS, loads=True)
 async def compact_response(request: Request) -> Response:
     """Return a conversation as one opaque item, which later requests send in its place."""
-    return await respond(request, RESPONSES, CompactionRequest.of(await _read(request, compaction_body)))
+    asked = await _read(request, compaction_body)
+    convert = partial(compacted, messages=asked.conversation.messages, cipher=asked.cipher)
+    return await respond(request, RESPONSES, replace(asked, convert=convert))
 
 
 @router.get("/v1/responses/{response_id}")

@@ -12,17 +12,16 @@ from typing import TypeVar
 
 from fastapi import Request as HttpRequest
 
-from server.chat.conversation import Media
 from server.chat.prompt import can_show
 from server.dialects.dialect import Caller, Generation
-from server.dialects.vectors.embeddings import VectorJob
+from server.dialects.vectors import VectorJob
 from server.engine.cache_scope import cache_scope, is_lasting
 from server.engine.request import Event, Failed, Finished, Started, Text
 from server.engine.sequence import Ticket
 from server.errors import ModelEnded, Unavailable
 from server.media.bitmap import Document, Video, n_bytes_of
-from server.media.loader import TEXT_ONLY
-from server.media.source import NOTHING_SEEN, FileContent, Seen
+from server.media.loader import Senses
+from server.media.source import NOTHING_SEEN, FileContent, Media, Seen
 from server.pool.model import Lease, LoadedModel
 from server.pool.spec import Task
 from server.routes.services import RunningCompletion, caller_of, owner_of, services, wants_load
@@ -264,7 +263,7 @@ class Session:
         wanted = [each for each in media if shown(each)]
         if reader is not None:
             await reader.ready()
-        senses = TEXT_ONLY if reader is None else reader
+        senses = Senses() if reader is None else Senses(reader.kinds, reader.sample_rate)
         seen = await self._services.sight.see(wanted, senses, self._remembered, self._stored_file) if wanted else {}
         lost = [each for each in media if each.source not in seen]
         self.warnings = [f"{each.at}: {each.lost if shown(each) else each.placeholder}" for each in lost]

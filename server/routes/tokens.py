@@ -1,17 +1,13 @@
 """``POST /tokenize``, ``POST /detokenize`` and ``GET /tokenizer_info``."""
 
-from functools import partial
-
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from server.dialects.native.tokens import (
     DetokenizeBody,
     TokenizeBody,
-    detokenize,
     read_detokenize,
     read_tokenize,
-    tokenize,
 )
 from server.routes.generate import compute
 from server.routes.openapi import FINDS, READS, describe
@@ -27,7 +23,7 @@ router = APIRouter(tags=["tokens"])
 async def post_tokenize(request: Request) -> Response:
     """Tokens of a text, or of one with media."""
     wanted = await read_as(request, read_tokenize)
-    return await compute(request, wanted, partial(tokenize, wanted), wanted.media)
+    return await compute(request, wanted, wanted.work, wanted.media)
 
 
 @router.get("/tokenizer_info")
@@ -58,4 +54,4 @@ async def tokenizer_info(request: Request, model: str = "") -> Response:
 async def post_detokenize(request: Request) -> Response:
     """Text of tokens."""
     wanted = await read_as(request, read_detokenize)
-    return await compute(request, wanted, lambda model, _: detokenize(wanted, model.vocab))
+    return await compute(request, wanted, wanted.work)

@@ -3,8 +3,7 @@
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from server.dialects.transcriptions.parse import TRANSCRIPTIONS, Task
-from server.dialects.transcriptions.write import rendered
+from server.dialects.transcriptions import TRANSCRIPTIONS, Task, rendered
 from server.routes.generate import Exchange
 from server.routes.openapi import FORM, RUNS, describe
 from server.transport.body import read_form

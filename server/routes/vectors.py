@@ -5,12 +5,19 @@ from collections.abc import Callable, Mapping, Sequence
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from server.chat.conversation import Media
 from server.dialects.completions.prompt import prompt_media
-from server.dialects.vectors.embeddings import EmbeddingsBody, VectorJob, embeddings_job, read_embeddings
-from server.dialects.vectors.rerank import COHERE_FIELDS, RerankBody, read_rerank, rerank_job
+from server.dialects.vectors import (
+    COHERE_FIELDS,
+    EmbeddingsBody,
+    RerankBody,
+    VectorJob,
+    embeddings_job,
+    read_embeddings,
+    read_rerank,
+    rerank_job,
+)
 from server.dialects.warnings import Known, as_header, unused_fields
-from server.media.source import Seen
+from server.media.source import Media, Seen
 from server.pool.model import LoadedModel, cannot_embed, cannot_rerank
 from server.pool.spec import Task
 from server.routes.openapi import RUNS, describe

@@ -5,51 +5,46 @@ oaicompat_chat_params_parse; common/chat.cpp, common_chat_msgs_parse_oaicompat):
 is "", the arguments of a tool call are JSON text.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from server.chat.conversation import Call, Conversation, Message, TextPart, Tool, Tools
-from server.chat.prepare import prepare, prompt_of
+from server.chat.conversation import Call, Conversation, Message, TextPart
+from server.chat.prepare import prompt_of
 from server.chat.prompt import as_text
-from server.dialects.chat.write import ChatReplyOptions, ChatWriter
+from server.dialects.chat.write import ChatWriter
 from server.dialects.common import Header, Json
 from server.dialects.constraints import read_shape
 from server.dialects.content import REASONING, PartReader
-from server.dialects.custom_tools import GrammarBudget, custom_tool, input_arguments
-from server.dialects.dialect import NO_CALLER, Caller, Dialect, Generation, ParsedRequest
+from server.dialects.custom_tools import input_arguments
+from server.dialects.dialect import NO_CALLER, Caller, Dialect, Generation
 from server.dialects.fields import (
     MAX_MESSAGES,
     Body,
     Messages,
-    Objects,
     Refused,
     Strings,
-    TextOrObject,
     Whole,
     as_array,
     as_object,
-    as_string,
     json_text,
     parse,
+    string_of,
     text_of,
     wrong_type,
 )
 from server.dialects.generation import (
     MAX_PROBS,
+    ChatFields,
+    ConversationRequest,
     GenerationFields,
     Logprobs,
-    ReasoningFields,
-    prepared_request,
-    read_thinking,
-    template_kwargs,
 )
-from server.dialects.tool_types import left_out_reason
-from server.dialects.tools import choose, function_tool, name_and_description, read_choice, tool_list
-from server.dialects.verbose import verbose
-from server.dialects.warnings import left_out, unused_fields
+from server.dialects.native.write import verbose
+from server.dialects.tools import ReadTool, ToolReader
+from server.dialects.warnings import Omitted, unused_fields
 from server.errors import InvalidRequest
 from server.media.source import NOTHING_SEEN, Seen
 from server.pool.model import LoadedModel
@@ -58,9 +53,9 @@ _OTHER_REASONING = ("thinking", "reasoning")
 """Names of ``reasoning_content`` in other servers' replies, which clients send back; Hugging Face takes them, too."""
 
 
-def read_messages(value: object, warnings: list[str] | None = None) -> list[Message]:
-    """Return the messages; adds parts that no model supports to `warnings`. Raises `InvalidRequest` with a path such as
-    ``messages.0.content.1.text``.
+def read_messages(value: object, omitted: Omitted | None = None) -> list[Message]:
+    """Return the messages; counts parts that no model supports in `omitted`. Raises `InvalidRequest` with a path such
+    as ``messages.0.content.1.text``.
     """
     if value is None:
         raise InvalidRequest("messages: 'messages' is required", "messages")
@@ -70,16 +65,13 @@ def read_messages(value: object, warnings: list[str] | None = None) -> list[Mess
         raise InvalidRequest("messages: must have at least one message", "messages")
     if len(value) > MAX_MESSAGES:
         raise InvalidRequest(f"messages: must have at most {MAX_MESSAGES} messages", "messages")
-    reader = _MessageReader()
-    found = [reader.message(message, f"messages.{index}") for index, message in enumerate(value)]
-    if warnings is not None:
-        warnings += reader.parts.warnings()
-    return found
+    reader = _MessageReader(PartReader(Omitted() if omitted is None else omitted))
+    return [reader.message(message, f"messages.{index}") for index, message in enumerate(value)]
 
 
 @dataclass(frozen=True, slots=True)
 class _MessageReader:
-    parts: PartReader = field(default_factory=PartReader)
+    parts: PartReader
 
     def message(self, given: object, path: str) -> Message:
         given = as_object(given, path)
@@ -96,8 +88,10 @@ class _MessageReader:
             content = tuple(self.parts.read(content, f"{path}.content")) or ""
         reasoning = self._reasoning(given, path)
         name, call_id = (text_of(given, key, path) for key in ("name", "tool_call_id"))
-        calls = self._calls(given.get("tool_calls"), f"{path}.tool_calls")
-        return Message(role, content, reasoning, calls, call_id, name)
+        listed, at = given.get("tool_calls"), f"{path}.tool_calls"
+        listed = [] if listed is None else as_array(listed, at)
+        calls = (self._call(call, f"{at}.{index}") for index, call in enumerate(listed))
+        return Message(role, content, reasoning, tuple(call for call in calls if call is not None), call_id, name)
 
     def _reasoning(self, given: dict[str, Any], path: str) -> str:
         """Return ``reasoning_content``, a string or a list of strings; else the field that other servers use; else
@@ -114,29 +108,22 @@ class _MessageReader:
             return other
         return "".join(map(_reasoning_text, content))
 
-    def _calls(self, given: object, path: str) -> tuple[Call, ...]:
-        if given is None:
-            return ()
-        given = as_array(given, path)
-        found = (self._call(call, f"{path}.{index}") for index, call in enumerate(given))
-        return tuple(call for call in found if call is not None)
-
     def _call(self, given: object, path: str) -> Call | None:
         given = as_object(given, path)
         kind = "function" if given.get("type") is None else given["type"]
         if not isinstance(kind, str):
             raise wrong_type(f"{path}.type", "a type such as function", kind)
         if kind not in ("function", "custom"):
-            self.parts.skip("tool calls", kind)
+            self.parts.omitted.add("tool calls", kind)
             return None
         called = as_object(given.get(kind), f"{path}.{kind}")
-        name, call_id = called.get("name"), given.get("id")
-        name = as_string(name, f"{path}.{kind}.name")
-        if call_id is not None and not isinstance(call_id, str):
-            raise wrong_type(f"{path}.id", "a string", call_id)
+        name, call_id = string_of(called, "name", f"{path}.{kind}"), text_of(given, "id", path)
         if kind == "custom":
-            return Call(name, input_arguments(text_of(called, "input", f"{path}.custom")), call_id or "")
-        return Call(name, _arguments(called, f"{path}.function.arguments"), call_id or "")
+            return Call(name, input_arguments(text_of(called, "input", f"{path}.custom")), call_id)
+        if "arguments" not in called:
+            raise InvalidRequest(f"{path}.function.arguments: is required", f"{path}.function.arguments")
+        arguments = {} if called["arguments"] is None else called["arguments"]
+        return Call(name, arguments if isinstance(arguments, str) else json_text(arguments), call_id)
 
 
 def _reasoning_text(part: object) -> str:
@@ -149,50 +136,21 @@ def _reasoning_text(part: object) -> str:
     return text if isinstance(text, str) else ""
 
 
-def _arguments(function: dict[str, Any], path: str) -> str:
-    if "arguments" not in function:
-        raise InvalidRequest(f"{path}: is required", path)
-    arguments = function["arguments"]
-    if isinstance(arguments, str):
-        return arguments
-    return "{}" if arguments is None else json_text(arguments)
+class ChatTools(ToolReader):
+    """Reads ``tools`` of a chat: functions and custom tools, each one level below its type."""
 
-
-@dataclass(frozen=True, slots=True)
-class ChatTools:
-    """``custom``: the names of those whose calls have one text (`custom_tools`)."""
-
-    tools: Tools
-    custom: frozenset[str] = frozenset()
-
-
-def read_tools(tools: object, choice: object, parallel: bool | None, warnings: list[str]) -> ChatTools:
-    """Validate both fields together; adds unsupported tools to `warnings`. Raises `InvalidRequest`."""
-    if tools is None and choice is None:
-        return ChatTools(Tools(parallel=parallel))
-    custom, skipped, grammars = set[str](), list[str](), GrammarBudget()
-
-    def read(given: Mapping[str, Any], path: str) -> tuple[Tool, ...]:
-        kind = given.get("type")
+    def read(self, entry: dict[str, Any], path: str) -> Iterator[ReadTool]:
+        """See `ToolReader`."""
+        kind = entry.get("type")
         if not isinstance(kind, str):
             raise wrong_type(f"{path}.type", "a type such as function", kind)
         if kind not in ("function", "custom"):
-            skipped.append(f"{left_out('tools', kind, 1)}: {left_out_reason(kind)}")
-            return ()
-        tool, where = given.get(kind), f"{path}.{kind}"
+            self.omit(kind)
+            return
+        tool, at = entry.get(kind), f"{path}.{kind}"
         if tool is None and kind == "custom":  # flat, as in Responses
-            tool, where = given, path
-        tool = as_object(tool, where)
-        name, description = name_and_description(tool, where)
-        if kind == "function":
-            return (function_tool(tool, where, name, description),)
-        custom.add(name)
-        return (custom_tool(name, description, tool.get("format"), f"{where}.format", grammars),)
-
-    found = tool_list(tools, read, "function.name")
-    warnings += skipped
-    chosen = choose(found, read_choice(choice), parallel, warnings, skipped=bool(skipped))
-    return ChatTools(chosen, frozenset(custom))
+            tool, at = entry, path
+        yield self.function(as_object(tool, at), at, custom=kind == "custom"), f"{at}.name", False
 
 
 class ControlBody(Body):
@@ -214,18 +172,11 @@ _REFUSED = {
 }
 
 
-class ChatBody(ReasoningFields):
+class ChatBody(ChatFields):
     """The body of ``POST /v1/chat/completions`` and ``/apply-template``."""
 
     messages: Messages = None
-    tools: Objects = None
-    tool_choice: TextOrObject = None
-    parallel_tool_calls: bool | None = None
-    parse_tool_calls: bool | None = None
-    logprobs: bool | None = None
     top_logprobs: Annotated[Whole, Field(ge=0, le=MAX_PROBS)] | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | Literal["content", "reasoning_content"] | None = None
     echo: bool | None = None
     modalities: Strings = None
     audio: Refused = None
@@ -236,27 +187,30 @@ _CONVERSATION_FIELDS = dict.fromkeys(("messages", "tools", "response_format"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChatRequest(ParsedRequest):
+class ChatRequest(ConversationRequest):
     """A chat request before a model renders it.
 
     ``custom``: the names of its custom tools. ``echo``: a stream repeats the content that it continues.
     """
 
-    conversation: Conversation
-    logprobs: Logprobs
     custom: frozenset[str] = frozenset()
     echo: bool = False
 
     def generation(self, model: LoadedModel, seen: Seen = NOTHING_SEEN, caller: Caller = NO_CALLER) -> Generation:
         """Return the request and the writer of its reply; blocking, for a thread. Raises `InvalidRequest`."""
         options, header = self.options, Header(model.spec.id)
-        prepared = prepare(self.conversation, model, seen)
-        request = prepared_request(prepared, options, model, header.id, self.logprobs, caller=caller)
+        prepared, request = self.prepare(header.id, self.conversation, model, seen, caller)
         output, prefilled = prepared.output, prepared.prompt.prefilled
-        reply = ChatReplyOptions(request.post_sampling_probs, self.custom)
         # llama-server repeats the continued message in full responses; in streams only with "echo".
         repeated = prefilled if self.echo or not options.stream else ""
-        writer = ChatWriter(header, output.parser, include_usage=options.include_usage, opening=repeated, options=reply)
+        writer = ChatWriter(
+            header,
+            output.parser,
+            include_usage=options.include_usage,
+            opening=repeated,
+            after_sampling=request.post_sampling_probs,
+            custom=self.custom,
+        )
         opening = prepared.prompt.rendered.generation_prompt
         return verbose(Generation([request], writer, output.switch, opening), options, model, caller)
 
@@ -269,35 +223,20 @@ def parse_chat(given: dict[str, Any]) -> ChatRequest:
             raise InvalidRequest(f"{name}: {reason}", name)
     if body.modalities not in (None, ["text"]):
         raise InvalidRequest('modalities: only ["text"] is supported', "modalities")
-    warnings: list[str] = []
-    messages = read_messages(body.messages, warnings)
-    chat_tools = read_tools(body.tools, body.tool_choice, body.parallel_tool_calls, warnings)
-    tools = chat_tools.tools
-    if tools.callable and body.grammar:
-        raise InvalidRequest("grammar: Cannot use custom grammar constraints with tools.", "grammar")
-    if tools.callable and body.grammar_lazy:
-        raise InvalidRequest("grammar_lazy: tools have triggers of their own", "grammar_lazy")
+    omitted = Omitted()
+    messages, reader = read_messages(body.messages, omitted), ChatTools(body.tools)
+    warnings = omitted.warnings()
+    tools = reader.finish(body.tool_choice, body.parallel_tool_calls, warnings)
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequest("top_logprobs: top_logprobs requires logprobs to be set to true", "top_logprobs")
-    thinking, variables = read_thinking(body), template_kwargs(body.chat_template_kwargs)
-    conversation = Conversation(
-        tuple(messages),
-        tools,
-        thinking,
-        read_shape(body),
-        body.lazy,
-        template_kwargs=variables,
-        opens=body.add_generation_prompt,
-        continues=body.continue_final_message,
-        reads_calls=body.parse_tool_calls is not False,
-    )
+    conversation = body.as_conversation(messages, tools, read_shape(body))
     return ChatRequest(
         options=body.model_copy(update=_CONVERSATION_FIELDS),
         media=conversation.media,
         warnings=unused_fields(given, ChatBody, warnings),
         conversation=conversation,
         logprobs=chat_logprobs(body, body.logprobs, body.top_logprobs),
-        custom=chat_tools.custom,
+        custom=frozenset(name for name, known in reader.names.items() if known.custom),
         echo=bool(body.echo),
     )
 

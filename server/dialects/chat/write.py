@@ -23,19 +23,6 @@ _FIRST = b'"role":"assistant","content":""'
 _EMPTY = b'"content":""'
 
 
-@dataclass(frozen=True, slots=True)
-class ChatReplyOptions:
-    """The response's format. ``after_sampling``: probabilities are those after the samplers. ``custom``: tools whose
-    calls have one text (`custom_tools`).
-    """
-
-    after_sampling: bool = False
-    custom: frozenset[str] = frozenset()
-
-
-DEFAULT_OPTIONS = ChatReplyOptions()
-
-
 @dataclass(slots=True)
 class _Choice:
     """``head``: the bytes before a delta. ``inputs``: of calls of custom tools, by call number."""
@@ -48,7 +35,11 @@ class _Choice:
 
 
 class ChatWriter(Writer):
-    """Writes a chat's reply. `opening` is content at the prompt's end, which each choice repeats."""
+    """Writes a chat's reply.
+
+    `opening` is content at the prompt's end, which each choice repeats. `after_sampling`: probabilities are those after
+    the samplers. `custom`: tools whose calls have one text (`custom_tools`).
+    """
 
     def __init__(
         self,
@@ -57,10 +48,11 @@ class ChatWriter(Writer):
         *,
         include_usage: bool = False,
         opening: str = "",
-        options: ChatReplyOptions = DEFAULT_OPTIONS,
+        after_sampling: bool = False,
+        custom: frozenset[str] = frozenset(),
     ) -> None:
         self._header = header
-        self._options = options
+        self._after_sampling, self._custom = after_sampling, custom
         self._parser = parser
         self._opening = opening
         self._include_usage = include_usage
@@ -96,7 +88,7 @@ class ChatWriter(Writer):
         entry: Json = {"finish_reason": reason, "index": index, "message": self._message(message)}
         logprobs = [*(each for item in message.items for each in item.logprobs), *choice.rest]
         if logprobs:
-            entry["logprobs"] = wire.logprobs(logprobs, after_sampling=self._options.after_sampling)
+            entry["logprobs"] = wire.logprobs(logprobs, after_sampling=self._after_sampling)
         return entry
 
     def _message(self, choice: Assembler) -> Json:
@@ -104,7 +96,7 @@ class ChatWriter(Writer):
         if reasoning := choice.said(Kind.REASONING):
             message["reasoning_content"] = reasoning
         calls = [
-            _custom(item, custom_input(item.text)) if item.name in self._options.custom else _call(item, item.text)
+            _custom(item, custom_input(item.text)) if item.name in self._custom else _call(item, item.text)
             for item in choice.calls
         ]
         if calls:
@@ -205,7 +197,7 @@ class ChatWriter(Writer):
     def _logprobs(self, tokens: Sequence[TokenLogprob]) -> bytes:
         if not tokens:
             return b""
-        return b',"logprobs":' + orjson.dumps(wire.logprobs(tokens, after_sampling=self._options.after_sampling))
+        return b',"logprobs":' + orjson.dumps(wire.logprobs(tokens, after_sampling=self._after_sampling))
 
     def _delta(self, choice: _Choice, delta: Delta) -> bytes:
         """Return the members of a delta; none if there is nothing to send yet."""
@@ -214,7 +206,7 @@ class ChatWriter(Writer):
             return _content(delta.text)
         if item.kind is Kind.REASONING:
             return b'"reasoning_content":' + orjson.dumps(delta.text)
-        if item.name in self._options.custom:
+        if item.name in self._custom:
             return self._custom_delta(choice, delta)
         call = _call(item, "") if delta.begins else {"function": {"arguments": delta.text}}
         return b'"tool_calls":[' + orjson.dumps({"index": item.index, **call}) + b"]"

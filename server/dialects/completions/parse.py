@@ -32,7 +32,7 @@ from server.dialects.generation import (
     refuse_thinking,
 )
 from server.dialects.native.fim import suffix_prompt
-from server.dialects.verbose import verbose
+from server.dialects.native.write import verbose
 from server.dialects.warnings import unused_fields
 from server.engine.media import MediaPrompt
 from server.media.source import NOTHING_SEEN, Seen
@@ -101,7 +101,10 @@ class CompletionRequest(PromptRequest):
 def parse_completion(given: dict[str, Any]) -> CompletionRequest:
     """Validate the fields that don't depend on a model. Raises `InvalidRequest`."""
     body = parse(CompletionBody, given)
-    _check_best_of(body)
+    if body.best_of is not None and body.best_of < body.n_choices:
+        raise field_error("best_of", f"must be at least n ({body.n_choices}), got {body.best_of}")
+    if body.stream and body.n_generated > body.n_choices:
+        raise field_error("best_of", "can't be streamed: which choices are best shows at the end")
     refuse_thinking(body)
     if _scores_prompt(body):
         if body.suffix:
@@ -119,15 +122,6 @@ def parse_completion(given: dict[str, Any]) -> CompletionRequest:
 
 
 COMPLETIONS = Dialect(parse_completion)
-
-
-def _check_best_of(body: CompletionBody) -> None:
-    if body.best_of is None:
-        return
-    if body.best_of < body.n_choices:
-        raise field_error("best_of", f"must be at least n ({body.n_choices}), got {body.best_of}")
-    if body.stream and body.best_of > body.n_choices:
-        raise field_error("best_of", "can't be streamed: which choices are best shows at the end")
 
 
 def _echo(body: CompletionBody, prompt: GivenPrompt, tokens: MediaPrompt, model: LoadedModel) -> Echo:

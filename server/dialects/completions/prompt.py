@@ -9,18 +9,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from server.chat.conversation import Media, unseen
+from server.chat.conversation import unseen
 from server.chat.prompt import can_show, read_parts
 from server.dialects.dialect import ParsedRequest
 from server.dialects.fields import json_kind
 from server.engine.media import MediaPrompt
 from server.errors import InvalidRequest
-from server.media.source import MediaUrl, Seen
+from server.media.source import Media, MediaUrl, Seen
 from server.pool.model import LoadedModel
 from server.vocab import Vocab
 
 MAX_PROMPTS = 256
-_FORMS = (
+FORMS = (
     '"prompt" elements must be a string, a list of tokens, a JSON object containing a prompt string, or a list of '
     "mixed strings & tokens."
 )
@@ -149,7 +149,7 @@ def _prompt(value: object, path: str) -> GivenPrompt:
     if isinstance(value, dict):
         return read_object(value, path)
     if not isinstance(value, str | list):
-        raise InvalidRequest(_FORMS, path)
+        raise InvalidRequest(FORMS, path)
     prompt = read_mixed(value, path)
     if prompt == []:
         raise InvalidRequest(f"{path}: must not be empty", path)
@@ -159,7 +159,7 @@ def _prompt(value: object, path: str) -> GivenPrompt:
 def read_object(value: dict[str, Any], path: str) -> GivenPrompt:
     """A prompt with its files, if there are any. Raises `InvalidRequest`."""
     if "prompt_string" not in value:
-        raise InvalidRequest(_FORMS, f"{path}.prompt_string")
+        raise InvalidRequest(FORMS, f"{path}.prompt_string")
     given, where = value.get("multimodal_data"), f"{path}.multimodal_data"
     if not given:
         return read_mixed(value["prompt_string"], f"{path}.prompt_string")
@@ -169,7 +169,11 @@ def read_object(value: dict[str, Any], path: str) -> GivenPrompt:
     files = [given] if isinstance(given, str) else given
     if not isinstance(files, list):
         raise InvalidRequest(f"{where}: must be a list of files in base64, not {json_kind(given)}", where)
-    media = tuple(_file(file, f"{where}.{index}") for index, file in enumerate(files))
+    for index, file in enumerate(files):
+        if not isinstance(file, str):
+            at = f"{where}.{index}"
+            raise InvalidRequest(f"{at}: must be a file in base64, not {json_kind(file)}", at)
+    media = tuple(Media("file", at=f"{where}.{index}", source=MediaUrl(file)) for index, file in enumerate(files))
 
     def cut(marker: str) -> Sequence[str | Media]:
         pieces = text.split(marker)
@@ -182,12 +186,6 @@ def read_object(value: dict[str, Any], path: str) -> GivenPrompt:
         return [part for part in parts if part != ""]
 
     return TextWithMedia(text, media, cut)
-
-
-def _file(given: object, at: str) -> Media:
-    if not isinstance(given, str):
-        raise InvalidRequest(f"{at}: must be a file in base64, not {json_kind(given)}", at)
-    return Media("file", at=at, source=MediaUrl(given))
 
 
 def _is_token(value: object) -> bool:

@@ -42,57 +42,46 @@ class PromptLists:
     """The lists of an echoed prompt. They grow with the prompt's log probabilities, step by step for a long prompt."""
 
     def __init__(self, echo: Echo) -> None:
+        self.lists: Json = {name: [] for name in _LISTS}
         self._pieces, self._marker = echo.pieces, echo.marker
         self._encoded = echo.text.encode("utf-8", "replace")
         self._at = 0  # the bytes of the text that tokens have taken
         self._n_chars = 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._lists: Json = {name: [] for name in _LISTS}
-        if echo.pieces:
-            self._add(echo.pieces[0], None)
-
-    @property
-    def wanted(self) -> bool:
-        """Whether there are any."""
-        return bool(self._pieces)
+        self.add([None] * bool(echo.pieces))  # the first token has no log probability
 
     @property
     def complete(self) -> bool:
         """Whether every token is there."""
-        return len(self._lists["tokens"]) == len(self._pieces)
+        return len(self.lists["tokens"]) == len(self._pieces)
 
     def add(self, scores: Sequence[TokenLogprob | None]) -> None:
-        """The log probabilities of the next tokens; the first one has none, and no medium's."""
-        start = len(self._lists["tokens"])
+        """Take the log probabilities of the next tokens; those of media have none."""
+        start = len(self.lists["tokens"])
         for piece, score in zip(self._pieces[start : start + len(scores)], scores, strict=True):
-            self._add(piece, score)
-
-    def followed_by(self, lists: Json | None = None) -> Json:
-        """Return the prompt's lists followed by the choice's."""
-        if lists is None:
-            return self._lists
-        return {name: values + lists[name] for name, values in self._lists.items()} if self._pieces else lists
-
-    def _add(self, piece: bytes, score: TokenLogprob | None) -> None:
-        text = "" if piece == self._marker else _shown(piece)
-        lists = self._lists
-        lists["tokens"].append(text)
-        lists["token_logprobs"].append(None if score is None else score.logprob)
-        lists["top_logprobs"].append(None if score is None else _top(text, score))
-        lists["text_offset"].append(self._n_chars)
-        taken = self._encoded[self._at : self._at + self._length(piece)]
-        self._at += len(taken)
-        self._n_chars += len(self._decoder.decode(taken))
+            text = "" if piece == self._marker else _shown(piece)
+            _add(self.lists, text, score, self._n_chars)
+            taken = self._encoded[self._at : self._at + self._length(piece)]
+            self._at += len(taken)
+            self._n_chars += len(self._decoder.decode(taken))
 
     def _length(self, piece: bytes) -> int:
-        """Return how many bytes of the text belong to this token. The text lacks what the vocabulary adds (a first
-        token, a space) and the frames of a video.
+        """Return how many bytes of the text belong to the token that was added last. The text lacks what the vocabulary
+        adds (a first token, a space) and the frames of a video.
         """
-        is_sure = len(self._lists["tokens"]) > _MAYBE_ADDED and not self._marker
+        is_sure = len(self.lists["tokens"]) > _MAYBE_ADDED and not self._marker
         if is_sure or self._encoded.startswith(piece, self._at):
             return len(piece)
         bare = piece.removeprefix(b" ")
         return len(bare) if self._encoded.startswith(bare, self._at) else 0
+
+
+def _add(lists: Json, text: str, score: TokenLogprob | None, offset: int) -> None:
+    """Add a token to OpenAI's lists. `offset`: where its text begins."""
+    lists["tokens"].append(text)
+    lists["token_logprobs"].append(None if score is None else score.logprob)
+    lists["top_logprobs"].append(None if score is None else _top(text, score))
+    lists["text_offset"].append(offset)
 
 
 def echo(vocab: Vocab, text: str, prompt: MediaPrompt, marker: str = "") -> Echo:
@@ -113,17 +102,11 @@ class TokenLists:
 
     def of(self, tokens: Sequence[TokenLogprob]) -> Json:
         """Return the lists for the next tokens."""
-        texts = [_shown(token.piece) for token in tokens]
-        offsets = []
+        lists: Json = {name: [] for name in _LISTS}
         for token in tokens:
-            offsets.append(self._offset)
+            _add(lists, _shown(token.piece), token, self._offset)
             self._offset += len(self._decoder.decode(token.piece))
-        return {
-            "tokens": texts,
-            "token_logprobs": [token.logprob for token in tokens],
-            "top_logprobs": list(map(_top, texts, tokens)),
-            "text_offset": offsets,
-        }
+        return lists
 
 
 def _shown(piece: bytes) -> str:
@@ -147,13 +130,21 @@ def _top(text: str, token: TokenLogprob) -> dict[str, float]:
 
 @dataclass(slots=True)
 class _Choice:
-    """The fold of a choice's deltas. ``scores``: log probabilities of its tokens, for ``best``."""
+    """The fold of a choice's deltas: texts and log probabilities. ``scores``: those of its tokens, for ``best``."""
 
     prompt: int
-    text: list[str]
+    texts: list[str] = field(default_factory=list)
     logprobs: list[Json] = field(default_factory=list)
     scores: list[float] = field(default_factory=list)
     end: Finished | None = None
+
+    def shown(self, index: int, *, logprobs: bool) -> Json:
+        """Return the finished choice as whole replies have it."""
+        assert self.end is not None, f"choice {index} has not finished"
+        names = self.logprobs[0] if self.logprobs and logprobs else ()
+        joined = {name: [entry for part in self.logprobs for entry in part[name]] for name in names}
+        reason = wire.finish_reason(self.end.reason)
+        return {"text": "".join(self.texts), "index": index, "logprobs": joined or None, "finish_reason": reason}
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,10 +175,9 @@ class CompletionWriter(Writer):
         n = form.n
         self._form, self._n, self._echoes = form, n, echoes
         self._prompts = [PromptLists(echo) for echo in echoes]
-        self._choices = {p * n + k: _Choice(p, [echo.text]) for p, echo in enumerate(echoes) for k in range(n)}
+        self._choices = [_Choice(prompt) for prompt in range(len(echoes)) for _ in range(n)]
         self._held: dict[int, list[Event]] = {p: [] for p, lists in enumerate(self._prompts) if not lists.complete}
         self._lists = [TokenLists(len(echo.text)) for echo in echoes for _ in range(n)] if form.lists else []
-        self._ends: list[tuple[int, Finished]] = []
         self._head: Json = {
             "created": header.created,
             "model": header.model,
@@ -199,47 +189,16 @@ class CompletionWriter(Writer):
 
     def body(self) -> Json:
         """Return the whole reply, after every choice has finished."""
-        ends: list[tuple[int, Finished]] = []
-        for index, choice in self._choices.items():
-            assert choice.end is not None, f"choice {index} has not finished"
-            ends.append((choice.prompt, choice.end))
-        choices = [self._whole_choice(index, choice) for index, choice in enumerate(self._kept())]
-        return {
-            "choices": choices,
-            **self._head,
-            "usage": Usage.of(ends).openai(),
-            "id": self._id,
-            "timings": wire.timings(ends[0][1].timings),
-        }
+        every, best = self._choices, self._form.best
+        if best:
+            groups = (every[start : start + self._n] for start in range(0, len(every), self._n))
+            every = [choice for group in groups for choice in sorted(group, key=_mean_logprob, reverse=True)[:best]]
+        choices = [choice.shown(index, logprobs=self._form.logprobs) for index, choice in enumerate(every)]
+        return {"choices": choices, **self._head, "id": self._id, **self._totals()}
 
-    def _kept(self) -> list[_Choice]:
-        """The choices of the reply, in its order."""
-        every = list(self._choices.values())
-        if not self._form.best:
-            return every
-        groups = (every[start : start + self._n] for start in range(0, len(every), self._n))
-        return [
-            choice for group in groups for choice in sorted(group, key=_mean_logprob, reverse=True)[: self._form.best]
-        ]
-
-    def _whole_choice(self, index: int, choice: _Choice) -> Json:
-        assert choice.end is not None
-        return {
-            "text": "".join(choice.text),
-            "index": index,
-            "logprobs": self._shown_logprobs(choice),
-            "finish_reason": wire.finish_reason(choice.end.reason),
-        }
-
-    def _shown_logprobs(self, choice: _Choice) -> Json | None:
-        prompt = self._prompts[choice.prompt]
-        content, *lists = (
-            [entry for delta in choice.logprobs for entry in delta.get(name, ())] for name in ("content", *_LISTS)
-        )
-        if not self._form.logprobs or not (content or prompt.wanted):
-            return None
-        generated = dict(zip(_LISTS, lists, strict=True))
-        return {"content": content, **(prompt.followed_by(generated) if self._form.lists else {})}
+    def _totals(self) -> Json:
+        ends = [(choice.prompt, choice.end) for choice in self._choices if choice.end is not None]
+        return {"usage": Usage.of(ends).openai(), "timings": wire.timings(ends[0][1].timings)}
 
     def feed(self, prompt: int, event: Event) -> list[bytes]:
         """The chunks that follow from one event of a prompt's request."""
@@ -257,42 +216,44 @@ class CompletionWriter(Writer):
         match event:
             case Text(text=text, timings=timings):
                 index = prompt * self._n + event.index
-                logprobs = self._shown(index, event.logprobs)
-                if not self.streams:
-                    choice = self._choices[index]
-                    choice.text.append(text)
-                    choice.logprobs += [logprobs] if logprobs else []
-                    choice.scores += (token.logprob for token in event.logprobs)
-                    return []
-                if not text and logprobs is None:
-                    return []
                 extra = wire.members({"timings": wire.timings(timings)}) if timings else b""
-                return [self._chunk(prompt, event.index, text, logprobs, extra=extra)]
+                self._choices[index].scores += (token.logprob for token in event.logprobs)
+                return self._delta(index, text, self._shown(index, event.logprobs), extra)
             case Started(index=index):
                 echo = self._echoes[prompt]
-                logprobs = {"content": [], **self._prompts[prompt].followed_by()} if echo.pieces else None
-                return [self._chunk(prompt, index, echo.text, logprobs)] if echo.text or logprobs else []
+                logprobs = {"content": [], **self._prompts[prompt].lists} if echo.pieces else None
+                return self._delta(prompt * self._n + index, echo.text, logprobs)
             case Finished():
                 return [self._last(prompt, event)]
             case Progress():
-                return [self._chunk(prompt, event.index, "", extra=wire.members(wire.progress(event)))]
+                index = prompt * self._n + event.index
+                return [self._chunk(index, "", extra=wire.members(wire.progress(event)))]
+        return []
+
+    def _delta(self, index: int, text: str, logprobs: Json | None, extra: bytes = b"") -> list[bytes]:
+        """Return the chunk of more text of a choice; a whole reply collects it instead."""
+        if not (text or logprobs):
+            return []
+        if self.streams:
+            return [self._chunk(index, text, logprobs, extra=extra)]
+        self._choices[index].texts.append(text)
+        self._choices[index].logprobs += [logprobs] if logprobs else []
         return []
 
     def finish(self) -> list[bytes]:
         """The last events of the stream, after every choice has finished."""
         if not self._form.include_usage:
             return [wire.DONE]
-        extra: Json = {"usage": Usage.of(self._ends).openai(), "timings": wire.timings(self._ends[0][1].timings)}
-        return [b'data: {"choices":[]' + self._common + wire.members(extra) + b"}\n\n", wire.DONE]
+        return [b'data: {"choices":[]' + self._common + wire.members(self._totals()) + b"}\n\n", wire.DONE]
 
     def _last(self, prompt: int, end: Finished) -> bytes:
-        self._ends.append((prompt, end))
-        self._choices[prompt * self._n + end.index].end = end
+        index = prompt * self._n + end.index
+        self._choices[index].end = end
         extra: Json = {}
         if not self._form.include_usage:
             extra = {"usage": Usage.of([(prompt, end)]).openai(), "timings": wire.timings(end.timings)}
         reason = b'"%b"' % wire.finish_reason(end.reason).encode()
-        return self._chunk(prompt, end.index, "", reason=reason, extra=wire.members(extra))
+        return self._chunk(index, "", reason=reason, extra=wire.members(extra))
 
     def _shown(self, choice: int, tokens: Sequence[TokenLogprob]) -> Json | None:
         shown = [token for token in tokens if not token.ends]  # which llama-server lists and OpenAI does not
@@ -300,22 +261,11 @@ class CompletionWriter(Writer):
         return {**wire.logprobs(shown, after_sampling=self._form.after_sampling), **lists} if shown or lists else None
 
     def _chunk(
-        self,
-        prompt: int,
-        index: int,
-        text: str,
-        logprobs: Json | None = None,
-        *,
-        reason: bytes = b"null",
-        extra: bytes = b"",
+        self, index: int, text: str, logprobs: Json | None = None, *, reason: bytes = b"null", extra: bytes = b""
     ) -> bytes:
         return b'data: {"choices":[{"text":%b,"index":%d,"logprobs":%b,"finish_reason":%b}]%b%b}\n\n' % (
-            orjson.dumps(text),
-            prompt * self._n + index,
-            orjson.dumps(logprobs),
-            reason,
-            self._common,
-            extra,
+            *(orjson.dumps(text), index, orjson.dumps(logprobs), reason),
+            *(self._common, extra),
         )
 
 

@@ -5,16 +5,14 @@ by an ``mcp_tool_result`` for each. With toolsets, a reply starts with an ``mcp_
 for its tools. This API has no approvals.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 from pydantic import Field
 
-from server.chat.conversation import Tool
 from server.dialects.common import Json
 from server.dialects.fields import Body, objects_in, parse
 from server.dialects.mcp import (
-    CallableTool,
     Label,
     McpRequest,
     OfferedServer,
@@ -22,7 +20,6 @@ from server.dialects.mcp import (
     Token,
     Url,
     check_labels,
-    named_tools,
     tool_of,
     with_token,
 )
@@ -176,25 +173,11 @@ def _refused(path: str, reason: str) -> InvalidRequest:
     return InvalidRequest(f"{path}: {reason}", path)
 
 
-def offer_tools(offered: Sequence[OfferedServer], tools: object) -> dict[str, CallableTool]:
-    """Return the tools of all servers by the model's names. Names of the client's own `tools` are taken."""
-    own = tools if isinstance(tools, list) else []
-    return named_tools(offered, {str(entry.get("name")) for entry in own if isinstance(entry, dict)})
-
-
 def without_toolsets(tools: object) -> object:
     """Return the entries of ``tools`` that are no toolsets."""
     if not isinstance(tools, list):
         return tools
     return [entry for entry in tools if not (isinstance(entry, dict) and entry.get("type") == TOOLSET)]
-
-
-def functions(mcp: Mapping[str, CallableTool]) -> list[Tool]:
-    """Return the functions that represent the tools of MCP servers."""
-    return [
-        Tool(name, known.tool.description, {**known.tool.schema, "type": "object"}, at="mcp_servers")
-        for name, known in mcp.items()
-    ]
 
 
 def unlisted(offered: Iterable[OfferedServer]) -> list[str]:

@@ -1,38 +1,78 @@
 """Anthropic's Messages API: parses the body to a `Conversation`, which is then handled like OpenAI chat.
 
 llama.cpp's sampling fields are accepted in addition. `write` creates the response.
+
+The conversation follows llama-server's conversion (tools/server/server-chat.cpp, server_chat_convert_anthropic_to_oai)
+with four differences: tool results precede a message's text, next to their calls; they have the name of their tool;
+omitted content is reported; and calls that Anthropic's servers executed are calls, too.
+
+A tool with an ``input_schema`` is a function. The types whose calls the client executes (``bash_...``, a toolset) are
+functions of `tool_types`. Tools of other types are omitted, and are an error only if ``tool_choice`` names one.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
 from typing import Any
 
-from server.chat.conversation import Conversation, ReasoningSettings
-from server.chat.prepare import prepare, prompt_of
+from pydantic import Field
+
+from server.chat.conversation import (
+    NO_PARAMETERS,
+    Call,
+    Content,
+    Conversation,
+    Message,
+    Part,
+    ReasoningSettings,
+    TextPart,
+    Tool,
+    text_content,
+)
+from server.chat.prepare import prompt_of
+from server.chat.prompt import DOCUMENT_END, document_start
 from server.dialects.common import Header, Json, random_id
-from server.dialects.dialect import NO_CALLER, Caller, Dialect, Generation, ParsedRequest
+from server.dialects.content import document_at, kind_of_type
+from server.dialects.dialect import NO_CALLER, Caller, Dialect, Generation
 from server.dialects.errors import anthropic_error_event
-from server.dialects.fields import Body, Count, Messages, Objects, TextOrObject, TextOrObjects, parse
+from server.dialects.fields import (
+    MAX_MESSAGES,
+    Body,
+    Count,
+    Messages,
+    Objects,
+    TextOrObject,
+    TextOrObjects,
+    as_array,
+    as_object,
+    as_string,
+    json_text,
+    parse,
+    string_of,
+    wrong_type,
+)
 from server.dialects.generation import (
     UNSAID_BUDGET,
+    ConversationRequest,
     GenerationFields,
     ReasoningOption,
     ServingFields,
     Stops,
     asked_to_think,
-    prepared_request,
     template_kwargs,
 )
-from server.dialects.mcp import CallableTool, ServerTools, ToolRounds
-from server.dialects.messages.mcp import functions, without_toolsets
-from server.dialects.messages.messages import read_conversation
-from server.dialects.messages.tools import read_tools
-from server.dialects.messages.write import NO_SERVER_TOOLS, PING, MessageWriter, Names
-from server.dialects.reasoning_cipher import NO_CIPHER, ReasoningCipher
+from server.dialects.mcp import NO_SERVER_TOOLS, OfferedTools, ServerTools, ToolRounds, function_name
+from server.dialects.messages.mcp import LISTING, ToolConfig, without_toolsets
+from server.dialects.messages.write import PING, MessageWriter, Names
+from server.dialects.reasoning_cipher import NO_CIPHER, ReasoningCipher, TamperedReasoning
 from server.dialects.sampling import SamplingFields
-from server.dialects.warnings import left_out, unused_fields
-from server.errors import InvalidRequest
-from server.media.source import NOTHING_SEEN, Seen
+from server.dialects.tool_types import TOOLSETS, Toolset, ToolType, anthropic_type
+from server.dialects.tools import ClientName, ReadTool, ToolReader, is_strict, model_name, name_and_description
+from server.dialects.warnings import FOREIGN_REASONING, left_out, unused_fields
+from server.errors import InvalidRequest, short
+from server.media.source import NOTHING_SEEN, Media, MediaUrl, Seen, Source, StoredFile
 from server.pool.model import LoadedModel
 from server.structured.response_format import ANY_OBJECT, ResponseFormat
 
@@ -68,12 +108,11 @@ class MessagesBody(ServingFields, SamplingFields):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MessagesRequest(ParsedRequest):
+class MessagesRequest(ConversationRequest):
     """A request for a message. ``show_reasoning``: whether thinking blocks have a text. ``server_tools``: tools that
     this server calls. ``listings``: the tools of MCP servers, the first blocks of the reply.
     """
 
-    conversation: Conversation
     cipher: ReasoningCipher
     names: Names
     show_reasoning: bool = True
@@ -82,10 +121,9 @@ class MessagesRequest(ParsedRequest):
 
     def generation(self, model: LoadedModel, seen: Seen = NOTHING_SEEN, caller: Caller = NO_CALLER) -> Generation:
         """Return the request and the writer of its reply; blocking, for a thread. Raises `InvalidRequest`."""
-        options, server = self.options, self.server_tools
-        header = Header(model.spec.id, f"msg_{random_id()}")
-        prepared = prepare(self.conversation, model, seen)
-        request = prepared_request(prepared, options, model, header.id, caller=caller)
+        server, header = self.server_tools, Header(model.spec.id, f"msg_{random_id()}")
+        prepare_round = partial(self.prepare, header.id)
+        prepared, request = prepare_round(self.conversation, model, seen, caller)
         writer = MessageWriter(
             header,
             prepared.output.parser,
@@ -95,18 +133,10 @@ class MessagesRequest(ParsedRequest):
             server_tools=NO_SERVER_TOOLS if server is None else server.tools,
             listings=self.listings,
         )
-
-        def next_round(conversation: Conversation, model: LoadedModel, seen: Seen, caller: Caller) -> Generation:
-            prepared = prepare(conversation, model, seen)
-            left = max((options.max_tokens or 0) - writer.n_predicted, 0)
-            request = prepared_request(prepared, options, model, header.id, max_tokens=left, caller=caller)
-            writer.next_round(prepared.output.parser)
-            return Generation([request], writer)
-
         follow_up = None
         if server is not None:
             # The output does not repeat the message that it continues.
-            follow_up = ToolRounds(server, self.conversation, writer, next_round, names=True)
+            follow_up = ToolRounds(server, self.conversation, writer, prepare_round, self.options, names=True)
         return Generation([request], writer, follow_up=follow_up)
 
 
@@ -115,22 +145,23 @@ def parse_messages(
     cipher: ReasoningCipher = NO_CIPHER,
     *,
     generate: bool = True,
-    mcp: Mapping[str, CallableTool] | None = None,
+    mcp: OfferedTools | None = None,
 ) -> MessagesRequest:
     """Validate the fields that don't depend on a model. Raises `InvalidRequest`.
 
-    `cipher`: encrypts and decrypts reasoning. `mcp`: the tools of the body's MCP servers by the model's names, None
-    where the server allows none.
+    `cipher`: encrypts and decrypts reasoning. `mcp`: the tools of the body's MCP servers, None if this server allows
+    none.
     """
     body = parse(MessagesBody, given)
     if generate and body.max_tokens is None:
         body = body.model_copy(update={"max_tokens": DEFAULT_MAX_TOKENS})
     warnings = list(_left_out(given, has_mcp=mcp is not None))
     own = body.tools if mcp is None else without_toolsets(body.tools)
-    choice = None if mcp is not None and not (own or mcp) else body.tool_choice  # no server could list its tools
-    given_tools = read_tools(own, choice, warnings, functions(mcp or {}))
-    messages = read_conversation(body.system, body.messages, warnings, given_tools, cipher)
-    tools = given_tools.tools()
+    functions = [] if mcp is None else list(chain.from_iterable(mcp.functions.values()))
+    choice = None if mcp is not None and not (own or functions) else body.tool_choice  # no server could list its tools
+    reader, omitted = MessageTools(own, functions), list[str]()
+    messages = read_conversation(body.system, body.messages, omitted, reader, cipher)
+    tools = reader.finish(choice, None, warnings)
     config = body.output_config or OutputConfig()
     conversation = Conversation(
         tuple(messages),
@@ -140,12 +171,12 @@ def parse_messages(
         template_kwargs=template_kwargs(body.chat_template_kwargs),
     )
     return MessagesRequest(
-        options=_options(body),
+        options=GenerationFields.of(body, stop=body.stop_sequences, user=(body.metadata or {}).get("user_id")),
         media=conversation.media,
-        warnings=unused_fields(given, MessagesBody, warnings),
+        warnings=unused_fields(given, MessagesBody, [*warnings, *omitted]),
         conversation=conversation,
         cipher=cipher,
-        names=given_tools.names,
+        names=reader.names,
         show_reasoning=body.thinking is None or body.thinking.display != "omitted",
     )
 
@@ -164,13 +195,6 @@ def _left_out(given: dict[str, Any], *, has_mcp: bool) -> Iterator[str]:
         kind = edit.get("type") if isinstance(edit, dict) else None
         if kind != _HARMLESS_EDIT:  # templates leave out earlier reasoning themselves
             yield left_out("edits in context_management", str(kind), 1)
-
-
-def _options(body: MessagesBody) -> GenerationFields:
-    """Sampling and limits under their usual names; all of it is checked already."""
-    shared = {name: getattr(body, name) for name in MessagesBody.model_fields if name in GenerationFields.model_fields}
-    user = (body.metadata or {}).get("user_id")
-    return GenerationFields.model_construct(**{**shared, "stop": body.stop_sequences, "user": user})
 
 
 def _thinking(body: MessagesBody, effort: str | None) -> ReasoningSettings:
@@ -200,3 +224,387 @@ def count_message_tokens(conversation: Conversation, model: LoadedModel, seen: S
 
 
 MESSAGES = Dialect(parse_messages, anthropic_error_event, PING)
+
+
+_SEARCH = "tool_search_tool"
+
+
+class ToolsetParam(Body):
+    """An entry of ``tools`` that represents a toolset."""
+
+    configs: dict[str, ToolConfig | None] = Field(default_factory=dict)
+
+
+class MessageTools(ToolReader):
+    """Reads ``tools`` of a message, and the definitions in its blocks."""
+
+    def define(self, given: object, path: str) -> str | None:
+        """Return the text of a definition, None if no model could use the tool. Raises `InvalidRequest`."""
+        return "".join(self._define(tool) for tool, _, _ in self.read(as_object(given, path), path)) or None
+
+    @property
+    def client_searches(self) -> bool:
+        """Whether messages introduce deferred tools, rather than a search by Anthropic's servers."""
+        return not any(kind.startswith(_SEARCH) for kind in self.omitted.types)
+
+    def read(self, entry: dict[str, Any], path: str) -> Iterator[ReadTool]:
+        """See `ToolReader`."""
+        kind, row = entry.get("type"), anthropic_type(entry)
+        if not isinstance(kind, str | None):
+            raise wrong_type(f"{path}.type", "a string", kind)
+        if kind is not None and kind in TOOLSETS:
+            yield from self._toolset(entry, TOOLSETS[kind], path)
+        elif kind is not None and kind != "custom" and row is None:
+            self.omit(kind, entry.get("name"))
+        else:
+            tool = self._own(entry, path) if row is None else _of_type(entry, row, path)
+            self.names[tool.name] = ClientName(tool.name)
+            yield tool, f"{path}.name", entry.get("defer_loading") is True
+
+    def _own(self, given: Mapping[str, Any], path: str) -> Tool:
+        name, description = name_and_description(given, path)
+        schema: Any = given.get("input_schema")
+        if not isinstance(schema, dict):
+            raise wrong_type(f"{path}.input_schema", "a JSON Schema object", schema)
+        return Tool(name, description, schema or NO_PARAMETERS, is_strict(given, path), f"{path}.input_schema")
+
+    def _toolset(self, given: Mapping[str, Any], toolset: Toolset, path: str) -> Iterator[ReadTool]:
+        configs, at = parse(ToolsetParam, given, path).configs, f"{path}.configs"
+        for name in configs:
+            if name not in toolset.functions:
+                raise InvalidRequest(f"{at}.{short(name)}: the toolset has no such tool", f"{at}.{short(name)}")
+        for name, (description, parameters) in toolset.functions.items():
+            config = configs.get(name) or ToolConfig()
+            if config.enabled is False or (config.enabled is None and name in toolset.off):
+                continue
+            function = model_name(name, toolset.name)
+            self.names[function] = ClientName(name, toolset.name)
+            tool = Tool(function, description, parameters, at=f"{path}.type")
+            yield tool, f"{path}.name", config.defer_loading is True
+
+
+def _of_type(given: Mapping[str, Any], row: ToolType, path: str) -> Tool:
+    name, _ = name_and_description({"name": row.name, **given}, path)
+    width, height = given.get("display_width_px"), given.get("display_height_px")
+    size = f" It is {width} pixels wide and {height} pixels high." if isinstance(width, int) else ""
+    return Tool(name, row.description + size, row.parameters, is_strict(given, path), f"{path}.type")
+
+
+Block = dict[str, Any]
+_SHOWN_CHARS = 40
+_DEFAULT_TYPE = "image/jpeg"  # llama-server's
+_ROLES = ("user", "assistant", "system")
+_CALLS = ("tool_use", "server_tool_use", "mcp_tool_use")
+_OPAQUE = {"thinking": "signature", "redacted_thinking": "data"}
+"""Blocks of reasoning, and the field of each that has the encrypted text."""
+_STAMP = re.compile(r"x-anthropic-billing-header:(?:\s*\w+=[^;\s]*;)+")
+_STAMPED = re.compile(r"(?<=\scch=).{5}(?=;)|(?<=\scc_version=)(\d+\.\d+\.\d+)\.\w+(?=;)")
+
+
+def read_conversation(
+    system: object,
+    messages: object,
+    warnings: list[str],
+    tools: MessageTools,
+    cipher: ReasoningCipher = NO_CIPHER,
+) -> list[Message]:
+    """Return the messages, the system prompt first.
+
+    Adds omitted content to `warnings` and introduced tools to `tools`. `cipher` decrypts reasoning. A message
+    without blocks and an empty system prompt are omitted. There may be no message at all, as in llama-server: then
+    the model starts. Raises `InvalidRequest` with a path such as ``messages.0.content.1.text``.
+    """
+    if messages is None:
+        raise InvalidRequest("messages: is required", "messages")
+    messages = as_array(messages, "messages")
+    if len(messages) > MAX_MESSAGES:
+        raise InvalidRequest(f"messages: must have at most {MAX_MESSAGES} messages", "messages")
+    reader = _Reader(warnings, tools, cipher)
+    reader.read_system(system)
+    for index, message in enumerate(messages):
+        reader.read(message, f"messages.{index}")
+    return reader.messages
+
+
+def steady_system(text: str) -> str:
+    """Return `text` with Claude Code's leading stamp replaced by a constant, so that requests share a prefix.
+
+    In ``x-anthropic-billing-header: cc_version=2.1.197.1c0; cc_entrypoint=cli; cch=a5145;``, the end of
+    ``cc_version`` depends on a session's first words and ``cch`` on the whole request. No cached prefix would extend
+    past them (llama-server handles ``cch``: server-chat.cpp, normalize_anthropic_billing_header).
+    """
+    found = _STAMP.match(text)
+    if found is None:
+        return text
+    return _STAMPED.sub(lambda part: f"{part[1]}.fff" if part[1] else "fffff", found[0]) + text[found.end() :]
+
+
+@dataclass(slots=True)
+class _Reader:
+    """Appends to `messages`. ``names``: the tools of all calls so far, by the ids of the calls. ``role``, ``parts``,
+    ``reasoning`` and ``calls`` are those of the current message.
+    """
+
+    warnings: list[str]
+    tools: MessageTools
+    cipher: ReasoningCipher
+    messages: list[Message] = field(default_factory=list)
+    names: dict[str, str] = field(default_factory=dict)
+    role: str = ""
+    parts: list[Part] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+
+    def read_system(self, given: object) -> None:
+        """Take the system prompt: a text or text blocks."""
+        text = ""
+        for block, path in _blocks("" if given is None else given, "system"):
+            if block["type"] == "text":
+                text += steady_system(string_of(block, "text", path))
+            else:
+                self._skip(block["type"])
+        if text:
+            self.messages.append(Message("system", text))
+
+    def read(self, given: object, path: str) -> None:
+        """Take one message. Its tool results become messages before it, as templates expect."""
+        given = as_object(given, path)
+        role, content = given.get("role"), given.get("content")
+        if role not in _ROLES:
+            raise InvalidRequest(f'{path}.role: must be "user", "assistant" or "system"', f"{path}.role")
+        self.role = role
+        if isinstance(content, str):
+            self.messages.append(Message(role, content))
+            return
+        if content is None and role == "assistant":  # llama-server leaves it out, too
+            return
+        for block, where in _blocks(content, f"{path}.content"):
+            self._block(block, block["type"], where)
+        self._end()
+
+    def _block(self, block: Block, kind: str, path: str) -> None:
+        if kind in _CALLS:
+            self._require(kind, path, "assistant")
+            self._call(block, path)
+        elif kind in _OPAQUE:
+            self._require(kind, path, "assistant")
+            self._take_reasoning(block, kind, path)
+        elif kind == LISTING:  # `pinned_lists` reads it
+            self._require(kind, path, "assistant")
+        elif kind == "tool_result" or kind.endswith("_tool_result"):
+            self._require(kind, path, "user", "assistant")
+            self._result(block, kind, path)
+        else:
+            self.parts += self._content(block, path)
+
+    def _skip(self, kind: str) -> None:
+        self.warnings.append(left_out("blocks", kind, 1))
+
+    def _require(self, kind: str, path: str, *roles: str) -> None:
+        if self.role not in roles:
+            said = f"a block of type {kind!r} can't be in a message of the role {self.role!r}"
+            raise InvalidRequest(f"{path}.type: {said}", f"{path}.type")
+
+    def _end(self) -> None:
+        """Create a message from the content so far."""
+        if self.parts or self.calls or self.reasoning:
+            content = tuple(self.parts) or ""
+            self.messages.append(Message(self.role, content, "".join(self.reasoning), tuple(self.calls)))
+        self.parts, self.reasoning, self.calls = [], [], []
+
+    def _take_reasoning(self, block: Block, kind: str, path: str) -> None:
+        """Take the encrypted text, or the visible one if this server cannot decrypt it. Raises `InvalidRequest`."""
+        name = _OPAQUE[kind]
+        visible = _string_or_none(block, "thinking", path) if kind == "thinking" else ""
+        opaque = string_of(block, name, path) if block.get(name) is not None else ""
+        try:
+            decrypted = self.cipher.decrypt(opaque)
+        except TamperedReasoning:
+            raise InvalidRequest(f"{path}: Invalid `{name}` in `{kind}` block", f"{path}.{name}") from None
+        if opaque and decrypted is None:
+            self.warnings.append(FOREIGN_REASONING.format(f"{name} of {kind} blocks"))
+        if text := visible if decrypted is None else decrypted:
+            self.reasoning.append(text)
+
+    def _call(self, block: Block, path: str) -> None:
+        call_id = _string_or_none(block, "id", path)
+        name = model_name(string_of(block, "name", path), block.get("toolset_name"))
+        if block["type"] == "mcp_tool_use" and isinstance(block.get("server_name"), str):
+            name = function_name(block["server_name"], name)
+        given = {} if block.get("input") is None else block["input"]
+        self.names[call_id] = name
+        self.calls.append(Call(name, given if isinstance(given, str) else json_text(given), call_id))
+
+    def _result(self, block: Block, kind: str, path: str) -> None:
+        call_id = _string_or_none(block, "tool_use_id", path)
+        if not isinstance(block.get("is_error"), bool | None):
+            raise wrong_type(f"{path}.is_error", "a boolean", block["is_error"])
+        if self.role == "assistant":  # a call that was answered within the turn
+            self._end()
+        given = block.get("content")
+        content: Content = ""
+        texts = isinstance(given, list) and all(isinstance(each, dict) and each.get("type") == "text" for each in given)
+        if kind == "tool_result" or texts or isinstance(given, str):
+            content = self._result_content("" if given is None else given, f"{path}.content")
+        elif given is not None:  # of one of Anthropic's server tools
+            content = json_text(_readable(given))
+        self.messages.append(Message("tool", content, call_id=call_id, name=self.names.get(call_id, "")))
+
+    def _result_content(self, given: object, path: str) -> Content:
+        """Return a tool result: a text, or blocks, whose texts are concatenated, as in llama-server."""
+        return text_content(
+            _joined(part for block, where in _blocks(given, path) for part in self._content(block, where))
+        )
+
+    def _content(self, block: Block, path: str) -> list[Part]:
+        """Return the content of a block. Skips a block that has no content for a model, with a warning.
+
+        Media have paths such as ``messages.0.content.1.image``: Claude Code reads from an error which block to omit,
+        and retries. Raises `InvalidRequest`.
+        """
+        kind, citations = block["type"], block.get("citations")
+        if kind in ("document", "search_result") and isinstance(citations, dict) and citations.get("enabled"):
+            self.warnings.append(f"{path}.citations is ignored: replies cite no documents")
+        match kind:
+            case "text":
+                return [TextPart(string_of(block, "text", path))]
+            case "image":
+                return [_image(block, path)]
+            case "document":
+                return _document(block, path)
+            case "search_result":
+                head = [text for name in ("title", "source") if isinstance(text := block.get(name), str) and text]
+                texts = [part.text for part in _nested(block, path) if isinstance(part, TextPart)]
+                return [TextPart("\n".join([*head, *texts]))]
+            case "compaction":  # a summary of earlier turns; its server may have encrypted the text
+                return [TextPart(block["content"])] if isinstance(block.get("content"), str) else []
+            case "browser_state":
+                return [
+                    TextPart(json_text({name: block[name] for name in ("tabs", "state_changes") if block.get(name)}))
+                ]
+            case "tool_reference" | "tool_addition" | "tool_removal":
+                if text := self._tool_change(block, kind, path):
+                    return [TextPart(text)]
+        self._skip(kind)
+        return []
+
+    def _tool_change(self, block: Block, kind: str, path: str) -> str | None:
+        """Return the text for a tool that is found, added or withdrawn; None for Anthropic's server tools."""
+        if kind == "tool_reference":
+            return self.tools.refer(string_of(block, "tool_name", path))
+        match block.get("tool"):
+            case {"type": "tool_reference", "name": str(name)} if kind == "tool_addition":
+                return self.tools.refer(name)
+            case {"type": "tool_reference", "name": str(name)}:
+                return f"[The tool {name} can't be called any more.]\n"
+            case {"type": "tool_definition", "definition": definition} if kind == "tool_addition":
+                return self.tools.define(definition, f"{path}.tool.definition")
+        return None
+
+
+def _blocks(given: object, path: str) -> Iterable[tuple[Block, str]]:
+    """Yield the blocks of a content with their paths; a text is one block. Raises `InvalidRequest`."""
+    if isinstance(given, str):
+        given = [{"type": "text", "text": given}] if given else []
+    if not isinstance(given, list):
+        raise wrong_type(path, "a string or an array of blocks", given)
+    for index, entry in enumerate(given):
+        where = f"{path}.{index}"
+        block = as_object(entry, where)
+        as_string(block.get("type"), f"{where}.type")
+        yield block, where
+
+
+def _string_or_none(block: Block, name: str, path: str) -> str:
+    """Return the string at `path`, "" for null: ids and reasoning that clients have dropped."""
+    return "" if block.get(name, block) is None else string_of(block, name, path)
+
+
+def _joined(parts: Iterable[Part]) -> list[Part]:
+    """Join adjacent texts."""
+    found: list[Part] = []
+    for part in parts:
+        last = found[-1] if found else None
+        if isinstance(part, TextPart) and isinstance(last, TextPart) and part.plain == last.plain:
+            found[-1] = TextPart(last.text + part.text, part.plain)
+        else:
+            found.append(part)
+    return found
+
+
+def _readable(value: Any) -> Any:
+    """Return the content without encrypted parts for Anthropic's servers, and without files."""
+    if isinstance(value, list):
+        return [_readable(entry) for entry in value]
+    if not isinstance(value, dict):
+        return value
+    file = value.get("type") == "base64"
+    return {
+        key: _readable(entry)
+        for key, entry in value.items()
+        if not key.startswith("encrypted_") and not (file and key == "data")
+    }
+
+
+def _image(block: Block, path: str) -> Part:
+    source = block.get("source")
+    return Media("image", _source_type(source), f"{path}.image", _source(source))
+
+
+def _document(block: Block, path: str) -> list[Part]:
+    """A document: its text is in the block, or it is a file that has to be read."""
+    title, context = (text if isinstance(text := block.get(key), str) else "" for key in ("title", "context"))
+    source = as_object(block.get("source"), f"{path}.source")
+    start = document_start(title, "text/plain", context)
+    match source.get("type"):
+        case "text":
+            text = string_of(source, "data", f"{path}.source")
+            return [TextPart(f"{start}{text}\n{DOCUMENT_END}", plain=True)]
+        case "content":
+            given = _nested(source, f"{path}.source")
+            if not (title or context or any(isinstance(part, TextPart) for part in given)):
+                return given  # images alone are no text that needs a frame
+            lines = [TextPart(f"{part.text}\n", plain=True) if isinstance(part, TextPart) else part for part in given]
+            return _joined([TextPart(start, plain=True), *lines, TextPart(DOCUMENT_END, plain=True)])
+    at, media_type = f"{path}.document", source.get("media_type")
+    kind = kind_of_type(media_type)
+    match source:
+        case {"type": "url", "url": str(url)} if url:
+            name, found = document_at(url, title)
+            return [Media("document", name, at, found, context=context)]
+        case {"type": "base64", "data": str(data)} if kind == "document":
+            declared = media_type if isinstance(media_type, str) else ""
+            return [Media(kind, title, at, MediaUrl(f"data:{declared};base64,{data}"), context=context)]
+        case {"type": "file"}:
+            return [Media("document", title, at, _source(source), context=context)]
+    return [Media(kind, _source_type(source), at, _source(source))]
+
+
+def _nested(given: Block, path: str) -> list[Part]:
+    """Return the texts and images in ``content`` of a document or a search result."""
+    parts: list[Part] = []
+    for block, where in _blocks(given.get("content"), f"{path}.content"):
+        if block["type"] not in ("text", "image"):
+            raise InvalidRequest(f'{where}.type: must be "text" or "image"', f"{where}.type")
+        parts.append(TextPart(string_of(block, "text", where)) if block["type"] == "text" else _image(block, where))
+    return parts
+
+
+def _source(source: Any) -> Source | None:
+    """Return where a file is: in base64, at a URL, or uploaded."""
+    match source:
+        case {"type": "base64", "data": str(data)}:
+            media_type = source.get("media_type")
+            return MediaUrl(f"data:{media_type if isinstance(media_type, str) else _DEFAULT_TYPE};base64,{data}")
+        case {"type": "url", "url": str(url)}:
+            return MediaUrl(url)
+        case {"type": "file", "file_id": str(file_id)} if file_id:
+            return StoredFile(file_id)
+    return None
+
+
+def _source_type(source: object) -> str:
+    """``image/png``, or how the source is given."""
+    found = source if isinstance(source, dict) else {}
+    names = (found.get("media_type"), found.get("type"))
+    return next((name[:_SHOWN_CHARS] for name in names if isinstance(name, str) and name.isprintable()), "")

@@ -14,16 +14,13 @@ message is not repeated.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from types import MappingProxyType
 
 import orjson
 
-from server.chat.assembler import Assembler, Delta, Item, Kind, NewParser
-from server.chat.conversation import Call, Message
+from server.chat.assembler import Delta, Item, Kind, NewParser
 from server.dialects.common import Header, Json, page_of, random_id, rfc3339, typed_event
-from server.dialects.dialect import Writer
-from server.dialects.mcp import CallableTool, Outcome, ServerCall
+from server.dialects.mcp import NO_SERVER_TOOLS, CallableTool, Outcome, RoundWriter, ServerCall
 from server.dialects.messages.mcp import result_block
 from server.dialects.reasoning_cipher import NO_CIPHER
 from server.dialects.tools import ClientName
@@ -49,15 +46,13 @@ Sign = Callable[[str], str]
 Names = Mapping[str, ClientName]
 """The client's names of functions, by the model's."""
 NO_NAMES: Names = MappingProxyType({})
-NO_SERVER_TOOLS: Mapping[str, CallableTool] = MappingProxyType({})
 
 
-class MessageWriter(Writer):
+class MessageWriter(RoundWriter):
     """Writes a message.
 
-    ``show_reasoning=False`` leaves the text of thinking blocks empty. `server_tools`: the tools that this server
-    calls, by the model's names; with them a message may have several rounds of generation. `listings`: the first
-    blocks.
+    ``show_reasoning=False`` leaves the text of thinking blocks empty. `server_tools`: see `RoundWriter`. `listings`:
+    the first blocks.
     """
 
     def __init__(
@@ -71,14 +66,9 @@ class MessageWriter(Writer):
         server_tools: Mapping[str, CallableTool] = NO_SERVER_TOOLS,
         listings: Sequence[Json] = (),
     ) -> None:
-        self._header = header
-        self._sign = sign
-        self._names = names
-        self._said = Assembler(parser())
-        self._show_reasoning = show_reasoning
-        self._server_tools = server_tools
+        super().__init__(parser, server_tools)
+        self._header, self._sign, self._names, self._show_reasoning = header, sign, names, show_reasoning
         self._ids: dict[int, str] = {}  # of calls for this server, by the identity of the item
-        self._earlier = Usage()  # of earlier rounds
         self._listings = listings
         self._blocks: list[Json] = [*listings]  # of earlier rounds, in a whole reply
         self._results: list[Json] = []  # result blocks of the current round, in a whole reply
@@ -86,65 +76,38 @@ class MessageWriter(Writer):
         self._open: Item | None = None  # the item of the open block
         self._index = -1
 
-    @property
-    def n_predicted(self) -> int:
-        """Tokens that were generated so far."""
-        return self._usage.completion
-
     def next_round(self, parser: NewParser) -> None:
         """Continue with another round of generation."""
         self._blocks += self._round_blocks()
         self._results = []
-        self._earlier = self._usage
-        self._said = Assembler(parser())
+        self._ids.clear()
+        super().next_round(parser)
 
-    def server_calls(self) -> list[ServerCall]:
-        """The calls of the round for this server; none where a limit cut the round off."""
-        if self._said.finished.reason is FinishReason.LIMIT:
-            return []
-        calls = [item for item in self._said.calls if item.name in self._server_tools]
-        return [ServerCall(self._id(item), item.name, item.text) for item in calls]
-
-    @property
-    def waits_for_client(self) -> bool:
-        """Whether the client has to execute calls."""
-        return any(item.name not in self._server_tools for item in self._said.calls)
-
-    def message(self) -> Message:
-        """The round as a message of the conversation."""
-        calls = tuple(Call(item.name, item.text, self._id(item)) for item in self._said.calls)
-        return replace(self._said.message(), calls=calls)
-
-    @property
-    def _usage(self) -> Usage:
-        return self._earlier + Usage.of([(0, self._said.finished)], self._said.n_reasoning_tokens)
-
-    def _id(self, item: Item) -> str:
-        if item.name not in self._server_tools:
-            return item.id
-        return self._ids.setdefault(id(item), f"mcptoolu_{random_id()}")
+    def call_id(self, item: Item) -> str:
+        """See `RoundWriter`."""
+        return self._ids.setdefault(id(item), f"mcptoolu_{random_id()}") if self._makes(item) else item.id
 
     def _call_block(self, item: Item, given: object) -> Json:
         """The block of a call whose input is `given`."""
-        known = self._server_tools.get(item.name)
+        known = self.server_tools.get(item.name)
         if known is None:
             client = self._names.get(item.name) or ClientName(item.name)
             block = {"type": "tool_use", "id": item.id, "name": client.name, "input": given}
             toolset = {"toolset_name": client.namespace, "caller": {"type": "direct"}}
             return block | toolset if client.namespace else block
         server = {"name": known.tool.name, "server_name": known.server.label}
-        return {"type": "mcp_tool_use", "id": self._id(item), **server, "input": given}
+        return {"type": "mcp_tool_use", "id": self.call_id(item), **server, "input": given}
 
     def _stop(self) -> Json:
-        return _stop(self._said.finished, called=self.waits_for_client)
+        return _stop(self.said.finished, called=self.waits_for_client)
 
     def body(self) -> Json:
         """Return the whole message, after it has finished."""
-        return _message(self._header, [*self._blocks, *self._round_blocks()], self._stop(), self._usage)
+        return _message(self._header, [*self._blocks, *self._round_blocks()], self._stop(), self.usage)
 
     def _round_blocks(self) -> list[Json]:
         """Return the blocks of the round, results last."""
-        return [*map(self._block, self._said.items), *self._results]
+        return [*map(self._block, self.said.items), *self._results]
 
     def _block(self, item: Item) -> Json:
         if item.kind is Kind.TEXT:
@@ -160,14 +123,15 @@ class MessageWriter(Writer):
             case Started():
                 return self._begin(event)
             case Text():
-                return self._written(self._said.feed(event))
+                return self._written(self.said.feed(event))
             case Finished():
-                return self._finished(event)
+                events = self._begin(event) + self._written(self.said.finish(event)) + self._close()
+                return events if self.server_tools else [*events, *self._ending()]
         return []
 
     def finish(self) -> list[bytes]:
         """Return the last events; without server tools they came with the end of the only round."""
-        return self._ending() if self._server_tools else []
+        return self._ending() if self.server_tools else []
 
     def completed(self, call: ServerCall, outcome: Outcome) -> list[bytes]:
         """Take the outcome of a call; return its events."""
@@ -189,12 +153,8 @@ class MessageWriter(Writer):
         listed = [event for block in self._listings for event in self._whole_block(block)]
         return [typed_event({"type": "message_start", "message": message}), *listed]
 
-    def _finished(self, event: Finished) -> list[bytes]:
-        events = self._begin(event) + self._written(self._said.finish(event)) + self._close()
-        return events if self._server_tools else [*events, *self._ending()]
-
     def _ending(self) -> list[bytes]:
-        ending: Json = {"type": "message_delta", "delta": self._stop(), "usage": self._usage.anthropic()}
+        ending: Json = {"type": "message_delta", "delta": self._stop(), "usage": self.usage.anthropic()}
         return [typed_event(ending), typed_event({"type": "message_stop"})]
 
     def _written(self, deltas: list[Delta]) -> list[bytes]:

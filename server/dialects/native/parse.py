@@ -4,7 +4,7 @@ handle_completions_impl).
 `write` creates the response.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -18,13 +18,12 @@ from server.dialects.completions.prompt import (
     Mixed,
     PromptRequest,
     prompt_media,
-    prompt_text,
     read_mixed,
     read_prompts,
     tokenize_mixed,
 )
-from server.dialects.constraints import conflict, guide
-from server.dialects.dialect import NO_CALLER, Caller, Dialect, Generation, ParsedRequest
+from server.dialects.constraints import read_shape
+from server.dialects.dialect import NO_CALLER, Caller, Dialect, Generation
 from server.dialects.fields import Object, Prompt, field_error, parse
 from server.dialects.generation import (
     MAX_PROBS,
@@ -34,7 +33,7 @@ from server.dialects.generation import (
     refuse_thinking,
 )
 from server.dialects.native.fim import Extra, Gap, extra_tokens, fim_tokens, fitting_extra, require_fim
-from server.dialects.native.write import Finals, NativeWriter, whole_settings
+from server.dialects.native.write import NativeWriter, whole_settings
 from server.dialects.warnings import unused_fields
 from server.engine.media import MediaPrompt
 from server.engine.request import Request
@@ -44,11 +43,11 @@ from server.pool.model import LoadedModel
 from server.structured.constraint import Constraint
 from server.structured.lazy import compiled
 from server.structured.reasoning_end import UNLIMITED
-from server.structured.response_format import ANY_OBJECT, ResponseFormat
+from server.structured.response_format import ANY_OBJECT
 
 MAX_RESPONSE_FIELDS = 256
 MAX_PATH_CHARS = 256
-
+_LLGUIDANCE = "%llguidance {{}}\nstart: %json {}"
 
 Path = Annotated[str, Field(max_length=MAX_PATH_CHARS)]
 
@@ -98,8 +97,19 @@ class NativeRequest(PromptRequest):
     options: NativeBody
 
     def generation(self, model: LoadedModel, seen: Seen = NOTHING_SEEN, caller: Caller = NO_CALLER) -> Generation:
-        """Return the requests and the writer of their reply; blocking, for a thread. Raises `InvalidRequest`."""
-        return generation(self.options, lambda: self.tokens(model, seen), model, caller)
+        """Return one engine request per prompt, and the writer for all of them; blocking, for a thread.
+
+        Raises `InvalidRequest`, and `NotSupported` for infill by a model without the tokens for it.
+        """
+        body = self.options
+        # A grammar has precedence over a schema here, and response_format has no effect, as in llama-server.
+        shape = read_shape(body.model_copy(update={"json_schema": None}) if body.grammar else body, {})
+        constraint = compiled(shape or model.spec.shape, body.lazy, model.vocab, model.grammar)
+        constraint, prompts = _budgeted(constraint, body, model), self.tokens(model, seen)
+        request_id = f"cmpl-{random_id()}"
+        requests = prompt_requests(body, model, request_id, prompts, constraint, body.wanted_probs, caller=caller)
+        settings = _settings(body, requests[0], model)
+        return Generation(requests, NativeWriter(requests, model, body, settings, body.response_fields or ()))
 
 
 def parse_native(given: dict[str, Any]) -> NativeRequest:
@@ -127,40 +137,6 @@ def ignored_format(body: NativeBody) -> list[str]:
     return [said] if body.response_format else []
 
 
-def generation(
-    body: NativeBody, tokenize: Callable[[], Sequence[MediaPrompt]], model: LoadedModel, caller: Caller
-) -> Generation:
-    """Return one engine request per prompt, and the writer for all of them."""
-    constraint = _budgeted(
-        compiled(_shape(body) or model.spec.shape, body.lazy, model.vocab, model.grammar), body, model
-    )
-    prompts = tokenize()
-    request_id = f"cmpl-{random_id()}"
-    requests = prompt_requests(body, model, request_id, prompts, constraint, body.wanted_probs, caller=caller)
-    finals = Finals(
-        model=model.spec.id,
-        n=body.n_choices,
-        prompts=[prompt_text(prompt.tokens, model) for prompt in prompts],
-        settings=_settings(body, requests[0], model),
-        response_fields=body.response_fields or (),
-    )
-    return Generation(requests, NativeWriter(finals, requests, return_tokens=bool(body.return_tokens)))
-
-
-def _shape(body: NativeBody) -> ResponseFormat | None:
-    """Return the response format; a grammar has precedence over a schema here, as in llama-server."""
-    schema = body.schema_wanted
-    found = guide(body)
-    if found is None:
-        if body.grammar:
-            return ResponseFormat("gbnf", body.grammar, "grammar")
-        return None if schema is None else ResponseFormat("schema", schema, "json_schema")
-    for name, given in (("json_schema", body.json_schema is not None), ("grammar", bool(body.grammar))):
-        if given:
-            raise conflict(found.at, name)
-    return found
-
-
 def _budgeted(constraint: Constraint | None, body: NativeBody, model: LoadedModel) -> Constraint | None:
     """Add the reasoning budget to `constraint` if the request has reasoning tags; ``generation_prompt`` may open the
     reasoning.
@@ -178,12 +154,13 @@ def _budgeted(constraint: Constraint | None, body: NativeBody, model: LoadedMode
 
 
 def _settings(body: NativeBody, request: Request, model: LoadedModel) -> Json:
-    reasoning = body.reasoning_format or model.spec.chat.reasoning_format
+    reasoning, schema = body.reasoning_format or model.spec.chat.reasoning_format, body.schema_wanted
     return whole_settings(
         request,
         model.vocab,
         stream=bool(body.stream),
-        grammar=_grammar_source(body),
+        # A schema has llguidance's form, as a llama-server that is built with llguidance shows it.
+        grammar=body.grammar or "" if schema is None else _LLGUIDANCE.format(orjson.dumps(schema).decode()),
         reasoning_format="deepseek" if reasoning == "auto" else reasoning,
         spec_type=model.spec.engine.asked_spec_type,
         lora=pairs(body.lora),
@@ -191,14 +168,6 @@ def _settings(body: NativeBody, request: Request, model: LoadedModel) -> Json:
         grammar_lazy=bool(body.grammar_lazy),
         grammar_triggers=body.triggers.shown(model.vocab),
     )
-
-
-def _grammar_source(body: NativeBody) -> str:
-    """GBNF as it was given; a schema in llguidance's form, as a llama-server that is built with llguidance shows it."""
-    schema = body.schema_wanted
-    if schema is None:
-        return body.grammar or ""
-    return f"%llguidance {{}}\nstart: %json {orjson.dumps(schema).decode()}"
 
 
 MAX_FILES = 1024
@@ -224,22 +193,32 @@ class InfillBody(NativeBody):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InfillRequest(ParsedRequest):
+class InfillRequest(NativeRequest):
     """An infill request before a model tokenizes it."""
 
-    options: InfillBody
     prefix: Mixed
     suffix: Mixed
     prompt: str
     files: list[Extra]
 
-    def generation(self, model: LoadedModel, seen: Seen = NOTHING_SEEN, caller: Caller = NO_CALLER) -> Generation:
-        """Return the request and the writer of its reply; blocking, for a thread.
-
-        Raises `InvalidRequest`, and `NotSupported` for a model without the tokens for it.
+    def tokens(self, model: LoadedModel, seen: Seen = NOTHING_SEEN) -> list[MediaPrompt]:
+        """Return the prompt, cut to a batch: of a long prefix keep the end, of the suffix and the files the start and
+        the end.
         """
-        require_fim(model.vocab)
-        return generation(self.options, lambda: [MediaPrompt(infill_tokens(self, model))], model, caller)
+        vocab, spec = model.vocab, model.spec
+        require_fim(vocab)
+        gap = Gap(
+            prefix=tokenize_mixed(vocab, self.prefix, "input_prefix", add_special=False, parse_special=False),
+            suffix=tokenize_mixed(vocab, self.suffix, "input_suffix", add_special=False, parse_special=False),
+            prompt=vocab.tokenize(self.prompt, add_special=False, parse_special=True),
+        )
+        extra = fitting_extra(
+            extra_tokens(vocab, self.files),
+            n_ctx=model.engine.n_ctx_seq,
+            n_batch=spec.native.n_batch,
+            n_predict=spec.n_predict,
+        )
+        return [MediaPrompt(fim_tokens(vocab, gap.cut(spec.native.n_batch), extra, suffix_first=spec.spm_infill))]
 
 
 def parse_infill(given: dict[str, Any]) -> InfillRequest:
@@ -250,6 +229,7 @@ def parse_infill(given: dict[str, Any]) -> InfillRequest:
     return InfillRequest(
         options=options,
         warnings=unused_fields(given, InfillBody, ignored_format(body)),
+        prompts=[],
         prefix=read_mixed(body.input_prefix, "input_prefix"),
         suffix=read_mixed(body.input_suffix, "input_suffix"),
         prompt=body.prompt or "",
@@ -258,22 +238,3 @@ def parse_infill(given: dict[str, Any]) -> InfillRequest:
 
 
 INFILL = Dialect(parse_infill)
-
-
-def infill_tokens(infill: InfillRequest, model: LoadedModel) -> list[int]:
-    """Return the prompt, cut to a batch: of a long prefix keep the end, of the suffix and the files the start and the
-    end.
-    """
-    vocab, spec = model.vocab, model.spec
-    gap = Gap(
-        prefix=tokenize_mixed(vocab, infill.prefix, "input_prefix", add_special=False, parse_special=False),
-        suffix=tokenize_mixed(vocab, infill.suffix, "input_suffix", add_special=False, parse_special=False),
-        prompt=vocab.tokenize(infill.prompt, add_special=False, parse_special=True),
-    )
-    extra = fitting_extra(
-        extra_tokens(vocab, infill.files),
-        n_ctx=model.engine.n_ctx_seq,
-        n_batch=spec.native.n_batch,
-        n_predict=spec.n_predict,
-    )
-    return fim_tokens(vocab, gap.cut(spec.native.n_batch), extra, suffix_first=spec.spm_infill)

@@ -1,15 +1,13 @@
 """``/tokenize`` and ``/detokenize`` (llama.cpp tools/server/server-context.cpp, post_tokenize)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
-from server.chat.conversation import Media
 from server.dialects.common import Json
 from server.dialects.completions.prompt import (
-    GivenPrompt,
     check_token,
     prompt_media,
     read_mixed,
@@ -18,7 +16,7 @@ from server.dialects.completions.prompt import (
 )
 from server.dialects.fields import Body, Prompt, parse
 from server.dialects.warnings import unused_fields
-from server.media.source import NOTHING_SEEN, Seen
+from server.media.source import Media, Seen
 from server.pool.model import LoadedModel
 from server.vocab import Vocab
 
@@ -51,72 +49,52 @@ class DetokenizeBody(Body):
 
 
 @dataclass(frozen=True, slots=True)
-class _TokensRequest:
-    """A checked body. ``salt``: `server.dialects.dialect.ModelRequest`."""
+class TokensRequest:
+    """A checked body. ``work`` makes the reply with a model and the request's media. ``salt``: see `ModelRequest`."""
 
     model: str | None
     warnings: Sequence[str]
+    work: Callable[[LoadedModel, Seen], Json]
+    media: Sequence[Media] = ()
     salt = None
 
 
-@dataclass(frozen=True, slots=True)
-class Tokenize(_TokensRequest):
-    """A checked body of ``/tokenize``. ``path``: the field with the content, "" for no content."""
+def read_tokenize(received: dict[str, Any]) -> TokensRequest:
+    """Check the body of ``/tokenize``. Raises `InvalidRequest`.
 
-    content: GivenPrompt
-    path: str
-    add_special: bool
-    parse_special: bool
-    with_pieces: bool
-
-    @property
-    def media(self) -> tuple[Media, ...]:
-        """Those of a content with ``multimodal_data``."""
-        return prompt_media([self.content])
-
-
-@dataclass(frozen=True, slots=True)
-class Detokenize(_TokensRequest):
-    """A checked body of ``/detokenize``."""
-
-    tokens: list[int]
-
-
-def read_tokenize(received: dict[str, Any]) -> Tokenize:
-    """Check the body. Raises `InvalidRequest`."""
+    The reply is ``{"tokens": [id, ...]}``, or ``[{"id", "piece"}, ...]`` with pieces: text, or bytes if it is not
+    UTF-8. Many are JSON already (`orjson.Fragment`).
+    """
     body = parse(TokenizeBody, received)
-    named = body.content is None and body.prompt is not None
-    given = body.prompt if named else body.content
-    path = "prompt" if named else "content"
+    path = "prompt" if body.content is None and body.prompt is not None else "content"
+    given = body.prompt if body.content is None else body.content
     content = read_object(given, path) if isinstance(given, dict) else read_mixed("" if given is None else given, path)
     wanted = (one for one in (body.add_special, body.add_special_tokens) if one is not None)
-    return Tokenize(
-        body.model,
-        unused_fields(received, TokenizeBody),
-        content,
-        "" if given is None else path,
-        next(wanted, named),
-        body.parse_special,
-        body.with_pieces,
-    )
+    add_special = next(wanted, path == "prompt")
+
+    def tokenize(model: LoadedModel, seen: Seen) -> Json:
+        if given is None:
+            return {"tokens": []}
+        read = read_prompt(*(content, model, seen, path), add_special=add_special, parse_special=body.parse_special)
+        tokens, vocab = [max(token, _MEDIUM) for token in read.tokens] if read.spans else read.tokens, model.vocab
+        if len(tokens) > _SLICE:
+            return {"tokens": orjson.Fragment(_written(tokens, vocab if body.with_pieces else None))}
+        return {"tokens": _shown(tokens, vocab) if body.with_pieces else tokens}
+
+    return TokensRequest(body.model, unused_fields(received, TokenizeBody), tokenize, prompt_media([content]))
 
 
-def tokenize(request: Tokenize, model: LoadedModel, seen: Seen = NOTHING_SEEN) -> Json:
-    """``{"tokens": [id, ...]}``, or ``[{"id", "piece"}, ...]`` with pieces: text, or bytes where it is not UTF-8.
+def read_detokenize(given: dict[str, Any]) -> TokensRequest:
+    """Check the body of ``/detokenize``. Bytes that are not UTF-8 become U+FFFD. Raises `InvalidRequest`."""
+    body = parse(DetokenizeBody, given)
+    tokens = body.tokens or []
 
-    Many are JSON already (`orjson.Fragment`).
-    """
-    if not request.path:
-        return {"tokens": []}
-    read = read_prompt(
-        *(request.content, model, seen, request.path),
-        add_special=request.add_special,
-        parse_special=request.parse_special,
-    )
-    tokens, vocab = [max(token, _MEDIUM) for token in read.tokens] if read.spans else read.tokens, model.vocab
-    if len(tokens) > _SLICE:
-        return {"tokens": orjson.Fragment(_written(tokens, vocab if request.with_pieces else None))}
-    return {"tokens": _shown(tokens, vocab) if request.with_pieces else tokens}
+    def detokenize(model: LoadedModel, _: Seen) -> Json:
+        for index, token in enumerate(tokens):
+            check_token(model.vocab, token, f"tokens.{index}")
+        return {"content": model.vocab.detokenize(tokens).decode("utf-8", "replace")}
+
+    return TokensRequest(body.model, unused_fields(given, DetokenizeBody), detokenize)
 
 
 def _shown(tokens: list[int], vocab: Vocab) -> list[Json]:
@@ -140,16 +118,3 @@ def _piece(piece: bytes) -> str | list[int]:
         return piece.decode("utf-8")
     except UnicodeDecodeError:
         return list(piece)
-
-
-def read_detokenize(given: dict[str, Any]) -> Detokenize:
-    """Check the body. Raises `InvalidRequest`."""
-    body = parse(DetokenizeBody, given)
-    return Detokenize(body.model, unused_fields(given, DetokenizeBody), body.tokens or [])
-
-
-def detokenize(request: Detokenize, vocab: Vocab) -> Json:
-    """``{"content": text}``; bytes that are not UTF-8 become U+FFFD. Raises `InvalidRequest` for a foreign id."""
-    for index, token in enumerate(request.tokens):
-        check_token(vocab, token, f"tokens.{index}")
-    return {"content": vocab.detokenize(request.tokens).decode("utf-8", "replace")}

@@ -1,74 +1,30 @@
-"""Native replies out of engine events, whole or as a stream.
+"""Native replies out of engine events, whole or as a stream, also next to the replies of other dialects (``verbose``).
 
 llama.cpp server-task.cpp, to_json_non_oaicompat of final and of partial results. No ``[DONE]`` ends a stream: the last
 object of each choice has ``"stop": true``. Different on purpose: a chunk of progress has no tokens, where llama-server
 sends ``[0]``.
+
+``verbose`` has the raw text with its markup, the rendered prompt and the effective settings. It is next to the choices
+of a full response, and in the last event of each choice of a stream, without the streamed text.
 """
 
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, cast
 
 import orjson
 
 from server.dialects import common as wire
-from server.dialects.common import Json
-from server.dialects.dialect import Writer
+from server.dialects.adapters import pairs
+from server.dialects.common import Json, members
+from server.dialects.completions.prompt import prompt_text
+from server.dialects.dialect import Caller, Generation, Writer
+from server.dialects.generation import GenerationFields
 from server.engine.request import Adapters, Event, Finished, Progress, Request, SamplingParams, Text
+from server.pool.model import LoadedModel
 from server.vocab import Vocab
-
-
-@dataclass(frozen=True, slots=True)
-class Finals:
-    """The common members of all choices' last objects; `n` choices per prompt are numbered consecutively."""
-
-    model: str
-    n: int
-    prompts: Sequence[str]
-    settings: Json
-    response_fields: Sequence[str] = ()
-
-    @property
-    def post_sampling(self) -> bool:
-        """Whether probabilities are those after the sampler chain."""
-        return bool(self.settings["post_sampling_probs"])
-
-    def index(self, prompt: int, choice: int) -> int:
-        """The number of a choice in the reply."""
-        return prompt * self.n + choice
-
-    def final(
-        self,
-        prompt: int,
-        end: Finished,
-        content: str = "",
-        tokens: Sequence[int] = (),
-        probabilities: Sequence[orjson.Fragment] = (),
-    ) -> Json:
-        """The last object of one choice, the reference's keys in its order."""
-        shown: Json = {
-            "index": self.index(prompt, end.index),
-            "content": content,
-            "tokens": list(tokens),
-            "id_slot": end.id_slot,
-            "stop": True,
-            "model": self.model,
-            "tokens_predicted": end.n_predicted,
-            "tokens_evaluated": end.n_prompt,
-            "generation_settings": self.settings,
-            "prompt": self.prompts[prompt],
-            "has_new_line": end.has_new_line,
-            "truncated": end.truncated,
-            "stop_type": end.reason.value,
-            "stopping_word": end.stopping_word,
-            "tokens_cached": end.n_tokens,
-            "timings": wire.timings(end.timings),
-        }
-        if probabilities:
-            shown["completion_probabilities"] = list(probabilities)
-        return picked(shown, self.response_fields) if self.response_fields else shown
 
 
 def picked(reply: Mapping[str, Any], paths: Sequence[str]) -> Json:
@@ -97,68 +53,103 @@ class _Choice:
 class NativeWriter(Writer):
     """Writes a native reply: an object, or an array of them where there are several choices."""
 
-    def __init__(self, finals: Finals, requests: Sequence[Request], *, return_tokens: bool = False) -> None:
-        self._finals = finals
-        self._requests = requests
-        self._return_tokens = return_tokens
+    def __init__(
+        self,
+        requests: Sequence[Request],
+        model: LoadedModel,
+        fields: GenerationFields,
+        settings: Json,
+        response_fields: Sequence[str] = (),
+    ) -> None:
+        self._requests, self._settings, self._response_fields = requests, settings, response_fields
+        self._model = model.spec.id
+        self._return_tokens = bool(fields.return_tokens)
+        self._prompts = [prompt_text(request.prompt, model) for request in requests]
         self._n_tokens = Counter[int]()  # by choice
-        self._choices = {
-            finals.index(p, choice): _Choice(p) for p in range(len(finals.prompts)) for choice in range(finals.n)
-        }
+        self._choices = [_Choice(prompt) for prompt, request in enumerate(requests) for _ in range(request.n)]
 
     def body(self) -> Json | list[Json]:
         """Return the whole reply, after every choice has finished."""
-        found = [self._final(choice) for choice in self._choices.values()]
+        found = []
+        for choice in self._choices:
+            assert choice.end is not None, "a choice has not finished"
+            tokens = choice.tokens if self._return_tokens else ()
+            text = "".join(choice.text)
+            found.append(self.final(choice.prompt, choice.end, text, tokens, choice.probabilities))
         return found[0] if len(found) == 1 else found
-
-    def _final(self, choice: _Choice) -> Json:
-        assert choice.end is not None, "a choice has not finished"
-        tokens = choice.tokens if self._return_tokens else ()
-        return self._finals.final(choice.prompt, choice.end, "".join(choice.text), tokens, choice.probabilities)
 
     def feed(self, prompt: int, event: Event) -> list[bytes]:
         """The chunks that follow from one event of a prompt's request."""
         match event:
             case Text():
-                if not self.streams:
-                    self._collect(self._choices[self._finals.index(prompt, event.index)], event)
-                    return []
-                return [self._text(prompt, event)] if event.text or event.tokens else []
+                if self.streams:
+                    return [self._text(prompt, event)] if event.text or event.tokens else []
+                choice = self._choices[self._index(prompt, event.index)]
+                choice.text.append(event.text)
+                choice.tokens += event.tokens
+                # Serialized per token: thousands of alternatives for each would stop the event loop at the end.
+                written = wire.probabilities(event.logprobs, after_sampling=self._requests[prompt].post_sampling_probs)
+                choice.probabilities += (orjson.Fragment(orjson.dumps(entry)) for entry in written)
             case Finished():
-                self._choices[self._finals.index(prompt, event.index)].end = event
-                return [wire.event(self._finals.final(prompt, event))]
+                self._choices[self._index(prompt, event.index)].end = event
+                return [wire.event(self.final(prompt, event))]
             case Progress():
-                return [self._progress(prompt, event)]
+                extra = wire.progress(event)
+                if not self._requests[prompt].timings_per_token:
+                    del extra["timings"]
+                return [self._chunk(prompt, event.index, "", (), extra)]
         return []
 
     def finish(self) -> list[bytes]:
         """Return nothing: each choice has its own last event."""
         return []
 
-    def _collect(self, choice: _Choice, event: Text) -> None:
-        choice.text.append(event.text)
-        choice.tokens += event.tokens
-        # Serialized per token: thousands of alternatives for each, serialized at the end, would stop the event loop.
-        written = wire.probabilities(event.logprobs, after_sampling=self._finals.post_sampling)
-        choice.probabilities += (orjson.Fragment(orjson.dumps(entry)) for entry in written)
+    def final(
+        self,
+        prompt: int,
+        end: Finished,
+        content: str = "",
+        tokens: Sequence[int] = (),
+        probabilities: Sequence[orjson.Fragment] = (),
+    ) -> Json:
+        """The last object of one choice, the reference's keys in its order."""
+        shown: Json = {
+            "index": self._index(prompt, end.index),
+            "content": content,
+            "tokens": list(tokens),
+            "id_slot": end.id_slot,
+            "stop": True,
+            "model": self._model,
+            "tokens_predicted": end.n_predicted,
+            "tokens_evaluated": end.n_prompt,
+            "generation_settings": self._settings,
+            "prompt": self._prompts[prompt],
+            "has_new_line": end.has_new_line,
+            "truncated": end.truncated,
+            "stop_type": end.reason.value,
+            "stopping_word": end.stopping_word,
+            "tokens_cached": end.n_tokens,
+            "timings": wire.timings(end.timings),
+        }
+        if probabilities:
+            shown["completion_probabilities"] = list(probabilities)
+        return picked(shown, self._response_fields) if self._response_fields else shown
+
+    def _index(self, prompt: int, choice: int) -> int:
+        """Return the number of a choice in the reply: those of several prompts are numbered consecutively."""
+        return prompt * self._requests[0].n + choice
 
     def _text(self, prompt: int, event: Text) -> bytes:
         extra: Json = {}
         if event.timings is not None:
             extra["timings"] = wire.timings(event.timings)
         if event.logprobs and self._requests[prompt].n_probs > 0:
-            after = self._finals.post_sampling
+            after = self._requests[prompt].post_sampling_probs
             extra["completion_probabilities"] = wire.probabilities(event.logprobs, after_sampling=after)
         return self._chunk(prompt, event.index, event.text, event.tokens, extra)
 
-    def _progress(self, prompt: int, event: Progress) -> bytes:
-        extra = wire.progress(event)
-        if not self._requests[prompt].timings_per_token:
-            del extra["timings"]
-        return self._chunk(prompt, event.index, "", (), extra)
-
     def _chunk(self, prompt: int, choice: int, text: str, tokens: Sequence[int], extra: Json) -> bytes:
-        index = self._finals.index(prompt, choice)
+        index = self._index(prompt, choice)
         self._n_tokens[index] += len(tokens)
         return (
             b'data: {"index":%d,"content":%b,"tokens":%b,"stop":false,"id_slot":-1,'
@@ -212,7 +203,9 @@ def _settings(request: Request, given: Mapping[str, Any], lora: Adapters) -> dic
         "n_discard": request.n_discard,
         "ignore_eos": sampling.ignore_eos,
         "stream": given.get("stream", False),
-        "logit_bias": [{"bias": _finite(bias), "token": token} for token, bias in sampling.logit_bias],
+        "logit_bias": [  # null for a forbidden token, as in llama-server: JSON has no infinity
+            {"bias": bias if math.isfinite(bias) else None, "token": token} for token, bias in sampling.logit_bias
+        ],
         "n_probs": request.n_probs,
         "min_keep": sampling.min_keep,
         "grammar": given.get("grammar", ""),
@@ -232,6 +225,48 @@ def _settings(request: Request, given: Mapping[str, Any], lora: Adapters) -> dic
     }
 
 
-def _finite(bias: float) -> float | None:
-    """Replace infinity by null, because JSON has none: a forbidden token has null, as in llama-server."""
-    return bias if math.isfinite(bias) else None
+KEY = "__verbose"
+_END = b"}\n\n"  # of an event's object
+
+
+def verbose(generation: Generation, fields: GenerationFields, model: LoadedModel, caller: Caller) -> Generation:
+    """Return a generation whose reply is verbose if the request, or by default the server, enables it."""
+    if not (caller.verbose if fields.verbose is None else fields.verbose):
+        return generation
+    settings = whole_settings(
+        generation.requests[0],
+        model.vocab,
+        lora=pairs(fields.lora),
+        stream=bool(fields.stream),
+        grammar=fields.grammar or "",
+        spec_type=model.spec.engine.asked_spec_type,
+        generation_prompt=generation.generation_prompt,
+    )
+    native = NativeWriter(generation.requests, model, fields, settings)
+    return replace(generation, writer=_VerboseWriter(generation.writer, native))
+
+
+@dataclass
+class _VerboseWriter(Writer):
+    """Adds the native response: next to the choices of a whole reply (with several choices, that of the first), and
+    without its text to the first event of each choice's end in a stream.
+    """
+
+    inner: Writer
+    native: NativeWriter
+
+    def feed(self, prompt: int, event: Event) -> list[bytes]:
+        self.inner.streams = self.native.streams = self.streams
+        self.native.feed(prompt, event)
+        chunks = self.inner.feed(prompt, event)
+        if not (isinstance(event, Finished) and chunks and chunks[0].endswith(_END)):
+            return chunks
+        added = members({KEY: self.native.final(prompt, event)})
+        return [chunks[0].removesuffix(_END) + added + _END, *chunks[1:]]
+
+    def finish(self) -> list[bytes]:
+        return self.inner.finish()
+
+    def body(self) -> Json | list[Json]:
+        native = self.native.body()
+        return {**cast(Json, self.inner.body()), KEY: native[0] if isinstance(native, list) else native}

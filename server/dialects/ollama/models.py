@@ -33,7 +33,12 @@ def tags(states: Sequence[ModelState]) -> Json:
 
 def running(states: Sequence[ModelState]) -> Json:
     """The reply of ``GET /api/ps``: the models in memory, those first that stay longest."""
-    found = [(_expiry(state), state) for state in states if state.loaded is not None and state.status is Status.READY]
+    now, never_s = time.time(), NEVER.total_seconds()
+    found = [
+        (now + (never_s if state.sleeps_in_s is None else min(state.sleeps_in_s, never_s)), state)
+        for state in states
+        if state.loaded is not None and state.status is Status.READY
+    ]
     found.sort(key=lambda each: each[0], reverse=True)
     return {"models": [_loaded(state, expiry) for expiry, state in found]}
 
@@ -42,6 +47,8 @@ def shown(state: ModelState) -> Json:
     """The reply of ``POST /api/show``."""
     info, facts, spec = state.info, state.facts, state.spec
     metadata = {} if info is None else info.metadata
+    # Numbers as numbers: the library returns strings, and no arrays.
+    read = {name: _value(text) for name, text in metadata.items() if name not in _LEFT_OUT}
     given = {name: getattr(spec.sampling, name) for name in _PARAMETERS}
     if facts is not None and facts.n_ctx_seq:
         given = {"num_ctx": facts.n_ctx_seq, **given}
@@ -51,7 +58,7 @@ def shown(state: ModelState) -> Json:
         "parameters": "\n".join(f"{name:<30} {value}" for name, value in given.items()),
         "template": "" if facts is None else facts.template.source,
         "details": _details(info),
-        "model_info": {} if info is None else _model_info(info),
+        "model_info": {**read, "general.parameter_count": info.n_params} if info is not None else {},
         "capabilities": capabilities(state),
         "modified_at": _modified(state),
     }
@@ -106,11 +113,6 @@ def _loaded(state: ModelState, expiry: float) -> Json:
     }
 
 
-def _expiry(state: ModelState) -> float:
-    stays_s = NEVER.total_seconds() if state.sleeps_in_s is None else state.sleeps_in_s
-    return time.time() + min(stays_s, NEVER.total_seconds())
-
-
 def _details(info: ModelInfo | None) -> Json:
     family = "" if info is None else info.metadata.get("general.architecture", "")
     return {
@@ -135,12 +137,6 @@ def _quantization(ftype: str) -> str:
     """llama.cpp's ``Q4_K - Medium`` as ``Q4_K_M``, its ``all F32`` as ``F32``."""
     found = _QUANTIZATION.match(ftype)
     return "" if found is None else "_".join(filter(None, found.groups()))
-
-
-def _model_info(info: ModelInfo) -> Json:
-    """Return the file's metadata with numbers as numbers; the library returns strings, and no arrays."""
-    read = {name: _value(text) for name, text in info.metadata.items() if name not in _LEFT_OUT}
-    return {**read, "general.parameter_count": info.n_params}
 
 
 def _value(text: str) -> object:

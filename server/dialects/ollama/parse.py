@@ -16,7 +16,6 @@ from server.chat.conversation import (
     Call,
     Content,
     Conversation,
-    Media,
     Message,
     Part,
     ReasoningSettings,
@@ -27,7 +26,7 @@ from server.chat.conversation import (
 )
 from server.chat.prepare import Prepared, prepare
 from server.chat.prompt import can_show, read_parts
-from server.dialects.chat.parse import read_tools
+from server.dialects.chat.parse import ChatTools
 from server.dialects.common import random_id
 from server.dialects.completions.prompt import check_token
 from server.dialects.content import link
@@ -56,19 +55,19 @@ from server.dialects.generation import (
     GenerationFields,
     Logprobs,
     Stop,
-    engine_request,
     prepared_request,
+    prompt_requests,
 )
 from server.dialects.native.fim import suffix_prompt
 from server.dialects.ollama.models import can_think
-from server.dialects.ollama.write import LastLine, OllamaWriter, Reply
+from server.dialects.ollama.write import OllamaWriter, Reply
 from server.dialects.sampling import SamplingFields
 from server.dialects.warnings import deprecated_fields, unknown_fields
 from server.engine.media import MediaPrompt
 from server.engine.request import Request
 from server.errors import InvalidRequest, short
 from server.formats.parsing.stream_parser import plain_parser
-from server.media.source import NOTHING_SEEN, Seen
+from server.media.source import NOTHING_SEEN, Media, Seen
 from server.pool.model import LoadedModel
 from server.structured.response_format import ANY_OBJECT, ResponseFormat
 
@@ -91,22 +90,15 @@ LOAD_OPTIONS = (
 def _seconds(given: object) -> object:
     """Seconds out of a number, or of Go's ``1h30m``; below 0 is for ever, as in Ollama."""
     seconds = given
-    if isinstance(given, str):
-        seconds = _parsed(given)
+    if isinstance(given, str) and len(given) <= _MAX_CHARS:
+        if _NUMBER.fullmatch(given):
+            seconds = float(given)
+        elif _DURATION.fullmatch(given):
+            parts = re.findall(_DURATION_PART, given, re.ASCII)
+            seconds = sum(float(number) * _UNITS_S[unit] for number, unit in parts) * (-1 if given[0] == "-" else 1)
     if isinstance(seconds, bool) or not isinstance(seconds, int | float):
         raise ValueError('must be a number of seconds, or a duration such as "5m"')
     return FOR_EVER if seconds < 0 or seconds > MAX_S else float(seconds)
-
-
-def _parsed(text: str) -> float | None:
-    if len(text) > _MAX_CHARS:
-        return None
-    if _NUMBER.fullmatch(text):
-        return float(text)
-    if not _DURATION.fullmatch(text):
-        return None
-    total = sum(float(number) * _UNITS_S[unit] for number, unit in re.findall(_DURATION_PART, text, re.ASCII))
-    return -total if text.startswith("-") else total
 
 
 KeepAlive = Annotated[
@@ -163,7 +155,7 @@ def read_functions(value: object, warnings: list[str]) -> Tools:
     ``integer, string``; others leave out that a tool is a function."""
     if isinstance(value, list):
         value = [_typed({"type": "function", **tool}) if isinstance(tool, dict) else tool for tool in value]
-    return read_tools(value, None, None, warnings).tools
+    return ChatTools(value).finish(None, None, warnings)
 
 
 def _message(given: object, path: str, waiting: list[Call]) -> Message:
@@ -174,32 +166,21 @@ def _message(given: object, path: str, waiting: list[Call]) -> Message:
     content = content_of(text_of(given, "content", path), given.get("images"), f"{path}.images")
     reasoning_text = text_of(given, "thinking", path)
     if role != "tool":
-        calls = _calls(given.get("tool_calls"), f"{path}.tool_calls", len(waiting))
+        listed, at, n = given.get("tool_calls"), f"{path}.tool_calls", len(waiting)
+        listed = [] if listed is None else as_array(listed, at)
+        calls = [_call(call, f"{at}.{index}", f"call_{n + index}") for index, call in enumerate(listed)]
         waiting += calls
         return Message(role, content, reasoning_text, tuple(calls))
     name = text_of(given, "tool_name", path) or text_of(given, "name", path)
-    answered = _answered(waiting, text_of(given, "tool_call_id", path), name)
-    if answered is not None:
-        waiting.remove(answered)
-        return Message(role, content, reasoning_text, call_id=answered.id, name=answered.name)
-    return Message(role, content, reasoning_text, call_id=text_of(given, "tool_call_id", path), name=name)
-
-
-def _answered(waiting: list[Call], call_id: str, name: str) -> Call | None:
-    """The call that a result is of: by its id, else the first of that name, else the first.
-
-    An id that no call has is as none: litellm leaves ids out of calls, not out of results.
-    """
+    call_id = text_of(given, "tool_call_id", path)
+    # A result is of the call with its id, otherwise the first call of that name, otherwise the first. An id that no
+    # call has is as none: litellm leaves ids out of calls, not out of results.
     same = [call for call in waiting if call.id == call_id]
     named = [call for call in waiting if call.name == name]
-    return next(iter(same or (named if name else waiting)), None)
-
-
-def _calls(given: object, path: str, n_before: int) -> list[Call]:
-    if given is None:
-        return []
-    given = as_array(given, path)
-    return [_call(call, f"{path}.{index}", f"call_{n_before + index}") for index, call in enumerate(given)]
+    for answered in (same or (named if name else waiting))[:1]:
+        waiting.remove(answered)
+        call_id, name = answered.id, answered.name
+    return Message(role, content, reasoning_text, call_id=call_id, name=name)
 
 
 def _call(given: object, path: str, own_id: str) -> Call:
@@ -221,16 +202,14 @@ def _typed(tool: Any) -> Any:
     """Return a tool whose parameters' types are JSON Schema's; a malformed one as it is."""
     try:
         function = tool["function"]
-        properties = {name: _several(schema) for name, schema in function["parameters"]["properties"].items()}
+        properties = {**function["parameters"]["properties"]}
+        for name, schema in properties.items():
+            kind = schema.get("type") if isinstance(schema, dict) else None
+            if isinstance(kind, str) and _SEVERAL_TYPES.fullmatch(kind):
+                properties[name] = {**schema, "type": re.split(", ?", kind)}
     except (KeyError, TypeError, AttributeError):
         return tool
     return {**tool, "function": {**function, "parameters": {**function["parameters"], "properties": properties}}}
-
-
-def _several(schema: object) -> object:
-    if isinstance(schema, dict) and isinstance(schema.get("type"), str) and _SEVERAL_TYPES.fullmatch(schema["type"]):
-        return {**schema, "type": re.split(", ?", schema["type"])}
-    return schema
 
 
 class Options(SamplingFields):
@@ -318,9 +297,10 @@ class OllamaRequest(ParsedRequest):
             prepared = _after_context(prepared, self.context, model)
             request = prepared_request(prepared, self.options, model, request_id, self.logprobs, caller=caller)
         context = [token for token in request.prompt if token >= 0]  # media can't be sent back
-        ending = LastLine(self.began, loaded, context if self.returns_context else None)
         parser = plain_parser if prepared is None else prepared.output.parser
-        return Generation([request], OllamaWriter(reply, parser, ending))
+        shown = context if self.returns_context else None
+        writer = OllamaWriter(reply, parser, began=self.began, loaded=loaded, prompt=shown)
+        return Generation([request], writer)
 
 
 def parse_chat(given: dict[str, Any]) -> OllamaRequest:
@@ -426,28 +406,19 @@ def _raw_request(ask: OllamaRequest, model: LoadedModel, seen: Seen, request_id:
         parts = [part.text if isinstance(part, TextPart) else part for part in ask.message.parts]
         tokens = read_parts(parts, model, seen)
     shape = ask.response_format or model.spec.shape
-    return engine_request(
-        ask.options,
-        model,
-        request_id=request_id,
-        prompt=tokens.tokens,
-        media=tokens.spans,
-        logprobs=ask.logprobs,
-        constraint=None if shape is None else shape.constraint(model.grammar),
-        caller=caller,
-    )
+    constraint = None if shape is None else shape.constraint(model.grammar)
+    (request,) = prompt_requests(ask.options, model, request_id, [tokens], constraint, ask.logprobs, caller=caller)
+    return request
 
 
 def _options(body: AskBody) -> GenerationFields:
     """Sampling and limits under their usual names; all of it is checked already."""
     options = body.options or Options()
-    shared: Mapping[str, Any] = {name: getattr(options, name) for name in SamplingFields.model_fields}
     limit = options.num_predict
-    return GenerationFields.model_construct(
-        **shared,
+    return GenerationFields.of(
+        options,
         model=body.model or None,
         sse_ping_interval=0,  # an empty line is none that clients could read
-        stop=options.stop,
         n_keep=options.num_keep,
         n_predict=None if limit is None else max(limit, -1),
         stream=body.stream is not False,

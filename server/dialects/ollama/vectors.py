@@ -11,7 +11,7 @@ from pydantic import AfterValidator
 
 from server.dialects.fields import INT32_MAX, Body, TextOrStrings, Whole, field_error, parse, within
 from server.dialects.ollama.parse import KeepAlive, unused_options
-from server.dialects.vectors.embeddings import EUCLIDEAN, MAX_INPUTS, normalized
+from server.dialects.vectors import EUCLIDEAN, MAX_INPUTS, VectorJob, check_dimensions, normalized
 from server.engine.runner_api import Pooling, Vectors
 from server.errors import InvalidRequest
 from server.pool.model import LoadedModel
@@ -44,11 +44,11 @@ class Embed:
     model: str | None
     texts: list[str]
     keep_alive_s: float | None
-    truncate: bool
-    dimensions: int
-    old: bool
     began: float  # seconds of `time.perf_counter`
     warnings: Sequence[str]
+    truncate: bool = False
+    dimensions: int = 0
+    old: bool = False
 
     @property
     def empty(self) -> bytes:
@@ -56,43 +56,15 @@ class Embed:
         return orjson.dumps({"embedding": []} if self.old else {"model": self.model or "", "embeddings": []})
 
 
-@dataclass(frozen=True, slots=True)
-class EmbedJob:
-    """`server.dialects.vectors.embeddings.VectorJob`, one vector for each text."""
-
-    inputs: list[list[int]]
-    request: Embed
-    model: str
-    loaded: float  # seconds of `time.perf_counter`, when the model was there
-
-    def reply(self, found: Sequence[Vectors]) -> bytes:
-        """Ollama's object; its older one has no lengths of one."""
-        request = self.request
-        if request.old:
-            body: Any = {"embedding": np.ascontiguousarray(found[0][0])}
-        else:
-            rows = [vectors[:, : request.dimensions or None] for vectors in found]
-            body = {
-                "model": request.model or self.model,
-                "embeddings": [np.ascontiguousarray(normalized(row, EUCLIDEAN)[0]) for row in rows],
-                "total_duration": int(1e9 * (time.perf_counter() - request.began)),
-                "load_duration": int(1e9 * (self.loaded - request.began)),
-                "prompt_eval_count": sum(map(len, self.inputs)),
-            }
-        return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
-
-
 def read_embed(given: dict[str, Any]) -> Embed:
     """Validate the fields that don't depend on a model. Raises `InvalidRequest`."""
-    began = time.perf_counter()
-    body = parse(EmbedBody, given)
+    began, body = time.perf_counter(), parse(EmbedBody, given)
     return Embed(
         body.model or None,
         _texts(body.input),
         body.keep_alive,
         truncate=body.truncate is not False,
         dimensions=body.dimensions or 0,
-        old=False,
         began=began,
         warnings=unused_options(given, EmbedBody),
     )
@@ -100,35 +72,36 @@ def read_embed(given: dict[str, Any]) -> Embed:
 
 def read_old_embed(given: dict[str, Any]) -> Embed:
     """Parse the older body like `read_embed`; its text is never truncated."""
-    began = time.perf_counter()
-    body = parse(OldEmbedBody, given)
-    return Embed(
-        body.model or None,
-        [body.prompt] if body.prompt else [],
-        body.keep_alive,
-        truncate=False,
-        dimensions=0,
-        old=True,
-        began=began,
-        warnings=unused_options(given, OldEmbedBody),
-    )
+    began, body = time.perf_counter(), parse(OldEmbedBody, given)
+    texts, warnings = [body.prompt] if body.prompt else [], unused_options(given, OldEmbedBody)
+    return Embed(body.model or None, texts, body.keep_alive, began=began, warnings=warnings, old=True)
 
 
-def embed_job(request: Embed, model: LoadedModel) -> EmbedJob:
+def embed_job(request: Embed, model: LoadedModel) -> VectorJob:
     """Tokenize; blocking, for a thread. Raises `InvalidRequest`."""
-    loaded = time.perf_counter()
-    info = model.embedder.info
+    loaded, info = time.perf_counter(), model.embedder.info
     if info.pooling is Pooling.NONE:
-        raise InvalidRequest(
-            "input: the model's pooling type is none, which returns one vector per token; choose another pooling type",
-            "input",
-        )
-    if request.dimensions > info.n_embd:
-        raise field_error(
-            "dimensions", f"the model's vectors have {info.n_embd} dimensions; {request.dimensions} were requested"
-        )
+        reason = "the model's pooling type is none, which returns one vector per token; choose another pooling type"
+        raise InvalidRequest(f"input: {reason}", "input")
+    check_dimensions(request.dimensions, info.n_embd)
     longest = info.longest if request.truncate else None
-    return EmbedJob([_tokens(text, model, longest) for text in request.texts], request, model.spec.id, loaded)
+    inputs = [_tokens(text, model, longest) for text in request.texts]
+
+    def reply(found: Sequence[Vectors]) -> bytes:
+        if request.old:  # whose vector has no length of one
+            body: Any = {"embedding": np.ascontiguousarray(found[0][0])}
+        else:
+            rows = [vectors[:, : request.dimensions or None] for vectors in found]
+            body = {
+                "model": request.model or model.spec.id,
+                "embeddings": [np.ascontiguousarray(normalized(row, EUCLIDEAN)[0]) for row in rows],
+                "total_duration": int(1e9 * (time.perf_counter() - request.began)),
+                "load_duration": int(1e9 * (loaded - request.began)),
+                "prompt_eval_count": sum(map(len, inputs)),
+            }
+        return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
+
+    return VectorJob(inputs, reply)
 
 
 def _tokens(text: str, model: LoadedModel, longest: int | None) -> list[int]:

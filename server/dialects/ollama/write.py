@@ -45,52 +45,36 @@ class Reply:
         return {**self.line(), "done": True, "done_reason": reason}
 
 
-@dataclass(frozen=True, slots=True)
-class LastLine:
-    """Data of the last line besides the engine's counts: the times of the request and of the loaded model (seconds of
-    `time.perf_counter`), and the prompt if ``context`` is requested.
-    """
-
-    began: float
-    loaded: float
-    prompt: list[int] | None = None
-
-    def keys(self, end: Finished, generated: list[int]) -> Json:
-        """Return the fields of the last line."""
-        found: Json = {
-            "done": True,
-            "done_reason": "length" if end.reason is FinishReason.LIMIT else "stop",
-            "total_duration": int(1e9 * (time.perf_counter() - self.began)),
-            "load_duration": int(1e9 * (self.loaded - self.began)),
-            "prompt_eval_count": end.n_prompt,
-            "prompt_eval_duration": int(1e6 * end.timings.prompt_ms),
-            "eval_count": end.n_predicted,
-            "eval_duration": int(1e6 * end.timings.predicted_ms),
-        }
-        return found if self.prompt is None else {**found, "context": self.prompt + generated}
-
-
 class OllamaWriter(Writer):
     """Writes a reply as lines; a whole reply is one object with the members of all lines.
 
-    A call is written when the next item starts, because clients expect whole calls.
+    A call is written when the next item starts, because clients expect whole calls. `began`, `loaded`: when the request
+    arrived and its model was loaded, in seconds of `time.perf_counter`. `prompt`: its tokens if the last line has the
+    ``context``.
     """
 
-    def __init__(self, reply: Reply, parser: NewParser, ending: LastLine) -> None:
-        self._reply = reply
+    def __init__(
+        self, reply: Reply, parser: NewParser, *, began: float, loaded: float, prompt: list[int] | None = None
+    ) -> None:
+        self._reply, self._began, self._loaded, self._prompt = reply, began, loaded, prompt
         self._said = Assembler(parser())
-        self._ending = ending
         self._open: Item | None = None  # the call that is being written
         self._generated: list[int] = []
         self._all: list[Json] = []
 
     def feed(self, _prompt: int, event: Event) -> list[bytes]:
         """Return the lines that follow from one event."""
-        lines = self._lines(event)
-        if not self.streams:
-            self._all += lines
-            return []
-        return [orjson.dumps(line) + b"\n" for line in lines]
+        lines: list[Json] = []
+        if isinstance(event, Text):
+            self._generated += event.tokens
+            lines = self._written(self._said.feed(event), self._said.rest() if event.logprobs else ())
+        elif isinstance(event, Finished):
+            lines = [*self._written(self._said.finish(event)), *self._called()]
+            lines.append(self._reply.line() | self._last(event))
+        if self.streams:
+            return [orjson.dumps(line) + b"\n" for line in lines]
+        self._all += lines
+        return []
 
     def finish(self) -> list[bytes]:
         """Return nothing: the last line came with the end."""
@@ -106,14 +90,19 @@ class OllamaWriter(Writer):
         logprobs = [entry for line in self._all for entry in line.get("logprobs", ())]
         return {**whole, "logprobs": logprobs} if logprobs else whole
 
-    def _lines(self, event: Event) -> list[Json]:
-        if isinstance(event, Text):
-            self._generated += event.tokens
-            return self._written(self._said.feed(event), self._said.rest() if event.logprobs else ())
-        if isinstance(event, Finished):
-            lines = [*self._written(self._said.finish(event)), *self._called()]
-            return [*lines, self._reply.line() | self._ending.keys(event, self._generated)]
-        return []
+    def _last(self, end: Finished) -> Json:
+        """Return the members of the last line."""
+        found: Json = {
+            "done": True,
+            "done_reason": "length" if end.reason is FinishReason.LIMIT else "stop",
+            "total_duration": int(1e9 * (time.perf_counter() - self._began)),
+            "load_duration": int(1e9 * (self._loaded - self._began)),
+            "prompt_eval_count": end.n_prompt,
+            "prompt_eval_duration": int(1e6 * end.timings.prompt_ms),
+            "eval_count": end.n_predicted,
+            "eval_duration": int(1e6 * end.timings.predicted_ms),
+        }
+        return found if self._prompt is None else {**found, "context": self._prompt + self._generated}
 
     def _written(self, deltas: list[Delta], held_back: Sequence[TokenLogprob] = ()) -> list[Json]:
         """`held_back`: log probabilities of buffered text; they get their own line."""
@@ -153,11 +142,9 @@ def _joined(lines: list[Json], text: str) -> Json:
 
 
 def _logprobs(tokens: Sequence[TokenLogprob]) -> Json:
-    return {"logprobs": [_nameless(entry) for entry in probabilities(tokens)]}
-
-
-def _nameless(entry: Json) -> Json:
-    """A token's log probability without its id, which Ollama does not have."""
-    shown = {key: value for key, value in entry.items() if key != "id"}
-    shown["top_logprobs"] = [{k: v for k, v in top.items() if k != "id"} for top in entry["top_logprobs"]]
-    return shown
+    """Return the log probabilities without ids of tokens, which Ollama does not have."""
+    entries = probabilities(tokens)
+    for entry in entries:
+        for each in (entry, *entry["top_logprobs"]):
+            del each["id"]
+    return {"logprobs": entries}

@@ -5,21 +5,17 @@ reasoning is (`server.dialects.reasoning_cipher`), so a client can keep it for a
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from server.chat.conversation import Message
 from server.dialects.common import Json, random_id
-from server.dialects.dialect import NO_CALLER, Caller, Generation, ParsedRequest
 from server.dialects.reasoning_cipher import COMPACTION, ReasoningCipher
 from server.errors import InvalidRequest
-from server.media.source import Seen
-from server.pool.model import LoadedModel
 
 if TYPE_CHECKING:
-    from server.dialects.responses.parse import ResponseRequest
+    pass
 
 MAX_SUMMARY_TOKENS = 2048
 MAX_KEPT_CHARS = 16_000
@@ -45,38 +41,11 @@ def compaction_body(given: Mapping[str, Any]) -> Json:
     return {"max_output_tokens": MAX_SUMMARY_TOKENS, **kept, "input": items, "tool_choice": "none", "store": False}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompactionRequest(ParsedRequest):
-    """A request to compact a conversation: that of the response with the summary, which is not stored."""
-
-    summary: ParsedRequest
-    messages: Sequence[Message]
-    cipher: ReasoningCipher
-
-    @classmethod
-    def of(cls, summary: "ResponseRequest") -> "CompactionRequest":
-        """Return the request whose reply compacts the conversation of `summary`."""
-        return cls(
-            options=summary.options,
-            media=summary.media,
-            warnings=summary.warnings,
-            summary=summary,
-            messages=summary.conversation.messages,
-            cipher=summary.cipher,
-        )
-
-    def generation(self, model: LoadedModel, seen: Seen, caller: Caller = NO_CALLER) -> Generation:
-        """See `ParsedRequest`."""
-        found = self.summary.generation(model, seen, caller)
-        before = self.messages[:-1]  # without the instruction to summarize
-        return replace(found, convert=lambda response: compacted(response, before, self.cipher))
-
-
-def compacted(response: Json, messages: Sequence[Message], cipher: ReasoningCipher) -> Json:
-    """Return the reply, from the `response` with the summary of `messages`."""
+def compacted(response: Json, *, messages: Sequence[Message], cipher: ReasoningCipher) -> Json:
+    """Return the reply, from the `response` with the summary of `messages`, of which the last asks for it."""
     parts = [part for item in response["output"] if item["type"] == "message" for part in item["content"]]
     summary = "".join(part["text"] for part in parts if part["type"] == "output_text").strip()
-    content = orjson.dumps({"summary": summary, "messages": _newest(messages)}).decode()
+    content = orjson.dumps({"summary": summary, "messages": _newest(messages[:-1])}).decode()
     item = {
         "id": f"cmp_{random_id()}",
         "type": "compaction",

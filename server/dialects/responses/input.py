@@ -8,7 +8,6 @@ text is omitted with a warning.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from dataclasses import field as default
 from typing import Any
 
 import orjson
@@ -20,8 +19,7 @@ from server.dialects.custom_tools import input_arguments
 from server.dialects.fields import MAX_MESSAGES, as_object, json_text, objects_in, string_of, wrong_type
 from server.dialects.reasoning_cipher import COMPACTION, NO_CIPHER, REASONING, ReasoningCipher, TamperedReasoning
 from server.dialects.responses.compaction import compacted_text
-from server.dialects.responses.mcp import ApprovedCall, reader_name
-from server.dialects.responses.tools import ToolReader
+from server.dialects.responses.tools import ApprovedCall, ResponseTools, reader_name
 from server.dialects.tool_types import called
 from server.dialects.tools import model_name
 from server.dialects.warnings import FOREIGN_REASONING
@@ -99,63 +97,53 @@ _NOTHING_FOUND = "No tool was found."
 _DENIED = "The user denied this call"
 
 
-@dataclass(frozen=True, slots=True)
-class InputRead:
-    """The messages, the first `n_before` of which are from the history, and warnings about omitted items."""
-
-    messages: list[Message]
-    warnings: Sequence[str] = ()
-    n_before: int = 0
-    approved: Sequence[ApprovedCall] = ()  # calls of MCP tools that are yet to be made
-
-
 def read_input(
     value: object,
     history: History = NO_HISTORY,
-    field: str = "input",
-    tools: ToolReader | None = None,
+    at: str = "input",
+    tools: ResponseTools | None = None,
     cipher: ReasoningCipher = NO_CIPHER,
-) -> InputRead:
-    """Return the messages of `history` and of an input. `history` also resolves references to stored items.
+) -> "InputReader":
+    """Return the reader of an input, which has read `history`, too. `history` also resolves references to stored items.
     `cipher` decrypts reasoning.
 
-    `field` is the field of the body that has the input. `tools` gets the tools among the items. Raises
+    `at`: the field of the body that has the input. `tools` gets the tools among the items. Raises
     `InvalidRequest` with a path such as ``input.0.content.1.text``.
     """
     if value is None and not history.items:
-        raise InvalidRequest(f"{field}: '{field}' is required", field)
+        raise InvalidRequest(f"{at}: '{at}' is required", at)
     items = [{"role": "user", "content": value}] if isinstance(value, str) else [] if value is None else value
     if not isinstance(items, list):
-        raise InvalidRequest(f"{field}: '{field}' must be a string or array of objects", field)
+        raise InvalidRequest(f"{at}: '{at}' must be a string or array of objects", at)
     if len(items) + len(history.items) > MAX_MESSAGES:
-        raise InvalidRequest(f"{field}: a conversation must have at most {MAX_MESSAGES} items", field)
-    reader = _Reader(history, tools or ToolReader(), cipher)
+        raise InvalidRequest(f"{at}: a conversation must have at most {MAX_MESSAGES} items", at)
+    reader = InputReader(history, tools or ResponseTools(), cipher)
     for item in history.items:
         reader.read(item, history.named_by)
-    n_before = len(reader.messages)
     for index, item in enumerate(items):
-        reader.read(item, field if isinstance(value, str) else f"{field}.{index}")
-    return InputRead(reader.messages, reader.warnings(), n_before, tuple(reader.approved.values()))
+        reader.read(item, at if isinstance(value, str) else f"{at}.{index}")
+    return reader
 
 
 @dataclass(slots=True)
-class _Reader:
-    """Appends item by item to `messages`."""
+class InputReader:
+    """Appends item by item to ``messages``. ``approved``: calls of MCP tools that are yet to be made, by their ids."""
 
     history: History
-    tools: ToolReader
+    tools: ResponseTools
     cipher: ReasoningCipher
-    messages: list[Message] = default(default_factory=list)
-    call_ids: dict[str, str] = default(default_factory=dict)  # by the ids of the items
-    parts: PartReader = default(default_factory=PartReader)
+    messages: list[Message] = field(default_factory=list)
+    call_ids: dict[str, str] = field(default_factory=dict)  # by the ids of the items
+    parts: PartReader = field(default_factory=PartReader)
     has_foreign_reasoning: bool = False
-    approvals: dict[str, Mapping[str, Any]] = default(default_factory=dict)  # requests for approval, by id
-    approved: dict[str, ApprovedCall] = default(default_factory=dict)  # without those that were made since
+    approvals: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # requests for approval, by id
+    approved: dict[str, ApprovedCall] = field(default_factory=dict)
 
+    @property
     def warnings(self) -> list[str]:
         """Return the omitted items by type."""
         foreign = [FOREIGN_REASONING.format("encrypted_content")] * self.has_foreign_reasoning
-        return [*self.parts.warnings(), *foreign]
+        return [*self.parts.omitted.warnings(), *foreign]
 
     def read(self, item: object, path: str) -> None:
         """Take one item."""
@@ -222,7 +210,7 @@ class _Reader:
         elif kind == "agent_message" and item.get("content") is not None:  # codex-rs: a message of another agent
             self.messages.append(Message("user", text_content(self.parts.read(item["content"], f"{path}.content"))))
         else:
-            self.parts.skip("input items", kind)
+            self.parts.omitted.add("input items", kind)
 
     def _additional_tools(self, item: Mapping[str, Any], path: str) -> None:
         """Tools of the client. Before the first turn they are no other than the request's."""
@@ -314,7 +302,7 @@ class _Reader:
     def _compaction(self, item: Mapping[str, Any], path: str) -> None:
         content = self._decrypted(item, path, COMPACTION)
         if content is None:
-            self.parts.skip("input items", item["type"])
+            self.parts.omitted.add("input items", item["type"])
         else:
             self.messages.append(Message("user", compacted_text(content)))
 

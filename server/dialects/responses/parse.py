@@ -4,25 +4,24 @@ llama.cpp's chat fields are accepted in addition to OpenAI's. `write` creates th
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from server.chat.assembler import Assembler
-from server.chat.conversation import Conversation, Media, Message
-from server.chat.prepare import Prepared, prepare
+from server.chat.conversation import Conversation, Message
+from server.chat.prepare import Prepared
 from server.chat.truncation import fits, truncated
 from server.dialects.chat.parse import chat_logprobs
 from server.dialects.common import Header, Json, random_id
 from server.dialects.constraints import read_shape
-from server.dialects.dialect import NO_CALLER, Caller, Dialect, Generation, ParsedRequest
+from server.dialects.dialect import NO_CALLER, Caller, Dialect, Generation
 from server.dialects.fields import (
     Body,
     Count,
     Objects,
     Refused,
-    TextOrObject,
     TextOrObjects,
     Whole,
     field_error,
@@ -30,24 +29,21 @@ from server.dialects.fields import (
 )
 from server.dialects.generation import (
     MAX_TOP_LOGPROBS,
+    ChatFields,
+    ConversationRequest,
     Limit,
     Logprobs,
-    ReasoningFields,
-    prepared_request,
-    read_thinking,
-    template_kwargs,
-    token_limit,
 )
-from server.dialects.mcp import ToolRounds
+from server.dialects.mcp import OfferedTools, ToolRounds
 from server.dialects.reasoning_cipher import NO_CIPHER, ReasoningCipher
 from server.dialects.responses.input import NO_HISTORY, History, items_to_store, read_input
-from server.dialects.responses.mcp import ApprovedCall, McpFunctions, McpRounds
-from server.dialects.responses.tools import ClientTools, ToolReader
-from server.dialects.responses.write import EARLY_PING, Keep, OutputItems, ResponseFrame, ResponseWriter, failed_early
+from server.dialects.responses.tools import ApprovedCall, McpRounds, ResponseTools, function_choice
+from server.dialects.responses.write import EARLY_PING, Keep, OutputForm, ResponseWriter, failed_early
+from server.dialects.tools import ClientName
 from server.dialects.warnings import shown, unused_fields
 from server.engine.request import Request
 from server.errors import InvalidRequest
-from server.media.source import NOTHING_SEEN, Seen
+from server.media.source import NOTHING_SEEN, Media, Seen
 from server.pool.model import LoadedModel
 
 MAX_METADATA = 16
@@ -99,7 +95,7 @@ class ConversationParam(Body):
     id: str
 
 
-class ResponsesBody(ReasoningFields):
+class ResponsesBody(ChatFields):
     """The body of ``POST /v1/responses``: OpenAI's fields, and llama.cpp's of a chat."""
 
     input: TextOrObjects = None
@@ -113,13 +109,6 @@ class ResponsesBody(ReasoningFields):
     top_logprobs: Annotated[Whole, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     reasoning: ReasoningOptions | None = None
     text: TextOptions | None = None
-    tools: Objects = None
-    tool_choice: TextOrObject = None
-    parallel_tool_calls: bool | None = None
-    parse_tool_calls: bool | None = None
-    logprobs: bool | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | Literal["content", "reasoning_content"] | None = None
     truncation: Literal["disabled", "auto"] | None = None
     background: bool | None = None
     conversation: str | ConversationParam | None = None
@@ -155,23 +144,26 @@ def read_metadata(body: Mapping[str, Any]) -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResponseRequest(ParsedRequest):
+class ResponseRequest(ConversationRequest):
     """A request for a response.
 
-    ``options``: the fields without input and tools. ``input_items``: the input as it is stored. ``approved``: calls of
-    MCP tools that are yet to be made. ``mcp``: tools that this server calls. ``store``: returns the function that
-    stores the finished response; its flag is whether the last input message is the first part of the output.
+    ``options``: the fields without input and tools. ``names``: the client's names of functions, by the model's.
+    ``shown_tools``: the tools as the response repeats them. ``input_items``: the input as it is stored. ``approved``:
+    calls of MCP tools that are yet to be made. ``mcp``: tools that this server calls. ``store``: returns the function
+    that stores the finished response; its flag is whether the last input message is the first part of the output.
+    ``convert``: see `Generation`.
     """
 
     options: ResponsesBody
-    conversation: Conversation
-    tools: ClientTools
+    names: Mapping[str, ClientName]
+    shown_tools: Sequence[Json]
     history: History
     cipher: ReasoningCipher
     input_items: list[Json]
     approved: Sequence[ApprovedCall] = ()
-    mcp: McpRounds | None = None
+    mcp: McpRounds = field(default_factory=McpRounds)
     response_id: str = ""
+    convert: Callable[[Json], Json] | None = None
     store: Callable[["ResponseRequest", bool], Keep] | None = None
 
     @property
@@ -188,43 +180,41 @@ class ResponseRequest(ParsedRequest):
         """Make the calls that the client has approved, and return the media of the conversation with their results."""
         if not self.approved:
             return self.media
-        rounds = self.mcp or McpRounds()
-        await rounds.make(rounds.calls_of(self.approved))
-        return rounds.continued(self.conversation).media
+        await self.mcp.make(self.mcp.calls_of(self.approved))
+        return self.mcp.continued(self.conversation).media
 
     def generation(self, model: LoadedModel, seen: Seen = NOTHING_SEEN, caller: Caller = NO_CALLER) -> Generation:
         """Return the engine's request and the writer of the response. Blocks, so run it in a thread.
 
         Raises `InvalidRequest`.
         """
-        options, mcp = self.options, self.mcp or McpRounds()
+        options, mcp = self.options, self.mcp
         header = Header(model.spec.id, self.response_id or new_response_id())
-        conversation = mcp.continued(self.conversation)
-        prepared, request, output = _round(self, conversation, model, seen, caller, header.id, len(mcp.lead))
+        prepare_round, conversation = partial(self.prepare, header.id), mcp.continued(self.conversation)
+        prepared, request = prepare_round(conversation, model, seen, caller)
         prefilled = prepared.prompt.prefilled
+        form = OutputForm(
+            self.names,
+            mcp.tools,
+            after_sampling=request.post_sampling_probs,
+            encrypt=self.cipher.encrypt if options.encrypts_reasoning else None,
+            summarizes=self.summary is not None,
+            stored=options.stored,
+            generates=options.generates,
+        )
         fields = response_fields(self, header, request.sampling.temperature, request.sampling.top_p)
-        frame = ResponseFrame(fields, stored=options.stored, generates=options.generates)
-        writer = ResponseWriter(frame, output, prefill=prefilled, lead=mcp.lead)
+        writer = ResponseWriter(fields, prepared.output.parser, form, prefill=prefilled, lead=mcp.lead)
         keep = None if self.store is None else self.store(self, bool(prefilled))
 
         async def commit() -> None:
             if keep is not None:
                 writer.final["store"] = await keep(writer.final)
 
-        def next_round(conversation: Conversation, model: LoadedModel, seen: Seen, caller: Caller) -> Generation:
-            left = token_limit(options, model.spec.n_predict)
-            left = max(left - writer.n_predicted, 0) if left >= 0 else left
-            prepared, request, output = _round(
-                self, conversation, model, seen, caller, header.id, writer.n_items, max_tokens=left
-            )
-            writer.next_round(output)
-            return Generation([request], writer, prepared.output.switch)
-
         follow_up = None
         if mcp.server_tools is not None:
             # The output repeats the message that it continues.
             before = replace(conversation, messages=conversation.messages[:-1]) if prefilled else conversation
-            follow_up = ToolRounds(mcp.server_tools, before, writer, next_round)
+            follow_up = ToolRounds(mcp.server_tools, before, writer, prepare_round, options)
         return Generation(
             [request],
             writer,
@@ -233,19 +223,36 @@ class ResponseRequest(ParsedRequest):
             follow_up=follow_up,
             error=writer.failure,
             ping=writer.ping,
+            convert=self.convert,
         )
+
+    def prepare(
+        self,
+        request_id: str,
+        conversation: Conversation,
+        model: LoadedModel,
+        seen: Seen,
+        caller: Caller,
+        max_tokens: int | None = None,
+    ) -> tuple[Prepared, Request]:
+        """Prepare one round of generation, with ``truncation: auto`` without the oldest messages."""
+        limit, whole = self.options.max_output_tokens, ConversationRequest.prepare
+        prepared, request = whole(self, request_id, conversation, model, seen, caller, max_tokens)
+        if self.options.truncation != "auto" or fits(len(request.prompt), model.engine.n_ctx_seq, limit):
+            return prepared, request
+        conversation = truncated(conversation, model, seen, limit)
+        return whole(self, request_id, conversation, model, seen, caller, max_tokens)
 
 
 def parse_response(
     given: Mapping[str, Any],
     history: History = NO_HISTORY,
     cipher: ReasoningCipher = NO_CIPHER,
-    mcp: McpFunctions | None = None,
+    mcp: OfferedTools | None = None,
 ) -> ResponseRequest:
-    """Validate the fields that don't depend on a model.
+    """Validate the fields that don't depend on a model. Raises `InvalidRequest`.
 
-    `history`: the earlier items. `cipher`: encrypts and decrypts reasoning. `mcp`: the functions that represent MCP
-    servers among the tools. Raises `InvalidRequest`.
+    `history`: the earlier items. `cipher`: encrypts and decrypts reasoning. `mcp`: the tools of MCP servers.
     """
     body = parse(ResponsesBody, given)
     _check_state(body)
@@ -255,40 +262,29 @@ def parse_response(
     shape = read_shape(body) if form is None else read_shape(body, form, at="text.format", flat=True)
     if body.n_choices != 1:
         raise field_error("n" if body.n_cmpl is None else "n_cmpl", "a response has one choice")
-    reader = ToolReader(body.tools, {} if mcp is None else mcp.by_place)
+    reader = ResponseTools(body.tools, {} if mcp is None else mcp.functions)
     read = read_input(body.input, history, tools=reader, cipher=cipher)
-    choice = body.tool_choice if mcp is None else mcp.choice(body.tool_choice, len(body.tools))
-    tools = reader.finish(choice, body.parallel_tool_calls)
-    if tools.tools.callable and body.grammar:
-        raise InvalidRequest("grammar: Cannot use custom grammar constraints with tools.", "grammar")
+    choice = body.tool_choice if mcp is None else function_choice(body.tool_choice, mcp, len(body.tools))
+    warnings = list(_without_effect(body))
+    tools = reader.finish(choice, body.parallel_tool_calls, warnings)
     # A response's instructions come first and hold for that response only, so the history has none.
     messages = [Message("system", body.instructions), *read.messages] if body.instructions else read.messages
     if not messages:
         raise InvalidRequest("input: must have at least one item", "input")
     options = body.model_copy(update=_replaced(body))
-    conversation = Conversation(
-        tuple(messages),
-        tools.tools,
-        read_thinking(options),
-        shape,
-        body.lazy,
-        template_kwargs=template_kwargs(body.chat_template_kwargs),
-        opens=body.add_generation_prompt,
-        continues=body.continue_final_message,
-        reads_calls=body.parse_tool_calls is not False,
-        messages_at="input",
-    )
-    warnings = [*_without_effect(body), *tools.warnings, *read.warnings]
+    conversation = options.as_conversation(messages, tools, shape, at="input")
     return ResponseRequest(
         options=options,
         media=conversation.media,
-        warnings=unused_fields(given, ResponsesBody, warnings),
+        warnings=unused_fields(given, ResponsesBody, [*warnings, *read.warnings]),
         conversation=conversation,
-        tools=tools,
+        logprobs=_logprobs(body),
+        names=reader.names,
+        shown_tools=reader.shown,
         history=history,
         cipher=cipher,
         input_items=items_to_store(body.input, history),
-        approved=read.approved,
+        approved=tuple(read.approved.values()),
     )
 
 
@@ -325,37 +321,6 @@ def _check_state(body: ResponsesBody) -> None:
         raise InvalidRequest("background: needs store, since the client retrieves the response later", "background")
 
 
-def _round(
-    asked: ResponseRequest,
-    conversation: Conversation,
-    model: LoadedModel,
-    seen: Seen,
-    caller: Caller,
-    request_id: str,
-    first_index: int,
-    *,
-    max_tokens: int | None = None,
-) -> tuple[Prepared, Request, OutputItems]:
-    """Prepare one round of generation. Its first item has the place `first_index` in the output."""
-    options = asked.options
-    prepared, limit = prepare(conversation, model, seen), options.max_output_tokens
-    if options.truncation == "auto" and not fits(len(prepared.tokens.tokens), model.engine.n_ctx_seq, limit):
-        prepared = prepare(truncated(conversation, model, seen, limit), model, seen)
-    request = prepared_request(
-        prepared, options, model, request_id, _logprobs(options), max_tokens=max_tokens, caller=caller
-    )
-    output = OutputItems(
-        Assembler(prepared.output.parser()),
-        asked.tools,
-        after_sampling=request.post_sampling_probs,
-        encrypt=asked.cipher.encrypt if options.encrypts_reasoning else None,
-        summarizes=asked.summary is not None,
-        server_tools={} if asked.mcp is None else asked.mcp.tools,
-        first_index=first_index,
-    )
-    return prepared, request, output
-
-
 def _logprobs(body: ResponsesBody) -> Logprobs:
     if body.top_logprobs or LOGPROBS in (body.include or ()):
         return Logprobs(True, body.top_logprobs or 0)
@@ -388,7 +353,7 @@ def response_fields(asked: ResponseRequest, header: Header, temperature: float |
         "temperature": temperature,
         "text": {"format": text.format or {"type": "text"}, **verbosity},
         "tool_choice": body.tool_choice or "auto",
-        "tools": list(asked.tools.shown),
+        "tools": list(asked.shown_tools),
         "top_logprobs": body.top_logprobs or 0,
         "top_p": top_p,
         "truncation": body.truncation or "disabled",

@@ -1,152 +1,99 @@
-"""``tools`` and ``tool_choice`` of OpenAI's Responses, and the client's names of the called tools.
+"""``tools`` of OpenAI's Responses, those of MCP servers among them.
 
-The model sees functions only. A function of a ``namespace`` is named ``namespace__name`` for the model; its calls
-have the function's own name and ``namespace`` (Codex 0.169 answers a name alone with "unsupported call"). The
-namespace ``functions`` is OpenAI's word for none, so it has no prefix. A ``custom`` tool is a function with one
-string, ``input``; a type such as ``shell`` is a function of `tool_types`. Other types are omitted with a warning,
-and are only an error if ``tool_choice`` names one.
+A function of a ``namespace`` is named ``namespace__name`` for the model; its calls have the function's own name and
+``namespace`` (Codex 0.169 answers a name alone with "unsupported call"). The namespace ``functions`` is OpenAI's word
+for none, so it has no prefix. A ``custom`` tool is a function with one string, ``input``; a type such as ``shell`` is a
+function of `tool_types`. Other types are omitted with a warning, and are only an error if ``tool_choice`` names one.
+
+An entry of type ``mcp`` names a server, whose tools are functions for the model. In the reply their calls are
+``mcp_call`` items, or ``mcp_approval_request`` if the client wants to approve a call first. ``web_search`` is such a
+server if the operator configured one for it.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any
 
-from server.chat.conversation import NO_PARAMETERS, Tool, Tools
-from server.dialects.common import Json
-from server.dialects.custom_tools import GrammarBudget, custom_tool
-from server.dialects.fields import as_object, json_text, objects_in, wrong_type
-from server.dialects.responses.mcp import shown_server
-from server.dialects.tool_types import RESPONSES, ToolType, left_out_reason
-from server.dialects.tools import (
-    MAX_TOOLS,
-    ClientName,
-    DeferredTools,
-    choose,
-    function_tool,
-    meant,
-    model_name,
-    name_and_description,
-    read_choice,
+from pydantic import BeforeValidator, Field
+
+from server.chat.conversation import NO_PARAMETERS, Call, Conversation, Message, Tool
+from server.dialects.common import Json, random_id
+from server.dialects.fields import Body, as_object, json_text, parse, wrong_type
+from server.dialects.mcp import (
+    ALL_TOOLS,
+    NO_SERVER_TOOLS,
+    Approval,
+    CallableTool,
+    Filter,
+    Headers,
+    Label,
+    McpRequest,
+    OfferedServer,
+    OfferedTools,
+    Outcome,
+    ServerCall,
+    ServerTools,
+    Token,
+    Url,
+    check_labels,
+    function_name,
+    tool_of,
+    with_token,
 )
-from server.dialects.warnings import left_out
+from server.dialects.tool_types import RESPONSES, ToolType
+from server.dialects.tools import ClientName, ReadTool, ToolReader, entries, function_tool, name_and_description
 from server.errors import InvalidRequest
+from server.mcp.config import origin_of
+from server.mcp.results import McpTool
+
+_CALLABLE = ("function", "custom")
 
 
-@dataclass(frozen=True, slots=True)
-class ClientTools:
-    """The model's functions, and the client's names by the model's names.
+class ResponseTools(ToolReader):
+    """Reads ``tools`` of a response, and those among its items. ``shown``: the tools as the response repeats them."""
 
-    ``shown``: the tools as the response repeats them. ``warnings``: omitted tools.
-    """
+    def __init__(self, given: object = None, mcp: Mapping[str, Sequence[Tool]] = MappingProxyType({})) -> None:
+        """Read ``tools``. `mcp`: the functions of MCP servers, by the path of their entry. Raises `InvalidRequest`."""
+        self._mcp = mcp
+        super().__init__(given)
+        self.shown = [shown_server(entry) if at in mcp else _shown(entry) for entry, at in entries(given, "tools")]
 
-    tools: Tools = field(default_factory=Tools)
-    names: Mapping[str, ClientName] = field(default_factory=dict)
-    shown: Sequence[Json] = ()
-    warnings: Sequence[str] = ()
+    @property
+    def client_searches(self) -> bool:
+        """Whether the client searches deferred tools: nothing else would ever load them."""
+        return any(known.type is RESPONSES["tool_search"] for known in self.names.values())
 
-    def named(self, name: str) -> ClientName:
-        """Return the client's name of the model's tool `name`."""
-        return self.names.get(name) or ClientName(name)
-
-
-class ToolReader:
-    """Reads the tools of a request, then those that its input introduces, then which of them may be called."""
-
-    def __init__(self, given: object = None, mcp: Mapping[int, Sequence[Tool]] = MappingProxyType({})) -> None:
-        """Read ``tools``. `mcp`: the functions of MCP servers, by the place of their entry. Raises `InvalidRequest`."""
-        self._offered: dict[str, Tool] = {}
-        self._names: dict[str, ClientName] = {}
-        self._shown: list[Json] = []
-        self._skipped: dict[str, int] = {}
-        self._grammars = GrammarBudget()
-        waiting: dict[str, Tool] = {}
-        # Without a search by the client nothing would ever load the tools that wait.
-        entries = list(_entries(given, "tools"))
-        defers = any(entry.get("type") == "tool_search" and entry.get("execution") == "client" for entry, _ in entries)
-        for place, (entry, path) in enumerate(entries):
-            if place in mcp:
-                self._shown.append(shown_server(entry))
-                self._offered |= {tool.name: tool for tool in mcp[place]}
-                self._names |= {tool.name: ClientName(tool.name) for tool in mcp[place]}
-                continue
-            self._shown.append(_shown(entry))
-            for tool, where, later in self._read(entry, path):
-                if tool.name in self._offered or tool.name in waiting:
-                    raise InvalidRequest(f"{where}: two tools have the same name", where)
-                (waiting if later and defers else self._offered)[tool.name] = tool
-        self._deferred = DeferredTools(waiting)
-
-    def offer(self, listed: object, path: str) -> None:
-        """Add the tools before the first turn to the request's tools. Raises `InvalidRequest`."""
-        self._offered |= {tool.name: tool for tool in self._listed(listed, path)}
-
-    def introduce(self, listed: object, path: str) -> str:
-        """Return the definitions of tools that the conversation has from here on, "" for none.
-
-        Raises `InvalidRequest`.
-        """
-        return "".join(self._deferred.introduce(tool) for tool in self._listed(listed, path))
-
-    def finish(self, choice: object, parallel: bool | None) -> ClientTools:
-        """Return all tools, and which of them may be called. Raises `InvalidRequest`."""
-        wanted, waiting = read_choice(choice), self._deferred.waiting
-        if wanted.allowed is not None:
-            kept = (named for named in wanted.allowed if named.name not in self._skipped or named.name in self._names)
-            wanted = replace(wanted, allowed=tuple(kept))
-        required = "" if wanted.one is None or not waiting else next(iter(meant(wanted.one, self._names)))
-        warnings = [
-            f"{left_out('tools', kind, number)}: {left_out_reason(kind)}" for kind, number in self._skipped.items()
-        ]
-        tools = choose(
-            self._deferred.with_offered(tuple(self._offered.values()), required),
-            wanted,
-            parallel,
-            warnings,
-            skipped=bool(self._skipped or waiting),
-            names=self._names,
-        )
-        return ClientTools(tools, self._names, self._shown, warnings)
-
-    def _listed(self, listed: object, path: str) -> list[Tool]:
-        return [tool for entry, at in _entries(listed, path) for tool, _, _ in self._read(entry, at)]
-
-    def _read(self, entry: dict[str, Any], path: str) -> Iterator[tuple[Tool, str, bool]]:
-        """Yield the functions of one entry, each with the path of its name and whether it is to be loaded later."""
+    def read(self, entry: dict[str, Any], path: str) -> Iterator[ReadTool]:
+        """See `ToolReader`."""
         kind = entry.get("type")
-        match kind:
-            case "function" | "custom":
-                yield self._function(entry, path), f"{path}.name", entry.get("defer_loading") is True
-            case "namespace":
-                yield from self._namespace(entry, path)
-            case str() if kind in RESPONSES and _client_executes(entry, kind, path):
-                yield self._of_type(entry, RESPONSES[kind], path), f"{path}.type", False
-            case str() if kind:
-                self._skipped[kind] = self._skipped.get(kind, 0) + 1
-            case _:
-                raise wrong_type(f"{path}.type", "a type such as function", kind)
+        if path in self._mcp:
+            for tool in self._mcp[path]:
+                self.names[tool.name] = ClientName(tool.name)
+                yield tool, path, False
+        elif kind in _CALLABLE:
+            yield self._function(entry, path)
+        elif kind == "namespace":
+            yield from self._namespace(entry, path)
+        elif not isinstance(kind, str) or not kind:
+            raise wrong_type(f"{path}.type", "a type such as function", kind)
+        elif kind in RESPONSES and _client_executes(entry, kind, path):
+            yield self._of_type(entry, RESPONSES[kind], path), f"{path}.type", False
+        else:
+            self.omit(kind)
 
-    def _namespace(self, entry: Mapping[str, Any], path: str) -> Iterator[tuple[Tool, str, bool]]:
-        name, about = name_and_description(entry, path)
-        for tool, where in _entries(entry.get("tools"), f"{path}.tools"):
-            if tool.get("type") not in ("function", "custom"):
-                kind = str(tool.get("type"))
-                self._skipped[kind] = self._skipped.get(kind, 0) + 1
+    def _function(self, entry: Mapping[str, Any], path: str, namespace: str = "", about: str = "") -> ReadTool:
+        tool = self.function(entry, path, namespace=namespace, about=about, custom=entry["type"] == "custom")
+        return tool, f"{path}.name", entry.get("defer_loading") is True
+
+    def _namespace(self, namespace: Mapping[str, Any], path: str) -> Iterator[ReadTool]:
+        name, about = name_and_description(namespace, path)
+        for entry, at in entries(namespace.get("tools"), f"{path}.tools"):
+            if entry.get("type") not in _CALLABLE:
+                self.omit(str(entry.get("type")))
                 continue
-            later = tool.get("defer_loading") is True
-            yield self._function(tool, where, name, about), f"{where}.name", later
+            yield self._function(entry, at, name, about)
             about = ""  # reported once, with the first of them
-
-    def _function(self, entry: Mapping[str, Any], path: str, namespace: str = "", about: str = "") -> Tool:
-        custom = entry.get("type") == "custom"
-        own, description = name_and_description(entry, path)
-        name = model_name(own, namespace)
-        if about:
-            description = "\n\n".join(filter(None, [about, description]))
-        self._names[name] = ClientName(own, namespace, custom)
-        if custom:
-            return custom_tool(name, description, entry.get("format"), f"{path}.format", self._grammars)
-        return function_tool(entry, path, name, description)
 
     def _of_type(self, entry: Mapping[str, Any], row: ToolType, path: str) -> Tool:
         """Return the function for a type of `tool_types`, with the entry's description."""
@@ -160,7 +107,7 @@ class ToolReader:
         if isinstance(environment, dict) and environment.get("skills"):
             skills = json_text(environment["skills"])
             tool = replace(tool, description=f"{tool.description}\nSkills of the machine: {skills}")
-        self._names[row.name] = ClientName(row.name, type=row)
+        self.names[row.name] = ClientName(row.name, type=row)
         return tool
 
 
@@ -180,7 +127,235 @@ def _shown(entry: Json) -> Json:
     return {**entry, **said, "strict": entry.get("strict") is not False}
 
 
-def _entries(given: object, path: str) -> Iterator[tuple[dict[str, Any], str]]:
-    if isinstance(given, list) and len(given) > MAX_TOOLS:
-        raise InvalidRequest(f"{path}: must have at most {MAX_TOOLS} tools", path)
-    return objects_in([] if given is None else given, path)
+_SEARCH = "web_search"
+_SHOWN = ("type", "server_label", "server_url", "server_description", "allowed_tools", "require_approval")
+
+
+@dataclass(frozen=True, slots=True)
+class ApprovedCall:
+    """A call that the client has approved and that is yet to be made: an ``mcp_approval_request`` item."""
+
+    id: str
+    label: str
+    name: str
+    arguments: str
+    at: str
+
+
+def is_mcp(entry: object, web_search: str) -> bool:
+    """Return whether an entry of ``tools`` is an MCP server. `web_search`: the label of the web search server."""
+    if not isinstance(entry, dict):
+        return False
+    kind = entry.get("type")
+    return kind == "mcp" or bool(web_search and isinstance(kind, str) and kind.startswith(_SEARCH))
+
+
+def read_mcp(tools: object, web_search: str) -> dict[int, McpRequest]:
+    """Return the servers that ``tools`` name, by the entry's place. Raises `InvalidRequest`."""
+    found = {
+        place: _server(entry, f"tools.{place}", web_search)
+        for place, entry in enumerate(tools if isinstance(tools, list) else ())
+        if is_mcp(entry, web_search)
+    }
+    check_labels(list(found.values()), "tools", "server_label")
+    return found
+
+
+_APPROVALS: Mapping[str, object] = {"always": {}, "never": {"never": {}}}
+
+
+class McpToolParam(Body):
+    """A tool of type ``mcp``."""
+
+    server_label: Label
+    server_url: Url = ""
+    headers: Headers = Field(default_factory=dict)
+    authorization: Token | None = None
+    server_description: str = ""
+    allowed_tools: Filter = ALL_TOOLS
+    require_approval: Annotated[
+        Approval, BeforeValidator(lambda given: _APPROVALS.get(given, given) if isinstance(given, str) else given)
+    ] = Field(default_factory=Approval)
+
+
+def _server(entry: Mapping[str, Any], at: str, web_search: str) -> McpRequest:
+    if entry["type"] != "mcp":
+        return McpRequest(web_search, at)
+    for name in ("connector_id", "tunnel_id"):
+        if entry.get(name) is not None:
+            raise InvalidRequest(f"{at}.{name}: only OpenAI has it; send server_url", f"{at}.{name}")
+    given = parse(McpToolParam, entry, at)
+    return McpRequest(
+        given.server_label,
+        at,
+        given.server_url,
+        f"{at}.server_url",
+        with_token(given.headers, given.authorization),
+        given.server_description,
+        given.allowed_tools.fits,
+        given.require_approval,
+    )
+
+
+def known_lists(items: Iterable[object]) -> dict[str, tuple[McpTool, ...]]:
+    """Return the tools that ``mcp_list_tools`` items list, by the label of their server."""
+    found = {}
+    for item in items:
+        if isinstance(item, dict) and item.get("type") == "mcp_list_tools" and not item.get("error"):
+            tools = item.get("tools")
+            each = [tool_of(tool) for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
+            if isinstance(label := item.get("server_label"), str):
+                found[label] = tuple(tool for tool in each if tool is not None)
+    return found
+
+
+def function_choice(given: Any, mcp: OfferedTools, n_entries: int) -> Any:
+    """Return ``tool_choice`` as functions. `n_entries`: the length of ``tools``. Raises `InvalidRequest`."""
+    if given == "required" and not mcp.callable and len(mcp.functions) == n_entries:
+        return "auto"  # no server could list its tools; the response reports it
+    if not isinstance(given, dict):
+        return given
+    if given.get("type") == "allowed_tools" and isinstance(given.get("tools"), list):
+        listed: list[Any] = []
+        for place, entry in enumerate(given["tools"]):
+            is_server = isinstance(entry, dict) and entry.get("type") == "mcp"
+            listed += _chosen(entry, mcp, f"tool_choice.tools.{place}") if is_server else [entry]
+        return {**given, "tools": listed}
+    if given.get("type") != "mcp":
+        return given
+    chosen = _chosen(given, mcp, "tool_choice")
+    return chosen[0] if len(chosen) == 1 else {"type": "allowed_tools", "mode": "required", "tools": chosen}
+
+
+def _chosen(entry: Mapping[str, Any], mcp: OfferedTools, at: str) -> list[Json]:
+    label, tool = entry.get("server_label"), entry.get("name")
+    names = [
+        name
+        for name, known in mcp.callable.items()
+        if known.server.label == label and (tool is None or known.tool.name == tool)
+    ]
+    if not names:
+        raise InvalidRequest(f"{at}: no MCP server of the request has such a tool", at)
+    return [{"type": "function", "name": name} for name in names]
+
+
+def shown_server(entry: Json) -> Json:
+    """Return an entry of ``tools`` as a reply repeats it and as it is stored: without secrets.
+
+    Secrets may be in headers, in an unknown field, and in a URL's path or query: as at OpenAI, only its origin is left.
+    """
+    if entry["type"] != "mcp":
+        return entry
+    own = {name: value for name, value in entry.items() if name in _SHOWN}
+    if own.get("server_url"):
+        own["server_url"] = origin_of(own["server_url"])
+    return {**own, "headers": None}
+
+
+def list_item(offered: OfferedServer) -> Json:
+    """Return the ``mcp_list_tools`` item of a server."""
+    tools = [
+        {
+            "name": tool.name,
+            "description": tool.description,
+            "input_schema": dict(tool.schema),
+            "annotations": tool.annotations,
+        }
+        for tool in offered.tools
+    ]
+    error = None if offered.fault is None else f"the tools could not be listed: {offered.fault.message}"
+    label = offered.request.label
+    return {
+        "id": f"mcpl_{random_id()}",
+        "type": "mcp_list_tools",
+        "server_label": label,
+        "tools": tools,
+        "error": error,
+    }
+
+
+def outcome_fields(outcome: Outcome) -> Json:
+    """Return ``output``, ``error`` and ``status`` of an ``mcp_call`` item."""
+    fault = outcome.fault
+    if fault is not None:
+        error: Json = {"type": "http_error", "code": fault.code, "message": fault.message}
+        if fault.kind != "http":
+            error["type"] = "mcp_protocol_error"
+        return {"output": None, "error": error, "status": "failed"}
+    if outcome.result.is_error:
+        content = [{"type": "text", "text": outcome.text}]
+        return {"output": None, "error": {"type": "mcp_tool_execution_error", "content": content}, "status": "failed"}
+    return {"output": outcome.text, "error": None, "status": "completed"}
+
+
+def call_item(known: CallableTool, arguments: str, approval: str | None = None) -> Json:
+    """Return an ``mcp_call`` item whose outcome is not known yet; `approval`: the id of the request for it."""
+    return {
+        "id": f"mcp_{random_id()}",
+        "type": "mcp_call",
+        "status": "in_progress",
+        "approval_request_id": approval,
+        "arguments": arguments,
+        "error": None,
+        "name": known.tool.name,
+        "output": None,
+        "server_label": known.server.label,
+    }
+
+
+@dataclass(slots=True)
+class McpRounds:
+    """The MCP tools of one response.
+
+    ``server_tools``: calls them (None = no tools). The rest was done before the first round: items at the start of the
+    output, and messages that they add.
+    """
+
+    server_tools: ServerTools | None = None
+    lead: list[Json] = field(default_factory=list)
+    added: list[Message] = field(default_factory=list)
+
+    @property
+    def tools(self) -> Mapping[str, CallableTool]:
+        """Return the tools by the model's names."""
+        return NO_SERVER_TOOLS if self.server_tools is None else self.server_tools.tools
+
+    def calls_of(self, approved: Sequence[ApprovedCall]) -> list[ServerCall]:
+        """Return the calls that the client has approved.
+
+        Raises `InvalidRequest` for one whose server is not among the request's tools.
+        """
+        calls = []
+        for each in approved:
+            wanted = (each.label, each.name)
+            name = next((n for n, known in self.tools.items() if (known.server.label, known.tool.name) == wanted), None)
+            if name is None:
+                raise InvalidRequest(
+                    f"{each.at}: the request's tools lack the MCP server or the tool of the approved call", each.at
+                )
+            calls.append(ServerCall(each.id, name, each.arguments))
+        return calls
+
+    async def make(self, calls: Sequence[ServerCall]) -> None:
+        """Make approved calls, once, before the first round."""
+        if self.added or self.server_tools is None:
+            return
+        outcomes = {call.id: outcome async for call, outcome in self.server_tools.outcomes(calls)}
+        made = tuple(Call(call.name, call.arguments, call.id) for call in calls)
+        self.added.append(Message("assistant", calls=made))
+        for call in calls:
+            outcome = outcomes[call.id]
+            self.lead.append(call_item(self.tools[call.name], call.arguments, call.id) | outcome_fields(outcome))
+            self.added.append(outcome.message(call.id))
+
+    def continued(self, conversation: Conversation) -> Conversation:
+        """Return the conversation with the approved calls and their results."""
+        if not self.added:
+            return conversation
+        return replace(conversation, messages=(*conversation.messages, *self.added), opens=None, continues=None)
+
+
+def reader_name(item: Mapping[str, Any]) -> str:
+    """Return the model's name of the tool of an ``mcp_call`` or ``mcp_approval_request`` item."""
+    label = item.get("server_label")
+    return function_name(label, item["name"]) if isinstance(label, str) else str(item["name"])

@@ -10,28 +10,23 @@ llama-server's ``timings`` and ``prompt_progress`` are additional fields (server
 
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from http import HTTPStatus
-from types import MappingProxyType
 from typing import Any, Literal
 
 import orjson
 
-from server.chat.assembler import Assembler, Delta, Item, Kind
-from server.chat.conversation import Call, Message
+from server.chat.assembler import Delta, Item, Kind, NewParser
 from server.dialects import common as wire
 from server.dialects.common import Json, random_id
 from server.dialects.custom_tools import CustomInput
-from server.dialects.dialect import Writer
 from server.dialects.errors import CONTEXT_EXCEEDED
-from server.dialects.mcp import CallableTool, Outcome, ServerCall
-from server.dialects.responses.mcp import outcome_fields
-from server.dialects.responses.tools import ClientTools
+from server.dialects.mcp import CallableTool, Outcome, RoundWriter, ServerCall
+from server.dialects.responses.tools import outcome_fields
 from server.dialects.tool_types import ToolType
 from server.dialects.tools import ClientName
-from server.dialects.usage import Usage
-from server.engine.request import Event, Finished, FinishReason, Progress, Started, Text
+from server.engine.request import Event, Finished, Progress, Started, Text, TokenLogprob
 
 ItemType = str
 """``message``, ``reasoning``, ``function_call``, ``custom_tool_call``, or the call of a type of `tool_types`."""
@@ -44,54 +39,79 @@ _PREFIXES: dict[ItemType, str] = {
     "mcp_call": "mcp_",
     "mcp_approval_request": "mcpr_",
 }
-PartType = Literal["output_text", "reasoning_text", "summary_text"]
+_PART_TYPES: dict[ItemType, str] = {"message": "output_text", "reasoning": "reasoning_text"}
 Encrypt = Callable[[str], str]
 _TYPES: dict[Kind, ItemType] = {Kind.TEXT: "message", Kind.REASONING: "reasoning", Kind.CALL: "function_call"}
+_CALL_DELTAS: dict[ItemType, str] = {
+    "function_call": "response.function_call_arguments",
+    "custom_tool_call": "response.custom_tool_call_input",
+    "mcp_call": "response.mcp_call_arguments",
+}
+_EMPTY: dict[ItemType, Json] = {
+    "message": {},
+    "reasoning": {},
+    "function_call": {"arguments": ""},
+    "custom_tool_call": {"input": ""},
+    "mcp_call": {"arguments": ""},
+}
 
 
-NO_SERVER_TOOLS: Mapping[str, CallableTool] = MappingProxyType({})
+@dataclass(frozen=True, slots=True)
+class OutputForm:
+    """What the output of a response looks like.
 
-
-@dataclass(slots=True, eq=False)
-class OutputItem:
-    """One output item.
-
-    ``index``: its position in the output. ``client``: the client's name of the called tool. ``encrypt``: creates the
-    ``encrypted_content`` of reasoning, None for none. ``summarizes``: the reasoning text is the item's summary.
-    ``server_tool``: the tool that this server calls. ``outcome``: the members that the call's outcome adds to the
-    item.
+    ``names``: the client's names of functions, by the model's. ``server_tools``: the tools that this server calls, by
+    the model's names. ``after_sampling``: probabilities are those after the samplers. ``encrypt``: creates the
+    ``encrypted_content`` of reasoning, None for none. ``summarizes``: the reasoning text is its item's summary.
+    ``stored``: whether the client may retrieve the response. ``generates``: whether there is output; a response without
+    output is complete at once.
     """
 
-    said: Item
-    index: int
-    client: ClientName
+    names: Mapping[str, ClientName] = field(default_factory=dict)
+    server_tools: Mapping[str, CallableTool] = field(default_factory=dict)
     after_sampling: bool = False
     encrypt: Encrypt | None = None
     summarizes: bool = False
-    type: ItemType = "message"
-    id: str = ""
-    call_id: str = ""
-    custom: CustomInput = field(default_factory=CustomInput)
-    _encrypted: str | None = None
-    server_tool: CallableTool | None = None
-    outcome: Json | None = None
+    stored: bool = True
+    generates: bool = True
 
-    def __post_init__(self) -> None:
-        self.type = _TYPES[self.said.kind]
-        if self.said.kind is Kind.CALL:
-            self.type = "custom_tool_call" if self.client.custom else "function_call"
+
+class OutputItem:
+    """One output item.
+
+    ``index``: its position in the output. ``place``: the members of its events that say which item, and which part of
+    it, they are about. ``delta_kind`` and ``part_kind``: the types of its events without ``.delta``, ``.added`` or
+    ``.done``; "" for a call that is sent when it is complete, and for one without parts. ``outcome``: the members that
+    a call's outcome adds.
+    """
+
+    def __init__(self, said: Item, index: int, form: OutputForm) -> None:
+        self.said, self.index, self.form = said, index, form
+        self.client = form.names.get(said.name) or ClientName(said.name)
+        self.server_tool = form.server_tools.get(said.name)
+        self.custom = CustomInput()
+        self.outcome: Json | None = None
+        self.type, self.call_id, self.is_call = _TYPES[said.kind], "", said.kind is Kind.CALL
+        self._encrypted: str | None = None
+        prefix = ""
+        if self.is_call:
+            self.call_id = said.id or f"call_{random_id()}"
+            if self.client.custom:
+                self.type = "custom_tool_call"
             if self.client.type is not None:
-                self.type = self.client.type.call
+                self.type, prefix = self.client.type.call, self.client.type.prefix
             if self.server_tool is not None:
                 self.type = "mcp_approval_request" if self.server_tool.needs_approval else "mcp_call"
-            self.call_id = self.said.id or f"call_{random_id()}"
-        prefix = _PREFIXES[self.type] if self.client.type is None else self.client.type.prefix
-        self.id = prefix + random_id()
-
-    @property
-    def is_call(self) -> bool:
-        """Whether it has no parts."""
-        return self.said.kind is Kind.CALL
+        self.id = (prefix or _PREFIXES[self.type]) + random_id()
+        self.place: Json = {"item_id": self.id, "output_index": index}
+        self.part_type = self.part_kind = ""
+        self.delta_kind = _CALL_DELTAS.get(self.type, "")
+        if not self.is_call:
+            summary = self.type == "reasoning" and form.summarizes
+            self.part_type = "summary_text" if summary else _PART_TYPES[self.type]
+            self.part_kind = "response.reasoning_summary_part" if summary else "response.content_part"
+            self.delta_kind = "response.reasoning_summary_text" if summary else f"response.{self.part_type}"
+            self.place["summary_index" if summary else "content_index"] = 0
 
     @property
     def text(self) -> str:
@@ -99,21 +119,18 @@ class OutputItem:
         return self.custom.text if self.type == "custom_tool_call" else self.said.text
 
     @property
-    def part_type(self) -> PartType:
-        """The type of its one part; a call has none."""
-        if self.type == "message":
-            return "output_text"
-        return "summary_text" if self.summarizes else "reasoning_text"
+    def logprobs(self) -> list[Json]:
+        """Those of all its tokens, where they are wanted."""
+        return self.shown_logprobs(self.said.logprobs)
+
+    def shown_logprobs(self, tokens: Sequence[TokenLogprob]) -> list[Json]:
+        """Return the log probabilities of some of its tokens; only a message has them."""
+        return wire.probabilities(tokens if self.type == "message" else (), after_sampling=self.form.after_sampling)
 
     def part(self) -> Json:
         """Return its only part; a call has none."""
         part: Json = {"type": self.part_type, "text": self.text}
         return part | {"annotations": [], "logprobs": self.logprobs} if self.type == "message" else part
-
-    @property
-    def logprobs(self) -> list[Json]:
-        """Those of all its tokens, where they are wanted."""
-        return wire.probabilities(self.said.logprobs, after_sampling=self.after_sampling)
 
     def body(self, status: ItemStatus) -> Json:
         """The item as replies show it; one that has just begun has no content yet."""
@@ -129,9 +146,9 @@ class OutputItem:
         parts = [] if status == "in_progress" else [self.part()]
         if self.type == "message":
             return item | {"content": parts, "role": "assistant"}
-        if self.encrypt is not None and self._encrypted is None and status != "in_progress":
-            self._encrypted = self.encrypt(self.text)
-        shown = {"content": [], "summary": parts} if self.summarizes else {"content": parts, "summary": []}
+        if self.form.encrypt is not None and self._encrypted is None and status != "in_progress":
+            self._encrypted = self.form.encrypt(self.text)
+        shown = {"content": [], "summary": parts} if self.form.summarizes else {"content": parts, "summary": []}
         return item | shown | {"encrypted_content": self._encrypted}
 
     def _typed_call(self, row: ToolType, status: ItemStatus) -> Json:
@@ -146,283 +163,98 @@ class OutputItem:
         item["server_label"] = known.server.label
         if self.type == "mcp_approval_request":
             return item
-        status = "incomplete" if status == "completed" else status
-        return (
-            item | {"status": status, "approval_request_id": None, "output": None, "error": None} | (self.outcome or {})
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Addition:
-    """More text of an item, "" where one begins without; with the log probabilities of its tokens, if wanted."""
-
-    item: OutputItem
-    text: str
-    logprobs: Sequence[Json] = ()
-
-
-class OutputItems:
-    """Converts deltas to items.
-
-    Whitespace between items is dropped. ``server_tools``: the tools that this server calls, by the model's names.
-    ``first_index``: the position of the first item in the output.
-    """
-
-    def __init__(
-        self,
-        said: Assembler,
-        tools: ClientTools,
-        *,
-        after_sampling: bool = False,
-        encrypt: Encrypt | None = None,
-        summarizes: bool = False,
-        server_tools: Mapping[str, CallableTool] = NO_SERVER_TOOLS,
-        first_index: int = 0,
-    ) -> None:
-        self.items: list[OutputItem] = []
-        self._said = said
-        self._tools = tools
-        self._after_sampling = after_sampling
-        self._encrypt, self._summarizes = encrypt, summarizes
-        self._server_tools, self._first_index = server_tools, first_index
-        self._shown: dict[int, OutputItem] = {}  # by the identity of the message item
-        self._blank: list[Delta] = []  # white space that a text has begun with
-
-    def usage(self, end: Finished) -> Usage:
-        """Return the token counts of the round that `end` ended."""
-        return Usage.of([(0, end)], self._said.n_reasoning_tokens)
-
-    def message(self) -> Message:
-        """The output as a message of the conversation, its calls with the ids of their items."""
-        calls = tuple(Call(item.said.name, item.said.text, item.call_id) for item in self.items if item.is_call)
-        return replace(self._said.message(), calls=calls)
-
-    def begin(self, text: str) -> list[Addition]:
-        """Content that the prompt ends with, which the reply repeats."""
-        return self._added(self._said.begin(text))
-
-    def feed(self, event: Text) -> list[Addition]:
-        """Take the next text."""
-        return self._added(self._said.feed(event))
-
-    def finish(self, end: Finished) -> list[Addition]:
-        """Return the events of buffered text."""
-        added = [*self._added(self._said.finish(end)), *self._ended()]
-        if not self.items and self._said.items:  # nothing but white space
-            only = self._said.items[0]
-            added.append(Addition(self._open(only), only.text))
-        return added
-
-    def bodies(self, end: Finished) -> list[Json]:
-        """Every item; where the limit cut the output off, the last one is incomplete."""
-        last = last_status(end)
-        return [item.body("completed" if item is not self.items[-1] else last) for item in self.items]
-
-    def _added(self, deltas: Sequence[Delta]) -> list[Addition]:
-        return [addition for delta in deltas for addition in self._additions(delta)]
-
-    def _additions(self, delta: Delta) -> Iterator[Addition]:
-        shown, text = self._shown.get(id(delta.item)), delta.text
-        tokens = delta.logprobs
-        if shown is None:
-            if delta.item.kind is Kind.TEXT:
-                self._blank = [*([] if delta.begins else self._blank), delta]
-                text = "".join(each.text for each in self._blank)
-                if not text.strip():
-                    return
-                tokens = [token for each in self._blank for token in each.logprobs]
-            yield from self._ended()
-            shown = self._open(delta.item)
-        if shown.type == "custom_tool_call":
-            text = shown.custom.feed(text)
-        wanted = tokens if shown.type == "message" else ()
-        yield Addition(shown, text, wire.probabilities(wanted, after_sampling=self._after_sampling))
-
-    def _ended(self) -> Iterator[Addition]:
-        """Return the remaining events of the last item, which has ended."""
-        last = self.items[-1] if self.items else None
-        if last is not None and last.type == "custom_tool_call" and (rest := last.custom.finish(last.said.text)):
-            yield Addition(last, rest)
-
-    def _open(self, said: Item) -> OutputItem:
-        item = OutputItem(
-            said,
-            self._first_index + len(self.items),
-            self._tools.named(said.name),
-            self._after_sampling,
-            self._encrypt,
-            self._summarizes,
-            server_tool=self._server_tools.get(said.name),
-        )
-        self._shown[id(said)] = item
-        self.items.append(item)
-        return item
-
-
-def cut_off(end: Finished) -> bool:
-    """Whether a limit ended the response."""
-    return end.reason is FinishReason.LIMIT
-
-
-def last_status(end: Finished) -> ItemStatus:
-    """The status of the item that the response ended with."""
-    return "incomplete" if cut_off(end) else "completed"
+        item["status"] = "incomplete" if status == "completed" else status
+        return item | {"approval_request_id": None, "output": None, "error": None} | (self.outcome or {})
 
 
 Keep = Callable[[Json], Awaitable[bool]]
 """Stores a finished response. Returns False if it could not be stored."""
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseFrame:
-    """The members that every state of one response repeats. ``stored``: whether the client may retrieve it.
-    ``generates``: whether there is output; a response without output is complete at once.
+def response_body(fields: Json, status: str, output: Sequence[Json] = (), *, stored: bool = True) -> Json:
+    """Return a response object. `fields`: the members that repeat the request. `stored`: see `OutputForm`."""
+    return {
+        **fields,
+        "object": "response",
+        "status": status,
+        "output": list(output),
+        "error": None,
+        "incomplete_details": None,
+        "completed_at": None,
+        "store": stored,
+        "usage": None,
+    }
+
+
+class ResponseWriter(RoundWriter):
+    """Writes a response.
+
+    White space between items is dropped. `fields`: the members that every state of the response repeats. `prefill`: the
+    content that the prompt has begun, which the output repeats. `lead`: finished items before the output.
     """
 
-    fields: Json
-    stored: bool = True
-    generates: bool = True
-
-    def begun(self) -> Json:
-        """The response before its first output."""
-        return self._body("in_progress", [])
-
-    def finished(self, output: OutputItems, end: Finished, earlier: "EarlierRounds") -> Json:
-        """Return the whole response."""
-        incomplete = self.is_incomplete(end)
-        body = self._body("incomplete" if incomplete else "completed", [*earlier.items, *output.bodies(end)])
-        body["completed_at"] = int(time.time())
-        body["usage"] = (earlier.usage + output.usage(end)).responses()
-        if incomplete:
-            body["incomplete_details"] = {"reason": "max_output_tokens"}
-        return body
-
-    def is_incomplete(self, end: Finished) -> bool:
-        """Whether a limit cut the output off."""
-        return cut_off(end) and self.generates
-
-    def failed(self, output: OutputItems, earlier: "EarlierRounds", code: str, message: str) -> Json:
-        """The response up to a fault."""
-        done = [*earlier.items, *(item.body("incomplete") for item in output.items)]
-        return self._body("failed", done) | {"error": {"code": code, "message": message}}
-
-    def _body(self, status: str, output: list[Json]) -> Json:
-        return {
-            **self.fields,
-            "object": "response",
-            "status": status,
-            "output": output,
-            "error": None,
-            "incomplete_details": None,
-            "completed_at": None,
-            "store": self.stored,
-            "usage": None,
-        }
-
-
-@dataclass(slots=True)
-class EarlierRounds:
-    """The earlier rounds of a response: items and token counts."""
-
-    items: list[Json] = field(default_factory=list)
-    usage: Usage = field(default_factory=Usage)
-
-    def add(self, output: OutputItems, end: Finished) -> None:
-        """Add a round that has ended."""
-        self.items += output.bodies(end)
-        self.usage += output.usage(end)
-
-
-_CALL_DELTAS: dict[ItemType, str] = {
-    "function_call": "response.function_call_arguments",
-    "custom_tool_call": "response.custom_tool_call_input",
-    "mcp_call": "response.mcp_call_arguments",
-}
-
-
-def _is_whole(item: OutputItem) -> bool:
-    """Return whether an item is a call that has no deltas: it is sent when it is complete."""
-    return item.is_call and item.type not in _CALL_DELTAS
-
-
-def _delta_kind(item: OutputItem) -> str:
-    """Return the type of an item's events without ``.delta`` or ``.done``."""
-    if item.is_call:
-        return _CALL_DELTAS[item.type]
-    text = "reasoning_summary_text" if item.part_type == "summary_text" else item.part_type
-    return f"response.{text}"
-
-
-def _part_kind(item: OutputItem) -> str:
-    """Return the type of the events of an item's part without ``.added`` or ``.done``."""
-    part = "reasoning_summary_part" if item.part_type == "summary_text" else "content_part"
-    return f"response.{part}"
-
-
-class ResponseWriter(Writer):
-    """Writes a response. `prefill`: the content that the prompt has begun. `lead`: finished items before the output."""
-
     def __init__(
-        self, frame: ResponseFrame, output: OutputItems, *, prefill: str = "", lead: Sequence[Json] = ()
+        self,
+        fields: Json,
+        parser: NewParser,
+        form: OutputForm = OutputForm(),
+        *,
+        prefill: str = "",
+        lead: Sequence[Json] = (),
     ) -> None:
-        self._frame = frame
-        self._output = output
-        self._prefill = prefill
-        self._lead = lead
-        self._earlier = EarlierRounds(list(lead))
-        self._end: Finished | None = None
+        super().__init__(parser, form.server_tools)
+        self._fields, self._form, self._prefill, self._lead = fields, form, prefill, lead
+        self._before = list(lead)  # the finished items before this round
+        self._items: list[OutputItem] = []  # of this round
+        self._shown: dict[int, OutputItem] = {}  # by the identity of the message's item
+        self._blank: list[Delta] = []  # white space that a text has begun with
         self._n_events = 0
         self._open: OutputItem | None = None
         self._head = b""  # the bytes before a delta of the open item
 
-    @property
-    def end(self) -> Finished:
-        """The end of the current round."""
-        assert self._end is not None, "the response has not finished"
-        return self._end
-
     @cached_property
     def final(self) -> Json:
         """The finished response."""
-        return self._frame.finished(self._output, self.end, self._earlier)
+        incomplete = self.is_cut_off and self._form.generates
+        body = self._response("incomplete" if incomplete else "completed", [*self._before, *self._finished_items()])
+        details = {"reason": "max_output_tokens"} if incomplete else None
+        return body | {
+            "completed_at": int(time.time()),
+            "usage": self.usage.responses(),
+            "incomplete_details": details,
+        }
+
+    def _response(self, status: str, output: Sequence[Json]) -> Json:
+        return response_body(self._fields, status, output, stored=self._form.stored)
+
+    def _finished_items(self) -> list[Json]:
+        """Return every item of the round; if a limit cut the round off, the last one is incomplete."""
+        last = self._last_status
+        return [item.body("completed" if item is not self._items[-1] else last) for item in self._items]
 
     @property
-    def n_predicted(self) -> int:
-        """Tokens that were generated so far."""
-        return self._earlier.usage.completion + self.end.n_predicted
+    def _last_status(self) -> ItemStatus:
+        return "incomplete" if self.is_cut_off else "completed"
 
-    @property
-    def n_items(self) -> int:
-        """Items of the output so far."""
-        return len(self._earlier.items) + len(self._output.items)
-
-    def next_round(self, output: OutputItems) -> None:
+    def next_round(self, parser: NewParser) -> None:
         """Continue with another round of generation."""
-        self._earlier.add(self._output, self.end)
-        self._output, self._end, self._prefill = output, None, ""
+        self._before += self._finished_items()
+        self._items, self._prefill = [], ""
+        super().next_round(parser)
 
-    def server_calls(self) -> list[ServerCall]:
-        """The calls of the round for this server; none where a limit cut the round off."""
-        calls = self._server_items() if not cut_off(self.end) else []
-        return [ServerCall(item.call_id, item.said.name, item.text) for item in calls]
+    def call_id(self, item: Item) -> str:
+        """See `RoundWriter`."""
+        return self._shown[id(item)].call_id
 
     def completed(self, call: ServerCall, outcome: Outcome) -> list[bytes]:
-        """Take the outcome of a call; return its events."""
+        """See `RoundWriter`."""
         item = next(item for item in self._server_items() if item.call_id == call.id)
         item.outcome = outcome_fields(outcome)
-        return self._ended(item)
-
-    @property
-    def waits_for_client(self) -> bool:
-        """Whether the client has to execute or to approve calls."""
-        return any(item.is_call and item.type != "mcp_call" for item in self._output.items)
-
-    def message(self) -> Message:
-        """The round as a message of the conversation."""
-        return self._output.message()
+        kind = "completed" if item.outcome["status"] == "completed" else "failed"
+        return [self._event(f"response.mcp_call.{kind}", item.place), self._item("done", item, "completed")]
 
     def _server_items(self) -> list[OutputItem]:
-        return [item for item in self._output.items if item.type == "mcp_call"]
+        return [item for item in self._items if item.type == "mcp_call"]
 
     def body(self) -> Json:
         """Return the whole response, after it has finished."""
@@ -432,35 +264,31 @@ class ResponseWriter(Writer):
         """The events that follow from one of the engine's."""
         match event:
             case Text():
-                return self._timed(self._added(self._output.feed(event)), event)
+                return self._timed(self._written(self.said.feed(event)), event)
             case Started():
-                return self._begin() + self._added(self._output.begin(self._prefill))
+                return self._begin() + self._written(self.said.begin(self._prefill))
             case Progress():
                 begun = self._begin()
                 return [*begun, self._event("response.in_progress", self._begun() | wire.progress(event))]
             case Finished():
-                self._end = event
-                return self._begin() + self._added(self._output.finish(event)) + self._close(last_status(event))
+                written = self._begin() + self._written(self.said.finish(event)) + self._rest_of_input()
+                if not self._items and self.said.items:  # nothing but white space
+                    only = self.said.items[0]
+                    written += self._added(self._new_item(only), only.text)
+                return written + self._close(self._last_status)
         return []
 
     def finish(self) -> list[bytes]:
         """Return the last events, after the response has finished."""
         not_made = [self._item("done", item, "incomplete") for item in self._server_items() if item.outcome is None]
-        last = {"response": self.final, "timings": wire.timings(self.end.timings)}
+        last = {"response": self.final, "timings": wire.timings(self.said.finished.timings)}
         return [*not_made, self._event(f"response.{self.final['status']}", last)]
 
     def failure(self, status: int, body: Json) -> bytes:
-        """Return the end of a failed stream: an HTTP `status`, and a `body` with ``message``, ``type``, ``param``.
-
-        Agents act on the code: Codex shortens its conversation on one, waits on another and retries on any other
-        except ``invalid_prompt``, which ends its turn (codex-rs/codex-api/src/sse/responses.rs).
-        """
-        error = body["error"]
-        code, message = _code(status, error), error.get("message", "")
-        begun = self._begin()
-        last = self._event("error", {"code": code, "message": message, "param": error.get("param")})
-        failed = {"response": self._frame.failed(self._output, self._earlier, code, message)}
-        return b"".join([*begun, last, self._event("response.failed", failed)])
+        """Return the end of a failed stream: an HTTP `status`, and a `body` with ``message``, ``type``, ``param``."""
+        begun = b"".join(self._begin())
+        done = [*self._before, *(item.body("incomplete") for item in self._items)]
+        return begun + _failed(status, body, self._response("failed", done), self._n_events)
 
     def ping(self) -> bytes:
         """Return a keep-alive event: clients such as Codex have a timeout for events, and comments don't reset it. This
@@ -490,48 +318,73 @@ class ResponseWriter(Writer):
         return [*events, self._event("response.output_item.done", {"output_index": index, "item": item})]
 
     def _begun(self) -> Json:
-        return {"response": self._frame.begun()}
+        return {"response": self._response("in_progress", [])}
 
-    def _added(self, additions: list[Addition]) -> list[bytes]:
-        events = []
-        for addition in additions if self.streams else ():
-            if addition.item is not self._open:
-                events += self._close("completed") + self._start(addition.item)
-            if addition.text and not _is_whole(addition.item):
-                events.append(self._delta(addition))
-        return events
+    def _written(self, deltas: Sequence[Delta]) -> list[bytes]:
+        return [event for delta in deltas for event in self._delta(delta)]
+
+    def _delta(self, delta: Delta) -> Iterator[bytes]:
+        item, text, tokens = self._shown.get(id(delta.item)), delta.text, delta.logprobs
+        if item is None:
+            if delta.item.kind is Kind.TEXT:
+                self._blank = [*([] if delta.begins else self._blank), delta]
+                text = "".join(each.text for each in self._blank)
+                if not text.strip():
+                    return
+                tokens = [token for each in self._blank for token in each.logprobs]
+            yield from self._rest_of_input()
+            item = self._new_item(delta.item)
+        yield from self._added(item, item.custom.feed(text) if item.type == "custom_tool_call" else text, tokens)
+
+    def _rest_of_input(self) -> list[bytes]:
+        """Return the events of a custom tool's input that ends with its item."""
+        last = self._items[-1] if self._items else None
+        if last is None or last.type != "custom_tool_call":
+            return []
+        rest = last.custom.finish(last.said.text)
+        return self._added(last, rest) if rest else []
+
+    def _new_item(self, said: Item) -> OutputItem:
+        item = self._shown[id(said)] = OutputItem(said, len(self._before) + len(self._items), self._form)
+        self._items.append(item)
+        return item
+
+    def _added(self, item: OutputItem, text: str, tokens: Sequence[TokenLogprob] = ()) -> list[bytes]:
+        """Return the events of more text of an item, "" if it begins without."""
+        if not self.streams:
+            return []
+        events = [] if item is self._open else self._close("completed") + self._start(item)
+        if not text or not item.delta_kind:
+            return events
+        logprobs = b""
+        if item.type == "message":
+            logprobs = b',"logprobs":' + (orjson.dumps(item.shown_logprobs(tokens)) if tokens else b"[]")
+        number = b',"sequence_number":%d}\n\n' % self._number()
+        return [*events, self._head + orjson.dumps(text) + logprobs + number]
 
     def _start(self, item: OutputItem) -> list[bytes]:
         self._open = item
-        if _is_whole(item):
+        if not item.delta_kind:
             return [self._item("added", item, "in_progress")]
-        kind = f"{_delta_kind(item)}.delta"
-        place = {"type": kind, **self._place(item)}
+        kind = f"{item.delta_kind}.delta"
+        place = {"type": kind, **item.place}
         self._head = b"event: " + kind.encode() + b"\ndata: " + orjson.dumps(place)[:-1] + b',"delta":'
         added = {"output_index": item.index, "item": item.body("in_progress") | _EMPTY[item.type]}
         events = [self._event("response.output_item.added", added)]
         if item.type == "mcp_call":
-            events.append(self._event("response.mcp_call.in_progress", self._place(item)))
+            events.append(self._event("response.mcp_call.in_progress", item.place))
         if not item.is_call:
             part = item.part() | {"text": ""} | ({"logprobs": []} if item.type == "message" else {})
-            events.append(self._event(f"{_part_kind(item)}.added", self._place(item) | {"part": part}))
+            events.append(self._event(f"{item.part_kind}.added", item.place | {"part": part}))
         return events
-
-    def _delta(self, addition: Addition) -> bytes:
-        logprobs = b""
-        if addition.item.type == "message":
-            logprobs = b',"logprobs":' + (orjson.dumps(addition.logprobs) if addition.logprobs else b"[]")
-        number = b',"sequence_number":%d}\n\n' % self._number()
-        return self._head + orjson.dumps(addition.text) + logprobs + number
 
     def _close(self, status: ItemStatus) -> list[bytes]:
         item, self._open = self._open, None
         if item is None:
             return []
-        place = self._place(item)
-        if _is_whole(item):
+        if not item.delta_kind:
             return [*self._commands(item, status), self._item("done", item, status)]
-        done = f"{_delta_kind(item)}.done"
+        done, place = f"{item.delta_kind}.done", item.place
         if item.type == "mcp_call":  # the item is done when the call is made
             return [self._event(done, place | {"arguments": item.text})]
         if item.is_call:
@@ -543,7 +396,7 @@ class ResponseWriter(Writer):
             text = {"text": item.text} | ({"logprobs": item.logprobs} if item.type == "message" else {})
             events = [
                 self._event(done, place | text),
-                self._event(f"{_part_kind(item)}.done", place | {"part": item.part()}),
+                self._event(f"{item.part_kind}.done", place | {"part": item.part()}),
             ]
         return [*events, self._item("done", item, status)]
 
@@ -552,27 +405,18 @@ class ResponseWriter(Writer):
 
     def _commands(self, item: OutputItem, status: ItemStatus) -> list[bytes]:
         """The events of a shell call's commands, once they are complete; other calls of `tool_types` have none."""
-        events = []
-        for number, command in enumerate(item.body(status)["action"]["commands"] if item.type == "shell_call" else ()):
-            place = {"output_index": item.index, "command_index": number}
+        commands = item.body(status)["action"]["commands"] if item.type == "shell_call" else ()
+        return [
+            self._event(
+                f"response.shell_call_command.{kind}", {"output_index": item.index, "command_index": number, **members}
+            )
+            for number, command in enumerate(commands)
             for kind, members in (
                 ("added", {"command": ""}),
                 ("delta", {"delta": command}),
                 ("done", {"command": command}),
-            ):
-                events.append(self._event(f"response.shell_call_command.{kind}", place | members))
-        return events
-
-    def _ended(self, item: OutputItem) -> list[bytes]:
-        kind = "completed" if (item.outcome or {}).get("status") == "completed" else "failed"
-        return [self._event(f"response.mcp_call.{kind}", self._place(item)), self._item("done", item, "completed")]
-
-    @staticmethod
-    def _place(item: OutputItem) -> Json:
-        place: Json = {"item_id": item.id, "output_index": item.index}
-        if item.is_call:
-            return place
-        return place | {"summary_index" if item.part_type == "summary_text" else "content_index": 0}
+            )
+        ]
 
     @staticmethod
     def _timed(events: list[bytes], event: Text) -> list[bytes]:
@@ -585,8 +429,7 @@ class ResponseWriter(Writer):
     def _event(self, kind: str, body: Json) -> bytes:
         if not self.streams:
             return b""
-        data = orjson.dumps({"type": kind, "sequence_number": self._number(), **body})
-        return b"event: " + kind.encode() + b"\ndata: " + data + b"\n\n"
+        return wire.typed_event({"type": kind, "sequence_number": self._number(), **body})
 
     def _number(self) -> int:
         self._n_events += 1
@@ -599,24 +442,24 @@ EARLY_PING = wire.typed_event({"type": "keepalive"})
 
 def failed_early(status: int, body: Json) -> bytes:
     """Return the end of a stream that failed before its first event."""
+    return _failed(status, body, {"object": "response", "status": "failed", "output": []}, 0)
+
+
+def _failed(status: int, body: Json, response: Json, number: int) -> bytes:
+    """Return the last two events of a stream, numbered from `number`.
+
+    Agents act on the code: Codex shortens its conversation on one, waits on another and retries on any other except
+    ``invalid_prompt``, which ends its turn (codex-rs/codex-api/src/sse/responses.rs).
+    """
     error = body["error"]
-    code, message = _code(status, error), error.get("message", "")
-    last = {"type": "error", "sequence_number": 0, "code": code, "message": message, "param": error.get("param")}
-    response = {"object": "response", "status": "failed", "output": [], "error": {"code": code, "message": message}}
-    failed = {"type": "response.failed", "sequence_number": 1, "response": response}
+    shown = {"code": error_code(status, error), "message": error.get("message", "")}
+    last = {"type": "error", "sequence_number": number, **shown, "param": error.get("param")}
+    failed = {"type": "response.failed", "sequence_number": number + 1, "response": {**response, "error": shown}}
     return wire.typed_event(last) + wire.typed_event(failed)
 
 
-_EMPTY: dict[ItemType, Json] = {
-    "message": {},
-    "reasoning": {},
-    "function_call": {"arguments": ""},
-    "custom_tool_call": {"input": ""},
-    "mcp_call": {"arguments": ""},
-}
-
-
-def _code(status: int, error: Mapping[str, Any]) -> str:
+def error_code(status: int, error: Mapping[str, Any]) -> str:
+    """Return the code of a response's error."""
     if error.get("type") == "exceed_context_size_error":
         return CONTEXT_EXCEEDED
     if status == HTTPStatus.TOO_MANY_REQUESTS:

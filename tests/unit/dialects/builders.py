@@ -11,7 +11,7 @@ import orjson
 from server.chat.conversation import Conversation, ReasoningSettings, Tools
 from server.chat.prepare import decide
 from server.chat.prompt import Prompt, ReasoningBudget
-from server.dialects.chat.parse import read_tools
+from server.dialects.chat.parse import ChatTools
 from server.dialects.common import Header
 from server.dialects.constraints import ConstraintFields, read_shape
 from server.dialects.fields import parse
@@ -162,7 +162,7 @@ def answer_of(
 
 def tools_of(tools: object, choice: object = None, parallel: bool | None = None) -> Tools:
     """A chat's tools, without those that are skipped."""
-    return read_tools(tools, choice, parallel, []).tools
+    return ChatTools(tools).finish(choice, parallel, [])
 
 
 class Scripted:

@@ -20,8 +20,7 @@ from server.dialects.native.tokens import read_detokenize, read_tokenize
 from server.dialects.ollama.parse import parse_chat as read_ollama_chat
 from server.dialects.ollama.parse import parse_generate
 from server.dialects.responses.parse import parse_response
-from server.dialects.vectors.embeddings import read_embeddings
-from server.dialects.vectors.rerank import read_rerank
+from server.dialects.vectors import read_embeddings, read_rerank
 from server.errors import InvalidRequest
 
 Read = Callable[[dict[str, Any]], object]

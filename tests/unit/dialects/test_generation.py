@@ -3,16 +3,21 @@ from typing import Any
 import pytest
 
 from server.dialects.fields import parse
-from server.dialects.generation import GenerationFields, engine_request
+from server.dialects.generation import GenerationFields, prompt_requests
 from server.engine.lora import Adapter
+from server.engine.media import MediaPrompt
 from server.engine.request import Request
 from server.errors import InvalidRequest
 from tests.unit.dialects.builders import make_model
 
 
 def request(*, n_predict: int = -1, **fields: object) -> Request:
-    model: Any = make_model(n_predict=n_predict)
-    return engine_request(parse(GenerationFields, fields), model, request_id="r", prompt=[1, 2])
+    return made(fields, make_model(n_predict=n_predict))
+
+
+def made(fields: dict[str, object], model: Any) -> Request:
+    (found,) = prompt_requests(parse(GenerationFields, fields), model, "r", [MediaPrompt([1, 2])])
+    return found
 
 
 def refused(**fields: Any) -> InvalidRequest:
@@ -25,9 +30,7 @@ def test_the_names_of_the_token_limit_have_llama_servers_precedence() -> None:
     assert request().max_tokens == -1
     assert request(max_tokens=3).max_tokens == 3
     assert request(max_tokens=3, max_completion_tokens=4).max_tokens == 4
-    model: Any = make_model()
-    body = parse(GenerationFields, {"max_tokens": 3, "max_completion_tokens": 4, "n_predict": 0})
-    assert engine_request(body, model, request_id="r", prompt=[1]).max_tokens == 0
+    assert made({"max_tokens": 3, "max_completion_tokens": 4, "n_predict": 0}, make_model()).max_tokens == 0
 
 
 @pytest.mark.parametrize(("stop", "expected"), [("a", ("a",)), (["a", "", "b"], ("a", "b")), ("", ()), (None, ())])
@@ -49,10 +52,7 @@ ADAPTERS = (Adapter(0, "a.gguf", 1.0), Adapter(1, "b.gguf", 1.0))
     ],
 )
 def test_lora_names_the_adapters_that_are_on(lora: object, expected: object) -> None:
-    model: Any = make_model(adapters=ADAPTERS)
-    assert (
-        engine_request(parse(GenerationFields, {"lora": lora}), model, request_id="r", prompt=[1]).adapters == expected
-    )
+    assert made({"lora": lora}, make_model(adapters=ADAPTERS)).adapters == expected
 
 
 def test_the_rest_of_the_fields_reaches_the_engine() -> None:

@@ -8,12 +8,10 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.chat.assembler import Assembler
 from server.dialects.chat.write import ChatWriter
 from server.dialects.messages.write import MessageWriter
-from server.dialects.ollama.write import LastLine, OllamaWriter, Reply
-from server.dialects.responses.tools import ClientTools
-from server.dialects.responses.write import OutputItems, ResponseFrame, ResponseWriter
+from server.dialects.ollama.write import OllamaWriter, Reply
+from server.dialects.responses.write import ResponseWriter
 from server.engine.request import Event
 from server.formats.parsing.pieces import ContentText, Piece, Reasoning, ToolCallArguments, ToolCallBegin
 from tests.unit.dialects.builders import HEADER, finished, started, text
@@ -150,13 +148,10 @@ def added(writer: Any, events: list[Event]) -> None:
 @given(turns())
 def test_every_format_says_the_same(pieces: list[list[Piece]]) -> None:
     events: list[Event] = [started(), *(text("x") for _ in pieces[:-1]), finished()]
-    words, frame, ending = Reply("demo", chat=True), ResponseFrame({"id": "r"}), LastLine(0.0, 0.0)
+    words, fields = Reply("demo", chat=True), {"id": "r"}
 
     def script() -> Script:
         return Script(pieces)
-
-    def output() -> OutputItems:
-        return OutputItems(Assembler(script()), ClientTools())
 
     chat, streamed = ChatWriter(HEADER, script), ChatWriter(HEADER, script)
     added(chat, events)
@@ -169,14 +164,14 @@ def test_every_format_says_the_same(pieces: list[list[Piece]]) -> None:
     assert of_message(orjson.loads(orjson.dumps(message.body()))) == wanted
     assert message_stream(fed(MessageWriter(HEADER, script), events)) == wanted
 
-    response, response_streamed = ResponseWriter(frame, output()), ResponseWriter(frame, output())
+    response, response_streamed = ResponseWriter(fields, script), ResponseWriter(fields, script)
     added(response, events)
     assert of_response(response.body()) == wanted
     assert response_stream([*fed(response_streamed, events), *response_streamed.finish()]) == wanted
 
     unnamed = (*wanted[:2], [("", name, arguments) for _, name, arguments in wanted[2]])
-    whole = OllamaWriter(words, script, ending)
+    whole = OllamaWriter(words, script, began=0.0, loaded=0.0)
     added(whole, events)
     assert of_ollama([orjson.loads(orjson.dumps(whole.body()))]) == unnamed
-    lines = fed(OllamaWriter(words, script, ending), events)
+    lines = fed(OllamaWriter(words, script, began=0.0, loaded=0.0), events)
     assert of_ollama([orjson.loads(line) for line in lines]) == unnamed

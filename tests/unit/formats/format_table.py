@@ -97,7 +97,7 @@ def _types() -> str:
     for kind, row, call, output in (*own, *claudes):
         rows.append(f"| {kind} | `{row.name}`: {_parameters(row)} | `{call}` | `{output}` |")
     for kind, toolset in TOOLSETS.items():
-        members = ", ".join(f"`{name}`" for name in toolset.members)
+        members = ", ".join(f"`{name}`" for name in toolset.functions)
         rows.append(f"| `{kind}` | `{toolset.name}__...`: {members} | `tool_use` | `tool_result` |")
     left_out = ", ".join(f"`{kind}`" for kind in SERVERS)
     rows += ["", f"Left out, since only the provider's servers execute them, in any version: {left_out}."]

@@ -3,8 +3,6 @@
 import base64
 import threading
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
-from types import SimpleNamespace
 
 import pytest
 
@@ -14,19 +12,15 @@ from server.media.decode import Decoder
 from server.media.document import DocumentHints
 from server.media.fetch import AllowedHosts, MediaFetcher
 from server.media.header import Unreadable
-from server.media.loader import MAX_FILES, MAX_LINKS, MediaLoader, inline
-from server.media.source import MediaUrl, Source
+from server.media.loader import MAX_FILES, MAX_LINKS, MediaLoader, Senses, inline
+from server.media.source import Media, MediaUrl, Source
 from tests.media_files import media_file, png
 
-READER = SimpleNamespace(sample_rate=0, kinds=frozenset({"image"}))
+READER = Senses(frozenset({"image"}))
 
 
-@dataclass(frozen=True)
-class Shown:
-    source: Source | None
-    at: str = "here"
-    spare: bool = False
-    kind: str = "image"
+def shown(source: Source | None, at: str = "here", *, spare: bool = False) -> Media:
+    return Media("image", at=at, source=source, spare=spare)
 
 
 class Counting(Decoder):
@@ -74,22 +68,22 @@ def as_url(data: bytes) -> MediaUrl:
 
 
 async def test_what_is_the_same_is_decoded_once(sight: MediaLoader, decoder: Counting) -> None:
-    seen = await sight.see([Shown(as_url(b"a")), Shown(b"b"), Shown(as_url(b"a")), Shown(None), Shown(b"b")], READER)
+    seen = await sight.see([shown(as_url(b"a")), shown(b"b"), shown(as_url(b"a")), shown(None), shown(b"b")], READER)
     assert sorted(decoder.decoded) == [b"a", b"b"]
     assert set(seen) == {as_url(b"a"), b"b"}
 
 
 async def test_the_first_that_can_not_be_read_is_named(sight: MediaLoader) -> None:
     with pytest.raises(InvalidRequest, match=r"^x: Failed to load image or audio file: it is bad$") as caught:
-        await sight.see([Shown(as_url(b"bad"), "x")], READER)
+        await sight.see([shown(as_url(b"bad"), "x")], READER)
     assert caught.value.param == "x"
 
 
 async def test_a_request_has_so_many_files_and_addresses_and_no_more(sight: MediaLoader) -> None:
     with pytest.raises(InvalidRequest, match=f"at most {MAX_FILES} files"):
-        await sight.see([Shown(str(n).encode()) for n in range(MAX_FILES + 1)], READER)
+        await sight.see([shown(str(n).encode()) for n in range(MAX_FILES + 1)], READER)
     with pytest.raises(InvalidRequest, match=f"at most {MAX_LINKS} addresses"):
-        await sight.see([Shown(MediaUrl(f"http://a/{n}")) for n in range(MAX_LINKS + 1)], READER)
+        await sight.see([shown(MediaUrl(f"http://a/{n}")) for n in range(MAX_LINKS + 1)], READER)
 
 
 async def test_what_all_take_together_is_counted_before_the_rest_is_decoded(
@@ -97,7 +91,7 @@ async def test_what_all_take_together_is_counted_before_the_rest_is_decoded(
 ) -> None:
     monkeypatch.setattr("server.media.loader.MAX_DECODED_BYTES", 2500)
     with pytest.raises(InvalidRequest, match="2500 bytes after decoding"):
-        await sight.see([Shown(b"large%d" % n) for n in range(100)], READER)
+        await sight.see([shown(b"large%d" % n) for n in range(100)], READER)
     assert len(decoder.decoded) < 20
 
 
@@ -105,12 +99,12 @@ async def test_what_all_requests_take_together_is_bounded_and_given_back(
     sight: MediaLoader, decoder: Counting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("server.media.loader.MAX_HELD_BYTES", 2000)
-    held = [await sight.see([Shown(b"large%d" % n)], READER) for n in range(2)]
+    held = [await sight.see([shown(b"large%d" % n)], READER) for n in range(2)]
     with pytest.raises(MediaFull, match="retry in 1 s"):
-        await sight.see([Shown(b"another", spare=True)], READER)
+        await sight.see([shown(b"another", spare=True)], READER)
     assert len(decoder.decoded) == 2
     del held[0]  # the thread that decoded the last one may still hold it
-    assert await sight.see([Shown(b"another")], READER)
+    assert await sight.see([shown(b"another")], READER)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +127,7 @@ async def test_a_real_decoder_is_warm_before_it_is_asked() -> None:
     decoder = Decoder("server.llama.pictures:answerer")
     sight = MediaLoader(decoder, MediaFetcher(AllowedHosts()))
     sight.warm()
-    seen = await sight.see([Shown(media_file("tiny.png"), "a"), Shown(png(3, 2), "b")], READER)
+    seen = await sight.see([shown(media_file("tiny.png"), "a"), shown(png(3, 2), "b")], READER)
     assert sorted((bitmap.width, bitmap.height) for found in seen.values() for bitmap in bitmaps_of(found)) == [
         (3, 2),
         (16, 12),
@@ -142,13 +136,13 @@ async def test_a_real_decoder_is_warm_before_it_is_asked() -> None:
 
 
 async def test_what_may_be_left_out_is_where_it_can_not_be_had(sight: MediaLoader) -> None:
-    lost, kept = Shown(b"bad", spare=True), Shown(b"good")
+    lost, kept = shown(b"bad", spare=True), shown(b"good")
     assert list(await sight.see([lost, kept], READER)) == [b"good"]
     with pytest.raises(InvalidRequest, match="it is bad"):
-        await sight.see([lost, Shown(b"bad")], READER)
+        await sight.see([lost, shown(b"bad")], READER)
 
 
 async def test_beyond_the_limit_the_oldest_that_may_be_left_out_are(sight: MediaLoader) -> None:
-    old = [Shown(b"%d" % n, spare=True) for n in range(MAX_FILES)]
-    seen = await sight.see([*old, Shown(b"new")], READER)
+    old = [shown(b"%d" % n, spare=True) for n in range(MAX_FILES)]
+    seen = await sight.see([*old, shown(b"new")], READER)
     assert list(seen) == [*(b"%d" % n for n in range(1, MAX_FILES)), b"new"]

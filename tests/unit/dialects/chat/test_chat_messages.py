@@ -2,6 +2,7 @@ import pytest
 
 from server.chat.conversation import Call, Message, TextPart, Tool
 from server.dialects.chat.parse import read_messages
+from server.dialects.warnings import Omitted
 from tests.unit.dialects.builders import tools_of
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -21,15 +22,15 @@ def test_tools_get_llama_servers_form() -> None:
 
 
 def test_what_no_model_can_be_shown_is_skipped_and_told() -> None:
-    warnings: list[str] = []
+    omitted = Omitted()
     calls = [{"type": None, **{key: CALL[key] for key in ("id", "function")}}, {"type": "web_search", "id": "c2"}]
     given = [user([{"type": "odd"}, {"type": "text", "text": "a"}]), {"role": "assistant", "tool_calls": calls}]
-    assert read_messages([*given, {"role": "assistant"}], warnings) == [
+    assert read_messages([*given, {"role": "assistant"}], omitted) == [
         Message("user", (TextPart("a"),)),
         Message("assistant", calls=(Call("f", "{}", "c1"),)),
         Message("assistant"),
     ]
-    assert warnings == ["parts of type 'odd' are left out", "tool calls of type 'web_search' are left out"]
+    assert omitted.warnings() == ["parts of type 'odd' are left out", "tool calls of type 'web_search' are left out"]
 
 
 @pytest.mark.parametrize(

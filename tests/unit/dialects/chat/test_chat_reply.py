@@ -1,7 +1,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from server.dialects.chat.write import ChatReplyOptions, ChatWriter
+from server.dialects.chat.write import ChatWriter
 from server.engine.request import Event, Progress
 from server.formats.parsing.pieces import ContentText, Piece, Reasoning, ToolCallArguments, ToolCallBegin
 from tests.unit.dialects.builders import HEADER, Scripted, chunks, finished, logprob, started, text
@@ -47,11 +47,11 @@ def test_logprobs_without_any_text_get_a_chunk_of_their_own() -> None:
 
 
 def test_a_custom_tools_call_has_its_input_as_it_was_meant() -> None:
-    words = ChatReplyOptions(custom=frozenset({"patch"}))
+    custom = frozenset({"patch"})
     events = (started(), text("call"), text("args"), text("patch"), text("patched"), text("raw"), finished())
     reply, stream = (
-        ChatWriter(HEADER, ScriptedParser, options=words),
-        ChatWriter(HEADER, ScriptedParser, include_usage=False, options=words),
+        ChatWriter(HEADER, ScriptedParser, custom=custom),
+        ChatWriter(HEADER, ScriptedParser, include_usage=False, custom=custom),
     )
     for event in events:
         reply.feed(0, event)

@@ -37,7 +37,7 @@ def test_media_have_no_log_probabilities_and_stand_where_their_marker_is() -> No
     lists = PromptLists(echo(FakeVocab(), "x<m><m> y", prompt, "<m>"))
     lists.add([token(b"x", -1.0), None, None, None, token(b" ", -2.0), token(b"y", -3.0)])
     assert lists.complete
-    found = lists.followed_by()
+    found = lists.lists
     assert found["tokens"][1:] == ["x", "", "", "", " ", "y"]
     assert found["text_offset"] == [0, 0, 1, 4, 4, 7, 8]
     assert found["token_logprobs"] == [None, -1.0, None, None, None, -2.0, -3.0]

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from server.dialects.native.fim import Gap, fitting_extra
-from server.dialects.native.parse import infill_tokens, parse_infill
+from server.dialects.native.parse import parse_infill
 from tests.support.fakes import BOS
 from tests.unit.dialects.builders import make_model
 
@@ -13,7 +13,8 @@ SNIPPET = b"\n\n--- snippet ---\n\n"
 
 def tokens(model: Any = None, **body: object) -> list[int]:
     given = {"input_prefix": "ab", "input_suffix": "cd", **body}
-    return infill_tokens(parse_infill(given), model or make_model())
+    (prompt,) = parse_infill(given).tokens(model or make_model())
+    return prompt.tokens
 
 
 def test_further_files_come_first_in_the_pattern_of_the_vocabulary() -> None:

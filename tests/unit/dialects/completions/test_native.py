@@ -18,7 +18,7 @@ def requests(model: Any = None, **body: object) -> list[Request]:
 def settings(model: Any = None, **body: object) -> Body:
     generation = parse_native({"prompt": "a", **body}).generation(model or make_model())
     assert isinstance(generation.writer, NativeWriter)
-    found: Body = generation.writer._finals.final(0, finished())["generation_settings"]
+    found: Body = generation.writer.final(0, finished())["generation_settings"]
     return found
 
 

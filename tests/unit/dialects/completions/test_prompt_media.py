@@ -3,7 +3,7 @@
 import pytest
 
 from server.dialects.completions.prompt import prompt_text, read_prompt, read_prompts
-from server.dialects.vectors.embeddings import read_embeddings
+from server.dialects.vectors import read_embeddings
 from server.errors import InvalidRequest
 from server.media.bitmap import Bitmap
 from server.media.source import MediaUrl, Seen

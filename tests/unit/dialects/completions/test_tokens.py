@@ -2,17 +2,12 @@ import orjson
 import pytest
 
 from server.dialects.common import Json
-from server.dialects.native.tokens import detokenize, read_detokenize, read_tokenize, tokenize
-from tests.support.fakes import FakeVocab
+from server.dialects.native.tokens import read_tokenize
 from tests.unit.dialects.builders import make_model
 
 
 def tokens(**body: object) -> Json:
-    return tokenize(read_tokenize(body), make_model())
-
-
-def content(**body: object) -> Json:
-    return detokenize(read_detokenize(body), FakeVocab())
+    return read_tokenize(body).work(make_model(), {})
 
 
 def test_without_content_there_are_no_tokens() -> None:

@@ -3,11 +3,10 @@ from typing import Any
 import orjson
 import pytest
 
-from server.chat.conversation import Media, Message, TextPart, Tools, template_messages
-from server.dialects.messages.messages import read_conversation
-from server.dialects.messages.tools import read_tools
+from server.chat.conversation import Message, TextPart, Tools, template_messages
+from server.dialects.messages.parse import MessageTools, read_conversation
 from server.errors import InvalidRequest
-from server.media.source import MediaUrl, StoredFile
+from server.media.source import Media, MediaUrl, StoredFile
 
 Block = dict[str, Any]
 HI: Block = {"role": "user", "content": "Hi"}
@@ -16,7 +15,7 @@ HI: Block = {"role": "user", "content": "Hi"}
 def read(messages: object, system: object = None) -> tuple[list[Message], list[str]]:
     """The conversation, and what is left out."""
     warnings: list[str] = []
-    return read_conversation(system, messages, warnings, read_tools(None, None, warnings)), warnings
+    return read_conversation(system, messages, warnings, MessageTools()), warnings
 
 
 def shown(system: object, messages: object) -> list[dict[str, Any]]:
@@ -132,11 +131,11 @@ def test_media_are_named_so_that_claude_code_finds_the_block_and_leaves_it_out()
 def loaded(*messages: Block, tools: object = None, choice: object = None) -> tuple[list[str], Tools]:
     """The texts of a conversation, and the tools that may be called behind it."""
     warnings: list[str] = []
-    given = read_tools(tools, choice, warnings)
-    later = given
-    found = read_conversation(None, list(messages), warnings, later)
+    given = MessageTools(tools)
+    found = read_conversation(None, list(messages), warnings, given)
+    offered = given.finish(choice, None, warnings)
     assert warnings == []
-    return [message.text for message in found], given.tools()
+    return [message.text for message in found], offered
 
 
 FETCH: Block = {"name": "fetch", "description": "Gets it.", "input_schema": {"type": "object"}, "defer_loading": True}

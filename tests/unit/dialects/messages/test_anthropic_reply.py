@@ -7,8 +7,7 @@ import orjson
 import pytest
 
 from server.dialects.common import Header
-from server.dialects.messages.messages import read_conversation
-from server.dialects.messages.tools import read_tools
+from server.dialects.messages.parse import MessageTools, read_conversation
 from server.dialects.messages.write import MessageWriter
 from server.engine.request import Event, FinishReason
 from server.formats.arguments import object_text
@@ -52,9 +51,7 @@ def test_whatever_a_model_writes_can_be_sent_back(before: list[Piece], arguments
     pieces = [*before, ToolCallBegin(0, "c1", "f"), ToolCallArguments(0, arguments)]
     content = whole(lambda: Script(pieces), run(FinishReason.LIMIT), show_reasoning=show)["content"]
     warnings: list[str] = []
-    [message] = read_conversation(
-        None, [{"role": "assistant", "content": content}], warnings, read_tools(None, None, warnings)
-    )
+    [message] = read_conversation(None, [{"role": "assistant", "content": content}], warnings, MessageTools())
     assert warnings == []
     assert message.reasoning == "".join(piece.text for piece in before if isinstance(piece, Reasoning) and show)
     said = "".join(piece.text for piece in before if isinstance(piece, ContentText))

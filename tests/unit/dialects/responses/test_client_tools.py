@@ -8,11 +8,9 @@ import pytest
 from openai.types.responses import Response, ResponseOutputItem, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from server.chat.assembler import Assembler
 from server.chat.conversation import Call
 from server.dialects.responses.parse import ResponseRequest, parse_response
-from server.dialects.responses.tools import ClientTools
-from server.dialects.responses.write import OutputItems, ResponseFrame, ResponseWriter
+from server.dialects.responses.write import OutputForm, ResponseWriter
 from server.dialects.tool_types import RESPONSES
 from server.engine.request import Event, FinishReason
 from server.errors import InvalidRequest
@@ -55,8 +53,8 @@ def read(**fields: Any) -> ResponseRequest:
     return parse_response({"input": "hi", **fields})
 
 
-def output(tools: ClientTools, name: str, arguments: str) -> OutputItems:
-    """What comes of a call that a model writes in two pieces, followed by a text."""
+def writer(asked: ResponseRequest, name: str, arguments: str) -> ResponseWriter:
+    """Of a call that a model writes in two pieces, followed by a text."""
 
     class Parser(Scripted):
         SCRIPT: ClassVar[dict[str, list[Piece]]] = {
@@ -65,7 +63,7 @@ def output(tools: ClientTools, name: str, arguments: str) -> OutputItems:
             "text": [ContentText("done")],
         }
 
-    return OutputItems(Assembler(Parser()), tools)
+    return ResponseWriter({**FIELDS, "tools": asked.shown_tools}, Parser, OutputForm(asked.names))
 
 
 def feeds(reason: FinishReason) -> Sequence[Event]:
@@ -73,8 +71,8 @@ def feeds(reason: FinishReason) -> Sequence[Event]:
     return (started(), text("call"), text("more"), *rest, finished(reason=reason))
 
 
-def whole(tools: ClientTools, name: str, arguments: str, reason: FinishReason = FinishReason.EOS) -> dict[str, Any]:
-    reply = ResponseWriter(ResponseFrame({**FIELDS, "tools": tools.shown}), output(tools, name, arguments))
+def whole(asked: ResponseRequest, name: str, arguments: str, reason: FinishReason = FinishReason.EOS) -> dict[str, Any]:
+    reply = writer(asked, name, arguments)
     for event in feeds(reason):
         reply.feed(0, event)
     body = orjson.loads(orjson.dumps(reply.body()))
@@ -85,9 +83,9 @@ def whole(tools: ClientTools, name: str, arguments: str, reason: FinishReason = 
 
 
 def streamed(
-    tools: ClientTools, name: str, arguments: str, reason: FinishReason = FinishReason.EOS
+    asked: ResponseRequest, name: str, arguments: str, reason: FinishReason = FinishReason.EOS
 ) -> list[dict[str, Any]]:
-    stream = ResponseWriter(ResponseFrame({**FIELDS, "tools": tools.shown}), output(tools, name, arguments))
+    stream = writer(asked, name, arguments)
     raw = [chunk for event in feeds(reason) for chunk in stream.feed(0, event)] + stream.finish()
     events = [orjson.loads(each.split(b"\ndata: ")[1]) for each in raw]
     for event in events:
@@ -97,10 +95,10 @@ def streamed(
 
 @pytest.mark.parametrize("name", CALLS)
 def test_a_call_is_the_item_that_the_client_expects_and_goes_back_as_it_was(name: str) -> None:
-    tools = read(tools=TOOLS).tools
+    asked = read(tools=TOOLS)
     arguments, members = CALLS[name]
     written = orjson.dumps(arguments).decode()
-    item = whole(tools, name, written)
+    item = whole(asked, name, written)
     assert item == {
         "id": item["id"],
         "type": RESPONSES[name].call,
@@ -109,7 +107,7 @@ def test_a_call_is_the_item_that_the_client_expects_and_goes_back_as_it_was(name
         **members,
     }
     assert item["id"].startswith(RESPONSES[name].prefix)
-    events = streamed(tools, name, written)
+    events = streamed(asked, name, written)
     added, done = (
         next(each["item"] for each in events if each["type"] == f"response.output_item.{state}")
         for state in ("added", "done")
@@ -122,8 +120,8 @@ def test_a_call_is_the_item_that_the_client_expects_and_goes_back_as_it_was(name
 
 
 def test_a_shells_commands_have_events_of_their_own() -> None:
-    tools = read(tools=TOOLS).tools
-    events = streamed(tools, "shell", '{"commands": ["ls", "pwd"]}')
+    asked = read(tools=TOOLS)
+    events = streamed(asked, "shell", '{"commands": ["ls", "pwd"]}')
     told = [event for event in events if "shell_call_command" in event["type"]]
     assert [(event["type"].rpartition(".")[2], event["command_index"]) for event in told] == [
         (kind, number) for number in (0, 1) for kind in ("added", "delta", "done")
@@ -167,10 +165,10 @@ def test_what_only_the_providers_servers_execute_is_left_out_wherever_it_is(tool
 
 
 def test_the_preview_of_the_computer_has_one_action() -> None:
-    tools = read(
+    asked = read(
         tools=[{"type": "computer_use_preview", "display_width": 1, "display_height": 1, "environment": "linux"}]
-    ).tools
-    item = whole(tools, "computer", '{"action": {"type": "wait"}}')
+    )
+    item = whole(asked, "computer", '{"action": {"type": "wait"}}')
     assert item.items() >= {"type": "computer_call", "action": {"type": "wait"}}.items()
     back = read(input=[{"role": "user", "content": "hi"}, item]).conversation.messages[1]
     assert back.calls == (Call("computer", '{"action": {"type": "wait"}}', "c1"),)

@@ -2,11 +2,11 @@ from typing import Any
 
 import pytest
 
-from server.chat.conversation import Media, Message, TextPart, template_messages
+from server.chat.conversation import Message, TextPart, template_messages
 from server.dialects.responses import input as responses_input
 from server.dialects.responses.input import History, read_input
 from server.errors import InvalidRequest
-from server.media.source import MediaUrl, StoredFile
+from server.media.source import Media, MediaUrl, StoredFile
 
 
 def output_text(text: str) -> dict[str, Any]:

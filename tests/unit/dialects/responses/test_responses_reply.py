@@ -7,15 +7,13 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from server.chat.assembler import Assembler
-from server.dialects.responses.tools import ClientTools
-from server.dialects.responses.write import OutputItems, ResponseFrame, ResponseWriter
+from server.dialects.responses.write import OutputForm, ResponseWriter
 from server.dialects.tools import ClientName
 from server.engine.request import Event, Progress
 from server.formats.parsing.pieces import ContentText, Piece, Reasoning, ToolCallArguments, ToolCallBegin
 from tests.unit.dialects.builders import Scripted, finished, started, text
 
-TOOLS = ClientTools(names={"n__f": ClientName("f", "n"), "patch": ClientName("patch", custom=True)})
+FORM = OutputForm({"n__f": ClientName("f", "n"), "patch": ClientName("patch", custom=True)})
 FIELDS = {"id": "resp_1", "created_at": 1, "model": "demo", "parallel_tool_calls": True, "tools": []}
 
 
@@ -51,7 +49,7 @@ class ScriptedParser(Scripted):
 
 
 def whole(*events: Event, prefill: str = "") -> dict[str, Any]:
-    reply = ResponseWriter(ResponseFrame(FIELDS), OutputItems(Assembler(ScriptedParser()), TOOLS), prefill=prefill)
+    reply = ResponseWriter(FIELDS, ScriptedParser, FORM, prefill=prefill)
     for event in events:
         reply.feed(0, event)
     body: dict[str, Any] = orjson.loads(orjson.dumps(reply.body()))
@@ -75,8 +73,7 @@ def parsed(raw: list[bytes]) -> list[dict[str, Any]]:
 
 
 def streamed(*events: Event, prefill: str = "") -> list[dict[str, Any]]:
-    output = OutputItems(Assembler(ScriptedParser()), TOOLS)
-    stream = ResponseWriter(ResponseFrame(FIELDS), output, prefill=prefill)
+    stream = ResponseWriter(FIELDS, ScriptedParser, FORM, prefill=prefill)
     return parsed([chunk for event in events for chunk in stream.feed(0, event)] + stream.finish())
 
 
@@ -139,7 +136,7 @@ def test_progress_and_timings_stand_beside_the_fields() -> None:
     ],
 )
 def test_a_stream_that_fails_says_so(status: int, kind: str, code: str) -> None:
-    stream = ResponseWriter(ResponseFrame(FIELDS), OutputItems(Assembler(ScriptedParser()), TOOLS))
+    stream = ResponseWriter(FIELDS, ScriptedParser, FORM)
     raw = stream.feed(0, started()) + stream.feed(0, text("Hel"))
     events = parsed([*raw, *split(stream.failure(status, {"error": {"message": "went wrong", "type": kind}}))])
     assert (events[-2]["type"], events[-2]["code"], events[-2]["message"]) == ("error", code, "went wrong")
@@ -149,7 +146,7 @@ def test_a_stream_that_fails_says_so(status: int, kind: str, code: str) -> None:
 
 
 def test_a_stream_that_fails_before_its_first_event_begins_all_the_same() -> None:
-    stream = ResponseWriter(ResponseFrame(FIELDS), OutputItems(Assembler(ScriptedParser()), TOOLS))
+    stream = ResponseWriter(FIELDS, ScriptedParser, FORM)
     events = parsed(split(stream.failure(500, {"error": {"message": "gone"}})))
     assert [event["type"] for event in events] == [
         "response.created",
@@ -180,7 +177,7 @@ def test_a_custom_tools_call_has_its_input_as_it_was_meant() -> None:
 
 
 def test_a_ping_is_an_event_behind_the_first_ones() -> None:
-    stream = ResponseWriter(ResponseFrame(FIELDS), OutputItems(Assembler(ScriptedParser()), TOOLS))
+    stream = ResponseWriter(FIELDS, ScriptedParser, FORM)
     begun = [event + b"\n\n" for event in stream.ping().split(b"\n\n")[:-1]]
     events = parsed([*begun, stream.ping(), *stream.feed(0, started())])
     assert [event["type"] for event in events] == ["response.created", "response.in_progress", "keepalive"]

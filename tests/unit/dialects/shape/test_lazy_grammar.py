@@ -10,7 +10,7 @@ from server.errors import InvalidRequest
 from server.structured.constraint import Constraint
 from server.structured.grammar.compiler import GrammarCompiler
 from tests.support.fakes import EOS, FakeVocab
-from tests.unit.dialects.builders import make_model
+from tests.unit.dialects.builders import finished, make_model
 
 GRAMMAR = 'root ::= "<call>" [0-9]+ "."'
 WORD = {"type": 1, "value": "<call>"}
@@ -155,7 +155,7 @@ def test_the_settings_show_them_as_they_came_to_be() -> None:
     body = {"prompt": "p", "grammar": GRAMMAR, "grammar_lazy": True, "grammar_triggers": [WORD]}
     generation = parse_native({**body, "preserved_tokens": ["<call>", "two"]}).generation(model_of(Tagged()))
     shown: Any = generation.writer
-    settings = shown._finals.settings
+    settings = shown.final(0, finished())["generation_settings"]
     assert settings["grammar_lazy"] is True
     assert settings["grammar_triggers"] == [{"type": 0, "value": "<call>", "token": 1}]
     assert settings["preserved_tokens"] == [1]

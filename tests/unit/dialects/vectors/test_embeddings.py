@@ -7,7 +7,8 @@ from typing import Any, cast
 import orjson
 import pytest
 
-from server.dialects.vectors.embeddings import EmbeddingsJob, embeddings_job, read_embeddings
+from server.dialects.vectors import VectorJob, embeddings_job, read_embeddings
+from server.engine.media import MediaPrompt
 from server.engine.runner_api import Pooling
 from server.errors import InvalidRequest
 from server.pool.model import LoadedModel
@@ -28,17 +29,17 @@ def model(pooling: Pooling = Pooling.MEAN, *, norm: int = 2, vocab: FakeVocab | 
     return cast(LoadedModel, SimpleNamespace(spec=chosen, vocab=vocab or FakeVocab(), media=None, embedder=runner))
 
 
-def job(body: dict[str, Any], *, openai: bool = True, of: LoadedModel | None = None) -> EmbeddingsJob:
+def job(body: dict[str, Any], *, openai: bool = True, of: LoadedModel | None = None) -> VectorJob:
     return embeddings_job(read_embeddings(body, native=not openai), of or model(), openai=openai)
 
 
-def tokens_of(made: EmbeddingsJob) -> list[list[int]]:
-    return [prompt.tokens for prompt in made.inputs]
+def tokens_of(made: VectorJob) -> list[list[int]]:
+    return [prompt.tokens for prompt in cast(list[MediaPrompt], made.inputs)]
 
 
-def reply(made: EmbeddingsJob, pooling: Pooling = Pooling.MEAN) -> Any:
+def reply(made: VectorJob, pooling: Pooling = Pooling.MEAN) -> Any:
     runner = FakeEmbeddingRunner(pooling=pooling)
-    return orjson.loads(made.reply([runner.vectors(prompt.tokens) for prompt in made.inputs]))
+    return orjson.loads(made.reply([runner.vectors(tokens) for tokens in tokens_of(made)]))
 
 
 @pytest.mark.parametrize(

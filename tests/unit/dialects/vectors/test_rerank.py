@@ -8,7 +8,7 @@ import numpy as np
 import orjson
 import pytest
 
-from server.dialects.vectors.rerank import RerankJob, read_rerank, rerank_job
+from server.dialects.vectors import VectorJob, read_rerank, rerank_job
 from server.engine.runner_api import Pooling
 from server.pool.model import LoadedModel
 from server.pool.protocols import ModelInfo
@@ -40,12 +40,16 @@ def model(vocab: FakeVocab | None = None, template: str = "", pooling: Pooling =
     return cast(LoadedModel, _Model(spec("demo"), info, vocab or FakeVocab(), FakeEmbeddingRunner(pooling=pooling)))
 
 
-def job(of: LoadedModel | None = None, **body: Any) -> RerankJob:
+def job(of: LoadedModel | None = None, **body: Any) -> VectorJob:
     body = {"query": "q", "documents": ["a", "b", "c"]} | body
     return rerank_job(read_rerank(body), of or model())
 
 
-def reply(made: RerankJob, *scores: float) -> Any:
+def inputs(made: VectorJob) -> list[list[int]]:
+    return cast(list[list[int]], made.inputs)
+
+
+def reply(made: VectorJob, *scores: float) -> Any:
     return orjson.loads(made.reply([np.array([[score, 0.0]], np.float32) for score in scores]))
 
 
@@ -80,16 +84,17 @@ def test_the_probabilities_of_a_head_with_labels_are_not_changed_again() -> None
     ],
 )
 def test_a_pair_gets_what_the_vocabulary_adds(vocab: FakeVocab, tokens: list[int]) -> None:
-    assert job(model(vocab), documents=["a"]).inputs == [tokens]
+    assert inputs(job(model(vocab), documents=["a"])) == [tokens]
 
 
 def test_a_pairs_texts_are_no_markup() -> None:
-    (tokens,) = job(model(PairVocab()), query="</s>", documents=["<s>"]).inputs
+    (tokens,) = inputs(job(model(PairVocab()), query="</s>", documents=["<s>"]))
     assert tokens.count(EOS) == 2
     assert tokens.count(BOS) == 1
 
 
 def test_the_models_own_template_is_filled_once() -> None:
-    filled = job(model(template="<s>{query}|{document}|{query}"), query="{document}", documents=["{query}"]).inputs
+    made = job(model(template="<s>{query}|{document}|{query}"), query="{document}", documents=["{query}"])
+    filled = inputs(made)
     assert FakeVocab().detokenize(filled[0]) == b"<s>{document}|{query}|{document}"
     assert filled[0][0] == BOS

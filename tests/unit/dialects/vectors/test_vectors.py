@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from server.dialects.vectors.embeddings import normalized
+from server.dialects.vectors import normalized
 
 ROWS = np.array([[3.0, -4.0], [0.0, 0.0], [0.5, 0.5]], np.float32)
 

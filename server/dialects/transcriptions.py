@@ -1,27 +1,34 @@
-"""``POST /v1/audio/transcriptions`` and ``/translations``: parses a form to a conversation with one audio part.
+"""``POST /v1/audio/transcriptions`` and ``/translations``: a form becomes a conversation with one audio part.
 
 The instruction of a transcription is llama-server's (tools/server/server-chat.cpp,
-convert_transcriptions_to_chatcmpl; common/chat.cpp, common_chat_get_asr_prompt). Unlike there, ``prompt`` follows
-the instruction as a hint, as at OpenAI, and all of OpenAI's formats are supported. They have one segment, because
-such models return no timestamps.
+convert_transcriptions_to_chatcmpl; common/chat.cpp, common_chat_get_asr_prompt), and so are the events of the reply
+(server-task.cpp, to_json_oaicompat_asr), which are OpenAI's. Unlike there, ``prompt`` follows the instruction as a
+hint, as at OpenAI, and all of OpenAI's formats are supported. They have one segment, because such models return no
+timestamps.
 """
 
+import zlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from server.chat.conversation import Conversation, Media, Message, ReasoningSettings, TextPart
+import orjson
+
+from server.chat.assembler import Assembler, Delta, Kind
+from server.chat.conversation import Conversation, Message, ReasoningSettings, TextPart
 from server.chat.prepare import prepare
-from server.dialects.common import Header, random_id
-from server.dialects.dialect import NO_CALLER, Caller, Dialect, Generation, ParsedRequest
+from server.dialects.common import DONE, Header, Json, event, random_id
+from server.dialects.dialect import NO_CALLER, Caller, Dialect, Generation, ParsedRequest, Writer
 from server.dialects.fields import Body, Fraction, Number, SoftCount, field_error, parse
 from server.dialects.generation import GenerationFields, Limit, Logprobs, prepared_request
 from server.dialects.sampling import Seed
-from server.dialects.transcriptions.write import Recording, TranscriptWriter
+from server.dialects.usage import Usage
 from server.dialects.warnings import unknown_fields
+from server.engine.request import Event, Finished, Request, Text
 from server.errors import InvalidRequest, NotSupported
+from server.formats.parsing.reasoning import OutputParser
 from server.media.bitmap import bitmaps_of
-from server.media.source import Seen
+from server.media.source import Media, Seen
 from server.pool.model import LoadedModel
 
 Task = Literal["transcribe", "translate"]
@@ -85,15 +92,8 @@ class TranscriptionRequest(ParsedRequest):
         logprobs = Logprobs(self.format == "verbose_json")
         prepared = prepare(_conversation(self, model), model, seen)
         request = prepared_request(prepared, self.options, model, header.id, logprobs, caller=caller)
-        recording = Recording(
-            n_audio_tokens=sum(span.n_tokens for span in request.media),
-            form=self.format,
-            task=self.task,
-            language="english" if self.task == "translate" else self.language,
-            seconds=audio.width / model.media.sample_rate,
-            temperature=request.sampling.temperature,
-        )
-        return Generation([request], TranscriptWriter(prepared.output.parser(), recording))
+        seconds = audio.width / model.media.sample_rate
+        return Generation([request], TranscriptWriter(prepared.output.parser(), self, request, seconds))
 
 
 def parse_transcription(
@@ -109,10 +109,9 @@ def parse_transcription(
         raise field_error("stream", f"can't be used with response_format {form.response_format}")
     if "word" in given.get(_TIMES, ()):
         raise field_error(_TIMES, "models tell no times of words; leave it out")
-    options = {name: value for name, value in form if name in GenerationFields.model_fields}
     warnings = [*(f"{name} is ignored" for name in _WITHOUT_EFFECT if said.get(name)), *warnings]
     return TranscriptionRequest(
-        options=GenerationFields.model_construct(**options),
+        options=GenerationFields.of(form),
         media=[Media("audio", at="file", source=files["file"])],
         warnings=warnings,
         task=task,
@@ -133,3 +132,100 @@ def _conversation(wanted: TranscriptionRequest, model: LoadedModel) -> Conversat
 
 
 TRANSCRIPTIONS = Dialect(parse_transcription)
+
+
+_UNKNOWN = "unknown"
+
+
+class TranscriptWriter(Writer):
+    """Writes a transcript: events, or an object that has the text of other formats (`rendered`).
+
+    `seconds`: the length of the recording.
+    """
+
+    def __init__(self, parser: OutputParser, asked: TranscriptionRequest, request: Request, seconds: float) -> None:
+        self._said = Assembler(parser)
+        self._asked, self._request, self._seconds = asked, request, seconds
+        self._tokens: list[int] = []
+        self._logprobs: list[float] = []
+
+    def feed(self, _prompt: int, item: Event) -> list[bytes]:
+        """Return the bytes for one event."""
+        if isinstance(item, Text):
+            self._tokens += item.tokens
+            self._logprobs += (token.logprob for token in item.logprobs)
+            return _deltas(self._said.feed(item))
+        if isinstance(item, Finished):
+            return [*_deltas(self._said.finish(item)), event(self._done())]
+        return []
+
+    def finish(self) -> list[bytes]:
+        """The end."""
+        return [DONE]
+
+    def body(self) -> Json:
+        """The reply; of formats that are no JSON it has the text alone, under ``text``."""
+        text = self._said.said(Kind.TEXT)
+        seconds = self._seconds
+        match self._asked.format:
+            case "text":
+                return {"text": f"{text}\n"}
+            case "srt":
+                return {"text": f"1\n{_time(0, ',')} --> {_time(seconds, ',')}\n{text.strip()}\n\n"}
+            case "vtt":
+                return {"text": f"WEBVTT\n\n{_time(0, '.')} --> {_time(seconds, '.')}\n{text.strip()}\n\n"}
+            case "verbose_json":
+                return self._verbose(text)
+        return self._done()
+
+    def _verbose(self, text: str) -> Json:
+        written, asked = text.encode(), self._asked
+        segment: dict[str, Any] = {
+            "id": 0,
+            "seek": 0,
+            "start": 0.0,
+            "end": self._seconds,
+            "text": text,
+            "tokens": self._tokens,
+            "temperature": self._request.sampling.temperature,
+            "avg_logprob": sum(self._logprobs) / max(len(self._logprobs), 1),
+            "compression_ratio": len(written) / max(len(zlib.compress(written)), 1),
+            "no_speech_prob": 0.0,
+        }
+        return {
+            "task": asked.task,
+            "language": "english" if asked.task == "translate" else asked.language or _UNKNOWN,
+            "duration": self._seconds,
+            "text": text,
+            "segments": [segment],
+            "usage": self._usage(),
+        }
+
+    def _done(self) -> Json:
+        return {"type": "transcript.text.done", "text": self._said.said(Kind.TEXT), "usage": self._usage()}
+
+    def _usage(self) -> Json:
+        n_audio = sum(span.n_tokens for span in self._request.media)
+        return Usage.of([(0, self._said.finished)]).transcript(n_audio)
+
+
+def rendered(body: Json, form: str) -> tuple[bytes, str]:
+    """A reply's bytes and their type."""
+    if form in ("json", "verbose_json"):
+        return orjson.dumps(body), "application/json"
+    kinds = {"vtt": "text/vtt", "srt": "application/x-subrip"}
+    return body["text"].encode(), f"{kinds.get(form, 'text/plain')}; charset=utf-8"
+
+
+def _deltas(found: list[Delta]) -> list[bytes]:
+    return [
+        event({"type": "transcript.text.delta", "delta": delta.text})
+        for delta in found
+        if delta.item.kind is Kind.TEXT and delta.text
+    ]
+
+
+def _time(seconds: float, point: str) -> str:
+    """``00:01:02,345``."""
+    ms = round(1e3 * seconds)
+    return f"{ms // 3_600_000:02}:{ms // 60_000 % 60:02}:{ms // 1000 % 60:02}{point}{ms % 1000:03}"

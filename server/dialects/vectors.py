@@ -1,0 +1,304 @@
+"""Embeddings and scores: ``/v1/embeddings``, llama-server's ``/embeddings``, and rerank endpoints.
+
+Embeddings follow llama.cpp's tools/server/server-context.cpp, handle_embeddings_impl; beyond it: ``dimensions``, and a
+limit to the number of inputs. ``/rerank`` has Jina's shape or, with ``texts``, that of Text Embeddings Inference (TEI);
+``/v2/rerank`` has Cohere's (post_rerank; server-common.cpp, format_prompt_rerank). Beyond it: documents as objects with
+``text``, Jina's ``return_documents``, and TEI's ``raw_scores`` where it is given.
+"""
+
+import base64
+import math
+import re
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+import orjson
+from pydantic import AfterValidator, Field
+
+from server.chat.conversation import TextPart
+from server.dialects.common import Json
+from server.dialects.completions.prompt import FORMS, GivenPrompt, TextWithMedia, read_mixed, read_object, read_prompt
+from server.dialects.content import PartReader
+from server.dialects.fields import INT32_MAX, Body, Count, Prompt, Whole, field_error, parse, within
+from server.dialects.warnings import known_fields
+from server.engine.media import MediaPrompt
+from server.engine.runner_api import Pooling, Vectors
+from server.errors import InvalidRequest
+from server.media.source import NOTHING_SEEN, Media, Seen
+from server.pool.model import LoadedModel, cannot_rerank
+from server.vocab import Vocab
+
+NONE, MAX_ABSOLUTE, TAXICAB, EUCLIDEAN = -1, 0, 1, 2
+MAX_NORM = 1000
+MAX_INPUTS = 2048
+"""Most texts of one request; OpenAI's limit."""
+_INT16_RANGE = 32760.0
+_PLACES = re.compile(r"\{(query|document)\}")
+
+
+@dataclass(frozen=True, slots=True)
+class VectorJob:
+    """The inputs to compute, and the JSON of the reply for their vectors; ``reply`` blocks, for a thread."""
+
+    inputs: Sequence[Sequence[int] | MediaPrompt]
+    reply: Callable[[Sequence[Vectors]], bytes]
+
+
+def normalized(vectors: Vectors, norm: int) -> Vectors:
+    """Each row at length 1 under `norm` (llama.cpp common/common.cpp, common_embd_normalize): -1 as it is, 0 the
+    largest component at 32760, 1 taxicab, 2 euclidean, p the p-norm. A row of zeros stays one."""
+    if norm == NONE:
+        return vectors
+    rows = vectors.astype(np.float64)
+    largest = np.abs(rows).max(axis=1, keepdims=True)
+    if norm == MAX_ABSOLUTE:
+        length = largest / _INT16_RANGE
+    else:  # scaled by the largest value, whose power could overflow
+        parts = np.abs(np.divide(rows, largest, out=np.zeros_like(rows), where=largest > 0))
+        length = largest * (parts**norm).sum(axis=1, keepdims=True) ** (1.0 / norm)
+    result: Vectors = np.divide(rows, length, out=np.zeros_like(rows), where=length > 0).astype(np.float32)
+    return result
+
+
+def base64_floats(vector: Vectors) -> str:
+    """The numbers as little-endian 32-bit floats, as OpenAI's ``encoding_format: base64``."""
+    return base64.b64encode(vector.astype("<f4").tobytes()).decode("ascii")
+
+
+class EmbeddingsBody(Body):
+    """The body of every embeddings endpoint. ``user`` and other fields of OpenAI's change nothing."""
+
+    model: str | None = None
+    input: Prompt = None
+    content: Prompt = None
+    encoding_format: Literal["float", "base64"] | None = None
+    texts_of_errors: ClassVar[Mapping[str, str]] = {
+        "encoding_format": "The format to return the embeddings in. Can be either float or base64"
+    }
+    dimensions: Annotated[Whole, AfterValidator(within(1, INT32_MAX))] | None = None
+    embd_normalize: Annotated[Whole, AfterValidator(within(-1, MAX_NORM))] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedEmbeddings:
+    """A checked body. ``native``: the reply is llama-server's own, as always with ``content``."""
+
+    body: EmbeddingsBody
+    prompts: list[GivenPrompt]
+    native: bool
+
+
+def read_embeddings(given: object, *, native: bool) -> ParsedEmbeddings:
+    """Validate the fields that don't depend on a model. Raises `InvalidRequest`."""
+    body = parse(EmbeddingsBody, given)
+    if body.input is not None:
+        return ParsedEmbeddings(body, _prompts(body.input, "input"), native)
+    if body.content is not None:
+        return ParsedEmbeddings(body, _prompts(body.content, "content"), True)
+    raise InvalidRequest('"input" or "content" must be provided', "input")
+
+
+def embeddings_job(
+    request: ParsedEmbeddings, model: LoadedModel, seen: Seen = NOTHING_SEEN, *, openai: bool
+) -> VectorJob:
+    """Tokenize the inputs. Blocks. `openai`: the path is under ``/v1``. Raises `InvalidRequest`.
+
+    An input has one vector, or one for each token if there is no pooling.
+    """
+    body, info = request.body, model.embedder.info
+    if openai and info.pooling is Pooling.NONE:
+        raise InvalidRequest("Pooling type 'none' is not OAI compatible. Please use a different pooling type")
+    check_dimensions(body.dimensions or 0, info.n_embd)
+    norm = model.spec.embd_normalize if body.embd_normalize is None else body.embd_normalize
+    norm = NONE if info.pooling in (Pooling.NONE, Pooling.RANK) else norm
+    inputs = [_input(prompt, model, seen) for prompt in request.prompts]
+
+    def reply(found: Sequence[Vectors]) -> bytes:
+        rows = [np.ascontiguousarray(normalized(vectors[:, : body.dimensions], norm)) for vectors in found]
+        if request.native:
+            shown: Any = [{"index": i, "embedding": vectors} for i, vectors in enumerate(rows)]
+        else:
+            data = [_entry(i, vectors[0], body.encoding_format) for i, vectors in enumerate(rows)]
+            shown = _listed(body.model or model.spec.id, sum(map(len, inputs)), data=data)
+        return orjson.dumps(shown, option=orjson.OPT_SERIALIZE_NUMPY)
+
+    return VectorJob(inputs, reply)
+
+
+def check_dimensions(wanted: int, n_embd: int) -> None:
+    """Raise `InvalidRequest` for more dimensions than the model's vectors have."""
+    if wanted > n_embd:
+        raise field_error("dimensions", f"the model's vectors have {n_embd} dimensions; {wanted} were requested")
+
+
+def _listed(model: str, n_tokens: int, **more: object) -> Json:
+    usage = {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
+    return {"model": model, "object": "list", "usage": usage, **more}
+
+
+def _entry(index: int, vector: Vectors, encoding: str | None) -> Json:
+    shown = {"embedding": vector, "index": index, "object": "embedding"}
+    return {**shown, "embedding": base64_floats(vector), "encoding_format": encoding} if encoding == "base64" else shown
+
+
+def _input(prompt: GivenPrompt, model: LoadedModel, seen: Seen) -> MediaPrompt:
+    found = read_prompt(prompt, model, seen, "input")
+    if not found.tokens:
+        raise InvalidRequest("Input content cannot be empty", "input")
+    return found
+
+
+def _prompts(value: object, path: str) -> list[GivenPrompt]:
+    """One text in any form, or a list of them; a list with a number in it is one text of tokens."""
+    if not isinstance(value, list) or any(isinstance(entry, int | float) for entry in value):
+        return [_prompt(value, path)]
+    if not value:
+        raise InvalidRequest('"input" must not be empty', path)
+    if len(value) > MAX_INPUTS:
+        raise field_error(path, f"has {len(value)} texts, at most {MAX_INPUTS} are possible")
+    return [_prompt(entry, f"{path}.{index}") for index, entry in enumerate(value)]
+
+
+def _prompt(value: object, path: str) -> GivenPrompt:
+    if isinstance(value, str | list):
+        return read_mixed(value, path)
+    if isinstance(value, dict) and "content" in value:
+        return _content_text(value["content"], f"{path}.content")
+    if isinstance(value, dict) and "prompt_string" in value:
+        return read_object(value, path)
+    raise InvalidRequest(FORMS, path)
+
+
+def _content_text(parts: object, path: str) -> GivenPrompt:
+    """A chat message's content parts (server-common.cpp, tokenize_oai_content_array): nothing between them."""
+    if not isinstance(parts, list):
+        raise InvalidRequest('"content" must be an array', path)
+    reader = PartReader()
+    found = [part.text if isinstance(part, TextPart) else part for part in reader.read(parts, path)]
+    if reader.omitted:
+        raise field_error(path, "unsupported content[].type")
+    media = tuple(part for part in found if isinstance(part, Media))
+    text = "".join(part for part in found if isinstance(part, str))
+    return TextWithMedia(text, media, lambda _: found) if media else text
+
+
+class Document(Body):
+    """A text of a document."""
+
+    text: str
+
+
+Documents = Annotated[list[str | Document], Field(min_length=1, max_length=MAX_INPUTS)]
+
+
+_WANTED = '"documents" must be a non-empty string array'
+
+
+class RerankBody(Body):
+    """The body of every rerank endpoint."""
+
+    texts_of_errors: ClassVar[Mapping[str, str]] = {
+        "query?": '"query" must be provided',
+        "query": '"query" must be a string',
+        **dict.fromkeys(("documents", "documents.*", "documents.*.text", "texts", "texts.*", "texts.*.text"), _WANTED),
+    }
+    model: str | None = None
+    query: str
+    documents: Documents | None = None
+    texts: Documents | None = None
+    top_n: Count | None = None
+    return_documents: bool | None = None
+    return_text: bool | None = None
+    raw_scores: bool | None = None
+
+
+ResponseFormat = Literal["jina", "tei", "cohere"]
+COHERE_FIELDS = known_fields(RerankBody).keys() - {"texts", "return_text", "raw_scores"}
+
+
+@dataclass(frozen=True, slots=True)
+class Rerank:
+    """A checked body. ``shape``: whose reply is wanted."""
+
+    body: RerankBody
+    query: str
+    documents: list[str]
+    shape: ResponseFormat
+
+
+def read_rerank(given: object, *, cohere: bool = False) -> Rerank:
+    """Validate the fields that don't depend on a model. `cohere`: the endpoint is Cohere's. Raises `InvalidRequest`."""
+    body = parse(RerankBody, given)
+    uses_texts = body.documents is None and body.texts is not None and not cohere
+    documents = body.texts if uses_texts else body.documents
+    if documents is None:
+        raise InvalidRequest(_WANTED, "documents")
+    texts = [each.text if isinstance(each, Document) else each for each in documents]
+    shape: ResponseFormat = "cohere" if cohere else "jina" if body.texts is None else "tei"
+    return Rerank(body, body.query, texts, shape)
+
+
+def rerank_job(request: Rerank, model: LoadedModel) -> VectorJob:
+    """Tokenize the query with each document. Blocks. Raises `NotSupported` for a model that is no reranker.
+
+    The reply has the documents by falling score, which is the first class of the model's head. Cohere's scores are
+    between 0 and 1.
+    """
+    if model.embedder.info.pooling is not Pooling.RANK:
+        raise cannot_rerank(model.spec.id)
+    body, shape, template = request.body, request.shape, model.info.rerank_template
+    if template:
+        inputs = [_filled(template, request.query, text, model.vocab) for text in request.documents]
+    else:
+        inputs = _pairs(request.query, request.documents, model.vocab)
+
+    def reply(found: Sequence[Vectors]) -> bytes:
+        scores = [float(vectors[0, 0]) for vectors in found]
+        if body.raw_scores is False or shape == "cohere":
+            scores = [_probability(vectors) for vectors in found]
+        order = sorted(range(len(scores)), key=lambda i: -scores[i])
+        results = [_result(request, i, scores[i]) for i in order[: body.top_n]]
+        if shape == "tei":
+            return orjson.dumps(results)
+        n_tokens = sum(map(len, inputs))
+        if shape == "cohere":
+            billed = {"search_units": 1}
+            meta = {"api_version": {"version": "2"}, "billed_units": billed, "tokens": {"input_tokens": n_tokens}}
+            return orjson.dumps({"id": str(uuid.uuid4()), "results": results, "meta": meta})
+        return orjson.dumps(_listed(body.model or model.spec.id, n_tokens, results=results))
+
+    return VectorJob(inputs, reply)
+
+
+def _result(request: Rerank, index: int, score: float) -> Json:
+    text, body = request.documents[index], request.body
+    if request.shape == "tei":
+        return {"index": index, "score": score} | ({"text": text} if body.return_text else {})
+    return {"index": index, "relevance_score": score} | ({"document": {"text": text}} if body.return_documents else {})
+
+
+def _filled(template: str, query: str, document: str, vocab: Vocab) -> list[int]:
+    """The tokens of the model's own prompt. Names in braces are places of the template only, not of the texts."""
+    texts = {"query": query, "document": document}
+    prompt = _PLACES.sub(lambda place: texts[place[1]], template)
+    return vocab.tokenize(prompt, add_special=False, parse_special=True)
+
+
+def _pairs(query: str, documents: Sequence[str], vocab: Vocab) -> list[list[int]]:
+    """Return ``[BOS]query[EOS][SEP]document[EOS]`` with the tokens that the vocabulary adds; SEP if there is no EOS."""
+    end = [vocab.sep if vocab.eos == -1 else vocab.eos] if vocab.add_eos else []
+    begin = [vocab.bos] if vocab.add_bos and vocab.bos != -1 else []
+    between = [vocab.sep] if vocab.add_sep and vocab.sep != -1 else []
+    first = begin + vocab.tokenize(query, add_special=False, parse_special=False) + end + between
+    return [first + vocab.tokenize(text, add_special=False, parse_special=False) + end for text in documents]
+
+
+def _probability(vectors: Vectors) -> float:
+    """Return the first class's probability. A head with labels gives probabilities, others a logit."""
+    row = vectors[0]
+    if len(row) > 1 and row.min() >= 0.0 and abs(float(row.sum()) - 1.0) < 1e-3:
+        return float(row[0])
+    return 0.5 + 0.5 * math.tanh(0.5 * float(row[0]))  # the logistic function, without overflow
