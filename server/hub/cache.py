@@ -51,17 +51,17 @@ def cache_folder(env: Mapping[str, str]) -> Path:
 
 
 def is_commit(text: str) -> bool:
-    """A git commit's 40 digits."""
+    """Return whether `text` is a git commit, 40 digits."""
     return _COMMIT.fullmatch(text) is not None
 
 
 def is_oid(text: str) -> bool:
-    """A sum that names a content: 40 digits, or 64."""
+    """Return whether `text` is a hash that names a content: 40 digits, or 64."""
     return _OID.fullmatch(text) is not None
 
 
 def is_inside(path: str) -> bool:
-    """Whether a hub's name of a file stays below the folder that it is put in, on any system."""
+    """Return whether a hub's name of a file stays below the folder that it is put in, on any system."""
     parts = PurePosixPath(path).parts
     bad = any(part in ("..", ".", "/") or part != part.strip() for part in parts)
     return bool(parts) and not bad and not re.search(r'[\\:*?"<>|\x00-\x1f]', path) and len(path) < 1024
@@ -114,7 +114,7 @@ class Cache:
         return Snapshot({name: path for files in found.values() for name, path in files.items()})
 
     def models(self) -> list[CachedModel]:
-        """Every model with a quantization in its name, by repository and quantization, as llama-server lists them."""
+        """Return the models with a quantization in their name, ordered as llama-server lists them."""
         found: list[CachedModel] = []
         for repository in self._repositories():
             snapshot = self.snapshot(repository)
@@ -150,7 +150,7 @@ class Cache:
         return self._base(repository) / "blobs" / oid
 
     def lock(self, repository: str, oid: str) -> Path:
-        """The file that huggingface_hub locks while it downloads that content."""
+        """Return the file that huggingface_hub locks while it downloads that content."""
         return self.folder / ".locks" / self._base(repository).name / f"{oid}.lock"
 
     def place(self, repository: str, commit: str, name: str) -> Path:
@@ -173,7 +173,7 @@ class Cache:
         return place
 
     def remember(self, repository: str, branch: str, commit: str) -> None:
-        """The commit is the one that counts from now on."""
+        """Make `commit` the one that counts from now on."""
         ref = self._base(repository) / "refs" / branch
         ref.parent.mkdir(parents=True, exist_ok=True)
         draft = _beside(ref)
@@ -223,12 +223,12 @@ class Cache:
 
 
 def _beside(path: Path) -> Path:
-    """A new name from which it can be put in its place at once."""
+    """Return a new name in the same folder, for a file that then replaces `path` at once."""
     return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
 
 
 def _is_held(lock: Path) -> bool:
-    """Whether a download is under way, of this process or another."""
+    """Return whether a download is under way, of this process or another."""
     from huggingface_hub.utils import WeakFileLock  # takes its time to import
 
     if not lock.exists():
@@ -252,7 +252,7 @@ def _last_commit(refs: Path) -> str:
 
 
 def _newest_first(snapshots: Path, last: str) -> list[Path]:
-    """The folders of a repository's commits: the `last` one, then by when their files got their names."""
+    """Return the folders of a repository's commits: the `last` one, then by when their files got their names."""
 
     def rank(root: Path) -> tuple[bool, float, str]:
         times = (path.lstat().st_mtime for path in root.rglob("*") if path.is_file())

@@ -69,7 +69,7 @@ def parts_of(path: str) -> SplitName | None:
 
 
 def is_model(path: str) -> bool:
-    """Whether it is a GGUF that is a model, or a part of one."""
+    """Return whether it is a GGUF that is a model, or a part of one."""
     name = PurePosixPath(path).name
     return path.endswith(SUFFIX) and not any(word in name for word in _NO_MODEL)
 
@@ -90,7 +90,7 @@ def choose(files: Sequence[HubFile], repository: str, tag: str = "", file: str =
 
 
 def _model(files: Iterable[HubFile], tag: str) -> HubFile | None:
-    """The first file of the first quantization that is wanted; without a tag any will do."""
+    """Return the first file of the first quantization that is wanted; without a tag any will do."""
     models = [file for file in files if is_model(file.path) and _is_first(file.path)]
     for wanted in (tag,) if tag else USUAL:
         pattern = re.compile(re.escape(wanted) + "[.-]", re.IGNORECASE)
@@ -119,7 +119,7 @@ def _all_parts(by_path: Mapping[str, HubFile], model: HubFile, repository: str) 
 
 
 def _sibling(files: Iterable[HubFile], model: str, word: str, tag: str) -> HubFile | None:
-    """The best one in the model's folder or above it: the deepest, the same quantization, the nearest one."""
+    """Return the best one in the model's folder or above it: the deepest, the same quantization, the nearest one."""
     folder = PurePosixPath(model).parent.parts
     wanted = tag.upper()
     bits = _bits(wanted) if wanted else _bits(_tag_of(model))

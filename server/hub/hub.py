@@ -74,7 +74,7 @@ class Hub:
         return self.cache.models()
 
     def find(self, reference: Reference, file: str = "") -> Files | None:
-        """The files of a model that the cache holds whole; None where it doesn't."""
+        """Return the files of a model, None unless the cache has all of them."""
         snapshot = self.cache.snapshot(reference.repository)
         if not snapshot.files:
             return None
@@ -289,7 +289,7 @@ class HubFetcher:
         self._asked = asked or hub
 
     def found(self, spec: ModelSpec) -> ModelSpec:
-        """The specification with the places of those files that the cache holds. Looks at files only."""
+        """Return the specification with the places of those files that the cache has. Looks at files only."""
         remote = spec.remote
         if remote is None:
             return spec

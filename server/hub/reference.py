@@ -33,7 +33,7 @@ class Reference:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """One of `SHORT`, too. Raises ValueError, which completes a sentence, for what can't name a repository."""
+        """Parse a name, also one of `SHORT`. Raises ValueError, which completes a sentence, for an invalid one."""
         text = SHORT.get(text, text)
         repository, colon, tag = text.partition(":")
         if not is_repository(repository) or (colon and not is_tag(tag)):
@@ -55,7 +55,7 @@ def is_tag(text: str) -> bool:
 
 
 def is_registry(text: str) -> bool:
-    """A host, with a port or without."""
+    """Return whether `text` is a host, with a port or without."""
     return _REGISTRY.fullmatch(text) is not None
 
 

@@ -53,7 +53,7 @@ class Preset:
 
 
 def scan_models_dir(path: Path) -> list[CatalogueEntry]:
-    """The models of a folder, by id. Raises ConfigError when it is not a folder that can be read."""
+    """Return the models of a folder. Raises ConfigError when it is not a folder that can be read."""
     if not path.is_dir():
         raise ConfigError(f"{path}: is not a folder; give --models-dir a folder that contains GGUF files")
     try:
@@ -165,7 +165,7 @@ def _add(target: list[PresetKey], key: PresetKey) -> None:
 
 
 def _canonical(name: str) -> str:
-    """A section's ``repo:tag`` with the tag in llama-server's form: upper case, the quantization only."""
+    """Return a section's ``repo:tag`` with the tag in llama-server's form: upper case, the quantization only."""
     repo, colon, tag = name.rpartition(":")
     if not colon or name == GLOBAL_SECTION:
         return name

@@ -129,7 +129,7 @@ class Entry:
                 self.timeout.reschedule(when)
 
     def candidate(self, *, sized: bool) -> Candidate:
-        """The view that the policy decides on; `sized`: by bytes, too."""
+        """Return what the policy decides on; `sized`: by bytes, too."""
         return Candidate(
             self.id,
             self.status,
@@ -157,7 +157,7 @@ class Entry:
         return self.spec.pinned if self.pin is None else self.pin
 
     def state(self, *, queued: bool, now: float) -> ModelState:
-        """The view that endpoints show."""
+        """Return what endpoints show."""
         return ModelState(
             spec=self.spec,
             status=self.status,

@@ -134,7 +134,7 @@ class FanOut:
         self._closed = False
 
     def subscribe(self) -> Subscription:
-        """A new subscription; one that ends at once after `close`."""
+        """Return a new subscription; one that ends at once after `close`."""
         subscription = Subscription(self._limit)
         self._subscriptions.append(subscription)
         if self._closed:

@@ -141,7 +141,7 @@ class Load:
         return fit
 
     def _fits_again(self, before: Fit) -> bool:
-        """Whether the previous choice had everything and there is ample room again; then nothing is measured."""
+        """Return whether the previous choice had everything and there is ample room again; then nothing is measured."""
         memory, kept = self.loader.memory(), max(self.spec.native.fit_target) << 20
         return not before.notes and all(
             n <= self.granted.get(device, n) and (device not in memory or n <= memory[device].free - kept)

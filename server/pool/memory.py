@@ -51,7 +51,7 @@ class Fit:
 
 
 def held(measured: Footprint, fit: Fit) -> Footprint:
-    """What a loaded model holds, by what was `measured` of it and before.
+    """Return what a loaded model holds, by what was `measured` of it and before.
 
     A mapped file counts in the library from the first tensor on the CPU to the last, whatever lies between: what
     is on a device, and what was repacked into a buffer of its own (src/llama-model.cpp, get_mapping_range). Those pages
@@ -65,7 +65,7 @@ def held(measured: Footprint, fit: Fit) -> Footprint:
 
 
 def added(footprints: Iterable[Footprint]) -> dict[str, Bytes]:
-    """All of them together."""
+    """Return the sum of `footprints`."""
     found: dict[str, Bytes] = {}
     for footprint in footprints:
         for device, taken in footprint.items():

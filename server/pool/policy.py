@@ -237,12 +237,12 @@ def _last_used(model: Candidate) -> float:
 
 
 def overdue(models: Iterable[Candidate], now: float) -> list[str]:
-    """The ready models that have idled for their ``sleep_idle_s`` or longer."""
+    """Return the ready models that have idled for their ``sleep_idle_s`` or longer."""
     return [m.id for m in models if _sleeps(m) and m.idle and m.last_used + m.sleep_idle_s <= now]
 
 
 def next_sleep(models: Iterable[Candidate], now: float) -> float | None:
-    """The earliest time at which `overdue` may have an answer, if nothing is loaded until then; None = never."""
+    """Return the earliest time at which `overdue` may have an answer, if nothing is loaded until then; None = never."""
     due = [(m.last_used if m.idle else now) + m.sleep_idle_s for m in models if _sleeps(m)]
     return min(due, default=None)
 

@@ -88,7 +88,7 @@ class Pool:
     # ---- looking
 
     def resolve(self, name: str | None, task: Task = "generate") -> ModelSpec:
-        """The model that a request means; see `Names.resolve`."""
+        """Return the model that a request means; see `Names.resolve`."""
         return self._names.resolve(name, task)
 
     def knows(self, name: str) -> bool:
@@ -96,15 +96,15 @@ class Pool:
         return self._names.knows(name)
 
     def serves(self, name: str | None, task: Task = "generate") -> bool:
-        """Whether a request for it would not wait now. Raises `ModelNotFound`."""
+        """Return whether a request for it would not wait now. Raises `ModelNotFound`."""
         return self._entries[self.resolve(name, task).id].serving
 
     def states(self) -> list[ModelState]:
-        """Every model in the order of the configuration. Wakes and loads nothing."""
+        """Return every model in the order of the configuration. Wakes and loads nothing."""
         return [self._state(e) for e in self._entries.values()]
 
     def state(self, name: str | None, task: Task = "generate") -> ModelState:
-        """One model, resolved as for a request. Wakes and loads nothing."""
+        """Return one model, resolved as for a request. Wakes and loads nothing."""
         return self._state(self._entries[self.resolve(name, task).id])
 
     def _state(self, entry: Entry) -> ModelState:
@@ -156,7 +156,7 @@ class Pool:
         return await self._loaders.memory(list(self._entries.values()))
 
     def subscribe(self) -> Subscription:
-        """The events from now on, as an async iterator; close it, or use it in a ``with``."""
+        """Return the events from now on, as an async iterator; close it, or use it in a ``with``."""
         return self._fan_out.subscribe()
 
     def seen_by(self, may_use: Callable[[ModelSpec], bool]) -> "Pool":
@@ -168,7 +168,7 @@ class Pool:
         return seen
 
     def sees(self, model_id: str) -> bool:
-        """Whether a model's events are visible to the holder of this pool."""
+        """Return whether a model's events are visible to the holder of this pool."""
         return not self._is_part or model_id in self._entries
 
     def _check_whole(self) -> None:
@@ -435,8 +435,8 @@ class Pool:
 
 
 def _is_stale(entry: Entry, spec: ModelSpec | None) -> bool:
-    """Whether a model configured as `spec` now (None = removed) must be restarted. Failed ones must, so that they can
-    be tried again at once.
+    """Return whether a model that is now configured as `spec` (None = removed) must be restarted. Failed ones must, so
+    that they can be tried again at once.
     """
     if entry.transient:
         return False

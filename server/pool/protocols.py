@@ -64,13 +64,13 @@ class MediaReader(Protocol):
         """Wait while the reader restarts. Raises `Unavailable` if that takes long or fails."""
 
     def tokenize(self, parts: Sequence[str | Bitmap], *, add_special: bool, parse_special: bool) -> MediaPrompt:
-        """A prompt of texts, in which markers are text, and media; blocking, as long as preprocessing takes.
+        """Return a prompt of texts, in which markers are text, and media; blocking, as long as preprocessing takes.
 
         Raises `server.errors.InvalidRequest` for a medium that the model can't take.
         """
 
     def count(self, parts: Sequence[str | Bitmap], *, add_special: bool, parse_special: bool) -> int:
-        """How many tokens `tokenize` would give; media need no data for it, only their sizes."""
+        """Return how many tokens `tokenize` would give; media need no data for it, only their sizes."""
 
 
 class Weights(Protocol):
@@ -85,13 +85,13 @@ class Weights(Protocol):
         """The media reader, if the model has a projector."""
 
     def runner(self) -> Runner:
-        """A new context over these weights; blocking. Raises `server.errors.ModelFailed` when memory is short."""
+        """Return a new context over these weights; blocking. Raises `server.errors.ModelFailed` if memory is short."""
 
     def embedding_runner(self) -> EmbeddingRunner:
         """Return a context that embeds, like `runner`."""
 
     def footprint(self) -> Footprint:
-        """The memory of the weights and all contexts over them; empty if unknown."""
+        """Return the memory of the weights and all contexts over them; empty if unknown."""
 
     def close(self) -> None:
         """Free the weights; every runner must be closed before."""
@@ -116,7 +116,7 @@ class Fetcher(Protocol):
         """
 
     def fetch(self, spec: ModelSpec, report: Callable[[FileProgress], None], wanted: Callable[[], bool]) -> ModelSpec:
-        """The specification with its files' places, once they are there; stops soon after it is not `wanted`.
+        """Return the specification with its files' places, once they are there; stop soon after it is not `wanted`.
 
         Raises `server.errors.NotFound`, `DownloadFailed`.
         """

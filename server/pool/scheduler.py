@@ -86,7 +86,7 @@ class Scheduler:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def _quiet(self) -> bool:
-        """Whether no model has anything to do; asked from other threads."""
+        """Return whether no model has anything to do; called in other threads."""
         return all(entry.idle for entry in self._entries.values())
 
     async def close(self) -> None:
@@ -97,7 +97,7 @@ class Scheduler:
     # ---- leases
 
     def lease(self, entry: Entry) -> Lease:
-        """A hold on a serving model."""
+        """Return a lease on a serving model."""
         assert entry.loaded is not None
         lease = Lease(entry.loaded, partial(self._released, entry))
         entry.leases.add(lease)
@@ -140,7 +140,7 @@ class Scheduler:
             raise
 
     def _forget(self, entry: Entry, waiter: asyncio.Future[Lease]) -> None:
-        """A waiter was cancelled, perhaps right after it had got its lease."""
+        """Forget a cancelled waiter, which may just have got its lease."""
         if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
             waiter.result().release()
         if waiter in entry.waiters:

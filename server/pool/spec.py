@@ -219,7 +219,7 @@ class ModelSpec:
         return text
 
     def configured_for(self, task: Task) -> bool:
-        """Whether the settings say so; a model may turn out to be made for another task when its file is read."""
+        """Return whether the settings say so; the file may say that a model is made for another task."""
         native = self.native
         ranks = native.pooling == "rank"
         embeds = not ranks and (native.embedding is True or native.pooling != "")

@@ -88,7 +88,7 @@ def _counting_triggers() -> Iterator[str]:
 
 
 def default_path() -> Path:
-    """The state file in the user's XDG state directory (specifications.freedesktop.org/basedir-spec)."""
+    """Return the state file in the user's XDG state directory (specifications.freedesktop.org/basedir-spec)."""
     base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(base) / "llamapool" / "state.sqlite3"
 

@@ -159,7 +159,7 @@ class Description:
 
 
 def encode(saved: SlotState, description: Description, secret: bytes = b"") -> Iterator[bytes | memoryview]:
-    """The file's parts in their order; the state is not copied. With a `secret` (`signing_key`) it is signed."""
+    """Yield the file's parts in their order; the state is not copied. With a `secret` (`signing_key`) it is signed."""
     if not saved.state.startswith(DATA_PREFIX):
         raise InternalError("the library gave a state of an unknown form")
     state = memoryview(saved.state)[_PREFIX_BYTES:]
@@ -253,7 +253,7 @@ def _reader() -> TypeAdapter[Description]:
 
 
 def signing_key(secret: bytes) -> bytes:
-    """What `encode` and `open_saved` take, of a secret of any length; keyed BLAKE2b is a MAC (RFC 7693)."""
+    """Return what `encode` and `open_saved` take, of a secret of any length; keyed BLAKE2b is a MAC (RFC 7693)."""
     return hashlib.blake2b(secret, digest_size=_DIGEST_BYTES, person=b"llamapool slots").digest()
 
 

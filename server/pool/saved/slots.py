@@ -32,7 +32,7 @@ _FIRST_TRAINED = ".rope.scaling.original_context_length"
 
 
 def origin_of(model: LoadedModel) -> dict[str, str | int]:
-    """The facts of `model`, all but its LoRA set, in the order of `_NAMES`. No paths: another machine has others."""
+    """Return the facts of `model` except its LoRA set, ordered as `_NAMES`. No paths: another machine has others."""
     native, engine = model.spec.native, model.engine
     streams = 1 if native.unified else engine.n_slots_each  # of each instance
     scaling = (native.rope_scale, native.rope_freq_base, native.rope_freq_scale, native.yarn_orig_ctx)
@@ -49,8 +49,8 @@ def origin_of(model: LoadedModel) -> dict[str, str | int]:
 
 
 def origin_of_cells(model: LoadedModel, library: str) -> dict[str, str | int]:
-    """What cells depend on, however long the context is, for states that only this program reads: as `origin_of`, and
-    the `library` that wrote them, since another build may write them in another form.
+    """Return what cells depend on, however long the context is, for states that only this program reads: as
+    `origin_of`, and the `library` that wrote them, since another build may write them in another form.
 
     The number of slots counts where each has a stream of cells of its own: the library writes it into a state and
     refuses any other (src/llama-kv-cache.cpp, state_read). The length counts where the rotation differs for contexts
@@ -85,12 +85,12 @@ NO_PROJECTOR = "Cannot restore media tokens without an mmproj"
 
 
 def projector_of(model: LoadedModel) -> str:
-    """What the embeddings of its media depend on; "" without a projector."""
+    """Return what the embeddings of its media depend on; "" without a projector."""
     return "" if model.media is None else model.media.fingerprint
 
 
-def tuning_here(model: LoadedModel, saved: Description) -> AdapterSet:
-    """Under what `saved` was computed, with the adapters' ids of `model`.
+def adapter_set_here(model: LoadedModel, saved: Description) -> AdapterSet:
+    """Return the adapter set that computed `saved`, with the adapters' ids of `model`.
 
     Raises `InvalidRequest` that names everything that differs. The LoRA set fits when requests that name none get
     the set of the cells; or what they got where it was saved: there the cells are a request's with its own ``lora``.
@@ -107,11 +107,11 @@ def tuning_here(model: LoadedModel, saved: Description) -> AdapterSet:
     differing = [fault for fault in faults if fault]
     if differing or adapters is None:
         raise InvalidRequest(f"it was saved elsewhere: {'; '.join(differing)}")
-    return tuning_of(saved, adapters)
+    return adapter_set_of(saved, adapters)
 
 
-def tuning_of(saved: Description, adapters: Adapters) -> AdapterSet:
-    """Under what `saved` was computed, by these `adapters`."""
+def adapter_set_of(saved: Description, adapters: Adapters) -> AdapterSet:
+    """Return the adapter set that computed `saved`, of these `adapters`."""
     return AdapterSet(adapters, NEVER if saved.lora_start is None else saved.lora_start, saved.scope)
 
 
@@ -125,7 +125,7 @@ def _by_content(model: LoadedModel, adapters: Adapters) -> LoraSet:
 
 
 def adapters_here(model: LoadedModel, lora: LoraSet) -> Adapters | None:
-    """The adapters' ids; None when one of them is not loaded here. The same file may be loaded several times."""
+    """Return the adapters' ids; None when one of them is not loaded here. The same file may be loaded several times."""
     ids: dict[str, list[int]] = {}
     for id_, content in enumerate(model.info.adapter_fingerprints):
         ids.setdefault(content, []).append(id_)
@@ -178,7 +178,7 @@ async def restore(model: LoadedModel, id_slot: int, files: SavedFiles, name: str
 
 
 def _scope_here(scope: str, owner: str) -> str:
-    """The scope of what `owner` restores: as it was saved, unless it was nobody's. Raises `InvalidRequest`."""
+    """Return the scope of what `owner` restores: as it was saved, unless it had no owner. Raises `InvalidRequest`."""
     if owner_of(scope) == owner:
         return scope
     if owner_of(scope):
@@ -198,7 +198,7 @@ def _read(model: LoadedModel, files: SavedFiles, name: str) -> tuple[SlotState, 
                 return SlotState(tokens, state, adapter_set, NEVER, media=media), size
             file.seek(0)
             found = open_saved(file, size, files.secret)
-            saved = found.read(model.vocab.n_tokens, tuning_here(model, found.description))
+            saved = found.read(model.vocab.n_tokens, adapter_set_here(model, found.description))
             _check_projector(model, saved.media)
             return saved, size
         except InvalidRequest as error:

@@ -24,7 +24,7 @@ from server.engine.prefix_cache import CacheEntry, SlotState
 from server.errors import InternalError, InvalidRequest, LlamapoolError, without_credentials
 from server.pool.model import LoadedModel
 from server.pool.saved.format import FORMAT, Description, encode, open_saved
-from server.pool.saved.slots import adapters_here, describe, origin_of_cells, projector_of, tuning_of
+from server.pool.saved.slots import adapter_set_of, adapters_here, describe, origin_of_cells, projector_of
 from server.pool.saved.store import Listed, SavedFiles, SlotFiles, UrlFiles
 
 log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ _NOT_PLAIN = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 def folder_name(model_id: str) -> str:
-    """A folder of its own for each model id, whatever characters it has."""
+    """Return the name of the folder of a model id, whatever characters it has."""
     return f"{_NOT_PLAIN.sub('_', model_id)[:64].strip('.')}-{_digest(model_id)}"
 
 
@@ -46,7 +46,7 @@ def _digest(text: str) -> str:
 
 
 def _is_free(folder: Path) -> bool:
-    """Whether no process uses a folder of states."""
+    """Return whether no process uses a folder of states."""
     try:
         with (folder / _LOCK).open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -88,7 +88,7 @@ class StateFolder:
         return None if not self._shared else FOLDER_S if self._path is not None else ADDRESS_S
 
     def index(self) -> list[CacheEntry]:
-        """What is there and fits this model; damaged files are removed. Raises `FolderInUse` when another process uses
+        """Return the states that fit this model; remove damaged files. Raises `FolderInUse` when another process uses
         the folder, and `InternalError`."""
         if self._path is not None:
             self._take(self._path)
@@ -147,13 +147,13 @@ class StateFolder:
             return found.read(self._model.vocab.n_tokens, adapter_set, states=states), size
 
     def _adapter_set(self, found: Description) -> AdapterSet | None:
-        """What computed it. None: it can't be used now, since it is of another model or other settings, its adapters or
-        its projector are not loaded, or no slot has room for it."""
+        """Return what computed a state. None: it can't be used now. It is of another model or other settings, its
+        adapters or its projector are not loaded, or no slot has room for it."""
         adapters = adapters_here(self._model, found.lora)
         own = found.origin == self._origin and found.media in ("", projector_of(self._model))
         if adapters is None or not own or found.n_tokens > self._model.engine.n_ctx_seq:
             return None
-        return tuning_of(found, adapters)
+        return adapter_set_of(found, adapters)
 
     def write(self, name: str, saved: SlotState) -> int:
         """Whole or not at all; its bytes. Raises `InternalError` with the system's reason."""
@@ -251,7 +251,7 @@ class EmbeddingFolder:
         self._files.write(_name(key), (data, _embedding_digest(key, data)))
 
     def remove(self, key: bytes) -> None:
-        """One that is gone already is no error. Raises `InternalError`."""
+        """Remove a file, if it exists. Raises `InternalError`."""
         self._files.remove(_name(key))
 
 

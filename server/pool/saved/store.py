@@ -136,7 +136,7 @@ class SlotFiles:
 
     @contextmanager
     def opened(self, name: str) -> Iterator[tuple[BinaryIO, int]]:
-        """A saved file and its size. Raises `InvalidRequest` if there is none, or if it is no regular file."""
+        """Open a file; yield it and its size. Raises `InvalidRequest` if there is none, or if it is no regular file."""
         with _reported("restore"):
             try:
                 # O_NONBLOCK: a named pipe must not stop the thread
@@ -228,7 +228,7 @@ class UrlFiles:
 
     @contextmanager
     def opened(self, name: str) -> Iterator[tuple[BinaryIO, int]]:
-        """A saved file and its size. Raises `InvalidRequest` when there is none."""
+        """Open a saved file; yield it and its size. Raises `InvalidRequest` when there is none."""
         with (
             _reported("restore", self._shown),
             self._store.open(f"{self._path}/{name}", "rb", block_size=_BLOCK) as file,
@@ -238,7 +238,7 @@ class UrlFiles:
             yield cast(BinaryIO, file), n_bytes
 
     def listed(self) -> list[Listed]:
-        """What is there. Raises `InternalError`."""
+        """Return all files. Raises `InternalError`."""
         with _reported("find", self._shown):
             try:
                 self._store.invalidate_cache(self._path)  # others write here, too
@@ -249,10 +249,10 @@ class UrlFiles:
         return [Listed(name, one["size"], _age_s(one)) for name, one in names]
 
     def used(self, name: str) -> None:
-        """A store knows when a file was written, not when it was read."""
+        """Do nothing: a store knows when a file was written, not when it was read."""
 
     def remove(self, name: str) -> None:
-        """One that is gone already is no error. Raises `InternalError`."""
+        """Remove a file, if it exists. Raises `InternalError`."""
         with _reported("remove", self._shown):
             try:
                 self._store.rm_file(f"{self._path}/{name}")

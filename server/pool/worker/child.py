@@ -444,7 +444,7 @@ def load_effort() -> tuple[int, ...]:
 
 
 def _no_template(_info: ModelInfo, _spec: ModelSpec) -> ChatTemplate:
-    """The server renders prompts."""
+    """Return an empty template: the server renders prompts."""
     return ChatTemplate("", bos_token="", eos_token="")
 
 

@@ -33,7 +33,7 @@ class Loaders:
         self._closed = False
 
     def _isolates(self, spec: ModelSpec) -> bool:
-        """Whether a model runs in its own process: ``auto`` does so if devices besides the CPU compute."""
+        """Return whether a model runs in its own process: ``auto`` does so if devices besides the CPU compute."""
         if spec.isolation == "auto":
             return self._in_process is not None and self.local.uses_devices(spec)
         return spec.isolation == "process"
