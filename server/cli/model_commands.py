@@ -9,6 +9,7 @@ from tqdm import tqdm
 
 from server.errors import ConfigError, LlamapoolError, NotFound
 from server.hub.choice import MMPROJ, SIBLINGS
+from server.hub.process import Report
 from server.hub.reference import Reference
 from server.pool.protocols import FileProgress
 from server.settings import hub_of, hub_settings
@@ -94,30 +95,18 @@ def _reference(name: str) -> Reference:
 
 
 @contextmanager
-def _shown(name: str) -> Iterator["_Bar"]:
-    bar = _Bar(name)
-    try:
-        yield bar
-    finally:
-        bar.close()
+def _shown(name: str) -> Iterator[Report]:
+    """Yield a function that shows a download: as a bar on a terminal, otherwise as one line per file."""
+    files: dict[str, FileProgress] = {}
+    terminal = sys.stderr.isatty()
+    with tqdm(desc=name, unit="B", unit_scale=True, disable=not terminal, file=sys.stderr) as bar:
 
+        def show(progress: FileProgress) -> None:
+            if not terminal and progress.url not in files:
+                print(f"fetching {progress.url} ({progress.total / 1e6:.1f} MB)", file=sys.stderr)
+            files[progress.url] = progress
+            bar.total = sum(file.total for file in files.values())
+            bar.n = sum(file.done for file in files.values())
+            bar.refresh()
 
-class _Bar:
-    """Progress of one model's download: a bar on a terminal, otherwise one line per file."""
-
-    def __init__(self, name: str) -> None:
-        self._files: dict[str, FileProgress] = {}
-        terminal = sys.stderr.isatty()
-        self._bar = tqdm(desc=name, unit="B", unit_scale=True, disable=not terminal, file=sys.stderr)
-        self._lines = not terminal
-
-    def __call__(self, progress: FileProgress) -> None:
-        if self._lines and progress.url not in self._files:
-            print(f"fetching {progress.url} ({progress.total / 1e6:.1f} MB)", file=sys.stderr)
-        self._files[progress.url] = progress
-        self._bar.total = sum(file.total for file in self._files.values())
-        self._bar.n = sum(file.done for file in self._files.values())
-        self._bar.refresh()
-
-    def close(self) -> None:
-        self._bar.close()
+        yield show

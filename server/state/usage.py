@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
 from datetime import UTC, datetime
+from operator import add
 from typing import Any, Protocol
 
 import orjson
@@ -49,12 +50,7 @@ class Counts:
     completion: int = 0
 
     def __add__(self, other: "Counts") -> "Counts":
-        return Counts(
-            self.requests + other.requests,
-            self.prompt + other.prompt,
-            self.cached + other.cached,
-            self.completion + other.completion,
-        )
+        return Counts(*map(add, astuple(self), astuple(other)))
 
 
 @dataclass(frozen=True, slots=True)
