@@ -15,15 +15,16 @@ from dataclasses import dataclass
 from math import inf
 
 from server.engine.costs import MoveCost
+from server.engine.kv_budget import KvBudget
 from server.engine.media import MediaInput, MediaSpan, span_at
 from server.engine.params import EngineParams
 from server.engine.placement import Placement, Placer
 from server.engine.prefix_cache import Checkpoint, StateCache, state_cache
-from server.engine.queue import MAX_BYPASSES, OUTPUT_WEIGHT, REPLY_CELLS, Queue, TokenCounters
+from server.engine.queue import OUTPUT_WEIGHT, Queue, TokenCounters
 from server.engine.relocation import best_relocation, n_runs
 from server.engine.request import BATCH_PRIORITY, Adapters
 from server.engine.runner_api import RunnerInfo
-from server.engine.sequence import Phase, Sequence, Slot, first_to_evict
+from server.engine.sequence import Phase, Sequence, Slot
 
 WAIT_WEIGHT = 0.25
 """Aging: share of the tokens that could be computed while a prompt waits. Shorter prompts can delay a long one to at
@@ -123,61 +124,6 @@ def portion(n_left: int, size: int, n_ubatch: int, *, exact: bool = False) -> in
 
 def _whole(size: int, n_ubatch: int) -> int:
     return size - size % (n_ubatch if size >= n_ubatch else TILE if size >= TILE else 1)
-
-
-class KvBudget:
-    """The KV cells of one instance that are free for waiting requests."""
-
-    def __init__(self, slots: list[Slot], info: RunnerInfo) -> None:
-        self._slots = slots
-        self._info = info
-        self._preempted: list[Sequence] = []  # preempted since the last sequence ended
-        self._lost = 0  # cells that are occupied although no sequence accounts for them, until a sequence ends
-        self.changes = 0  # counts changes of slot holders
-        self.free = inf  # free cells; infinite with separate KV and while no slot is held
-
-    def measure(self) -> None:
-        """Update the number of free cells. Call it before checking requests."""
-        active = [s for slot in self._slots if (s := slot.sequence) is not None]
-        if not active:
-            self._preempted = []
-        if self._info.unified:
-            self.free = self._info.n_cells - self._lost - sum(map(_cells, active)) if active else inf
-
-    def fits(self, sequence: Sequence, n_kept: int) -> bool:
-        """Whether enough cells are free for `sequence`, of which the first `n_kept` tokens are in cells already."""
-        n_preempted = len(sequence.preempted.tokens) if sequence.preempted else 0
-        sequence.n_needed = max(len(sequence.target), n_preempted) - n_kept + REPLY_CELLS
-        sequence.looked_at = self.changes
-        return sequence.n_needed <= self.free
-
-    def refuses(self, sequence: Sequence) -> bool:
-        """Whether it is known without a prefix search that `sequence` does not fit."""
-        return sequence in self._preempted or (sequence.looked_at == self.changes and sequence.n_needed > self.free)
-
-    def allows_bypass(self, blocked: list[Sequence]) -> bool:
-        """Whether a request may bypass those that are `blocked`, because they do not fit: cells for more than a reply
-        are left, and none of them was bypassed as often as allowed.
-        """
-        return not blocked or (self.free > REPLY_CELLS and all(one.n_bypasses < MAX_BYPASSES for one in blocked))
-
-    def ran_out(self, victim: Sequence, n_batch: int) -> None:
-        """Record that a batch of `n_batch` tokens found no cells and no idle cache is left; `victim` will be
-        preempted.
-        """
-        self._preempted.append(victim)
-        held = sum(s.n_computed - slot.n_shared for slot in self._slots if (s := slot.sequence) is not None)
-        self._lost = max(self._lost, self._info.n_cells - held - n_batch)
-
-    def ended(self) -> None:
-        """Record that a sequence ended and gave up its slot: preempted ones may return."""
-        self._preempted, self._lost = [], 0
-
-
-def _cells(sequence: Sequence) -> int:
-    """Return the cells that `sequence` holds or will need, without those it shares."""
-    slot = sequence.held
-    return max(len(sequence.target), len(slot.tokens)) - slot.n_shared + REPLY_CELLS
 
 
 StepSharers = tuple[Adapters, int]
@@ -504,23 +450,13 @@ class Scheduler:
             size.observe(n_tokens if self.info.unified else n_of_prompts, seconds)
 
     def victim(self, entries: list[TokenRun]) -> Slot | Sequence | None:
-        """Return what to evict when cells ran out: an idle slot, or a sequence to preempt. None: retry with a smaller
-        batch.
-
-        A sequence that is alone and cannot shrink its batch has to end.
-        """
-        cached = [slot for slot in self.slots if slot.idle and slot.tokens]
-        if cached:
-            return first_to_evict(cached)
-        active, n_tokens = list(self.active()), sum(len(e.tokens) for e in entries)
-        if len(active) > 1:
-            victim = max(active, key=lambda s: (s.request.priority, s.arrival))
-            self.kv_budget.ran_out(victim, n_tokens)
-            return victim
-        if n_tokens == 1 or any(e.media is not None and not e.media.causal for e in entries):  # not in parts
-            return active[0]
-        self._limit = n_tokens // 2
-        return None
+        """Return what to evict when cells ran out, as `KvBudget.victim`. None: retry with a smaller batch."""
+        n_tokens = sum(len(e.tokens) for e in entries)
+        can_split = n_tokens > 1 and not any(e.media is not None and not e.media.causal for e in entries)
+        victim = self.kv_budget.victim(n_tokens, can_split=can_split)
+        if victim is None:
+            self._limit = n_tokens // 2
+        return victim
 
     def release(self, sequence: Sequence, now: float) -> None:
         """Free the slot of a sequence that has ended; its cells remain as a cache."""
