@@ -42,9 +42,10 @@ class Names:
         return _first(name, self._asked, self._by_name)
 
     def resolve(self, name: str | None, task: Task = "generate") -> ModelSpec:
-        """Return the model of a request: the one with that id or alias; otherwise, among the models configured for
-        `task` (or all, if none is), the first one if the request names none, and the only one whatever the name, as
-        a llama-server with one model. Raises `ModelNotFound` for an unknown name among several.
+        """Return the model of a request: the one with that id or alias.
+
+        A request without a name gets the first model that is configured for `task`, or the first of all. A single such
+        model answers to every name, as llama-server does. Raises `ModelNotFound` for an unknown name among several.
         """
         if name and (found := _first(name, self._by_name, self._asked)) is not None:
             return found

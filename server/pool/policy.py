@@ -72,10 +72,9 @@ def decide(
     (tools/server/server-models.cpp, server_lru_sched::tick). No more models are unloaded than necessary, and none
     for a model that would not fit anyway.
 
-    If the first waiter has waited for `patience_s` and every model is busy, models that would be unloaded if idle
-    take no new leases, so that steady traffic cannot block others forever. With a `budget` one load starts at a
-    time, since it may take all free memory. A model whose size is unknown after `MEASURING_S` (a slow disk) is
-    passed.
+    Steady traffic cannot block others forever: if the first waiter has waited for `patience_s` and every model is
+    busy, those that would be unloaded if idle take no new leases. With a `budget` one load starts at a time, since it
+    may take all free memory. A model whose size is unknown after `MEASURING_S` (a slow disk) is passed.
     """
     return _Deciding(models, models_max, budget or {}).decided(queue, now, patience_s)
 
@@ -211,8 +210,8 @@ def _short(lack: Amounts, chosen: Sequence[Candidate]) -> list[str]:
 
 
 def used_again(uses: float, now: float) -> float:
-    """Return the updated use score: the binary logarithm of a count in which a use weighs half as much as one
-    `HALF_LIFE_S` later, so recency and frequency are one number without aging (Lee et al., LRFU, 2001).
+    """Return the updated use score, the binary logarithm of a count. A use weighs half as much as one `HALF_LIFE_S`
+    later, so recency and frequency are one number without aging (Lee et al., LRFU, 2001).
     """
     new = now / HALF_LIFE_S
     low, high = sorted((uses, new))

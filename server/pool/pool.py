@@ -319,8 +319,8 @@ class Pool:
     async def remove(self, name: str) -> None:
         """Unload a model of the cache, or stop its download, and delete its files, as ``DELETE /models`` does.
 
-        Raises `ModelNotFound`, `InvalidRequest` for one that is not of the cache, and for a repository's name where the
-        cache has several models of it, `Unavailable`, `ShuttingDown`.
+        Raises `ModelNotFound`, `Unavailable`, `ShuttingDown`, and `InvalidRequest` for a model that is not of the cache
+        and for a repository of which the cache has several models.
         """
         self._check_whole()
         entry = self._entries[self._names.exact(name).id]

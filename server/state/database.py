@@ -114,8 +114,8 @@ def open_database(place: str, contents: str = "responses, files and batches") ->
 class Database:
     """The connection to `path`, or to memory for None. Raises `ConfigError` if the file cannot be opened.
 
-    Several servers may use one file. ``worker`` identifies this one in it. A server holds the lock of a file of its own
-    next to the database while it runs, so that the others notice when it ends, also by ``kill -9``.
+    Several servers may use one file. ``worker`` identifies this one in it. While a server runs, it holds the lock of a
+    file of its own next to the database. So the others notice when it ends, also by ``kill -9``.
     """
 
     def __init__(self, path: Path | None) -> None:

@@ -7,9 +7,12 @@
     JSON: Description, with a hash of all of the above
     magic | u32 format | u32 bytes of the JSON | u64 bytes before it | hash of the JSON and these numbers
 
-The words are llama-server's packed tokens (tools/server/server-common.cpp, server_tokens::serialize): -1, version,
-number, tokens (-1 for each of a medium), number of media, their places, and of each the bytes of its `media_record` and
-their number. llama-server reads such a file and ignores what follows the state. One file and not two (docs/adr/0006):
+The words are llama-server's packed tokens (tools/server/server-common.cpp, server_tokens::serialize)::
+
+    -1 | version | number of tokens | tokens, -1 for each of a medium | number of media | their places
+    of each medium: number of bytes | the bytes that `read_record` parses
+
+llama-server reads such a file and ignores what follows the state. One file and not two (docs/adr/0006):
 it appears, and is replaced, in one rename. Hashes are BLAKE2b: any changed byte is found. llama-server's own files end
 with the state (`read_foreign`); older ones have a plain list of tokens for words.
 """

@@ -3,10 +3,10 @@
 Two sockets carry pickles of the dataclasses below: one carries short messages, the other messages with buffers. A slot
 state of a gigabyte therefore delays neither events nor cancellations.
 
-- Dataclasses are pickled as their fields. Fields of more than `LONG_BYTES` bytes are sent as out-of-band buffers (PEP
-  574) by a thread, and received in place, so that no event loop copies them.
-- To the worker, a vocabulary, compiled grammar, tokenized medium, cancellation switch or known bitmap is sent as a
-  reference to the worker's object (`remote_object`).
+- Dataclasses are pickled as their fields. A thread sends fields of more than `LONG_BYTES` bytes as out-of-band buffers
+  (PEP 574), which are received in place: no event loop copies them.
+- The worker gets references to its own objects (`remote_object`): vocabulary, compiled grammars, tokenized media,
+  cancellation switches, known bitmaps.
 - From the worker, only plain values, our dataclasses and our enums are accepted, because a model file may have
   taken the process over. That is no security boundary: the process has the server's user.
 """
