@@ -52,7 +52,7 @@ WORDS = [
 ]
 FILE_ORDER = """
 import runpy, sys
-from server.routes import batch_runner
+from server.serving import batch_runner
 batch_runner._prefix = lambda body: ("", b"")
 sys.argv[0] = "server"
 runpy.run_module("server", run_name="__main__")

@@ -39,11 +39,11 @@ from server.pool.protocols import Loader
 from server.pool.saved.store import SavedFiles, SlotFiles, UrlFiles
 from server.reload import Reload, key_ring
 from server.routes import include_routes
-from server.routes.batch_runner import BatchRunner
 from server.routes.responses import DAY_S, fail_interrupted
-from server.routes.services import Services
 from server.sandbox.memory import MemoryWatch
 from server.sandbox.process import Process
+from server.serving.batch_runner import BatchRunner
+from server.serving.services import Services
 from server.settings import Settings, check_files, load_settings, slot_secret
 from server.startup_banner import show_first_screen, show_load_progress
 from server.state.batches import BatchLines

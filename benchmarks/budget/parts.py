@@ -24,8 +24,8 @@ from server.engine.text import TextStream
 from server.llama.context.batch import Batch
 from server.llama.context.runner import LlamaRunner
 from server.llama.vocab import LlamaVocab
-from server.routes import generate
-from server.routes.session import Session
+from server.serving import generate
+from server.serving.session import Session
 from server.templates.isolated import IsolatedRenderer
 from server.templates.template import ChatTemplate
 from server.transport.middleware import Middleware

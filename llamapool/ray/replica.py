@@ -13,7 +13,7 @@ from llamapool.ray.placement import Aim
 from server import logs
 from server.errors import Unavailable
 from server.pool.state import Status
-from server.routes.services import Services
+from server.serving.services import Services
 from server.transport.auth import Access
 
 logger = logging.getLogger(__name__)

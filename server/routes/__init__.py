@@ -28,24 +28,22 @@
 ``WebSocket /v1/responses``                         the same, each message a request (`transport.websocket`)
 ``POST /v1/completions``                            `completions`: OpenAI text completions
 ``POST /completion  /completions  /infill``         `completions`: llama-server's own
-``POST /v1/audio/transcriptions  /translations``    `transcriptions`: the text of a recording
+``POST /v1/audio/transcriptions  /translations``    `audio`: the text of a recording
 ``POST /v1/moderations``                            `completions`: not supported (501)
-``POST /v1/embeddings  /embedding  /embeddings``    `vectors`: OpenAI's reply, and llama-server's own
-``POST /rerank  /reranking  /v2/rerank``            `vectors`: scores; the first two also under ``/v1``
+``POST /v1/embeddings  /embedding  /embeddings``    `embeddings`: OpenAI's reply, and llama-server's own
+``POST /rerank  /reranking  /v2/rerank``            `embeddings`: scores; the first two also under ``/v1``
 ``POST /tokenize  /detokenize``                     `tokens`; ``GET /tokenizer_info`` as in vLLM
 ``POST /predict``                                   `vertex`: Vertex AI's predictions; the path is configurable
 ``POST /api/chat  /api/generate``                   `ollama`: Ollama's API
 ``POST /api/embed  /api/embeddings``
 ``GET  /api/tags  /api/ps  /api/version``           its models; ``POST /api/show`` has one model's facts
-``GET  /page/live  /page/config``                   `page`: engine state for the web UI, and its settings
+``GET  /page/live  /page/config``                   `web`: engine state for the web UI, and its settings
 ``GET  /page/log  /page/bodies  POST /page/bench``  the log, recorded bodies, `llamapool bench`
 ``GET/POST /tools  /cors-proxy``                    endpoints of llama-server's web UI
 ``GET  /docs  /openapi.json``                       `openapi`: this API as a page and as OpenAPI; open without a key
 ==================================================  =============================================
 
-`generate` makes the HTTP replies of endpoints that use a model, `session` leads a request through the pool and the
-engine. `batch_runner` runs batches, and `stored` pages lists.
-`openapi` describes all endpoints.
+Handlers name a dialect (`server.dialects`) and call `server.serving`. `openapi` describes all endpoints.
 """
 
 import inspect
@@ -57,10 +55,12 @@ from fastapi.routing import APIRoute
 from starlette.routing import Route
 
 from server.routes import (
+    audio,
     batches,
     chat,
     completions,
     conversations,
+    embeddings,
     files,
     health,
     messages,
@@ -68,19 +68,17 @@ from server.routes import (
     models,
     ollama,
     openapi,
-    page,
     props,
     responses,
     slots,
     streams,
     tokens,
-    transcriptions,
-    vectors,
     vertex,
+    web,
 )
 
-_GENERATING = (chat, streams, batches, messages, responses, conversations, files, completions, vectors, transcriptions)
-_MODULES = (*_GENERATING, tokens, ollama, vertex, health, models, props, slots, metrics, page, openapi)
+_GENERATING = (chat, streams, batches, messages, responses, conversations, files, completions, embeddings, audio)
+_MODULES = (*_GENERATING, tokens, ollama, vertex, health, models, props, slots, metrics, web, openapi)
 ROUTERS = tuple(module.router for module in _MODULES)
 
 

@@ -16,17 +16,24 @@ from server.dialects.responses.parse import read_metadata
 from server.dialects.warnings import as_header, unused_fields
 from server.errors import InvalidRequest, ModelNotFound
 from server.pool.spec import Task
-from server.routes.batch_runner import BatchInput, batch_input, read_lines
 from server.routes.files import read_expiry
 from server.routes.openapi import HI, READS, describe
-from server.routes.services import caller_of, owner_of, services
-from server.routes.stored import ListQuery, change_object, find_object, list_reply, not_found, read_limit, remove_object
+from server.serving.batch_runner import BatchInput, batch_input, read_lines
+from server.serving.services import key_of, owner_of, services
+from server.serving.stored import (
+    ListQuery,
+    change_object,
+    find_object,
+    list_reply,
+    not_found,
+    read_limit,
+    remove_object,
+)
 from server.state.batches import Outcome
 from server.state.objects import UNFINISHED, Json, Page
 from server.transport.body import read_as, read_json, read_later
 from server.transport.endpoints import TARGET, Target
 from server.transport.errors import json_reply
-from server.transport.keys import ANYBODY
 
 router = APIRouter(tags=["batches"])
 _EXAMPLE = {"input_file_id": "file-x", "endpoint": "/v1/chat/completions", "completion_window": "24h"}
@@ -194,7 +201,7 @@ async def _start(request: Request, batch: Json, found: BatchInput) -> None:
     used, owner = services(request), owner_of(request)
     lines = [] if found.errors else found.lines
     batch |= {
-        "key_name": (caller_of(request) or ANYBODY).name,
+        "key_name": key_of(request).name,
         "models": _known_models(request, found.models, batch["endpoint"]),
         "model": found.models[0] if len(found.models) == 1 else None,
         "request_counts": {"total": len(found.lines), "completed": 0, "failed": 0, "unsent": 0},

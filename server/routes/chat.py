@@ -7,12 +7,11 @@ from fastapi.responses import Response
 
 from server.dialects.chat.parse import CHAT, ChatBody, ControlBody, apply_template, input_tokens
 from server.dialects.fields import parse
-from server.routes.generate import answer, compute
 from server.routes.openapi import HI, READS, RUNS, describe
-from server.routes.services import caller_of, services
+from server.serving.generate import answer, compute
+from server.serving.services import key_of, services
 from server.transport.body import read_as, read_json
 from server.transport.errors import json_reply
-from server.transport.keys import ANYBODY
 
 router = APIRouter(tags=["chat"])
 
@@ -55,7 +54,7 @@ async def control(request: Request) -> Response:
     used = services(request)
     wanted = parse(ControlBody, await read_json(request))
     model = used.pool.resolve(wanted.model).id if wanted.model else None
-    caller, found = caller_of(request) or ANYBODY, used.running.get(wanted.id)
+    caller, found = key_of(request), used.running.get(wanted.id)
     if found is None or model not in (None, found.model) or not (caller.sees_all or caller.owner == found.owner):
         return json_reply({"success": False, "message": "no active completion for this id"})
     if wanted.action == "cancel":

@@ -6,8 +6,8 @@ from fastapi.responses import Response
 from server.dialects.completions.parse import COMPLETIONS, CompletionBody
 from server.dialects.native.parse import INFILL, NATIVE, InfillBody, NativeBody
 from server.errors import NotSupported
-from server.routes.generate import answer
 from server.routes.openapi import RUNS, describe
+from server.serving.generate import answer
 
 router = APIRouter(tags=["completions"])
 _GAP = {"input_prefix": "def add(a, b):\n    return ", "input_suffix": "\n", "n_predict": 16}

@@ -11,8 +11,8 @@ from server.dialects.responses.parse import read_metadata
 from server.dialects.warnings import as_header, unused_fields
 from server.errors import InvalidRequest, NotFound, short
 from server.routes.openapi import READS, describe
-from server.routes.services import owner_of, services
-from server.routes.stored import (
+from server.serving.services import owner_of, services
+from server.serving.stored import (
     change_object,
     find_object,
     list_items,

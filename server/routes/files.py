@@ -13,10 +13,10 @@ from fastapi.responses import Response
 from server.dialects.common import Json, page_of, rfc3339
 from server.dialects.warnings import as_header, unused_fields
 from server.errors import InvalidRequest
-from server.routes.batch_runner import new_file
 from server.routes.openapi import FORM, READS, describe
-from server.routes.services import owner_of, services
-from server.routes.stored import ListQuery, find_object, list_reply, remove_object
+from server.serving.batch_runner import new_file
+from server.serving.services import owner_of, services
+from server.serving.stored import ListQuery, find_object, list_reply, remove_object
 from server.transport.body import read_form
 from server.transport.errors import json_reply
 

@@ -17,7 +17,7 @@ from server.errors import (
 from server.pool.pool import Pool
 from server.pool.state import ModelState, Status
 from server.routes.openapi import FINDS, describe
-from server.routes.services import caller_of, services
+from server.serving.services import caller_of, services
 from server.transport.errors import json_reply
 from server.transport.sse import HEAD_ONLY
 

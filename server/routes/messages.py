@@ -17,10 +17,10 @@ from server.dialects.messages.mcp import (
     uses_mcp,
 )
 from server.dialects.messages.parse import MESSAGES, MessagesBody, MessagesRequest, count_message_tokens, parse_messages
-from server.routes.generate import compute, respond
-from server.routes.mcp import offer, server_tools
 from server.routes.openapi import HI, RUNS, describe
-from server.routes.services import services
+from server.serving.generate import compute, respond
+from server.serving.mcp import offer, server_tools
+from server.serving.services import services
 from server.transport.body import read_as, read_later
 
 router = APIRouter(tags=["messages"])

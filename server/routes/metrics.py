@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from server.errors import InvalidRequest, NotSupported
 from server.routes.openapi import TEXT, describe
-from server.routes.services import caller_of, services
+from server.serving.services import caller_of, services
 from server.state.usage import UsageRow
 from server.transport.errors import json_reply
 

@@ -25,7 +25,7 @@ from server.pool.pool import Pool
 from server.pool.protocols import FileProgress, ModelInfo
 from server.pool.state import ModelFacts, ModelState, Status
 from server.routes.openapi import FINDS, READS, describe
-from server.routes.services import sees_files, services
+from server.serving.services import sees_files, services
 from server.telemetry.record import RECORD
 from server.transport.body import read_json
 from server.transport.errors import json_reply

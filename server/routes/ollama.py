@@ -29,10 +29,9 @@ from server.pool.names import LATEST
 from server.pool.pool import Pool
 from server.pool.spec import Task
 from server.pool.state import ModelState, Status
-from server.routes.generate import respond
 from server.routes.openapi import FINDS, HI, NDJSON, READS, RUNS, TEXT, describe
-from server.routes.services import lease_for, sees_files, services, target_of
-from server.routes.vectors import embed
+from server.serving.generate import embed, respond
+from server.serving.services import lease_for, sees_files, services, target_of
 from server.telemetry.record import RECORD
 from server.transport.body import read_as, read_json
 from server.transport.errors import JSON_TYPE, json_reply

@@ -39,16 +39,15 @@ from server.dialects.responses.tools import (
 )
 from server.dialects.responses.write import EARLY_PING, Keep, response_body
 from server.errors import InvalidRequest, LlamapoolError, QueueFull, Unavailable, short
-from server.routes.batch_runner import POLL_S
-from server.routes.generate import Exchange, compute, respond
-from server.routes.mcp import offer, server_tools
 from server.routes.openapi import RUNS, describe
-from server.routes.services import Services, caller_of, owner_of, services
-from server.routes.stored import find_object, list_items, object_reply, remove_object
+from server.serving.batch_runner import POLL_S
+from server.serving.generate import Exchange, compute, respond
+from server.serving.mcp import offer, server_tools
+from server.serving.services import Services, key_of, owner_of, services
+from server.serving.stored import find_object, list_items, object_reply, remove_object
 from server.state.objects import UNFINISHED, Json, Objects
 from server.transport.body import read_as, read_later
 from server.transport.errors import json_reply
-from server.transport.keys import ANYBODY
 from server.transport.resumable import KeptStream
 from server.transport.sse import event_stream
 from server.transport.websocket import CONNECTION, EventSocket
@@ -114,7 +113,7 @@ async def response_socket(socket: WebSocket) -> None:
 async def _read(request: Request, change: Callable[[Json], Json] = lambda given: given) -> ResponseRequest:
     """Parse the body and the stored items that it continues. `change` returns the body to parse in its place."""
     cipher = services(request).reasoning
-    servers, key = services(request).mcp, caller_of(request) or ANYBODY
+    servers, key = services(request).mcp, key_of(request)
     web_search = servers.rules.web_search
     web_search = web_search if key.may_call(web_search) else ""
 

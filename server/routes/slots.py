@@ -19,12 +19,11 @@ from server.pool.saved.store import SavedFiles, check_name
 from server.pool.state import ModelState
 from server.routes.health import NO_SLOT, is_pending
 from server.routes.openapi import FINDS, RUNS, describe
-from server.routes.services import cache_owner, caller_of, lease_for, services
-from server.routes.session import PIN
+from server.serving.services import cache_owner, caller_of, key_of, lease_for, services
+from server.serving.session import PIN
 from server.transport.body import read_json
 from server.transport.errors import json_reply
 from server.transport.internal import post_json
-from server.transport.keys import ANYBODY
 from server.transport.sse import while_connected
 
 router = APIRouter(tags=["monitoring"])
@@ -170,7 +169,7 @@ async def pin_prefix(request: Request) -> Response:
     ttl_s, name = body.pop("ttl_s", None), body.pop("key", None)
     if isinstance(ttl_s, bool) or not isinstance(ttl_s, int | float) or not 0 < ttl_s <= MAX_PIN_S:
         raise InvalidRequest(f"ttl_s: must be a number of seconds, at most {MAX_PIN_S}", "ttl_s")
-    key = caller = caller_of(request) or ANYBODY
+    key = caller = key_of(request)
     if "infer" not in caller.scopes or (name is not None and not caller.sees_all):
         raise PermissionDenied("a pin needs the scope infer, and one for another key the scope metrics as well")
     if name is not None:

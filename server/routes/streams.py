@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request, Response
 
 from server.errors import InvalidRequest, ModelLoading, NotFound
 from server.routes.openapi import FINDS, READS, describe
-from server.routes.services import services, stream_owner
+from server.serving.services import services, stream_owner
 from server.transport.body import read_json
 from server.transport.errors import json_reply
 from server.transport.resumable import KeptStream

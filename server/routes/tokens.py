@@ -9,9 +9,9 @@ from server.dialects.native.tokens import (
     read_detokenize,
     read_tokenize,
 )
-from server.routes.generate import compute
 from server.routes.openapi import FINDS, READS, describe
-from server.routes.services import lease_for, services
+from server.serving.generate import compute
+from server.serving.services import lease_for, services
 from server.transport.body import read_as
 from server.transport.errors import json_reply
 

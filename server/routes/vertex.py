@@ -12,11 +12,10 @@ from fastapi.responses import Response
 
 from server.errors import InvalidRequest, LlamapoolError, NotFound, short
 from server.routes.openapi import HI, READS, describe
-from server.routes.services import caller_of, services
+from server.serving.services import key_of, services
 from server.transport.body import read_json
 from server.transport.errors import error_body, json_reply
 from server.transport.internal import post_json
-from server.transport.keys import ANYBODY
 from server.transport.sse import Watch
 
 router = APIRouter(tags=["vertex"])
@@ -63,7 +62,7 @@ async def predict(request: Request) -> Response:
 
 async def _predict(request: Request, index: int, instance: Any) -> Any:
     """Return the reply to one instance. A failed instance becomes an object with ``error``."""
-    used, key = services(request), caller_of(request) or ANYBODY
+    used, key = services(request), key_of(request)
     try:
         path, body = _read(index, instance)
         wanted = orjson.dumps(body)

@@ -4,7 +4,7 @@ The middleware enters `AdmissionControl.admit` for the whole life of a request. 
 Each refusal is an exception of `server.errors`, which `telemetry.record.reason_of` names in logs and metrics.
 
 A request that needs a model then holds a place in the `ConcurrencyLimiter` while it waits for its `Lease`
-(`routes.services.lease_for`, `routes.session.Session`).
+(`serving.services.lease_for`, `serving.session.Session`).
 """
 
 import asyncio

@@ -15,7 +15,7 @@ from anthropic import BadRequestError as AnthropicBadRequest
 from openai import AsyncOpenAI, BadRequestError, NotFoundError
 from openai.types import Batch
 
-from server.routes import batch_runner
+from server.serving import batch_runner
 from tests.api.conftest import Api, Serve
 from tests.api.scripted import opened as serving
 

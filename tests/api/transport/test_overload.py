@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from server.routes.session import LONG_BYTES
+from server.serving.session import LONG_BYTES
 from tests.api.conftest import Serve, until
 from tests.support.fakes import FakeLoader
 

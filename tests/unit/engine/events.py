@@ -1,4 +1,4 @@
-"""A request's events as an async iterator, for tests; the server's own reader is `server.routes.session`."""
+"""A request's events as an async iterator, for tests; the server's own reader is `server.serving.session`."""
 
 import asyncio
 from collections.abc import AsyncIterator

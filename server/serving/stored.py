@@ -12,7 +12,7 @@ from fastapi.responses import Response
 
 from server.dialects.common import page_of
 from server.errors import InvalidRequest, NotFound, short
-from server.routes.services import owner_of, services
+from server.serving.services import owner_of, services
 from server.state.objects import Json, Kind, Page
 from server.transport.body import read_later
 from server.transport.errors import json_reply

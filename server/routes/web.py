@@ -13,12 +13,11 @@ from fastapi import APIRouter, Query, Request, Response
 from server.engine.request import NUMBERS
 from server.errors import InvalidRequest, NotFound, NotSupported, ShuttingDown
 from server.routes.models import model_named
-from server.routes.services import caller_of, services, target_of
+from server.serving.services import key_of, services, target_of
 from server.transport.auth import given_key
 from server.transport.body import read_body, read_json
 from server.transport.errors import json_reply
 from server.transport.forward import forward
-from server.transport.keys import ANYBODY
 from server.transport.sse import Watch, event_stream
 from server.web.bench import SCENARIOS, Address, measured, read_order
 from server.web.tools.catalogue import SHELL
@@ -103,7 +102,7 @@ async def tools(request: Request) -> Response:
 
 def _mcp_tools(request: Request) -> PageMcpTools:
     """Return the tools of MCP servers that the client's key may use."""
-    used, key = services(request), caller_of(request) or ANYBODY
+    used, key = services(request), key_of(request)
     found = mcp_tools(used.mcp, used.tools.names)
     return {name: each for name, each in found.items() if key.may_call(each[0].label)}
 

@@ -4,8 +4,8 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from server.dialects.transcriptions import TRANSCRIPTIONS, Task, rendered
-from server.routes.generate import Exchange
 from server.routes.openapi import FORM, RUNS, describe
+from server.serving.generate import Exchange
 from server.transport.body import read_form
 
 router = APIRouter(tags=["transcriptions"])

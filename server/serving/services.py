@@ -17,8 +17,8 @@ from server.pool.model import Lease
 from server.pool.pool import Pool
 from server.pool.saved.store import SavedFiles
 from server.pool.spec import Task
-from server.routes.batch_runner import BatchRunner
 from server.sandbox.memory import MemoryWatch
+from server.serving.batch_runner import BatchRunner
 from server.state.batches import BatchLines
 from server.state.objects import Kind, Objects
 from server.state.sqlite_objects import SqliteObjects
@@ -27,7 +27,7 @@ from server.structured.reasoning_end import ReasoningSwitch
 from server.transport.admission import CompileTurns, ConcurrencyLimiter, admission_of
 from server.transport.auth import client_name
 from server.transport.endpoints import TARGET, Target
-from server.transport.keys import Key, KeyStore
+from server.transport.keys import ANYBODY, Key, KeyStore
 from server.transport.limits import Rates
 from server.transport.options import HttpOptions
 from server.transport.resumable import KeptStream, KeptStreams
@@ -122,11 +122,15 @@ def sees_files(request: Request) -> bool:
     return admission_of(request.scope).manages
 
 
+def key_of(request: Request) -> Key:
+    """Return the client's key, `ANYBODY` for a request without one."""
+    return caller_of(request) or ANYBODY
+
+
 def owner_of(request: Request) -> str:
     """Return the owner of the stored objects that a request may reach: its key's owner, which stays the same when the
     key is rotated. All clients of a server without keys are one owner, ""."""
-    caller = caller_of(request)
-    return "" if caller is None else caller.owner
+    return key_of(request).owner
 
 
 def stream_owner(request: Request) -> str:
@@ -141,9 +145,7 @@ def stream_owner(request: Request) -> str:
 
 def cache_owner(request: Request) -> str:
     """Return the owner of the cells that a request computes; "" = all clients."""
-    found: Services = request.app.state.services
-    caller = caller_of(request)
-    return "" if caller is None or found.cache_mode == "server" else caller.owner
+    return "" if services(request).cache_mode == "server" else owner_of(request)
 
 
 async def lease_for(request: Request, name: str | None, task: Task = "generate") -> Lease:

@@ -4,11 +4,10 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from contextlib import AbstractContextManager
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Executor, Future
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fastapi import Request as HttpRequest
 
@@ -24,12 +23,11 @@ from server.media.loader import Senses
 from server.media.source import NOTHING_SEEN, FileContent, Media, Seen
 from server.pool.model import Lease, LoadedModel
 from server.pool.spec import Task
-from server.routes.services import RunningCompletion, caller_of, owner_of, services, wants_load
+from server.serving.services import RunningCompletion, key_of, services, wants_load
 from server.structured.grammar.attempt import Attempt, CompileLater, cached_only, within
 from server.structured.reasoning_end import ReasoningSwitch
 from server.telemetry.record import CANCELLED, FAILED, RECORD, Record, Usage, reason_of
 from server.transport.admission import admission_of, scheduled_client
-from server.transport.keys import ANYBODY
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -64,13 +62,13 @@ class Session:
         self._end = CANCELLED  # the outcome of choices that do not end by themselves
         self._record: Record = request.scope[RECORD]
         self._record.usage = self._usage
-        self._key, self._owner = caller_of(request) or ANYBODY, owner_of(request)
+        self._key = key_of(request)
         self._salt, self._body_salt = request.headers.get("x-cache-salt", ""), salt  # the header as in vLLM
         self._autoload, self._keep_alive_s = wants_load(request), keep_alive_s
         self._n_body_bytes = admission_of(request.scope).body.n_bytes
         self._is_long = self._n_body_bytes > LONG_BYTES
         self._lease: Lease | None = None
-        self._preparing: Future[object] | None = None
+        self._preparing: Future[Any] | None = None
         self._tickets: list[Ticket] = []
         self._is_retry = False
         self._arrived_at = 0.0  # when the engine got it first, where this is the second time
@@ -86,7 +84,7 @@ class Session:
         with self._services.gate.entered():
             model = await self._acquire(name)
             seen = await self._see(media, model)
-            return await self._in_thread(lambda model: work(model, seen), model)
+            return await self._in_thread(lambda: work(model, seen))
 
     async def start(self, name: str | None, work: Generate, media: Sequence[Media] = ()) -> Generation:
         """`prepare`, then submit the requests of its result; those that arrive together share a batch."""
@@ -100,9 +98,15 @@ class Session:
             return await self._submit(self._lease.model, work, media)
 
     async def _submit(self, model: LoadedModel, work: Generate, media: Sequence[Media]) -> Generation:
-        seen, caller = await self._see(media, model), self._caller()
+        seen = await self._see(media, model)
+        caller = Caller(
+            *(self._client, self._cache_scope, self._key.priority, "lora" in self._key.scopes),
+            *(self._record.id, self._is_retry, self._arrived_at),
+            verbose=self._services.options.verbose,
+            pin_s=self._scope.get(PIN, 0.0),
+        )
         with model.engine.preparing():
-            result = await self._in_thread(lambda model: work(model, seen, caller), model)
+            result = await self._in_thread(lambda: work(model, seen, caller))
             self._usage.submitted_at = time.perf_counter()
             for number, request in enumerate(result.requests):
                 if request.sampling.backend_sampling and not model.spec.engine.backend_sampling:
@@ -112,41 +116,20 @@ class Session:
                 self._usage.n_open += request.n
         return result
 
-    def _caller(self) -> Caller:
-        return Caller(
-            self._client,
-            self._cache_scope,
-            self._key.priority,
-            "lora" in self._key.scopes,
-            self._record.id,
-            self._is_retry,
-            self._arrived_at,
-            verbose=self._services.options.verbose,
-            pin_s=self._scope.get(PIN, 0.0),
-        )
-
     async def embed(
         self, name: str | None, task: Task, work: Preparation[VectorJob], media: Sequence[Media] = ()
     ) -> bytes:
-        """The reply of the job that `work` makes in a thread; it is asked for once more where the model's process ends.
-        Cancelled, it takes its inputs out of the queue."""
-        try:
-            return await self._embed(name, task, work, media)
-        except ModelEnded as ended:
-            self.retry(ended)
-            return await self._embed(name, task, work, media)
-
-    async def _embed(self, name: str | None, task: Task, work: Preparation[VectorJob], media: Sequence[Media]) -> bytes:
+        """Return the reply of the job that `work` makes in a thread. Cancelled, take its inputs out of the queue."""
         with self._services.gate.entered():
             model = await self._acquire(name, task)
             embedder = model.embedder
             seen = await self._see(media, model)
             with embedder.preparing():
-                job = await self._in_thread(lambda model: work(model, seen), model)
+                job = await self._in_thread(lambda: work(model, seen))
                 computing = embedder.submit(job.inputs)
                 self._usage.n_prompt += sum(map(len, job.inputs))
         found = await computing
-        return await self._in_thread(lambda _: job.reply(found), model)
+        return await self._in_thread(lambda: job.reply(found))
 
     def announce(self, reasoning: ReasoningSwitch | None) -> None:
         """Let what was started be reached by its id, until `close`."""
@@ -197,10 +180,19 @@ class Session:
                 raise event.error
         return number, events
 
-    def retry(self, ended: ModelEnded) -> None:
-        """Drop the engine requests and their events, because the model's process `ended`. The caller then starts again.
+    async def retried(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Return the result of `work`, which starts once more if the model's process ends meanwhile."""
+        try:
+            return await work()
+        except ModelEnded as ended:
+            self._retry(ended)
+            return await work()
 
-        Call it only if the client has received none of the reply. Raises `ended` the second time.
+    def _retry(self, ended: ModelEnded) -> None:
+        """Drop the engine requests and their events, because the model's process `ended`. Raises `ended` the second
+        time.
+
+        The client must have received none of the reply.
         """
         if self._is_retry or ended.asked_again:
             raise ended
@@ -279,8 +271,8 @@ class Session:
     async def _stored_file(self, file_id: str) -> FileContent | None:
         """Return a file that this client has uploaded."""
         state = self._services.state
-        found = await state.get(self._owner, "file", file_id)
-        data = None if found is None else await state.data(self._owner, file_id)
+        found = await state.get(self._key.owner, "file", file_id)
+        data = None if found is None else await state.data(self._key.owner, file_id)
         return None if found is None or data is None else FileContent(data, str(found.get("filename", "")))
 
     def _client(self, end_user: str) -> str:
@@ -295,39 +287,34 @@ class Session:
         scope = None if self._body_salt is None else self._cache_scope(self._body_salt)
         return scope if scope is not None and is_lasting(scope) else None
 
-    async def _in_thread(self, work: Callable[[LoadedModel], T], model: LoadedModel) -> T:
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        """Do `work` in a thread: again where it may wait for the sandbox, if its grammar was not compiled before."""
         began = time.perf_counter()
-        threads = self._services.prepare_long if self._is_long else self._services.prepare
+        compiling, attempt = self._services.compiling, Attempt()
         try:
-            return await self._result(threads.submit(_within, cached_only(), work, model))
+            return await self._run(self._services.prepare_long if self._is_long else self._services.prepare, work)
         except CompileLater:
-            return await self._compile(work, model)
+            async with compiling.turn(self._client("")):
+                try:
+                    return await self._run(compiling.threads, work, attempt)
+                except asyncio.CancelledError:  # a disconnect ends the compilation
+                    attempt.cancel()
+                    raise
         finally:
             self._usage.prepare_s += time.perf_counter() - began
 
-    async def _compile(self, work: Callable[[LoadedModel], T], model: LoadedModel) -> T:
-        """Do `work` where it may wait for the sandbox. A disconnect ends the compilation."""
-        compiling, attempt = self._services.compiling, Attempt()
-        async with compiling.turn(self._client("")):
-            try:
-                return await self._result(compiling.threads.submit(_within, within(attempt), work, model))
-            except asyncio.CancelledError:
-                attempt.cancel()
-                raise
+    async def _run(self, threads: Executor, work: Callable[[], T], attempt: Attempt | None = None) -> T:
+        def run() -> T:
+            with cached_only() if attempt is None else within(attempt):
+                return work()
 
-    async def _result(self, future: Future[T]) -> T:
-        self._preparing = future  # type: ignore[assignment]
-        return await asyncio.wrap_future(future)
+        self._preparing = running = threads.submit(run)
+        return await asyncio.wrap_future(running)
 
     def _take(self, number: int, events: list[Event]) -> None:
         self._events.append((number, events))
         if self._arrival is not None and not self._arrival.done():
             self._arrival.set_result(None)
-
-
-def _within(grammars: AbstractContextManager[None], work: Callable[[LoadedModel], T], model: LoadedModel) -> T:
-    with grammars:
-        return work(model)
 
 
 PIN = "llamapool.pin"

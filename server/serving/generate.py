@@ -12,12 +12,14 @@ from fastapi.responses import Response
 
 from server.dialects.common import Json
 from server.dialects.dialect import Dialect, Generation, ModelRequest, ParsedRequest, Writer
+from server.dialects.vectors import VectorJob
 from server.dialects.warnings import as_header
 from server.errors import ModelEnded
 from server.media.source import Media, Seen
-from server.pool.model import LoadedModel
-from server.routes.services import services, stream_owner
-from server.routes.session import FAR_BEHIND, PromptEvents, Session
+from server.pool.model import LoadedModel, cannot_embed, cannot_rerank
+from server.pool.spec import Task
+from server.serving.services import services, stream_owner
+from server.serving.session import FAR_BEHIND, PromptEvents, Session
 from server.transport.admission import admission_of
 from server.transport.body import read_as
 from server.transport.errors import JSON_TYPE, error_body, json_reply
@@ -36,6 +38,27 @@ async def compute(
         written = await while_connected(request, preparing)
         headers = as_header([*parsed.warnings, *session.warnings])
         return Response(written, media_type=JSON_TYPE, headers=headers)
+    finally:
+        session.close()
+
+
+async def embed(
+    request: Request,
+    model: str | None,
+    task: Task,
+    prepare: Callable[[LoadedModel, Seen], VectorJob],
+    headers: Mapping[str, str] | None = None,
+    keep_alive_s: float | None = None,
+    media: Sequence[Media] = (),
+) -> Response:
+    """Return the reply, with `headers`, of the job that `prepare` makes. The client's disconnect cancels it."""
+    state = services(request).pool.state(model, task)
+    if state.info is not None and not state.info.embeds:  # known before the model is loaded
+        raise cannot_rerank(state.spec.id) if task == "rerank" else cannot_embed(state.spec.id)
+    session = Session(request, keep_alive_s)
+    try:
+        embedding = session.retried(lambda: session.embed(model, task, prepare, media))
+        return Response(await while_connected(request, embedding), headers=headers, media_type=JSON_TYPE)
     finally:
         session.close()
 
@@ -73,7 +96,7 @@ class Exchange:
     async def collect(self) -> Json | list[Json]:
         """Return the whole reply. A disconnect cancels the request."""
         try:
-            return await while_connected(self._request, self._collected())
+            return await while_connected(self._request, self._session.retried(self._whole))
         finally:
             self._session.close()
 
@@ -134,24 +157,13 @@ class Exchange:
         """Submit the requests; once more if the model's process ends while it loads media."""
         session, parsed = self._session, self._parsed
         media = await parsed.loaded_media()
-        try:
-            generation = await session.start(parsed.model, parsed.generation, media)
-        except ModelEnded as ended:
-            session.retry(ended)
-            generation = await session.start(parsed.model, parsed.generation, media)
+        generation = await session.retried(lambda: session.start(parsed.model, parsed.generation, media))
         session.announce(generation.reasoning)
         self._generation = generation
         return generation
 
-    async def _collected(self) -> Json | list[Json]:
-        """Collect the whole reply; if the model's process ends meanwhile, the request is retried once."""
-        try:
-            return await self._whole(await self._start())
-        except ModelEnded as ended:
-            self._session.retry(ended)
-            return await self._whole(await self._start())
-
-    async def _whole(self, generation: Generation) -> Json | list[Json]:
+    async def _whole(self) -> Json | list[Json]:
+        generation = await self._start()
         session, writer = self._session, generation.writer
         writer.streams = False
         try:

@@ -1,7 +1,5 @@
 """Embeddings and scores: OpenAI's /v1/embeddings, llama-server's /embedding and /rerank, Cohere's."""
 
-from collections.abc import Callable, Mapping, Sequence
-
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
@@ -10,44 +8,15 @@ from server.dialects.vectors import (
     COHERE_FIELDS,
     EmbeddingsBody,
     RerankBody,
-    VectorJob,
     embeddings_job,
     read_embeddings,
     read_rerank,
     rerank_job,
 )
 from server.dialects.warnings import Known, as_header, unused_fields
-from server.media.source import Media, Seen
-from server.pool.model import LoadedModel, cannot_embed, cannot_rerank
-from server.pool.spec import Task
 from server.routes.openapi import RUNS, describe
-from server.routes.services import services
-from server.routes.session import Session
+from server.serving.generate import embed
 from server.transport.body import read_as
-from server.transport.errors import JSON_TYPE
-from server.transport.sse import while_connected
-
-
-async def embed(
-    request: Request,
-    model: str | None,
-    task: Task,
-    prepare: Callable[[LoadedModel, Seen], VectorJob],
-    headers: Mapping[str, str] | None = None,
-    keep_alive_s: float | None = None,
-    media: Sequence[Media] = (),
-) -> Response:
-    """The reply, with `headers`, of the job that `prepare` makes. The client's disconnect cancels it at once."""
-    state = services(request).pool.state(model, task)
-    if state.info is not None and not state.info.embeds:  # known before the model is loaded
-        raise cannot_rerank(state.spec.id) if task == "rerank" else cannot_embed(state.spec.id)
-    session = Session(request, keep_alive_s)
-    try:
-        body = await while_connected(request, session.embed(model, task, prepare, media))
-    finally:
-        session.close()
-    return Response(body, headers=headers, media_type=JSON_TYPE)
-
 
 router = APIRouter(tags=["vectors"])
 _RANKED = {"query": "a planet", "documents": ["Mars", "a panda"]}

@@ -10,8 +10,7 @@ from server.errors import InvalidRequest, PermissionDenied
 from server.mcp.config import McpServer, host_of, named
 from server.mcp.results import McpFault, McpTool
 from server.mcp.servers import McpServers
-from server.routes.services import caller_of, owner_of, services
-from server.transport.keys import ANYBODY
+from server.serving.services import key_of, owner_of, services
 from server.transport.sse import Watch
 
 Known = Mapping[str, tuple[McpTool, ...]]
@@ -21,7 +20,7 @@ Known = Mapping[str, tuple[McpTool, ...]]
 def allowed_server(request: Request, wanted: McpRequest, label_field: str) -> McpServer:
     """Return the server that a request names. Raises `InvalidRequest`, `PermissionDenied`."""
     servers = services(request).mcp
-    key = caller_of(request) or ANYBODY
+    key = key_of(request)
     at = f"{wanted.at}.{label_field}"
     usable = [label for label in servers.configured if servers.rules.allow(label) and key.may_call(label)]
     is_configured = wanted.label in usable and servers.configured[wanted.label].url == wanted.url
