@@ -10,9 +10,9 @@ import logging
 import multiprocessing
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
@@ -55,7 +55,6 @@ from server.state.redis_objects import RedisObjects
 from server.state.sqlite_objects import SqliteObjects
 from server.state.usage import DatabaseUsage, RedisUsage, UsageLedger
 from server.structured.grammar.sandbox import Sandbox
-from server.telemetry.kv_events.follow import KvEvents
 from server.telemetry.record import Record
 from server.transport.admission import ConcurrencyLimiter
 from server.transport.errors import add_error_handlers
@@ -74,8 +73,9 @@ from server.web.log import RecentLog
 from server.web.serving import page_of
 from server.web.tools.catalogue import PageTools
 
-if TYPE_CHECKING:
-    from server.telemetry.tracing import Tracing  # of an extra
+if TYPE_CHECKING:  # of extras
+    from server.telemetry.kv_events import KvEvents
+    from server.telemetry.tracing import Tracing
 
 logger = logging.getLogger(__name__)
 
@@ -273,22 +273,32 @@ def n_prepare_threads(server: ServerSettings) -> int:
     return server.threads_http if server.threads_http > 0 else min(4, os.cpu_count() or 1)
 
 
-def kv_events_of(server: ServerSettings) -> KvEvents | None:
-    """What tells routers which prompts are held; None = nobody is told. Raises ConfigError."""
+def kv_events_of(server: ServerSettings) -> "KvEvents | None":
+    """Return what publishes cached prompts to routers, None if nothing does. Raises ConfigError."""
     if not server.kv_events:
         return None
+    with _needs_extra("kv_events", "events"):
+        from server.telemetry.kv_events import KvEvents
     return KvEvents(server.kv_events, server.kv_events_replay, server.kv_events_pod)
 
 
 def tracing_of(server: ServerSettings) -> "Tracing | None":
-    """What sends traces; None = nothing does. Raises ConfigError."""
+    """Return what sends traces, None if nothing does. Raises ConfigError."""
     if not server.otel:
         return None
-    try:
+    with _needs_extra("otel", "otel"):
         from server.telemetry.tracing import exporting
+
+        return exporting(__version__)
+
+
+@contextmanager
+def _needs_extra(option: str, extra: str) -> Iterator[None]:
+    """Say which extra an option needs if its packages cannot be imported. Raises ConfigError."""
+    try:
+        yield
     except ImportError as error:
-        raise ConfigError(f"server.otel: {error}; pip install 'llamapool[otel]'") from None
-    return exporting(__version__)
+        raise ConfigError(f"server.{option}: {error}; pip install 'llamapool[{extra}]'") from None
 
 
 def sight_of(server: ServerSettings) -> MediaLoader:
@@ -327,7 +337,7 @@ def lifespan_of(
     redis: Redis | None,
     gpus: GpuCollector | None,
     reload: Reload,
-    events: KvEvents | None = None,
+    events: "KvEvents | None" = None,
     tracing: "Tracing | None" = None,
 ) -> Lifespan:
     """Starts the pool; on the way out gives running requests ``drain_s`` seconds and frees everything."""

@@ -1,16 +1,24 @@
-"""llama-server's metrics (llama.cpp tools/server/server-task.cpp, to_metrics), the same per model, and more."""
+"""Prometheus metrics of engines, and of the whole server.
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+Those of engines are llama-server's (llama.cpp tools/server/server-task.cpp, to_metrics), the same per model, and more.
+"""
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import reduce
+from typing import Protocol
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from server.engine.stats import EngineStats, combined
-from server.metrics.windows import Windows
+from server.engine.prefix_cache import BLOCK
+from server.engine.stats import EngineStats, combined, ended
+from server.pool.state import ModelState, Status
 
-_THEIRS, _OURS = "llamacpp:", "llamapool_"
+_THEIRS, _OURS, _ALL = "llamacpp:", "llamapool_", "llamapool_server_"
 MAX_TOKENS = "n_tokens_max"
 MAX_TOKENS_NAMES = (_THEIRS + MAX_TOKENS, _OURS + MAX_TOKENS)
 Kind = type[CounterMetricFamily] | type[GaugeMetricFamily]
@@ -70,6 +78,99 @@ _HISTOGRAMS: _Table = (
     ("queue_time_seconds", "From a request's arrival to its slot", "queue_time"),
     ("request_duration_seconds", "From a request's arrival to its end", "request_duration"),
 )
+
+
+class Counted(Protocol):
+    """A loaded model, as far as the ledger reads it."""
+
+    @property
+    def stats(self) -> EngineStats:
+        """Totals since the load; readable after the engine was closed, too."""
+
+
+@dataclass(slots=True)
+class _Account:
+    """One model: the sum of its earlier loads, and the engine that counts now."""
+
+    past: EngineStats = field(default_factory=EngineStats)
+    engine: Counted | None = None
+
+
+class Ledger:
+    """Totals per model that never decrease, although a model's statistics restart with each load."""
+
+    def __init__(self) -> None:
+        self._counters: dict[str, _Account] = {}
+
+    def note(self, engines: Mapping[str, Counted | None]) -> None:
+        """Begin to count new engines, and add up those that are gone. Call it on each change of a model's status, and
+        before `totals`.
+        """
+        for model, engine in engines.items():
+            account = self._counters.setdefault(model, _Account())
+            if account.engine is engine:
+                continue
+            if account.engine is not None:
+                account.past = combined(account.past, ended(account.engine.stats))
+            account.engine = engine
+
+    def totals(self) -> dict[str, EngineStats]:
+        """Return the stats by model id over all loads; gauges are those of the current load."""
+        return {
+            model: combined(account.past, account.engine.stats) if account.engine else account.past
+            for model, account in self._counters.items()
+        }
+
+
+WINDOW_S = 15.0
+"""Minimum length of the averaging window, if there was a scrape that long ago."""
+_APART_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """Totals of tokens, and of the seconds that they took."""
+
+    at: float = -math.inf
+    prompt: float = 0.0
+    prompt_s: float = 0.0
+    predicted: float = 0.0
+    predicted_s: float = 0.0
+
+
+class Windows:
+    """Recent throughput of each model, which is the same for every scraper. Used on the event loop.
+
+    llama-server's gauges (llama.cpp tools/server/server-common.h, server_metrics::bucket) average since the last scrape
+    by anyone.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._samples: dict[str, deque[_Sample]] = {}
+
+    def rates(self, model: str, stats: EngineStats) -> tuple[float, float]:
+        """Return prompt and generated tokens per second of computation, since the latest scrape that is at least
+        `WINDOW_S` old; 0 if nothing ran.
+
+        A choice's first token comes from the prompt's last step, so it takes no time of its own and isn't counted.
+        """
+        gaps, at = stats.inter_token, self._clock()
+        now = _Sample(at, stats.prompt_tokens, stats.prompt_seconds, sum(gaps.counts), gaps.sum)
+        samples = self._samples.setdefault(model, deque((_Sample(),)))
+        while len(samples) > 1 and at - samples[1].at >= WINDOW_S:
+            samples.popleft()
+        before = samples[0]
+        if at - samples[-1].at >= _APART_S:
+            samples.append(now)
+        return (
+            _rate(now.prompt - before.prompt, now.prompt_s - before.prompt_s),
+            _rate(now.predicted - before.predicted, now.predicted_s - before.predicted_s),
+        )
+
+
+def _rate(n: float, seconds: float) -> float:
+    return n / seconds if seconds > 0 else 0.0
 
 
 class EngineCollector(Collector):
@@ -165,3 +266,88 @@ class _Families:
 
     def _values(self, model: str) -> list[str]:
         return [model] if self.labels else []
+
+
+class ServerCollector(Collector):
+    """The states and cells of the models of `states`, and series of the whole server. Used on the event loop.
+
+    A router such as llm-d's endpoint picker reads the first series of a family, so those families have exactly one.
+    """
+
+    def __init__(self, states: Callable[[], Sequence[ModelState]]) -> None:
+        self._states = states
+
+    def collect(self) -> Iterable[Metric]:
+        """One reading of the pool."""
+        states = self._states()
+        yield from _of_models(states)
+        yield from _of_all(states)
+
+
+def _of_models(states: Sequence[ModelState]) -> Iterator[Metric]:
+    def gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
+        return GaugeMetricFamily(_OURS + name, text, labels=["model", *labels])
+
+    status = gauge("model_status", "1 for the state that a model is in, 0 for the others", "status")
+    memory = gauge("model_memory_bytes", "Bytes that a model takes, by device", "device")
+    loaded_at = gauge("model_loaded_seconds", "Unix time of a model's load")
+    slots = gauge("slots", "Slots of a loaded model, of all its instances")
+    waiting = gauge("model_waiting_requests", "Requests that wait for a model to be loaded")
+    leases = gauge("model_leases", "Requests that hold a model in memory")
+    cells = gauge("kv_cells", "KV cells (tokens) of a loaded model")
+    used = gauge("kv_cells_used", "KV cells that running requests hold (running) or caches hold (cached)", "by")
+    ratio = gauge("kv_cache_usage_ratio", "Part of a model's KV cells that running requests hold, 0 to 1")
+    for state in states:
+        model = state.spec.id
+        for one in Status:
+            status.add_metric([model, one.value], float(state.status is one))
+        waiting.add_metric([model], state.n_waiting)
+        leases.add_metric([model], state.n_leases)
+        if state.loaded is None:
+            continue
+        stats = state.loaded.stats
+        loaded_at.add_metric([model], state.loaded.loaded_at)
+        slots.add_metric([model], state.loaded.n_slots)
+        for device, taken in state.facts.footprint.items() if state.facts is not None else ():
+            memory.add_metric([model, str(device)], taken.total)
+        if stats.kv_cells:
+            cells.add_metric([model], stats.kv_cells)
+            used.add_metric([model, "running"], stats.kv_cells_running)
+            used.add_metric([model, "cached"], stats.kv_cells_cached)
+            ratio.add_metric([model], stats.kv_cells_running / stats.kv_cells)
+    yield from (status, memory, loaded_at, slots, waiting, leases, cells, used, ratio)
+
+
+def _of_all(states: Sequence[ModelState]) -> Iterator[Metric]:
+    """One series each."""
+    loaded = [state.loaded for state in states if state.loaded is not None]
+    stats = [one.stats for one in loaded]
+    total = reduce(combined, stats, EngineStats())
+    waiting = total.n_deferred + sum(state.n_waiting for state in states)
+    yield GaugeMetricFamily(
+        _ALL + "requests_waiting", "Requests that wait for a slot or for a model's load, of all models", waiting
+    )
+    yield GaugeMetricFamily(_ALL + "requests_running", "Requests that hold a slot, of all models", total.n_processing)
+    fullest = max((one.kv_cells_running / one.kv_cells for one in stats if one.kv_cells), default=0.0)
+    yield GaugeMetricFamily(
+        _ALL + "kv_cache_usage_ratio",
+        "Part of the KV cells that running requests hold, 0 to 1: the fullest model's",
+        fullest,
+    )
+    info = GaugeMetricFamily(
+        _ALL + "cache_config_info",
+        "Tokens of a block as the prefix search and KV events count them, and such blocks of all loaded models",
+        labels=["block_size", "num_gpu_blocks"],
+    )
+    info.add_metric([str(BLOCK), str(total.kv_cells // BLOCK)], 1)
+    yield info
+    n_adapters = sum(len(one.generator.adapters) for one in loaded if one.generator is not None)
+    lora = GaugeMetricFamily(
+        _ALL + "lora_requests_info",
+        "LoRA adapters of running and of waiting requests; the value is the unix time of this reading",
+        labels=["max_lora", "running_lora_adapters", "waiting_lora_adapters"],
+    )
+    if n_adapters:
+        names = (",".join(sorted(one)) for one in (total.adapters_running, total.adapters_waiting))
+        lora.add_metric([str(n_adapters), *names], time.time())
+    yield lora

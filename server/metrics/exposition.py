@@ -21,10 +21,7 @@ from prometheus_client.openmetrics.exposition import ALLOWUTF8
 from prometheus_client.registry import Collector
 
 from server import __version__
-from server.metrics.collector import MAX_TOKENS_NAMES, EngineCollector
-from server.metrics.ledger import Ledger
-from server.metrics.server_collector import ServerCollector
-from server.metrics.windows import Windows
+from server.metrics.collector import MAX_TOKENS_NAMES, EngineCollector, Ledger, ServerCollector, Windows
 from server.pool.events import StatusChanged
 from server.pool.state import ModelState, Status
 from server.telemetry.record import Record, Usage

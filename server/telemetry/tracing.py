@@ -12,17 +12,91 @@ from collections.abc import Iterator
 
 from opentelemetry import propagate
 from opentelemetry.context import Context
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
 from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
 from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
 from opentelemetry.util.types import AttributeValue
 
 from server.errors import ConfigError
-from server.telemetry.gen_ai import GenAiMetrics, called, operation_of, wanted_metrics
 from server.telemetry.record import Record, Usage
 
 _NS = 1_000_000_000
+WANTED = "OTEL_METRICS_EXPORTER"
+"""OpenTelemetry's variable for the metrics exporter. Nothing is sent unless it is ``otlp``: a collector of traces may
+not accept metrics, and ``GET /metrics`` has more.
+"""
+_OPERATIONS = {
+    "/v1/chat/completions": "chat",
+    "/v1/messages": "chat",
+    "/v1/responses": "chat",
+    "/api/chat": "chat",
+    "/v1/embeddings": "embeddings",
+    "/embedding": "embeddings",
+    "/embeddings": "embeddings",
+    "/api/embed": "embeddings",
+}
+_OTHER = "text_completion"
+_DURATIONS = [0.01 * 2**n for n in range(14)]
+_FIRST = [0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0]
+_FURTHER = [0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5]
+
+
+def called(usage: Usage, operation: str) -> dict[str, AttributeValue]:
+    """Return the attributes for a request's operation and model, which spans and metrics share."""
+    return {
+        "gen_ai.operation.name": operation,
+        "gen_ai.provider.name": "llamapool",
+        "gen_ai.request.model": usage.model,
+        "gen_ai.response.model": usage.model,
+    }
+
+
+class GenAiMetrics:
+    """Records requests on the event loop; `provider` sends from its own thread."""
+
+    def __init__(self, provider: MeterProvider, version: str = "") -> None:
+        self._provider = provider
+        meter = provider.get_meter("llamapool", version)
+        self._duration, self._first, self._further = (
+            meter.create_histogram(f"gen_ai.server.{name}", "s", says, explicit_bucket_boundaries_advisory=bounds)
+            for name, says, bounds in (
+                ("request.duration", "From a request's arrival to its reply's end", _DURATIONS),
+                ("time_to_first_token", "From a request's arrival to its first token", _FIRST),
+                ("time_per_output_token", "Time of each token after the first", _FURTHER),
+            )
+        )
+
+    def ended(self, record: Record, usage: Usage, operation: str) -> None:
+        """Count a request; the time of tokens only where nothing failed."""
+        attributes = called(usage, operation)
+        if record.error:
+            self._duration.record(record.elapsed_s, attributes | {"error.type": record.error})
+            return
+        self._duration.record(record.elapsed_s, attributes)
+        if usage.decoding_since:
+            self._first.record(usage.decoding_since - record.started_at, attributes)
+            n_further = usage.n_predicted / max(len(usage.reasons), 1) - 1  # of a choice
+            if n_further > 0:
+                self._further.record(usage.decode_s / n_further, attributes)
+
+    def close(self) -> None:
+        """Send the remaining metrics. Blocks."""
+        self._provider.shutdown()
+
+
+def wanted_metrics(resource: Resource, version: str) -> GenAiMetrics | None:
+    """Return the OTLP metrics that OpenTelemetry's variables configure; None if they don't. Raises ConfigError."""
+    wanted = os.environ.get(WANTED, "")
+    if wanted in ("", "none"):
+        return None
+    if wanted != "otlp":
+        raise ConfigError(f"server.otel: {WANTED} is {wanted}; use otlp, or none and GET /metrics")
+    from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+
+    return GenAiMetrics(MeterProvider([PeriodicExportingMetricReader(OTLPMetricExporter())], resource), version)
 
 
 class Tracing:
@@ -37,7 +111,7 @@ class Tracing:
         """Export a request, except polled endpoints."""
         if record.polled:
             return
-        operation = operation_of(record.route)
+        operation = _OPERATIONS.get(record.route, _OTHER)
         if self._metrics is not None and record.usage is not None and record.usage.model:
             self._metrics.ended(record, record.usage, operation)
         at = _Clock()
@@ -148,25 +222,19 @@ def _stages(usage: Usage) -> Iterator[tuple[str, float, float]]:
 
 
 def exporting(version: str) -> Tracing:
-    """Return the OTLP exporter that OpenTelemetry's variables configure. Raises ConfigError if the exporter is not
-    installed.
+    """Return the OTLP exporter that OpenTelemetry's variables configure. Raises ConfigError for another protocol.
+
+    Raises ImportError if the exporter is not installed.
     """
+    protocol = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL", "")
+    if protocol not in ("", "http/protobuf"):
+        raise ConfigError(f"server.otel: OTLP's protocol is {protocol}; use http/protobuf, which collectors take, too")
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
     known = {SERVICE_VERSION: version}
     if not os.environ.get("OTEL_SERVICE_NAME"):
         known[SERVICE_NAME] = "llamapool"
     resource = Resource.create(known)
     provider = TracerProvider(resource=resource)
-    provider.add_span_processor(BatchSpanProcessor(_exporter()))
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     return Tracing(provider, version, wanted_metrics(resource, version))
-
-
-def _exporter() -> SpanExporter:
-    protocol = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL", "")
-    if protocol not in ("", "http/protobuf"):
-        raise ConfigError(f"server.otel: OTLP's protocol is {protocol}; use http/protobuf, which collectors take, too")
-    try:
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-    except ImportError as error:
-        raise ConfigError(f"server.otel: {error}; pip install 'llamapool[otel]'") from None
-    exporter: SpanExporter = OTLPSpanExporter()
-    return exporter

@@ -5,8 +5,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from functools import reduce
 
-from server.engine.stats import EngineStats, Histogram
+from server.engine.stats import EngineStats, Histogram, combined
+from server.metrics.collector import Ledger
 from server.pool.state import ModelState
 
 EVERY_S = 10.0
@@ -34,47 +36,14 @@ class Sample:
     disk_cache: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Totals:
-    """Totals of one engine at the last sample."""
-
-    first_token: tuple[int, ...] = ()
-    gap: tuple[int, ...] = ()
-    n_generated: int = 0
-    n_prompt: int = 0
-    n_cached: int = 0
-
-    @classmethod
-    def of(cls, stats: EngineStats) -> "_Totals":
-        first, gap = tuple(stats.time_to_first_token.counts), tuple(stats.inter_token.counts)
-        return cls(first, gap, stats.predicted_tokens, stats.prompt_tokens, stats.prompt_tokens_cached)
-
-    def since(self, before: "_Totals") -> "_Totals":
-        return _Totals(
-            _less(self.first_token, before.first_token),
-            _less(self.gap, before.gap),
-            self.n_generated - before.n_generated,
-            self.n_prompt - before.n_prompt,
-            self.n_cached - before.n_cached,
-        )
-
-    def __add__(self, other: "_Totals") -> "_Totals":
-        return _Totals(
-            _more(self.first_token, other.first_token),
-            _more(self.gap, other.gap),
-            self.n_generated + other.n_generated,
-            self.n_prompt + other.n_prompt,
-            self.n_cached + other.n_cached,
-        )
-
-
 class History:
     """Samples of the last hour. Used on the event loop."""
 
     def __init__(self, states: Callable[[], Sequence[ModelState]], clock: Callable[[], float] = time.time) -> None:
         self._states = states
         self._clock = clock
-        self._before: dict[tuple[str, float], _Totals] = {}  # by model and when it was loaded
+        self._ledger = Ledger()
+        self._before = EngineStats()
         self._sampled_at = clock()
         self.samples: deque[Sample] = deque(maxlen=int(KEPT_S / EVERY_S))
         self.n_samples = 0
@@ -87,35 +56,28 @@ class History:
 
     def sample(self) -> None:
         """Add the activity since the last sample."""
-        now, totals, stats = self._clock(), {}, EngineStats()
-        memory = ram = disk = running = waiting = 0
-        for state in self._states():
-            if state.loaded is None:
-                continue
-            stats = state.loaded.stats
-            totals[state.spec.id, state.loaded.loaded_at] = _Totals.of(stats)
-            running, waiting = running + stats.n_processing, waiting + stats.n_deferred
-            ram, disk = ram + stats.cache_ram_bytes, disk + stats.cache_disk_bytes
-            if state.facts is not None:
-                memory += sum(taken.total for taken in state.facts.footprint.values())
-        new = sum((has.since(self._before.get(key, _Totals())) for key, has in totals.items()), _Totals())
+        now, states = self._clock(), self._states()
+        self._ledger.note({state.spec.id: state.loaded for state in states})
+        stats, before = reduce(combined, self._ledger.totals().values(), EngineStats()), self._before
+        loaded = [state.facts for state in states if state.loaded is not None and state.facts is not None]
+        n_prompt = stats.prompt_tokens - before.prompt_tokens
+        n_cached = stats.prompt_tokens_cached - before.prompt_tokens_cached
         elapsed = max(now - self._sampled_at, 1e-3)
-        self._before, self._sampled_at = totals, now
-        n_prompt = new.n_prompt + new.n_cached
+        self._before, self._sampled_at = stats, now
         self.n_samples += 1
         self.samples.append(
             Sample(
                 at=round(now, 1),
-                first_token=quantiles(new.first_token),
-                gap=quantiles(new.gap),
-                generated_per_s=new.n_generated / elapsed,
-                prompt_per_s=new.n_prompt / elapsed,
-                hit_rate=new.n_cached / n_prompt if n_prompt else None,
-                running=running,
-                waiting=waiting,
-                memory=memory,
-                ram_cache=ram,
-                disk_cache=disk,
+                first_token=quantiles(_since(stats.time_to_first_token, before.time_to_first_token)),
+                gap=quantiles(_since(stats.inter_token, before.inter_token)),
+                generated_per_s=(stats.predicted_tokens - before.predicted_tokens) / elapsed,
+                prompt_per_s=n_prompt / elapsed,
+                hit_rate=n_cached / (n_prompt + n_cached) if n_prompt + n_cached else None,
+                running=stats.n_processing,
+                waiting=stats.n_deferred,
+                memory=sum(taken.total for facts in loaded for taken in facts.footprint.values()),
+                ram_cache=stats.cache_ram_bytes,
+                disk_cache=stats.cache_disk_bytes,
             )
         )
 
@@ -142,9 +104,5 @@ def _quantile(counts: Sequence[int], rank: float) -> float:
     return low
 
 
-def _less(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(x - y for x, y in zip(a, b, strict=True)) if b else a
-
-
-def _more(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(x + y for x, y in zip(a, b, strict=True)) if a and b else a or b
+def _since(now: Histogram, before: Histogram) -> list[int]:
+    return [a - b for a, b in zip(now.counts, before.counts, strict=True)]

@@ -13,7 +13,7 @@ import zmq.asyncio
 from server.app import create_app
 from server.engine.prefix_cache import BLOCK
 from server.errors import ConfigError
-from server.telemetry.kv_events.follow import KvEvents
+from server.telemetry.kv_events import KvEvents
 from tests.api.conftest import TIMEOUT_S, Api, Serve, make_settings, until
 from tests.api.management.test_models import TWO
 from tests.support.fakes import FakeLoader, FakeRunner
@@ -64,7 +64,7 @@ class Router:
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.telemetry.kv_events.follow.EVERY_S", 0.005)
+    monkeypatch.setattr("server.telemetry.kv_events.EVERY_S", 0.005)
 
 
 async def complete(api: Api, headers: Any = None, **body: Any) -> list[int]:

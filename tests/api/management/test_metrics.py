@@ -89,7 +89,7 @@ async def test_one_models_metrics_have_no_label_and_none_of_the_others(serve: Se
 
 
 async def test_llama_servers_names_are_of_all_models_together(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.metrics.windows.WINDOW_S", 1e9)
+    monkeypatch.setattr("server.metrics.collector.WINDOW_S", 1e9)
     async with serve(models=TWO, server={"metrics": True}) as api:
         assert llama_servers((await api.client.get("/metrics")).text)["llamacpp:n_decode_total"] == ("counter", 0)
         for model, n in (("first", 2), ("b", 3)):

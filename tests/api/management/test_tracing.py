@@ -15,8 +15,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from server.errors import ConfigError
 from server.telemetry import tracing
-from server.telemetry.gen_ai import WANTED, GenAiMetrics, wanted_metrics
-from server.telemetry.tracing import Tracing
+from server.telemetry.tracing import WANTED, GenAiMetrics, Tracing, wanted_metrics
 from tests.api.conftest import Serve, make_settings
 from tests.support.fakes import FakeLoader, FakeRunner
 

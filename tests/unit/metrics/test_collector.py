@@ -4,9 +4,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
 from server.engine.stats import EngineStats, combined
-from server.metrics.collector import EngineCollector
+from server.metrics.collector import EngineCollector, Windows
 from server.metrics.exposition import Metrics
-from server.metrics.windows import Windows
 
 
 @dataclass

@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from server.engine.stats import EngineStats
+from server.metrics.collector import ServerCollector
 from server.metrics.exposition import Metrics
-from server.metrics.server_collector import ServerCollector
 from server.pool.events import StatusChanged
 from server.pool.state import Status
 from server.telemetry.record import Record, Usage

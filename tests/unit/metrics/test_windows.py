@@ -1,5 +1,5 @@
 from server.engine.stats import EngineStats
-from server.metrics.windows import WINDOW_S, Windows
+from server.metrics.collector import WINDOW_S, Windows
 from tests.unit.clock import Clock
 
 

@@ -1,5 +1,7 @@
-"""Publishes events about KV blocks over ZMQ in the format of vLLM (vllm/distributed/kv_events.py), which llm-d's router
-reads (pkg/kvevents: zmq_subscriber.go, engineadapter/vllm_adapter.go).
+"""Publishes the KV blocks that the loaded models have cached, for routers. Needs the extra ``llamapool[events]``.
+
+Events go over ZMQ in the format of vLLM (vllm/distributed/kv_events.py), which llm-d's router reads (pkg/kvevents:
+zmq_subscriber.go, engineadapter/vllm_adapter.go).
 
 A message has three frames: the topic ``kv@POD@MODEL``, the sequence number (8 bytes, big-endian), and in msgpack
 ``[unix time, [event, ...]]``. An event is an array that starts with its name. A subscriber that missed messages
@@ -9,18 +11,24 @@ empty last frame.
 
 import asyncio
 import contextlib
+import socket
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 
 import msgpack
 import zmq
 import zmq.asyncio
 
 from server.engine.prefix_cache import BLOCK
-from server.errors import ConfigError
-from server.pool.block_events import BlocksRemoved, BlocksStored
+from server.errors import ConfigError, Unavailable
+from server.pool.block_events import BlockReport, BlocksRemoved, BlocksStored
+from server.pool.state import ModelState
 
+EVERY_S = 0.2
+Change = BlocksStored | BlocksRemoved
 KEPT = 10_000
 """Number of messages that can be replayed."""
 _HWM = 100_000
@@ -59,9 +67,9 @@ class KvEventPublisher:
     def addresses(self) -> list[str]:
         """Return the bound addresses, with the actual port if any port was requested."""
         sockets = [self._events, *([self._replay] if self._answering else [])]
-        return [socket.getsockopt_string(zmq.LAST_ENDPOINT) for socket in sockets]
+        return [each.getsockopt_string(zmq.LAST_ENDPOINT) for each in sockets]
 
-    async def publish(self, model: str, changes: Iterable[BlocksStored | BlocksRemoved]) -> None:
+    async def publish(self, model: str, changes: Iterable[Change]) -> None:
         """Publish a model's changes."""
         await self._send(model, [written(change) for change in changes])
 
@@ -106,7 +114,7 @@ def _frames(topic: bytes, number: int, payload: bytes) -> list[bytes]:
     return [topic, number.to_bytes(8, "big"), payload]
 
 
-def written(change: BlocksStored | BlocksRemoved) -> list[object]:
+def written(change: Change) -> list[object]:
     """An event as an array: name, hashes, hash before them, tokens, tokens of a block, LoRA's id, where, LoRA's name,
     extra keys of each block."""
     if isinstance(change, BlocksRemoved):
@@ -116,3 +124,65 @@ def written(change: BlocksStored | BlocksRemoved) -> list[object]:
     if change.salt:
         event.append([[change.salt], *([None] * (len(change.hashes) - 1))])
     return event
+
+
+@dataclass(slots=True)
+class _Published:
+    """The published cache contents of a model."""
+
+    epoch: str = ""
+    hashes: dict[str, set[int]] = field(default_factory=dict)  # by medium
+
+    def follow(self, report: BlockReport | None) -> list[Change]:
+        """Return the events to publish. None: the model has no cache any more."""
+        changes: list[Change] = []
+        epoch = "" if report is None else report.epoch
+        if epoch != self.epoch:
+            changes += [BlocksRemoved(tuple(sorted(held)), medium) for medium, held in self.hashes.items() if held]
+            self.epoch, self.hashes = epoch, {}
+        for change in () if report is None else report.changes:
+            held = self.hashes.setdefault(change.medium, set())
+            if isinstance(change, BlocksStored):
+                held.update(change.hashes)
+            else:
+                held.difference_update(change.hashes)
+            changes.append(change)
+        return changes
+
+
+class KvEvents:
+    """Publishes at `endpoint` under the name `pod`, by default the host name."""
+
+    def __init__(self, endpoint: str, replay: str = "", pod: str = "") -> None:
+        self._open = partial(KvEventPublisher, endpoint, replay, pod or socket.gethostname())
+        self.addresses: list[str] = []  # the bound address, once there is one
+
+    async def follow(self, states: Callable[[], Sequence[ModelState]]) -> None:
+        """Publish until cancelled. Raises ConfigError where an address can't be had."""
+        publisher = self._open()
+        self.addresses = publisher.addresses
+        published: dict[str, _Published] = {}
+        try:
+            while True:
+                for state in states():
+                    model = state.spec.id
+                    if model not in published:
+                        published[model] = _Published()
+                        await publisher.clear(model)
+                    changes = published[model].follow(await _report(state))
+                    if changes:
+                        await publisher.publish(model, changes)
+                await asyncio.sleep(EVERY_S)
+        finally:
+            for model in published:
+                await publisher.clear(model)
+            await publisher.close()
+
+
+async def _report(state: ModelState) -> BlockReport | None:
+    if state.loaded is None or state.loaded.generator is None:
+        return None
+    try:
+        return await state.loaded.generator.block_changes()
+    except Unavailable:  # its process is being started again
+        return None
