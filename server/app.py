@@ -66,11 +66,10 @@ from server.transport.resumable import KeptStreams
 from server.transport.server import StopSignals, on_hangup
 from server.transport.shared_streams import SharedStreams
 from server.uvicorn_config import check_certificate, configure
-from server.web.bodies import Bodies
+from server.web.files import page_of
 from server.web.history import History
 from server.web.live import Live
-from server.web.log import RecentLog
-from server.web.serving import page_of
+from server.web.recent import Bodies, RecentLog
 from server.web.tools.catalogue import PageTools
 
 if TYPE_CHECKING:  # of extras

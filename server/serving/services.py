@@ -32,9 +32,8 @@ from server.transport.limits import Rates
 from server.transport.options import HttpOptions
 from server.transport.resumable import KeptStream, KeptStreams
 from server.transport.sse import while_connected
-from server.web.bodies import Bodies
 from server.web.live import Live
-from server.web.log import RecentLog
+from server.web.recent import Bodies, RecentLog
 from server.web.tools.catalogue import PageTools
 
 

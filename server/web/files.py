@@ -1,22 +1,27 @@
-"""The files of the web UI: the built-in ones or a folder's (``--path``).
+"""The files of the web UI, the built-in ones or a folder's (``--path``), and the middleware that serves them.
 
 A name under ``_app/`` contains the hash of all modules, so that browsers cache it forever and never mix two
 versions; modules import each other by relative addresses. Browsers revalidate all other files by ETag.
 """
 
+import asyncio
 import gzip
 import hashlib
 import json
 import mimetypes
 from dataclasses import dataclass
 from functools import cached_property
-from importlib import resources
-from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Protocol
 
-from server import __version__
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from server import __version__
+from server.errors import NotFound
+from server.transport.endpoints import TARGET, Target
+
+STATIC = Path(__file__).parent / "static"
 KEPT = "public, max-age=31536000, immutable"
 ASKED = "no-cache"
 APP = "_app"
@@ -70,61 +75,38 @@ class FileSource(Protocol):
 class BuiltIn:
     """The package's web UI. All files are read and compressed at the first request."""
 
-    def __init__(self, static: Traversable | None = None) -> None:
-        self._static = static or resources.files(__package__).joinpath("static")
-        self._top = {"/", "/sw.js"} | {f"/{entry.name}" for entry in self._static.iterdir() if entry.is_file()}
-
-    @cached_property
-    def version(self) -> str:
-        """The version of the web UI: a hash of all its files."""
-        digest = hashlib.sha256()
-        for name, body in sorted(self._sources.items()):
-            digest.update(f"{name}\0{len(body)}\0".encode() + body)
-        return digest.hexdigest()[:16]
+    def __init__(self) -> None:
+        self._top = {"/", "/sw.js"} | {f"/{entry.name}" for entry in STATIC.iterdir() if entry.is_file()}
 
     @cached_property
     def _sources(self) -> dict[str, bytes]:
-        """Every file by its name below ``static/``."""
-        found: dict[str, bytes] = {}
-
-        def collect(folder: Traversable, prefix: str) -> None:
-            for entry in folder.iterdir():
-                if entry.is_dir():
-                    collect(entry, f"{prefix}{entry.name}/")
-                else:
-                    found[prefix + entry.name] = entry.read_bytes()
-
-        collect(self._static, "")
-        return found
-
-    @cached_property
-    def _paths(self) -> dict[str, str]:
-        """Name below ``static/`` of each path; "" for those that are made."""
-        kept = {f"/{APP}/{self.version}/{name}": name for name in self._sources if "/" in name}
-        top = {f"/{name}": name for name in self._sources if "/" not in name}
-        return kept | top | {"/": "index.html", "/sw.js": "", f"/{APP}/version.json": ""}
+        """Every file by its path."""
+        files = {path.relative_to(STATIC).as_posix(): path.read_bytes() for path in STATIC.rglob("*") if path.is_file()}
+        digest = hashlib.sha256()
+        for name, body in sorted(files.items()):
+            digest.update(f"{name}\0{len(body)}\0".encode() + body)
+        version = digest.hexdigest()[:16]
+        app = f"{APP}/{version}"
+        kept = {f"/{app}/{name}": body for name, body in files.items() if "/" in name}
+        top = {f"/{name}": body.replace(b"{{app}}", app.encode()) for name, body in files.items() if "/" not in name}
+        about = json.dumps({"version": version, "server": __version__}).encode()
+        return kept | top | {"/": top["/index.html"], "/sw.js": REMOVE_WORKER, f"/{APP}/version.json": about}
 
     @cached_property
     def _files(self) -> dict[str, PageFile]:
-        return {path: self._made(path, name) for path, name in self._paths.items()}
+        made = {}
+        for path, body in self._sources.items():
+            is_kept = path.startswith(f"/{APP}/") and path != f"/{APP}/version.json"
+            made[path] = page_file(body, ".html" if path == "/" else Path(path).suffix, KEPT if is_kept else ASKED)
+        return made
 
     def has(self, path: str) -> bool:
         """Return whether there is a file at `path`."""
-        return path in self._top or (path.startswith(f"/{APP}/") and path in self._paths)
+        return path in self._top or (path.startswith(f"/{APP}/") and path in self._sources)
 
     def read(self, path: str) -> PageFile | None:
         """Return the file at `path`."""
         return self._files.get(path)
-
-    def _made(self, path: str, name: str) -> PageFile:
-        if path == "/sw.js":
-            return page_file(REMOVE_WORKER, ".js")
-        if not name:
-            return page_file(json.dumps({"version": self.version, "server": __version__}).encode(), ".json")
-        body = self._sources[name]
-        if "/" not in name:
-            body = body.replace(b"{{app}}", f"{APP}/{self.version}".encode())
-        return page_file(body, Path(name).suffix, KEPT if path.startswith(f"/{APP}/") else ASKED)
 
 
 class Folder:
@@ -179,3 +161,71 @@ def page_file(body: bytes, suffix: str, cache: str = ASKED) -> PageFile:
     if gzipped is not None and len(gzipped) >= len(body):
         gzipped = None
     return PageFile(body, media_type, f'"{hashlib.sha256(body).hexdigest()[:32]}"', gzipped, cache)
+
+
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; font-src 'self'; img-src 'self' data: blob:; "
+    "media-src data: blob:; manifest-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'self'; "
+    "connect-src 'self'"
+)
+_LOOPBACK = ("http://127.0.0.1:*", "http://localhost:*")
+_NO_SNIFFING = {"X-Content-Type-Options": "nosniff"}
+
+
+def security_headers(connect: tuple[str, ...]) -> dict[str, str]:
+    """Forbid inline scripts, scripts from other hosts, and requests to other hosts except ``connect``.
+
+    ``connect``: sources of ``connect-src``, for MCP servers; ``loopback`` means this machine.
+    """
+    sources = [source for each in connect for source in (_LOOPBACK if each == "loopback" else (each,))]
+    return _NO_SNIFFING | {
+        "Content-Security-Policy": " ".join((_POLICY, *sources)),
+        "Cross-Origin-Opener-Policy": "same-origin",
+        "Referrer-Policy": "no-referrer",
+    }
+
+
+class Page:
+    """Middleware that answers GET requests for the web UI's files, with ``headers`` in each response."""
+
+    def __init__(self, files: FileSource, headers: dict[str, str]) -> None:
+        self.has = files.has
+        self._files = files
+        self._headers = headers
+
+    def around(self, app: ASGIApp) -> ASGIApp:
+        """Return `app` with the files in front. A file that cannot be read is a 404, never the endpoint of its name."""
+
+        async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+            target: Target | None = scope.get(TARGET)  # none for a lifespan
+            if target is None or not target.is_page:
+                await app(scope, receive, send)
+                return
+            file = await asyncio.to_thread(self._files.read, target.path)
+            if file is None:
+                raise NotFound("File Not Found")
+            await self._reply(file, scope)(scope, receive, send)
+
+        return serve
+
+    def _reply(self, file: PageFile, scope: Scope) -> Response:
+        headers = {"ETag": file.etag, "Cache-Control": file.cache, "Vary": "Accept-Encoding", **self._headers}
+        asked = dict(scope["headers"])
+        known = [
+            tag.strip().removeprefix("W/") for tag in asked.get(b"if-none-match", b"").decode("latin-1").split(",")
+        ]
+        if file.etag in known:
+            return Response(status_code=304, headers=headers)
+        if file.gzipped is not None and b"gzip" in asked.get(b"accept-encoding", b""):
+            headers["Content-Encoding"] = "gzip"
+            return Response(file.gzipped, media_type=file.media_type, headers=headers)
+        return Response(file.body, media_type=file.media_type, headers=headers)
+
+
+def page_of(*, ui: bool, folder: Path | None, connect: tuple[str, ...]) -> Page:
+    """Return the web UI that the options select. Without one, it still removes a previously served service worker."""
+    if not ui:
+        return Page(NoPage(), security_headers(()))
+    if folder is not None:
+        return Page(Folder(folder), _NO_SNIFFING)
+    return Page(BuiltIn(), security_headers(connect))

@@ -1,18 +1,294 @@
-"""The tool process: one JSON request on standard input, one JSON reply on standard output."""
+"""The tool process: one JSON request on standard input, one JSON reply on standard output.
 
+Each function takes a tool's parameters and returns its reply.
+"""
+
+import base64
 import json
 import os
 import platform
 import re
 import resource
+import stat
+import subprocess
 import sys
+import time
 from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
-from server.web.tools import files, search
+from server.web.tools.catalogue import MOST_FOUND
 
 MEMORY_BYTES = 1 << 30
 Json = dict[str, Any]
+MOST_BYTES = 16 * 1024
+MOST_RAW_BYTES = 32 << 20
+MOST_EDITED_BYTES = 64 << 20
+
+
+def place_of(path: str) -> Path:
+    """Return the absolute path. ``~`` is the home folder; other paths are relative to the current folder."""
+    return Path(os.path.normpath(os.path.join(os.getcwd(), os.path.expanduser(path))))
+
+
+def _size(place: Path) -> int:
+    found = place.stat()
+    if not stat.S_ISREG(found.st_mode):  # devices and pipes may never end
+        raise IsADirectoryError(0, "not a regular file", str(place))
+    return found.st_size
+
+
+def read_file(params: Json) -> Json:
+    """Return lines of a text file, or the bytes of any file if the request sets ``resp_type``."""
+    place = place_of(params["path"])
+    size = _size(place)
+    if params.get("resp_type") == "base64":
+        if size > MOST_RAW_BYTES:
+            return {"error": f"file too large ({size} bytes, max {MOST_RAW_BYTES})"}
+        return {"base64": base64.b64encode(place.read_bytes()).decode(), "size_bytes": size}
+    first, last = params.get("start_line", 1), params.get("end_line", -1)
+    if size > MOST_BYTES and last == -1:
+        error = f"file too large ({size} bytes, max {MOST_BYTES}). Use start_line/end_line to read a portion."
+        return {"error": error}
+    text, n = [], 0
+    with place.open(encoding="utf-8", errors="replace", newline="\n") as lines:
+        for number, line in enumerate(lines, 1):
+            if number < first:
+                continue
+            if last != -1 and number > last:
+                break
+            shown = line.removesuffix("\n") + "\n"
+            if params.get("append_loc"):
+                shown = f"{number}→{shown}"
+            n += len(shown.encode())
+            if n > MOST_BYTES:
+                text.append("[output truncated]")
+                break
+            text.append(shown)
+    return {"plain_text_response": "".join(text)}
+
+
+def write_file(params: Json) -> Json:
+    """Write a file with this content, and create its folders."""
+    place, content = place_of(params["path"]), params["content"].encode("utf-8", "surrogatepass")
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_bytes(content)
+    return {"result": "file written successfully", "path": params["path"], "bytes": len(content)}
+
+
+def edit_file(params: Json) -> Json:
+    """Replace parts of a text file.
+
+    If a part has no exact match, trailing spaces and the styles of quotes, dashes and spaces are ignored. Bytes
+    outside of the edits stay unchanged.
+    """
+    path, edits = params["path"], params["edits"]
+    place = place_of(path)
+    if not edits:
+        return {"error": '"edits" must be a non-empty array'}
+    if _size(place) > MOST_EDITED_BYTES:
+        return {"error": f"file too large (max {MOST_EDITED_BYTES} bytes)"}
+    text = place.read_bytes().decode("utf-8", "surrogateescape")
+    plain, at = _plain(text)
+    found: list[tuple[int, int, int]] = []  # start and end in the text, number of the edit
+    for i, edit in enumerate(edits):
+        old = edit["old_text"]
+        if not old:
+            return {"error": f"edits[{i}].old_text must not be empty"}
+        wanted, _ = _plain(old)
+        times = plain.count(wanted) if wanted else text.count(old)
+        if times > 1:
+            return {"error": f"found {times} occurrences of edits[{i}].old_text in {path}, it must be unique"}
+        if (start := text.find(old)) >= 0:
+            end = start + len(old)
+        elif wanted and (near := plain.find(wanted)) >= 0:
+            start, end = at[near], at[near + len(wanted) - 1] + 1
+        else:
+            error = f"could not find edits[{i}].old_text in {path}, it must match the file's current content exactly"
+            return {"error": error}
+        found.append((start, end, i))
+    found.sort()
+    for (_, end, i), (start, _, j) in pairwise(found):
+        if end > start:
+            return {"error": f"edits[{i}] and edits[{j}] overlap in {path}; merge them into one edit"}
+    parts, before = [], 0
+    for start, end, i in found:
+        parts += [text[before:start], edits[i]["new_text"]]
+        before = end
+    edited = "".join(parts) + text[before:]
+    if edited == text:
+        return {"error": "no changes made: the replacement(s) produced identical content"}
+    place.write_bytes(edited.encode("utf-8", "surrogateescape"))
+    return {"result": "file edited successfully", "path": path, "edits_applied": len(found)}
+
+
+_ALIKE = str.maketrans(
+    {
+        **dict.fromkeys("‘’‚‛", "'"),
+        **dict.fromkeys("“”„‟", '"'),
+        **dict.fromkeys("‐‑‒–—―−", "-"),
+        **dict.fromkeys("\u00a0\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000", " "),
+    }
+)
+
+
+def _plain(text: str) -> tuple[str, list[int]]:
+    """Return `text` without ignored differences, and the offset in `text` of each of its characters."""
+    kept: list[int] = []
+    start = 0
+    for line in text.split("\n"):
+        kept += range(start, start + len(line.rstrip(" \t\r")))
+        start += len(line) + 1
+        kept.append(start - 1)
+    kept.pop()  # the last line has no line break
+    return "".join([text[i] for i in kept]).translate(_ALIKE), kept
+
+
+LIST_S = 15.0
+MOST_FILE_BYTES = 16 << 20
+JUNK = frozenset(
+    (
+        *(".git", ".svn", ".hg", "node_modules", "__pycache__", ".venv", "venv", "dist", "build", "target"),
+        *(".cache", ".idea", ".vscode"),
+    )
+)  # llama-server's list: listed but not searched
+
+
+def file_glob_search(params: Json) -> Json:
+    """Find files by name."""
+    base, wanted, limit = place_of(params["path"]), params.get("type", "file"), params.get("limit", MOST_FOUND)
+    if wanted not in ("file", "dir", "all"):
+        return {"error": f'invalid type: {wanted} (expected "file", "dir" or "all")'}
+    if limit < 1:
+        return {"error": f"invalid limit: {limit} (expected 1 or more)"}
+    if not base.is_dir():
+        return {"error": f"path does not exist or is not a directory: {params['path']}"}
+    entries, complete = listed(base, params.get("max_depth", 0), wanted)
+    fits = chosen(params)
+    found = [entry for entry in entries if fits(entry.rstrip("/"))]
+    shown = found[: min(limit, MOST_FOUND)]
+    text = "".join(f"{entry}\n" for entry in shown) + f"\n---\nTotal matches: {len(found)}\n"
+    if len(found) > len(shown):
+        text += f"[{len(shown)} results limit reached ({len(found)} total matches). Refine the glob pattern to narrow "
+        text += "the search.]\n"
+    if not complete:
+        text += "[results truncated: time budget or unreadable directory]\n"
+    objects = [{"path": entry.rstrip("/"), "type": "dir" if entry.endswith("/") else "file"} for entry in shown]
+    return {"plain_text_response": text, "entries": objects, "base": base.as_posix()}
+
+
+def grep_search(params: Json) -> Json:
+    """Find lines, in grep's output format."""
+    source = re.escape(params["pattern"]) if params.get("literal") else params["pattern"]
+    try:
+        pattern = re.compile(source, re.IGNORECASE if params.get("ignore_case") else 0)
+    except (re.error, RecursionError, OverflowError) as error:
+        return {"error": f"invalid regex: {error}"}
+    place = place_of(params["path"])
+    if place.is_file():
+        places = [(place, params["path"])]
+    elif place.is_dir():
+        fits = chosen(params)
+        places = [(place / entry, entry) for entry in listed(place, 0, "file")[0] if fits(entry)]
+    else:
+        return {"error": f"path does not exist: {params['path']}"}
+    around = max(0, params.get("context_lines", 0))
+    numbered = params.get("return_line_numbers", False) or around > 0
+    text: list[str] = []
+    total = 0
+    for file, name in places:
+        lines = lines_of(file)
+        for i, line in enumerate(lines):
+            if not pattern.search(line):
+                continue
+            if total == MOST_FOUND:
+                text.append(f"\n---\nTotal matches: {total}\n[{MOST_FOUND} matches limit reached. Narrow the ")
+                text.append("path/pattern/include to see more.]\n")
+                return {"plain_text_response": "".join(text)}
+            total += 1
+            for j in range(max(0, i - around), min(len(lines), i + around + 1)):
+                mark = ":" if j == i else "-"
+                text.append(f"{name}{mark}{f'{j + 1}{mark}' if numbered else ''}{lines[j]}\n")
+            if around:
+                text.append("--\n")
+    return {"plain_text_response": "".join(text) + f"\n---\nTotal matches: {total}\n"}
+
+
+def lines_of(file: Path) -> list[str]:
+    """Return the lines of a text file; none if it can't be read or is too large."""
+    try:
+        if file.stat().st_size > MOST_FILE_BYTES:
+            return []
+        return file.read_text("utf-8", "replace").removesuffix("\n").split("\n")
+    except OSError:
+        return []
+
+
+def listed(base: Path, max_depth: int, wanted: str) -> tuple[list[str], bool]:
+    """Return the relative paths of this kind, those of folders with a slash at the end, and whether these are all.
+
+    `max_depth` 0 = any depth.
+    """
+    deep = max_depth if max_depth > 0 else 10**6
+    if wanted == "file" and (known := _of_git(base)) is not None:
+        return [entry for entry in known if entry.count("/") < deep and (base / entry).is_file()], True
+    until = time.monotonic() + LIST_S
+    entries: list[str] = []
+    errors: list[OSError] = []
+    for folder, folders, names in os.walk(base, onerror=errors.append):  # which follows no links
+        if time.monotonic() > until:
+            errors.append(TimeoutError())
+            break
+        prefix = "" if folder == str(base) else os.path.relpath(folder, base) + "/"
+        if wanted != "file":
+            entries += [f"{prefix}{name}/" for name in folders]
+        if wanted != "dir":
+            entries += [prefix + name for name in names if os.path.isfile(os.path.join(folder, name))]
+        folders[:] = [name for name in folders if name not in JUNK and prefix.count("/") + 1 < deep]
+    return sorted(entries), not errors
+
+
+def _of_git(base: Path) -> list[str] | None:
+    """Return the files that git does not ignore; None outside of a repository."""
+    asked = ("git", "-C", str(base), "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    try:
+        said = subprocess.run(asked, capture_output=True, timeout=LIST_S, check=False)  # noqa: S603 - no shell
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if said.returncode:
+        return None
+    return sorted({name.decode("utf-8", "replace") for name in said.stdout.split(b"\0") if name})
+
+
+def chosen(params: Json) -> Callable[[str], bool]:
+    """Return the filter for paths."""
+    include, exclude = _pattern(params.get("include", "**")), _pattern(params.get("exclude", ""))
+    return lambda path: bool((not include or include.fullmatch(path)) and not (exclude and exclude.fullmatch(path)))
+
+
+def _pattern(glob: str) -> "re.Pattern[str] | None":
+    """Return a glob's regex. Without a slash it matches the last part of a path, else it starts at any folder."""
+    if not glob:
+        return None
+    anchored = glob.startswith("/")
+    glob = glob.lstrip("/")
+    if not anchored and not glob.startswith("**/"):
+        glob = f"**/{glob}"
+    parts = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    made = [parts.get(token) or _class(token) or re.escape(token) for token in _TOKENS.findall(glob)]
+    return re.compile("".join(made), re.DOTALL)
+
+
+_TOKENS = re.compile(r"\*\*/|\*\*|\*|\?|\[[!^]?\]?[^\]/]*\]|.", re.DOTALL)
+
+
+def _class(token: str) -> str:
+    if len(token) < 3 or token[0] != "[":
+        return ""
+    negated = token[1] in "!^"
+    inside = token[2 if negated else 1 : -1].replace("\\", r"\\").replace("]", r"\]").replace("[", r"\[")
+    return f"[{'^' if negated else ''}{inside}]"
 
 
 def get_info(_: Json) -> Json:
@@ -21,11 +297,11 @@ def get_info(_: Json) -> Json:
 
 
 WORK: dict[str, Callable[[Json], Json]] = {
-    "read_file": files.read_file,
-    "write_file": files.write_file,
-    "edit_file": files.edit_file,
-    "file_glob_search": search.file_glob_search,
-    "grep_search": search.grep_search,
+    "read_file": read_file,
+    "write_file": write_file,
+    "edit_file": edit_file,
+    "file_glob_search": file_glob_search,
+    "grep_search": grep_search,
     "get_info": get_info,
 }
 

@@ -145,6 +145,6 @@ async def test_keys_have_blocks_of_their_own(serve: Serve) -> None:
 
 async def test_without_zmq_the_start_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "zmq", None)
-    monkeypatch.delitem(sys.modules, "server.telemetry.kv_events.publisher", raising=False)
+    monkeypatch.delitem(sys.modules, "server.telemetry.kv_events", raising=False)
     with pytest.raises(ConfigError, match=r"llamapool\[events\]"):
         create_app(make_settings(server=EVENTS), loader=FakeLoader())

@@ -14,7 +14,6 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from server.errors import ConfigError
-from server.telemetry import tracing
 from server.telemetry.tracing import WANTED, GenAiMetrics, Tracing, wanted_metrics
 from tests.api.conftest import Serve, make_settings
 from tests.support.fakes import FakeLoader, FakeRunner
@@ -148,7 +147,7 @@ def test_what_is_missing_or_wrong_is_one_line(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.delenv("OTEL_EXPORTER_OTLP_PROTOCOL")
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     with pytest.raises(ConfigError, match=r"llamapool\[otel\]"):
-        tracing.exporting("1")
+        create_app(make_settings(server={"otel": True}), loader=FakeLoader())
 
 
 @pytest.mark.slow
