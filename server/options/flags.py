@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from server.errors import ConfigError
-from server.options.option import OptionRow, Source, SourcedValue, Table, nearest
+from server.options.option import Option, Source, SourcedValue, Table, nearest
 
 _FIM = "--port 8012 -ub 1024 -b 1024 -c 0 --cache-reuse 256"
 _OSS = "--port 8013 -ub 2048 -b 32768 -np 2 -c 262144 --temp 1 --top-p 1 --top-k 0 --min-p 0.01"
@@ -205,17 +205,17 @@ def _value(flag: str, inline: str | None, words: list[str], n_words: int = 1) ->
     return " ".join(words.pop(0) for _ in range(n_words))
 
 
-def _set(flags: Source, entry: OptionRow, flag: str, inline: str | None, words: list[str]) -> None:
+def _set(flags: Source, entry: Option, flag: str, inline: str | None, words: list[str]) -> None:
     target = flags.of(entry.section)
     if flag in entry.constants or entry.is_switch:
         if inline is not None:
             raise ConfigError(f"{flag} takes no value; write {flag} alone")
         value = entry.constants.get(flag, True)
     else:
-        value = entry.parse(_value(flag, inline, words, entry.option.n_words), flag)
-        if entry.option.repeat and entry.key in target:
+        value = entry.parse(_value(flag, inline, words, entry.n_words), flag)
+        if entry.repeat and entry.key in target:
             value = [*target[entry.key].value, *value]
-    for key in entry.option.replaces:  # of two flags that exclude each other, the later one applies
+    for key in entry.replaces:  # of two flags that exclude each other, the later one applies
         target.pop(key, None)
     target[entry.key] = SourcedValue(value, flag)
 

@@ -14,11 +14,13 @@ from pydantic import BeforeValidator, ConfigDict, WithJsonSchema, create_model, 
 
 from server.engine.request import DEFAULT_SAMPLERS, PARAMETERS, SamplingParams
 from server.formats import BY_NAME
+from server.hub.reference import Image
 from server.options.option import SettingsModel, option
 from server.options.values import (
     AUTO,
     KINDS,
     MAX_LAYERS,
+    MAX_OVERRIDES,
     AutoBool,
     Bool,
     Breakers,
@@ -27,7 +29,6 @@ from server.options.values import (
     FilePath,
     Float,
     GpuLayers,
-    ImageName,
     Int,
     JsonObject,
     LayerRange,
@@ -43,14 +44,14 @@ from server.options.values import (
     ScaledFiles,
     Sizes,
     Switch,
-    TensorOverrides,
     TextList,
-    Url,
+    check_url,
     mask_cpus,
     range_cpus,
     read_kinds,
     split_list,
     split_scaled,
+    tensor_override,
     unescape,
     without_zero,
 )
@@ -183,7 +184,7 @@ class ProjectorSettings(SettingsModel):
 
     mmproj: FilePath | None = option(None, "-mm --mmproj", env=True)
     """Multimodal projector (GGUF) of the model; enables image or audio input."""
-    mmproj_url: Url = option("", "-mmu --mmproj-url", env=True, metavar="URL")
+    mmproj_url: str = option("", "-mmu --mmproj-url", env=True, metavar="URL", check=check_url)
     """URL of the projector; downloaded to mmproj if given, otherwise into the cache."""
 
 
@@ -239,6 +240,12 @@ class SamplingSettings(_Parameters):
         (), "-l --logit-bias", metavar="TOKEN_ID+BIAS", text=lambda text: text.split(","), repeat=True
     )
     """Bias added to a token's logit, e.g. 15043+1 or 15043-1; in YAML also a mapping {15043: 1.0}."""
+
+
+def _overrides(flags: str, **more: Any) -> tuple[str, ...]:
+    """Return an option for buffer types of tensors."""
+    more |= {"text": split_list, "repeat": True, "check": tensor_override, "max_length": MAX_OVERRIDES}
+    return option((), flags, metavar="PATTERN=TYPE,...", **more)
 
 
 class SpeculationSettings(SettingsModel):
@@ -370,13 +377,7 @@ class SpeculationSettings(SettingsModel):
         -1, "-ngld --gpu-layers-draft --n-gpu-layers-draft --spec-draft-ngl", env="LLAMA_ARG_N_GPU_LAYERS_DRAFT", ge=-2
     )
     """Number of draft model layers on the GPU; auto (-1) or all (-2)."""
-    draft_override_tensor: TensorOverrides = option(
-        (),
-        "-otd --override-tensor-draft --spec-draft-override-tensor",
-        metavar="PATTERN=TYPE,...",
-        text=split_list,
-        repeat=True,
-    )
+    draft_override_tensor: TextList = _overrides("-otd --override-tensor-draft --spec-draft-override-tensor")
     """Buffer types for tensors of the draft model; same syntax as override_tensor."""
     draft_cpu_moe: Bool = option(
         False, "-cmoed --cpu-moe-draft --spec-draft-cpu-moe", env="LLAMA_ARG_SPEC_DRAFT_CPU_MOE"
@@ -405,9 +406,7 @@ class OverrideSettings(SettingsModel):
 
     group: ClassVar[str] = "Tensors and metadata"
 
-    override_tensor: TensorOverrides = option(
-        (), "-ot --override-tensor", env=True, metavar="PATTERN=TYPE,...", text=split_list, repeat=True
-    )
+    override_tensor: TextList = _overrides("-ot --override-tensor", env=True)
     """Buffer type (CPU or a device) for tensors whose name matches a regular expression, e.g. exps=CPU. The first match
     applies, before the options below. After a group only ? is allowed, and repetitions are limited.
     """
@@ -420,7 +419,7 @@ class OverrideSettings(SettingsModel):
     no_host: Bool = option(False, "--no-host", env=True)
     """Do not use host buffers of devices, so that weights there can be repacked."""
     override_kv: MetadataOverrides = option(
-        (), "--override-kv", metavar="KEY=TYPE:VALUE,...", text=split_list, repeat=True
+        (), "--override-kv", metavar="KEY=TYPE:VALUE,...", text=split_list, repeat=True, max_length=MAX_OVERRIDES
     )
     """Override metadata of the file; types int, float, bool and str, e.g. tokenizer.ggml.add_bos_token=bool:false.
     Values known to abort llama.cpp are refused, but other values may still abort it.
@@ -747,14 +746,17 @@ class ModelSettings(ProjectorSettings, ModelDefaults):
     """
     hf_file: str = option("", "-hff --hf-file", env=True, metavar="FILE")
     """Name of a file in the repository hf, instead of a quantization."""
-    model_url: Url = option("", "-mu --model-url", env=True, metavar="URL", replaces=("hf", "hf_file", "docker_repo"))
+    model_url: str = option(
+        "", "-mu --model-url", env=True, metavar="URL", replaces=("hf", "hf_file", "docker_repo"), check=check_url
+    )
     """URL of the GGUF file; downloaded to path if given, otherwise into the cache."""
-    docker_repo: ImageName = option(
+    docker_repo: str = option(
         "",
         "-dr --docker-repo",
         env=True,
         metavar="[REGISTRY/]NAME[:TAG]",
         replaces=("path", "hf", "hf_file", "model_url"),
+        check=Image.parse,
     )
     """Model in an OCI registry; names without a registry use docker_registry."""
     aliases: TextList = option((), "-a --alias", env=True, metavar="A,B", text=split_list, repeat=True)

@@ -27,13 +27,13 @@ class SettingsModel(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """Spellings of one field.
+    """One row of the table: the spellings of one field of the settings.
 
-    ``flags`` take a value, or switch a boolean on. ``constants`` are flags without a value and the value they set.
-    ``text`` converts the text of a flag or variable into the value that YAML would contain. The values of a ``repeat``
-    flag are concatenated. ``forms`` are further flags, each with its metavar and its own converter; ``env_forms`` are
-    further variables with their converters. A flag's value has ``n_words``. Setting an option discards the values of
-    the fields in ``replaces`` from weaker sources.
+    ``flags`` take a value, or switch a boolean on (``is_switch``). ``constants`` are flags without a value and the
+    value they set. ``text`` converts the text of a flag or variable into the value that YAML would contain. The values
+    of a ``repeat`` flag are concatenated. ``forms`` are further flags, each with its metavar and its own converter;
+    ``env_forms`` are further variables with their converters. A flag's value has ``n_words``. Setting an option
+    discards the values of the fields in ``replaces`` from weaker sources. `Table` fills in the last fields.
     """
 
     flags: tuple[str, ...] = ()
@@ -48,6 +48,31 @@ class Option:
     forms: Mapping[str, tuple[str, Callable[[str], Any]]] = field(default_factory=dict)
     n_words: int = 1
     env_forms: Mapping[str, Callable[[str], Any]] = field(default_factory=dict)
+    owner: type[SettingsModel] = SettingsModel
+    section: Section = "server"
+    key: str = ""
+    group: str = ""
+    default: Any = None
+    is_switch: bool = False
+
+    @property
+    def description(self) -> str:
+        return descriptions(self.owner)[self.key]
+
+    @property
+    def plain_flags(self) -> list[str]:
+        """The flags without those of ``forms``."""
+        return [flag for flag in self.flags if flag not in self.forms]
+
+    @property
+    def negatable(self) -> bool:
+        """Whether llama-server's ``LLAMA_ARG_NO_*`` form exists (llama.cpp common/arg.cpp)."""
+        return self.is_switch and False in self.constants.values()
+
+    def parse(self, text: str, name: str = "") -> Any:
+        """Convert the text of a flag or variable into the value that YAML would contain; `name`: which one it is."""
+        convert = self.forms[name][1] if name in self.forms else self.env_forms.get(name, self.text)
+        return convert(text) if convert else text
 
 
 T = TypeVar("T")
@@ -60,24 +85,16 @@ def option(
     env: str | bool = "",
     off: tuple[str, ...] | bool = (),
     constants: Mapping[str, Any] | None = None,
-    metavar: str = "",
-    text: Callable[[str], Any] | None = None,
-    repeat: bool = False,
-    secret: bool = False,
-    is_path: bool = False,
-    replaces: tuple[str, ...] = (),
-    forms: Mapping[str, tuple[str, Callable[[str], Any]]] | None = None,
-    env_forms: Mapping[str, Callable[[str], Any]] | None = None,
-    n_words: int = 1,
     check: Callable[[Any], object] | None = None,
-    **limits: float,
+    **more: Any,
 ) -> T:
     """Return a pydantic field with its `Option`.
 
     Example: ``n_batch: Int = option(2048, "-b --batch-size", env="LLAMA_ARG_BATCH", ge=1)``. Without ``flags``, the
     field's name is the flag. ``env=True`` means ``LLAMA_ARG_`` plus the first long flag's name. ``off`` are the flags
     that switch a boolean off; True means ``--no-`` plus that name. ``check`` validates the final value, or each entry
-    of a tuple, and raises ValueError; it does not see an empty default. ``limits`` are pydantic's (``ge``, ...).
+    of a tuple, and raises ValueError; it does not see an empty default. ``more`` are fields of `Option` and pydantic's
+    limits (``ge``, ...).
     """
     spelled = tuple(flags.split())
     long = next((flag.removeprefix("--") for flag in spelled if flag.startswith("--")), "")
@@ -85,11 +102,9 @@ def option(
         raise ValueError("env=True and off=True need a long flag that is spelled out")
     name = "LLAMA_ARG_" + long.replace("-", "_").upper() if env is True else env or ""
     negations = ("--no-" + long,) if off is True else off or ()
-    known = {**dict.fromkeys(negations, False), **(constants or {})}
-    made = Option(
-        spelled, name, known, metavar, text, repeat, secret, is_path, replaces, forms or {}, n_words, env_forms or {}
-    )
-    info: FieldInfo = cast(Any, Field)(default, **limits)
+    spellings = {key: more.pop(key) for key in more.keys() & Option.__slots__}
+    made = Option(spelled, name, {**dict.fromkeys(negations, False), **(constants or {})}, **spellings)
+    info: FieldInfo = cast(Any, Field)(default, **more)
     info.metadata += [made, *([AfterValidator(_checked(check, default))] if check else [])]
     return cast(T, info)
 
@@ -127,54 +142,25 @@ def descriptions(model: type[SettingsModel]) -> Mapping[str, str]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class OptionRow:
-    """One row of the table."""
-
-    owner: type[SettingsModel]
-    section: Section
-    key: str
-    option: Option
-    group: str
-    default: Any
-    is_switch: bool  # its flags take no value
-
-    @property
-    def description(self) -> str:
-        return descriptions(self.owner)[self.key]
-
-    @property
-    def flags(self) -> tuple[str, ...]:
-        """Flags that take a value, or switch a boolean on."""
-        return (*(self.option.flags or ("--" + self.key.replace("_", "-"),)), *self.option.forms)
-
-    @property
-    def constants(self) -> Mapping[str, Any]:
-        """Flags without a value, and the value that each one sets."""
-        if self.is_switch and not self.option.flags:
-            return {**self.option.constants, "--no-" + self.key.replace("_", "-"): False}
-        return self.option.constants
-
-    @property
-    def negatable(self) -> bool:
-        """Whether llama-server's ``LLAMA_ARG_NO_*`` form exists (llama.cpp common/arg.cpp)."""
-        return self.is_switch and False in self.constants.values()
-
-    def parse(self, text: str, name: str = "") -> Any:
-        """Convert the text of a flag or variable into the value that YAML would contain; `name`: which one it is."""
-        converters = {**{flag: convert for flag, (_, convert) in self.option.forms.items()}, **self.option.env_forms}
-        convert = converters.get(name, self.option.text)
-        return convert(text) if convert else text
-
-
-def _entry(section: Section, owner: type[SettingsModel], key: str, info: FieldInfo) -> OptionRow:
+def _row(section: Section, owner: type[SettingsModel], key: str, info: FieldInfo) -> Option:
     found = next(item for item in info.metadata if isinstance(item, Option))
-    if any(kind in (FilePath, Place) for kind in get_args(info.annotation)):
-        found = replace(found, is_path=True, metavar=found.metavar or "FILE")
     lineage = [cls for cls in owner.__mro__ if issubclass(cls, SettingsModel)]
-    group = next(cls.group for cls in lineage if key in inspect.get_annotations(cls))
-    switch = info.annotation is bool or (info.annotation == (bool | None))
-    return OptionRow(owner, section, key, found, group, info.get_default(call_default_factory=True), switch)
+    is_switch = info.annotation is bool or (info.annotation == (bool | None))
+    is_path = found.is_path or any(kind in (FilePath, Place) for kind in get_args(info.annotation))
+    name = key.replace("_", "-")
+    return replace(
+        found,
+        flags=(*(found.flags or (f"--{name}",)), *found.forms),
+        constants=found.constants if found.flags or not is_switch else {**found.constants, f"--no-{name}": False},
+        metavar=found.metavar or "FILE" * is_path,
+        is_path=is_path,
+        owner=owner,
+        section=section,
+        key=key,
+        group=next(cls.group for cls in lineage if key in inspect.get_annotations(cls)),
+        default=info.get_default(call_default_factory=True),
+        is_switch=is_switch,
+    )
 
 
 class Table:
@@ -183,7 +169,7 @@ class Table:
     def __init__(self, server: type[SettingsModel], model: type[SettingsModel]) -> None:
         owners: dict[Section, type[SettingsModel]] = {"server": server, "model": model}
         self.entries = {
-            (section, key): _entry(section, owner, key, info)
+            (section, key): _row(section, owner, key, info)
             for section, owner in owners.items()
             for key, info in owner.model_fields.items()
         }
@@ -192,15 +178,15 @@ class Table:
         return [key for owner, key in self.entries if owner == section]
 
     @cached_property
-    def by_flag(self) -> dict[str, OptionRow]:
+    def by_flag(self) -> dict[str, Option]:
         return {flag: entry for entry in self for flag in (*entry.flags, *entry.constants)}
 
     @cached_property
-    def by_env(self) -> dict[str, OptionRow]:
+    def by_env(self) -> dict[str, Option]:
         """Every variable that llama-server has too."""
-        return {name: entry for entry in self for name in (entry.option.env, *entry.option.env_forms) if name}
+        return {name: entry for entry in self for name in (entry.env, *entry.env_forms) if name}
 
-    def __iter__(self) -> Iterator[OptionRow]:
+    def __iter__(self) -> Iterator[Option]:
         return iter(self.entries.values())
 
 
@@ -244,7 +230,7 @@ def merge_layers(table: Table, section: Section, *layers: Layer) -> dict[str, So
     """Merge layers, the weakest first. A value discards the weaker values of the fields that its option replaces."""
     merged: dict[str, SourcedValue] = {}
     for layer in layers:
-        replaced = {name for key in layer for name in table.entries[section, key].option.replaces}
+        replaced = {name for key in layer for name in table.entries[section, key].replaces}
         merged = {key: value for key, value in merged.items() if key not in replaced}
         merged.update(layer)
     return merged

@@ -18,7 +18,7 @@ from server.hub.reference import Reference
 from server.options.catalogue import Preset, PresetKey, read_preset, scan_models_dir
 from server.options.flags import FIXED_NAMES, unsupported
 from server.options.model import WHERE, ModelSettings
-from server.options.option import Layer, OptionRow, SourcedValue, Table, merge_layers, nearest
+from server.options.option import Layer, Option, SourcedValue, Table, merge_layers, nearest
 from server.options.server import ServerSettings
 from server.options.sources import Inputs, ModelRegistry, Origin
 from server.options.values import read_bool, without_secrets
@@ -176,13 +176,13 @@ def preset_layer(table: Table, section: str, keys: Sequence[PresetKey], skipped:
             layer["load"] = SourcedValue("startup" if startup else "on_demand", item.place)
         elif (found := _option(table, section, item, skipped)) is not None:
             entry, value = found
-            if entry.option.forms and entry.key in layer and isinstance(value, list):  # lora and lora-scaled
+            if entry.forms and entry.key in layer and isinstance(value, list):  # lora and lora-scaled
                 value = [*layer[entry.key].value, *value]
             layer[entry.key] = SourcedValue(value, item.place)
     return layer
 
 
-def _option(table: Table, section: str, item: PresetKey, skipped: list[str]) -> tuple[OptionRow, object] | None:
+def _option(table: Table, section: str, item: PresetKey, skipped: list[str]) -> tuple[Option, object] | None:
     """Return the option of a key and its value; None for a key that sets nothing."""
     start = f"{item.place}: [{section}]"
     spellings = ("--" + item.key, "-" + item.key)
@@ -235,7 +235,7 @@ def preset_of(table: Table, model_id: str, settings: ModelSettings) -> str:
     return "\n".join([f"[{model_id}]", *lines, ""])
 
 
-def _changed(table: Table, settings: ModelSettings) -> Iterator[tuple[OptionRow, Any]]:
+def _changed(table: Table, settings: ModelSettings) -> Iterator[tuple[Option, Any]]:
     """Yield the options that differ from their defaults, except the model's names."""
     for key in table.keys("model"):
         entry, value = table.entries["model", key], getattr(settings, key)
@@ -243,15 +243,15 @@ def _changed(table: Table, settings: ModelSettings) -> Iterator[tuple[OptionRow,
             yield entry, value
 
 
-def _name(entry: OptionRow) -> str:
+def _name(entry: Option) -> str:
     """Return the last long flag."""
-    plain = [flag for flag in entry.flags if flag not in entry.option.forms]
+    plain = entry.plain_flags
     return next((flag for flag in reversed(plain) if flag.startswith("--")), plain[-1])
 
 
-def _words(entry: OptionRow, value: Any) -> Iterator[str]:
+def _words(entry: Option, value: Any) -> Iterator[str]:
     if not entry.is_switch:
-        yield from (_name(entry), *(_text(value).split(" ") if entry.option.n_words > 1 else (_text(value),)))
+        yield from (_name(entry), *(_text(value).split(" ") if entry.n_words > 1 else (_text(value),)))
     elif value:
         yield _name(entry)
     else:

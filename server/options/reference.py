@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from server.options.flags import COMPLETION_FLAG, CONFIG_FLAG, DEVICES_FLAG, FIXED, SHORTHANDS, unsupported_flags
 from server.options.model import ModelDefaults, ModelSettings
-from server.options.option import OptionRow, Table, descriptions
+from server.options.option import Option, Table, descriptions
 from server.options.server import ServerSettings
 from server.options.sources import CONFIG_VARIABLE
 
@@ -59,22 +59,21 @@ def help_text(table: Table) -> str:
     return parser.format_help()
 
 
-def _add_help(group: "argparse._ArgumentGroup", entry: OptionRow) -> None:
+def _add_help(group: "argparse._ArgumentGroup", entry: Option) -> None:
     shown = f"{entry.description} (default: {_shown(entry)})".strip().replace("%", "%%")
     if entry.is_switch:
         group.add_argument(*entry.flags, *entry.constants, action="store_true", help=shown)
         return
-    plain = [flag for flag in entry.flags if flag not in entry.option.forms]
     group.add_argument(
-        *plain, metavar=entry.option.metavar or ("MODE" if isinstance(entry.default, str) else "N"), help=shown
+        *entry.plain_flags, metavar=entry.metavar or ("MODE" if isinstance(entry.default, str) else "N"), help=shown
     )
-    for flag, (metavar, _) in entry.option.forms.items():
-        group.add_argument(flag, metavar=metavar, help=f"as {plain[0]}")
+    for flag, (metavar, _) in entry.forms.items():
+        group.add_argument(flag, metavar=metavar, help=f"as {entry.flags[0]}")
     if entry.constants:
         group.add_argument(*entry.constants, action="store_true", help=f"{entry.key} at its highest")
 
 
-def _shown(entry: OptionRow) -> str:
+def _shown(entry: Option) -> str:
     value = entry.default
     if value is None:
         return "auto" if entry.is_switch else "none"
@@ -85,7 +84,7 @@ def _shown(entry: OptionRow) -> str:
     return str(value) if value not in ("", {}) else "empty"
 
 
-def _groups(table: Table) -> Iterator[tuple[str, list[OptionRow]]]:
+def _groups(table: Table) -> Iterator[tuple[str, list[Option]]]:
     ordered = sorted(table, key=lambda entry: entry.section != "model")
     names = list(dict.fromkeys(entry.group for entry in ordered))
     names.sort(key=lambda name: name != "Model")
@@ -145,9 +144,9 @@ def _flags(flags: Iterable[str]) -> str:
     return ", ".join(f"`{flag}`" for flag in flags)
 
 
-def _row(entry: OptionRow) -> str:
+def _row(entry: Option) -> str:
     flags = " ".join(f"`{flag}`" for flag in (*entry.flags, *entry.constants))
-    env = " ".join(f"`{name}`" for name in (entry.option.env, *entry.option.env_forms) if name)
+    env = " ".join(f"`{name}`" for name in (entry.env, *entry.env_forms) if name)
     default = f"`{_shown(entry)}`"
     cells = (f"`{entry.key}`", flags, env, default, " ".join(entry.description.split()))
     return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", "\\n") for cell in cells) + " |\n"

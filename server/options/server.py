@@ -7,9 +7,9 @@ are llama-server's (llama.cpp common/arg.cpp); a field without any is Llamapool'
 import re
 from dataclasses import replace
 from stat import S_ISCHR
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from pydantic import BeforeValidator, model_validator
+from pydantic import model_validator
 
 from server.errors import ConfigError
 from server.mcp.config import read_servers
@@ -26,7 +26,7 @@ from server.options.values import (
     SiteNames,
     Switch,
     TextList,
-    read_registry,
+    check_registry,
     read_text,
     split_list,
 )
@@ -44,7 +44,7 @@ class HubSettings(SettingsModel):
     """Access token of the Hugging Face hub; empty = the token stored by Hugging Face's tools."""
     offline: Bool = option(False, "--offline", env=True)
     """Use cached models only and send no request to a hub. A model that is not cached is an error."""
-    docker_registry: Annotated[str, BeforeValidator(read_registry)] = option("", metavar="HOST")
+    docker_registry: str = option("", metavar="HOST", check=check_registry)
     """Registry for -dr names without one, such as ai/gemma3."""
     models_cache: AutoBool = option(None, off=("--no-models-cache",))
     """Also serve every cached model, as owner/name:QUANTIZATION; auto = unless --config, -m, -hf or a similar option

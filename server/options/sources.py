@@ -140,7 +140,7 @@ def effective_layers(inputs: Inputs, registry: ModelRegistry) -> Iterator[Sectio
                 continue
             effective[section] = {key: given for key, given in values.items() if key not in hidden[section]}
             kind: Section = "server" if section == SERVER else "model"
-            replaced = (name for key in values for name in inputs.table.entries[kind, key].option.replaces)
+            replaced = (name for key in values for name in inputs.table.entries[kind, key].replaces)
             hidden[section].update(values, replaced)
         yield effective
     yield {section: {} for section in sections}  # every model, in order, also one without values
@@ -303,13 +303,6 @@ def check_model_names(found: Source, model_ids: Iterable[str]) -> None:
 # ---- YAML
 
 
-@dataclass(frozen=True, slots=True)
-class _Item:
-    key: str
-    node: yaml.Node
-    place: str
-
-
 class _YamlReader:
     """Walks the levels of the file that have fixed keys, so that every value has its line."""
 
@@ -332,40 +325,37 @@ class _YamlReader:
         return self.document
 
     def _root(self, root: yaml.Node) -> None:
-        for item in self._items(root, "the file", str(self._path)):
-            if item.key == "server":
-                self.document.server = self._fields("server", item.node, "server", item.place)
-            elif item.key == "defaults":
-                self.document.defaults = self._fields("model", item.node, "defaults", item.place)
-                for key, value in self.document.defaults.items():
-                    if key in self._model_only:
-                        raise ConfigError(
-                            f"{value.source}: defaults.{key} belongs to one model; move it to models.<id>"
-                        )
-            elif item.key == "models":
-                for model in self._items(item.node, "models", item.place):
-                    self.document.places[model.key] = model.place
-                    layer = self._fields("model", model.node, f"models.{model.key}", model.place)
-                    self.document.models[model.key] = layer
+        for name, node, place in self._items(root, "the file", str(self._path)):
+            if name == "server":
+                self.document.server = self._fields("server", node, "server", place)
+            elif name == "defaults":
+                self.document.defaults = self._fields("model", node, "defaults", place)
+                for key in self.document.defaults.keys() & self._model_only:
+                    source = self.document.defaults[key].source
+                    raise ConfigError(f"{source}: defaults.{key} belongs to one model; move it to models.<id>")
+            elif name == "models":
+                for model_id, fields, at in self._items(node, "models", place):
+                    self.document.places[model_id] = at
+                    self.document.models[model_id] = self._fields("model", fields, f"models.{model_id}", at)
             else:
-                hint = nearest(item.key, list(_YAML_SECTIONS), f"; known: {', '.join(_YAML_SECTIONS)}")
-                raise ConfigError(f"{item.place}: unknown key '{item.key}'{hint}")
+                hint = nearest(name, list(_YAML_SECTIONS), f"; known: {', '.join(_YAML_SECTIONS)}")
+                raise ConfigError(f"{place}: unknown key '{name}'{hint}")
 
     def _fields(self, section: Section, node: yaml.Node, where: str, place: str) -> dict[str, SourcedValue]:
         layer: dict[str, SourcedValue] = {}
-        for item in self._items(node, where, place):
-            entry = self._table.entries.get((section, item.key))
+        for key, value_node, at in self._items(node, where, place):
+            entry = self._table.entries.get((section, key))
             if entry is None:
-                raise ConfigError(f"{item.place}: unknown key '{where}.{item.key}'{self._hint(section, item.key)}")
-            value = self._loader.construct_object(item.node, deep=True)
-            if entry.option.is_path:
+                raise ConfigError(f"{at}: unknown key '{where}.{key}'{self._hint(section, key)}")
+            value = self._loader.construct_object(value_node, deep=True)
+            if entry.is_path:
                 try:
                     value = self._absolute(value)
                 except (RuntimeError, ValueError):  # an unknown user's ~, or a NUL in the name
                     raise ConfigError(
-                        f"{item.place}: {where}.{item.key}: no user has the home folder after ~; write the full path"
+                        f"{at}: {where}.{key}: no user has the home folder after ~; write the full path"
                     ) from None
-            layer[item.key] = SourcedValue(value, item.place)
+            layer[key] = SourcedValue(value, at)
         return layer
 
     def _absolute(self, value: Any) -> Any:
@@ -391,7 +381,8 @@ class _YamlReader:
             return f"; '{entry.key}' belongs to {home}"
         return nearest(key, self._table.keys(section), "; see docs/configuration.md")
 
-    def _items(self, node: yaml.Node, where: str, place: str) -> Iterator[_Item]:
+    def _items(self, node: yaml.Node, where: str, place: str) -> Iterator[tuple[str, yaml.Node, str]]:
+        """Yield key, value and place of each entry of a mapping."""
         if isinstance(node, yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:null":
             return
         if not isinstance(node, yaml.MappingNode):
@@ -406,7 +397,7 @@ class _YamlReader:
             if key in known:
                 raise ConfigError(f"{at}: '{key}' appears twice in {where}; remove one")
             known.add(key)
-            yield _Item(key, value_node, at)
+            yield key, value_node, at
 
 
 def read_yaml(table: Table, path: Path, model_only: frozenset[str]) -> Source:

@@ -9,11 +9,11 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AllowInfNan, BeforeValidator, Field, WithJsonSchema
+from pydantic import AfterValidator, AllowInfNan, BeforeValidator, Field, WithJsonSchema
 
 from server.engine.request import SAMPLER_LETTERS, SAMPLERS, sampler_named
 from server.errors import ConfigError, short, without_credentials
-from server.hub.reference import Image, Reference, is_registry
+from server.hub.reference import Reference, is_registry
 from server.pool.spec import MetadataOverride, ScaledFile, TensorOverride
 from server.pool.tensor_patterns import check_pattern
 
@@ -304,39 +304,20 @@ DeviceSets = Annotated[tuple[str, ...], BeforeValidator(read_device_sets), WithJ
 OneDeviceSet = Annotated[tuple[str, ...], BeforeValidator(read_one_device_set), WithJsonSchema(_DEVICES_SCHEMA)]
 
 
-def read_reference(value: object) -> str:
-    """Parse ``owner/name[:quantization]`` or a short name. Raises ValueError."""
-    if not isinstance(value, str):
-        raise ValueError("should be text")
-    return str(Reference.parse(value)) if value else ""
-
-
-def read_url(value: object) -> str:
+def check_url(value: str) -> None:
     """Check the http or https URL of a GGUF. Raises ValueError."""
-    if not isinstance(value, str) or (value and not value.startswith(("http://", "https://"))):
+    if not value.startswith(("http://", "https://")):
         raise ValueError("should begin with http:// or https://")
-    return value
 
 
-def read_image(value: object) -> str:
-    """Check ``[registry/]name[:tag]``. Raises ValueError."""
-    if not isinstance(value, str):
-        raise ValueError("should be text")
-    if value:
-        Image.parse(value)
-    return value
-
-
-def read_registry(value: object) -> str:
+def check_registry(value: str) -> None:
     """Check a host name with optional port. Raises ValueError."""
-    if not isinstance(value, str) or (value and not is_registry(value)):
+    if not is_registry(value):
         raise ValueError("should be a host such as registry.example.org or localhost:5000")
-    return value
 
 
-ImageName = Annotated[str, BeforeValidator(read_image)]
-RepositoryName = Annotated[str, BeforeValidator(read_reference)]
-Url = Annotated[str, BeforeValidator(read_url)]
+RepositoryName = Annotated[str, AfterValidator(lambda value: str(Reference.parse(value)) if value else "")]
+"""``owner/name[:quantization]`` or a short name."""
 MAX_TEXT = 127  # bytes of a key or a text value (llama.h, llama_model_kv_override)
 MAX_LAYERS = 10_000
 _PLACE_FORM = "should be PATTERN=BUFFER_TYPE, as in exps=CPU"
@@ -349,14 +330,6 @@ _METADATA_TYPES: Mapping[str, tuple[str, Callable[[str], int | float | str]]] = 
     "bool": ("true|false", lambda text: text == "true"),
     "str": (r"[^\0]*", str),
 }
-
-
-def _items(value: object, form: str) -> list[str]:
-    """Split strings separated by commas, or a list of such strings."""
-    items = split_list(value) if isinstance(value, str) else value
-    if not isinstance(items, (list, tuple)) or not all(isinstance(item, str) for item in items):
-        raise ValueError(form)
-    return list(items)
 
 
 def tensor_override(text: str) -> TensorOverride:
@@ -389,31 +362,16 @@ def metadata_override(text: str) -> MetadataOverride:
     return MetadataOverride(key, convert(value))
 
 
-def read_tensor_overrides(value: object) -> tuple[str, ...]:
-    """Check and split tensor overrides. Raises ValueError."""
-    items = _items(value, _PLACE_FORM)
-    for item in items:
-        tensor_override(item)
-    return tuple(items)
-
-
-def read_metadata_overrides(value: object) -> tuple[str, ...]:
-    """Check and split metadata overrides; keys must be unique. Raises ValueError."""
-    items = _items(value, _METADATA_FORM)
+def _unique(items: tuple[str, ...]) -> tuple[str, ...]:
     keys = [metadata_override(item).key for item in items]
     twice = next((key for key in keys if keys.count(key) > 1), None)
     if twice is not None:
         raise ValueError(f"has '{twice}' twice")
-    return tuple(items)
+    return items
 
 
-_MAX_ITEMS = 1024
-TensorOverrides = Annotated[
-    tuple[str, ...], BeforeValidator(read_tensor_overrides), WithJsonSchema(_TEXT_LIST), Field(max_length=_MAX_ITEMS)
-]
-MetadataOverrides = Annotated[
-    tuple[str, ...], BeforeValidator(read_metadata_overrides), WithJsonSchema(_TEXT_LIST), Field(max_length=_MAX_ITEMS)
-]
+MAX_OVERRIDES = 1024
+MetadataOverrides = Annotated[TextList, AfterValidator(_unique)]
 MAX_FILES = 256
 MAX_SCALE = 1e6  # as in requests
 _FILES_FORM = "should be a list of paths, or of mappings of path and scale"

@@ -140,7 +140,7 @@ def test_the_tables_defaults_are_the_insides() -> None:
 
 def test_no_two_options_share_a_spelling() -> None:
     flags = [flag for entry in TABLE for flag in (*entry.flags, *entry.constants)]
-    variables = [entry.option.env for entry in TABLE if entry.option.env]
+    variables = [entry.env for entry in TABLE if entry.env]
     assert len(flags) == len(set(flags))
     assert len(variables) == len(set(variables))
     assert all(entry.description for entry in TABLE)
