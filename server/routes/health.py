@@ -14,7 +14,6 @@ from server.errors import (
     ShuttingDown,
     Unavailable,
 )
-from server.pool.pool import Pool
 from server.pool.state import ModelState, Status
 from server.routes.openapi import FINDS, describe
 from server.serving.services import caller_of, services
@@ -42,18 +41,20 @@ async def health(request: Request, model: str = "", fail_on_no_slot: str = "") -
     sees_reasons = knows_all(request)
     if model and not sees_reasons:
         raise AuthenticationFailed("the health of one model requires an API key")
-    states = states_of(services(request).pool, model)
+    pool = services(request).pool
+    try:
+        states = [pool.state(model)] if model else pool.states()
+    except ModelNotFound:  # which lists the known names
+        raise NotFound("model not found") from None
     if len(states) == 1:
-        with contextlib.nullcontext() if sees_reasons else without_reasons():
+        with shown_reasons(request):
             raise_unless_serving(states[0])
     n_idle, n_processing = map(sum, zip(*map(slot_counts, states), strict=True)) if states else (0, 0)
-    body = {"status": "ok", "slots_idle": n_idle, "slots_processing": n_processing}
-    if not sees_reasons:
-        body = {"status": "ok"}
+    counts = {"slots_idle": n_idle, "slots_processing": n_processing} if sees_reasons else {}
     if not fail_on_no_slot or n_idle or not n_processing:
-        return json_reply(body)
+        return json_reply({"status": "ok", **counts})
     error = {"code": _FULL_STATUS, "message": NO_SLOT, "type": "unavailable_error"}
-    return json_reply({"error": error, **body, "status": NO_SLOT}, status=_FULL_STATUS)
+    return json_reply({"error": error, "status": NO_SLOT, **counts}, status=_FULL_STATUS)
 
 
 @router.get("/")
@@ -90,13 +91,11 @@ async def readyz(request: Request) -> Response:
     used = services(request)
     if used.draining.is_set() or used.leaving.is_set():
         raise ShuttingDown
-    if used.memory.short:
-        raise Unavailable(used.memory.short if knows_all(request) else NOT_READY)
-    if knows_all(request):
-        return readiness(used.pool.states())
-    with without_reasons():
-        readiness(used.pool.states())
-    return json_reply({"status": "ok"})
+    with shown_reasons(request):
+        if used.memory.short:
+            raise Unavailable(used.memory.short)
+        failed = failed_models(used.pool.states())
+    return json_reply({"status": "ok", "failed": failed} if failed and knows_all(request) else {"status": "ok"})
 
 
 def knows_all(request: Request) -> bool:
@@ -105,36 +104,25 @@ def knows_all(request: Request) -> bool:
 
 
 @contextlib.contextmanager
-def without_reasons() -> Iterator[None]:
-    """Replace errors by ones without model names, paths or reasons."""
+def shown_reasons(request: Request) -> Iterator[None]:
+    """Replace errors by ones without model names, paths or reasons, unless the client may see these."""
     try:
         yield
-    except ModelLoading:
-        raise  # names none
-    except Unavailable:
+    except Unavailable as error:
+        if knows_all(request) or isinstance(error, ModelLoading):  # which names none
+            raise
         raise Unavailable(NOT_READY) from None
 
 
-def readiness(states: list[ModelState]) -> Response:
-    """Return the reply of /readyz for these models."""
+def failed_models(states: list[ModelState]) -> dict[str, str]:
+    """Return the reasons of failed models by id. Raises `Unavailable` while models load, or if none serves."""
     wanted = [s for s in states if s.spec.load == "startup"]
     pending = [s.spec.id for s in wanted if is_pending(s)]
     if pending:
         raise Unavailable(f"Loading model: {', '.join(pending)}")
-    failed = {s.spec.id: s.failure for s in wanted if s.failure}
     if wanted and all(s.failed for s in wanted):
         raise Unavailable("; ".join(_failure(state) for state in wanted))
-    return json_reply({"status": "ok", "failed": failed} if failed else {"status": "ok"})
-
-
-def states_of(pool: Pool, model: str) -> list[ModelState]:
-    """Return the named model, or all. Raises `NotFound` without the known names, since clients need no key here."""
-    if not model:
-        return pool.states()
-    try:
-        return [pool.state(model)]
-    except ModelNotFound:
-        raise NotFound("model not found") from None
+    return {s.spec.id: s.failure for s in wanted if s.failure}
 
 
 def slot_counts(state: ModelState) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 
 from server.dialects.common import Json
 from server.dialects.native.write import generation_settings
-from server.engine.cache_scope import owner_of
+from server.engine.cache_scope import owner_of as scope_owner
 from server.engine.snapshots import SlotSnapshot
 from server.errors import InvalidRequest, ModelLoading, ModelNotFound, NotSupported, PermissionDenied, Unavailable
 from server.pool.model import LoadedModel
@@ -19,7 +19,7 @@ from server.pool.saved.store import SavedFiles, check_name
 from server.pool.state import ModelState
 from server.routes.health import NO_SLOT, is_pending
 from server.routes.openapi import FINDS, RUNS, describe
-from server.serving.services import cache_owner, caller_of, key_of, lease_for, services
+from server.serving.services import cache_owner, caller_of, key_of, lease_for, owner_of, services
 from server.serving.session import PIN
 from server.transport.body import read_json
 from server.transport.errors import json_reply
@@ -34,30 +34,27 @@ router = APIRouter(tags=["monitoring"])
 async def slots(request: Request, model: str = "", fail_on_no_slot: str = "") -> Response:
     """One entry per slot. Never loads or wakes a model: a sleeping one shows its slots idle.
 
-    With ``fail_on_no_slot`` 503 when every slot is busy.
+    Counts and parameters are those of the client's own requests, or of all with the scope ``metrics``. With
+    ``fail_on_no_slot`` 503 when every slot is busy.
     """
     used = services(request)
     if not used.options.slots:
         raise NotSupported("This server does not support slots endpoint. Start it with `--slots`")
     state = used.pool.state(model or None)
     found = slots_of(state)
-    if fail_on_no_slot and not any(not slot.is_processing for slot in found):
+    if fail_on_no_slot and all(slot.is_processing for slot in found):
         raise Unavailable(NO_SLOT)
     wanted = state.spec.chat.reasoning_format
     shown_format = "deepseek" if wanted == "auto" else wanted  # what a request gets that asks for none
-    shown = [slot if may_see(request, slot) else hidden(slot) for slot in found]
+    caller, owner = caller_of(request), cache_owner(request)
+    sees_all = caller is not None and caller.sees_all
+    shown = [
+        slot
+        if sees_all or scope_owner(slot.scope) in ("", owner)
+        else SlotSnapshot(slot.id, slot.n_ctx, slot.is_processing, spec_type=slot.spec_type)  # as if unused, or busy
+        for slot in found
+    ]
     return json_reply([slot_object(slot, shown_format) for slot in shown])
-
-
-def may_see(request: Request, slot: SlotSnapshot) -> bool:
-    """Return whether the client may see counts and parameters: of its own requests, or of all with the scope."""
-    caller = caller_of(request)
-    return (caller is not None and caller.sees_all) or owner_of(slot.scope) in ("", cache_owner(request))
-
-
-def hidden(slot: SlotSnapshot) -> SlotSnapshot:
-    """Return the slot as if unused, except for whether it is busy."""
-    return SlotSnapshot(slot.id, slot.n_ctx, slot.is_processing, spec_type=slot.spec_type)
 
 
 def slots_of(state: ModelState) -> list[SlotSnapshot]:
@@ -86,6 +83,7 @@ def slot_object(slot: SlotSnapshot, reasoning_format: str) -> dict[str, Any]:
     if slot.request is None:
         return shown
     request, busy = slot.request, slot.is_processing
+    n_remain = max(request.max_tokens - slot.n_decoded, 0) if busy and request.max_tokens >= 0 else -1
     return shown | {
         "id_task": slot.n_requests,
         "n_prompt_tokens": slot.n_tokens,
@@ -94,20 +92,14 @@ def slot_object(slot: SlotSnapshot, reasoning_format: str) -> dict[str, Any]:
         "n_prompt_tokens_cache": slot.n_prompt_cached if busy else 0,
         "params": generation_settings(request.sampling, request=request, spec_type=slot.spec_type)
         | {"reasoning_format": reasoning_format},
-        "next_token": [next_token_object(slot, request.max_tokens)],
-    }
-
-
-def next_token_object(slot: SlotSnapshot, max_tokens: int) -> dict[str, Any]:
-    """Return the state of the next token; nothing for an idle slot."""
-    if not slot.is_processing:
-        return {"has_next_token": False, "has_new_line": False, "n_remain": -1, "n_decoded": 0}
-    n_remain = -1 if max_tokens < 0 else max(max_tokens - slot.n_decoded, 0)
-    return {
-        "has_next_token": n_remain != 0,
-        "has_new_line": slot.has_new_line,
-        "n_remain": n_remain,
-        "n_decoded": slot.n_decoded,
+        "next_token": [
+            {
+                "has_next_token": busy and n_remain != 0,
+                "has_new_line": busy and slot.has_new_line,
+                "n_remain": n_remain,
+                "n_decoded": slot.n_decoded if busy else 0,
+            }
+        ],
     }
 
 
@@ -121,11 +113,10 @@ async def act_on_slot(request: Request, id_slot: str, action: str = "", model: s
     used = services(request)
     if used.slot_files is None:
         raise NotSupported("This server does not support slots action. Start it with `--slot-save-path`")
-    caller = caller_of(request)  # with several keys, each has a folder of its own
-    files = used.slot_files.of(caller.owner if caller is not None and used.keys.several else "")
+    files = used.slot_files.of(owner_of(request) if used.keys.several else "")  # each key has a folder of its own
     if not re.fullmatch(r"\d{1,9}", id_slot, re.ASCII):
         raise InvalidRequest("Invalid slot ID", "id_slot")
-    slot = int(id_slot)
+    slot, owner = int(id_slot), cache_owner(request)
     if action not in ACTIONS:
         raise InvalidRequest("Invalid action", "action")
     body = await read_json(request, optional=action == "erase")
@@ -133,9 +124,7 @@ async def act_on_slot(request: Request, id_slot: str, action: str = "", model: s
     with await lease_for(request, model or _named(body)) as lease:
         if slot >= lease.model.engine.n_slots:
             raise InvalidRequest("Invalid slot ID", "id_slot")
-        return json_reply(
-            await while_connected(request, _act(lease.model, slot, action, files, name, cache_owner(request)))
-        )
+        return json_reply(await while_connected(request, _act(lease.model, slot, action, files, name, owner)))
 
 
 @router.post("/cache/reset")
