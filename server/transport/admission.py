@@ -36,17 +36,16 @@ class Admission:
 
     ``caller`` is the client's `Key`, `ANYBODY` on a server without keys, or None without a valid key (few paths are
     open then). ``manages``: whether the client may see model files and decide which models stay in memory. ``body``
-    counts the bytes of the request's body. ``limited`` is the key whose limits must `count` the request, if any.
+    counts the bytes of the request's body.
     """
 
-    __slots__ = ("_leave", "_rates", "_windows", "body", "caller", "limited", "manages")
+    __slots__ = ("_leave", "_rates", "_windows", "body", "caller", "manages")
 
     def __init__(self, body: BodyShare, rates: Rates) -> None:
         self.body = body
         self.caller: Key | None = None
         self.manages = False
         self._rates = rates
-        self.limited: Key | None = None
         self._leave: Callable[[], None] | None = None
         self._windows: Windows = {}
 
@@ -66,9 +65,9 @@ class Admission:
 
     def limit_headers(self, path: str) -> ReplyHeaders:
         """Return reply headers with the remaining requests and tokens of the key; none if it has no limits."""
-        if self.limited is None or not self._windows:
+        if self.caller is None or not self._windows:
             return []
-        return self._rates.headers(self.limited, self._windows, anthropic=speaks_anthropic(path))
+        return self._rates.headers(self.caller, self._windows, anthropic=speaks_anthropic(path))
 
     def release(self) -> None:
         """End the counting of the request and its body."""
@@ -95,8 +94,10 @@ class AdmissionControl:
         scope[ADMISSION] = admission = Admission(BodyShare(self._bodies), self._rates)
         return admission
 
-    @contextmanager
-    def admit(self, admission: Admission, scope: Scope, headers: Mapping[bytes, bytes]) -> Iterator[None]:
+    @asynccontextmanager
+    async def admit(
+        self, admission: Admission, scope: Scope, headers: Mapping[bytes, bytes]
+    ) -> AsyncGenerator[None, None]:
         """Admit a request or a WebSocket for as long as the context lasts. Raises the reason for a refusal."""
         target: Target = scope[TARGET]
         self._n_running += 1
@@ -106,11 +107,12 @@ class AdmissionControl:
                     raise ShuttingDown
                 if self._n_running > self._max_running:
                     raise TooManyConnections
-            internal: Key | None = scope.get(INTERNAL)
-            if internal is not None:  # the client's own request was admitted
-                admission.caller = internal
-            else:
+            admission.caller = caller = scope.get(INTERNAL)
+            if caller is None:  # otherwise the client's own request was admitted
                 self._authorize(scope, headers, target, admission)
+                caller = admission.caller
+                if caller is not None and caller.limits and target.endpoint.is_work and scope["type"] == "http":
+                    await admission.count(caller)
             yield
         finally:
             self._n_running -= 1
@@ -133,8 +135,6 @@ class AdmissionControl:
         admission.manages = (
             may_manage and not elsewhere and (self._access.required or not self._guard.is_foreign(headers))
         )
-        if not is_socket and caller is not None and caller.limits and target.endpoint.is_work:
-            admission.limited = caller
 
 
 def admission_of(scope: Scope) -> Admission:

@@ -18,8 +18,10 @@ from functools import cache
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from starlette.exceptions import HTTPException
+
 from server.errors import InvalidRequest, LlamapoolError, NotFound, PermissionDenied
-from server.transport.endpoints import UNKNOWN, Target
+from server.transport.endpoints import UNKNOWN, Target, methods_of
 from server.transport.options import FORWARD_PREFIX, CorsOptions, HttpOptions
 
 if TYPE_CHECKING:
@@ -90,7 +92,8 @@ class Guard:
     def check(self, target: Target, scope: "Scope", headers: RequestHeaders) -> None:
         """Check a request without a key on a server that needs none.
 
-        Raises `PermissionDenied` and `NotJson`. Raises `NotFound` in their place for a path that is no endpoint.
+        Raises `PermissionDenied` and `NotJson`. Raises `NotFound` in their place for a path that is no endpoint, and an
+        `HTTPException` (405) for one that has other methods.
         """
         server = scope.get("server")  # None on a Unix socket, which no browser reaches
         if self._closed and server and not is_local(server[0]):
@@ -99,8 +102,12 @@ class Guard:
             self._check_host(headers.get(b"host", b"").decode("latin-1"))
         if self._closed or target.changes_server:
             refusal = self._refusal(target, scope, headers)
+            if refusal is not None and target.endpoints == (UNKNOWN,):
+                if methods := methods_of(target.path):
+                    raise HTTPException(405, headers={"Allow": ", ".join(methods)})
+                raise NotFound("File Not Found")
             if refusal is not None:
-                raise NotFound("File Not Found") if target.endpoints == (UNKNOWN,) else refusal
+                raise refusal
 
     def _refusal(self, target: Target, scope: "Scope", headers: RequestHeaders) -> LlamapoolError | None:
         """Return why a request that changes the server is refused, None if it is not."""

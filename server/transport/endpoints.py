@@ -144,6 +144,11 @@ def endpoint_of(method: str, path: str, query: bytes = b"") -> Endpoint:
     return fixed
 
 
+def methods_of(path: str) -> list[str]:
+    """Return the methods that endpoints have at `path`."""
+    return [method for method in ("GET", "POST", "DELETE") if endpoint_of(method, path) is not UNKNOWN]
+
+
 TARGET = "llamapool.target"
 """A key in the ASGI scope of a request: its `Target`."""
 _DECODINGS = 3  # a path that is still encoded after so many has no canonical form

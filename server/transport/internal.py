@@ -1,6 +1,7 @@
 """Requests that the server makes to its own application, in the name of a client."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import orjson
@@ -26,47 +27,69 @@ def revoked_key() -> InternalReply:
     return InternalReply(status, {}, orjson.dumps(body))
 
 
-async def post_json(app: ASGIApp, state_scope: Scope, path: str, body: bytes, key: Key) -> InternalReply:
-    """Return the reply of `app` to a POST of `body`, a JSON text.
+async def post(
+    app: ASGIApp,
+    scope: Scope,
+    body: bytes,
+    gone: asyncio.Event | None = None,
+    on_event: Callable[[bytes], Awaitable[None]] | None = None,
+) -> InternalReply:
+    """Return the reply of `app` to the POST that `scope` describes, with status 0 if it never began.
 
-    A cancelled caller counts as a client that disconnects. `state_scope` has what the server adds to every scope, such
-    as the lifespan's state.
+    Each JSON object of an event stream goes to `on_event` instead. The client disconnects when `gone` is set, or when
+    the caller is cancelled.
     """
     unread = [body]
-    started: Message = {}
     parts: list[bytes] = []
+    started: Message = {"status": 0, "headers": ()}
+    streams = False
 
     async def receive() -> Message:
         if unread:
             return {"type": "http.request", "body": unread.pop(), "more_body": False}
-        await asyncio.Event().wait()  # the task is cancelled instead
-        raise AssertionError
+        await (gone or asyncio.Event()).wait()
+        return {"type": "http.disconnect"}
 
     async def send(message: Message) -> None:
+        nonlocal streams
         if message["type"] == "http.response.start":
             started.update(message)
-        else:
+            kind = dict(message["headers"]).get(b"content-type", b"")
+            streams = on_event is not None and kind.startswith(b"text/event-stream")
+        elif on_event is None or not streams:
             parts.append(message.get("body", b""))
+        else:
+            for event in message.get("body", b"").split(b"\n\n"):
+                data = event.rpartition(b"\ndata: ")[2]
+                if data.startswith(b"{"):
+                    await on_event(data)
 
+    own = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    fixed = {"type": "http", "method": "POST", "http_version": "1.1", "headers": [*scope.get("headers", ()), *own]}
+    await app({**scope, **fixed}, receive, send)
+    headers = {name.lower(): value for name, value in started["headers"]}
+    return InternalReply(started["status"], headers, b"".join(parts))
+
+
+async def post_json(app: ASGIApp, state_scope: Scope, path: str, body: bytes, key: Key) -> InternalReply:
+    """Return the reply of `app` to a POST of `body`, a JSON text, in the name of the client with `key`.
+
+    `state_scope` has what the server adds to every scope, such as the lifespan's state.
+    """
     scope: Scope = {
         **state_scope,
-        "type": "http",
         "asgi": {"version": "3.0"},
-        "http_version": "1.1",
-        "method": "POST",
         "scheme": "http",
         "path": path,
         "raw_path": path.encode(),
         "query_string": b"",
         "root_path": "",
-        "headers": [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))],
         "client": None,
         "server": None,
         INTERNAL: key,
     }
-    await app(scope, receive, send)
-    if not started:  # a fault that the middleware has logged
-        status, failed, _ = error_body(InternalError("the request got no reply"))
-        return InternalReply(status, {}, orjson.dumps(failed))
-    headers = {name.lower(): value for name, value in started["headers"]}
-    return InternalReply(started["status"], headers, b"".join(parts))
+    reply = await post(app, scope, body)
+    if reply.status:
+        return reply
+    status, failed, _ = error_body(InternalError("the request got no reply"))  # a fault that the middleware has logged
+    return InternalReply(status, {}, orjson.dumps(failed))

@@ -134,7 +134,7 @@ class Middleware:
         try:
             if target.path not in SOCKET_PATHS:
                 raise NotFound("File Not Found")
-            with self._control.admit(self._control.admission(checked), checked, dict(scope["headers"])):
+            async with self._control.admit(self._control.admission(checked), checked, dict(scope["headers"])):
                 admitted = True
                 await self._app(checked, receive, send)
         except LlamapoolError as error:
@@ -152,9 +152,7 @@ class Middleware:
         REQUEST_ID.set(record.id)
         try:
             exchange.admission = self._control.admission(scope)
-            with self._control.admit(exchange.admission, scope, headers):
-                if exchange.admission.limited is not None:
-                    await exchange.admission.count(exchange.admission.limited)
+            async with self._control.admit(exchange.admission, scope, headers):
                 await (self._app if target.path else _outside(target))(scope, receive, exchange.send)
         except ClientDisconnect:
             record.status = record.status or CLIENT_GONE

@@ -12,11 +12,12 @@ import contextlib
 from typing import Any
 
 import orjson
-from starlette.types import Message, Scope
+from starlette.types import Scope
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from server.dialects.errors import openai_error
 from server.transport.admission import admission_of
+from server.transport.internal import post
 from server.transport.limits import TooManyBodies
 
 CONNECTION = "llamapool.connection"
@@ -88,25 +89,23 @@ class EventSocket:
             except orjson.JSONEncodeError:  # it reads deeper than it writes
                 await self._fail(400, "the message is nested too deeply")
                 return
-            exchange = _Exchange(self._gone, body, self._send)
-            await self._socket.app(self._request(len(body)), exchange.receive, exchange.send)
+            reply = await post(self._socket.app, self._request(), body, self._gone, self._send)
+            if reply.body:  # no stream, but an error
+                error = orjson.loads(reply.body).get("error")
+                await self._send(orjson.dumps({"type": "error", "status": reply.status, "error": error}))
         elif kind != "response.processed":  # Codex sends it after it has read everything
             await self._fail(400, f"type: messages of type {ascii(kind)[:60]} are not supported", "type")
 
-    def _request(self, n_bytes: int) -> Scope:
-        """Return the scope of a POST. Its request id is the connection's, if that has one."""
+    def _request(self) -> Scope:
+        """Return the scope of a request. Its request id is the connection's, if that has one."""
         scope = self._socket.scope
         # Headers that describe the connection or its body are not those of a request over it.
         own = [each for each, _ in scope["headers"] if each in _OWN_HEADERS or each.startswith(b"sec-websocket-")]
         headers = [pair for pair in scope["headers"] if pair[0] not in own]
-        headers += [(b"content-type", b"application/json"), (b"content-length", b"%d" % n_bytes)]
         names = ("asgi", "path", "raw_path", "query_string", "root_path", "client", "server", "state")
         return {
             **{name: scope[name] for name in names if name in scope},
-            "type": "http",
-            "method": "POST",
             "scheme": "https" if scope.get("scheme") == "wss" else "http",
-            "http_version": "1.1",
             "headers": headers,
             CONNECTION: self._kept,
         }
@@ -122,38 +121,3 @@ class EventSocket:
             await self._socket.send_text(event.decode())
         except (WebSocketDisconnect, RuntimeError):  # the client has disconnected; `_read` receives that, too
             self._gone.set()
-
-
-class _Exchange:
-    """One request to the application, whose reply becomes messages."""
-
-    def __init__(self, gone: asyncio.Event, body: bytes, send_event: Any) -> None:
-        self._gone = gone
-        self._unread = [body]
-        self._send_event = send_event
-        self._status = 0
-        self._streams = False
-        self._whole = bytearray()
-
-    async def receive(self) -> Message:
-        if self._unread:
-            return {"type": "http.request", "body": self._unread.pop(), "more_body": False}
-        await self._gone.wait()
-        return {"type": "http.disconnect"}
-
-    async def send(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self._status = message["status"]
-            kind = dict(message.get("headers", ())).get(b"content-type", b"")
-            self._streams = kind.startswith(b"text/event-stream")
-            return
-        if self._streams:
-            for event in message.get("body", b"").split(b"\n\n"):
-                data = event.rpartition(b"\ndata: ")[2]
-                if data.startswith(b"{"):
-                    await self._send_event(data)
-            return
-        self._whole += message.get("body", b"")
-        if not message.get("more_body", False):
-            error = orjson.loads(bytes(self._whole)).get("error")
-            await self._send_event(orjson.dumps({"type": "error", "status": self._status, "error": error}))

@@ -61,6 +61,13 @@ async def test_a_head_of_what_has_no_get_fails_as_a_get_does(client: httpx.Async
     assert (head.status_code, head.content) == (status, b"")
 
 
+@pytest.mark.parametrize("path", ["/audio/transcriptions", "/v1/audio/transcriptions", "/v1/audio/translations"])
+async def test_a_form_by_another_method_names_the_allowed_one(client: httpx.AsyncClient, path: str) -> None:
+    reply = await client.put(path, files={"file": b"sound"})
+    assert (reply.status_code, reply.headers["allow"]) == (405, "POST")
+    assert (await client.put("/nope", files={"file": b"sound"})).status_code == 404
+
+
 async def test_a_head_needs_a_key_where_a_get_does(serve: Serve) -> None:
     async with serve(server={"api_keys": ["secret"]}) as api:
         assert (await api.client.head("/v1/models")).status_code == 401
