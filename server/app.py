@@ -1,8 +1,8 @@
 """The composition root: builds everything from the settings, owns its life. ``uvicorn server.app:app`` starts here.
 
-A request's way: `transport.middleware` (keys, CORS, log) -> `routes` -> `pool` (a lease) -> `wire` (body to
-conversation) -> `conversation` (to a prompt and a request) -> `engine` -> `conversation.assembler` (events to items)
--> `wire` (items to a reply) -> `transport.sse` or one JSON body.
+The path of a request: `transport.middleware` (keys, CORS, log), `routes`, `dialects` (body to conversation), `serving`
+with `pool` (a lease), `chat` (to a prompt), `engine`, `chat.assembler` (events to items), `dialects` (items to a reply),
+`transport.sse` or one JSON body.
 """
 
 import asyncio
@@ -13,6 +13,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
@@ -125,10 +126,16 @@ def create_app(
             return revoked_key()
         return await post_json(app, {}, server.api_prefix + path, body, key)
 
+    def n_slots() -> int:
+        """Return the slots of all loaded models."""
+        return sum(each.loaded.engine.n_slots for each in pool.states() if each.loaded is not None)
+
     def may_run(batch: Json) -> bool:
         """Return whether this server knows a batch's key and models."""
         return ring.named(batch["key_name"]) is not None and all(map(pool.knows, batch["models"]))
 
+    # Few threads tokenize and render, since they share the GIL with the step threads.
+    n_threads = server.threads_http if server.threads_http > 0 else min(4, os.cpu_count() or 1)
     gpus = gpu_collector() if server.metrics else None
     services = Services(
         pool=pool,
@@ -138,7 +145,7 @@ def create_app(
         mcp=mcp_of(server),
         log=RecentLog(),
         bodies=Bodies(on=server.log_bodies),
-        prepare=ThreadPoolExecutor(n_prepare_threads(server), thread_name_prefix=PREPARE_THREADS),
+        prepare=ThreadPoolExecutor(n_threads, thread_name_prefix=PREPARE_THREADS),
         prepare_long=ThreadPoolExecutor(1, thread_name_prefix=f"{PREPARE_THREADS}-long"),
         reading=ThreadPoolExecutor(1, thread_name_prefix=f"{PREPARE_THREADS}-body"),
         metrics=Metrics(pool.states, spent=usage.all_spent, gpus=gpus),
@@ -154,7 +161,7 @@ def create_app(
         rates=Rates(spent=usage.spent, redis=redis),
         streams=KeptStreams() if redis is None else SharedStreams(redis),
         batches=BatchRunner(
-            *(batch_state, state, lines, call, lambda: n_slots(pool), may_run),
+            *(batch_state, state, lines, call, n_slots, may_run),
             keep_s=server.state_days * DAY_S if server.state_days else None,
         ),
         background={},
@@ -211,11 +218,6 @@ def state_of(server: ServerSettings) -> tuple[Redis | None, Objects, SqliteObjec
     return redis, RedisObjects(redis, quota), SqliteObjects(open_database("auto", "batches"), quota)
 
 
-def n_slots(pool: Pool) -> int:
-    """Return the slots of all loaded models."""
-    return sum(state.loaded.engine.n_slots for state in pool.states() if state.loaded is not None)
-
-
 def slot_files_of(server: ServerSettings) -> SavedFiles | None:
     """Return the store of saved slots, None if there is none. Raises ConfigError if the secret cannot be read."""
     place, quota = server.slot_save_path, server.slot_save_quota * MIB
@@ -226,35 +228,20 @@ def slot_files_of(server: ServerSettings) -> SavedFiles | None:
 
 
 def http_options(server: ServerSettings) -> HttpOptions:
-    """The HTTP side's part of the settings."""
-    return HttpOptions(
-        metrics=server.metrics,
-        metrics_open=server.metrics_open,
-        slots=server.slots,
-        props=server.props,
-        ui=server.ui,
+    """Return the HTTP side's part of the settings. Most fields have the same name."""
+    same = {each.name: getattr(server, each.name) for each in fields(HttpOptions) if hasattr(server, each.name)}
+    return replace(
+        HttpOptions(**same),
         proxy=server.ui_mcp_proxy or server.agent,
-        ui_settings=server.ui_config,
         verbose=server.verbosity >= VERBOSITY_DETAILED,
-        timeout_s=server.timeout_s,
-        idle_s=server.idle_s,
-        max_body_bytes=server.max_body_bytes,
         max_bodies_bytes=server.max_bodies_bytes or 4 * server.max_body_bytes,
-        sse_ping_interval_s=server.sse_ping_interval,
         max_connections=server.max_connections or MAX_CONNECTIONS,
-        api_prefix=server.api_prefix,
         predicts=bool(server.predict_route),
         aliases=server.route_aliases,
-        admin_port=server.admin_port,
-        state_days=server.state_days,
-        closed=server.closed,
         cache_scope=None if server.cache_scope == "auto" else server.cache_scope,
         allowed_hosts=tuple(host.lower() for host in server.allowed_hosts),
         cors=CorsOptions(
-            origins=cors_origins(server),
-            methods=server.cors_methods,
-            headers=server.cors_headers,
-            credentials=server.cors_credentials,
+            cors_origins(server), server.cors_methods, server.cors_headers, credentials=server.cors_credentials
         ),
     )
 
@@ -265,11 +252,6 @@ def cors_origins(server: ServerSettings) -> str:
     if has_tools and "cors_origins" not in server.model_fields_set:
         return "" if server.closed else "localhost"
     return "" if server.closed and server.cors_origins.strip() == "*" else server.cors_origins
-
-
-def n_prepare_threads(server: ServerSettings) -> int:
-    """Threads for tokenization and templates: few, since they share the GIL with the step threads."""
-    return server.threads_http if server.threads_http > 0 else min(4, os.cpu_count() or 1)
 
 
 def kv_events_of(server: ServerSettings) -> "KvEvents | None":

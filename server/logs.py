@@ -19,7 +19,7 @@ from server.errors import ConfigError
 from server.options.server import LogSettings
 from server.telemetry.record import REQUEST_ID
 
-_ERRORS_ONLY, _WARNINGS, _INFORMATION, _DEBUG = range(1, 5)
+_LEVELS = (logging.ERROR, logging.ERROR, logging.WARNING, logging.INFO, logging.DEBUG)  # by verbosity
 _LIBRARY_DEBUG = logging.DEBUG - 5  # what the native library says at its own debug level
 _COLORS = {"D": "\033[2m", "I": "\033[32m", "W": "\033[35m", "E": "\033[31m", "C": "\033[1;31m"}
 _RESET = "\033[0m"
@@ -99,23 +99,40 @@ def configure(settings: LogSettings) -> None:
 
 
 def log_config(settings: LogSettings) -> dict[str, Any]:
-    """Return the argument of `logging.config.dictConfig`, which opens the log file.
+    """Return the argument of `logging.config.dictConfig`, which opens the log files.
 
-    Log rotation may move or truncate the file while it is written.
+    Log rotation may move or truncate a file while it is written. The audit log is a file of its own, at every
+    verbosity; without one its lines are dropped.
     """
-    if settings.log_disable:
-        return _with_audit(_tree({"none": {"class": "logging.NullHandler"}}, {}, logging.CRITICAL), settings.audit_log)
+    is_terminal = sys.stderr.isatty()
     text = partial(as_text, prefix=settings.log_prefix, timestamps=settings.log_timestamps)
-    colors = settings.log_colors == "on" or (settings.log_colors == "auto" and sys.stderr.isatty())
+    colors = settings.log_colors == "on" or (settings.log_colors == "auto" and is_terminal)
     renderers = {
-        "terminal": as_json if settings.log_jsonl else partial(text, colors=colors, screen=sys.stderr.isatty()),
+        "terminal": as_json if settings.log_jsonl else partial(text, colors=colors, screen=is_terminal),
         "file": as_json if settings.log_jsonl else partial(text, colors=False, screen=False),
+        "audit": as_json,
     }
-    formatters = {name: {"()": LineFormatter, "render": render} for name, render in renderers.items()}
+    level = logging.CRITICAL if settings.log_disable else level_of(settings.verbosity)
     handlers: dict[str, Any] = {"terminal": {"class": "logging.StreamHandler", "formatter": "terminal"}}
-    if settings.log_file is not None:
+    if settings.log_disable:
+        handlers = {"none": {"class": "logging.NullHandler"}}
+    elif settings.log_file is not None:
         handlers["file"] = _file_handler(settings.log_file, "file")
-    return _with_audit(_tree(handlers, formatters, level_of(settings.verbosity)), settings.audit_log)
+    root = {"level": max(level, logging.WARNING), "handlers": list(handlers)}
+    loggers: dict[str, Any] = {name: {"level": level} for name in _OURS}
+    loggers["uvicorn.access"] = {"level": logging.CRITICAL}  # `transport.middleware` writes the access log
+    loggers["server.audit"] = {"level": logging.CRITICAL}
+    if settings.audit_log is not None:
+        handlers["audit"] = _file_handler(settings.audit_log, "audit")
+        loggers["server.audit"] = {"level": logging.INFO, "handlers": ["audit"], "propagate": False}
+    return {
+        "version": 1,
+        "disable_existing_loggers": False,
+        "formatters": {name: {"()": LineFormatter, "render": render} for name, render in renderers.items()},
+        "handlers": handlers,
+        "loggers": loggers,
+        "root": root,
+    }
 
 
 def _file_handler(path: Path, formatter: str) -> dict[str, Any]:
@@ -124,36 +141,6 @@ def _file_handler(path: Path, formatter: str) -> dict[str, Any]:
     return handler | {"filename": str(path)}
 
 
-def _with_audit(config: dict[str, Any], path: Path | None) -> dict[str, Any]:
-    """Add the audit log: a file of its own, at every verbosity. Without a `path` its lines are dropped."""
-    if path is None:
-        config["loggers"]["server.audit"] = {"level": logging.CRITICAL}
-        return config
-    config["formatters"]["audit"] = {"()": LineFormatter, "render": as_json}
-    config["handlers"]["audit"] = _file_handler(path, "audit")
-    config["loggers"]["server.audit"] = {"level": logging.INFO, "handlers": ["audit"], "propagate": False}
-    return config
-
-
 def level_of(verbosity: int) -> int:
-    """The level of `logging` for llama-server's --verbosity (llama.cpp common/log.h)."""
-    if verbosity <= _ERRORS_ONLY:
-        return logging.ERROR
-    if verbosity == _WARNINGS:
-        return logging.WARNING
-    if verbosity == _INFORMATION:
-        return logging.INFO
-    return logging.DEBUG if verbosity == _DEBUG else _LIBRARY_DEBUG
-
-
-def _tree(handlers: dict[str, Any], formatters: dict[str, Any], level: int) -> dict[str, Any]:
-    loggers = {name: {"level": level} for name in _OURS}
-    loggers["uvicorn.access"] = {"level": logging.CRITICAL}  # `transport.middleware` writes the access log
-    return {
-        "version": 1,
-        "disable_existing_loggers": False,
-        "formatters": formatters,
-        "handlers": handlers,
-        "loggers": loggers,
-        "root": {"level": max(level, logging.WARNING), "handlers": list(handlers)},
-    }
+    """Return the level of `logging` for llama-server's --verbosity (llama.cpp common/log.h)."""
+    return _LEVELS[verbosity] if verbosity < len(_LEVELS) else _LIBRARY_DEBUG

@@ -20,14 +20,21 @@ from server.settings import Settings, check_files, model_specs
 from server.transport.keys import Key, KeyStore, plain_key, read_keys
 from server.uvicorn_config import certificate_of, use_certificate
 
-Stamp = tuple[int, int, int]
+logger = logging.getLogger(__name__)
+
+EVERY_S = 1.0
+"""Seconds between two looks at the files."""
+_APPLIED = frozenset({"api_keys", "api_key_file", "keys_file", "ssl_key_file", "ssl_cert_file"})
 
 
-async def follow_files(paths: Sequence[Path], changed: Callable[[], None], every_s: float) -> None:
-    """Call `changed` each time that one of the files is another one or has other content. Endless.
+async def follow_files(files: Sequence[Path | None], changed: Callable[[], None], every_s: float) -> None:
+    """Call `changed` each time that one of the files is another one or has other content. Endless if there is one.
 
     They are looked at every `every_s` seconds: links, mounted folders and ConfigMaps tell nobody of a change.
     """
+    paths = [path for path in files if path is not None]
+    if not paths:
+        return
     before = await asyncio.to_thread(_stamps, paths)
     while True:
         await asyncio.sleep(every_s)
@@ -37,23 +44,15 @@ async def follow_files(paths: Sequence[Path], changed: Callable[[], None], every
             changed()
 
 
-def _stamps(paths: Sequence[Path]) -> list[Stamp | None]:
-    return [_stamp(path) for path in paths]
-
-
-def _stamp(path: Path) -> Stamp | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
-
-
-logger = logging.getLogger(__name__)
-
-EVERY_S = 1.0
-"""That files are looked at."""
-_APPLIED = frozenset({"api_keys", "api_key_file", "keys_file", "ssl_key_file", "ssl_cert_file"})
+def _stamps(paths: Sequence[Path]) -> list[tuple[int, int, int] | None]:
+    found: list[tuple[int, int, int] | None] = []
+    for path in paths:
+        try:
+            status = path.stat()
+            found.append((status.st_mtime_ns, status.st_size, status.st_ino))
+        except OSError:
+            found.append(None)
+    return found
 
 
 def read_all_keys(server: ServerSettings) -> list[Key]:
@@ -130,17 +129,11 @@ class Reload:
         server = self._settings.server
         certificate = certificate_of(server)
         config = [self._settings.config_path, server.models_preset] if server.watch_config else []
-        watched: list[tuple[list[Path | None], Callable[[], None]]] = [
-            ([server.api_key_file, server.keys_file], self._keys_again),
-            ([] if certificate is None else [*certificate.files], self._certificate_again),
-            (config, self.begin),
-        ]
+        keys = [server.api_key_file, server.keys_file]
         await asyncio.gather(
-            *(
-                follow_files(files, changed, EVERY_S)
-                for paths, changed in watched
-                if (files := [path for path in paths if path is not None])
-            )
+            follow_files(keys, self._keys_again, EVERY_S),
+            follow_files([] if certificate is None else certificate.files, self._certificate_again, EVERY_S),
+            follow_files(config, self.begin, EVERY_S),
         )
 
     def _keys_again(self) -> None:

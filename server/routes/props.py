@@ -81,7 +81,7 @@ def server_props(used: Services) -> dict[str, Any]:
         "model_alias": "llamapool",
         "model_path": "none",
         "default_generation_settings": {"params": None, "n_ctx": 0},
-        "ui_settings": used.options.ui_settings,
+        "ui_settings": used.options.ui_config,
         "build_info": FINGERPRINT,
         "cors_proxy_enabled": used.options.proxy,
     }
@@ -111,7 +111,7 @@ def model_props(state: ModelState, facts: ModelFacts, options: HttpOptions) -> d
         "endpoint_props": options.props,
         "endpoint_metrics": options.metrics,
         "ui": options.ui,
-        "ui_settings": options.ui_settings,
+        "ui_settings": options.ui_config,
         "chat_template": template.source,
         "chat_template_caps": template_caps(template.capabilities, thinking=template.supports_thinking),
         "bos_token": info.bos_token,

@@ -42,7 +42,7 @@ async def config(request: Request) -> Response:
     """Return the web UI's default settings."""
     used = services(request)
     has_tools = bool(used.tools or used.mcp.configured)
-    known = {"settings": used.options.ui_settings, "tools": has_tools, "log_bodies": used.bodies.on}
+    known = {"settings": used.options.ui_config, "tools": has_tools, "log_bodies": used.bodies.on}
     return json_reply(known | {"proxy": used.options.proxy, "scenarios": SCENARIOS, "sampling": NUMBERS})
 
 

@@ -86,7 +86,7 @@ class Exchange:
         self._session = Session(request, parsed.keep_alive_s, parsed.salt)
         self._generation: Generation | None = None
         ping_s = parsed.options.sse_ping_interval
-        self._ping_s: float = services(request).options.sse_ping_interval_s if ping_s is None else ping_s
+        self._ping_s: float = services(request).options.sse_ping_interval if ping_s is None else ping_s
 
     @property
     def headers(self) -> Mapping[str, str]:

@@ -78,7 +78,7 @@ async def read_as(request: Request, read: Callable[[dict[str, Any]], T], *, opti
 async def read_later(request: Request, read: Callable[[], T]) -> T:
     """Return what `read` makes of a body that is parsed already, in the thread that reads long bodies."""
     threads: Executor = request.app.state.services.reading
-    return await asyncio.get_running_loop().run_in_executor(threads, _undisturbed, [], lambda _: read())
+    return await asyncio.get_running_loop().run_in_executor(threads, _undisturbed, read)
 
 
 async def read_array(request: Request) -> Any:
@@ -89,21 +89,21 @@ async def read_array(request: Request) -> Any:
 async def _parsed(request: Request, parse: Callable[[list[bytes]], T]) -> T:
     """Return what `parse` makes of the body. The body is alone in a list, so that `parse` can release its memory."""
     held = [await _read_limited(request)]
-    if len(held[0]) <= _LONG_BYTES:
+    is_long = len(held[0]) > _LONG_BYTES
+
+    def work() -> T:
         return parse([bytes(held.pop())])
-    threads: Executor = request.app.state.services.reading
-    return await asyncio.get_running_loop().run_in_executor(
-        threads, _undisturbed, held, lambda received: parse([bytes(received.pop())])
-    )
+
+    return await read_later(request, work) if is_long else work()
 
 
-def _undisturbed(held: list[bytearray], parse: Callable[[list[bytearray]], T]) -> T:
-    """Parse without the garbage collector, which would walk the growing containers again and again, and block
+def _undisturbed(read: Callable[[], T]) -> T:
+    """Read without the garbage collector, which would walk the growing containers again and again, and block
     every thread."""
     collects = gc.isenabled()
     gc.disable()
     try:
-        return parse(held)
+        return read()
     finally:
         if collects:
             gc.enable()

@@ -98,8 +98,11 @@ class Guard:
         server = scope.get("server")  # None on a Unix socket, which no browser reaches
         if self._closed and server and not is_local(server[0]):
             raise PermissionDenied("this server is closed to others than this machine: it has no API key yet")
-        if self._closed or (server and is_local(server[0])):
-            self._check_host(headers.get(b"host", b"").decode("latin-1"))
+        host = headers.get(b"host", b"").decode("latin-1")
+        if (self._closed or (server and is_local(server[0]))) and is_strangers(host, self._hosts):
+            raise PermissionDenied(
+                f"this server does not answer to the name {host[:80]!r}; list it in --allowed-hosts, or use a key"
+            )
         if self._closed or target.changes_server:
             refusal = self._refusal(target, scope, headers)
             if refusal is not None and target.endpoints == (UNKNOWN,):
@@ -135,12 +138,6 @@ class Guard:
             return not (own or is_local(host_of(origin)) or origin in self._origins)
         site = headers.get(b"sec-fetch-site")
         return site in (b"cross-site", b"same-site") or (site == b"same-origin" and is_strangers(host, self._hosts))
-
-    def _check_host(self, host: str) -> None:
-        if is_strangers(host, self._hosts):
-            raise PermissionDenied(
-                f"this server does not answer to the name {host[:80]!r}; list it in --allowed-hosts, or use a key"
-            )
 
 
 def _authority(origin: str) -> str:

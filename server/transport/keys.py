@@ -19,6 +19,7 @@ Read and extend the key file (``--keys-file``): YAML, with a hash in place of ea
         expires: 2027-01-01
 """
 
+import dataclasses
 import hashlib
 import hmac
 import logging
@@ -210,12 +211,8 @@ class KeyEntry(BaseModel):
 
     @property
     def key(self) -> Key:
-        limits = KeyLimits(
-            *(self.requests_per_minute, self.tokens_per_minute, self.max_concurrent_requests),
-            *(self.tokens_per_day, self.tokens_per_month),
-        )
-        digest = bytes.fromhex(self.hash.removeprefix(_HASH))
-        scopes = frozenset(self.scopes)
+        digest, scopes = bytes.fromhex(self.hash.removeprefix(_HASH)), frozenset(self.scopes)
+        limits = KeyLimits(**{each.name: getattr(self, each.name) for each in dataclasses.fields(KeyLimits)})
         expires = _moment(self.expires)
         return Key(self.name, digest, scopes, self.models, limits, self.priority, expires, mcp=self.mcp)
 

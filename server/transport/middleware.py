@@ -116,7 +116,10 @@ class Middleware:
         scope = target.scope(scope)  # a copy: uvicorn counts the body's bytes by the method of its own
         if method == "OPTIONS":
             exchange = _Exchange(send, method, target.received, headers, self._cors.preflight(origin))
-            await self._answer(Response(b"", media_type="text/html"), scope, receive, exchange)
+            try:
+                await Response(b"", media_type="text/html")(scope, receive, exchange.send)
+            finally:
+                self._record(scope, exchange)
             return
         exchange = _Exchange(send, method, target.received, headers, self._cors.headers(origin))
         scope[RECORD] = exchange.record
@@ -148,7 +151,8 @@ class Middleware:
                 await send({"type": "websocket.close", "code": 1008})
 
     async def _serve(self, headers: Mapping[bytes, bytes], scope: Scope, receive: Receive, exchange: _Exchange) -> None:
-        record, target = exchange.record, _target(scope)
+        record = exchange.record
+        target: Target = scope[TARGET]
         REQUEST_ID.set(record.id)
         try:
             exchange.admission = self._control.admission(scope)
@@ -161,12 +165,6 @@ class Middleware:
             logger.warning("the client stopped reading for idle_s, dropped")
         except Exception as error:  # noqa: BLE001 (the last net: logged and answered in _fail)
             await self._fail(error, scope, receive, exchange)
-        finally:
-            self._record(scope, exchange)
-
-    async def _answer(self, response: Response, scope: Scope, receive: Receive, exchange: _Exchange) -> None:
-        try:
-            await response(scope, receive, exchange.send)
         finally:
             self._record(scope, exchange)
 
@@ -194,7 +192,8 @@ class Middleware:
             logger.error("a request failed in the middle of its reply; this is a bug, please report it", exc_info=error)
 
     def _record(self, scope: Scope, exchange: _Exchange) -> None:
-        record, target = exchange.record, _target(scope)
+        record = exchange.record
+        target: Target = scope[TARGET]
         record.elapsed_s = time.perf_counter() - record.started_at
         record.status = record.status or CLIENT_GONE
         if exchange.admission is not None and exchange.admission.caller is not None:
@@ -214,11 +213,6 @@ class Middleware:
             fields |= {"model": record.subject, "query": query, "outcome": record.outcome}
             given = {name: value for name, value in fields.items() if value}
             audit.info("%s %r %d", record.method, record.path, record.status, extra=given)
-
-
-def _target(scope: Scope) -> Target:
-    target: Target = scope[TARGET]
-    return target
 
 
 def _outside(target: Target) -> Response:

@@ -39,13 +39,13 @@ class HttpOptions:
     props: bool = False  # POST /props answers
     ui: bool = True  # there is a web page
     proxy: bool = False  # /cors-proxy forwards
-    ui_settings: Mapping[str, Any] = field(default_factory=dict)  # what the page begins with
+    ui_config: Mapping[str, Any] = field(default_factory=dict)  # what the page begins with
     verbose: bool = False  # replies have details (`__verbose`) unless a request says otherwise
     timeout_s: float = 3600.0  # within which a body must have arrived
     idle_s: float = IDLE_S  # longest silence within a body, longest wait for a client to read a stream
     max_body_bytes: int = 64 * MIB
     max_bodies_bytes: int = 256 * MIB  # of all requests together
-    sse_ping_interval_s: float = 30.0  # <= 0 = no pings
+    sse_ping_interval: float = 30.0  # <= 0 = no pings
     max_connections: int = MAX_CONNECTIONS  # requests in progress
     api_prefix: str = ""
     cors: CorsOptions = CorsOptions()

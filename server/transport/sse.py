@@ -186,7 +186,7 @@ def event_stream(
     interval; `ping` creates what is sent then.
     """
     options: HttpOptions = request.app.state.services.options
-    interval_s = options.sse_ping_interval_s if ping_s is None else ping_s
+    interval_s = options.sse_ping_interval if ping_s is None else ping_s
     return EventStream(
         chunks,
         on_close=on_close,
