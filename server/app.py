@@ -1,8 +1,8 @@
 """The composition root: builds everything from the settings, owns its life. ``uvicorn server.app:app`` starts here.
 
 The path of a request: `transport.middleware` (keys, CORS, log), `routes`, `dialects` (body to conversation), `serving`
-with `pool` (a lease), `chat` (to a prompt), `engine`, `chat.assembler` (events to items), `dialects` (items to a reply),
-`transport.sse` or one JSON body.
+with `pool` (a lease), `chat` (to a prompt), `engine`, `chat.assembler` (events to items), `dialects` (items to a
+reply), `transport.sse` or one JSON body.
 """
 
 import asyncio

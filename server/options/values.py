@@ -43,16 +43,6 @@ def read_switch(value: object) -> object:
     return "auto" if text in ("auto", "-1") else value
 
 
-def read_on_off(value: object) -> str:
-    """Parse like `read_bool`, for llama-server's flags that take a word."""
-    return "on" if read_bool(value) else "off"
-
-
-def read_optional_bool(value: object) -> bool | None:
-    """A boolean, or ``auto`` for None."""
-    return None if value is None or str(value).lower() == "auto" else read_bool(value)
-
-
 def read_number(value: object) -> object:
     """Refuse ``true`` where a number belongs: Python would take it for 1."""
     if isinstance(value, bool):
@@ -66,11 +56,6 @@ def without_zero(value: int) -> None:
         raise ValueError("should be -1 or at least 1")
 
 
-def read_gpu_layers(value: object) -> object:
-    """A number, ``auto`` (-1) or ``all`` (-2)."""
-    return {"auto": -1, "all": -2}.get(str(value).strip().lower(), read_number(value))
-
-
 def split_list(text: str) -> list[str]:
     """Parts between commas, stripped, empty ones dropped; quotes protect a comma, as in CSV (parse_csv_row)."""
     try:
@@ -78,23 +63,6 @@ def split_list(text: str) -> list[str]:
     except csv.Error:  # a new line outside of quotes
         raise ConfigError(f"a list should be on one line, not {text[:40]!r}") from None
     return [part.strip() for part in parts if part.strip()]
-
-
-def read_list(value: object) -> object:
-    """Text separated by commas, or a list."""
-    return tuple(split_list(value)) if isinstance(value, str) else value
-
-
-def read_proportions(value: object) -> object:
-    """``3,1`` or ``3/1``, or a list of numbers."""
-    return re.split(r"[,/]+", value) if isinstance(value, str) else value
-
-
-def read_numbers(value: object) -> object:
-    """``1024,512`` or ``1024/512``, one number, or a list of them."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        return (value,)
-    return read_proportions(value)
 
 
 def read_samplers(value: object) -> object:
@@ -171,31 +139,36 @@ _ON_OFF = {"anyOf": [{"enum": ["on", "off", "auto"]}, {"type": "boolean"}]}
 Bool = Annotated[bool, BeforeValidator(read_bool)]
 AutoBool = Annotated[
     bool | None,
-    BeforeValidator(read_optional_bool),
+    BeforeValidator(lambda value: None if value is None or str(value).lower() == "auto" else read_bool(value)),
     WithJsonSchema({"anyOf": [{"type": "boolean"}, {"const": "auto"}, {"type": "null"}]}),
 ]
 Switch = Annotated[Literal["on", "off", "auto"], BeforeValidator(read_switch), WithJsonSchema(_ON_OFF)]
 OnOff = Annotated[
     Literal["on", "off"],
-    BeforeValidator(read_on_off),
+    BeforeValidator(lambda value: "on" if read_bool(value) else "off"),
     WithJsonSchema({"anyOf": [{"enum": ["on", "off"]}, {"type": "boolean"}]}),
 ]
 Int = Annotated[int, BeforeValidator(read_number)]
 Float = Annotated[float, BeforeValidator(read_number)]
 GpuLayers = Annotated[
     int,
-    BeforeValidator(read_gpu_layers),
+    BeforeValidator(lambda value: {"auto": -1, "all": -2}.get(str(value).strip().lower(), read_number(value))),
     WithJsonSchema({"anyOf": [{"type": "integer", "minimum": -2}, {"enum": ["auto", "all"]}]}),
 ]
-TextList = Annotated[tuple[str, ...], BeforeValidator(read_list), WithJsonSchema(_TEXT_LIST)]
+TextList = Annotated[
+    tuple[str, ...],
+    BeforeValidator(lambda value: tuple(split_list(value)) if isinstance(value, str) else value),
+    WithJsonSchema(_TEXT_LIST),
+]
 Proportions = Annotated[
     tuple[float, ...],
-    BeforeValidator(read_proportions),
+    BeforeValidator(lambda value: re.split(r"[,/]+", value) if isinstance(value, str) else value),  # 3,1 or 3/1
     WithJsonSchema({"anyOf": [{"type": "string"}, _NUMBERS]}),
 ]
 Sizes = Annotated[
     tuple[Annotated[int, Field(ge=0)], ...],
-    BeforeValidator(read_numbers),
+    BeforeValidator(lambda value: re.split(r"[,/]+", value) if isinstance(value, str) else value),
+    BeforeValidator(lambda value: (value,) if isinstance(value, int) and not isinstance(value, bool) else value),
     WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "integer", "minimum": 0}, _NUMBERS]}),
 ]
 Samplers = Annotated[tuple[str, ...], BeforeValidator(read_samplers), WithJsonSchema(_TEXT_LIST)]
@@ -210,11 +183,6 @@ Breakers = Annotated[tuple[str, ...], BeforeValidator(read_breakers), WithJsonSc
 FilePath = Annotated[Path, WithJsonSchema({"type": "string"})]
 
 
-def read_place(value: object) -> object:
-    """A folder, or the address of one elsewhere, which stays a text."""
-    return value if value is None or is_address(value) else Path(str(value))
-
-
 def is_address(value: object) -> bool:
     """Whether it is such as s3://bucket/folder."""
     return isinstance(value, str) and "://" in value
@@ -225,7 +193,12 @@ def without_secrets(value: str) -> str:
     return without_credentials(value) if is_address(value) and not re.search(r"\s", value) else value
 
 
-Place = Annotated[Path | str, BeforeValidator(read_place), WithJsonSchema({"type": "string"})]
+Place = Annotated[
+    Path | str,
+    BeforeValidator(lambda value: value if value is None or is_address(value) else Path(str(value))),
+    WithJsonSchema({"type": "string"}),
+]
+"""A folder, or the address of one elsewhere, which stays a text."""
 MOST_CPUS = 512  # GGML_MAX_N_THREADS
 
 
@@ -252,18 +225,13 @@ def mask_cpus(text: str) -> frozenset[int]:
 def instance_cpus(ranges: tuple[str, ...], masks: tuple[str, ...]) -> tuple[frozenset[int], ...]:
     """Return the CPUs of each instance by range or mask; a single entry applies to all instances."""
     n = max(len(ranges), len(masks))
-    by_ranges, by_masks = ([*map(range_cpus, ranges)], [*map(mask_cpus, masks)])
-    pairs = zip_longest(_for_all(by_ranges, n), _for_all(by_masks, n), fillvalue=frozenset[int]())
-    return tuple(by_range | by_mask for by_range, by_mask in pairs)
+    pairs = zip_longest(*(sets * n if len(sets) == 1 else sets for sets in (ranges, masks)), fillvalue="")
+    return tuple(one_set(by_range, by_mask) for by_range, by_mask in pairs)
 
 
 def one_set(ranges: str, mask: str) -> frozenset[int]:
     """Return the CPUs of a range, a mask, or both."""
     return (range_cpus(ranges) if ranges else frozenset()) | (mask_cpus(mask) if mask else frozenset())
-
-
-def _for_all(given: list[frozenset[int]], n: int) -> list[frozenset[int]]:
-    return given * n if len(given) == 1 else given
 
 
 AUTO, NONE = "auto", "none"
@@ -285,23 +253,21 @@ def read_device_sets(value: object) -> tuple[str, ...]:
     return tuple(re.sub(r"\s+", "", item) for item in items)
 
 
-def read_one_device_set(value: object) -> tuple[str, ...]:
-    """Parse a single set of devices. Raises ValueError."""
-    sets = read_device_sets(value)
-    if len(sets) > 1:
-        raise ValueError("should be one set of devices, with commas between the names")
-    return sets
-
-
 def device_sets(texts: tuple[str, ...]) -> tuple[tuple[str, ...] | None, ...]:
     """Return the device names of each set: empty for ``none``, None for ``auto``."""
     special: dict[str, tuple[str, ...] | None] = {AUTO: None, NONE: ()}
     return tuple(special[text] if text in special else tuple(text.split(",")) for text in texts)
 
 
+def _one(sets: tuple[str, ...]) -> tuple[str, ...]:
+    if len(sets) > 1:
+        raise ValueError("should be one set of devices, with commas between the names")
+    return sets
+
+
 _DEVICES_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]}
 DeviceSets = Annotated[tuple[str, ...], BeforeValidator(read_device_sets), WithJsonSchema(_DEVICES_SCHEMA)]
-OneDeviceSet = Annotated[tuple[str, ...], BeforeValidator(read_one_device_set), WithJsonSchema(_DEVICES_SCHEMA)]
+OneDeviceSet = Annotated[DeviceSets, AfterValidator(_one)]
 
 
 def check_url(value: str) -> None:
@@ -383,20 +349,18 @@ def split_scaled(text: str) -> list[dict[str, str]]:
     return [{"path": path, "scale": scale} for path, _, scale in pairs]
 
 
-def read_scaled_files(value: object) -> tuple[ScaledFile, ...]:
+def _scaled_files(value: object) -> tuple[ScaledFile, ...]:
     """Parse a path, or a list of paths and of mappings ``{path: ..., scale: 0.5}``."""
     items = [value] if isinstance(value, (str, Path, Mapping)) else value
     if not isinstance(items, (list, tuple)):
         raise ValueError(_FILES_FORM)
-    return tuple(_scaled_file(item) for item in items)
-
-
-def _scaled_file(item: object) -> ScaledFile:
-    if isinstance(item, ScaledFile):
-        return item
-    if isinstance(item, Mapping) and {"path"} <= item.keys() <= {"path", "scale"}:
-        return ScaledFile(_file_path(item["path"]), _scale(item.get("scale", 1.0)))
-    return ScaledFile(_file_path(item))
+    files = []
+    for item in items:
+        if isinstance(item, Mapping) and {"path"} <= item.keys() <= {"path", "scale"}:
+            files.append(ScaledFile(_file_path(item["path"]), _scale(item.get("scale", 1.0))))
+        else:
+            files.append(item if isinstance(item, ScaledFile) else ScaledFile(_file_path(item)))
+    return tuple(files)
 
 
 def _file_path(value: object) -> Path:
@@ -415,13 +379,6 @@ def _scale(value: Any) -> float:
     return scale
 
 
-def read_layer_range(value: object) -> object:
-    """Parse ``[START, END]``, or both in one string."""
-    if not isinstance(value, str):
-        return value
-    return tuple(value.replace(",", " ").split())
-
-
 _ONE_FILE = {
     "anyOf": [
         {"type": "string"},
@@ -435,14 +392,14 @@ _ONE_FILE = {
 }
 ScaledFiles = Annotated[
     tuple[ScaledFile, ...],
-    BeforeValidator(read_scaled_files),
+    BeforeValidator(_scaled_files),
     WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": _ONE_FILE}]}),
     Field(max_length=MAX_FILES),
 ]
 LayerIndex = Annotated[int, Field(ge=-1, le=1 << 20)]
 LayerRange = Annotated[
     tuple[LayerIndex, LayerIndex] | None,
-    BeforeValidator(read_layer_range),
+    BeforeValidator(lambda value: tuple(value.replace(",", " ").split()) if isinstance(value, str) else value),
     WithJsonSchema({"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 2}),
 ]
 ANYWHERE = "*"
@@ -454,7 +411,7 @@ def read_sites(value: object) -> object:
     """Parse off, on (`ANYWHERE`), or host names."""
     if isinstance(value, bool) or (isinstance(value, str) and value.strip().lower() in (*TRUE, *FALSE)):
         return (ANYWHERE,) if str(value).strip().lower() in TRUE else ()
-    sites = read_list(value)
+    sites = split_list(value) if isinstance(value, str) else value
     if not isinstance(sites, list | tuple):
         return value
     for site in sites:

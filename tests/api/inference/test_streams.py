@@ -196,7 +196,7 @@ async def test_pings_count_as_bytes(serve: Serve) -> None:
     gate = threading.Event()
     async with serve(FakeLoader(gate=gate), models=LATE) as api:
         used = api.app.state.services
-        api.app.state.services = replace(used, options=replace(used.options, sse_ping_interval_s=0.02))
+        api.app.state.services = replace(used, options=replace(used.options, sse_ping_interval=0.02))
         async with posting(api.app, "/v1/chat/completions", CHAT, NAMED) as exchange:
             assert await exchange.start() == 200
             assert (await exchange.chunk()).startswith(b":\n\n")
@@ -255,7 +255,7 @@ FORMATS: dict[str, tuple[dict[str, Any], bytes, bytes]] = {
 def ping_soon(api: Api) -> None:
     """Sooner than the settings allow."""
     used = api.app.state.services
-    api.app.state.services = replace(used, options=replace(used.options, sse_ping_interval_s=0.02))
+    api.app.state.services = replace(used, options=replace(used.options, sse_ping_interval=0.02))
 
 
 @pytest.mark.parametrize("path", FORMATS)
