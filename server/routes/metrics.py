@@ -2,7 +2,6 @@
 
 import csv
 import io
-from collections.abc import Sequence
 from datetime import UTC, date, datetime
 from typing import Annotated, Any
 
@@ -65,7 +64,9 @@ async def usage(
     name = caller.name if own and caller is not None else key or None
     rows = await used.usage.find(first.isoformat(), last.isoformat(), name, model or None)
     if form == "csv":
-        return Response(_csv(rows), media_type="text/csv")
+        text = io.StringIO()
+        csv.writer(text).writerows([COLUMNS, *map(_values, rows)])
+        return Response(text.getvalue(), media_type="text/csv")
     found: dict[str, Any] = {"object": "list", "data": [dict(zip(COLUMNS, _values(row), strict=True)) for row in rows]}
     if caller is not None and caller.name:
         day, month = used.usage.spent(caller.name)
@@ -87,11 +88,3 @@ def _day(given: str, name: str, otherwise: date) -> date:
 def _values(row: UsageRow) -> tuple[str | int, ...]:
     counts = row.counts
     return row.day, row.key, row.model, counts.requests, counts.prompt, counts.cached, counts.completion
-
-
-def _csv(rows: Sequence[UsageRow]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow(COLUMNS)
-    writer.writerows(map(_values, rows))
-    return text.getvalue()

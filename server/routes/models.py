@@ -33,6 +33,7 @@ from server.transport.sse import event_stream
 
 router = APIRouter(tags=["models"])
 
+SUCCESS = {"success": True}
 _STATUS_NAMES = {  # tools/server/server-models.h, server_model_status_to_string
     Status.READY: "loaded",
     Status.DRAINING: "loaded",  # an instance that is stopping counts as loaded until it has exited
@@ -50,7 +51,10 @@ async def list_models(request: Request, reload: str = "") -> Response:
     which name its version, get theirs, too.
     """
     if reload:
-        await reload_models(services(request).pool)
+        try:
+            await services(request).pool.reload()
+        except ConfigError as error:
+            raise Unavailable(f"no model was changed: {error.message}") from None
     states = [state for state in services(request).pool.states() if not state.spec.hidden]
     if ANTHROPIC_VERSION in request.headers:
         return json_reply(anthropic_models([model_object(state) for state in states]))
@@ -89,7 +93,7 @@ async def show_model(request: Request, model_id: str) -> Response:
 async def load_model(request: Request) -> Response:
     """Begin to load ``{"model": id}``; the reply doesn't wait for it."""
     await services(request).pool.load(await _named_model(request))
-    return json_reply({"success": True})
+    return json_reply(SUCCESS)
 
 
 @router.post("/models/unload")
@@ -97,7 +101,7 @@ async def load_model(request: Request) -> Response:
 async def unload_model(request: Request) -> Response:
     """Begin to unload ``{"model": id}``, or stop its load; the reply doesn't wait for it."""
     await services(request).pool.unload(await _named_model(request))
-    return json_reply({"success": True})
+    return json_reply(SUCCESS)
 
 
 @router.post("/models/pin")
@@ -109,7 +113,7 @@ async def pin_model(request: Request) -> Response:
     if not isinstance(pinned, bool):
         raise InvalidRequest("pinned: must be true or false", "pinned")
     services(request).pool.pin(model_named(request, body), pinned=pinned)
-    return json_reply({"success": True})
+    return json_reply(SUCCESS)
 
 
 @router.post("/models")
@@ -117,7 +121,7 @@ async def pin_model(request: Request) -> Response:
 async def download_model(request: Request) -> Response:
     """Begin to download ``{"model": "owner/name[:quantization]"}`` into the hub's cache; the reply doesn't wait."""
     await services(request).pool.download(await _named_model(request))
-    return json_reply({"success": True})
+    return json_reply(SUCCESS)
 
 
 @router.delete("/models")
@@ -125,15 +129,7 @@ async def download_model(request: Request) -> Response:
 async def remove_model(request: Request, model: str = "") -> Response:
     """Unload a model of the hub's cache, or stop its download, and delete its files."""
     await services(request).pool.remove(model_named(request, {"model": model}))
-    return json_reply({"success": True})
-
-
-async def reload_models(pool: Pool) -> None:
-    """Reload the configuration. Raises `Unavailable` if it cannot be read."""
-    try:
-        await pool.reload()
-    except ConfigError as error:
-        raise Unavailable(f"no model was changed: {error.message}") from None
+    return json_reply(SUCCESS)
 
 
 async def _named_model(request: Request) -> str:
@@ -185,6 +181,7 @@ def files_object(files: Iterable[FileProgress]) -> dict[str, Any]:
 def model_object(state: ModelState, *, whole: bool = False) -> dict[str, Any]:
     """One entry of ``data``: llama-server's get_res_model_info and get_router_models. ``meta`` once it is known."""
     spec = state.spec
+    media = [kind for kind in ("image", "audio") if kind in state.media]
     shown: dict[str, Any] = {
         "id": spec.id,
         "aliases": [spec.id, *spec.aliases],  # llama-server's has the id, which is an alias there, too
@@ -193,7 +190,7 @@ def model_object(state: ModelState, *, whole: bool = False) -> dict[str, Any]:
         "created": int(state.facts.loaded_at if state.facts else time.time()),
         "owned_by": "llamacpp",
         "status": status_object(state, whole=whole),
-        "architecture": {"input_modalities": ["text", *input_media(state)], "output_modalities": ["text"]},
+        "architecture": {"input_modalities": ["text", *media], "output_modalities": ["text"]},
         "source": spec.origin,
         "can_remove": spec.origin == "cache",
     }
@@ -230,15 +227,8 @@ def progress_object(value: float, current: str = STAGES[0], stages: tuple[str, .
 
 
 def meta_object(info: ModelInfo) -> dict[str, Any]:
-    return {
-        "vocab_type": info.vocab_type,
-        "n_vocab": info.n_vocab,
-        "n_ctx_train": info.n_ctx_train,
-        "n_embd": info.n_embd,
-        "n_params": info.n_params,
-        "size": info.size,
-        "ftype": info.ftype,
-    }
+    names = ("vocab_type", "n_vocab", "n_ctx_train", "n_embd", "n_params", "size", "ftype")
+    return {name: getattr(info, name) for name in names}
 
 
 def memory_object(facts: ModelFacts) -> dict[str, Any]:
@@ -258,30 +248,11 @@ def capabilities(state: ModelState) -> list[str]:
     return ["completion"] * generates + ["multimodal"] * bool(state.media) + vectors
 
 
-def input_media(state: ModelState) -> list[str]:
-    """Return its input modalities besides text (server-models.cpp, get_router_models)."""
-    return [kind for kind in ("image", "audio") if kind in state.media]
-
-
 def ollama_object(model_id: str, can: list[str]) -> dict[str, Any]:
     """One entry of ``models``, with llama-server's constants."""
+    details = {"parent_model": "", "format": "gguf", "family": "", "families": [""]}
     return {
-        "name": model_id,
-        "model": model_id,
-        "modified_at": "",
-        "size": "",
-        "digest": "",
-        "type": "model",
-        "description": "",
-        "tags": [""],
-        "capabilities": can,
-        "parameters": "",
-        "details": {
-            "parent_model": "",
-            "format": "gguf",
-            "family": "",
-            "families": [""],
-            "parameter_size": "",
-            "quantization_level": "",
-        },
+        **{"name": model_id, "model": model_id, "modified_at": "", "size": "", "digest": "", "type": "model"},
+        **{"description": "", "tags": [""], "capabilities": can, "parameters": ""},
+        "details": details | {"parameter_size": "", "quantization_level": ""},
     }

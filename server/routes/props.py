@@ -15,7 +15,7 @@ from server.media.decode import reads_video
 from server.pool.state import ModelFacts, ModelState, Status
 from server.routes.models import memory_object
 from server.routes.openapi import FINDS, READS, RUNS, describe
-from server.serving.services import Services, lease_for, sees_files, services
+from server.serving.services import lease_for, sees_files, services
 from server.templates.capabilities import Capabilities
 from server.transport.body import read_array, read_json
 from server.transport.errors import json_reply
@@ -33,9 +33,18 @@ async def props(request: Request, model: str = "") -> Response:
     With several models and none named: the server's own.
     """
     used = services(request)
-    states = used.pool.states()
+    states, limits = used.pool.states(), used.pool.limits
+    router = {  # as llama-server with several models
+        "role": "router",
+        "max_instances": limits.models_max,
+        "models_autoload": limits.autoload,
+        "memory_budget": dict(used.pool.budget),
+    }
     if not model and len(states) > 1 and sum(state.spec.configured_for("generate") for state in states) != 1:
-        return json_reply(server_props(used))
+        none = {"model_path": "none", "default_generation_settings": {"params": None, "n_ctx": 0}}
+        own = {"ui_settings": used.options.ui_config, "build_info": FINGERPRINT}
+        own["cors_proxy_enabled"] = used.options.proxy
+        return json_reply(router | {"model_alias": "llamapool"} | none | own)
     state = used.pool.state(model or None)
     if state.facts is None:
         with await lease_for(request, state.spec.id):
@@ -44,7 +53,7 @@ async def props(request: Request, model: str = "") -> Response:
     shown = model_props(state, state.facts, used.options)
     if not sees_files(request):
         shown["model_path"] = state.spec.path.name
-    return json_reply(shown if model or len(states) == 1 else router_props(used) | shown)
+    return json_reply(shown if model or len(states) == 1 else router | shown)
 
 
 @router.post("/props")
@@ -65,26 +74,6 @@ async def change_props(request: Request) -> Response:
     for field in wanted:
         raise InvalidRequest(f"{short(field)}: is not a property that can be changed", short(field))
     return json_reply({"success": True})
-
-
-def router_props(used: Services) -> dict[str, Any]:
-    """Return the properties of a server with several models, as llama-server's router."""
-    limits = used.pool.limits
-    shown = {"role": "router", "max_instances": limits.models_max, "models_autoload": limits.autoload}
-    return shown | {"memory_budget": dict(used.pool.budget)}
-
-
-def server_props(used: Services) -> dict[str, Any]:
-    """Several models: what llama-server's router says."""
-    return {
-        **router_props(used),
-        "model_alias": "llamapool",
-        "model_path": "none",
-        "default_generation_settings": {"params": None, "n_ctx": 0},
-        "ui_settings": used.options.ui_config,
-        "build_info": FINGERPRINT,
-        "cors_proxy_enabled": used.options.proxy,
-    }
 
 
 def model_props(state: ModelState, facts: ModelFacts, options: HttpOptions) -> dict[str, Any]:
@@ -126,20 +115,16 @@ def model_props(state: ModelState, facts: ModelFacts, options: HttpOptions) -> d
     return shown
 
 
+_CAPS = (
+    *("object_arguments", "parallel_tool_calls", "preserve_reasoning", "reasoning_effort", "string_content"),
+    *("tool_calls", "tools", "typed_content"),
+)
+
+
 def template_caps(caps: Capabilities, *, thinking: bool) -> dict[str, bool]:
     """Return llama.cpp's capabilities (common/jinja/caps.cpp, to_map), and whether the template supports reasoning."""
-    return {
-        "supports_object_arguments": caps.object_arguments,
-        "supports_parallel_tool_calls": caps.parallel_tool_calls,
-        "supports_preserve_reasoning": caps.preserve_reasoning,
-        "supports_reasoning_effort": caps.reasoning_effort,
-        "supports_string_content": caps.string_content,
-        "supports_system_role": caps.system,
-        "supports_thinking": thinking,
-        "supports_tool_calls": caps.tool_calls,
-        "supports_tools": caps.tools,
-        "supports_typed_content": caps.typed_content,
-    }
+    shown = {f"supports_{name}": bool(getattr(caps, name)) for name in _CAPS}
+    return dict(sorted({**shown, "supports_system_role": caps.system, "supports_thinking": thinking}.items()))
 
 
 @router.get("/lora-adapters")

@@ -2,8 +2,6 @@
 statuses and messages are llama-server's (tools/server/server-stream.cpp, server-models.cpp).
 """
 
-from typing import Any
-
 from fastapi import APIRouter, Request, Response
 
 from server.errors import InvalidRequest, ModelLoading, NotFound
@@ -11,8 +9,6 @@ from server.routes.openapi import FINDS, READS, describe
 from server.serving.services import services, stream_owner
 from server.transport.body import read_json
 from server.transport.errors import json_reply
-from server.transport.resumable import KeptStream
-from server.transport.shared_streams import RemoteStream
 from server.transport.sse import event_stream
 
 router = APIRouter(tags=["streams"])
@@ -56,7 +52,18 @@ async def look_up_streams(request: Request) -> Response:
     if len(names) > MAX_LOOKUPS:
         raise InvalidRequest(f"conversation_ids: at most {MAX_LOOKUPS} ids", "conversation_ids")
     found = await services(request).streams.of_shared(stream_owner(request), names)
-    return json_reply([stream_object(stream) for stream in found])
+    return json_reply(
+        [  # llama-server's description; times are unix seconds, 0 = not yet
+            {
+                "conversation_id": stream.conversation,
+                "is_done": stream.done,
+                "total_bytes": stream.total_bytes,
+                "started_at": stream.started_at,
+                "completed_at": stream.completed_at,
+            }
+            for stream in found
+        ]
+    )
 
 
 @router.delete("/v1/stream")
@@ -67,17 +74,6 @@ async def stop_stream(request: Request, conv_id: str = "") -> Response:
     if stream is not None:
         await stream.stopped()
     return Response(status_code=204)
-
-
-def stream_object(stream: KeptStream | RemoteStream) -> dict[str, Any]:
-    """llama-server's description; times are unix seconds, 0 = not yet."""
-    return {
-        "conversation_id": stream.conversation,
-        "is_done": stream.done,
-        "total_bytes": stream.total_bytes,
-        "started_at": stream.started_at,
-        "completed_at": stream.completed_at,
-    }
 
 
 def _named(conversation: str) -> str:
