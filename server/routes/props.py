@@ -33,27 +33,17 @@ async def props(request: Request, model: str = "") -> Response:
     With several models and none named: the server's own.
     """
     used = services(request)
-    states, limits = used.pool.states(), used.pool.limits
-    router = {  # as llama-server with several models
-        "role": "router",
-        "max_instances": limits.models_max,
-        "models_autoload": limits.autoload,
-        "memory_budget": dict(used.pool.budget),
-    }
+    states = used.pool.states()
     if not model and len(states) > 1 and sum(state.spec.configured_for("generate") for state in states) != 1:
-        none = {"model_path": "none", "default_generation_settings": {"params": None, "n_ctx": 0}}
-        own = {"ui_settings": used.options.ui_config, "build_info": FINGERPRINT}
-        own["cors_proxy_enabled"] = used.options.proxy
-        return json_reply(router | {"model_alias": "llamapool"} | none | own)
-    state = used.pool.state(model or None)
-    if state.facts is None:
-        with await lease_for(request, state.spec.id):
-            state = used.pool.state(state.spec.id)
-    assert state.facts is not None, "a leased model has facts"
-    shown = model_props(state, state.facts, used.options)
+        shown = {"model_alias": "llamapool", "model_path": "none", "ui_settings": used.options.ui_config}
+        shown |= {"build_info": FINGERPRINT, "cors_proxy_enabled": used.options.proxy}
+        shown["default_generation_settings"] = {"params": None, "n_ctx": 0}
+        return json_reply(router_props(used) | shown)
+    state, facts = await facts_of(request, model or None)
+    shown = model_props(state, facts, used.options)
     if not sees_files(request):
         shown["model_path"] = state.spec.path.name
-    return json_reply(shown if model or len(states) == 1 else router | shown)
+    return json_reply(shown if model or len(states) == 1 else router_props(used) | shown)
 
 
 @router.post("/props")
@@ -74,6 +64,13 @@ async def change_props(request: Request) -> Response:
     for field in wanted:
         raise InvalidRequest(f"{short(field)}: is not a property that can be changed", short(field))
     return json_reply({"success": True})
+
+
+def router_props(used: Services) -> dict[str, Any]:
+    """Return the properties of a server with several models, as llama-server's router."""
+    limits = used.pool.limits
+    shown = {"role": "router", "max_instances": limits.models_max, "models_autoload": limits.autoload}
+    return shown | {"memory_budget": dict(used.pool.budget)}
 
 
 def model_props(state: ModelState, facts: ModelFacts, options: HttpOptions) -> dict[str, Any]:

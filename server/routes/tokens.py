@@ -11,7 +11,7 @@ from server.dialects.native.tokens import (
 )
 from server.routes.openapi import FINDS, READS, describe
 from server.serving.generate import compute
-from server.serving.services import lease_for, services
+from server.serving.services import facts_of
 from server.transport.body import read_as
 from server.transport.errors import json_reply
 
@@ -32,19 +32,13 @@ async def tokenizer_info(request: Request, model: str = "") -> Response:
     """vLLM's endpoint: what a client needs besides `/tokenize` to count tokens as the model does
     (lm-evaluation-harness).
     """
-    used = services(request)
-    state = used.pool.state(model or None)
-    if state.facts is None:
-        with await lease_for(request, state.spec.id):
-            state = used.pool.state(state.spec.id)
-    assert state.facts is not None, "a leased model has facts"
-    info = state.facts.info
+    _, facts = await facts_of(request, model or None)
     shown = {
         "tokenizer_class": "gguf",
-        "bos_token": info.bos_token or None,
-        "eos_token": info.eos_token or None,
-        "chat_template": state.facts.template.source,
-        "model_max_length": state.facts.n_ctx_seq,
+        "bos_token": facts.info.bos_token or None,
+        "eos_token": facts.info.eos_token or None,
+        "chat_template": facts.template.source,
+        "model_max_length": facts.n_ctx_seq,
     }
     return json_reply(shown)
 

@@ -17,6 +17,7 @@ from server.pool.model import Lease
 from server.pool.pool import Pool
 from server.pool.saved.store import SavedFiles
 from server.pool.spec import Task
+from server.pool.state import ModelFacts, ModelState
 from server.sandbox.memory import MemoryWatch
 from server.serving.batch_runner import BatchRunner
 from server.state.batches import BatchLines
@@ -161,6 +162,17 @@ async def lease_for(request: Request, name: str | None, task: Task = "generate")
     with used.gate.entered():
         work = used.pool.acquire(name, autoload=wants_load(request), task=task)
         return await while_connected(request, work)
+
+
+async def facts_of(request: Request, name: str | None) -> tuple[ModelState, ModelFacts]:
+    """Return a model and its facts. It is loaded if these are not known yet. Raises as `lease_for`."""
+    pool = services(request).pool
+    state = pool.state(name)
+    if state.facts is None:
+        with await lease_for(request, state.spec.id):
+            state = pool.state(state.spec.id)
+    assert state.facts is not None, "a leased model has facts"
+    return state, state.facts
 
 
 def wants_load(request: Request) -> bool | None:
