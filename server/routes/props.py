@@ -15,7 +15,7 @@ from server.media.decode import reads_video
 from server.pool.state import ModelFacts, ModelState, Status
 from server.routes.models import memory_object
 from server.routes.openapi import FINDS, READS, RUNS, describe
-from server.serving.services import lease_for, sees_files, services
+from server.serving.services import Services, facts_of, lease_for, sees_files, services
 from server.templates.capabilities import Capabilities
 from server.transport.body import read_array, read_json
 from server.transport.errors import json_reply

@@ -43,11 +43,10 @@ Call = Callable[[str, str, bytes], Awaitable[InternalReply]]
 
 @dataclass(slots=True)
 class _Running:
-    """A batch that this server runs. ``failed``: it met a bug and is not started again."""
+    """A batch that this server runs, and the task of its requests. A batch that met a bug is not started again."""
 
-    cancelled: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
-    failed: bool = False
+    lines: asyncio.Task[None] | None = None
 
 
 @dataclass(slots=True)
@@ -101,34 +100,30 @@ class BatchRunner:
             running = self._running.get(name)
             if running is None:
                 running = self._running[name] = _Running()
-                running.task = asyncio.create_task(self._run_batch(owner, batch, running.cancelled), name="a batch")
+                running.task = asyncio.create_task(self._run_batch(owner, batch, running), name="a batch")
                 running.task.add_done_callback(partial(self._ended, name))
-            if batch["status"] == "cancelling":
-                running.cancelled.set()
+            if batch["status"] == "cancelling" and running.lines is not None:
+                running.lines.cancel()
 
     def _ended(self, name: tuple[str, str], task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
         if isinstance(error, LlamapoolError):  # the state could not be used; `_look` starts the batch again
             logger.error("a batch waits: %s", error.message)
         elif error is not None:
-            self._running[name].failed = True
             logger.error("a batch stopped until the next start. A bug: report it with what follows", exc_info=error)
             return
         del self._running[name]
 
-    async def _run_batch(self, owner: str, batch: Json, cancelled: asyncio.Event) -> None:
+    async def _run_batch(self, owner: str, batch: Json, running: _Running) -> None:
         if batch["status"] == "in_progress":
-            running = asyncio.create_task(self._run_lines(owner, batch))
-            stop = asyncio.create_task(cancelled.wait())
-            left_s = max(batch["expires_at"] - time.time(), 0)
+            lines = running.lines = asyncio.create_task(self._run_lines(owner, batch))
             try:
-                await asyncio.wait((running, stop), timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
-                if running.done():
-                    running.result()
+                await asyncio.wait((lines,), timeout=max(batch["expires_at"] - time.time(), 0))
+                if lines.done() and not lines.cancelled():
+                    lines.result()
             finally:
-                for task in (running, stop):
-                    task.cancel()
-                await asyncio.wait((running, stop))
+                lines.cancel()
+                await asyncio.wait((lines,))
         await self._finalize(owner, batch["id"])
 
     async def _run_lines(self, owner: str, batch: Json) -> None:

@@ -80,16 +80,9 @@ class ListQuery:
 
     async def find(self, request: Request, kind: Kind, label: str | None = None) -> Page:
         """Return the page of the client's objects, optionally of those with a label."""
-        return (
-            await services(request)
-            .store_of(kind)
-            .find(
-                *(owner_of(request), kind),
-                after=self.after,
-                limit=self.limit,
-                newest_first=self.newest_first,
-                label=label,
-            )
+        store, owner = services(request).store_of(kind), owner_of(request)
+        return await store.find(
+            *(owner, kind), after=self.after, limit=self.limit, newest_first=self.newest_first, label=label
         )
 
 
