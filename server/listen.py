@@ -125,7 +125,9 @@ def _tcp_socket(host: str, port: int, *, alone: bool, shared: bool) -> socket.so
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if shared:
-            listener.setsockopt(socket.SOL_SOCKET, _reuse_port(), 1)
+            if not hasattr(socket, "SO_REUSEPORT"):
+                raise ConfigError("server.reuse_port: this system has no ports that processes share")
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if family == socket.AF_INET6:
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not alone)
         if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; accepted connections inherit it
@@ -136,12 +138,6 @@ def _tcp_socket(host: str, port: int, *, alone: bool, shared: bool) -> socket.so
         raise ConfigError(f"cannot listen on {host} port {port}: {_reason(error)}") from None
     listener.setblocking(False)
     return listener
-
-
-def _reuse_port() -> int:
-    if not hasattr(socket, "SO_REUSEPORT"):
-        raise ConfigError("server.reuse_port: this system has no ports that processes share")
-    return socket.SO_REUSEPORT
 
 
 def _unix_socket(path: Path) -> socket.socket:

@@ -165,18 +165,16 @@ class Metrics:
             encode, partial
         ):  # it would write llamacpp_ for llamacpp:, though each format has colons in names
             encode = partial(encode, escaping=ALLOWUTF8)
-        text = encode(self._of_one(model) if model else self._registry)
+        registry = self._registry
+        if model:
+            registry, totals = CollectorRegistry(auto_describe=False), {model: self._ledger.totals()[model]}
+            registry.register(EngineCollector(lambda: totals, self._windows, labelled=False))
+        text = encode(registry)
         if content_type.startswith("text/plain"):
             for gauge, counter in _TYPES_OF_MAX:
                 text = text.replace(gauge, counter)
             text = _WHOLE.sub(rb"\1", text)
         return text, content_type
-
-    def _of_one(self, model: str) -> CollectorRegistry:
-        registry = CollectorRegistry(auto_describe=False)
-        totals = {model: self._ledger.totals()[model]}
-        registry.register(EngineCollector(lambda: totals, self._windows, labelled=False))
-        return registry
 
 
 def _version_of_llama_cpp_python() -> str:

@@ -313,18 +313,10 @@ class _YamlReader:
         self._loader = yaml.SafeLoader(_text(path))
         self.document = Source(str(path))
 
-    def read(self) -> Source:
-        try:
-            root = self._loader.get_single_node()
-            if root is not None:
-                self._root(root)
-        except yaml.YAMLError as error:
-            raise ConfigError(_yaml_mistake(self._path, error)) from None
-        finally:
-            self._loader.dispose()
-        return self.document
-
-    def _root(self, root: yaml.Node) -> None:
+    def read(self) -> None:
+        root = self._loader.get_single_node()
+        if root is None:
+            return
         for name, node, place in self._items(root, "the file", str(self._path)):
             if name == "server":
                 self.document.server = self._fields("server", node, "server", place)
@@ -405,7 +397,18 @@ def read_yaml(table: Table, path: Path, model_only: frozenset[str]) -> Source:
 
     Raises ConfigError with one line: file, line, key, problem and remedy.
     """
-    return _YamlReader(table, path, model_only).read()
+    reader = _YamlReader(table, path, model_only)
+    try:
+        reader.read()
+    except yaml.MarkedYAMLError as error:
+        said = " ".join(part for part in (error.context, error.problem) if part)
+        if error.problem_mark is None:
+            raise ConfigError(f"{path}: invalid YAML: {said}") from None
+        line, column = error.problem_mark.line + 1, error.problem_mark.column + 1
+        raise ConfigError(f"{path}:{line}: invalid YAML: {said} (column {column}); check the indentation") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: invalid YAML: {' '.join(str(error).split())}") from None
+    return reader.document
 
 
 def _text(path: Path) -> str:
@@ -417,11 +420,3 @@ def _text(path: Path) -> str:
         raise ConfigError(f"{path}: is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}; check the path and its permissions") from None
-
-
-def _yaml_mistake(path: Path, error: yaml.YAMLError) -> str:
-    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
-        mark = error.problem_mark
-        said = " ".join(part for part in (error.context, error.problem) if part)
-        return f"{path}:{mark.line + 1}: invalid YAML: {said} (column {mark.column + 1}); check the indentation"
-    return f"{path}: invalid YAML: {' '.join(str(error).split())}"

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import orjson
 from fastapi import APIRouter, Query, Request, Response
 
+from server.dialects.fields import parse
 from server.engine.request import NUMBERS
 from server.errors import InvalidRequest, NotFound, NotSupported, ShuttingDown
 from server.routes.models import model_named
@@ -19,10 +20,10 @@ from server.transport.body import read_body, read_json
 from server.transport.errors import json_reply
 from server.transport.forward import forward
 from server.transport.sse import Watch, event_stream
-from server.web.bench import SCENARIOS, Address, measured, read_order
-from server.web.tools.catalogue import SHELL
+from server.web.bench import SCENARIOS, Address, BenchBody, measured
+from server.web.tools.catalogue import SHELL, shown
 from server.web.tools.child import shell, work
-from server.web.tools.mcp import PageMcpTools, called, mcp_tools, shown
+from server.web.tools.mcp import PageMcpTools, called, mcp_tools
 
 router = APIRouter(include_in_schema=False)
 
@@ -71,8 +72,8 @@ async def bench(request: Request) -> Response:
         raise NotSupported("the benchmark needs a TCP address, and this server listens on a Unix socket only")
     host = f"[{host}]" if ":" in host else host
     own = f"{request.scope['scheme']}://{host}:{port}{target_of(request).base}"
-    order = read_order(body, Address("this", own, model_named(request, body), given_key(request.headers)))
-    return event_stream(request, _events(measured(order)))
+    this = Address("this", own, model_named(request, body), given_key(request.headers))
+    return event_stream(request, _events(measured(parse(BenchBody, body), this)))
 
 
 async def _events(found: AsyncGenerator[dict[str, Any], None]) -> AsyncGenerator[bytes, None]:
@@ -96,7 +97,9 @@ async def tools(request: Request) -> Response:
     used = services(request)
     if not (used.tools or used.mcp.configured):
         return json_reply(_OFF, status=403)
-    of_servers = [shown(name, tool) for name, (_, tool) in _mcp_tools(request).items()]
+    of_servers = [
+        shown(name, name, "mcp", tool.description, dict(tool.schema)) for name, (_, tool) in _mcp_tools(request).items()
+    ]
     return json_reply([*used.tools.shown(), *of_servers])
 
 
@@ -131,15 +134,14 @@ async def call_tool(request: Request) -> Response:
                 stopping.cancel()
     if request.headers.get("x-tool-runtime"):
         raise NotSupported("x-tool-runtime: tools run on this machine only")
-    tool = used.tools.asked(name, params, stream=stream is True)
+    used.tools.check(name, params, stream=stream is True)
     folder = Path(request.headers["x-tool-cwd"]) if request.headers.get("x-tool-cwd") else None
-    if tool.name == SHELL:
+    if name == SHELL:
         if stream is True:
             return event_stream(request, _events(_chunks(shell(params, folder))))
         said = "".join([text async for text in shell(params, folder)])
         return json_reply({"plain_text_response": said})
-    given = {name: value for name, value in params.items() if name in tool.parameters}
-    return json_reply(await work(tool.name, given | {"resp_type": request.headers.get("x-resp-type", "")}, folder))
+    return json_reply(await work(name, params | {"resp_type": request.headers.get("x-resp-type", "")}, folder))
 
 
 async def _stop(draining: asyncio.Event, watch: Watch) -> None:

@@ -179,20 +179,15 @@ def _half_character(body: bytes) -> str:
         return ""
     while waiting:
         path, value = waiting.pop()
-        if isinstance(value, str) and not value.isascii() and _is_half(value):
-            return path
-        if isinstance(value, dict | list):
+        if isinstance(value, str):
+            try:
+                value.encode()
+            except UnicodeEncodeError:
+                return path
+        elif isinstance(value, dict | list):
             members = value.items() if isinstance(value, dict) else enumerate(value)
             waiting += [(f"{path}.{key}" if path else str(key), each) for key, each in members]
     return ""
-
-
-def _is_half(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return True
-    return False
 
 
 _MAX_PARTS = 100

@@ -12,14 +12,17 @@ from asyncio.subprocess import PIPE
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal, get_args
 
-from server.errors import InvalidRequest
+from pydantic import Field
+
+from server.dialects.fields import Body
 from server.sandbox.process import public_environment
 
-SCENARIOS = ("one", "slots", "prefix", "long", "conversations", "rate")
-"""The available scenarios, without the one that needs the server's own CPUs."""
 MOST_CLIENTS = 64
+Scenario = Literal["one", "slots", "prefix", "long", "conversations", "rate"]
+SCENARIOS: tuple[Scenario, ...] = get_args(Scenario)
+"""The available scenarios, without the one that needs the server's own CPUs."""
 Json = dict[str, Any]
 
 
@@ -33,48 +36,30 @@ class Address:
     key: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
-    """A benchmark request: every scenario at every address, in sequence."""
+class BenchBody(Body):
+    """The web UI's request: every scenario at this server and at another one, if it is named, in sequence."""
 
-    addresses: tuple[Address, ...]
-    scenarios: tuple[str, ...]
-    parallel: int = 8
-    scale: float = 0.2
-
-
-def read_order(body: Json, own: Address) -> Order:
-    """Parse the web UI's request. Raises `InvalidRequest`."""
-    scenarios, parallel, scale = body.get("scenarios"), body.get("parallel", 8), body.get("scale", 0.2)
-    if not isinstance(scenarios, list) or not scenarios or not set(map(str, scenarios)) <= set(SCENARIOS):
-        raise InvalidRequest(f"scenarios: must be some of {', '.join(SCENARIOS)}", "scenarios")
-    if not isinstance(parallel, int) or isinstance(parallel, bool) or not 0 < parallel <= MOST_CLIENTS:
-        raise InvalidRequest(f"parallel: must be a number from 1 to {MOST_CLIENTS}", "parallel")
-    if not isinstance(scale, int | float) or isinstance(scale, bool) or not 0.01 <= scale <= 1:
-        raise InvalidRequest("scale: must be a number from 0.01 to 1", "scale")
-    addresses = [own]
-    if body.get("other"):
-        other = {name: body.get(f"other{of}", "") for name, of in (("url", ""), ("model", "_model"), ("key", "_key"))}
-        if not all(isinstance(value, str) for value in other.values()):
-            raise InvalidRequest("other: must be an address", "other")
-        if not other["url"].startswith(("http://", "https://")):
-            raise InvalidRequest("other: must begin with http:// or https://", "other")
-        addresses.append(Address("other", **other))
-    return Order(tuple(addresses), tuple(scenarios), parallel, float(scale))
+    scenarios: Annotated[list[Scenario], Field(min_length=1)]
+    parallel: Annotated[int, Field(ge=1, le=MOST_CLIENTS)] = 8
+    scale: Annotated[float, Field(ge=0.01, le=1)] = 0.2
+    other: Annotated[str, Field(pattern="^(https?://.*)?$")] = ""
+    other_model: str = ""
+    other_key: str = ""
 
 
-async def measured(order: Order) -> AsyncGenerator[Json, None]:
+async def measured(order: BenchBody, own: Address) -> AsyncGenerator[Json, None]:
     """Yield a result for each scenario and address when it finishes: ``figures`` or ``failure``. Both addresses get the
     same prompts.
     """
+    other = Address("other", order.other, order.other_model, order.other_key)
     for number, scenario in enumerate(order.scenarios):
         seed = int.from_bytes(os.urandom(4), "big") >> 1
-        for address in order.addresses:
+        for address in (own, other) if order.other else (own,):
             yield {"running": scenario, "address": address.name, "number": number, "of": len(order.scenarios)}
             yield {"scenario": scenario, "address": address.name} | await _result(order, scenario, address, seed)
 
 
-async def _result(order: Order, scenario: str, address: Address, seed: int) -> Json:
+async def _result(order: BenchBody, scenario: str, address: Address, seed: int) -> Json:
     words = ["--url", address.url, "--scenario", scenario, "--json", "-", "--quiet", "--insecure"]
     words += ["--parallel", str(order.parallel), "--scale", str(order.scale), "--seed", str(seed)]
     words += [f"--model={address.model}"] if address.model else []

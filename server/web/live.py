@@ -114,7 +114,10 @@ class Live:
             if state.loaded is not None and state.loaded.generator is not None
         }
         self._collect(engines)
-        self._look_at_tiers(engines)
+        kept = {load: engine.cached_states() for load, engine in engines.items()}
+        if kept != self._kept:
+            self._kept = kept
+            self._tiers.change(_event("tiers", {load[0]: _tiers(tiers, engines[load]) for load, tiers in kept.items()}))
 
     def _model(self, state: ModelState) -> Json:
         shown: Json = {
@@ -185,16 +188,14 @@ class Live:
         if not fresh and self._requests.n:
             return
         clocks = {load: _Clock(engine.now) for load, engine in engines.items()}
-        known = {key: ended_object(one, load[0], clocks[load]) for key, load, one in fresh}
+        known = {
+            key: choice_object(one, clocks[load])
+            | {"model": load[0], "slot": one.slot, "ended": clocks[load].ms(one.ended_at), "outcome": one.outcome}
+            for key, load, one in fresh
+        }
         self._ended = {key: self._ended[key] for key, _, _ in ended if key in self._ended} | known
         newest = sorted(self._ended.values(), key=itemgetter("ended"))[-MAX_ENDED:]
         self._requests.change(_event("requests", newest), _event("ended", list(known.values())))
-
-    def _look_at_tiers(self, engines: Mapping[Load, Generator]) -> None:
-        kept = {load: engine.cached_states() for load, engine in engines.items()}
-        if kept != self._kept:
-            self._kept = kept
-            self._tiers.change(_event("tiers", {load[0]: _tiers(tiers, engines[load]) for load, tiers in kept.items()}))
 
 
 class _Clock:
@@ -226,12 +227,6 @@ def choice_object(choice: ChoiceView, at: _Clock) -> Json:
         "begun": at.ms(choice.placed_at + choice.placement_s),
         "prompt_done": at.ms(choice.prompt_done_at),
     }
-
-
-def ended_object(choice: ChoiceView, model: str, at: _Clock) -> Json:
-    """Return a finished choice as JSON."""
-    ended = {"model": model, "slot": choice.slot, "ended": at.ms(choice.ended_at), "outcome": choice.outcome}
-    return choice_object(choice, at) | ended
 
 
 def _tiers(tiers: Mapping[str, TierView], engine: Generator) -> Json:

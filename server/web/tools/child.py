@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from server.sandbox.process import public_environment
-from server.web.tools.catalogue import MOST_OUTPUT_BYTES, MOST_SHELL_S
 
 WORK_S = 30.0
+MOST_SHELL_S = 60
+MOST_OUTPUT_BYTES = 16 * 1024
 _MOST_ANSWER_BYTES = 64 << 20
 _READ_BYTES = 4096
 _BOOT = "import sys; sys.path[:] = sys.argv[1:]; from server.web.tools.work import main; main()"

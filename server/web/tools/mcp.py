@@ -26,19 +26,6 @@ def mcp_tools(servers: McpServers, taken: Container[str]) -> PageMcpTools:
     return found
 
 
-def shown(name: str, tool: McpTool) -> Json:
-    """Return one tool as GET /tools shows it."""
-    function = {"name": name, "description": tool.description, "parameters": dict(tool.schema)}
-    return {
-        "display_name": name,
-        "tool": name,
-        "type": "mcp",
-        "permissions": {"write": False},
-        "uses_cwd": False,
-        "definition": {"type": "function", "function": function},
-    }
-
-
 async def called(servers: McpServers, server: McpServer, tool: str, params: Json) -> Json:
     """Return the reply of POST /tools: the result's text, or an ``error``."""
     try:

@@ -18,8 +18,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from server.web.tools.catalogue import MOST_FOUND
-
+MOST_FOUND = 100
 MEMORY_BYTES = 1 << 30
 Json = dict[str, Any]
 MOST_BYTES = 16 * 1024

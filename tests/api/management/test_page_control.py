@@ -6,9 +6,10 @@ from typing import Any
 import httpx
 import pytest
 
+from server.dialects.fields import parse
 from server.errors import InvalidRequest
 from server.web import bench
-from server.web.bench import SCENARIOS, Address, measured, read_order
+from server.web.bench import SCENARIOS, Address, BenchBody, measured
 from tests.api.conftest import Serve
 
 HI = [{"role": "user", "content": "Hi"}]
@@ -66,17 +67,17 @@ async def test_a_model_is_pinned_until_it_is_not(serve: Serve) -> None:
     [
         ({}, "scenarios"),
         ({"scenarios": []}, "scenarios"),
-        ({"scenarios": ["contended"]}, "scenarios"),
+        ({"scenarios": ["contended"]}, "scenarios.0"),
         ({"scenarios": ["one"], "parallel": 0}, "parallel"),
         ({"scenarios": ["one"], "parallel": True}, "parallel"),
         ({"scenarios": ["one"], "scale": 2}, "scale"),
         ({"scenarios": ["one"], "other": "ftp://host"}, "other"),
-        ({"scenarios": ["one"], "other": "http://host", "other_key": 1}, "other"),
+        ({"scenarios": ["one"], "other": "http://host", "other_key": 1}, "other_key"),
     ],
 )
 def test_an_order_of_the_bench_is_checked(body: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidRequest) as raised:
-        read_order(body, OWN)
+        parse(BenchBody, body)
     assert raised.value.param == field
 
 
@@ -97,7 +98,7 @@ async def test_both_addresses_are_measured_with_the_same_texts(monkeypatch: pyte
 
     monkeypatch.setattr(bench, "_run", run)
     body = {"scenarios": ["one", "rate"], "other": "http://other", "other_key": "k"}
-    found = [one async for one in measured(read_order(body, OWN))]
+    found = [one async for one in measured(parse(BenchBody, body), OWN)]
     results = [one for one in found if "scenario" in one]
     assert results[:2] == [
         {"scenario": "one", "address": "this", "figures": {"tok/s": 5.0}},

@@ -7,7 +7,7 @@ import pytest
 
 from server.errors import InvalidRequest, NotFound
 from server.options.server import TOOLS
-from server.web.tools.catalogue import ALL, EVERY, SHELL, PageTools
+from server.web.tools.catalogue import EVERY, SHELL, PageTools, all_tools
 from server.web.tools.work import WORK, answer
 
 
@@ -29,23 +29,23 @@ def error_of(tool: str, **params: object) -> str:
 
 
 def test_every_tool_has_work_and_an_option() -> None:
-    assert {tool.name for tool in ALL} == {*WORK, SHELL}
+    assert {*all_tools()} == {*WORK, SHELL}
     assert {*TOOLS} == {EVERY, *WORK, SHELL}
 
 
 def test_only_those_asked_for_are_on_and_their_parameters_are_checked() -> None:
     tools = PageTools(["read_file"])
     assert [one["tool"] for one in tools.shown()] == ["read_file"]
-    assert tools.asked("read_file", {"path": "a"}, stream=False).name == "read_file"
+    tools.check("read_file", {"path": "a"}, stream=False)
     with pytest.raises(NotFound):
-        tools.asked("write_file", {"path": "a", "content": ""}, stream=False)
+        tools.check("write_file", {"path": "a", "content": ""}, stream=False)
     with pytest.raises(NotFound):
-        PageTools(["all"]).asked("read_file", {"path": "a"}, stream=True)
+        PageTools(["all"]).check("read_file", {"path": "a"}, stream=True)
     for wrong in ({}, {"path": 1}, {"path": "a", "start_line": True}):
         with pytest.raises(InvalidRequest):
-            tools.asked("read_file", wrong, stream=False)
+            tools.check("read_file", wrong, stream=False)
     with pytest.raises(InvalidRequest):
-        PageTools(["all"]).asked("edit_file", {"path": "a", "edits": [{"old_text": "a"}]}, stream=False)
+        PageTools(["all"]).check("edit_file", {"path": "a", "edits": [{"old_text": "a"}]}, stream=False)
     assert not PageTools()
 
 
