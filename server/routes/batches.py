@@ -1,22 +1,23 @@
 """``/v1/batches`` (OpenAI) and ``/v1/messages/batches`` (Anthropic): requests that run when there is capacity left."""
 
 import contextlib
-import re
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
+from pydantic import Field
 
 from server.dialects.common import page_of, random_id, rfc3339
 from server.dialects.errors import anthropic_error
-from server.dialects.responses.parse import read_metadata
+from server.dialects.fields import parse
+from server.dialects.responses.parse import MetadataBody
 from server.dialects.warnings import as_header, unused_fields
 from server.errors import InvalidRequest, ModelNotFound
 from server.pool.spec import Task
-from server.routes.files import read_expiry
+from server.routes.files import Expiry
 from server.routes.openapi import HI, READS, describe
 from server.serving.batch_runner import BatchInput, batch_input, read_lines
 from server.serving.services import key_of, owner_of, services
@@ -37,9 +38,7 @@ from server.transport.errors import json_reply
 
 router = APIRouter(tags=["batches"])
 _EXAMPLE = {"input_file_id": "file-x", "endpoint": "/v1/chat/completions", "completion_window": "24h"}
-ENDPOINTS = ("/v1/chat/completions", "/v1/responses", "/v1/completions", "/v1/embeddings")
 MAX_REQUESTS = 100_000
-_WINDOW = re.compile(r"([1-9]\d{0,3})([hd])")
 _WINDOW_S = {"h": 3600, "d": 86400}
 _DAY_S = 86400
 _KEPT = (
@@ -59,46 +58,46 @@ _TIMES = (
 )
 
 
+class BatchBody(MetadataBody):
+    """The body of ``POST /v1/batches``."""
+
+    texts_of_errors: ClassVar = {"completion_window": 'completion_window: must be hours or days, such as "24h"'}
+
+    endpoint: Literal["/v1/chat/completions", "/v1/responses", "/v1/completions", "/v1/embeddings"]
+    completion_window: Annotated[str, Field(pattern=r"^[1-9][0-9]{0,3}[hd]$")]
+    input_file_id: str
+    output_expires_after: Expiry | None = None
+
+
 @router.post("/v1/batches")
-@describe("$Batch", example=_EXAMPLE, errors=(*READS, 404))
+@describe("$Batch", BatchBody, _EXAMPLE, errors=(*READS, 404))
 async def create_batch(request: Request) -> Response:
     """Start a batch of the requests in an uploaded file."""
-    body = await read_json(request)
-    endpoint, window, file_id = (body.get(name) for name in ("endpoint", "completion_window", "input_file_id"))
-    if endpoint not in ENDPOINTS:
-        raise InvalidRequest(f"endpoint: must be one of {', '.join(ENDPOINTS)}", "endpoint")
-    matched = _WINDOW.fullmatch(window) if isinstance(window, str) else None
-    if matched is None:
-        raise InvalidRequest('completion_window: must be hours or days, such as "24h"', "completion_window")
-    if not isinstance(file_id, str):
-        raise InvalidRequest("input_file_id: must be the id of an uploaded file", "input_file_id")
-    expiry = body.get("output_expires_after")
-    expires_after_s = None if expiry is None else read_expiry(expiry, "output_expires_after")
-    metadata = read_metadata(body)
-    await find_object(request, "file", file_id)
-    data = await services(request).state.data(owner_of(request), file_id) or b""
-    found = await read_later(request, lambda: read_lines(data, endpoint))
+    given = await read_json(request)
+    body = parse(BatchBody, given)
+    await find_object(request, "file", body.input_file_id)
+    data = await services(request).state.data(owner_of(request), body.input_file_id) or b""
+    found = await read_later(request, lambda: read_lines(data, body.endpoint))
     _check_number(len(found.lines), "input_file_id")
     now, errors = int(time.time()), found.errors
     batch = {
         "id": f"batch_{random_id()}",
         "api": "openai",
         "object": "batch",
-        "endpoint": endpoint,
-        "input_file_id": file_id,
-        "completion_window": window,
-        "output_expires_after_s": expires_after_s,
-        "metadata": metadata,
+        "endpoint": body.endpoint,
+        "input_file_id": body.input_file_id,
+        "completion_window": body.completion_window,
+        "output_expires_after_s": None if body.output_expires_after is None else body.output_expires_after.seconds,
+        "metadata": body.metadata or {},
         "created_at": now,
         "in_progress_at": None if errors else now,
         "failed_at": now if errors else None,
-        "expires_at": now + int(matched[1]) * _WINDOW_S[matched[2]],
+        "expires_at": now + int(body.completion_window[:-1]) * _WINDOW_S[body.completion_window[-1]],
         "status": "failed" if errors else "in_progress",
         "errors": {"object": "list", "data": errors[:100]} if errors else None,
     }
     await _start(request, batch, found)
-    known = ("endpoint", "completion_window", "input_file_id", "metadata", "output_expires_after")
-    return json_reply(await _openai(request, batch), headers=as_header(unused_fields(body, known)))
+    return json_reply(await _openai(request, batch), headers=as_header(unused_fields(given, BatchBody)))
 
 
 @router.get("/v1/batches")

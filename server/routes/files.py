@@ -6,11 +6,14 @@ the same files.
 
 import mimetypes
 import time
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
+from pydantic import Field
 
 from server.dialects.common import Json, page_of, rfc3339
+from server.dialects.fields import Body, parse
 from server.dialects.warnings import as_header, unused_fields
 from server.errors import InvalidRequest
 from server.routes.openapi import FORM, READS, describe
@@ -24,12 +27,18 @@ router = APIRouter(tags=["files"])
 _FILE = ("$File", "$AnthropicFile")
 PURPOSES = ("assistants", "batch", "evals", "fine-tune", "user_data", "vision")
 MAX_FILES, DEFAULT_FILES = 10_000, 10_000
-MIN_EXPIRY_S, MAX_EXPIRY_S = 3600, 30 * 86400
 MAX_FILENAME_CHARS = 255
 DAY_S = 86400
 _FIELDS = ("purpose", "expires_after[anchor]", "expires_after[seconds]", "expires_in_seconds")
 MAX_ANTHROPIC_FILES = 1000
 _PAGE = "page_"
+
+
+class Expiry(Body):
+    """When a file is to be deleted, such as ``{"anchor": "created_at", "seconds": 3600}``."""
+
+    anchor: Literal["created_at"]
+    seconds: Annotated[int, Field(ge=3600, le=30 * DAY_S)]
 
 
 @router.post("/v1/files")
@@ -62,21 +71,7 @@ def _expiry_s(fields: dict[str, str]) -> int | None:
     if anchor is None and seconds is None:
         return None
     number = int(seconds) if seconds is not None and seconds.isdecimal() and len(seconds) < 20 else seconds
-    return read_expiry({"anchor": anchor, "seconds": number}, "expires_after")
-
-
-def read_expiry(given: object, field: str) -> int:
-    """Return the seconds of an expiry such as ``{"anchor": "created_at", "seconds": 3600}``.
-
-    Raises `InvalidRequest`, which names a member of `field`.
-    """
-    if not isinstance(given, dict) or given.get("anchor") != "created_at":
-        raise InvalidRequest(f"{field}.anchor: must be created_at", f"{field}.anchor")
-    seconds = given.get("seconds")
-    if isinstance(seconds, bool) or not isinstance(seconds, int) or not MIN_EXPIRY_S <= seconds <= MAX_EXPIRY_S:
-        said = f"must be a whole number between {MIN_EXPIRY_S} and {MAX_EXPIRY_S}"
-        raise InvalidRequest(f"{field}.seconds: {said}", f"{field}.seconds")
-    return seconds
+    return parse(Expiry, {"anchor": anchor, "seconds": number}, "expires_after").seconds
 
 
 @router.get("/v1/files")
