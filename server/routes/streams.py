@@ -22,7 +22,7 @@ async def read_stream(request: Request, conv_id: str = "") -> Response:
     """Return a conversation's stream from byte ``from``. 503 while its model is loading, 400 if that byte is no longer
     stored.
     """
-    stream = await services(request).streams.find_shared(stream_owner(request), _named(conv_id))
+    stream = await services(request).streams.find(stream_owner(request), _named(conv_id))
     if stream is None:
         raise NotFound(_GONE)
     offset = _offset(request.query_params.get("from", ""))
@@ -51,7 +51,7 @@ async def look_up_streams(request: Request) -> Response:
     names = dict.fromkeys(name for name in wanted if isinstance(name, str) and name) if isinstance(wanted, list) else {}
     if len(names) > MAX_LOOKUPS:
         raise InvalidRequest(f"conversation_ids: at most {MAX_LOOKUPS} ids", "conversation_ids")
-    found = await services(request).streams.of_shared(stream_owner(request), names)
+    found = await services(request).streams.of(stream_owner(request), list(names))
     return json_reply(
         [  # llama-server's description; times are unix seconds, 0 = not yet
             {
@@ -70,7 +70,7 @@ async def look_up_streams(request: Request) -> Response:
 @describe(errors=(400,), status=204)
 async def stop_stream(request: Request, conv_id: str = "") -> Response:
     """Stop a conversation's stream and its generation. Returns 204, also if there is none."""
-    stream = await services(request).streams.stop_shared(stream_owner(request), _named(conv_id))
+    stream = await services(request).streams.stop(stream_owner(request), _named(conv_id))
     if stream is not None:
         await stream.stopped()
     return Response(status_code=204)

@@ -188,38 +188,33 @@ class KeptStreams:
         """Open a stream, and stop the conversation's previous one. Raises `InvalidRequest`."""
         if len(conversation) > MAX_ID_CHARS:
             raise InvalidRequest(f"X-Conversation-Id: at most {MAX_ID_CHARS} characters")
-        self.stop(owner, conversation)
+        self._stop(owner, conversation)
         stream = self._streams[owner, conversation] = KeptStream(conversation)
         return stream
 
-    def find(self, owner: str, conversation: str) -> KeptStream | None:
+    def local(self, owner: str, conversations: Iterable[str]) -> list[KeptStream]:
+        """Return this replica's streams of these conversations and of their variants ``{id}::{model}``."""
+        found = [(name, stream) for (of, name), stream in self._streams.items() if of == owner]
+        return [s for wish in conversations for name, s in found if name == wish or name.startswith(wish + "::")]
+
+    async def find(self, owner: str, conversation: str) -> "KeptStream | RemoteStream | None":
+        """Return the conversation's stream, also that of another replica."""
         return self._streams.get((owner, conversation))
 
-    def of(self, owner: str, conversations: Iterable[str]) -> list[KeptStream]:
-        """Return the streams of these conversations and of their variants ``{id}::{model}``."""
-        wanted = list(conversations)
-        found = [(name, stream) for (of, name), stream in self._streams.items() if of == owner]
-        return [s for wish in wanted for name, s in found if name == wish or name.startswith(wish + "::")]
+    async def of(self, owner: str, conversations: Sequence[str]) -> "Sequence[KeptStream | RemoteStream]":
+        """Return the streams of these conversations and of their variants, also those of other replicas."""
+        return self.local(owner, conversations)
 
-    def stop(self, owner: str, conversation: str) -> KeptStream | None:
-        """Stop and remove a stream, if there is one."""
+    async def stop(self, owner: str, conversation: str) -> KeptStream | None:
+        """Stop and remove a stream, also that of another replica. Return it if it is this one's."""
+        return self._stop(owner, conversation)
+
+    def _stop(self, owner: str, conversation: str) -> KeptStream | None:
         stream = self._streams.pop((owner, conversation), None)
         if stream is not None:
             self._drop_timer(stream)
             stream.stop()
         return stream
-
-    async def find_shared(self, owner: str, conversation: str) -> "KeptStream | RemoteStream | None":
-        """Return the conversation's stream, also that of another replica."""
-        return self.find(owner, conversation)
-
-    async def of_shared(self, owner: str, conversations: Iterable[str]) -> "Sequence[KeptStream | RemoteStream]":
-        """Return the streams of these conversations and of their variants, also those of other replicas."""
-        return self.of(owner, conversations)
-
-    async def stop_shared(self, owner: str, conversation: str) -> KeptStream | None:
-        """Stop and remove a stream, also that of another replica. Return it if it is this one's."""
-        return self.stop(owner, conversation)
 
     def ended(self, owner: str, stream: KeptStream) -> None:
         """Keep an ended stream for a while, if it has data and is still the conversation's."""

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,8 +96,8 @@ class SharedStreams(KeptStreams):
         task.add_done_callback(self._copying.discard)
         return stream
 
-    async def find_shared(self, owner: str, conversation: str) -> KeptStream | RemoteStream | None:
-        found = self.find(owner, conversation)
+    async def find(self, owner: str, conversation: str) -> KeptStream | RemoteStream | None:
+        found = self._streams.get((owner, conversation))
         if found is not None:
             return found
         try:
@@ -106,10 +106,8 @@ class SharedStreams(KeptStreams):
         except Unavailable:
             return None
 
-    async def of_shared(self, owner: str, conversations: Iterable[str]) -> list[KeptStream | RemoteStream]:
-        """Return the streams of these conversations and of their variants ``{id}::{model}``."""
-        wanted = list(conversations)
-        local = self.of(owner, wanted)
+    async def of(self, owner: str, conversations: Sequence[str]) -> list[KeptStream | RemoteStream]:
+        local = self.local(owner, conversations)
         try:
             names = await self._redis.do("hgetall", _names(owner))
             others = {name.decode(): named.decode() for name, named in names.items()}
@@ -117,7 +115,7 @@ class SharedStreams(KeptStreams):
                 others.pop(stream.conversation, None)
             found = [
                 await self._remote(owner, name, others[name])
-                for wish in wanted
+                for wish in conversations
                 for name in others
                 if name == wish or name.startswith(wish + "::")
             ]
@@ -125,9 +123,8 @@ class SharedStreams(KeptStreams):
             return [*local]
         return [*local, *(each for each in found if each is not None)]
 
-    async def stop_shared(self, owner: str, conversation: str) -> KeptStream | None:
-        """Stop and remove the conversation's stream, also that of another replica."""
-        stopped = self.stop(owner, conversation)
+    async def stop(self, owner: str, conversation: str) -> KeptStream | None:
+        stopped = self._stop(owner, conversation)
         with contextlib.suppress(Unavailable):  # logged; a stream of another replica continues
             await self._replace(owner, conversation, None)
         return stopped
@@ -179,8 +176,8 @@ class SharedStreams(KeptStreams):
             async for chunk in stream.read(0):
                 total += len(chunk)
                 if not await add({_DATA: chunk}, f"{total}-0"):
-                    if self.find(owner, stream.conversation) is stream:
-                        self.stop(owner, stream.conversation)
+                    if self._streams.get((owner, stream.conversation)) is stream:
+                        self._stop(owner, stream.conversation)
                     return
             await add({_DONE: int(time.time())}, f"{total}-1", KEPT_S)
         except (Unavailable, SendTimeoutError):

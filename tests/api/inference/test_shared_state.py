@@ -160,7 +160,7 @@ class RenamingRedis(Redis):
 
 
 async def shared_bytes(streams: SharedStreams) -> int:
-    found = await streams.find_shared("me", ID)
+    found = await streams.find("me", ID)
     return -1 if found is None else found.total_bytes
 
 

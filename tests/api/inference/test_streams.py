@@ -229,15 +229,15 @@ async def test_the_oldest_streams_are_forgotten_first() -> None:
     streams = KeptStreams(max_streams=2, max_bytes=10)
     for name in "abc":
         await kept(streams, name, b"123")
-    assert [s.conversation for s in streams.of("me", "abc")] == ["b", "c"]
+    assert [s.conversation for s in streams.local("me", "abc")] == ["b", "c"]
     await kept(streams, "d", b"12345678")
-    assert [s.conversation for s in streams.of("me", "abcd")] == ["d"]
+    assert [s.conversation for s in streams.local("me", "abcd")] == ["d"]
 
 
 async def test_a_stream_is_forgotten_after_its_time() -> None:
     streams = KeptStreams(kept_s=0.001)
     await kept(streams, "a", b"123")
-    await until(lambda: streams.find("me", "a") is None)
+    await until(lambda: not streams.local("me", "a"))
 
 
 FORMATS: dict[str, tuple[dict[str, Any], bytes, bytes]] = {
