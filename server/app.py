@@ -68,8 +68,7 @@ from server.transport.server import StopSignals, on_hangup
 from server.transport.shared_streams import SharedStreams
 from server.uvicorn_config import check_certificate, configure
 from server.web.files import page_of
-from server.web.history import History
-from server.web.live import Live
+from server.web.live import History, Live
 from server.web.recent import Bodies, RecentLog
 from server.web.tools.catalogue import PageTools
 

@@ -12,7 +12,7 @@ import pytest
 from server.engine import snapshots
 from server.engine.snapshots import InstanceView
 from server.web import live as page_live
-from server.web.history import History
+from server.web.live import History
 from tests.api.conftest import Api, Serve
 from tests.api.streams import Exchange, posting
 from tests.support.fakes import FakeLoader, FakeRunner
