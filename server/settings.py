@@ -168,15 +168,11 @@ def model_specs(settings: Settings) -> list[ModelSpec]:
             secret = slot_secret(settings.server)
             spec = replace(spec, engine=replace(spec.engine, cache_disk_secret=secret))
         specs.append(fetcher.found(spec))
-    return _also_named(specs, settings.origins)
-
-
-def _also_named(specs: list[ModelSpec], origins: Mapping[str, Origin]) -> list[ModelSpec]:
-    """Add the repository's name without a quantization as an alias of its default cached model, if it is free."""
+    # The repository's name without a quantization is an alias of its default cached model, if it is free.
     taken = {name for spec in specs for name in (spec.id, *spec.aliases)}
     return [
         replace(spec, aliases=(*spec.aliases, short))
-        if (short := origins[spec.id].repository) and short not in taken
+        if (short := settings.origins[spec.id].repository) and short not in taken
         else spec
         for spec in specs
     ]
@@ -197,7 +193,10 @@ def check_files(settings: Settings, *, strict: bool = False) -> list[str]:
     settings.server.all_api_keys()
     if settings.server.keys_file is not None:
         read_keys(settings.server.keys_file)
-    _check_folders(settings.server)
+    for key in ("slot_save_path", "path", "media_path"):
+        folder = getattr(settings.server, key)
+        if isinstance(folder, Path) and not folder.is_dir():
+            raise ConfigError(f"server.{key}: {folder} is not a folder; create it or correct the path")
     specs = model_specs(settings)
     for spec in specs:
         _check_template(spec)
@@ -244,13 +243,6 @@ def slot_secret(server: ServerSettings) -> bytes:
             f"server.slot_save_secret_file: the secret is shorter than {LEAST_SECRET_BYTES} bytes; use a longer one"
         )
     return signing_key(secret)
-
-
-def _check_folders(server: ServerSettings) -> None:
-    folders = {"slot_save_path": server.slot_save_path, "path": server.path, "media_path": server.media_path}
-    for key, folder in folders.items():
-        if isinstance(folder, Path) and not folder.is_dir():
-            raise ConfigError(f"server.{key}: {folder} is not a folder; create it or correct the path")
 
 
 def _check_adapters(model_id: str, model: ModelSettings, origin: Origin) -> None:
@@ -346,7 +338,14 @@ def _replaced_port(inputs: Inputs) -> Iterator[str]:
 
 
 def _check_together(settings: Settings, inputs: Inputs) -> None:
-    _check_unique(settings)
+    owner = {model_id: model_id for model_id in settings.models}
+    for model_id, model in settings.models.items():
+        for alias in model.aliases:
+            if owner.setdefault(alias, model_id) != model_id:
+                place = settings.origins[model_id].place
+                raise ConfigError(
+                    f"{place}: models.{model_id}.aliases: '{alias}' already names model '{owner[alias]}'; remove it"
+                )
     for (method, path), own in settings.server.route_aliases.items():
         if endpoint_of(method, path) is not UNKNOWN:
             field = "predict_route" if own == "/predict" else "health_route"
@@ -364,14 +363,3 @@ def _check_together(settings: Settings, inputs: Inputs) -> None:
             f"server.models_max is {limit}, but {len(at_start)} models are loaded at start-up "
             f"({', '.join(at_start)}); raise it or set load: on_demand"
         )
-
-
-def _check_unique(settings: Settings) -> None:
-    owner = {model_id: model_id for model_id in settings.models}
-    for model_id, model in settings.models.items():
-        for alias in model.aliases:
-            if owner.setdefault(alias, model_id) != model_id:
-                place = settings.origins[model_id].place
-                raise ConfigError(
-                    f"{place}: models.{model_id}.aliases: '{alias}' already names model '{owner[alias]}'; remove it"
-                )

@@ -35,25 +35,19 @@ def model_spec(table: Table, model_id: str, settings: ModelSettings, origin: Ori
 
     Raises ConfigError when its template file cannot be read.
     """
+    same = _same_names(ModelSpec, settings)
+    same |= {"path": settings.path or NOT_HERE}
+    same |= {"mmproj": settings.mmproj or (origin.mmproj if settings.mmproj_auto else None)}
     return ModelSpec(
+        **same,
         id=model_id,
-        path=settings.path or NOT_HERE,
-        aliases=settings.aliases,
-        tags=settings.tags,
-        mmproj=settings.mmproj or (origin.mmproj if settings.mmproj_auto else None),
-        load=settings.load,
-        isolation=settings.isolation,
-        pinned=settings.pinned,
         native=_load_params(settings),
         draft=_draft(settings),
         engine=_engine_params(settings),
         chat=_chat_params(model_id, settings, origin.place),
         sampling=_sampling_params(settings),
-        embd_normalize=settings.embd_normalize,
         stop=settings.reverse_prompt,
         shape=_shape(model_id, settings, origin.place),
-        n_predict=settings.n_predict,
-        spm_infill=settings.spm_infill,
         sleep_idle_s=float(settings.sleep_idle_seconds),
         source=origin.place,
         remote=_remote(settings),
@@ -198,17 +192,10 @@ def _chat_params(model_id: str, settings: ModelSettings, place: str) -> ChatPara
     kwargs = {"preserve_reasoning": settings.reasoning_preserve, **settings.chat_template_kwargs}
     if settings.reasoning_effort != "default":
         kwargs["reasoning_effort"] = settings.reasoning_effort
-    return ChatParams(
-        template=_template(model_id, settings, place),
-        template_kwargs=kwargs,
-        reasoning_format=settings.reasoning_format,
-        reasoning=settings.reasoning,
-        reasoning_budget=settings.reasoning_budget,
-        reasoning_budget_message=settings.reasoning_budget_message,
-        prefill_assistant=settings.prefill_assistant,
-        tool_format=settings.tool_format,
-        jinja=settings.jinja,
-    )
+    template = settings.chat_template or None  # Jinja2 source or the name of a built-in template; None: the model's own
+    if settings.chat_template_file is not None:
+        template = _text_of(settings.chat_template_file, f"{place}: models.{model_id}.chat_template_file")
+    return ChatParams(template=template, template_kwargs=kwargs, **_same_names(ChatParams, settings))
 
 
 def _shape(model_id: str, settings: ModelSettings, place: str) -> ResponseFormat | None:
@@ -234,14 +221,6 @@ def _text_of(path: Path, field: str) -> str:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "is not UTF-8 text"
         raise ConfigError(f"{field}: {path}: {reason}") from None
-
-
-def _template(model_id: str, settings: ModelSettings, place: str) -> str | None:
-    """Jinja2 source or the name of a built-in template; None: the model's own."""
-    path = settings.chat_template_file
-    if path is None:
-        return settings.chat_template or None
-    return _text_of(path, f"{place}: models.{model_id}.chat_template_file")
 
 
 _USED_BY = {
