@@ -107,23 +107,18 @@ class Exchange:
         conversation = self._request.headers.get(CONVERSATION)
         if conversation:
             return await self._kept(conversation)
-        session, patience_s = self._session, self._ping_s if self._ping_s > 0 else None
-        close: Callable[[], object] = session.close
+        starting: asyncio.Task[Generation] | None = None
         try:
             # A task would cost every other request its time.
-            if not self._parsed.is_ready or session.waits(self._parsed.model):
+            if not self._parsed.is_ready or self._session.waits(self._parsed.model):
                 starting = asyncio.create_task(self._start())
-                close = functools.partial(self._give_up, starting)
-                chunks = await while_connected(self._request, self._patient(starting, patience_s))
-            else:
-                generation, first = await while_connected(self._request, self._begin(patience_s))
-                chunks = self._chunks(generation, first)
+            chunks = await while_connected(self._request, self._opened(starting))
         except BaseException:
-            close()
+            self._give_up(starting)
             raise
         return event_stream(
             *(self._request, chunks),
-            on_close=close,
+            on_close=functools.partial(self._give_up, starting),
             ping_s=self._ping_s,
             headers=self.headers,
             ping=self._ping,
@@ -227,23 +222,21 @@ class Exchange:
         finally:
             self._session.close()
 
-    async def _begin(self, patience_s: float | None) -> tuple[Generation, PromptEvents | None]:
-        return await self._start(), await self._first(patience_s)
+    async def _opened(self, starting: asyncio.Task[Generation] | None) -> AsyncGenerator[bytes, None]:
+        """Return the stream when its first event is there, or when the first ping is due.
 
-    async def _first(self, patience_s: float | None) -> PromptEvents | None:
+        `starting` loads the model or media.
+        """
+        patience_s, first = self._ping_s if self._ping_s > 0 else None, None
+        if starting is not None:
+            await asyncio.wait((starting,), timeout=patience_s)
+            if not starting.done():
+                return self._late(starting)
+        generation = await (starting or self._start())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(patience_s):
-                return await self._session.next()
-        return None
-
-    async def _patient(
-        self, starting: asyncio.Task[Generation], patience_s: float | None
-    ) -> AsyncGenerator[bytes, None]:
-        """Return the stream of a model or of media that are being loaded, when they are or the first ping is due."""
-        await asyncio.wait((starting,), timeout=patience_s)
-        if not starting.done():
-            return self._late(starting)
-        return self._chunks(starting.result(), await self._first(patience_s))
+                first = await self._session.next()
+        return self._chunks(generation, first)
 
     async def _late(self, starting: asyncio.Task[Generation]) -> AsyncGenerator[bytes, None]:
         """Yield the events of a stream that begins before its model is loaded."""
@@ -258,7 +251,7 @@ class Exchange:
             async for chunk in chunks:
                 yield chunk
 
-    def _give_up(self, starting: asyncio.Task[Generation]) -> None:
+    def _give_up(self, starting: asyncio.Task[Generation] | None) -> None:
         """Close the session, whose model may still be loading."""
 
         def ended(task: asyncio.Task[Generation]) -> None:
@@ -266,8 +259,9 @@ class Exchange:
                 task.exception()  # retrieved, so that asyncio does not log it
             self._session.close()
 
-        starting.cancel()
-        starting.add_done_callback(ended)
+        if starting is not None:
+            starting.cancel()
+            starting.add_done_callback(ended)
         self._session.close()
 
     async def _chunks(self, generation: Generation, first: PromptEvents | None) -> AsyncGenerator[bytes, None]:
