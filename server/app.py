@@ -10,11 +10,11 @@ import logging
 import multiprocessing
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 from starlette.middleware.gzip import GZipMiddleware
@@ -336,25 +336,28 @@ def lifespan_of(
                 stopping.append(asyncio.create_task(services.pool.close(server.drain_s), name="drain"))
             return stopping[0]
 
-        watch = asyncio.create_task(_follow_pool(services, models.events), name="metrics follow the pool")
-        bars = asyncio.create_task(show_load_progress(models.progress), name="load progress")
-        endless = [
-            asyncio.create_task(reload.follow(), name="keys and certificates follow their files"),
-            asyncio.create_task(services.metrics.watch_loop(), name="event loop lag"),
-            asyncio.create_task(services.live.history.keep(), name="the last hour"),
-            asyncio.create_task(watch_steps(services.pool, server.watchdog_s), name="watchdog"),
-            asyncio.create_task(watch_memory(services.memory), name="memory watch"),
-            asyncio.create_task(expire_state({services.state, services.batch_state}), name="expiry of stored state"),
-            asyncio.create_task(fail_interrupted(services.state), name="interrupted responses"),
-            asyncio.create_task(services.batches.run(), name="batches"),
-            asyncio.create_task(services.usage.run(), name="usage ledger"),
-        ]
-        if gpus is not None:
-            endless.append(asyncio.create_task(gpus.read_loop(), name="metrics of GPUs"))
-        if events is not None:
-            endless.append(asyncio.create_task(events.follow(services.pool.states), name="KV events"))
-        for task in (watch, bars, *endless):
+        def spawn(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+            task = asyncio.create_task(work, name=name)
             task.add_done_callback(log_failure)
+            return task
+
+        of_pool = [  # they end with the pool
+            spawn(_follow_pool(services, models.events), "metrics follow the pool"),
+            spawn(show_load_progress(models.progress), "load progress"),
+        ]
+        endless = [
+            spawn(reload.follow(), "keys and certificates follow their files"),
+            spawn(services.metrics.watch_loop(), "event loop lag"),
+            spawn(services.live.history.keep(), "the last hour"),
+            spawn(watch_steps(services.pool, server.watchdog_s), "watchdog"),
+            spawn(watch_memory(services.memory), "memory watch"),
+            spawn(expire_state({services.state, services.batch_state}), "expiry of stored state"),
+            spawn(fail_interrupted(services.state), "interrupted responses"),
+            spawn(services.batches.run(), "batches"),
+            spawn(services.usage.run(), "usage ledger"),
+        ]
+        endless += [] if gpus is None else [spawn(gpus.read_loop(), "metrics of GPUs")]
+        endless += [] if events is None else [spawn(events.follow(services.pool.states), "KV events")]
         StopSignals(
             begin_stop, leave=services.leaving.set, delay_s=server.shutdown_delay_s, sockets=services.sockets
         ).install()
@@ -364,19 +367,15 @@ def lifespan_of(
         try:
             await services.mcp.start()
             await services.pool.start()
-            screen = asyncio.create_task(
-                show_first_screen(
-                    services.pool, addresses, services.draining, has_keys=services.keys.required, has_page=server.ui
-                ),
-                name="first screen",
-            )
-            screen.add_done_callback(log_failure)
+            shown = {"has_keys": services.keys.required, "has_page": server.ui}
+            screen = show_first_screen(services.pool, addresses, services.draining, **shown)
+            of_pool.append(spawn(screen, "startup banner"))
             yield
         finally:
             await begin_stop()
             await services.mcp.close()
             await end_tasks(endless)
-            await asyncio.gather(watch, bars)  # they end with the pool
+            await asyncio.gather(*of_pool)  # they end with the pool
             models.close_sandboxes()
             for threads in (services.prepare, services.prepare_long, services.reading, services.compiling.threads):
                 threads.shutdown(wait=False, cancel_futures=True)  # one may be deep in the library

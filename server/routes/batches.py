@@ -46,15 +46,8 @@ _KEPT = (
     *("output_file_id", "error_file_id", "usage", "metadata"),
 )
 _TIMES = (
-    "created",
-    "in_progress",
-    "expires",
-    "finalizing",
-    "completed",
-    "failed",
-    "expired",
-    "cancelling",
-    "cancelled",
+    *("created", "in_progress", "expires", "finalizing", "completed"),
+    *("failed", "expired", "cancelling", "cancelled"),
 )
 
 
