@@ -375,7 +375,7 @@ def lifespan_of(
             await begin_stop()
             await services.mcp.close()
             await end_tasks(endless)
-            await asyncio.gather(*of_pool)  # they end with the pool
+            await asyncio.gather(*of_pool, return_exceptions=True)  # failures are logged
             models.close_sandboxes()
             for threads in (services.prepare, services.prepare_long, services.reading, services.compiling.threads):
                 threads.shutdown(wait=False, cancel_futures=True)  # one may be deep in the library
