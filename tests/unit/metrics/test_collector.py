@@ -1,11 +1,14 @@
+"""Metrics of engines, and rates over time windows."""
+
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
 from server.engine.stats import EngineStats, combined
-from server.metrics.collector import EngineCollector, Windows
+from server.metrics.collector import WINDOW_S, EngineCollector, Windows
 from server.metrics.exposition import Metrics
+from tests.unit.clock import Clock
 
 
 @dataclass
@@ -58,3 +61,30 @@ def test_whole_numbers_have_no_decimal_point_as_in_llama_server() -> None:
         assert b"\nllamacpp:prompt_tokens_total 120\n" in text
         assert b"\nllamacpp:requests_processing 0\n" in text
         assert b"\nllamacpp:n_busy_slots_per_decode 1.5\n" in text
+
+
+def stats(tokens: int, gaps: tuple[float, ...] = ()) -> EngineStats:
+    made = EngineStats(prompt_tokens=tokens, prompt_seconds=tokens / 20)
+    for gap in gaps:
+        made.inter_token.observe(gap)
+    return made
+
+
+def test_looks_take_nothing_from_each_other() -> None:
+    clock = Clock(1000.0)
+    windows = Windows(clock)
+    for second in range(40):
+        clock.now = 1000.0 + second
+        for _ in range(3):  # scrapers
+            rates = windows.rates("demo", stats(40, (0.25, 0.25)))
+            assert rates == ((20.0, 4.0) if second < WINDOW_S else (0.0, 0.0))
+
+
+def test_a_pause_between_looks_is_one_window() -> None:
+    clock = Clock(1000.0)
+    windows = Windows(clock)
+    windows.rates("demo", stats(40))
+    clock.now += 600
+    assert windows.rates("demo", stats(80))[0] == 20.0
+    clock.now += 600
+    assert windows.rates("demo", stats(80))[0] == 0.0
