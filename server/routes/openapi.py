@@ -199,7 +199,7 @@ def _plain(schema: Any) -> Any:
         if not found.get("anyOf", True):
             del found["anyOf"]
     if "description" in found:
-        found["description"] = _markdown(found["description"])
+        found["description"] = found["description"].replace("``", "`")
     if "properties" in schema:
         found["properties"] = {name: _plain(each) for name, each in schema["properties"].items()}
     return found
@@ -207,7 +207,7 @@ def _plain(schema: Any) -> Any:
 
 def _fill(shown: Json, path: str, operation: Operation, schemas: _Schemas) -> None:
     """Complete FastAPI's description of a route."""
-    text = _markdown(shown.pop("description", ""))
+    text = shown.pop("description", "").replace("``", "`")  # a docstring's ``names`` as Markdown
     shown["summary"] = re.split(r"(?<=[.;:]) ", text.split("\n\n")[0], maxsplit=1)[0].rstrip(".;:")
     shown["description"] = text
     if operation.loads:
@@ -221,28 +221,18 @@ def _fill(shown: Json, path: str, operation: Operation, schemas: _Schemas) -> No
     if operation.status == 204:
         shown["responses"]["204"] = {"description": "Done"}
     elif operation.status is not None:
-        shown["responses"]["200"] = {"description": "OK", "content": _content(operation, schemas)}
-    for status in sorted({*operation.errors} if path in OPEN_PATHS else {*operation.errors, 401}):
+        replies = {JSON: operation.reply, operation.media: operation.stream}
+        content = {media: {"schema": schemas.of(reply)} for media, reply in replies.items() if reply is not None}
+        text_reply = {operation.media: {"schema": {"type": "string"}}}
+        shown["responses"]["200"] = {"description": "OK", "content": content or text_reply}
+    is_open = path in OPEN_PATHS
+    for status in sorted({*operation.errors} if is_open else {*operation.errors, 401}):
         kind, message = _ERRORS[status]
         error = error_of_api(path, status, {"error": {"code": status, "message": message, "type": kind}})
         content = {"schema": schemas.of(error), "example": error}
         shown["responses"][str(status)] = {"description": message, "content": {JSON: content}}
-    if path in OPEN_PATHS:
+    if is_open:
         shown["security"] = []
-
-
-def _content(operation: Operation, schemas: _Schemas) -> Json:
-    found: Json = {}
-    if operation.reply is not None:
-        found[JSON] = {"schema": schemas.of(operation.reply)}
-    if operation.stream is not None:
-        found[operation.media] = {"schema": schemas.of(operation.stream)}
-    return found or {operation.media: {"schema": {"type": "string"}}}
-
-
-def _markdown(text: str) -> str:
-    """Convert a docstring's ``names`` to Markdown."""
-    return text.replace("``", "`")
 
 
 @router.get("/openapi.json")
