@@ -290,10 +290,10 @@ class Session:
     async def _in_thread(self, work: Callable[[], T]) -> T:
         """Do `work` in a thread: again where it may wait for the sandbox, if its grammar was not compiled before."""
         began = time.perf_counter()
-        compiling, attempt = self._services.compiling, Attempt()
         try:
             return await self._run(self._services.prepare_long if self._is_long else self._services.prepare, work)
         except CompileLater:
+            compiling, attempt = self._services.compiling, Attempt()
             async with compiling.turn(self._client("")):
                 try:
                     return await self._run(compiling.threads, work, attempt)
