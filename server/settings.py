@@ -310,11 +310,11 @@ def _replaced_port(inputs: Inputs) -> Iterator[str]:
 def _check_together(settings: Settings, inputs: Inputs) -> None:
     owner = {model_id: model_id for model_id in settings.models}
     for model_id, model in settings.models.items():
-        for alias in model.aliases:
-            if owner.setdefault(alias, model_id) != model_id:
+        for name in model.aliases:
+            if owner.setdefault(name, model_id) != model_id:
                 place = settings.origins[model_id].place
                 raise ConfigError(
-                    f"{place}: models.{model_id}.aliases: '{alias}' already names model '{owner[alias]}'; remove it"
+                    f"{place}: models.{model_id}.aliases: '{name}' already names model '{owner[name]}'; remove it"
                 )
     for (method, path), own in settings.server.route_aliases.items():
         if endpoint_of(method, path) is not UNKNOWN:

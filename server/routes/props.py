@@ -35,10 +35,10 @@ async def props(request: Request, model: str = "") -> Response:
     used = services(request)
     states = used.pool.states()
     if not model and len(states) > 1 and sum(state.spec.configured_for("generate") for state in states) != 1:
-        shown = {"model_alias": "llamapool", "model_path": "none", "ui_settings": used.options.ui_config}
-        shown |= {"build_info": FINGERPRINT, "cors_proxy_enabled": used.options.proxy}
-        shown["default_generation_settings"] = {"params": None, "n_ctx": 0}
-        return json_reply(router_props(used) | shown)
+        named = {"model_alias": "llamapool", "model_path": "none", "build_info": FINGERPRINT}
+        ui = {"ui_settings": used.options.ui_config, "cors_proxy_enabled": used.options.proxy}
+        settings = {"default_generation_settings": {"params": None, "n_ctx": 0}}
+        return json_reply(router_props(used) | named | settings | ui)
     state, facts = await facts_of(request, model or None)
     shown = model_props(state, facts, used.options)
     if not sees_files(request):

@@ -85,14 +85,14 @@ class EventSocket:
         kind = command.pop("type", None) if isinstance(command, dict) else None
         if kind == "response.create":
             try:
-                body = orjson.dumps({**command, "stream": True})
+                wanted = orjson.dumps({**command, "stream": True})
             except orjson.JSONEncodeError:  # it reads deeper than it writes
                 await self._fail(400, "the message is nested too deeply")
                 return
-            reply = await post(self._socket.app, self._request(), body, self._gone, self._send)
+            reply = await post(self._socket.app, self._request(), wanted, self._gone, self._send)
             if reply.body:  # no stream, but an error
-                error = orjson.loads(reply.body).get("error")
-                await self._send(orjson.dumps({"type": "error", "status": reply.status, "error": error}))
+                body = {"type": "error", "status": reply.status, "error": orjson.loads(reply.body).get("error")}
+                await self._send(orjson.dumps(body))
         elif kind != "response.processed":  # Codex sends it after it has read everything
             await self._fail(400, f"type: messages of type {ascii(kind)[:60]} are not supported", "type")
 

@@ -193,7 +193,7 @@ async def test_a_stream_that_fails_leaves_the_newer_one_of_another_replica(redis
 async def test_a_lookup_of_an_expired_stream_leaves_the_name_of_a_newer_one(redis: RedisServer) -> None:
     client = RenamingRedis(redis.url)
     await client.client.hset("llamapool:streams:me", ID, "llamapool:stream:expired 1")
-    assert await SharedStreams(client).find_shared("me", ID) is None
+    assert await SharedStreams(client).find("me", ID) is None
     assert await client.client.hget("llamapool:streams:me", ID) == b"llamapool:stream:new 2"
     await client.close()
 
