@@ -55,8 +55,8 @@ async def test_the_content_type_does_not_matter(client: httpx.AsyncClient) -> No
         ("/tokenize", "tokens.read_tokenize", "content"),
         ("/v1/messages", "messages.parse_messages", "messages"),
         ("/v1/responses", "responses.parse_response", "input"),
-        ("/v1/embeddings", "vectors.read_embeddings", "input"),
-        ("/rerank", "vectors.read_rerank", "query"),
+        ("/v1/embeddings", "embeddings.read_embeddings", "input"),
+        ("/rerank", "embeddings.read_rerank", "query"),
     ],
 )
 async def test_a_long_body_is_read_beside_the_event_loop_without_the_garbage_collector(
