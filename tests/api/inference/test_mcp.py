@@ -1,6 +1,5 @@
 """Tools of MCP servers that this server calls itself, over a scripted model."""
 
-import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -13,7 +12,7 @@ from pydantic import TypeAdapter
 from server.transport.keys import hash_of
 from tests.api.conftest import Api, Serve, idle
 from tests.api.scripted import CHATML, answering, tool_call
-from tests.api.streams import typed_events
+from tests.api.streams import posting, typed_events
 from tests.support.fakes import FakeLoader, FakeRunner
 from tests.support.mcp_server import STDIO, Tools, served
 
@@ -209,35 +208,11 @@ async def test_a_disconnect_frees_the_slot_and_cancels_the_call(serve: Serve) ->
         for stream in (False, True):
             tools.started.clear()
             tools.cancelled.clear()
-            asking = asyncio.create_task(disconnecting(api, body | {"stream": stream}, tools.started))
-            await tools.started.wait()
-            await idle(api.loaded())  # no slot is held while a tool is called
-            await asking
-            await tools.cancelled.wait()
-
-
-async def disconnecting(api: Api, body: dict[str, Any], leave: asyncio.Event) -> None:
-    """Send a request, and disconnect when `leave` is set."""
-    raw = json.dumps(body).encode()
-    sent = False
-
-    async def receive() -> dict[str, Any]:
-        nonlocal sent
-        if not sent:
-            sent = True
-            return {"type": "http.request", "body": raw, "more_body": False}
-        await leave.wait()
-        return {"type": "http.disconnect"}
-
-    async def send(_: Any) -> None:
-        pass
-
-    scope = {
-        **{"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http"},
-        **{"path": URL, "raw_path": URL.encode(), "query_string": b"", "root_path": "", "client": ("127.0.0.1", 1)},
-        **{"server": ("test", 80), "headers": [(b"host", b"test"), (b"content-type", b"application/json")]},
-    }
-    await api.app(scope, receive, send)
+            async with posting(api.app, URL, body | {"stream": stream}) as exchange:
+                await tools.started.wait()
+                await idle(api.loaded())  # no slot is held while a tool is called
+                exchange.disconnect()
+                await tools.cancelled.wait()
 
 
 async def test_background_responses_call_tools(serve: Serve) -> None:

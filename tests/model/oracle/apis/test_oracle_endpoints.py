@@ -51,7 +51,7 @@ def test_one_models_metrics_are_llama_servers_text_and_count_the_same(pair: Pair
     for found in after:
         assert found["llamacpp:predicted_tokens_seconds"] > 0
         assert found["llamacpp:prompt_tokens_seconds"] > 0
-    _, theirs = scrape()  # nothing ran since; ours are averages that no scrape ends (test_windows.py)
+    _, theirs = scrape()  # nothing ran since; ours are averages that no scrape ends (test_collector.py)
     assert (theirs["llamacpp:predicted_tokens_seconds"], theirs["llamacpp:prompt_tokens_seconds"]) == (0, 0)
 
 
