@@ -168,7 +168,7 @@ def _gone_on(constraint: MatcherConstraint, prefilled: str, at: str, model: Load
         reason = f"to go on with it in JSON, the last message must have at most {MAX_PREFILLED_CHARS} characters"
         raise InvalidRequest(f"{at}: {reason}", at)
     begun = constraint.fork()
-    if not model.grammar.markers([prefilled]).feed(begun, prefilled.encode()):
+    if not model.grammar.tokens.feed(begun, prefilled.encode()):
         return constraint
     begun.recipe = begun.recipe._replace(begun=prefilled.encode())
     return begun

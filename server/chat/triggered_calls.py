@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from server.chat.conversation import Tool, Tools
 from server.errors import InvalidRequest
 from server.formats.chat_format import ChatFormat
-from server.formats.grammar.call_grammar import Function, loosened
+from server.formats.grammar.call_grammar import Function
 from server.pool.model import LoadedModel
 from server.structured.grammar.limits import MAX_CALLS_CHARS
-from server.structured.grammar.markers import Markers
+from server.structured.grammar.text_tokens import Markers
 from server.structured.grammar.triggered import Rules, TriggeredConstraint, TriggeredTag
 
 
@@ -77,7 +77,10 @@ def _make(tools: Tools, chat_format: ChatFormat, model: LoadedModel) -> _Begun:
         if tool.name in tools.strict:
             raise _named(tool, error, model) from error
     faulty = {tool.name for tool, _ in faults}
-    kept = [loosened(function) if function["name"] in faulty else function for function in functions]
+    kept = [
+        {**function, "parameters": {"type": "object"}} if function["name"] in faulty else function
+        for function in functions
+    ]
     try:
         return _compiled(kept, tools, chat_format, model)
     except InvalidRequest:

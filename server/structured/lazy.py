@@ -73,7 +73,7 @@ class Lazy:
             raise _refused(str(error)) from None
         markers = grammar.markers([text.decode("utf-8", "replace") for _, text in texts])
         for token, text in texts:
-            if not (markers.feed(constraint.fork(), text) or constraint.allows(token)):
+            if not (grammar.tokens.feed(constraint.fork(), text) or constraint.allows(token)):
                 raise _refused(
                     f"the grammar can't begin with {text.decode(errors='replace')!r}; it describes its trigger, too"
                 )

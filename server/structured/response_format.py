@@ -30,18 +30,10 @@ class ResponseFormat:
 
     def constraint(self, compiler: "GrammarCompiler") -> "MatcherConstraint":
         """Compile it. Raises `InvalidRequest` that names the field and the construct."""
+        compile_value = getattr(compiler, _COMPILERS_NAME if self.kind == "schema" else self.kind)
         try:
-            match self.kind:
-                case "schema":
-                    return compiler.json_schema(self.value)
-                case "gbnf":
-                    return compiler.gbnf(self.value)
-                case "lark":
-                    return compiler.lark(self.value)
-                case "regex":
-                    return compiler.regex(self.value)
-                case "choice":
-                    return compiler.choice(self.value)
+            constraint: MatcherConstraint = compile_value(self.value)
+            return constraint
         except InvalidRequest as error:
             raise self._named(error) from None
 

@@ -9,10 +9,11 @@ Every grammar is a client's. One that is wrong or too large is an `InvalidReques
 ``build``                     what the server and its sandbox both do with a grammar
 ``limits``, ``panics``        limits of a grammar; the Rust library's panics as errors
 ``json_schema``, ``schema/``  validate a client's schema and rewrite it for llguidance
-``unique/``                   ``uniqueItems``, which no grammar can express
+``unique_items``              ``uniqueItems``, which no grammar can express
 ``gbnf``, ``lark``            convert GBNF to Lark; check a client's Lark
 ``embedded_text``             a client's grammar for a text inside the grammar of a call
-``triggered``, ``markers``    free text in which markers start what a grammar describes
+``triggered``                 free text in which markers start what a grammar describes
+``text_tokens``               tokens by their text
 ``lazy_grammar``              a grammar that applies from a trigger on, as llama-server's
 ============================  =======================================================================
 """

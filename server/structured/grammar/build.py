@@ -15,7 +15,7 @@ from server.structured.grammar.lark import checked_lark, lark_with_texts, withou
 from server.structured.grammar.limits import MAX_TEXT_CHARS, PARSER_LIMITS
 from server.structured.grammar.matcher import first_line
 from server.structured.grammar.panics import contained
-from server.structured.grammar.unique.places import UniquePlaces
+from server.structured.grammar.unique_items import UniquePlaces
 
 PARSE_FAILED = "Failed to initialize samplers: failed to parse grammar"  # llama-server's words
 SCHEMA = "json_schema"

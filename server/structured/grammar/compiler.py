@@ -15,17 +15,16 @@ import llguidance
 from server.errors import InvalidRequest
 from server.structured.grammar.attempt import CompileLater, may_wait
 from server.structured.grammar.build import SCHEMA, Grammar, Kind, build
-from server.structured.grammar.embedded_text import EmbeddedText, EmbeddedTexts, TextTokens
+from server.structured.grammar.embedded_text import EmbeddedText, EmbeddedTexts
 from server.structured.grammar.lark import literal, without_anchors
 from server.structured.grammar.limits import MAX_TEXT_CHARS
-from server.structured.grammar.markers import MarkerIndex, Markers
 from server.structured.grammar.matcher import MatcherConstraint, Recipe
 from server.structured.grammar.panics import contained
 from server.structured.grammar.sandbox import Sandbox
 from server.structured.grammar.schema.plain import is_plain
+from server.structured.grammar.text_tokens import Markers, TextTokens
 from server.structured.grammar.tokenizer import TokenTable, byte_tokenizer, end_tokens, special_tokens
-from server.structured.grammar.unique.cursor import Cursor
-from server.structured.grammar.unique.items import ItemEnds, UniqueItems
+from server.structured.grammar.unique_items import Cursor, UniqueItems
 from server.vocab import Vocab
 
 T = TypeVar("T")
@@ -96,11 +95,9 @@ class GrammarCompiler:
         self._lock = Lock()
         self._tokenizer: llguidance.LLTokenizer | None = None
         self._table = b""
-        self._item_ends: ItemEnds | None = None
-        self._text_tokens: TextTokens | None = None
         self._compiled: NewestValues[MatcherConstraint] = NewestValues(_CACHED)
         self._remembered: NewestValues[object] = NewestValues(_CACHED)
-        self._index = MarkerIndex(vocab)
+        self.tokens = TextTokens(vocab)
 
     def prepare(self) -> None:
         """Read the vocabulary now."""
@@ -119,7 +116,7 @@ class GrammarCompiler:
         """Return a constraint that a compiler over the same vocabulary has made, after ``recipe.begun``."""
         made = self._made(*json.loads(recipe.request))
         if recipe.begun:
-            self.markers([recipe.begun.decode()]).feed(made, recipe.begun)
+            self.tokens.feed(made, recipe.begun)
         return made
 
     def _made(self, kind: Kind, request: Any, param: str) -> MatcherConstraint:
@@ -138,7 +135,7 @@ class GrammarCompiler:
         made = self._constraint(grammar, request, text)
         if grammar.unique is not None:
             bytewise = grammar.matcher(byte_tokenizer(), request)
-            return UniqueItems(made, Cursor(grammar.unique), self._all_item_ends(), bytewise)
+            return UniqueItems(made, Cursor(grammar.unique), self.tokens, bytewise)
         if not grammar.texts:
             return made
         texts = tuple(
@@ -148,7 +145,7 @@ class GrammarCompiler:
             )
             for inner, place in grammar.texts
         )
-        return EmbeddedTexts(made, texts, grammar.hole, self._all_text_tokens())
+        return EmbeddedTexts(made, texts, grammar.hole, self.tokens)
 
     def _constraint(self, grammar: Grammar, request: Any, text: str) -> MatcherConstraint:
         matcher = grammar.matcher(self._all_tokens(), request)
@@ -164,8 +161,7 @@ class GrammarCompiler:
 
     def markers(self, texts: Sequence[str]) -> Markers:
         """Return how the vocabulary tokenizes these markers in free text."""
-        with self._lock:
-            return self._index.markers([text.encode() for text in texts])
+        return self.tokens.markers([text.encode() for text in texts])
 
     def remembered(self, key: str, make: Callable[[], T]) -> T:
         """Return `make()`, cached by key; for results that combine several grammars."""
@@ -214,16 +210,3 @@ class GrammarCompiler:
         """The vocabulary as the sandbox reads it."""
         self._all_tokens()
         return self._table
-
-    def _all_item_ends(self) -> ItemEnds:
-        with self._lock:
-            if self._item_ends is None:
-                self._item_ends = ItemEnds(self._vocab)
-            return self._item_ends
-
-    def _all_text_tokens(self) -> TextTokens:
-        markers = self.markers([])
-        with self._lock:
-            if self._text_tokens is None:
-                self._text_tokens = TextTokens(self._vocab, markers)
-            return self._text_tokens

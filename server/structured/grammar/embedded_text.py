@@ -11,9 +11,8 @@ from typing import TypeAlias
 import numpy as np
 
 from server.errors import InvalidRequest
-from server.structured.grammar.markers import Markers
 from server.structured.grammar.matcher import MatcherConstraint
-from server.vocab import Vocab
+from server.structured.grammar.text_tokens import TextTokens, is_plain
 
 _QUOTE, _BACKSLASH, _SPACE = b'"'[0], b"\\"[0], b" "[0]
 _SHORT_ESCAPES = dict(zip(b'"\\/bfnrt', b'"\\/\b\f\n\r\t', strict=True))
@@ -29,32 +28,6 @@ class EmbeddedText:
     escaped: bool = False
     end: bytes = b""
     never: tuple[bytes, ...] = ()
-
-
-class TextTokens:
-    """A vocabulary's tokens by what they are in a JSON string.
-
-    ``markers``: the tokens' texts. ``plain``: a mask of the tokens that decode to themselves. ``quoted``: tokens that
-    start with a quote or a backslash.
-    """
-
-    def __init__(self, vocab: Vocab, markers: Markers) -> None:
-        self.markers = markers
-        self.pieces = [vocab.piece(token, special=False) for token in range(vocab.n_tokens)]
-        plain = np.zeros(markers.n_mask_bytes * 8, np.uint8)
-        plain[[token for token, piece in enumerate(self.pieces) if piece and _is_plain(piece)]] = 1
-        self.plain = np.packbits(plain, bitorder="little")
-        text = np.zeros_like(plain)
-        text[[token for token, piece in enumerate(self.pieces) if piece]] = 1
-        self.text = np.packbits(text, bitorder="little")
-        self.quoted = [token for token, piece in enumerate(self.pieces) if piece[:1] in (b'"', b"\\")]
-        self._containing: dict[int, list[int]] = {}
-
-    def containing(self, byte: int) -> list[int]:
-        """Return the tokens that contain a byte."""
-        if byte not in self._containing:
-            self._containing[byte] = [token for token, piece in enumerate(self.pieces) if byte in piece]
-        return self._containing[byte]
 
 
 class EmbeddedTexts(MatcherConstraint):
@@ -83,9 +56,9 @@ class EmbeddedTexts(MatcherConstraint):
         if self._text is None:
             if self._outer.allows(token):
                 return True
-        elif self._text.allows_whole(token, self._piece(token)):
+        elif self._text.allows_whole(token, self._tokens.piece(token)):
             return True
-        piece = self._piece(token)
+        piece = self._tokens.piece(token)
         return bool(piece) and self.fork()._advance(piece)
 
     def mask(self) -> bytes:
@@ -96,7 +69,7 @@ class EmbeddedTexts(MatcherConstraint):
             return self._outer.mask()
         bits = self._text.mask()
         if isinstance(self._text, _EscapedText):
-            for token in self._tokens.quoted if not self._text.pending else self._tokens.markers.single.values():
+            for token in self._tokens.quoted if not self._text.pending else self._tokens.single.values():
                 if self.allows(token):
                     bits[token // 8] |= np.uint8(1 << token % 8)
         if not bits.any():
@@ -112,10 +85,10 @@ class EmbeddedTexts(MatcherConstraint):
         if self._text is None and self._outer.allows(token):
             self._outer.accept(token)
             self._enter()
-        elif self._text is not None and self._text.allows_whole(token, self._piece(token)):
-            self._text.accept_whole(token, self._piece(token))
+        elif self._text is not None and self._text.allows_whole(token, self._tokens.piece(token)):
+            self._text.accept_whole(token, self._tokens.piece(token))
             self._leave()
-        elif not self._advance(self._piece(token)):
+        elif not self._advance(self._tokens.piece(token)):
             raise self.failure() or InvalidRequest("the output cannot be kept to the grammar", self._param)
 
     @property
@@ -133,15 +106,12 @@ class EmbeddedTexts(MatcherConstraint):
         inner = None if self._text is None or self._text.inner is None else self._text.inner.failure()
         return inner or self._outer.failure()
 
-    def _piece(self, token: int) -> bytes:
-        return self._tokens.pieces[token] if 0 <= token < len(self._tokens.pieces) else b""
-
     def _advance(self, piece: bytes) -> bool:
         """Advance by a piece; return False for one that is not allowed, which leaves the state undefined."""
         for n in range(len(piece)):
             byte = piece[n : n + 1]
             if self._text is None:
-                if not self._tokens.markers.feed(self._outer, byte):
+                if not self._tokens.feed(self._outer, byte):
                     return False
                 self._enter()
             elif not self._text.take(byte[0]):
@@ -188,7 +158,7 @@ class _EscapedText:
         return copy
 
     def allows_whole(self, token: int, piece: bytes) -> bool:
-        return not self.pending and bool(piece) and _is_plain(piece) and self.inner.allows(token)
+        return not self.pending and bool(piece) and is_plain(piece) and self.inner.allows(token)
 
     def accept_whole(self, token: int, _: bytes) -> None:
         self.inner.accept(token)
@@ -199,7 +169,7 @@ class _EscapedText:
         return np.frombuffer(self.inner.mask(), np.uint8)[: len(self._tokens.plain)] & self._tokens.plain
 
     def take(self, byte: int) -> bool:
-        feed, single = self._tokens.markers.feed, self._tokens.markers.single
+        feed, single = self._tokens.feed, self._tokens.single
         if self.pending:
             self.pending = False
             return byte in _SHORT_ESCAPES and feed(self.inner, bytes([_SHORT_ESCAPES[byte]]))
@@ -265,7 +235,7 @@ class _PlainText:
         return bits
 
     def take(self, byte: int) -> bool:
-        text, feed, end = bytes([byte]), self._tokens.markers.feed, self._text.end
+        text, feed, end = bytes([byte]), self._tokens.feed, self._text.end
         begun = [*self._exits]
         if end and self.inner is not None and self.inner.complete and byte == end[0]:
             begun.append((self._outer.fork(), 0))
@@ -303,8 +273,3 @@ class _PlainText:
 
 
 _Text: TypeAlias = _EscapedText | _PlainText
-
-
-def _is_plain(piece: bytes) -> bool:
-    """Return whether a piece of a JSON string decodes to itself."""
-    return not any(byte < _SPACE or byte in (_QUOTE, _BACKSLASH) for byte in piece)

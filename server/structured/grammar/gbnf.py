@@ -6,23 +6,30 @@ so here every terminal is one character, and the Earley parser keeps all alterna
 the model's first choice is rejected.
 """
 
+import re
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from typing import NoReturn
 
 from server.errors import InvalidRequest
-from server.structured.grammar.limits import (
-    MAX_GBNF_ITEMS,
-    MAX_REPETITIONS,
-    MAX_TEXT_CHARS,
-)
+from server.structured.grammar.limits import MAX_GBNF_ITEMS, MAX_REPETITIONS, MAX_TEXT_CHARS
 
 _MAX_CODE_POINT = 0x10FFFF
 _MAX_GROUP_DEPTH = 100
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\", '"': '"', "[": "[", "]": "]", "-": "-"}
-_SUFFIXES: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 _HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
+_SUFFIXES: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 _BOUNDS = {(0, None): "*", (1, None): "+", (0, 1): "?", (1, 1): ""}
+_ANY_CHAR = "/(?s:.)/"
+
+_SPACE = re.compile(r"(?:[ \t]|\#[^\r\n]*+)*+")
+_LINES = re.compile(r"(?:[ \t\r\n]|\#[^\r\n]*+)*+")
+_NAME = re.compile(r"[a-zA-Z0-9_-]+")
+_TOKEN = re.compile(r"<([^>\n]*)>")
+_TOKEN_ID = re.compile(r"\[([0-9]{1,10})\]")
+_REPETITION = re.compile(
+    rf"\{{{_LINES.pattern}([0-9]+){_LINES.pattern}(?:(,){_LINES.pattern}([0-9]*){_LINES.pattern})?\}}|[*+?]"
+)
 
 
 def to_lark(text: str, token_id: Callable[[str], int | None], ends: AbstractSet[int]) -> str:
@@ -44,72 +51,60 @@ class _Converter:
         self._token_id = token_id
         self._ends = ends
         self._pos = 0
-        self._line = 1
         self._names: dict[str, str] = {}  # Lark's name of each rule of the text
         self._rules: dict[str, str] = {}
-        self._references: list[tuple[str, int]] = []  # the name of a rule and the line of its use
+        self._references: list[tuple[str, int]] = []  # the name of a rule and the position of its use
         self._n_groups = 0
         self._n_items = 0
 
     def lark(self) -> str:
         """Convert the text."""
-        self._space(newlines=True)
-        while self._peek():
+        self._match(_LINES)
+        while self._pos < len(self._text):
             self._definition()
         if not self._rules:
             raise InvalidRequest("the grammar has no rules")
         if "start" not in self._rules:
             raise InvalidRequest("the grammar has no 'root' rule")
-        for name, line in self._references:
+        for name, pos in self._references:
             if self._names[name] not in self._rules:
-                raise InvalidRequest(f"line {line}: rule '{name}' is not defined")
+                raise InvalidRequest(f"line {self._line(pos)}: rule '{name}' is not defined")
         return "".join(f"{rule}: {body}\n" for rule, body in self._rules.items())
+
+    def _line(self, pos: int) -> int:
+        return self._text.count("\n", 0, pos) + 1
 
     def _fail(self, message: str) -> NoReturn:
         found = self._text[self._pos : self._pos + 20].split("\n")[0]
-        raise InvalidRequest(f"line {self._line}: {message}" + (f", found {found!r}" if found else ""))
+        raise InvalidRequest(f"line {self._line(self._pos)}: {message}" + (f", found {found!r}" if found else ""))
 
-    def _peek(self, n: int = 1) -> str:
-        return self._text[self._pos : self._pos + n]
+    def _take(self, text: str) -> bool:
+        """Consume that text if it is next."""
+        found = self._text.startswith(text, self._pos)
+        self._pos += len(text) * found
+        return found
 
-    def _take(self, n: int = 1) -> str:
-        taken = self._text[self._pos : self._pos + n]
-        self._pos += n
-        self._line += taken.count("\n")
-        return taken
-
-    def _space(self, newlines: bool) -> None:
-        while char := self._peek():
-            if char == "#":
-                while self._peek() not in ("", "\r", "\n"):
-                    self._take()
-            elif char in " \t" or (newlines and char in "\r\n"):
-                self._take()
-            else:
-                return
+    def _match(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
+        """Consume and return what matches next."""
+        found = pattern.match(self._text, self._pos)
+        if found is not None:
+            self._pos = found.end()
+        return found
 
     def _definition(self) -> None:
-        name = self._name("a rule name")
-        self._space(newlines=False)
-        if self._peek(3) != "::=":
+        found = self._match(_NAME) or self._fail("expected a rule name")
+        name = found[0]
+        self._match(_SPACE)
+        if not self._take("::="):
             self._fail(f"expected '::=' after '{name}'")
-        self._take(3)
-        self._space(newlines=True)
+        self._match(_LINES)
         rule = self._rule_name(name)
         if rule in self._rules:
             self._fail(f"rule '{name}' is defined twice")
         self._define(rule, depth=0)
-        if self._peek() not in ("", "\r", "\n"):
+        if self._text[self._pos : self._pos + 1] not in ("", "\r", "\n"):
             self._fail("expected the end of the rule")
-        self._space(newlines=True)
-
-    def _name(self, what: str) -> str:
-        start = self._pos
-        while _is_word(self._peek()):
-            self._take()
-        if self._pos == start:
-            self._fail(f"expected {what}")
-        return self._text[start : self._pos]
+        self._match(_LINES)
 
     def _rule_name(self, name: str) -> str:
         return self._names.setdefault(name, "start" if name == "root" else f"r{len(self._names)}")
@@ -123,144 +118,117 @@ class _Converter:
         if depth > _MAX_GROUP_DEPTH:
             self._fail(f"groups nested deeper than {_MAX_GROUP_DEPTH}")
         options = [self._sequence(depth)]
-        while self._peek() == "|":
-            self._take()
-            self._space(newlines=True)
+        while self._take("|"):
+            self._match(_LINES)
             options.append(self._sequence(depth))
         self._rules[rule] = " | ".join(options)
 
     def _sequence(self, depth: int) -> str:
+        space = _LINES if depth else _SPACE
         items: list[str] = []
         while (item := self._item(depth)) is not None:
             self._n_items += len(item)
             if self._n_items > MAX_GBNF_ITEMS:
                 self._fail(f"the grammar has more than {MAX_GBNF_ITEMS} characters, classes and references")
-            self._space(newlines=depth > 0)
+            self._match(space)
             items += self._repeated(item)
-            self._space(newlines=depth > 0)
+            self._match(space)
         return " ".join(items) or '""'
 
     def _item(self, depth: int) -> list[str] | None:
         """Read one item, or a literal's characters; None at the end of the sequence."""
-        char = self._peek()
-        if char == '"':
-            return self._literal()
-        if char == "[":
-            return [self._char_class()]
-        if char == ".":
-            self._take()
-            return ["/(?s:.)/"]
-        if char == "(":
-            return [self._group(depth)]
-        if char == "<" or self._peek(2) == "!<":
+        opened = self._pos
+        if self._take('"'):
+            chars: list[str] = []
+            while not self._take('"'):
+                code = self._char(opened, 'string of line {} has no closing "')
+                chars.append(_terminal([(code, code)]))
+            return chars
+        if self._take("["):
+            return [self._char_class(opened)]
+        if self._take("."):
+            return [_ANY_CHAR]
+        if self._take("("):
+            return [self._group(depth, opened)]
+        if self._text.startswith(("<", "!<"), opened):
             return [self._token()]
-        if _is_word(char):
-            name = self._name("a rule name")
-            self._references.append((name, self._line))
-            return [self._rule_name(name)]
-        return None
+        found = self._match(_NAME)
+        if found is None:
+            return None
+        self._references.append((found[0], opened))
+        return [self._rule_name(found[0])]
 
-    def _group(self, depth: int) -> str:
-        opened = self._line
-        self._take()
-        self._space(newlines=True)
+    def _group(self, depth: int, opened: int) -> str:
+        self._match(_LINES)
         rule = self._group_name()
         self._define(rule, depth + 1)
-        if self._peek() != ")":
-            self._fail(f"expected ')' for the '(' of line {opened}")
-        self._take()
+        if not self._take(")"):
+            self._fail(f"expected ')' for the '(' of line {self._line(opened)}")
         return rule
 
-    def _literal(self) -> list[str]:
-        opened = self._line
-        self._take()
-        chars: list[str] = []
-        while self._peek() != '"':
-            if not self._peek():
-                self._fail(f'the string of line {opened} has no closing "')
-            code = self._char()
-            chars.append(_terminal([(code, code)]))
-        self._take()
-        return chars
-
-    def _char_class(self) -> str:
-        opened = self._line
-        self._take()
-        negated = self._peek() == "^"
-        if negated:
-            self._take()
+    def _char_class(self, opened: int) -> str:
+        unclosed = "character class of line {} has no closing ]"
+        negated = self._take("^")
         ranges: list[tuple[int, int]] = []
-        while self._peek() != "]":
-            if not self._peek():
-                self._fail(f"the character class of line {opened} has no closing ]")
-            low = high = self._char()
-            if self._peek() == "-" and self._peek(2) != "-]":
-                self._take()
-                if not self._peek():
-                    self._fail(f"the character class of line {opened} has no closing ]")
-                high = self._char()
+        while not self._take("]"):
+            low = high = self._char(opened, unclosed)
+            if not self._text.startswith("-]", self._pos) and self._take("-"):
+                high = self._char(opened, unclosed)
             if high < low:
                 self._fail(f"the range {chr(low)!r}-{chr(high)!r} is empty")
             ranges.append((low, high))
-        self._take()
         if not ranges:
-            return "/(?s:.)/" if negated else self._fail("an empty character class matches nothing")
+            return _ANY_CHAR if negated else self._fail("an empty character class matches nothing")
         if negated and _covers_all(ranges):
             raise InvalidRequest("a negated character class that leaves no character")
         return _terminal(ranges, negated=negated)
 
-    def _char(self) -> int:
-        char = self._take()
+    def _char(self, opened: int, unclosed: str) -> int:
+        """Read a character or an escape. ``unclosed``: the error at the end of the text, for what began at `opened`."""
+        char = self._text[self._pos : self._pos + 1]
+        if not char:
+            self._fail(f"the {unclosed.format(self._line(opened))}")
+        self._pos += 1
         if char != "\\":
             return ord(char)
-        kind = self._take()
-        if kind in _ESCAPES and kind:
+        kind = self._text[self._pos : self._pos + 1]
+        self._pos += len(kind)
+        if kind in _ESCAPES:
             return ord(_ESCAPES[kind])
-        digits = _HEX_DIGITS.get(kind)
+        n_digits = _HEX_DIGITS.get(kind) or self._fail(f"unknown escape '\\{kind}'")
+        digits = self._match(re.compile(f"[0-9a-fA-F]{{{n_digits}}}"))
         if digits is None:
-            self._fail(f"unknown escape '\\{kind}'")
-        text = self._peek(digits)
-        if len(text) < digits or any(digit not in "0123456789abcdefABCDEF" for digit in text):
-            self._fail(f"expected {digits} hex digits after '\\{kind}'")
-        self._take(digits)
-        code = int(text, 16)
+            self._fail(f"expected {n_digits} hex digits after '\\{kind}'")
+        code = int(digits[0], 16)
         if code > _MAX_CODE_POINT or 0xD800 <= code <= 0xDFFF:
-            self._fail(f"'\\{kind}{text}' is not a character")
+            self._fail(f"'\\{kind}{digits[0]}' is not a character")
         return code
 
     def _token(self) -> str:
         """Read a token: ``<text>`` or ``<[id]>``, or ``!<...>`` for any other token."""
-        negated = self._peek() == "!"
-        self._take(2 if negated else 1)
-        end = self._text.find(">", self._pos)
-        newline = self._text.find("\n", self._pos)
-        if end < 0 or 0 <= newline < end:
-            self._fail("expected '>' at the token's end")
-        text = self._take(end - self._pos)
-        self._take()
+        negated = self._take("!")
+        text = self._match(_TOKEN) or self._fail("expected '>' at the token's end")
         token: int | None
-        if not text.startswith("["):
-            token = self._token_id(f"<{text}>")
-        elif text.endswith("]") and text[1:-1].isdecimal() and len(text) <= 12:
-            token = int(text[1:-1])
+        if not text[1].startswith("["):
+            token = self._token_id(text[0])
+        elif number := _TOKEN_ID.fullmatch(text[1]):
+            token = int(number[1])
         else:
-            self._fail(f"'<{text}>' is not a token id like <[1000]>")
+            self._fail(f"'{text[0]}' is not a token id like <[1000]>")
         if token is None:
-            raise InvalidRequest(f"line {self._line}: '<{text}>' is not one token of this model's vocabulary")
+            raise InvalidRequest(
+                f"line {self._line(self._pos)}: '{text[0]}' is not one token of this model's vocabulary"
+            )
         return f"<[^{','.join(map(str, sorted({token, *self._ends})))}]>" if negated else f"<[{token}]>"
 
     def _repeated(self, item: list[str]) -> list[str]:
         """Read a repetition after an item; without one, return the item."""
-        char = self._peek()
-        if char in _SUFFIXES:
-            self._take()
-            low, high = _SUFFIXES[char]
-        elif char == "{":
-            low, high = self._counts()
-        else:
-            return item
-        self._space(newlines=False)
-        if (char := self._peek()) and char in "*+?{":
+        found = self._match(_REPETITION)
+        if found is None:
+            return self._fail("expected a repetition like {2,5}") if self._take("{") else item
+        low, high = self._counts(found)
+        self._match(_SPACE)
+        if self._text.startswith(("*", "+", "?", "{"), self._pos):
             self._fail("a repetition of a repetition needs parentheses")
         if high == 0:
             return []
@@ -270,37 +238,18 @@ class _Converter:
             item = [rule]
         return [item[0] + _BOUNDS.get((low, high), f"{{{low},{'' if high is None else high}}}")]
 
-    def _counts(self) -> tuple[int, int | None]:
-        self._take()
-        self._space(newlines=True)
-        low = self._count()
-        high: int | None = low
-        if self._peek() == ",":
-            self._take()
-            self._space(newlines=True)
-            high = None if self._peek() == "}" else self._count()
-        if self._peek() != "}":
-            self._fail("expected '}' at the end of a repetition")
-        self._take()
+    def _counts(self, found: re.Match[str]) -> tuple[int, int | None]:
+        """Return the least and the most repetitions; None for any number."""
+        if found[0] in _SUFFIXES:
+            return _SUFFIXES[found[0]]
+        least, comma, most = found.groups()
+        if any(len(digits or "") > 6 or int(digits or 0) > MAX_REPETITIONS for digits in (least, most)):
+            self._fail(f"a repetition of more than {MAX_REPETITIONS}")
+        low = int(least)
+        high = low if not comma else int(most) if most else None
         if high is not None and high < low:
             self._fail(f"the repetition {{{low},{high}}} is empty")
         return low, high
-
-    def _count(self) -> int:
-        start = self._pos
-        while self._peek().isdecimal():
-            self._take()
-        digits = self._text[start : self._pos]
-        if not digits:
-            self._fail("expected a number in a repetition")
-        if len(digits) > 6 or int(digits) > MAX_REPETITIONS:
-            self._fail(f"a repetition of more than {MAX_REPETITIONS}")
-        self._space(newlines=True)
-        return int(digits)
-
-
-def _is_word(char: str) -> bool:
-    return char != "" and char.isascii() and (char.isalnum() or char in "-_")
 
 
 def _terminal(ranges: list[tuple[int, int]], *, negated: bool = False) -> str:

@@ -10,26 +10,19 @@ not define is an annotation.
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, NamedTuple
 
 import llguidance
-from jsonschema import Draft202012Validator, validators
-from jsonschema.exceptions import ValidationError, best_match
-from jsonschema.validators import validator_for
 
 from server.errors import InvalidRequest
-from server.structured.grammar.limits import (
-    MAX_EXPLAINED_NODES,
-    MAX_SCHEMA_DEPTH,
-    MAX_SCHEMA_NODES,
-)
+from server.structured.grammar.limits import MAX_SCHEMA_DEPTH, MAX_SCHEMA_NODES
 from server.structured.grammar.schema.document import Document, unenforceable
-from server.structured.grammar.schema.keywords import LISTS, MAPS, SINGLE
+from server.structured.grammar.schema.keywords import subschemas, with_subschemas
 from server.structured.grammar.schema.language import readable
 from server.structured.grammar.schema.rewriting import Rewriter
-from server.structured.grammar.unique.places import UniquePlaces
+from server.structured.grammar.unique_items import UniquePlaces
 
 _GENERATED_PLACE = re.compile(r" while processing json-schema:///#/\$defs/\d+")
 _COUNTS_PROPERTIES = frozenset(["minProperties", "maxProperties"])
@@ -70,15 +63,11 @@ def written(schema: object, what: str) -> Written:
     """Raises InvalidRequest that names the place. Time is bounded by the `limits`; nothing is fetched for a `$ref`."""
     if not isinstance(schema, dict | bool):
         raise InvalidRequest(f"{what} must be a JSON object, got {type(schema).__name__}", what)
-    n_values = _check_size(schema, what)
+    _check_size(schema, what)
     if isinstance(schema, bool):
         schema = {"allOf": [schema]}
     document = Document(schema, what)
     plain = document.plain()
-    if document.doubtful:
-        if n_values > MAX_EXPLAINED_NODES:
-            raise InvalidRequest(f"{document.doubtful} is not valid JSON Schema", document.doubtful)
-        _check_valid(schema, what)
     rewriter = Rewriter(plain, what, document.places, exclusive=False)
     rewritten = _rewritten(rewriter, what)
     text = _text(rewritten)
@@ -139,7 +128,7 @@ def _joined_references(schema: Any, *, joined: bool) -> Iterator[str]:
     joined = joined or _joins(schema)
     if joined and "$ref" in schema:
         yield schema["$ref"]
-    for each in _schemas_in(schema):
+    for each in subschemas(schema):
         yield from _joined_references(each, joined=joined)
 
 
@@ -154,7 +143,7 @@ def _closed(schema: Any) -> Any:
     """Forbid additional properties unless the schema specifies them, or lists properties that are forbidden."""
     if not isinstance(schema, dict) or _joins(schema):
         return schema
-    made = {key: _below(key, value, _closed) for key, value in schema.items()}
+    made = with_subschemas(schema, lambda each, _: _closed(each))
     listed = made.get("properties")
     if listed is not None and False not in listed.values() and not _SAYS_WHICH & schema.keys():
         needed = {name: True for name in schema.get("required", ()) if name not in listed}
@@ -162,26 +151,7 @@ def _closed(schema: Any) -> Any:
     return made
 
 
-def _schemas_in(schema: dict[str, Any]) -> Iterator[Any]:
-    for key, value in schema.items():
-        if key in MAPS:
-            yield from value.values()
-        elif key in LISTS:
-            yield from value
-        elif key in SINGLE or key == "items":
-            yield value
-
-
-def _below(key: str, value: Any, change: Callable[[Any], Any]) -> Any:
-    """Apply a function to every subschema of a keyword's value."""
-    if key in MAPS or key == "$defs":
-        return {name: change(child) for name, child in value.items()}
-    if key in LISTS:
-        return [change(child) for child in value]
-    return change(value) if key in SINGLE or key == "items" else value
-
-
-def _check_size(schema: object, what: str) -> int:
+def _check_size(schema: object, what: str) -> None:
     level: list[object] = [schema]
     n_values = depth = 0
     while level:
@@ -192,7 +162,6 @@ def _check_size(schema: object, what: str) -> int:
         if n_values > MAX_SCHEMA_NODES:
             raise InvalidRequest(f"{what} has more than {MAX_SCHEMA_NODES} values", what)
         level = [child for value in level for child in _children(value)]
-    return n_values
 
 
 def _children(value: object) -> Iterator[object]:
@@ -200,24 +169,6 @@ def _children(value: object) -> Iterator[object]:
         yield from value.values()
     elif isinstance(value, list):
         yield from value
-
-
-def _check_valid(schema: dict[str, Any], what: str) -> None:
-    named = isinstance(schema.get("$schema"), str)
-    draft = validator_for(schema, default=Draft202012Validator) if named else Draft202012Validator
-    validator = validators.extend(draft, {"uniqueItems": _repeats})(draft.META_SCHEMA)  # type: ignore[no-untyped-call]
-    # Not `check_schema`: its format checker holds patterns against Python's `re`, which knows less than ECMA 262.
-    error = best_match(validator.iter_errors(schema))
-    if error is not None:
-        place = what + "".join(f".{part}" for part in error.absolute_path)
-        message = error.message if len(error.message) <= 200 else f"{error.message[:200]}..."
-        raise InvalidRequest(f"{place} is not a valid JSON Schema: {message}", place)
-
-
-def _repeats(_: Any, wanted: bool, items: Any, __: Any) -> Iterator[ValidationError]:
-    """`uniqueItems` in time that does not grow with the square of the items."""
-    if wanted and isinstance(items, list) and len({json.dumps(each, sort_keys=True) for each in items}) < len(items):
-        yield ValidationError("it has non-unique elements")
 
 
 def _check_references(schema: dict[str, Any], what: str) -> None:

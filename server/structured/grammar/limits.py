@@ -10,7 +10,6 @@ import llguidance
 MAX_TEXT_CHARS = 256 * 1024  # of a GBNF, Lark or regex text
 MAX_CALLS_CHARS = 2 * 1024 * 1024  # of a grammar of calls that is written here, with the schemas of all tools
 MAX_SCHEMA_NODES = 50_000  # values in a JSON Schema; reading and compiling that many takes half a second
-MAX_EXPLAINED_NODES = 10_000  # of an invalid one that is validated against the meta-schema: a second
 MAX_PROPERTIES = 3000  # of one object: the time to compile optional ones grows with their square, 1.6 s for so many
 SANDBOX_STACK_BYTES = 4 << 20
 MAX_SCHEMA_DEPTH = 64  # nested objects and lists of a JSON Schema

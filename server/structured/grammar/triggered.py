@@ -5,7 +5,7 @@ from typing import TypeAlias
 
 from server.errors import InvalidRequest
 from server.structured.grammar.lazy_grammar import MAX_CHECKED, LazyGrammar
-from server.structured.grammar.markers import Markers
+from server.structured.grammar.text_tokens import Markers
 from server.structured.grammar.matcher import MatcherConstraint
 
 ReasoningTags: TypeAlias = tuple[bytes, tuple[bytes, ...]]
@@ -107,11 +107,11 @@ class TriggeredConstraint:
         if inner is not None:
             return inner.mask()
         markers, lazy, refused = self._rules.markers, self._rules.lazy, self._refused
-        bits = bytearray(b"\xff" * markers.n_mask_bytes)
+        bits = bytearray(b"\xff" * markers.tokens.n_mask_bytes)
         checked, cleared = [*markers.crossing], [refused] if refused >= 0 else []
         if lazy is not None:
-            byte = lazy.end_of_pattern(self._free.tail, markers.piece(refused, shown=True))
-            of_patterns = () if byte is None else markers.with_inside(byte)
+            byte = lazy.end_of_pattern(self._free.tail, markers.tokens.piece(refused, shown=True))
+            of_patterns = () if byte is None else markers.tokens.with_inside(byte)
             checked += [*lazy.tokens, *of_patterns[:MAX_CHECKED]]
             cleared += of_patterns[MAX_CHECKED:]
         cleared += [token for token in checked if not self.allows(token)]
@@ -170,17 +170,17 @@ class TriggeredConstraint:
         if lazy is not None and token in lazy.tokens and constraint.allows(token):
             constraint.accept(token)
             return True
-        return self._rules.markers.feed(constraint, text)
+        return self._rules.markers.tokens.feed(constraint, text)
 
     def _after(self, token: int) -> tuple[_Free, tuple[MatcherConstraint, bytes] | None]:
         """Return the state after a token of free text, and the constraint that it starts with the text for it."""
         lazy = self._rules.lazy
         if lazy is not None:
-            piece = self._rules.markers.piece(token, shown=True)
+            piece = self._rules.markers.tokens.piece(token, shown=True)
             begun = lazy.begun(self._free.tail + piece) if token not in lazy.tokens else piece
             free = _Free(tail=(self._free.tail + piece)[-max(lazy.n_seen, self._rules.markers.longest) :])
             return free, None if begun is None else (lazy.constraint, begun)
-        piece = self._rules.markers.piece(token, shown=token in self._rules.shown)
+        piece = self._rules.markers.tokens.piece(token, shown=token in self._rules.shown)
         if not piece:
             return self._free, None
         free, text = self._free, piece

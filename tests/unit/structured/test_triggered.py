@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.structured.grammar.markers import MarkerIndex
+from server.structured.grammar.text_tokens import TextTokens
 from server.structured.grammar.triggered import ReasoningTags, Rules, TriggeredConstraint, TriggeredTag
 from tests.unit.structured.builders import WORDS, WordVocab, allowed
 
@@ -20,7 +20,7 @@ def triggered(
     """Behind each marker `=true;` or `=null;`."""
     inner = WORDS.lark('start: "=" ("true" | "null") ";"')
     begun = tuple(TriggeredTag(marker.encode(), inner, at_start) for marker in markers)
-    index = MarkerIndex(VOCAB).markers(list(map(str.encode, markers)))
+    index = TextTokens(VOCAB).markers(list(map(str.encode, markers)))
     return TriggeredConstraint(Rules(begun, index, shown, thoughts, anywhere))
 
 

@@ -8,11 +8,22 @@ from itertools import count
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
-from server.errors import InvalidRequest
+from server.errors import InvalidRequest, short
 from server.structured.grammar.limits import MAX_PROPERTIES
-from server.structured.grammar.schema.keywords import COUNTS, DEFINITIONS, LISTS, MAPS, REFUSED, SINGLE, VALUES, Schema
+from server.structured.grammar.schema.keywords import (
+    COUNTS,
+    DEFINITIONS,
+    LISTS,
+    MAPS,
+    REFUSED,
+    SINCE,
+    SINGLE,
+    VALUES,
+    Schema,
+)
 
 OLD = {  # drafts by the names in their `$schema`
+    "http://json-schema.org/draft-03/schema": 3,
     "http://json-schema.org/draft-04/schema": 4,
     "http://json-schema.org/draft-06/schema": 6,
     "http://json-schema.org/draft-07/schema": 7,
@@ -22,10 +33,7 @@ NEWEST = 2020
 
 
 class Document:
-    """Reads one document.
-
-    ``doubtful``: where something in it may not be valid JSON Schema, "" where all is. ``places``: of the definitions.
-    """
+    """Reads one document. ``places``: of the definitions."""
 
     def __init__(self, schema: dict[str, Any], what: str) -> None:
         self._root = schema
@@ -33,7 +41,7 @@ class Document:
         named = schema.get("$schema")
         self._named = isinstance(named, str)  # otherwise, keywords that only older drafts have keep their meaning
         self.draft = OLD.get(named.rstrip("#"), NEWEST) if isinstance(named, str) else NEWEST
-        self.doubtful = ""
+        self._is_unknown = self.draft < 4  # the draft does not know the current keyword, so it may have any form
         self.places: dict[str, str] = {}
         self._bases: dict[int, str] = {}  # by the identity of a schema
         self._targets: dict[str, Any] = {"": schema}
@@ -68,7 +76,7 @@ class Document:
             self._index(child, base)
 
     def _identified(self, schema: dict[str, Any], base: str) -> str:
-        own = schema.get("id" if self.draft == 4 else "$id")
+        own = schema.get("id" if self.draft <= 4 else "$id")
         if isinstance(own, str) and not (self.draft <= 7 and "$ref" in schema):
             if own.startswith("#"):  # an anchor, in old drafts
                 self._targets.setdefault(base + own, schema)
@@ -81,21 +89,26 @@ class Document:
         return base
 
     def _schema(self, value: Any, place: str) -> Schema:
+        if isinstance(value, bool):
+            return value
         if not isinstance(value, dict):
-            self._doubt(isinstance(value, bool), place)
-            return value if isinstance(value, bool) else True  # its draft does not know the keyword
+            self._check(False, value, place, "an object or a boolean")
+            return True
         if self.draft <= 7 and isinstance(value.get("$ref"), str):
             return {"$ref": self._reference(value, place)}  # its siblings are ignored there
         plain: dict[str, Any] = {}
         for key, given in value.items():
+            was_unknown = self._is_unknown
+            self._is_unknown |= SINCE.get(key, 4) > self.draft
             self._keyword(plain, key, given, value, place)
+            self._is_unknown = was_unknown
         return plain
 
     def _keyword(self, plain: dict[str, Any], key: str, given: Any, schema: dict[str, Any], place: str) -> None:
         below = f"{place}.{key}"
         if key == "$ref" and isinstance(given, str):
             plain[key] = self._reference(schema, place)
-        elif key in ("exclusiveMinimum", "exclusiveMaximum") and isinstance(given, bool) and self.draft == 4:
+        elif key in ("exclusiveMinimum", "exclusiveMaximum") and isinstance(given, bool) and self.draft <= 4:
             bound = "minimum" if key == "exclusiveMinimum" else "maximum"
             if given and bound in schema:
                 plain[key] = schema[bound]
@@ -103,7 +116,7 @@ class Document:
             plain["prefixItems"] = [self._schema(each, f"{below}.{n}") for n, each in enumerate(given)]
             if "additionalItems" in schema:
                 plain["items"] = self._schema(schema["additionalItems"], f"{place}.additionalItems")
-        elif key == "items" or key in SINGLE:
+        elif key in SINGLE:
             if key != "additionalItems":
                 plain[key] = self._schema(given, below)
         elif key in LISTS or key in MAPS:
@@ -113,10 +126,8 @@ class Document:
         elif key in REFUSED:
             raise unenforceable(key, place)
         elif key in VALUES:
-            if not VALUES[key](given):  # not valid, or the draft does not know the keyword
-                self._doubt(False, below)
-                return
-            plain[key] = int(given) if key in COUNTS and isinstance(given, float) and given.is_integer() else given
+            if self._check(VALUES[key][0](given), given, below, VALUES[key][1]):
+                plain[key] = int(given) if key in COUNTS and isinstance(given, float) and given.is_integer() else given
 
     def _several(self, plain: dict[str, Any], key: str, given: Any, place: str) -> None:
         if key in LISTS and isinstance(given, list) and given:
@@ -126,16 +137,17 @@ class Document:
                 raise self._refused(f"more than {MAX_PROPERTIES} {key} in one object", place)
             plain[key] = {name: self._schema(each, f"{place}.{name}") for name, each in given.items()}
         else:
-            self._doubt(False, place)
+            form = "a list of schemas that is not empty" if key in LISTS else "an object of schemas"
+            self._check(False, given, place, form)
 
     def _dependencies(self, plain: dict[str, Any], given: Any, place: str) -> None:
-        self._doubt(isinstance(given, dict), place)
-        for name, needs in given.items() if isinstance(given, dict) else ():
+        if not self._check(isinstance(given, dict), given, place, "an object"):
+            return
+        is_required, form = VALUES["required"]
+        for name, needs in given.items():
             if isinstance(needs, list):
-                if not VALUES["required"](needs):
-                    self._doubt(False, f"{place}.{name}")
-                    continue
-                plain.setdefault("dependentRequired", {})[name] = needs
+                if self._check(is_required(needs), needs, f"{place}.{name}", form):
+                    plain.setdefault("dependentRequired", {})[name] = needs
             else:
                 plain.setdefault("dependentSchemas", {})[name] = self._schema(needs, f"{place}.{name}")
 
@@ -160,9 +172,12 @@ class Document:
         self._waiting.append((name, target))
         return f"#/$defs/{name}"
 
-    def _doubt(self, sure: bool, place: str) -> None:
-        if not sure:
-            self.doubtful = self.doubtful or place
+    def _check(self, is_valid: bool, given: Any, place: str, form: str) -> bool:
+        """Return whether a value is valid; False for one that its draft ignores. Raises `InvalidRequest` otherwise."""
+        if not is_valid and not self._is_unknown:
+            found = short(repr(given))
+            raise InvalidRequest(f"{place} is not a valid JSON Schema: {found} should be {form}", place)
+        return is_valid
 
     def _refused(self, message: str, place: str) -> InvalidRequest:
         return InvalidRequest(f"{self._what}: {message}", place)
@@ -192,7 +207,7 @@ def _children(schema: Mapping[str, Any]) -> list[Any]:
     """The schemas in a schema, and those that it defines."""
     found: list[Any] = []
     for key, value in schema.items():
-        if (key in SINGLE or key == "items") and isinstance(value, dict):
+        if key in SINGLE and isinstance(value, dict):
             found.append(value)
         elif (key in LISTS or key == "items") and isinstance(value, list):
             found += value

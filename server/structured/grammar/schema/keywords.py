@@ -2,7 +2,7 @@
 draft 4 to 2020-12. Everything else is an annotation.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 Schema: TypeAlias = dict[str, Any] | bool
@@ -10,14 +10,38 @@ Schema: TypeAlias = dict[str, Any] | bool
 TYPES = frozenset(["null", "boolean", "integer", "number", "string", "array", "object"])
 SINGLE = frozenset(
     [
-        *("additionalItems", "additionalProperties", "contains", "else", "if", "not", "propertyNames", "then"),
-        *("unevaluatedItems", "unevaluatedProperties"),
+        *("additionalItems", "additionalProperties", "contains", "else", "if", "items", "not", "propertyNames"),
+        *("then", "unevaluatedItems", "unevaluatedProperties"),
     ]
 )
 LISTS = frozenset(["allOf", "anyOf", "oneOf", "prefixItems"])
 MAPS = frozenset(["dependentSchemas", "patternProperties", "properties"])
 DEFINITIONS = ("$defs", "definitions")
 REFUSED = ("$dynamicRef", "$recursiveRef")  # their target depends on the referrer
+
+
+def subschemas(schema: Mapping[str, Any]) -> Iterator[Schema]:
+    """Return the schemas in a valid schema, without its definitions."""
+    for key, value in schema.items():
+        if key in MAPS:
+            yield from value.values()
+        elif key in LISTS:
+            yield from value
+        elif key in SINGLE:
+            yield value
+
+
+def with_subschemas(schema: Mapping[str, Any], change: Callable[[Schema, str], Schema]) -> dict[str, Any]:
+    """Apply a function to every subschema and its place in the schema, such as ``.anyOf.0``."""
+    made: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in MAPS:
+            made[key] = {name: change(each, f".{key}.{name}") for name, each in value.items()}
+        elif key in LISTS:
+            made[key] = [change(each, f".{key}.{n}") for n, each in enumerate(value)]
+        else:
+            made[key] = change(value, f".{key}") if key in SINGLE else value
+    return made
 
 
 def kind_of(value: Any) -> str:
@@ -45,34 +69,37 @@ def _is_strings(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(part, str) for part in value) and len(set(value)) == len(value)
 
 
-def _is_string(value: Any) -> bool:
-    return isinstance(value, str)
+Form: TypeAlias = tuple[Callable[[Any], bool], str]
+"""A check of a value, never laxer than the meta-schemas of all drafts, and its description."""
+_COUNT: Form = (_is_count, "a whole number of at least 0")
+_NUMBER: Form = (_is_number, "a number")
+_STRING: Form = (lambda value: isinstance(value, str), "a string")
+_STRINGS: Form = (_is_strings, "a list of different strings")
 
-
-VALUES: Mapping[str, Callable[[Any], bool]] = {
-    "$ref": _is_string,
-    "const": lambda value: True,
-    "dependentRequired": lambda value: isinstance(value, dict) and all(map(_is_strings, value.values())),
-    "enum": lambda value: isinstance(value, list),
-    "exclusiveMaximum": _is_number,
-    "exclusiveMinimum": _is_number,
-    "format": _is_string,
-    "maxContains": _is_count,
-    "maxItems": _is_count,
-    "maxLength": _is_count,
-    "maxProperties": _is_count,
-    "maximum": _is_number,
-    "minContains": _is_count,
-    "minItems": _is_count,
-    "minLength": _is_count,
-    "minProperties": _is_count,
-    "minimum": _is_number,
-    "multipleOf": lambda value: _is_number(value) and value > 0,
-    "pattern": _is_string,
-    "required": _is_strings,
-    "type": _is_type,
-    "uniqueItems": lambda value: isinstance(value, bool),
+VALUES: Mapping[str, Form] = {
+    **dict.fromkeys(("exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum"), _NUMBER),
+    **dict.fromkeys(("maxContains", "maxItems", "maxLength", "maxProperties"), _COUNT),
+    **dict.fromkeys(("minContains", "minItems", "minLength", "minProperties"), _COUNT),
+    **dict.fromkeys(("$ref", "format", "pattern"), _STRING),
+    "const": (lambda value: True, "a value"),
+    "dependentRequired": (
+        lambda value: isinstance(value, dict) and all(map(_is_strings, value.values())),
+        "an object of lists of different strings",
+    ),
+    "enum": (lambda value: isinstance(value, list), "a list"),
+    "multipleOf": (lambda value: _is_number(value) and value > 0, "a number greater than 0"),
+    "required": _STRINGS,
+    "type": (_is_type, f"one of {', '.join(sorted(TYPES))}, or a list of these"),
+    "uniqueItems": (lambda value: isinstance(value, bool), "a boolean"),
 }
-"""Those without schemas in them, each with a check that is never laxer than the meta-schemas of all drafts."""
+"""The form of the keywords without schemas in them."""
 
-COUNTS = frozenset(name for name, check in VALUES.items() if check is _is_count)
+COUNTS = frozenset(name for name, form in VALUES.items() if form is _COUNT)
+SINCE: Mapping[str, int] = {
+    **dict.fromkeys(("const", "contains", "propertyNames"), 6),
+    **dict.fromkeys(("if", "then", "else"), 7),
+    **dict.fromkeys(("dependentRequired", "dependentSchemas", "maxContains", "minContains"), 2019),
+    **dict.fromkeys(("unevaluatedItems", "unevaluatedProperties"), 2019),
+    "prefixItems": 2020,
+}
+"""The first draft with a keyword, if that is not draft 4."""

@@ -13,10 +13,10 @@ from server.errors import InvalidRequest
 from server.structured.grammar.schema.disjoint import Disjointness
 from server.structured.grammar.schema.document import unenforceable
 from server.structured.grammar.schema.formats import FORMATS
-from server.structured.grammar.schema.keywords import LISTS, MAPS, SINGLE, Schema
+from server.structured.grammar.schema.keywords import Schema, with_subschemas
 from server.structured.grammar.schema.language import readable
 from server.structured.grammar.schema.negation import Negations, any_of
-from server.structured.grammar.unique.places import MARK
+from server.structured.grammar.unique_items import MARK
 
 MAX_SCHEMAS = 40_000  # of the document as it is rewritten
 MAX_ALTERNATIVES = 64  # that one keyword may become
@@ -83,15 +83,7 @@ class Rewriter:
             *(self._contains, self._unique, self._text, self._numbers, self._integers),
         ):
             more += rewrite(own, place)
-        out: dict[str, Any] = {}
-        for key, value in own.items():
-            below = f"{place}.{key}"
-            if key in LISTS:
-                out[key] = [self._schema(each, f"{below}.{n}") for n, each in enumerate(value)]
-            elif key in MAPS:
-                out[key] = {name: self._schema(each, f"{below}.{name}") for name, each in value.items()}
-            else:
-                out[key] = self._schema(value, below) if key in SINGLE or key == "items" else value
+        out = with_subschemas(own, lambda each, below: self._schema(each, place + below))
         if "pattern" in out:
             out["pattern"] = readable(out["pattern"])
         named = {readable(name): each for name, each in out.get("patternProperties", {}).items()}

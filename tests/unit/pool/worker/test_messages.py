@@ -125,7 +125,7 @@ def unique() -> Constraint:
 
 def begun() -> Constraint:
     made = COMPILER.regex("[a-z]+!")
-    COMPILER.markers(["ab"]).feed(made, b"ab")
+    COMPILER.tokens.feed(made, b"ab")
     made.recipe = made.recipe._replace(begun=b"ab")
     return made
 

@@ -1,26 +1,129 @@
-"""Follows JSON as it is written, byte by byte, and says when an item of a unique array repeats another or must do so.
+"""`uniqueItems`, which no grammar can express: refuses the tokens that repeat an item, or that leave it no other way.
 
-An item's text is kept in a canonical form: without white space outside strings, and with a blank after each number,
-`true`, `false` and `null`, so that ``1`` and a prefix of ``12`` differ. A *dead prefix* is a prefix of an
-item that every possible continuation turns into one that the array already has. The dead prefixes that an item leaves
-are found when it ends, by rolling back a matcher over bytes.
+`UniquePlaces` finds the arrays whose items must differ. `Cursor` follows the JSON as it is written, byte by byte, and
+says when an item repeats another or must do so. An item's text is kept in a canonical form: without white space outside
+strings, and with a blank after each number, `true`, `false` and `null`, so that ``1`` and a prefix of ``12`` differ. A
+*dead prefix* is a prefix of an item that every possible continuation turns into one that the array already has. The
+dead prefixes that an item leaves are found when it ends, by rolling back a second matcher over bytes. So a reply never
+reaches a state from which every continuation is impossible.
 """
 
 import json
-from collections.abc import Hashable, Iterator
+import time
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from decimal import Decimal
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import llguidance
+import numpy as np
+from numpy.typing import NDArray
 
-from server.structured.grammar.unique.places import Place, UniquePlaces
+from server.errors import InvalidRequest
+from server.structured.grammar.matcher import MatcherConstraint
+from server.structured.grammar.panics import contained
+from server.structured.grammar.text_tokens import TextTokens
 
+MARK = "x-unique"
+"""The keyword for `uniqueItems` in a rewritten schema, with its place in the client's. llguidance ignores it."""
 MAX_STEPS_BACK = 4096
 """Bytes of an item whose prefixes are examined: about 20 microseconds each."""
 _QUOTE, _ESCAPE = ord('"'), ord("\\")
 _SPACE = b" \t\n\r"
 _AFTER_SCALAR = b",]}"
 _LONGEST_INT = 300  # digits
+
+Place: TypeAlias = tuple[int, ...]
+"""The schemas that concern a value, by number."""
+
+
+class UniquePlaces:
+    """The positions of one rewritten schema. ``document``: the schema. ``first``: the first such position, as text.
+    Only caches change, so forks share it.
+    """
+
+    def __init__(self, root: Mapping[str, Any], first: str) -> None:
+        self.document = root
+        self.first = first
+        self._definitions = {f"#/$defs/{name}": schema for name, schema in root.get("$defs", {}).items()} | {"#": root}
+        self._schemas: list[Any] = []
+        self._numbers: dict[int, int] = {}
+        self._closures: dict[int, tuple[int, ...]] = {}
+        self._below: dict[tuple[Place, str | int | None], Place] = {}
+        self._unique: dict[Place, bool] = {}
+        self.root = self._place([root])
+
+    def property(self, place: Place, name: str) -> Place:
+        """Return the place of a property's value."""
+        # Names that no schema lists share an entry: clients choose them, and the cache outlives a reply.
+        listed = any(name in schema.get("properties", ()) for schema in self._at(place))
+        key = (place, name if listed else None)
+        if key not in self._below:
+            self._below[key] = self._place(each for schema in self._at(place) for each in _of_property(schema, name))
+        return self._below[key]
+
+    def item(self, place: Place, index: int) -> Place:
+        """Return the place of an item."""
+        key = (place, min(index, max((len(schema.get("prefixItems", ())) for schema in self._at(place)), default=0)))
+        if key not in self._below:
+            self._below[key] = self._place(each for schema in self._at(place) for each in _of_item(schema, key[1]))
+        return self._below[key]
+
+    def is_unique(self, place: Place) -> bool:
+        """Whether the items of an array here must differ."""
+        if place not in self._unique:
+            self._unique[place] = any(MARK in schema for schema in self._at(place))
+        return self._unique[place]
+
+    def _at(self, place: Place) -> Iterator[Mapping[str, Any]]:
+        for number in place:
+            for each in self._closure(number):
+                yield self._schemas[each]
+
+    def _place(self, schemas: Iterable[Any]) -> Place:
+        return tuple(dict.fromkeys(self._number(schema) for schema in schemas if isinstance(schema, dict)))
+
+    def _number(self, schema: Any) -> int:
+        number = self._numbers.get(id(schema))
+        if number is None:
+            number = self._numbers[id(schema)] = len(self._schemas)
+            self._schemas.append(schema)
+        return number
+
+    def _closure(self, number: int) -> tuple[int, ...]:
+        """A schema and all that concern the same value through it."""
+        if number not in self._closures:
+            seen = {number: None}
+            waiting = [number]
+            while waiting:
+                for schema in self._in_place(self._schemas[waiting.pop()]):
+                    if isinstance(schema, dict) and (found := self._number(schema)) not in seen:
+                        seen[found] = None
+                        waiting.append(found)
+            self._closures[number] = tuple(seen)
+        return self._closures[number]
+
+    def _in_place(self, schema: Mapping[str, Any]) -> Iterator[Any]:
+        for key in ("allOf", "anyOf", "oneOf"):
+            yield from schema.get(key, ())
+        if "$ref" in schema:
+            yield self._definitions[schema["$ref"]]
+
+
+def _of_property(schema: Mapping[str, Any], name: str) -> Iterator[Any]:
+    known = schema.get("properties", {})
+    if name in known:
+        yield known[name]
+    yield from schema.get("patternProperties", {}).values()
+    if name not in known and "additionalProperties" in schema:
+        yield schema["additionalProperties"]
+
+
+def _of_item(schema: Mapping[str, Any], index: int) -> Iterator[Any]:
+    first = schema.get("prefixItems", ())
+    if index < len(first):
+        yield first[index]
+    elif "items" in schema:
+        yield schema["items"]
 
 
 class _Frame(NamedTuple):
@@ -316,3 +419,71 @@ def _hashable(value: Any) -> Hashable:
     if isinstance(value, list):
         return "array", tuple(map(_hashable, value))
     return ("boolean" if isinstance(value, bool) else "scalar"), value
+
+
+class UniqueItems(MatcherConstraint):
+    """A matcher's constraint without the tokens that repeat an item.
+
+    ``state``: a matcher of the same grammar over bytes.
+    """
+
+    __slots__ = ("_base", "_cursor", "_state", "_tokens")
+
+    def __init__(
+        self, base: MatcherConstraint, cursor: Cursor, tokens: TextTokens, state: llguidance.LLMatcher
+    ) -> None:
+        super().__init__(base.matcher, base._n_tokens, base._ends, base._param, base.recipe)
+        self._base, self._cursor, self._tokens, self._state = base, cursor, tokens, state
+
+    @contained
+    def fork(self) -> "UniqueItems":
+        """Return an independent copy in the same state."""
+        copy = UniqueItems(self._base.fork(), self._cursor.fork(text=True), self._tokens, self._state.deep_copy())
+        copy._since_mask_s, copy._slow_s = self._since_mask_s, self._slow_s
+        return copy
+
+    @contained
+    def allows(self, token: int) -> bool:
+        """Return whether `token` may be next."""
+        return super().allows(token) and self._cursor.may_take(self._tokens.piece(token), self._state)
+
+    @contained
+    def mask(self) -> bytes:
+        """Return a bit per token. Raises `InvalidRequest` when the matcher gave up or only repetitions are left."""
+        bits = np.frombuffer(super().mask(), np.uint8).copy()
+        began = time.thread_time()
+        dead_ends = [self._tokens.beginning_with(text) for text in self._cursor.dead_ends() if text]
+        for token in _set(bits, np.concatenate([self._may_end(), *dead_ends])).tolist():
+            if not self._cursor.may_take(self._tokens.piece(token), self._state):
+                bits[token // 8] &= np.uint8(~(1 << token % 8) & 255)
+        self._count(time.thread_time() - began)
+        if not bits.any():
+            raise InvalidRequest("the output cannot be kept to 'uniqueItems': an item repeats another one", self._param)
+        return bits.tobytes()
+
+    def _may_end(self) -> NDArray[np.intp]:
+        """Return the tokens that may end an item here."""
+        if not self._cursor.is_inside:
+            return self._tokens.items
+        return self._tokens.quotes if self._cursor.in_string else self._tokens.item_ends
+
+    def masked_by(self) -> None:
+        """Return nothing: the matcher alone does not determine the mask."""
+
+    @contained
+    def accept(self, token: int) -> None:
+        """Advance by an allowed token."""
+        super().accept(token)
+        began = time.thread_time()
+        piece = self._tokens.piece(token)
+        self._cursor.take(piece, self._state)
+        for byte in piece:
+            self._state.consume_token(byte)
+        self._state.compute_bitmask()  # gives the lexer new fuel
+        self._count(time.thread_time() - began)
+
+
+def _set(bits: NDArray[np.uint8], tokens: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Return the `tokens` whose bit is set."""
+    found: NDArray[np.intp] = tokens[(bits[tokens // 8] >> (tokens % 8)) & 1 != 0]
+    return found

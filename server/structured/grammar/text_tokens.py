@@ -1,0 +1,125 @@
+"""The tokens of a vocabulary by their text, for constraints that follow the text byte by byte."""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from server.structured.grammar.matcher import MatcherConstraint
+from server.vocab import Vocab
+
+_ITEM_ENDS = frozenset(b'",]} \t\n\r')  # one of these is in every token that ends an item of a JSON array
+_QUOTE, _BACKSLASH, _SPACE = b'"'[0], b"\\"[0], b" "[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Markers:
+    """``crossing``: tokens that may contain the end of a marker and text after it. ``longest``: of the markers."""
+
+    tokens: "TextTokens"
+    crossing: tuple[int, ...]
+    longest: int
+
+
+class TextTokens:
+    """Indexes of one vocabulary. Each is made when it is first used, with a look at every token. Thread-safe.
+
+    ``item_ends``: the tokens that may end an item of an array; ``quotes``: those of them that may do so inside a
+    string; ``items``: those that may open an array and end two of its items. ``plain``: a mask of the tokens that are
+    the same in a JSON string; ``text``: of all that have a text. ``quoted``: tokens that start with a quote or a
+    backslash.
+    """
+
+    def __init__(self, vocab: Vocab) -> None:
+        self.vocab = vocab
+        self.n_mask_bytes = (vocab.n_tokens + 31) // 32 * 4  # whole 32-bit words
+        self._with_inside: dict[int, tuple[int, ...]] = {}
+        self._containing: dict[int, list[int]] = {}
+
+    @cached_property
+    def pieces(self) -> list[bytes]:
+        """Return the text of each token; nothing for control tokens."""
+        return [self.vocab.piece(token, special=False) for token in range(self.vocab.n_tokens)]
+
+    def piece(self, token: int, *, shown: bool = False) -> bytes:
+        """Return the text of a token; nothing for a control token that isn't shown."""
+        return self.vocab.piece(token, special=shown) if 0 <= token < self.vocab.n_tokens else b""
+
+    @cached_property
+    def single(self) -> dict[int, int]:
+        """Return the token of each byte that has one."""
+        return {piece[0]: token for token, piece in enumerate(self.pieces) if len(piece) == 1}
+
+    def feed(self, constraint: MatcherConstraint, text: bytes) -> bool:
+        """Advance by a text, byte by byte. Return False if it is not allowed, or a byte has no token."""
+        for byte in text:
+            token = self.single.get(byte, -1)
+            if token < 0 or not constraint.allows(token):
+                return False
+            constraint.accept(token)
+        return True
+
+    def markers(self, texts: Sequence[bytes]) -> Markers:
+        """Return the tokens that may cross the end of one of these texts."""
+        crossing = {token for byte in {text[-1] for text in texts} for token in self.with_inside(byte)}
+        return Markers(self, tuple(sorted(crossing)), max(map(len, texts), default=0))
+
+    def with_inside(self, byte: int) -> tuple[int, ...]:
+        """Return the tokens with text after that byte."""
+        if byte not in self._with_inside:
+            found = (token for token, piece in enumerate(self.pieces) if 0 <= piece.find(byte) < len(piece) - 1)
+            self._with_inside[byte] = tuple(found)
+        return self._with_inside[byte]
+
+    def containing(self, byte: int) -> list[int]:
+        """Return the tokens that contain a byte."""
+        if byte not in self._containing:
+            self._containing[byte] = [token for token, piece in enumerate(self.pieces) if byte in piece]
+        return self._containing[byte]
+
+    def beginning_with(self, text: bytes) -> NDArray[np.intp]:
+        """Return the tokens whose text begins with `text`."""
+        first = bisect_left(self._sorted, text, key=self.pieces.__getitem__)
+        after = bisect_right(self._sorted, text, first, key=lambda token: self.pieces[token][: len(text)])
+        return np.array(self._sorted[first:after], np.intp)
+
+    @cached_property
+    def _sorted(self) -> list[int]:
+        return sorted(range(self.vocab.n_tokens), key=self.pieces.__getitem__)
+
+    @cached_property
+    def item_ends(self) -> NDArray[np.intp]:
+        return np.array([t for t, piece in enumerate(self.pieces) if not _ITEM_ENDS.isdisjoint(piece)], np.intp)
+
+    @cached_property
+    def quotes(self) -> NDArray[np.intp]:
+        return np.array([t for t in self.item_ends if b'"' in self.pieces[t]], np.intp)
+
+    @cached_property
+    def items(self) -> NDArray[np.intp]:
+        return np.array([t for t in self.item_ends if b"[" in self.pieces[t] and b"," in self.pieces[t]], np.intp)
+
+    @cached_property
+    def plain(self) -> NDArray[np.uint8]:
+        return self._mask(t for t, piece in enumerate(self.pieces) if piece and is_plain(piece))
+
+    @cached_property
+    def text(self) -> NDArray[np.uint8]:
+        return self._mask(t for t, piece in enumerate(self.pieces) if piece)
+
+    @cached_property
+    def quoted(self) -> list[int]:
+        return [t for t, piece in enumerate(self.pieces) if piece[:1] in (b'"', b"\\")]
+
+    def _mask(self, tokens: Iterable[int]) -> NDArray[np.uint8]:
+        bits = np.zeros(self.n_mask_bytes * 8, np.uint8)
+        bits[list(tokens)] = 1
+        return np.packbits(bits, bitorder="little")
+
+
+def is_plain(piece: bytes) -> bool:
+    """Return whether a piece of a JSON string decodes to itself."""
+    return not any(byte < _SPACE or byte in (_QUOTE, _BACKSLASH) for byte in piece)
