@@ -1,4 +1,4 @@
-"""Renders templates in separate processes that can be stopped; they run `isolated_worker`.
+"""Renders templates in separate processes that can be stopped.
 
 A template is a program that is part of a model. The sandbox of `jinja` denies it Python, but it can compute without
 end, or within one operation that holds the interpreter lock. Here that costs a process, which is replaced, and never
@@ -10,21 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from server.sandbox.process import Process, Processes, Stopped, WorkLimits
-from server.sandbox.worker import FAULT
-from server.templates.rendering import (
-    BROKEN,
-    CHECK,
-    OPENED,
-    REFUSAL,
-    RENDER,
-    TEXT,
-    RenderFault,
-    RenderRefusal,
-    RenderStopped,
-    TemplateBroken,
-)
+from server.templates.rendering import FAULTS, RenderFault, RenderStopped
 
-ANSWERER = "server.templates.isolated_worker:answerer"
+ANSWERER = "server.templates.jinja:answerer"
+_CALL = b"c"
 
 
 class IsolatedRenderer:
@@ -39,15 +28,15 @@ class IsolatedRenderer:
 
     def check(self, source: str) -> None:
         """Compile the source in a process."""
-        self._ask(CHECK, (source,))
+        self._ask("check", source)
 
     def render(self, source: str, arguments: Mapping[str, Any]) -> str:
         """Render in a process."""
-        return self._ask(RENDER, (source, dict(arguments)))
+        return self._ask("render", source, dict(arguments))
 
     def render_opened(self, source: str, arguments: Mapping[str, Any]) -> tuple[str, str]:
         """Render both in one request: the round trip takes as long as rendering a short chat."""
-        n_chars, _, texts = self._ask(OPENED, (source, dict(arguments))).partition("\n")
+        n_chars, _, texts = self._ask("render_opened", source, dict(arguments)).partition("\n")
         return texts[: int(n_chars)], texts[int(n_chars) :]
 
     @property
@@ -59,16 +48,17 @@ class IsolatedRenderer:
         """End the processes; busy ones end after their work."""
         self._processes.close()
 
-    def _ask(self, what: bytes, given: tuple[Any, ...]) -> str:
+    def _ask(self, method: str, *given: Any) -> str:
+        """Call a method of the renderer in a process, see `jinja.answerer`."""
         try:
-            request = pickle.dumps(given, pickle.HIGHEST_PROTOCOL)
+            request = pickle.dumps((method, *given), pickle.HIGHEST_PROTOCOL)
         except RecursionError as error:
             raise RenderFault("RecursionError: the template's arguments nest too deeply") from error
         try:
-            kind, answer = self._processes.ask(what, request)
+            kind, answer = self._processes.ask(_CALL, request)
         except Stopped as stopped:
             raise RenderStopped(str(stopped)) from stopped
         text = answer.decode("utf-8", "surrogatepass")
-        if kind == TEXT:
-            return text
-        raise {REFUSAL: RenderRefusal, BROKEN: TemplateBroken, FAULT: RenderFault}[kind](text)
+        if kind in FAULTS:
+            raise FAULTS[kind](text)
+        return text

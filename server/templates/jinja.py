@@ -1,24 +1,31 @@
-"""The Jinja2 environment that Hugging Face templates expect (transformers, utils/chat_template_utils.py), sandboxed.
+"""Renders in this process, in the sandboxed Jinja2 environment that Hugging Face templates expect (transformers,
+utils/chat_template_utils.py).
 
 A template is part of a model, so it is trusted less than code: it has no access to Python. `isolated` limits what a
 rendering costs.
 """
 
 import json
+import pickle
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
 
-from jinja2 import Template, TemplateError, nodes
+from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedEnvironment
 
-MAX_TEXT_CHARS = 16 << 20  # of one rendering
+from server.templates.rendering import FAULTS, RenderFault, RenderRefusal, TemplateBroken
 
-FAULTS = (
+MAX_TEXT_CHARS = 16 << 20  # of one rendering
+MAX_COMPILED = 64
+_MAX_MESSAGE = 500  # characters
+
+_ERRORS = (
     TemplateError,
     TypeError,
     ValueError,
@@ -67,7 +74,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         self.globals["strftime_now"] = _strftime_now
 
     def render(self, template: Template, arguments: dict[str, Any]) -> str:
-        """Render; raises one of FAULTS."""
+        """Render; raises one of `_ERRORS`."""
         if self._mutable:
             arguments = deepcopy(arguments)
         text: list[str] = []
@@ -125,3 +132,75 @@ def _raise_exception(message: str) -> None:
 
 def _strftime_now(pattern: str) -> str:
     return datetime.now().astimezone().strftime(pattern[:1000])
+
+
+class InProcess:
+    """Renders in the calling thread, with an LRU cache of compiled templates."""
+
+    def __init__(self) -> None:
+        self._template = lru_cache(MAX_COMPILED)(_compiled)
+
+    def check(self, source: str) -> None:
+        """Compile the source."""
+        try:
+            self._template(source)
+        except _ERRORS as error:
+            raise TemplateBroken(_message(error)) from error
+
+    def render(self, source: str, arguments: Mapping[str, Any]) -> str:
+        """Render, with copies of lists and dicts if the template changes any."""
+        try:
+            jinja, template = self._template(source)
+            return jinja.render(template, dict(arguments))
+        except TemplateRaisedError as error:
+            raise RenderRefusal(str(error.message)) from error
+        except _ERRORS as error:
+            raise RenderFault(_message(error)) from error
+
+    def render_opened(self, source: str, arguments: Mapping[str, Any]) -> tuple[str, str]:
+        """Render with and without the generation prompt."""
+        opened, closed = ({**arguments, "add_generation_prompt": opens} for opens in (True, False))
+        return self.render(source, opened), self.render(source, closed)
+
+
+def _compiled(source: str) -> tuple[TemplateEnvironment, Template]:
+    jinja = environment(source)
+    return jinja, jinja.from_string(source)
+
+
+def _message(error: BaseException) -> str:
+    if isinstance(error, TemplateSyntaxError):
+        return f"line {error.lineno}: {str(error.message)[:_MAX_MESSAGE]}"
+    message = error.message if isinstance(error, TemplateError) and error.message is not None else str(error)
+    return f"{type(error).__name__}: {message[:_MAX_MESSAGE]}"
+
+
+# Features that import modules on first use must run before the sandbox denies opening files.
+_WARM_UP = (
+    "{% for m in messages %}{{ '\\n' ~ m.role | trim }}{{ [m] | tojson }}{{ m | pprint }}{% endfor %}"
+    "{{ strftime_now('%d %b %Y') }}{{ 'a b' | wordwrap(1) | urlize | striptags }}{{ lipsum(1) }}",
+    "{{ raise_exception('no') }}",
+    "{{ messages.nothing.at.all }}",
+    "{% if %}",
+)
+
+
+def answerer() -> Callable[[bytes, bytes], tuple[bytes, bytes]]:
+    """Create the function that a sandbox process runs (`server.sandbox.worker`): it takes the server's pickled call of a
+    method and returns text.
+    """
+    renderer = InProcess()
+
+    def answer(_: bytes, request: bytes) -> tuple[bytes, bytes]:
+        method, *given = pickle.loads(request)  # noqa: S301 - the server's own
+        kind = b"t"
+        try:
+            found = getattr(renderer, method)(*given)
+            text = f"{len(found[0])}\n{''.join(found)}" if isinstance(found, tuple) else found or ""
+        except (RenderFault, TemplateBroken) as error:
+            kind, text = next(kind for kind, fault in FAULTS.items() if type(error) is fault), str(error)
+        return kind, text.encode("utf-8", "surrogatepass")
+
+    for source in _WARM_UP:
+        answer(b"", pickle.dumps(("render", source, {"messages": [{"role": "user"}]})))
+    return answer

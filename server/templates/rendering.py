@@ -1,12 +1,7 @@
-"""The protocol of renderers: `in_process` renders in this process, `isolated` in others."""
+"""The protocol of renderers: `jinja` renders in this process, `isolated` in others."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol
-
-CHECK, RENDER, OPENED = b"c", b"r", b"o"
-"""Kinds of requests to a rendering process (`isolated_worker`)."""
-TEXT, REFUSAL, BROKEN = b"t", b"x", b"b"
-"""Kinds of its replies."""
 
 
 class RenderFault(Exception):
@@ -23,6 +18,10 @@ class RenderStopped(RenderFault):
 
 class TemplateBroken(Exception):
     """The source does not compile."""
+
+
+FAULTS: Mapping[bytes, type[Exception]] = {b"f": RenderFault, b"x": RenderRefusal, b"b": TemplateBroken}
+"""The kinds of a rendering process's replies besides text. The first is `server.sandbox.worker.FAULT`."""
 
 
 class Renderer(Protocol):

@@ -44,7 +44,7 @@ class _Compiled:
 
 
 def _in_process() -> Renderer:
-    from server.templates.in_process import InProcess  # Jinja2: a server that renders in other processes needs none
+    from server.templates.jinja import InProcess  # Jinja2: a server that renders in other processes needs none
 
     return InProcess()
 

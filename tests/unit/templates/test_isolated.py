@@ -13,8 +13,8 @@ import pytest
 
 from server.errors import ConfigError, InvalidRequest
 from server.sandbox.process import Process, WorkLimits
-from server.templates.in_process import InProcess
 from server.templates.isolated import ANSWERER, IsolatedRenderer
+from server.templates.jinja import InProcess
 from server.templates.rendering import Renderer, RenderFault, RenderRefusal, RenderStopped, TemplateBroken
 from server.templates.template import ChatTemplate
 
