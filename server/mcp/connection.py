@@ -14,6 +14,7 @@ from typing import Any, Literal, TextIO
 import anyio
 import httpx2
 import orjson
+from anyio.streams.memory import MemoryObjectReceiveStream
 from mcp import Client, MCPError, StdioServerParameters
 from mcp.client._transport import Transport, TransportStreams
 from mcp.client.stdio import stdio_client
@@ -44,14 +45,16 @@ class Connection:
     def __init__(self, server: McpServer, sites: AllowedHosts | None) -> None:
         self._server, self._sites = server, sites
         self._ready: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
-        self._closing, self._broken = asyncio.Event(), asyncio.Event()
+        self._closing = asyncio.Event()
+        self._reading: MemoryObjectReceiveStream[Any] | None = None  # a program's messages
         self._scope = anyio.CancelScope()
         self._task = asyncio.create_task(self._keep(), name=f"MCP server {server.label}")
 
     @property
     def is_alive(self) -> bool:
         """Whether calls can be made, or will be once it is open."""
-        return not (self._task.done() or self._broken.is_set() or self._closing.is_set())
+        has_ended = self._reading is not None and not self._reading.statistics().open_send_streams
+        return not (self._task.done() or has_ended or self._closing.is_set())
 
     @property
     def was_open(self) -> bool:
@@ -101,7 +104,7 @@ class Connection:
             with self._scope:
                 async with AsyncExitStack() as stack:
                     transport = await stack.enter_async_context(self._streams())
-                    client = Client(_watched(transport, self._broken), cache=None, client_info=None)
+                    client = Client(transport, cache=None, client_info=None)
                     self._ready.set_result(await stack.enter_async_context(client))
                     await self._closing.wait()
         except Exception as error:  # noqa: BLE001 - the package, its transport or the MCP server
@@ -129,52 +132,14 @@ class Connection:
             encoding_error_handler="replace",
         )
         with _logged(server.label) as errors:
-            yield stdio_client(program, errlog=errors)
+            yield self._program(program, errors)
 
-
-@asynccontextmanager
-async def _watched(transport: Transport, broken: asyncio.Event) -> AsyncGenerator[TransportStreams, None]:
-    """The same transport; sets `broken` when nothing more can be read from it."""
-    async with transport as (reading, writing):
-        yield _Watched(reading, broken), writing
-
-
-class _Watched:
-    """A stream of received messages that reports its end."""
-
-    def __init__(self, stream: Any, broken: asyncio.Event) -> None:
-        self._stream, self._broken = stream, broken
-
-    async def receive(self) -> Any:
-        try:
-            return await self._stream.receive()
-        except (anyio.EndOfStream, anyio.ClosedResourceError, anyio.BrokenResourceError):
-            self._broken.set()
-            raise
-
-    async def aclose(self) -> None:
-        self._broken.set()
-        await self._stream.aclose()
-
-    def __aiter__(self) -> "_Watched":
-        return self
-
-    async def __anext__(self) -> Any:
-        try:
-            return await self.receive()
-        except anyio.EndOfStream:
-            raise StopAsyncIteration from None
-
-    async def __aenter__(self) -> "_Watched":
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
-
-    @property
-    def last_context(self) -> Any:
-        """The sender's context variables, where the wrapped stream has them."""
-        return getattr(self._stream, "last_context", None)
+    @asynccontextmanager
+    async def _program(self, program: StdioServerParameters, errors: TextIO) -> AsyncGenerator[TransportStreams, None]:
+        async with stdio_client(program, errlog=errors) as (reading, writing):
+            assert isinstance(reading, MemoryObjectReceiveStream)
+            self._reading = reading
+            yield reading, writing
 
 
 @contextlib.contextmanager

@@ -55,54 +55,22 @@ class _Bounded(httpx2.AsyncByteStream):
         await self._stream.aclose()
 
 
-class CheckedTransport(httpx2.AsyncBaseTransport):
+class CheckedTransport(httpx2.AsyncHTTPTransport):
     """Connects to hosts that `sites` allows, and to the very address that was checked."""
 
     def __init__(self, sites: AllowedHosts, resolve: Resolve = resolved) -> None:
-        backend = _checked_backend(sites, resolve)
-        self._pool = httpcore2.AsyncConnectionPool(
-            ssl_context=httpx2.create_ssl_context(trust_env=False), network_backend=backend
-        )
+        context = httpx2.create_ssl_context(trust_env=False)
+        super().__init__(verify=context)
+        self._pool = httpcore2.AsyncConnectionPool(ssl_context=context, network_backend=_checked_backend(sites, resolve))
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         """Send one request. Raises `httpx2.TransportError`."""
-        assert isinstance(request.stream, httpx2.AsyncByteStream)
-        url = httpcore2.URL(
-            scheme=request.url.raw_scheme,
-            host=request.url.raw_host,
-            port=request.url.port,
-            target=request.url.raw_path,
-        )
-        asked = httpcore2.Request(
-            request.method, url, headers=request.headers.raw, content=request.stream, extensions=request.extensions
-        )
         try:
-            reply = await self._pool.handle_async_request(asked)
+            return await super().handle_async_request(request)
         except Unreadable as refused:
             raise httpx2.ConnectError(str(refused), request=request) from None
-        except (httpcore2.NetworkError, httpcore2.ProtocolError, httpcore2.TimeoutException, OSError) as error:
+        except httpx2.TransportError as error:
             raise httpx2.ConnectError(f"can't be reached: {type(error).__name__}", request=request) from error
-        return httpx2.Response(
-            reply.status, headers=reply.headers, stream=_Received(reply), extensions=reply.extensions
-        )
-
-    async def aclose(self) -> None:
-        await self._pool.aclose()
-
-
-class _Received(httpx2.AsyncByteStream):
-    def __init__(self, reply: httpcore2.Response) -> None:
-        self._reply = reply
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        try:
-            async for part in self._reply.aiter_stream():
-                yield part
-        except (httpcore2.NetworkError, httpcore2.ProtocolError, httpcore2.TimeoutException, OSError) as error:
-            raise httpx2.ReadError(f"the connection broke: {type(error).__name__}") from error
-
-    async def aclose(self) -> None:
-        await self._reply.aclose()
 
 
 def _checked_backend(sites: AllowedHosts, resolve: Resolve) -> CheckedBackend:

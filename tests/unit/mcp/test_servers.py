@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import anyio
 import pytest
 
 from server.mcp.config import McpRules, McpServer, read_servers
@@ -102,7 +103,8 @@ async def test_a_program_that_has_ended_is_started_again() -> None:
         server = servers.configured["x"]
         await servers.list_tools(server)
         (used,) = servers._used.values()
-        used.connection._broken.set()
+        writing, used.connection._reading = anyio.create_memory_object_stream[Any](0)
+        writing.close()  # as where the program ends
         assert (await servers.call(server, "add", {"a": 1, "b": 2})).text == "3"
 
 
