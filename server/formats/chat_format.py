@@ -6,9 +6,10 @@ the markup that both require.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from server.formats.grammar.call_grammar import Function, Trigger, calls_lark, triggers
-from server.formats.grammar.lark_text import ControlToken
+from server.formats.grammar.lark_text import ControlToken, LarkText
 from server.formats.parsing.stream_parser import Parser, Reading
 from server.formats.tool_call_syntax import ToolCallSyntax
 from server.formats.tool_format import ToolFormat
@@ -107,14 +108,8 @@ class ChatFormat:
         """
         wanted = [function for function in functions if not name or function["name"] == name]
         instead = None if answer is None else (self.lead, answer)
-        return calls_lark(
-            self.tool_call_syntax,
-            wanted,
-            parallel=parallel and not name,
-            control=control,
-            tags=self.tool_format.tags,
-            answer=instead,
-        )
+        text = LarkText(control, self.tool_format.tags)
+        return calls_lark(self.tool_call_syntax, wanted, text, parallel=parallel and not name, answer=instead)
 
     def call_triggers(
         self, functions: Sequence[Function], *, parallel: bool, control: ControlToken | None = None
@@ -124,6 +119,5 @@ class ChatFormat:
         """
         if not functions:
             return []
-        return triggers(
-            self.tool_call_syntax, functions, parallel=parallel, control=control, tags=self.tool_format.tags
-        )
+        new_text = partial(LarkText, control, self.tool_format.tags)
+        return triggers(self.tool_call_syntax, functions, new_text, parallel=parallel)

@@ -12,7 +12,7 @@ from server.formats.calls.json_text import encodable, escaped
 from server.formats.parameter_schema import NOT_STRING, STRING, kind_of, member, types_of
 from server.formats.parsing.reader import EndOfText, NotMarkup, Reader, Steps
 from server.formats.parsing.stream_parser import StreamParser, anywhere
-from server.formats.tool_call_syntax import TOOL_NAME, Parameters, ToolCallSyntax
+from server.formats.tool_call_syntax import TOOL_NAME, Parameters, ToolCallSyntax, parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,26 +115,40 @@ def _name(turn: StreamParser, ends: tuple[str, ...]) -> Steps[tuple[str, str]]:
     return name.strip(), attributes
 
 
-def invokes(blocks: tuple[str, ...], prefix: str = "") -> ParameterCalls:
-    """Return the parser of ``invoke`` elements with ``parameter`` elements, in blocks with one of these names.
+def parameter_calls(form: ToolCallSyntax, **options: Any) -> ParameterCalls:
+    """Return the parser of calls in that syntax, whose arguments are `Parameters`. ``options`` replace its fields."""
+    given = form.arguments
+    assert isinstance(given, Parameters)
+    name_end, key_end = (str(parts(markup)[0]) for markup in (form.after_name[0], given.before_value))
+    derived: dict[str, Any] = {
+        "openings": tuple(text for text, _ in form.all_triggers),
+        "call": form.before if form.open else "",
+        "name_end": (name_end.strip() or name_end,),
+        "key": given.before,
+        "key_end": (key_end,),
+        "value_end": given.after,
+        "end": given.end,
+        "closings": (form.close.strip(),) if form.open else (),
+    }
+    return ParameterCalls(**{**derived, **options})
 
-    ``prefix`` precedes each element's name. An attribute ``string`` of a parameter determines whether it is a string.
-    """
-    return ParameterCalls(
-        tuple(f"<{prefix}{name}>" for name in blocks),
-        call=f'<{prefix}invoke name="',
-        name_end=('">',),
-        key=f'<{prefix}parameter name="',
-        key_end=('"', ">"),
-        value_end=f"</{prefix}parameter>",
-        end=f"</{prefix}invoke>",
+
+def invokes(prefix: str, *blocks: str) -> ParameterCalls:
+    """Return the parser of `invoke_syntax` in blocks of these names, for parameters with types and without."""
+    return parameter_calls(
+        invoke_syntax(blocks[0], prefix),
+        openings=tuple(f"<{prefix}{name}>" for name in blocks),
         closings=tuple(f"</{prefix}{name}>" for name in blocks),
+        key_end=('"', ">"),
         type_in=re.compile(r'\s*string="(true|false)"'),
     )
 
 
 def invoke_syntax(block: str, prefix: str = "", *, typed: bool = False, **options: Any) -> ToolCallSyntax:
-    """Return the syntax of `invokes` in a block of that name. ``typed``: parameters have the attribute ``string``."""
+    """Return the syntax of ``invoke`` elements with ``parameter`` elements, in a block of that name.
+
+    ``prefix`` precedes each element's name. ``typed``: parameters have the attribute ``string``.
+    """
     string, other = ('" string="true">', '" string="false">') if typed else ('">', None)
     opening, closing = f'<{prefix}parameter name="', f"</{prefix}parameter>"
     return ToolCallSyntax(

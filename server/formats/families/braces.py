@@ -47,12 +47,9 @@ The model stops with <start_function_response>, which is dropped.
 _REASONING, _END_REASONING = "<|channel>thought", "<channel|>"
 _CALL, _CALL_END, _QUOTE = "<|tool_call>call:", "<tool_call|>", '<|"|>'
 _SILENT = ("<|channel>", "<|turn>model\n", "<turn|>")
-_FRAME = Frame((_REASONING, _END_REASONING), _SILENT, {_CALL: _call(_CALL_END, _QUOTE)})
 GEMMA_4 = ToolFormat(
     name="gemma4",
-    parse=Frame(
-        (_REASONING, _END_REASONING), ("<|channel>", "<|turn>model\n", "<turn|>"), {_CALL: _call(_CALL_END, _QUOTE)}
-    ).parse,
+    parse=Frame((_REASONING, _END_REASONING), _SILENT, {_CALL: _call(_CALL_END, _QUOTE)}).parse,
     recognised_by=((_CALL,),),
     tags=("<|channel>", _END_REASONING, "<|tool_call>", _CALL_END, _QUOTE, "<|turn>"),
     framed=True,

@@ -3,7 +3,7 @@
 import re
 
 from server.formats.calls.json_calls import JsonCalls, json_or
-from server.formats.calls.parameters import ParameterCalls
+from server.formats.calls.parameters import ParameterCalls, parameter_calls
 from server.formats.parsing.stream_parser import anywhere
 from server.formats.tool_call_syntax import Parameters, ToolCallSyntax, json_calls
 from server.formats.tool_format import ToolFormat
@@ -18,15 +18,12 @@ def _tags(*names: str, prefix: str = "", suffix: str = "") -> tuple[str, ...]:
 
 def _calls(prefix: str = "", suffix: str = "", *, sections: bool = False) -> ParameterCalls:
     """Return the parser of calls with `prefix` and `suffix` in every tag. ``sections``: tags around all calls."""
-    opening, end, key, key_end, value, value_end = _tags(*_TAGS, prefix=prefix, suffix=suffix)
+    _, _, _, key_end, value, _ = _tags(*_TAGS, prefix=prefix, suffix=suffix)
     before_type, after_type, separator = _tags("arg_type", "/arg_type", "tool_sep", prefix=prefix, suffix=suffix)
-    return ParameterCalls(
-        (opening,),
+    return parameter_calls(
+        _syntax(prefix, suffix),
         name_end=(separator, ">"),
-        key=key,
         key_end=(key_end, value),
-        value_end=value_end,
-        end=end,
         silent=_tags(*_SECTION, prefix=prefix, suffix=suffix) if sections else (),
         type_in=re.compile(rf"\s*{re.escape(before_type)}\s*(\w+)\s*{re.escape(after_type)}"),
         bare_name=True,

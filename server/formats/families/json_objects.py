@@ -4,7 +4,7 @@ Each constant is followed by its models and an example of their output.
 """
 
 import re
-from dataclasses import replace
+from typing import Any
 
 from server.formats.calls import json_text
 from server.formats.calls.json_calls import JsonCalls, call_object
@@ -18,20 +18,19 @@ _TOOL_CALL = ("<tool_call>", "</tool_call>")
 _TOOL_CALLS = ("<tool_calls>", "</tool_calls>")
 
 
-def _listed(name: str, opening: str, closing: str = "", *signs: str) -> ToolFormat:
-    """Return the format of a list between two tags. Templates are recognised by ``signs``, by default both tags."""
-    tags = tuple(filter(None, (opening, closing)))
-    calls = JsonCalls((opening,), closing)
-    return ToolFormat(name, calls.parse, (signs or tags,), json_list(opening, closing), tags=tags)
+def _objects(name: str, form: ToolCallSyntax, closing: str = "", **more: Any) -> ToolFormat:
+    """Return the format of calls in that syntax, by default recognised by the markup before and after them."""
+    openings = tuple(text for text, _ in form.all_triggers)
+    tags = tuple(filter(None, (*openings, closing)))
+    derived: dict[str, Any] = {
+        "parse": JsonCalls(openings, closing).parse,
+        "recognised_by": (tags,),
+        "tags": tags,
+    }
+    return ToolFormat(name=name, forced=form, **{**derived, **more})
 
 
-HERMES = ToolFormat(
-    name="hermes",
-    parse=JsonCalls(_TOOL_CALL[:1], _TOOL_CALL[1]).parse,
-    recognised_by=(_TOOL_CALL,),
-    tags=_TOOL_CALL,
-    forced=json_calls("<tool_call>\n", "\n</tool_call>", joint="\n"),
-)
+HERMES = _objects("hermes", json_calls("<tool_call>\n", "\n</tool_call>", joint="\n"), "</tool_call>")
 """Hermes 2 and 3, Qwen 2.5, 3 and QwQ, Granite 4, Bielik, MiMo, Reka: one call after the other::
 
 <tool_call>
@@ -64,12 +63,10 @@ It is sunny.
 </tool_call>
 """
 
-GRANITE_20B = ToolFormat(
-    name="granite-20b",
-    parse=JsonCalls(("<function_call>",)).parse,
+GRANITE_20B = _objects(
+    "granite-20b",
+    json_calls("<function_call> ", joint="\n"),
     recognised_by=(("<function_call>", "<function_response>"),),
-    tags=("<function_call>",),
-    forced=json_calls("<function_call> ", joint="\n"),
 )
 """Granite 20B function calling: each call after a tag without a closing tag::
 
@@ -115,7 +112,7 @@ It is sunny.
 <tool_calls>[{"name": "get_weather", "arguments": {"city": "Paris"}}]</tool_calls>
 """
 
-TOOL_CALLS_TAG = _listed("tool-calls-tag", *_TOOL_CALLS)
+TOOL_CALLS_TAG = _objects("tool-calls-tag", json_list(*_TOOL_CALLS), _TOOL_CALLS[1])
 """Apriel and MiniMax M1: a tag around all calls, as a list or line by line::
 
 <tool_calls>[{"name": "get_weather", "arguments": {"city": "Paris"}, "id": "call1"}]</tool_calls>
@@ -126,7 +123,7 @@ TOOL_CALLS_TAG = _listed("tool-calls-tag", *_TOOL_CALLS)
 </tool_calls>
 """
 
-NEMOTRON = _listed("nemotron", "<TOOLCALL>", "</TOOLCALL>", "<TOOLCALL>")
+NEMOTRON = _objects("nemotron", json_list("<TOOLCALL>", "</TOOLCALL>"), "</TOOLCALL>", recognised_by=(("<TOOLCALL>",),))
 """Nemotron Nano 2 and Llama Nemotron: a list in a tag::
 
     <think>
@@ -137,13 +134,13 @@ NEMOTRON = _listed("nemotron", "<TOOLCALL>", "</TOOLCALL>", "<TOOLCALL>")
 Nemotron 3 uses `QWEN3_CODER`.
 """
 
-PANGU = _listed("pangu", "[unused11]", "[unused12]")
+PANGU = _objects("pangu", json_list("[unused11]", "[unused12]"), "[unused12]")
 """openPangu Embedded: a list between unnamed tokens, and reasoning between two others::
 
 [unused16]...[unused17]Let me look.[unused11][{"name": "get_weather", "arguments": {"city": "Paris"}}][unused12]
 """
 
-MISTRAL = replace(_listed("mistral", "[TOOL_CALLS]"), id_length=9)
+MISTRAL = _objects("mistral", json_list("[TOOL_CALLS]"), id_length=9)
 """Mistral Nemo, Mistral Small 2409 and their relatives: a list after a tag::
 
     [TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Paris"}, "id": "a1b2c3d4e"}]
@@ -151,12 +148,12 @@ MISTRAL = replace(_listed("mistral", "[TOOL_CALLS]"), id_length=9)
 Ids have nine letters and digits: the template rejects others.
 """
 
-PHI4_MINI = ToolFormat(
-    name="phi4-mini",
+PHI4_MINI = _objects(
+    "phi4-mini",
+    json_list("<|tool_call|>", "<|/tool_call|>"),
+    "<|/tool_call|>",
     parse=JsonCalls(("<|tool_call|>", "functools"), "<|/tool_call|>").parse,
     recognised_by=(("<|tool|>", "<|/tool|>"),),
-    tags=("<|tool_call|>", "<|/tool_call|>"),
-    forced=json_list("<|tool_call|>", "<|/tool_call|>"),
 )
 """Phi-4-mini: a list after one of two openings::
 
@@ -176,12 +173,11 @@ functools[{"name": "get_weather", "arguments": {"city": "Paris"}}]
 """
 
 _GIGACHAT = ("<|function_call|>", "<|message_sep|>\n\nfunction call<|role_sep|>\n")
-GIGACHAT = ToolFormat(
-    name="gigachat",
-    parse=JsonCalls(_GIGACHAT).parse,
+GIGACHAT = _objects(
+    "gigachat",
+    json_calls(_GIGACHAT[0], triggers=_GIGACHAT[1:], several=False),
     recognised_by=(("<|message_sep|>", "<|role_sep|>"),),
     tags=("<|function_call|>", "<|message_sep|>", "<|role_sep|>"),
-    forced=json_calls(_GIGACHAT[0], triggers=_GIGACHAT[1:], several=False),
 )
 """GigaChat 3 and 3.1: one call after a tag, or as its own message::
 
@@ -194,12 +190,12 @@ function call<|role_sep|>
 """
 
 _INTERNLM = ("<|action_start|><|plugin|>", "<|action_start|> <|plugin|>")
-INTERNLM = ToolFormat(
-    name="internlm",
-    parse=JsonCalls(_INTERNLM, "<|action_end|>").parse,
+INTERNLM = _objects(
+    "internlm",
+    json_calls(f"{_INTERNLM[0]}\n", "<|action_end|>", key="parameters", triggers=_INTERNLM[1:], joint="\n"),
+    "<|action_end|>",
     recognised_by=(("<|action_start|>", "<|plugin|>"),),
     tags=("<|action_start|>", "<|plugin|>", "<|action_end|>"),
-    forced=json_calls(f"{_INTERNLM[0]}\n", "<|action_end|>", key="parameters", triggers=_INTERNLM[1:], joint="\n"),
 )
 """InternLM 2.5 and 3, Intern-S1: its own tags, with or without a space between two of them::
 

@@ -154,7 +154,7 @@ INKLING = ToolFormat(
 
 _RECIPIENT_IS = " to="
 _MESSAGE_ENDS = ("<|eom|>", "<|eot|>")
-_INVOKES = invokes(("function_calls",), prefix="atem:")
+_INVOKES = invokes("atem:", "function_calls")
 
 
 def _message(turn: StreamParser) -> Steps[None]:

@@ -6,7 +6,7 @@ Each constant is followed by its models and an example of their output.
 import re
 
 from server.formats.calls.json_calls import JsonCalls, json_or
-from server.formats.calls.parameters import Argument, ParameterCalls, invoke_syntax, invokes, typed_call
+from server.formats.calls.parameters import Argument, invoke_syntax, invokes, parameter_calls, typed_call
 from server.formats.parsing.frame import Frame
 from server.formats.parsing.reader import NotMarkup, Steps
 from server.formats.parsing.stream_parser import StreamParser, anywhere
@@ -15,7 +15,7 @@ from server.formats.tool_format import ToolFormat
 
 _DSML = "｜DSML｜"
 _SPACED = f"{_DSML} "
-_BLOCKS, _SPACED_BLOCKS = invokes(("function_calls", "tool_calls"), _DSML), invokes(("calls",), _SPACED)
+_BLOCKS, _SPACED_BLOCKS = invokes(_DSML, "function_calls", "tool_calls"), invokes(_SPACED, "calls")
 
 
 def _deepseek(turn: StreamParser) -> Steps[None]:
@@ -52,7 +52,7 @@ V4.1 has a space before each name (``<｜DSML｜ calls>``).
 _GCML = "｜GCML｜"
 GIGACHAT_35 = ToolFormat(
     name="gigachat-3.5",
-    parse=invokes(("tool_calls",), _GCML).parse,
+    parse=invokes(_GCML, "tool_calls").parse,
     recognised_by=((_GCML,),),
     tags=(_GCML,),
     forced=invoke_syntax("tool_calls", _GCML, typed=True),
@@ -68,7 +68,7 @@ GIGACHAT_35 = ToolFormat(
 
 MINIMAX_M2 = ToolFormat(
     name="minimax-m2",
-    parse=invokes(("minimax:tool_call",)).parse,
+    parse=invokes("", "minimax:tool_call").parse,
     recognised_by=(("<minimax:tool_call>",),),
     tags=("<minimax:tool_call>", "</minimax:tool_call>"),
     forced=invoke_syntax("minimax:tool_call"),
@@ -88,7 +88,7 @@ MiniMax M1 uses `TOOL_CALLS_TAG`.
 _DOTS, _DOTS_END = "<dots_function_call>", "</dots_function_call>"
 DOTS = ToolFormat(
     name="dots",
-    parse=anywhere(json_or(JsonCalls((_DOTS,), _DOTS_END), invokes(("dots_function_call",)).calls), _DOTS),
+    parse=anywhere(json_or(JsonCalls((_DOTS,), _DOTS_END), invokes("", "dots_function_call").calls), _DOTS),
     recognised_by=((_DOTS,),),
     tags=(_DOTS, _DOTS_END),
     forced=invoke_syntax("dots_function_call"),
@@ -105,7 +105,7 @@ DOTS = ToolFormat(
 _BEGIN, _END = "<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"
 _CALL, _SEP, _CALL_END = "<｜tool_call_begin｜>", "<｜tool_sep｜>", "<｜tool_call_end｜>"
 _INVOKE = '<steptml:invoke name="'
-_STEP_INVOKES = invokes((), prefix="steptml:")
+_STEP_INVOKES = invokes("steptml:", "")
 
 
 def _step3_call(turn: StreamParser) -> Steps[None]:
@@ -142,53 +142,39 @@ STEP3 = ToolFormat(
 </steptml:invoke><｜tool_call_end｜><｜tool_calls_end｜>
 """
 
-_MINICPM = ParameterCalls(
-    ('<function name="',),
-    name_end=('">',),
-    key='<param name="',
-    key_end=('">',),
-    value_end="</param>",
-    end="</function>",
-    verbatim=("<![CDATA[", "]]></param>"),
+_MINICPM = ToolCallSyntax(
+    '<function name="',
+    ('">',),
+    joint="\n",
+    arguments=Parameters('<param name="', '">', "</param>", end="</function>"),
+    by_name=True,
 )
 MINICPM_5 = ToolFormat(
     name="minicpm5",
-    parse=_MINICPM.parse,
-    recognised_by=((*_MINICPM.openings, _MINICPM.key),),
-    tags=("<function", "<param", _MINICPM.end, _MINICPM.value_end),
-    forced=ToolCallSyntax(
-        _MINICPM.openings[0],
-        ('">',),
-        joint="\n",
-        arguments=Parameters(_MINICPM.key, '">', _MINICPM.value_end, end=_MINICPM.end),
-        by_name=True,
-    ),
+    parse=parameter_calls(_MINICPM, verbatim=("<![CDATA[", "]]></param>")).parse,
+    recognised_by=(('<function name="', '<param name="'),),
+    tags=("<function", "<param", "</function>", "</param>"),
+    forced=_MINICPM,
 )
 """MiniCPM 5: names in attributes, values in CDATA if they need it; the schema determines the types::
 
 <function name="get_weather"><param name="city"><![CDATA[Paris]]></param><param name="days">3</param></function>
 """
 
-_SOLAR = ParameterCalls(
-    ("<|tool_call:start|>",),
-    name_end=("\n",),
-    key="<|tool_arg:start|>",
-    key_end=("<|tool_arg:value|>",),
-    value_end="<|tool_arg:end|>",
-    end="<|tool_call:end|>",
+_ARG, _ARG_VALUE, _ARG_END = "<|tool_arg:start|>", "<|tool_arg:value|>", "<|tool_arg:end|>"
+_SOLAR = ToolCallSyntax(
+    "<|tool_call:start|>",
+    ("\n",),
+    joint="\n",
+    arguments=Parameters(_ARG, _ARG_VALUE, _ARG_END, joint="\n", end="<|tool_call:end|>"),
+    trigger="<|tool_call:start|>",
 )
 SOLAR_2 = ToolFormat(
     name="solar2",
-    parse=_SOLAR.parse,
-    recognised_by=((_SOLAR.key, *_SOLAR.key_end),),
-    tags=(*_SOLAR.openings, _SOLAR.end, _SOLAR.key, *_SOLAR.key_end, _SOLAR.value_end),
-    forced=ToolCallSyntax(
-        _SOLAR.openings[0],
-        ("\n",),
-        joint="\n",
-        arguments=Parameters(_SOLAR.key, _SOLAR.key_end[0], _SOLAR.value_end, joint="\n", end=_SOLAR.end),
-        trigger=_SOLAR.openings[0],
-    ),
+    parse=parameter_calls(_SOLAR).parse,
+    recognised_by=((_ARG, _ARG_VALUE),),
+    tags=("<|tool_call:start|>", "<|tool_call:end|>", _ARG, _ARG_VALUE, _ARG_END),
+    forced=_SOLAR,
 )
 """Solar Open 2: names and values between tokens; the schema determines the types::
 
@@ -206,19 +192,29 @@ _SILENT = (
     *(_RESPONSE, "<|close|>response<|sep|>", _TOOLS, _TOOLS_END),
     *(_MESSAGE, "<|close|>message<|sep|>", "<|end_of_msg|>"),
 )
-_KIMI = ParameterCalls(
-    ('<|open|>call tool="',),
-    name_end=('"', _TAG_END),
-    key='<|open|>argument key="',
-    key_end=('"', _TAG_END),
-    value_end="<|close|>argument<|sep|>",
-    end="<|close|>call<|sep|>",
-    type_in=re.compile(r'\s*type="(\w+)"'),
+_KIMI_CALL = '<|open|>call tool="'
+_KIMI = ToolCallSyntax(
+    _KIMI_CALL,
+    (('" index="', re.compile("[0-9]{1,3}"), f'"{_TAG_END}'),),
+    open=_TOOLS,
+    close=_TOOLS_END,
+    arguments=Parameters(
+        '<|open|>argument key="',
+        f'" type="string"{_TAG_END}',
+        "<|close|>argument<|sep|>",
+        end="<|close|>call<|sep|>",
+        before_json_value=('" type="', re.compile("number|integer|boolean|object|array|null"), f'"{_TAG_END}'),
+    ),
+    trigger=_TOOLS,
+    rest_of_list=True,
+)
+_KIMI_CALLS = parameter_calls(
+    _KIMI, call="", name_end=('"', _TAG_END), key_end=('"', _TAG_END), type_in=re.compile(r'\s*type="(\w+)"')
 )
 _KIMI_FRAME = Frame(
     (_THINK, "<|close|>think<|sep|>"),
     _SILENT,
-    {_KIMI.openings[0]: _KIMI.calls},
+    {_KIMI_CALL: _KIMI_CALLS.calls},
     breaks=(_RESPONSE,),
     sections=(_TOOLS,),
 )
@@ -232,21 +228,7 @@ KIMI_K3 = ToolFormat(
     reads_reasoning=True,
     turn_start=_MESSAGE,
     leads=(_RESPONSE,),
-    forced=ToolCallSyntax(
-        _KIMI.openings[0],
-        (('" index="', re.compile("[0-9]{1,3}"), f'"{_TAG_END}'),),
-        open=_TOOLS,
-        close=_TOOLS_END,
-        arguments=Parameters(
-            _KIMI.key,
-            f'" type="string"{_TAG_END}',
-            _KIMI.value_end,
-            end=_KIMI.end,
-            before_json_value=('" type="', re.compile("number|integer|boolean|object|array|null"), f'"{_TAG_END}'),
-        ),
-        trigger=_TOOLS,
-        rest_of_list=True,
-    ),
+    forced=_KIMI,
 )
 """Kimi K3: each tag has three tokens, and names are plain text; arguments have types::
 

@@ -1,8 +1,13 @@
-"""Creates grammar rules of a call's arguments, also for functions whose one parameter has a client's grammar."""
+"""Creates grammar rules of a call's arguments from the function's schema, in each notation of `tool_call_syntax`.
+
+Arguments may be in any order. Values are JSON, for which llguidance supports most of JSON Schema, except in the nested
+notations of Gemma 4 (`Braces`) and MiniMax M3 (`Elements`), which are converted value by value.
+"""
 
 import json
 import re
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from server.errors import InvalidRequest
@@ -19,60 +24,111 @@ from server.formats.parameter_schema import (
     types_of,
     values_of,
 )
+from server.formats.parsing.stream_parser import Schema
 from server.formats.tool_call_syntax import Arguments, Braces, Elements, JsonArguments, Keywords, Parameters
+from server.formats.written import braced
 from server.structured.text_grammar import TextGrammar
 
-KEY = "/[A-Za-z_][A-Za-z0-9_.\\-]*/"
+INPUT = "input"
+"""The name of a parameter with a client's grammar."""
+_KEY = "/[A-Za-z_][A-Za-z0-9_.\\-]*/"
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 _PYTHON_STRING = r"/'([^'\\\n\r]|\\[nrt'\"\\])*'/"
-_NOT_ONE_BY_ONE = (
-    *("$ref", "anyOf", "oneOf", "allOf", "not", "if", "patternProperties", "propertyNames", "minProperties"),
-    *("maxProperties", "dependentRequired", "dependentSchemas", "dependencies", "unevaluatedProperties"),
-)
 _SPACE = r"/ |\n{1,2}[ \t]{0,20}/"  # as grammar.json_schema has it
 _JSON_KEY = r'/"[^"\\\x00-\x1f]*"/'
 _DEFINITIONS = ("#/$defs/", "#/definitions/")
 _NAMES_OF_PLACES = frozenset(("$id", "id", "$anchor", "$dynamicRef", "$dynamicAnchor", "$recursiveRef"))
 _REMARKS = frozenset(("title", "description", "default", "examples", "$schema"))  # so that equal rules are one
 _PLAIN_OBJECT = _REMARKS | {"type", "properties", "required", "additionalProperties", "$defs", "definitions"}
+_REFUSED = (
+    *("oneOf", "allOf", "not", "if", "patternProperties", "propertyNames", "minProperties", "maxProperties"),
+    *("dependentRequired", "dependentSchemas", "dependencies", "unevaluatedProperties"),
+)
+_REFUSED_ONE_BY_ONE = ("$ref", "anyOf", *_REFUSED)
+_REFUSED_NESTED = (*_REFUSED, "unevaluatedItems", "prefixItems", "contains", "uniqueItems")
+_KINDS = ("object", "array", "string", "number", "integer", "boolean", "null")
+
+MakeMember = Callable[[str, Any], str]
+"""Returns the elements of a member, from the rule of its name and its schema."""
 
 
-def argument_rule(arguments: JsonArguments | Parameters | Keywords, function: Mapping[str, Any], text: LarkText) -> str:
+def argument_rule(form: Arguments, function: Mapping[str, Any], text: LarkText) -> str:
     """Return the rule of all arguments of a call. Raises `InvalidRequest` if they can't be enforced in that syntax."""
-    schema = object_schema(function)
-    match arguments:
+    schema, grammar = object_schema(function), function.get("text")
+    if grammar is not None:
+        return text.rule(_text_argument(form, grammar, text))
+    match form:
         case JsonArguments():
             return _json_object(schema, text) if _has_independent_members(schema) else json_rule(schema, schema, text)
         case Parameters():
-            _check_one_by_one(schema, function["name"])
-            return _one_by_one(schema, text, arguments)
+            _refuse(schema, _REFUSED_ONE_BY_ONE)
+            return text.rule(_members(schema, text, _parameter(form, schema, text), text.literal(form.end)))
         case Keywords():
-            _check_one_by_one(schema, function["name"])
-            return _keywords(schema, text, arguments)
+            _refuse(schema, _REFUSED_ONE_BY_ONE)
+            for key in properties_of(schema):
+                if not _IDENTIFIER.fullmatch(key):
+                    raise not_a_name(key)
+            return text.rule(_members(schema, text, _keyword(schema, text), text.literal(form.end), '", "'))
+        case Braces() | Elements():
+            rules = _InBraces(form, schema, text) if isinstance(form, Braces) else _InElements(form, schema, text)
+            if "anyOf" not in schema and rules.kinds(referred(schema, schema) or {}) != ["object"]:
+                raise InvalidRequest(f"tools: the parameters of {function['name']!r} must be an object", "tools")
+            return text.rule(rules.value(schema, rules.end))
 
 
-def _check_one_by_one(schema: Mapping[str, Any], name: str) -> None:
-    keyword = next((key for key in _NOT_ONE_BY_ONE if key in schema), None)
+def _refuse(schema: Mapping[str, Any], keywords: Iterable[str]) -> None:
+    keyword = next((key for key in keywords if key in schema), None)
     if keyword is not None:
         raise InvalidRequest(
-            f"tools: the parameters of {name!r}: the keyword '{keyword}' cannot be enforced where arguments are "
-            "written one by one, as this model writes them",
-            "tools",
+            f"tools: the keyword '{keyword}' cannot be enforced in the notation of this model's calls", "tools"
         )
+
+
+def _members(
+    schema: Schema, text: LarkText, member: MakeMember, end: str, joint: str = "", *, never: str = ""
+) -> str:
+    """Return the members of an object and its `end`; any members if the schema lists none. ``never``: characters that
+    their names must not contain.
+    """
+    found, more = names_in_markup(schema, never=never), others_of(schema)
+    if not found and more is not False:
+        one = member(_KEY, {} if more is True else more)
+        return f"({one} ({joint} {one})*)? {end}"
+    listed = [(text.rule(member(text.literal(key), part)), needed) for key, (part, needed) in found.items()]
+    return text.in_any_order(listed, end, joint)
+
+
+def _text_argument(form: Arguments, grammar: TextGrammar, text: LarkText) -> str:
+    """Return the rule of the one argument. Raises `InvalidRequest` for a grammar that can't be enforced there."""
+    match form:
+        case JsonArguments():
+            return f'/\\{{[ \\n]?"{INPUT}":[ ]?"/ {grammar.in_json()} /"[ \\n]?\\}}/'
+        case Keywords(end):
+            opening = text.literal(f'{INPUT}="')
+            return f"{opening} {grammar.in_json()} {text.literal(chr(34) + end)}"
+        case Parameters():
+            opening = f"{text.literal(form.before + INPUT)} {text.markup(form.before_value)}"
+            value = text.held_text_until(grammar, form.after, never=form.never)
+            return f"{opening} {value} {text.literal(form.joint)} {text.literal(form.end)}"
+        case Braces(quote):
+            return f'{text.literal("{" + INPUT + ":" + quote)} {text.held_text_until(grammar, quote)} "}}"'
+        case Elements(prefix, end):
+            value = text.held_text_until(grammar, f"{prefix}</{INPUT}>")
+            return f"{text.literal(f'{prefix}<{INPUT}>')} {value} {text.literal(end)}"
 
 
 def _json_object(schema: Mapping[str, Any], text: LarkText) -> str:
     """Return the rule of an object whose members may be in any order, while llguidance's own follow the schema."""
     space = json_space(text)
-    found = properties_of(schema)
-    members = [
-        (_member(text.literal(json.dumps(key, ensure_ascii=False)), part, schema, text), needed)
-        for key, (part, needed) in found.items()
-    ]
+
+    def member(key: str, part: Any) -> str:
+        return text.rule(json_member(key, json_rule(part, schema, text), text))
+
+    found = {json.dumps(key, ensure_ascii=False): part for key, part in properties_of(schema).items()}
+    members = [(member(text.literal(key), part), needed) for key, (part, needed) in found.items()]
     more, other = others_of(schema), ""
     if more is not False:
-        named = "|".join(escaped(json.dumps(key, ensure_ascii=False)) for key in found)
-        other = _member(text.terminal(f"{_JSON_KEY} & ~/{named}/"), more, schema, text)
+        other = member(text.terminal(f"{_JSON_KEY} & ~/{'|'.join(map(escaped, found))}/"), more)
     listed = text.in_any_order(members, f'{space} "}}"', f'{space} "," {space}', other)
     return text.rule(f'"{{" {space} {listed}')
 
@@ -80,10 +136,6 @@ def _json_object(schema: Mapping[str, Any], text: LarkText) -> str:
 def json_space(text: LarkText) -> str:
     """Return the element for optional white space between JSON tokens."""
     return f"({text.terminal(_SPACE)})?"
-
-
-def _member(key: str, schema: Any, root: Mapping[str, Any], text: LarkText) -> str:
-    return text.rule(json_member(key, json_rule(schema, root, text), text))
 
 
 def json_member(key: str, value: str, text: LarkText) -> str:
@@ -118,41 +170,6 @@ def _refers_to_definitions(schema: Any) -> bool:
     return all(map(_refers_to_definitions, schema.values()))
 
 
-def _one_by_one(schema: Mapping[str, Any], text: LarkText, form: Parameters) -> str:
-    """Return the rule of the parameters; any parameters if the schema has none."""
-    found = names_in_markup(schema)
-    end = text.literal(form.end)
-    more = others_of(schema)
-    if not found and more is not False:
-        one = _parameter(KEY, {} if more is True else more, schema, text, form)
-        return text.rule(f"({one})* {end}")
-    elements = [
-        (_parameter(text.literal(key), part, schema, text, form), needed) for key, (part, needed) in found.items()
-    ]
-    return text.in_any_order(elements, end)
-
-
-def _parameter(key: str, schema: Any, root: Mapping[str, Any], text: LarkText, form: Parameters) -> str:
-    value, is_json = _typed(schema, root, text, form)
-    opening = form.before_json_value if is_json and form.before_json_value is not None else form.before_value
-    return text.rule(f"{text.literal(form.before)} {key} {text.markup(opening)} {value} {text.literal(form.joint)}")
-
-
-def _typed(schema: Any, root: Mapping[str, Any], text: LarkText, form: Parameters) -> tuple[str, bool]:
-    """Return the rule of a value and its end, and whether it is JSON. Strings have no quotes."""
-    types, end = types_of(schema, root), form.after
-    schema = referred(schema, root)
-    if "string" not in types:
-        return f"{json_rule(schema, root, text)} {text.literal(end)}", True
-    values = values_of(schema)
-    if values is not None:
-        shown = [value if isinstance(value, str) else json.dumps(value) for value in values]
-        return f"({' | '.join(map(text.literal, shown))}) {text.literal(end)}", False
-    if types != STRING or not isinstance(schema, Mapping):
-        return text.text_until(end, never=form.never), False
-    return text.text_until(end, *text_limits(schema), never=form.never, empty=not schema.get("minLength")), False
-
-
 def json_rule(schema: Any, root: Mapping[str, Any], text: LarkText) -> str:
     """Return the rule of a value as JSON; its references lead into the definitions of `root`."""
     if not isinstance(schema, Mapping):
@@ -164,53 +181,204 @@ def json_rule(schema: Any, root: Mapping[str, Any], text: LarkText) -> str:
     return text.rule(f"%json {json.dumps({**definitions, **schema})}")
 
 
-def _keywords(schema: Mapping[str, Any], text: LarkText, form: Keywords) -> str:
-    """Return the rule of keyword arguments, separated by commas."""
-    found = properties_of(schema)
-    rules = []
-    for key, (value, needed) in found.items():
-        if not _IDENTIFIER.fullmatch(key):
-            raise not_a_name(key)
-        rules.append((text.rule(f"{text.literal(key + '=')} {_literal(value, schema, text)}"), needed))
-    end = text.literal(form.end)
-    if not rules and others_of(schema) is not False:
-        one = text.rule(f'{KEY} "=" {_literal({}, schema, text)}')
-        return text.rule(f'({one} (", " {one})*)? {end}')
-    return text.in_any_order(rules, end, '", "')
+def _parameter(form: Parameters, root: Mapping[str, Any], text: LarkText) -> MakeMember:
+    """Strings have no quotes, other values are JSON."""
+
+    def member(key: str, schema: Any) -> str:
+        value, is_json = typed(schema)
+        opening = form.before_json_value if is_json and form.before_json_value is not None else form.before_value
+        return text.rule(
+            f"{text.literal(form.before)} {key} {text.markup(opening)} {value} {text.literal(form.joint)}"
+        )
+
+    def typed(schema: Any) -> tuple[str, bool]:
+        """Return the rule of a value and its end, and whether it is JSON."""
+        types, end = types_of(schema, root), form.after
+        schema = referred(schema, root)
+        if "string" not in types:
+            return f"{json_rule(schema, root, text)} {text.literal(end)}", True
+        values = values_of(schema)
+        if values is not None:
+            shown = [value if isinstance(value, str) else json.dumps(value) for value in values]
+            return f"({' | '.join(map(text.literal, shown))}) {text.literal(end)}", False
+        limited = schema if types == STRING and isinstance(schema, Mapping) else {}
+        return text.text_until(end, *text_limits(limited), never=form.never, empty=not limited.get("minLength")), False
+
+    return member
 
 
-def _literal(schema: Any, root: Mapping[str, Any], text: LarkText) -> str:
-    """Return the rule of a value as JSON; booleans and plain strings may also be Python's."""
-    types = types_of(schema, root)
-    schema = referred(schema, root)
-    rule = json_rule(schema, root, text)
-    if values_of(schema) is None and isinstance(schema, Mapping):
-        if types == {"boolean"}:
-            return f'({rule} | "True" | "False")'
-        if types == STRING and not text_limits(schema):
-            return f"({rule} | {_PYTHON_STRING})"
-    return rule
+def _keyword(root: Mapping[str, Any], text: LarkText) -> MakeMember:
+    """Values are JSON; booleans and plain strings may also be Python's."""
+
+    def member(key: str, schema: Any) -> str:
+        types = types_of(schema, root)
+        schema = referred(schema, root)
+        rule = json_rule(schema, root, text)
+        if values_of(schema) is None and isinstance(schema, Mapping):
+            if types == {"boolean"}:
+                rule = f'({rule} | "True" | "False")'
+            elif types == STRING and not text_limits(schema):
+                rule = f"({rule} | {_PYTHON_STRING})"
+        return f'{key} "=" {rule}'
+
+    return member
 
 
-INPUT = "input"
-"""The parameter's name."""
+class _Nested(ABC):
+    """Converts a schema to rules of one notation. ``end``: the markup after the whole value."""
+
+    end = ""
+
+    def __init__(self, root: Schema, text: LarkText) -> None:
+        self._root = root
+        self._text = text
+        self._loops: dict[tuple[str, str], str] = {}
+
+    def value(self, schema: Any, end: str) -> str:
+        """Return the rule of a value and its `end`. Unspecified values may be anything that the notation can express."""
+        if schema is False:
+            raise InvalidRequest("tools: a parameter that may have no value can't be enforced", "tools")
+        if not isinstance(schema, Mapping):
+            schema = {}
+        reference = schema.get("$ref")
+        if isinstance(reference, str):
+            found = referred(schema, self._root)
+            if found is None or found is schema:
+                raise InvalidRequest(f"tools: the reference {reference[:64]!r} leads nowhere", "tools")
+            return self._looped(reference, lambda: self.value(found, end), end)
+        _refuse(schema, _REFUSED_NESTED)
+        values = values_of(schema)
+        if values is not None:
+            return self._one_of(f"{self.literal(value)} {self._text.literal(end)}" for value in values)
+        if parts := schema.get("anyOf"):
+            rest = {key: value for key, value in schema.items() if key != "anyOf"}
+            return self._one_of(
+                self.value({**rest, **part} if isinstance(part, Mapping) else part, end) for part in parts
+            )
+        kinds = self.kinds(schema)
+        return self._one_of(self._kind(kind, schema, end) for kind in kinds) if kinds else self.anything(end)
+
+    def kinds(self, schema: Schema) -> list[str]:
+        """Return the JSON types in the schema; empty if any type is allowed."""
+        given = schema.get("type")
+        named = [given] if isinstance(given, str) else given if isinstance(given, list) else []
+        if not named and "properties" in schema:
+            return ["object"]
+        return [kind for kind in _KINDS if kind in named]
+
+    def _kind(self, kind: str, schema: Schema, end: str) -> str:
+        match kind:
+            case "string":
+                return self._string(schema, end)
+            case "object":
+                return self._object(schema, end)
+            case "array":
+                least, most = schema.get("minItems", 0), schema.get("maxItems")
+                if not isinstance(least, int) or not isinstance(most, int | None) or (most is not None and most < least):
+                    raise InvalidRequest("tools: minItems and maxItems of a parameter contradict each other", "tools")
+                return self._array(schema.get("items", {}), least, most, end)
+        kept = {key: value for key, value in schema.items() if key not in ("enum", "const")}
+        return f"{json_rule({**kept, 'type': kind}, {}, self._text)} {self._text.literal(end)}"
+
+    def _looped(self, key: str, make: Callable[[], str], end: str) -> str:
+        """Return a rule that may be recursive."""
+        place = (key, end)
+        if place not in self._loops:
+            self._loops[place] = self._text.reserved()
+            self._text.define(self._loops[place], make())
+        return self._loops[place]
+
+    def _one_of(self, options: Iterable[str]) -> str:
+        unique = list(dict.fromkeys(options))
+        return self._text.rule(" | ".join(unique)) if len(unique) > 1 else unique[0]
+
+    @abstractmethod
+    def anything(self, end: str) -> str:
+        """Return the rule of a value of any type and its `end`."""
+
+    @abstractmethod
+    def literal(self, value: Any) -> str:
+        """Return the rule of exactly that value."""
+
+    @abstractmethod
+    def _string(self, schema: Schema, end: str) -> str: ...
+
+    @abstractmethod
+    def _array(self, items: Any, least: int, most: int | None, end: str) -> str: ...
+
+    @abstractmethod
+    def _object(self, schema: Schema, end: str) -> str: ...
 
 
-def text_argument_rule(arguments: Arguments, grammar: TextGrammar, text: LarkText) -> str:
-    """Return the rule of the arguments. Raises `InvalidRequest` for a grammar that can't be enforced there."""
-    match arguments:
-        case JsonArguments():
-            return text.rule(f'/\\{{[ \\n]?"{INPUT}":[ ]?"/ {grammar.in_json()} /"[ \\n]?\\}}/')
-        case Keywords(end):
-            opening = text.literal(f'{INPUT}="')
-            return text.rule(f"{opening} {grammar.in_json()} {text.literal(chr(34) + end)}")
-        case Parameters():
-            opening = f"{text.literal(arguments.before + INPUT)} {text.markup(arguments.before_value)}"
-            value = text.held_text_until(grammar, arguments.after, never=arguments.never)
-            return text.rule(f"{opening} {value} {text.literal(arguments.joint)} {text.literal(arguments.end)}")
-        case Braces(quote):
-            value = text.held_text_until(grammar, quote)
-            return text.rule(f'{text.literal("{" + INPUT + ":" + quote)} {value} "}}"')
-        case Elements(prefix, end):
-            value = text.held_text_until(grammar, f"{prefix}</{INPUT}>")
-            return text.rule(f"{text.literal(f'{prefix}<{INPUT}>')} {value} {text.literal(end)}")
+class _InBraces(_Nested):
+    """``{city:<|"|>Paris<|"|>,days:3,hours:[8,12]}``."""
+
+    def __init__(self, form: Braces, root: Schema, text: LarkText) -> None:
+        super().__init__(root, text)
+        self._quote = form.quote
+
+    def anything(self, end: str) -> str:
+        rule = self._looped("", lambda: self._one_of(self._kind(kind, {}, "") for kind in _KINDS), "")
+        return f"{rule} {self._text.literal(end)}"
+
+    def literal(self, value: Any) -> str:
+        return self._text.literal(braced(value, self._quote))
+
+    def _string(self, schema: Schema, end: str) -> str:
+        text = self._text.text_until(self._quote, *text_limits(schema), empty=not schema.get("minLength"))
+        return f"{self._text.literal(self._quote)} {text} {self._text.literal(end)}"
+
+    def _array(self, items: Any, least: int, most: int | None, end: str) -> str:
+        closing = self._text.literal("]" + end)
+        if most == 0:
+            return f'"[" {closing}'
+        item = self._text.rule(self.value(items, ""))
+        more = f'("," {item}){{{max(least - 1, 0)},{"" if most is None else most - 1}}}'
+        listed = f"{item} {more}" if most != 1 else item
+        return f'"[" {listed} {closing}' if least else f'"[" ({listed})? {closing}'
+
+    def _object(self, schema: Schema, end: str) -> str:
+        def member(key: str, value: Any) -> str:
+            return f'{key} ":" {self.value(value, "")}'
+
+        closing = self._text.literal("}" + end)
+        return '"{" ' + _members(schema, self._text, member, closing, '","', never=":")
+
+
+class _InElements(_Nested):
+    """``]<]minimax[>[<city>Paris]<]minimax[>[</city>``; the schema distinguishes objects, lists, text and numbers."""
+
+    def __init__(self, form: Elements, root: Schema, text: LarkText) -> None:
+        super().__init__(root, text)
+        self._prefix = form.prefix
+        self.end = form.end
+
+    def anything(self, end: str) -> str:
+        return self._text.text_until(end)
+
+    def literal(self, value: Any) -> str:
+        if isinstance(value, list | Mapping):
+            raise InvalidRequest("tools: lists and objects in an enum can't be enforced in a tool call", "tools")
+        return self._text.literal(value if isinstance(value, str) else json.dumps(value))
+
+    def kinds(self, schema: Schema) -> list[str]:
+        found = super().kinds(schema)
+        if "string" in found and {"array", "object"}.intersection(found):
+            raise InvalidRequest("tools: a parameter that is a text or a list or an object can't be enforced", "tools")
+        return ["string"] if "string" in found else found  # a text may also contain null and numbers
+
+    def _string(self, schema: Schema, end: str) -> str:
+        limited = schema if schema.get("type") == "string" else {}
+        return self._text.text_until(end, *text_limits(limited), empty=not limited.get("minLength"))
+
+    def _array(self, items: Any, least: int, most: int | None, end: str) -> str:
+        item = self._text.rule(self._element("item", items))
+        return f"{item}{{{least},{'' if most is None else most}}} {self._text.literal(end)}"
+
+    def _object(self, schema: Schema, end: str) -> str:
+        found = names_in_markup(schema, never=":").items()
+        members = [(self._text.rule(self._element(key, value)), needed) for key, (value, needed) in found]
+        return self._text.in_any_order(members, self._text.literal(end))
+
+    def _element(self, name: str, schema: Any) -> str:
+        return f"{self._text.literal(f'{self._prefix}<{name}>')} {self.value(schema, f'{self._prefix}</{name}>')}"

@@ -4,23 +4,14 @@ Each format describes its syntax (`tool_call_syntax`); this module converts it t
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from server.errors import InvalidRequest
-from server.formats.grammar.argument_rules import argument_rule, json_member, json_space, text_argument_rule
-from server.formats.grammar.lark_text import ControlToken, LarkText
-from server.formats.grammar.nested_rules import nested_rule
-from server.formats.tool_call_syntax import (
-    TOOL_NAME,
-    Arguments,
-    Braces,
-    Elements,
-    JsonArguments,
-    ToolCallSyntax,
-    WholeJson,
-)
+from server.formats.grammar.argument_rules import argument_rule, json_member, json_space
+from server.formats.grammar.lark_text import LarkText
+from server.formats.tool_call_syntax import TOOL_NAME, JsonArguments, ToolCallSyntax, WholeJson
 
 Function = Mapping[str, Any]
 """A function in OpenAI's format. ``text``: the grammar of its one parameter, `INPUT`, if it has one (`TextGrammar`)."""
@@ -38,140 +29,125 @@ class Trigger:
 def calls_lark(
     form: ToolCallSyntax,
     functions: Sequence[Function],
+    text: LarkText,
     *,
     parallel: bool,
-    control: ControlToken | None = None,
-    tags: Sequence[str] = (),
     answer: tuple[str, object] | None = None,
 ) -> str:
     """Return Lark whose `start` is one or more calls of these functions.
 
     ``answer``: the markup and the JSON Schema of an alternative reply. Each function's parameters are a separate
-    schema, so that a ``$ref`` keeps its meaning. ``tags``: texts that may be control tokens. Raises `InvalidRequest`
-    for parameters that can't be enforced.
+    schema, so that a ``$ref`` keeps its meaning. Raises `InvalidRequest` for parameters that can't be enforced.
     """
-    text = LarkText(control, tags)
+    calls = _Calls(form, functions, text, parallel)
     try:
-        if form.whole is not None:
-            calls = _whole(form.whole, functions, text, parallel=parallel)
-        else:
-            calls = _calls(form, functions, text, parallel=parallel and form.several)
-            calls = f"{_lead(form, functions, text)} {calls}"
+        start = calls.forced() if form.whole is None else calls.whole(form.whole)
     except RecursionError:
-        raise InvalidRequest("tools: the parameters of a function are nested too deeply", "tools") from None
+        raise _too_deep() from None
     if answer is None:
-        return text.whole(calls)
+        return text.whole(start)
     lead, schema = answer
     other = text.rule(f"{text.literal(lead)} %json {json.dumps(schema)}")
-    return text.whole(f"{text.rule(calls)} | {other}")
+    return text.whole(f"{text.rule(start)} | {other}")
 
 
 def triggers(
-    form: ToolCallSyntax,
-    functions: Sequence[Function],
-    *,
-    parallel: bool,
-    control: ControlToken | None = None,
-    tags: Sequence[str] = (),
+    form: ToolCallSyntax, functions: Sequence[Function], new_text: Callable[[], LarkText], *, parallel: bool
 ) -> list[Trigger]:
-    """Return the texts that start a call in free text, with the grammars of the rest. Raises `InvalidRequest`."""
+    """Return the texts that start a call in free text, with the grammars of the rest. Raises `InvalidRequest`.
+
+    ``new_text``: creates the writer of one grammar.
+    """
     try:
         if form.by_name:
-            found = [_named(form, function, functions, control, tags, parallel) for function in functions]
-            return [trigger for each in found for trigger in each]
-        text = LarkText(control, tags)
+            return [
+                trigger
+                for function in functions
+                for trigger in _Calls(form, functions, new_text(), parallel).triggers_of(function)
+            ]
+        text = new_text()
         first, _ = form.all_triggers[0]
-        calls = _calls(form, functions, text, parallel=parallel and form.rest_of_list, begun=first)
-        lark = text.whole(calls)
+        lark = text.whole(_Calls(form, functions, text, parallel).after(first))
     except RecursionError:
-        raise InvalidRequest("tools: the parameters of a function are nested too deeply", "tools") from None
+        raise _too_deep() from None
     return [Trigger(begun, lark, at_start) for begun, at_start in form.all_triggers]
 
 
-def _named(
-    form: ToolCallSyntax,
-    function: Function,
-    functions: Sequence[Function],
-    control: ControlToken | None,
-    tags: Sequence[str],
-    parallel: bool,
-) -> list[Trigger]:
-    """Return the triggers with this function's name and the next character."""
-    after_name = form.after_name[0]
-    assert isinstance(after_name, str)
-    text = LarkText(control, tags)
-    rest = text.literal(after_name[1:])
-    call = f"{rest} {_arguments(form, function, text)} {text.literal(form.after)}"
-    if form.rest_of_list:
-        more = _alternatives(form, functions, text)
-        again = f" ({text.literal(form.joint)} {more})*" if parallel and form.several else ""
-        call = f"{call}{again} {text.literal(form.close)}"
-    lark = text.whole(call)
-    name = _written(function["name"], form)
-    return [Trigger(f"{begun}{name}{after_name[0]}", lark, at_start) for begun, at_start in form.all_triggers]
+def _too_deep() -> InvalidRequest:
+    return InvalidRequest("tools: the parameters of a function are nested too deeply", "tools")
 
 
-def _calls(
-    form: ToolCallSyntax, functions: Sequence[Function], text: LarkText, *, parallel: bool, begun: str = ""
-) -> str:
-    """Return the rule of all calls with their surrounding markup, without the text ``begun`` at its start."""
-    one = _alternatives(form, functions, text)
-    again = f" ({text.literal(form.joint)} {one})*" if parallel else ""
-    if not begun:
-        return f"{text.literal(form.open)} {one}{again} {text.literal(form.close)}"
-    if form.open:
-        return f"{text.literal(form.open.removeprefix(begun))} {one}{again} {text.literal(form.close)}"
-    return f"{_alternatives(form, functions, text, begun=begun)}{again} {text.literal(form.close)}"
+@dataclass(frozen=True, slots=True)
+class _Calls:
+    """Writes the calls of `functions` into one grammar."""
 
+    form: ToolCallSyntax
+    functions: Sequence[Function]
+    text: LarkText
+    parallel: bool
 
-def _alternatives(form: ToolCallSyntax, functions: Sequence[Function], text: LarkText, *, begun: str = "") -> str:
-    rules = [_call(form, function, text, begun) for function in functions]
-    return "(" + " | ".join(rules) + ")"
+    def forced(self) -> str:
+        """Return the rule of a turn with calls only, from its first markup on."""
+        form, text, one = self.form, self.text, self._one()
+        lead = ""
+        if form.lead is not None:
+            names = " | ".join(text.literal(_written(function["name"], form)) for function in self.functions)
+            lead = f"{text.literal(form.lead[0])} ({names}) {text.literal(form.lead[1])}"
+        more = self._more(one, form.several)
+        return f"{lead} {text.literal(form.open)} {one}{more} {text.literal(form.close)}"
 
+    def after(self, begun: str) -> str:
+        """Return the rule of the calls after the text `begun`."""
+        form, text, one = self.form, self.text, self._one()
+        more = self._more(one, form.rest_of_list)
+        if form.open:
+            return f"{text.literal(form.open.removeprefix(begun))} {one}{more} {text.literal(form.close)}"
+        return f"{self._one(begun)}{more} {text.literal(form.close)}"
 
-def _call(form: ToolCallSyntax, function: Function, text: LarkText, begun: str) -> str:
-    name = _written(function["name"], form)
-    starts = (form.before,) if begun else (form.before, *form.also_before)
-    before = " | ".join(text.markup(start, without=begun) for start in starts)
-    after_name = " | ".join(map(text.markup, form.after_name))
-    arguments = _arguments(form, function, text)
-    return text.rule(f"({before}) {text.literal(name)} ({after_name}) {arguments} {text.literal(form.after)}")
+    def triggers_of(self, function: Function) -> list[Trigger]:
+        """Return the triggers with this function's name and the next character."""
+        form, text = self.form, self.text
+        after_name = form.after_name[0]
+        assert isinstance(after_name, str)
+        arguments = argument_rule(form.arguments, function, text)
+        call = f"{text.literal(after_name[1:])} {arguments} {text.literal(form.after)}"
+        if form.rest_of_list:
+            call = f"{call}{self._more(self._one(), form.several)} {text.literal(form.close)}"
+        lark = text.whole(call)
+        name = _written(function["name"], form)
+        return [Trigger(f"{begun}{name}{after_name[0]}", lark, at_start) for begun, at_start in form.all_triggers]
 
+    def whole(self, whole: WholeJson) -> str:
+        """Return the rule of calls as one JSON value, in the lexemes of ``%json``, so that an answer may be one, too."""
+        text = self.text
+        space, key = json_space(text), text.literal(json.dumps(whole.arguments))
+        calls = []
+        for function in self.functions:
+            name = text.literal(json.dumps(function["name"], ensure_ascii=False))
+            name = json_member(text.literal('"name"'), name, text)
+            arguments = json_member(key, argument_rule(JsonArguments(), function, text), text)
+            calls.append(text.rule(f'"{{" {space} {name} {space} "," {space} {arguments} {space} "}}"'))
+        one = f"({' | '.join(calls)})"
+        if not whole.list_key:
+            return one
+        again = f'({space} "," {space} {one})*' if self.parallel else ""
+        listed = json_member(text.literal(json.dumps(whole.list_key)), f'"[" {space} {one} {again} {space} "]"', text)
+        return f'"{{" {space} {listed} {space} "}}"'
 
-def _lead(form: ToolCallSyntax, functions: Sequence[Function], text: LarkText) -> str:
-    if form.lead is None:
-        return ""
-    names = " | ".join(text.literal(_written(function["name"], form)) for function in functions)
-    return f"{text.literal(form.lead[0])} ({names}) {text.literal(form.lead[1])}"
+    def _one(self, begun: str = "") -> str:
+        """Return the rule of one call, without the text `begun` at its start."""
+        return "(" + " | ".join(self._call(function, begun) for function in self.functions) + ")"
 
+    def _more(self, one: str, several: bool) -> str:
+        return f" ({self.text.literal(self.form.joint)} {one})*" if self.parallel and several else ""
 
-def _whole(whole: WholeJson, functions: Sequence[Function], text: LarkText, *, parallel: bool) -> str:
-    """Return the rule of calls as one JSON value, in the lexemes of ``%json``, so that an answer may be one, too."""
-    space, key = json_space(text), text.literal(json.dumps(whole.arguments))
-    calls = []
-    for function in functions:
-        name = json_member(text.literal('"name"'), text.literal(json.dumps(function["name"], ensure_ascii=False)), text)
-        arguments = json_member(key, _arguments_of(JsonArguments(), function, text), text)
-        calls.append(text.rule(f'"{{" {space} {name} {space} "," {space} {arguments} {space} "}}"'))
-    one = f"({' | '.join(calls)})"
-    if not whole.list_key:
-        return one
-    again = f'({space} "," {space} {one})*' if parallel else ""
-    listed = json_member(text.literal(json.dumps(whole.list_key)), f'"[" {space} {one} {again} {space} "]"', text)
-    return f'"{{" {space} {listed} {space} "}}"'
-
-
-def _arguments(form: ToolCallSyntax, function: Function, text: LarkText) -> str:
-    return _arguments_of(form.arguments, function, text)
-
-
-def _arguments_of(arguments: Arguments, function: Function, text: LarkText) -> str:
-    grammar = function.get("text")
-    if grammar is not None:
-        return text_argument_rule(arguments, grammar, text)
-    if isinstance(arguments, Braces | Elements):
-        return nested_rule(arguments, function, text)
-    return argument_rule(arguments, function, text)
+    def _call(self, function: Function, begun: str) -> str:
+        form, text = self.form, self.text
+        starts = (form.before,) if begun else (form.before, *form.also_before)
+        before = " | ".join(text.markup(start, without=begun) for start in starts)
+        after_name = " | ".join(map(text.markup, form.after_name))
+        name, arguments = _written(function["name"], form), argument_rule(form.arguments, function, text)
+        return text.rule(f"({before}) {text.literal(name)} ({after_name}) {arguments} {text.literal(form.after)}")
 
 
 def _written(name: str, form: ToolCallSyntax) -> str:
@@ -185,8 +161,3 @@ def _written(name: str, form: ToolCallSyntax) -> str:
             "tools",
         )
     return name
-
-
-def loosened(function: Function) -> Function:
-    """Return the function with unconstrained parameters; a parameter's own grammar is kept."""
-    return {**function, "parameters": {"type": "object"}}

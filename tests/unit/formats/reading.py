@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+from server.formats import BY_NAME
 from server.formats.parsing.pieces import ContentText, Piece, Reasoning, ToolCallArguments, ToolCallBegin
 from server.formats.parsing.reasoning import OutputParser
 from server.templates.template import ChatTemplate
@@ -76,6 +77,11 @@ def template(form: str = "auto", sign: str = "") -> ChatTemplate:
     """A template that says nothing but `sign`; compiling and probing one takes 20 ms."""
     source = "{{ messages[0].content }}{{ tools | tojson if tools }}{# " + sign + " #}"
     return ChatTemplate(source, bos_token="", eos_token="", tool_format=form)
+
+
+def prompt_of(form: str) -> str:
+    """How the prompt begins the assistant's turn in that format."""
+    return BY_NAME[form].turn_start + (">>>" if form == "functionary-v3.2" else "")
 
 
 def parser(form: str, *, sign: str = "", prompt: str = "", **options: Any) -> OutputParser:

@@ -11,8 +11,9 @@ from server import formats
 from server.formats.tool_call_syntax import Arguments, Braces, Elements, Parameters
 from server.formats.written import calls_text
 from server.structured.grammar.matcher import MatcherConstraint
-from tests.unit.formats.reading import forced_call_grammar, parser, read, template
-from tests.unit.structured.builders import WORDS, WordVocab, allowed
+from tests.unit.formats.reading import every_character, forced_call_grammar, parser, prompt_of, read, template
+from tests.unit.formats.recorded import tool
+from tests.unit.structured.builders import WORDS, WordVocab, allowed, matches
 
 pytestmark = pytest.mark.slow
 
@@ -106,10 +107,6 @@ def _closing(tokens: list[int], chance: random.Random) -> int:
     )
 
 
-def prompt_of(name: str) -> str:
-    return formats.BY_NAME[name].turn_start + (">>>" if name == "functionary-v3.2" else "")
-
-
 def check(name: str, text: str, prompt: str | None = None) -> int:
     """Reads a text that must be calls that fit; how many."""
     found = read(parser(name, tools=TOOLS, prompt=prompt_of(name) if prompt is None else prompt), text)
@@ -184,3 +181,24 @@ def test_parameters_may_have_names_of_any_api(name: str) -> None:
     found = read(parser(name, tools=tools), text)
     assert [(each[0], json.loads(each[1])) for each in found.calls] == [("step", given)]
     assert takes(WORDS.lark(forced_call_grammar(template(name), tools)), text)
+
+
+TOOL_NAMES = (
+    *("look_up", "look-up", "look.up", "mcp/look", "mcp:look", "mcp::look/up", "2look", "a.b-c_d/e:f", "look:0"),
+    *("functions.look", "/look", ":look", "-look", "look:"),
+)
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+
+
+@pytest.mark.parametrize(("name", "sign"), VARIANTS)
+def test_the_grammar_and_the_parser_take_the_same_tool_names(name: str, sign: str) -> None:
+    form = formats.BY_NAME[name].tool_call_syntax(sign)
+    for function in TOOL_NAMES:
+        tools = [tool(function, CITY)]
+        lead = "" if form.lead is None else function.join(form.lead)
+        text = lead + calls_text(form, [(function, '{"city": "Paris"}')])
+        assert matches(WORDS.lark(forced_call_grammar(template(name, sign), tools)), text)
+        for cuts in ([], every_character(text)):
+            found = read(parser(name, sign=sign, prompt=prompt_of(name), tools=tools), text, cuts)
+            calls = [(called, json.loads(arguments)) for called, arguments in found.calls]
+            assert (calls, found.content.strip()) == ([(function, {"city": "Paris"})], "")

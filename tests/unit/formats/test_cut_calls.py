@@ -8,10 +8,10 @@ import pytest
 
 from server import formats
 from server.formats.parsing.reasoning import OutputParser
-from tests.unit.formats.reading import Read, forced_call_grammar, functions_of, parser, template
+from tests.unit.formats.reading import Read, forced_call_grammar, functions_of, parser, prompt_of, template
 from tests.unit.formats.recorded import RECORDED
 from tests.unit.formats.samples import Recorded
-from tests.unit.formats.test_call_grammars import TOOLS, VARIANTS, prompt_of, walk
+from tests.unit.formats.test_call_grammars import TOOLS, VARIANTS, walk
 
 CALLS = [recorded for recorded in RECORDED if recorded.calls]
 N_DOUBTFUL = 3

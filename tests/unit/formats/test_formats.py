@@ -10,7 +10,7 @@ from server.formats import BY_NAME, FORMATS
 from server.formats.tool_call_syntax import ToolCallSyntax
 from server.formats.tool_format import ToolFormat
 from server.formats.written import calls_text
-from tests.unit.formats.reading import Read, every_character, parser, read
+from tests.unit.formats.reading import Read, every_character, parser, prompt_of, read
 from tests.unit.formats.recorded import FULL, PARIS, RECORDED, Recorded
 
 pytestmark = pytest.mark.slow
@@ -138,7 +138,7 @@ def test_each_format_has_recorded_calls(form: str) -> None:
     [pytest.param(form, each, id=f"{form.name}-{n}") for form in FORMATS for n, each in enumerate(form.call_forms)],
 )
 def test_what_a_model_is_told_to_write_is_read(form: ToolFormat, written: ToolCallSyntax) -> None:
-    prompt = form.turn_start + (">>>" if form.name == "functionary-v3.2" else "")
+    prompt = prompt_of(form.name)
     told = calls_text(written, [("get_weather", FULL)])
     if form.name == "muse":
         told = " to=get_weather<|message|>" + told  # which its own template writes

@@ -8,6 +8,7 @@ import pytest
 
 from server.formats import FORMATS
 from server.formats.grammar.call_grammar import calls_lark
+from server.formats.grammar.lark_text import LarkText
 from server.formats.parsing.pieces import Piece, ToolCallArguments
 from server.formats.parsing.stream_parser import Parser, Reading
 from server.formats.tool_call_syntax import ToolCallSyntax
@@ -55,7 +56,7 @@ def test_every_call_that_is_allowed_is_read_as_a_text_of_the_grammar(
     form: ToolFormat, calls: ToolCallSyntax, grammar: TextGrammar
 ) -> None:
     function = {"name": "patch", "description": "", "parameters": PARAMETERS, "text": grammar}
-    lark = calls_lark(calls, [function], parallel=False, tags=form.tags)
+    lark = calls_lark(calls, [function], LarkText(), parallel=False)
     wanted = re.compile(r"[^!]*!" if grammar is LINES else r'[a<"\\\n]{1,20}!?')
     for seed in range(3):
         text = walked(lark, random.Random(seed))
