@@ -9,7 +9,7 @@ The order of `FORMATS` matters: the first format that matches a template is used
 another one's follows it (`HERMES` is the last of those with <tool_call>).
 """
 
-from server.formats.families import braces, elements, glm, json_objects, messages, named_json, parameters, python
+from server.formats.families import json_objects, messages, named_json, nested, parameters, python
 from server.formats.tool_format import ToolFormat
 
 GENERIC = json_objects.GENERIC
@@ -28,18 +28,18 @@ FORMATS: tuple[ToolFormat, ...] = (
     parameters.DEEPSEEK_DSML,
     parameters.STEP3,
     named_json.DEEPSEEK,
-    elements.MINIMAX_M3,
+    nested.MINIMAX_M3,
     parameters.DOTS,
     parameters.MINIMAX_M2,
-    braces.FUNCTION_GEMMA,
-    braces.GEMMA_4,
+    nested.FUNCTION_GEMMA,
+    nested.GEMMA_4,
     parameters.SOLAR_2,
     named_json.SOLAR,
-    glm.HUNYUAN,
-    glm.LONGCAT,
-    glm.K2_HORIZON,
+    parameters.HUNYUAN,
+    parameters.LONGCAT,
+    parameters.K2_HORIZON,
     named_json.GLM4,
-    glm.GLM,
+    parameters.GLM,
     parameters.MINICPM_5,
     parameters.QWEN3_CODER,
     named_json.MISTRAL_ARGS,

@@ -14,6 +14,7 @@ from server.formats.grammar.lark_text import ANY_TEXT
 ANY = frozenset(("string", "number", "integer", "boolean", "null", "object", "array"))
 STRING = frozenset(("string",))
 NOT_STRING = ANY - STRING
+_KINDS = {type(None): "null", bool: "boolean", int: "integer", float: "number", str: "string", list: "array"}
 _MAX_REFERENCES = 16
 _IN_MARKUP = re.compile(r"""[^\x00-\x20<>{}\[\](),;="'`|\\\x7f]+""")
 _TEXT_KEYWORDS = ("not", "if", "allOf")
@@ -110,20 +111,7 @@ def values_of(schema: Any) -> list[Any] | None:
 
 def kind_of(value: Any) -> str:
     """Return the JSON type of a value."""
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "boolean"
-        case int():
-            return "integer"
-        case float():
-            return "number"
-        case str():
-            return "string"
-        case list():
-            return "array"
-    return "object"
+    return _KINDS.get(type(value), "object")
 
 
 def text_limits(schema: Mapping[str, Any]) -> list[str]:

@@ -9,6 +9,7 @@ equals, by the absence of markup around replies. If no parser returns the call, 
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from os.path import commonprefix
 from typing import Any
 
 from server.formats import BY_NAME, FORMATS, GENERIC, recognised
@@ -78,8 +79,8 @@ def rendered_turns(render: Render) -> list[RenderedTurn]:
     made = []
     for calls, text in (([ARGUMENTS], ""), ([ARGUMENTS, _OTHER], _TEXT)):
         whole = render([user, _assistant(calls, text), *_results(len(calls))], False)
-        opening = asked[n_common(without, asked) :] if asked and whole.startswith(asked) else ""
-        turn = whole[n_common(asked if opening else without, whole) :]
+        opening = asked[len(commonprefix((without, asked))) :] if asked and whole.startswith(asked) else ""
+        turn = whole[len(commonprefix((asked if opening else without, whole))) :]
         if all(str(given["city"]) in turn for given in calls):
             made.append(RenderedTurn(turn, opening, len(calls)))
     return made
@@ -135,9 +136,3 @@ def _results(n_calls: int) -> list[TemplateMessage]:
     return [
         {"role": "tool", "content": "r", "name": NAME, "tool_call_id": f"call0000{n}"} for n in range(1, n_calls + 1)
     ]
-
-
-def n_common(one: str, other: str) -> int:
-    """Return the length of the common prefix."""
-    n_both = min(len(one), len(other))
-    return next((n for n in range(n_both) if one[n] != other[n]), n_both)

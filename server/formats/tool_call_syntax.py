@@ -6,7 +6,7 @@ A call is ``before``, the name, ``after_name``, the arguments, ``after``. Calls 
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 Markup: TypeAlias = str | tuple["str | re.Pattern[str]", ...]
@@ -138,32 +138,18 @@ def parts(markup: Markup) -> tuple["str | re.Pattern[str]", ...]:
 
 def json_calls(open: str, close: str = "", *, key: str = "arguments", **options: Any) -> ToolCallSyntax:  # noqa: A002
     """Return the syntax of ``{"name": ..., "arguments": {...}}`` with a tag before and after each call."""
-    given: dict[str, Any] = {"trigger": open.strip(), **options}
-    return ToolCallSyntax(f'{open}{{"name": "', (f'", "{key}": ',), f"}}{close}", **given)
+    form = ToolCallSyntax(f'{open}{{"name": "', (f'", "{key}": ',), f"}}{close}", trigger=open.strip())
+    return replace(form, **options)
 
 
 def json_list(open: str, close: str = "", *, key: str = "arguments", **options: Any) -> ToolCallSyntax:  # noqa: A002
     """Return the syntax of a JSON list of such objects."""
-    given: dict[str, Any] = {
-        "open": f"{open}[",
-        "close": f"]{close}",
-        "joint": ", ",
-        "trigger": open,
-        "rest_of_list": True,
-        **options,
-    }
-    return ToolCallSyntax('{"name": "', (f'", "{key}": ',), "}", **given)
+    after_name = (f'", "{key}": ',)
+    form = ToolCallSyntax('{"name": "', after_name, "}", f"{open}[", f"]{close}", ", ", trigger=open, rest_of_list=True)
+    return replace(form, **options)
 
 
 def python_list(open: str, close: str, *, joint: str = ", ", **options: Any) -> ToolCallSyntax:  # noqa: A002
     """Return the syntax of consecutive Python calls, ``get_weather(city="Paris")``."""
-    given: dict[str, Any] = {
-        "open": open,
-        "close": close,
-        "joint": joint,
-        "arguments": Keywords(),
-        "trigger": open,
-        "rest_of_list": True,
-        **options,
-    }
-    return ToolCallSyntax("", ("(",), **given)
+    form = ToolCallSyntax("", ("(",), "", open, close, joint, Keywords(), trigger=open, rest_of_list=True)
+    return replace(form, **options)

@@ -63,8 +63,7 @@ class Lazy:
             raise _refused("Error: no triggers set for lazy grammar!")
         if constraint is None:
             return None
-        from server.structured.grammar.lazy_grammar import LazyGrammar, Patterns
-        from server.structured.grammar.triggered import Rules, TriggeredConstraint
+        from server.structured.grammar.triggered import LazyGrammar, Patterns, Rules, TriggeredConstraint
 
         texts = [_text(trigger, vocab) for trigger in shown if trigger["type"] in (TOKEN, WORD)]
         try:

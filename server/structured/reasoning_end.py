@@ -5,6 +5,7 @@ closing tag. As in llama.cpp's common/reasoning-budget.cpp, tokens after the ope
 the prompt, no character is cut, and reasoning that opens again has a new budget.
 """
 
+import codecs
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -111,7 +112,7 @@ class ReasoningEnd:
             self._n_seen = self._switch.n_calls
             if self._state is _State.THINKING:
                 self._state = _State.ENDING
-        if self._state is _State.ENDING and not cuts_character(self._tail):
+        if self._state is _State.ENDING and not _cuts_character(self._tail):
             self._state, self._n_forced = _State.CLOSING, 0
         if self._state is _State.CLOSING:
             return token == self._ending.forced[self._n_forced]
@@ -186,13 +187,8 @@ class ReasoningEnd:
             self._think(0)
 
 
-def cuts_character(text: bytes) -> bool:
-    """Whether UTF-8 text ends in the middle of a character that may still be completed."""
-    for n_back in range(1, min(len(text), 3) + 1):
-        byte = text[-n_back]
-        if byte >= 0xC0:
-            n_bytes = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
-            return n_back < n_bytes
-        if byte < 0x80:
-            return False
-    return False
+def _cuts_character(text: bytes) -> bool:
+    """Return whether UTF-8 text ends in the middle of a character that may still be completed."""
+    decoder = codecs.getincrementaldecoder("utf-8")("ignore")
+    decoder.decode(text[-3:])
+    return bool(decoder.getstate()[0])

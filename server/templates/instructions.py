@@ -102,7 +102,4 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 def _with_text(message: TemplateMessage, text: str) -> TemplateMessage:
     """Append a text to a message's content."""
-    content = message.get("content")
-    if isinstance(content, list):
-        return {**message, "content": [*content, {"type": "text", "text": text}]}
-    return {**message, "content": f"{content}\n\n{text}" if content else text}
+    return {**message, "content": joined((message.get("content"), text))}

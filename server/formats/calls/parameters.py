@@ -209,7 +209,7 @@ def typed_value(turn: StreamParser, types: frozenset[str], ends: tuple[str, ...]
 def as_json(text: str, types: frozenset[str]) -> str:
     """Return `text` unchanged if it is JSON of one of these types, else as a JSON string."""
     stripped = text.strip()
-    for read in (_as_it_is, _from_python):
+    for read in (str, _from_python):
         candidate = read(stripped)
         kind = _kind(candidate)
         if kind in types or (kind == "integer" and "number" in types):
@@ -220,10 +220,6 @@ def as_json(text: str, types: frozenset[str]) -> str:
     if stripped.lower() in ("true", "false") and "boolean" in types and "string" not in types:
         return stripped.lower()
     return f'"{escaped(text)}"'
-
-
-def _as_it_is(text: str) -> str:
-    return text
 
 
 def _from_python(text: str) -> str:

@@ -12,8 +12,7 @@ Every grammar is a client's. One that is wrong or too large is an `InvalidReques
 ``unique_items``              ``uniqueItems``, which no grammar can express
 ``gbnf``, ``lark``            convert GBNF to Lark; check a client's Lark
 ``embedded_text``             a client's grammar for a text inside the grammar of a call
-``triggered``                 free text in which markers start what a grammar describes
+``triggered``                 free text in which markers start what a grammar describes; lazy grammars
 ``text_tokens``               tokens by their text
-``lazy_grammar``              a grammar that applies from a trigger on, as llama-server's
 ============================  =======================================================================
 """

@@ -134,13 +134,13 @@ class MatcherConstraint:
 
     @contained
     def failure(self) -> InvalidRequest | None:
-        """Why the matcher gave up, if it did."""
-        if not self._matcher.is_error():
-            if self._slow_s <= MAX_SLOW_S:
-                return None
+        """Return why the matcher gave up, if it did."""
+        if self._matcher.is_error():
+            reason = first_line(self._matcher.get_error())
+        elif self._slow_s > MAX_SLOW_S:
             reason = f"its masks have taken more than {MAX_SLOW_S:g} s: use simpler patterns and alternatives"
-            return InvalidRequest(f"the output cannot be kept to the grammar: {reason}", self._param)
-        reason = first_line(self._matcher.get_error())
+        else:
+            return None
         return InvalidRequest(f"the output cannot be kept to the grammar: {reason}", self._param)
 
 

@@ -10,10 +10,9 @@ import pytest
 from server import formats
 from server.formats.tool_call_syntax import Arguments, Braces, Elements, Parameters
 from server.formats.written import calls_text
-from server.structured.grammar.matcher import MatcherConstraint
 from tests.unit.formats.reading import every_character, forced_call_grammar, parser, prompt_of, read, template
 from tests.unit.formats.recorded import tool
-from tests.unit.structured.builders import WORDS, WordVocab, allowed, matches
+from tests.unit.structured.builders import WORDS, WordVocab, allowed, matches, takes
 
 pytestmark = pytest.mark.slow
 
@@ -67,9 +66,9 @@ def walk(name: str, sign: str, lark: str, seed: int, *, at_most: int = 40) -> st
         tried = (
             chance.sample(ends, len(ends)) if step >= at_most and not end else []
         )  # not twice in a row: in a string it is text
-        end = next((end for end in tried if end and takes(made.fork(), end)), "")
+        end = next((end for end in tried if end and takes(made.fork(), end.encode())), "")
         if end:
-            assert takes(made, end)
+            assert takes(made, end.encode())
             out += end.encode()
             continue
         token = chance.choice(usable) if step < at_most else _closing(usable, chance)
@@ -86,15 +85,6 @@ def ends_of(arguments: Arguments) -> list[str]:
     if isinstance(arguments, Elements):
         return [f"{arguments.prefix}</{key}>" for key in (*STEP["properties"], *PLACE["properties"], "item")]
     return [getattr(arguments, "after", "")]
-
-
-def takes(made: MatcherConstraint, text: str) -> bool:
-    """Advances by a text, byte by byte, as far as it may."""
-    for byte in text.encode():
-        if not made.allows(byte):
-            return False
-        made.accept(byte)
-    return True
 
 
 def _closing(tokens: list[int], chance: random.Random) -> int:
@@ -149,7 +139,7 @@ def test_after_each_trigger_only_a_call_that_fits_is_allowed(name: str, sign: st
 def test_a_muse_call_is_addressed_to_a_function() -> None:
     lark = forced_call_grammar(template("muse"), TOOLS, name="", parallel=True)
     for recipient, known in (("step", True), ("step_all", True), ("someone", False)):
-        assert takes(WORDS.lark(lark), f" to={recipient}<|message|><atem:function_calls>") is known
+        assert takes(WORDS.lark(lark), f" to={recipient}<|message|><atem:function_calls>".encode()) is known
 
 
 @pytest.mark.parametrize("header", ["<|channel|>commentary to=functions.step_all", " to=functions.step_all"])
@@ -157,7 +147,7 @@ def test_a_muse_call_is_addressed_to_a_function() -> None:
 def test_a_forced_harmony_call_may_name_its_recipient_first(header: str, after: str) -> None:
     lark = forced_call_grammar(template("harmony"), TOOLS, name="", parallel=True)
     text = f"{header}{after}<|message|>{{}}"
-    assert takes(WORDS.lark(lark), text)
+    assert takes(WORDS.lark(lark), text.encode())
     assert check("harmony", text) == 1
 
 
@@ -180,7 +170,7 @@ def test_parameters_may_have_names_of_any_api(name: str) -> None:
     text = calls_text(form, [("step", json.dumps(given, ensure_ascii=False))])
     found = read(parser(name, tools=tools), text)
     assert [(each[0], json.loads(each[1])) for each in found.calls] == [("step", given)]
-    assert takes(WORDS.lark(forced_call_grammar(template(name), tools)), text)
+    assert takes(WORDS.lark(forced_call_grammar(template(name), tools)), text.encode())
 
 
 TOOL_NAMES = (

@@ -7,7 +7,7 @@ import pytest
 
 from server.errors import InvalidRequest
 from tests.unit.formats.reading import forced_call_grammar, parser, read, template
-from tests.unit.structured.builders import BYTES
+from tests.unit.structured.builders import BYTES, matches
 
 NS = "]<]minimax[>["
 
@@ -23,12 +23,7 @@ def one(schema: Any, **more: Any) -> dict[str, Any]:
 
 def fits(form: str, schema: Any, call: str) -> bool:
     """Whether the grammar lets exactly that call pass."""
-    made = BYTES.lark(forced_call_grammar(template(form), [tool(schema)], name="f", parallel=False))
-    for byte in call.encode():
-        if not made.allows(byte):
-            return False
-        made.accept(byte)
-    return made.finished or made.complete
+    return matches(BYTES.lark(forced_call_grammar(template(form), [tool(schema)], name="f", parallel=False)), call)
 
 
 def gemma(arguments: str) -> str:

@@ -2,11 +2,13 @@
 
 import random
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
+from server.structured.constraint import Constraint
 from server.structured.grammar.compiler import GrammarCompiler
 from server.structured.grammar.matcher import MatcherConstraint
-from tests.support.fakes import FakeVocab
+from tests.support.fakes import EOS, FakeVocab
 
 BYTES = GrammarCompiler(FakeVocab())
 
@@ -40,13 +42,63 @@ class WordVocab(FakeVocab):
 WORDS = GrammarCompiler(WordVocab())
 
 
+def takes(constraint: Constraint, tokens: Iterable[int]) -> bool:
+    """Advance as far as these tokens are allowed; whether all are."""
+    for token in tokens:
+        if not constraint.allows(token):
+            return False
+        constraint.accept(token)
+    return True
+
+
 def matches(constraint: MatcherConstraint, text: str | bytes) -> bool:
     """Whether the constraint takes exactly these bytes, one by one, and may end there."""
+    return takes(constraint, text.encode() if isinstance(text, str) else text) and constraint.complete
+
+
+def say(constraint: Constraint, text: str | bytes) -> bytes:
+    """Offer a text byte by byte, as a model that wants to say it: what comes out, with what is forced in between."""
+    said = b""
     for byte in text.encode() if isinstance(text, str) else text:
-        if not constraint.allows(byte):
-            return False
+        while not constraint.allows(byte):
+            (token,) = allowed(bytes(constraint.mask()), FakeVocab.n_tokens)
+            constraint.accept(token)
+            said += FakeVocab().piece(token)
         constraint.accept(byte)
-    return constraint.complete
+        said += bytes([byte])
+    return said
+
+
+@dataclass
+class Only:
+    """A constraint of `FakeVocab` that allows one text, then an end."""
+
+    text: bytes
+    said: bytes = b""
+
+    def fork(self) -> "Only":
+        return Only(self.text, self.said)
+
+    def allows(self, token: int) -> bool:
+        rest = self.text[len(self.said) :]
+        return token == (rest[0] if rest else EOS)
+
+    def mask(self) -> bytes:
+        bits = bytearray((FakeVocab.n_tokens + 31) // 32 * 4)
+        for token in filter(self.allows, range(FakeVocab.n_tokens)):
+            bits[token // 8] |= 1 << token % 8
+        return bytes(bits)
+
+    def masked_by(self) -> None:
+        return None
+
+    def accept(self, token: int) -> None:
+        assert self.allows(token)
+        self.said += FakeVocab().piece(token)
+
+    @property
+    def finished(self) -> bool:
+        return self.said == self.text
 
 
 def allowed(mask: bytes, n_tokens: int) -> set[int]:

@@ -11,14 +11,13 @@ from server.engine.request import Request
 from server.errors import InvalidRequest
 from server.pool.spec import ChatParams
 from server.structured.constraint import Constraint
-from tests.support.fakes import FakeVocab
 from tests.unit.dialects.builders import make_model
+from tests.unit.structured.builders import say
 
 THINKS = (
     "{% for m in messages %}{{ m.content }}{% endfor %}"
     "{% if add_generation_prompt and enable_thinking %}<think>{% endif %}{# </think> #}"
 )
-VOCAB = FakeVocab()
 HI = [{"role": "user", "content": "Hi"}]
 
 
@@ -31,15 +30,7 @@ def test_a_request_that_says_nothing_gets_what_the_model_has() -> None:
 def said(constraint: Constraint | None, wanted: str) -> str:
     """What comes out where a model wants to say that."""
     assert constraint is not None
-    out = b""
-    for byte in wanted.encode():
-        while not constraint.allows(byte):
-            (token,) = [t for t in range(VOCAB.n_tokens) if constraint.mask()[t // 8] >> t % 8 & 1]
-            constraint.accept(token)
-            out += VOCAB.piece(token)
-        constraint.accept(byte)
-        out += bytes([byte])
-    return out.decode()
+    return say(constraint, wanted).decode()
 
 
 def chat_request(params: ChatParams | None = None, **fields: object) -> Request:

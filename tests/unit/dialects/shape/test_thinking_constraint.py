@@ -1,4 +1,3 @@
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -7,34 +6,7 @@ from server.errors import InternalError
 from server.structured.after_reasoning import MAX_SPACES, AfterReasoning, Framing
 from tests.support.fakes import FakeVocab
 from tests.unit.dialects.chat.test_chat_output import accepts
-
-
-@dataclass
-class Only:
-    """Allows one text."""
-
-    text: bytes
-    at: int = 0
-
-    def fork(self) -> "Only":
-        return Only(self.text, self.at)
-
-    def allows(self, token: int) -> bool:
-        return self.text[self.at : self.at + 1] == bytes([token]) if token < 256 else self.finished
-
-    def mask(self) -> bytes:
-        return b"answer"
-
-    def masked_by(self) -> None:
-        return None
-
-    def accept(self, token: int) -> None:
-        assert self.allows(token)
-        self.at += 1
-
-    @property
-    def finished(self) -> bool:
-        return self.at == len(self.text)
+from tests.unit.structured.builders import Only, allowed
 
 
 def behind(inner: Only, vocab: FakeVocab, **framing: bytes) -> AfterReasoning:
@@ -52,7 +24,7 @@ def test_between_thoughts_and_answer_white_space_is_free_but_not_for_ever() -> N
         assert made.allows(token)
         made.accept(token)
     assert not made.allows(ord("\n"))
-    assert made.mask() == b"answer"
+    assert bits(made.mask()) == {ord("o")}
     assert accepts(made, "ok")
 
 
@@ -83,26 +55,12 @@ def test_the_mask_of_a_half_written_closing_tag_leaves_out_what_would_go_on_behi
 
 
 def bits(mask: Any) -> set[int]:
-    return {token for token in range(FakeVocab.n_tokens) if mask[token // 8] >> token % 8 & 1}
+    return allowed(mask, FakeVocab.n_tokens)
 
 
 def may_think(answer: bytes = b"ok", *, opening: bytes = b"<t>", **framing: bytes) -> AfterReasoning:
     made = Framing(opening, b"</t>", **framing)
-    return AfterReasoning(Masked(answer), FakeVocab(), made, begun=False, may_think=True)
-
-
-@dataclass
-class Masked(Only):
-    """With a true mask."""
-
-    def fork(self) -> "Masked":
-        return Masked(self.text, self.at)
-
-    def mask(self) -> bytes:
-        mask = bytearray(36)
-        for token in filter(self.allows, range(FakeVocab.n_tokens)):
-            mask[token // 8] |= 1 << token % 8
-        return bytes(mask)
+    return AfterReasoning(Only(answer), FakeVocab(), made, begun=False, may_think=True)
 
 
 @pytest.mark.parametrize("text", ["no", "<u>", "<t>hm</t>no", "\nno", "<\nt>", "o\nk", "<t>a</t><t>b</t>ok", "\n" * 9])

@@ -1,6 +1,3 @@
-from collections.abc import Iterable
-from dataclasses import dataclass
-
 import pytest
 
 from server.chat.prompt import ReasoningBudget, ended_by
@@ -9,46 +6,11 @@ from server.formats.parsing.reasoning import open_reasoning
 from server.structured.after_reasoning import AfterReasoning, Framing
 from server.structured.constraint import Constraint
 from server.structured.reasoning_end import ReasoningEnd, ReasoningSwitch
-from tests.support.fakes import EOS, FakeVocab
+from tests.support.fakes import FakeVocab
+from tests.unit.structured.builders import Only, say
 
 TAGS = ("<think>", "</think>")
 VOCAB = FakeVocab()
-
-
-@dataclass
-class Only:
-    """Allows one text, then an end."""
-
-    text: bytes
-    said: bytes = b""
-
-    def fork(self) -> "Only":
-        return Only(self.text, self.said)
-
-    def allows(self, token: int) -> bool:
-        rest = self.text[len(self.said) :]
-        return token == (rest[0] if rest else EOS)
-
-    def mask(self) -> bytes:
-        return bits(t for t in range(VOCAB.n_tokens) if self.allows(t))
-
-    def masked_by(self) -> None:
-        return None
-
-    def accept(self, token: int) -> None:
-        assert self.allows(token)
-        self.said += VOCAB.piece(token)
-
-    @property
-    def finished(self) -> bool:
-        return self.said == self.text
-
-
-def bits(tokens: Iterable[int]) -> bytes:
-    mask = bytearray((VOCAB.n_tokens + 31) // 32 * 4)
-    for token in tokens:
-        mask[token // 8] |= 1 << token % 8
-    return bytes(mask)
 
 
 def control(inner: Constraint | None = None, *, begun: bool = True) -> tuple[ReasoningEnd, ReasoningSwitch]:
@@ -77,19 +39,6 @@ def budget(
 def behind(text: bytes) -> AfterReasoning:
     """That text, behind thoughts that the prompt has opened."""
     return AfterReasoning(Only(text), VOCAB, Framing(b"<think>", b"</think>"), begun=True, may_think=False)
-
-
-def say(constraint: ReasoningEnd, text: str | bytes) -> bytes:
-    """Offer a text byte by byte, as a model that wants to say it: what comes out, with what is forced in between."""
-    said = b""
-    for byte in text.encode() if isinstance(text, str) else text:
-        while not constraint.allows(byte):
-            (token,) = [t for t in range(VOCAB.n_tokens) if constraint.mask()[t // 8] >> t % 8 & 1]
-            constraint.accept(token)
-            said += VOCAB.piece(token)
-        constraint.accept(byte)
-        said += bytes([byte])
-    return said
 
 
 def test_choices_share_the_switch_and_nothing_else() -> None:

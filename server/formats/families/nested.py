@@ -1,19 +1,79 @@
-"""The format with parameters and their nested values as elements."""
+"""Formats whose arguments are nested in a notation of their own: bare keys in braces, or elements.
+
+Each constant is followed by its models and an example of their output.
+"""
 
 import json
 from collections.abc import Mapping
 from typing import Any
 
+from server.formats.calls import python_calls
 from server.formats.calls.json_text import encodable
 from server.formats.calls.parameters import typed_value
 from server.formats.parameter_schema import member, referred, types_of
+from server.formats.parsing.frame import Frame
 from server.formats.parsing.reader import EndOfText, NotMarkup, Steps
-from server.formats.parsing.stream_parser import StreamParser, anywhere
-from server.formats.tool_call_syntax import Elements, ToolCallSyntax
+from server.formats.parsing.stream_parser import Parse, StreamParser, anywhere
+from server.formats.tool_call_syntax import TOOL_NAME, Braces, Elements, ToolCallSyntax
 from server.formats.tool_format import ToolFormat
 
+
+def _call(close: str, quote: str) -> Parse:
+    """Create a parser of a call after the opening. ``close`` follows a call, ``quote`` surrounds strings."""
+
+    def call(turn: StreamParser) -> Steps[None]:
+        name = yield from turn.match(TOOL_NAME)
+        if not name or (yield from turn.peek()) != "{":
+            raise NotMarkup
+        turn.begin(name)
+        yield from python_calls.value(turn, turn.arguments, quote=quote)
+        turn.end_call()
+        yield from turn.spaces()
+        if not (yield from turn.take(close)):
+            raise NotMarkup
+
+    return call
+
+
+_FUNCTION_CALL, _FUNCTION_END, _ESCAPE = "<start_function_call>call:", "<end_function_call>", "<escape>"
+_STOP = "<start_function_response>"
+FUNCTION_GEMMA = ToolFormat(
+    name="function-gemma",
+    parse=anywhere(_call(_FUNCTION_END, _ESCAPE), _FUNCTION_CALL, silent=(_STOP,)),
+    recognised_by=(("<start_function_call>", _ESCAPE),),
+    tags=("<start_function_call>", _FUNCTION_END, _ESCAPE, _STOP),
+    forced=ToolCallSyntax(_FUNCTION_CALL, ("",), _FUNCTION_END, arguments=Braces(_ESCAPE), trigger=_FUNCTION_CALL),
+)
+"""FunctionGemma: Gemma 4's notation with its own tags, and ``<escape>`` for quotes::
+
+    <start_function_call>call:get_weather{city:<escape>Paris<escape>,days:3}<end_function_call>
+
+The model stops with <start_function_response>, which is dropped.
+"""
+
+_REASONING, _END_REASONING = "<|channel>thought", "<channel|>"
+_GEMMA_CALL, _GEMMA_CALL_END, _QUOTE = "<|tool_call>call:", "<tool_call|>", '<|"|>'
+_SILENT = ("<|channel>", "<|turn>model\n", "<turn|>")
+GEMMA_4 = ToolFormat(
+    name="gemma4",
+    parse=Frame((_REASONING, _END_REASONING), _SILENT, {_GEMMA_CALL: _call(_GEMMA_CALL_END, _QUOTE)}).parse,
+    recognised_by=((_GEMMA_CALL,),),
+    tags=("<|channel>", _END_REASONING, "<|tool_call>", _GEMMA_CALL_END, _QUOTE, "<|turn>"),
+    framed=True,
+    reads_reasoning=True,
+    turn_start="<|turn>model\n",
+    forced=ToolCallSyntax(_GEMMA_CALL, ("",), _GEMMA_CALL_END, arguments=Braces(_QUOTE), trigger=_GEMMA_CALL),
+)
+"""Gemma 4: reasoning in a channel; arguments with bare keys, and a token for quotes::
+
+    <|channel>thought
+    ...<channel|>Let me look.<|tool_call>call:get_weather{city:<|"|>Paris<|"|>,days:3,units:[<|"|>C<|"|>]}<tool_call|>
+
+Empty channels and single closing tags are dropped.
+"""
+
 _NS = "]<]minimax[>["
-_OPEN, _CLOSE = f"{_NS}<tool_call>", f"{_NS}</tool_call>"
+_CALLS_OPEN, _CALLS_CLOSE = f"{_NS}<tool_call>", f"{_NS}</tool_call>"
 _INVOKE, _INVOKE_END = f'{_NS}<invoke name="', f"{_NS}</invoke>"
 _MAX_DEPTH = 32
 
@@ -29,7 +89,7 @@ def _calls(turn: StreamParser) -> Steps[None]:
         yield from _members(turn, schema, schema, _INVOKE_END, 0)
         turn.end_call()
         yield from turn.spaces()
-        if (yield from turn.expect(_INVOKE, _CLOSE)) == _CLOSE:
+        if (yield from turn.expect(_INVOKE, _CALLS_CLOSE)) == _CALLS_CLOSE:
             return
 
 
@@ -93,17 +153,17 @@ def _items(turn: StreamParser, schema: Any, root: Mapping[str, Any], closing: st
 
 MINIMAX_M3 = ToolFormat(
     name="minimax-m3",
-    parse=anywhere(_calls, _OPEN),
+    parse=anywhere(_calls, _CALLS_OPEN),
     recognised_by=((_NS, "<invoke"),),
     tags=(_NS, "<tool_call>", "</tool_call>"),
     forced=ToolCallSyntax(
         _INVOKE,
         ('">',),
-        open=f"{_OPEN}\n",
-        close=f"\n{_CLOSE}",
+        open=f"{_CALLS_OPEN}\n",
+        close=f"\n{_CALLS_CLOSE}",
         joint="\n",
         arguments=Elements(_NS, _INVOKE_END),
-        trigger=_OPEN,
+        trigger=_CALLS_OPEN,
         rest_of_list=True,
     ),
 )
