@@ -79,8 +79,8 @@ def rendered_turns(render: Render) -> list[RenderedTurn]:
     made = []
     for calls, text in (([ARGUMENTS], ""), ([ARGUMENTS, _OTHER], _TEXT)):
         whole = render([user, _assistant(calls, text), *_results(len(calls))], False)
-        opening = asked[len(commonprefix((without, asked))) :] if asked and whole.startswith(asked) else ""
-        turn = whole[len(commonprefix((asked if opening else without, whole))) :]
+        opening = asked[n_common(without, asked) :] if asked and whole.startswith(asked) else ""
+        turn = whole[n_common(asked if opening else without, whole) :]
         if all(str(given["city"]) in turn for given in calls):
             made.append(RenderedTurn(turn, opening, len(calls)))
     return made
@@ -136,3 +136,8 @@ def _results(n_calls: int) -> list[TemplateMessage]:
     return [
         {"role": "tool", "content": "r", "name": NAME, "tool_call_id": f"call0000{n}"} for n in range(1, n_calls + 1)
     ]
+
+
+def n_common(one: str, other: str) -> int:
+    """Return the length of the common prefix."""
+    return len(commonprefix((one, other)))  # noqa: RUF071 - of texts

@@ -61,7 +61,9 @@ class CheckedTransport(httpx2.AsyncHTTPTransport):
     def __init__(self, sites: AllowedHosts, resolve: Resolve = resolved) -> None:
         context = httpx2.create_ssl_context(trust_env=False)
         super().__init__(verify=context)
-        self._pool = httpcore2.AsyncConnectionPool(ssl_context=context, network_backend=_checked_backend(sites, resolve))
+        self._pool = httpcore2.AsyncConnectionPool(
+            ssl_context=context, network_backend=_checked_backend(sites, resolve)
+        )
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         """Send one request. Raises `httpx2.TransportError`."""

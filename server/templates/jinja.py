@@ -186,8 +186,9 @@ _WARM_UP = (
 
 
 def answerer() -> Callable[[bytes, bytes], tuple[bytes, bytes]]:
-    """Create the function that a sandbox process runs (`server.sandbox.worker`): it takes the server's pickled call of a
-    method and returns text.
+    """Create the function that a sandbox process runs (`server.sandbox.worker`).
+
+    It takes the pickled call of a method and returns text.
     """
     renderer = InProcess()
 

@@ -5,12 +5,11 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from os.path import commonprefix
 from typing import Any, TypeVar
 
 from server.errors import ConfigError, InvalidRequest
 from server.formats.chat_format import ChatFormat
-from server.formats.recognition import TOOL, TemplateMessage, recognise
+from server.formats.recognition import TOOL, TemplateMessage, n_common, recognise
 from server.templates.adaptation import PREAMBLE_MARK, adapt, adapted_effort, formed, labelled
 from server.templates.built_in import CHATML, format_of, names, source_of
 from server.templates.capabilities import Capabilities, probe
@@ -189,7 +188,7 @@ class ChatTemplate:
         given = {**arguments, **self._fixed}
         opened, closed = self._judged(lambda: self._renderer.render_opened(compiled.source, given))
         text, closed = self._cleaned(opened, compiled), self._cleaned(closed, compiled)
-        return RenderedPrompt(text, text[len(commonprefix((closed, text))) :])
+        return RenderedPrompt(text, text[n_common(closed, text) :])
 
     def _continued(self, compiled: _Compiled, arguments: dict[str, Any], wanted: Continued) -> RenderedPrompt:
         *before, last = arguments["messages"]
@@ -204,7 +203,7 @@ class ChatTemplate:
             return RenderedPrompt(text, text)
         start = len(opened.text) - len(opened.generation_prompt)
         if text is not None:
-            return RenderedPrompt(text, text[len(commonprefix((opened.text[:start], text))) :])
+            return RenderedPrompt(text, text[n_common(opened.text[:start], text) :])
         opening = written(opened.generation_prompt, last, wanted, compiled.chat_format, compiled.capabilities)
         return RenderedPrompt(opened.text[:start] + opening, opening)
 

@@ -6,7 +6,14 @@ Each constant is followed by its models and an example of their output.
 import re
 
 from server.formats.calls.json_calls import JsonCalls, json_or
-from server.formats.calls.parameters import Argument, ParameterCalls, invoke_syntax, invokes, parameter_calls, typed_call
+from server.formats.calls.parameters import (
+    Argument,
+    ParameterCalls,
+    invoke_syntax,
+    invokes,
+    parameter_calls,
+    typed_call,
+)
 from server.formats.parsing.frame import Frame
 from server.formats.parsing.reader import NotMarkup, Steps
 from server.formats.parsing.stream_parser import StreamParser, anywhere

@@ -84,9 +84,7 @@ def _refuse(schema: Mapping[str, Any], keywords: Iterable[str]) -> None:
         )
 
 
-def _members(
-    schema: Schema, text: LarkText, member: MakeMember, end: str, joint: str = "", *, never: str = ""
-) -> str:
+def _members(schema: Schema, text: LarkText, member: MakeMember, end: str, joint: str = "", *, never: str = "") -> str:
     """Return the members of an object and its `end`; any members if the schema lists none. ``never``: characters that
     their names must not contain.
     """
@@ -187,9 +185,7 @@ def _parameter(form: Parameters, root: Mapping[str, Any], text: LarkText) -> Mak
     def member(key: str, schema: Any) -> str:
         value, is_json = typed(schema)
         opening = form.before_json_value if is_json and form.before_json_value is not None else form.before_value
-        return text.rule(
-            f"{text.literal(form.before)} {key} {text.markup(opening)} {value} {text.literal(form.joint)}"
-        )
+        return text.rule(f"{text.literal(form.before)} {key} {text.markup(opening)} {value} {text.literal(form.joint)}")
 
     def typed(schema: Any) -> tuple[str, bool]:
         """Return the rule of a value and its end, and whether it is JSON."""
@@ -235,7 +231,7 @@ class _Nested(ABC):
         self._loops: dict[tuple[str, str], str] = {}
 
     def value(self, schema: Any, end: str) -> str:
-        """Return the rule of a value and its `end`. Unspecified values may be anything that the notation can express."""
+        """Return the rule of a value and its `end`. An unspecified value may be anything that the notation has."""
         if schema is False:
             raise InvalidRequest("tools: a parameter that may have no value can't be enforced", "tools")
         if not isinstance(schema, Mapping):
@@ -274,7 +270,11 @@ class _Nested(ABC):
                 return self._object(schema, end)
             case "array":
                 least, most = schema.get("minItems", 0), schema.get("maxItems")
-                if not isinstance(least, int) or not isinstance(most, int | None) or (most is not None and most < least):
+                if (
+                    not isinstance(least, int)
+                    or not isinstance(most, int | None)
+                    or (most is not None and most < least)
+                ):
                     raise InvalidRequest("tools: minItems and maxItems of a parameter contradict each other", "tools")
                 return self._array(schema.get("items", {}), least, most, end)
         kept = {key: value for key, value in schema.items() if key not in ("enum", "const")}

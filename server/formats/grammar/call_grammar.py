@@ -118,7 +118,7 @@ class _Calls:
         return [Trigger(f"{begun}{name}{after_name[0]}", lark, at_start) for begun, at_start in form.all_triggers]
 
     def whole(self, whole: WholeJson) -> str:
-        """Return the rule of calls as one JSON value, in the lexemes of ``%json``, so that an answer may be one, too."""
+        """Return the rule of calls as one JSON value, in the lexemes of ``%json``, since an answer may be one, too."""
         text = self.text
         space, key = json_space(text), text.literal(json.dumps(whole.arguments))
         calls = []

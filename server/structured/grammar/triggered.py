@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 import re2
 
 from server.errors import InvalidRequest
-from server.structured.grammar.text_tokens import Markers
 from server.structured.grammar.matcher import MatcherConstraint
+from server.structured.grammar.text_tokens import Markers
 
 MAX_CHECKED = 4096  # tokens of a mask where a pattern decides, which takes microseconds for each
 _MAX_SIZE = 1000  # instructions of all patterns together: 30 ms a token at worst, on a text of `LONGEST`

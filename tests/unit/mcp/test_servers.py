@@ -103,8 +103,10 @@ async def test_a_program_that_has_ended_is_started_again() -> None:
         server = servers.configured["x"]
         await servers.list_tools(server)
         (used,) = servers._used.values()
-        writing, used.connection._reading = anyio.create_memory_object_stream[Any](0)
+        writing, reading = anyio.create_memory_object_stream[Any](0)
         writing.close()  # as where the program ends
+        reading.close()
+        used.connection._reading = reading
         assert (await servers.call(server, "add", {"a": 1, "b": 2})).text == "3"
 
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from server.errors import InvalidRequest
+from server.structured.grammar import unique_items
 from server.structured.grammar.compiler import GrammarCompiler
 from server.structured.grammar.matcher import MatcherConstraint
-from server.structured.grammar import unique_items
 from tests.unit.structured.builders import BYTES, WORDS, WordVocab, allowed, matches, walk
 
 UNIQUE = {"type": "array", "uniqueItems": True}

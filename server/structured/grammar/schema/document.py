@@ -125,9 +125,8 @@ class Document:
             self._dependencies(plain, given, below)
         elif key in REFUSED:
             raise unenforceable(key, place)
-        elif key in VALUES:
-            if self._check(VALUES[key][0](given), given, below, VALUES[key][1]):
-                plain[key] = int(given) if key in COUNTS and isinstance(given, float) and given.is_integer() else given
+        elif key in VALUES and self._check(VALUES[key][0](given), given, below, VALUES[key][1]):
+            plain[key] = int(given) if key in COUNTS and isinstance(given, float) and given.is_integer() else given
 
     def _several(self, plain: dict[str, Any], key: str, given: Any, place: str) -> None:
         if key in LISTS and isinstance(given, list) and given:
