@@ -1,11 +1,11 @@
 """Decides whether two schemas are disjoint. Disjoint branches of a `oneOf` need no rewriting to exclude each other.
 
-The result is conservative: keywords that are not analyzed (`not`, `if`, `items`, ...) can only reduce the set of
-values.
+The result is conservative: keywords that are not analyzed (`not`, `if`, `items`, bounds, ...) can only reduce the set
+of values.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from server.structured.grammar.schema.keywords import Schema, kind_of
@@ -13,13 +13,8 @@ from server.structured.grammar.schema.keywords import Schema, kind_of
 MAX_DEPTH = 12  # references and nested schemas of one proof
 MAX_PAIRS = 20_000  # of schemas that are held against each other in one document
 _AS_A_PAIR = 50  # names or values that are looked at count as much as a pair
-_EVERY = frozenset(["array", "boolean", "null", "number", "object", "string"])
-_COUNTS = {
-    "array": ("minItems", "maxItems"),
-    "object": ("minProperties", "maxProperties"),
-    "string": ("minLength", "maxLength"),
-}
 _PREFIX = re.compile(r"\^([A-Za-z0-9_-]+)([*?{]?)")  # of a pattern: prefix of every match
+_EVERY = frozenset(["array", "boolean", "null", "number", "object", "string"])
 
 
 class Disjointness:
@@ -30,52 +25,39 @@ class Disjointness:
         self._left = MAX_PAIRS
 
     def of(self, one: Schema, other: Schema, depth: int = 0) -> bool:
-        """Whether it is sure that no value matches both."""
+        """Return whether it is sure that no value matches both."""
         self._left -= 1
         if one is False or other is False:
             return True
         if one is True or other is True or depth > MAX_DEPTH or self._left < 0:
             return False
         ones, others = self._parts(one), self._parts(other)
-        types = _EVERY.intersection(*map(types_of, ones + others))
-        if self._values_differ(ones, others) or all(self._apart(kind, ones, others, depth) for kind in types):
+        types = _EVERY.intersection(*map(_types_of, ones + others))
+        if not types or self._values_differ(ones, others):
+            return True
+        if types == {"object"} and self._members_apart(ones, others, depth):
             return True
         return self._cases_apart(ones, other, depth) or self._cases_apart(others, one, depth)
 
     def _parts(self, schema: Schema) -> list[dict[str, Any]]:
         """Return all schemas that a value must match: the schema, its references and its `allOf`. False is left out."""
-        found: list[dict[str, Any]] = []
-        seen: set[int] = set()
+        found: dict[int, dict[str, Any]] = {}
         waiting: list[Schema] = [schema]
         while waiting:
             each = waiting.pop()
-            if isinstance(each, bool) or id(each) in seen:
-                continue
-            seen.add(id(each))
-            found.append(each)
-            waiting += each.get("allOf", ())
-            if "$ref" in each:
-                waiting.append(self._definitions[each["$ref"]])
-        return found
+            if not isinstance(each, bool) and id(each) not in found:
+                found[id(each)] = each
+                waiting += each.get("allOf", ())
+                waiting += [self._definitions[each["$ref"]]] if "$ref" in each else []
+        return list(found.values())
 
     def _cases_apart(self, parts: list[dict[str, Any]], other: Schema, depth: int) -> bool:
-        """Whether all cases that some keyword leaves are apart from the other schema."""
+        """Return whether all cases that some keyword leaves are apart from the other schema."""
         cases = (part[key] for part in parts for key in ("anyOf", "oneOf") if key in part)
         return any(all(self.of(case, other, depth + 1) for case in each) for each in cases)
 
-    def _apart(self, kind: str, ones: list[dict[str, Any]], others: list[dict[str, Any]], depth: int) -> bool:
-        """Whether no value of this type matches both."""
-        if kind == "number":
-            return _nothing_between(ones + others)
-        if kind not in _COUNTS:
-            return False
-        least, most = _COUNTS[kind]
-        if max(_all_of(least, ones + others), default=0) > min(_all_of(most, ones + others), default=float("inf")):
-            return True
-        return kind == "object" and self._members_apart(ones, others, depth)
-
     def _values_differ(self, ones: list[dict[str, Any]], others: list[dict[str, Any]]) -> bool:
-        """Whether both name their values, and none is the same."""
+        """Return whether both name their values, and none is the same."""
         named = [[keys for part in parts if (keys := _value_keys(part)) is not None] for parts in (ones, others)]
         self._left -= sum(len(keys) for each in named for keys in each) // _AS_A_PAIR
         return any(mine.isdisjoint(theirs) for mine in named[0] for theirs in named[1])
@@ -84,17 +66,15 @@ class Disjointness:
         """Return whether a property that one of them requires can't match both."""
         names = dict.fromkeys(name for part in ones + others for name in part.get("required", ()))
         self._left -= len(names) // _AS_A_PAIR
-        for name in names:
-            theirs = list(_of_property(others, name))
-            for mine in _of_property(ones, name):
-                if mine is False or any(self.of(mine, each, depth + 1) for each in theirs):
-                    return True
-            if False in theirs:
-                return True
-        return False
+        return any(
+            self.of(mine, theirs, depth + 1)
+            for name in names
+            for mine in _of_property(ones, name)
+            for theirs in _of_property(others, name)
+        )
 
 
-def types_of(schema: Mapping[str, Any]) -> frozenset[str]:
+def _types_of(schema: Mapping[str, Any]) -> frozenset[str]:
     """Return the types of values that the schema's own keywords allow."""
     found = _EVERY
     if "type" in schema:
@@ -112,27 +92,13 @@ def _value_keys(schema: Mapping[str, Any]) -> set[Any] | None:
     return {(kind_of(value), None if isinstance(value, list | dict) else value) for value in values}
 
 
-def _all_of(key: str, parts: Iterable[Mapping[str, Any]]) -> list[Any]:
-    return [part[key] for part in parts if key in part]
-
-
-def _nothing_between(parts: list[dict[str, Any]]) -> bool:
-    """Whether bounds leave no number."""
-    low = max(_all_of("minimum", parts) + _all_of("exclusiveMinimum", parts), default=float("-inf"))
-    high = min(_all_of("maximum", parts) + _all_of("exclusiveMaximum", parts), default=float("inf"))
-    ends = low in _all_of("exclusiveMinimum", parts) or high in _all_of("exclusiveMaximum", parts)
-    return bool(low > high or (low == high and ends))
-
-
-def _of_property(parts: Iterable[Mapping[str, Any]], name: str) -> Iterator[Schema]:
+def _of_property(parts: list[dict[str, Any]], name: str) -> Iterator[Schema]:
     """Return what is certain about a property."""
     for part in parts:
-        listed = part.get("properties", {})
-        patterns = part.get("patternProperties", ())
-        if name in listed:
-            yield listed[name]
-        elif "additionalProperties" in part and not any(_may_match(pattern, name) for pattern in patterns):
-            yield part["additionalProperties"]
+        if name in part.get("properties", ()):
+            yield part["properties"][name]
+        elif not any(_may_match(pattern, name) for pattern in part.get("patternProperties", ())):
+            yield part.get("additionalProperties", True)
 
 
 def _may_match(pattern: str, name: str) -> bool:
