@@ -162,6 +162,8 @@ class Worker(Endpoint):
                 return self.model.vocab
             case "constraint":
                 return self.model.grammar.made_anew(Recipe(*name))
+            case "tokens":
+                return self.model.grammar.tokens
             case "chunk":
                 return self._chunks[name]
             case "switch":

@@ -291,6 +291,8 @@ class Encoder(pickle.Pickler):
             return remote_object, ("switch", self._watch(obj))
         if hasattr(kind, "recipe"):  # a compiled grammar; importing llguidance to name its class is slow
             return remote_object, ("constraint", tuple(obj.recipe))
+        if hasattr(kind, "with_inside"):  # `TextTokens`
+            return remote_object, ("tokens", None)
         return NotImplemented
 
     def encode(self, message: object) -> Encoded:

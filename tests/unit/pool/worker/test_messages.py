@@ -112,6 +112,8 @@ def to_worker(request: Request) -> tuple[Request, dict[int, ReasoningSwitch], Re
                 return VOCAB
             case "constraint":
                 return COMPILER.made_anew(Recipe(*name))
+            case "tokens":
+                return COMPILER.tokens
         return switches.setdefault(name, ReasoningSwitch())
 
     body, buffers = Encoder(VOCAB, HandleTable[Bitmap]().add, watch).encode(request)
