@@ -96,16 +96,15 @@ class NextRound:
 class Generation:
     """A parsed request for one model: the engine requests, and the writer of the reply.
 
-    ``reasoning`` ends the reasoning early if the client requests it. ``generation_prompt``: the end of a chat's prompt
-    that opens the assistant's turn. ``commit`` stores the finished reply; awaited before its end is sent.
-    ``follow_up``: calls server-side tools and generates again. ``error`` and ``ping``: those of this stream, if they
-    differ from the dialect's once it has begun. ``convert`` returns what a whole reply is instead of the writer's body.
+    ``reasoning`` ends the reasoning early if the client requests it. ``commit`` stores the finished reply; awaited
+    before its end is sent. ``follow_up``: calls server-side tools and generates again. ``error`` and ``ping``: those of
+    this stream, if they differ from the dialect's once it has begun. ``convert`` returns what a whole reply is instead
+    of the writer's body.
     """
 
     requests: Sequence[Request]
     writer: Writer
     reasoning: ReasoningSwitch | None = None
-    generation_prompt: str = ""
     commit: Callable[[], Awaitable[None]] | None = None
     follow_up: "ToolRounds | None" = None
     error: Callable[[int, Json], bytes] | None = None

@@ -224,7 +224,6 @@ class Rerank:
     """A checked body. ``shape``: whose reply is wanted."""
 
     body: RerankBody
-    query: str
     documents: list[str]
     shape: ResponseFormat
 
@@ -238,7 +237,7 @@ def read_rerank(given: object, *, cohere: bool = False) -> Rerank:
         raise InvalidRequest(_WANTED, "documents")
     texts = [each.text if isinstance(each, Document) else each for each in documents]
     shape: ResponseFormat = "cohere" if cohere else "jina" if body.texts is None else "tei"
-    return Rerank(body, body.query, texts, shape)
+    return Rerank(body, texts, shape)
 
 
 def rerank_job(request: Rerank, model: LoadedModel) -> VectorJob:
@@ -251,9 +250,9 @@ def rerank_job(request: Rerank, model: LoadedModel) -> VectorJob:
         raise cannot_rerank(model.spec.id)
     body, shape, template = request.body, request.shape, model.info.rerank_template
     if template:
-        inputs = [_filled(template, request.query, text, model.vocab) for text in request.documents]
+        inputs = [_filled(template, body.query, text, model.vocab) for text in request.documents]
     else:
-        inputs = _pairs(request.query, request.documents, model.vocab)
+        inputs = _pairs(body.query, request.documents, model.vocab)
 
     def reply(found: Sequence[Vectors]) -> bytes:
         scores = [float(vectors[0, 0]) for vectors in found]

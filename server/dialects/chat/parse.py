@@ -212,7 +212,7 @@ class ChatRequest(ConversationRequest):
             custom=self.custom,
         )
         opening = prepared.prompt.rendered.generation_prompt
-        return verbose(Generation([request], writer, output.switch, opening), options, model, caller)
+        return verbose(Generation([request], writer, output.switch), options, model, caller, opening)
 
 
 def parse_chat(given: dict[str, Any]) -> ChatRequest:

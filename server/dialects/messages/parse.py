@@ -445,16 +445,12 @@ class _Reader:
         content: Content = ""
         texts = isinstance(given, list) and all(isinstance(each, dict) and each.get("type") == "text" for each in given)
         if kind == "tool_result" or texts or isinstance(given, str):
-            content = self._result_content("" if given is None else given, f"{path}.content")
+            # The texts of blocks are concatenated, as in llama-server.
+            blocks = _blocks("" if given is None else given, f"{path}.content")
+            content = text_content(_joined(part for block, at in blocks for part in self._content(block, at)))
         elif given is not None:  # of one of Anthropic's server tools
             content = json_text(_readable(given))
         self.messages.append(Message("tool", content, call_id=call_id, name=self.names.get(call_id, "")))
-
-    def _result_content(self, given: object, path: str) -> Content:
-        """Return a tool result: a text, or blocks, whose texts are concatenated, as in llama-server."""
-        return text_content(
-            _joined(part for block, where in _blocks(given, path) for part in self._content(block, where))
-        )
 
     def _content(self, block: Block, path: str) -> list[Part]:
         """Return the content of a block. Skips a block that has no content for a model, with a warning.

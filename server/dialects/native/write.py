@@ -229,8 +229,13 @@ KEY = "__verbose"
 _END = b"}\n\n"  # of an event's object
 
 
-def verbose(generation: Generation, fields: GenerationFields, model: LoadedModel, caller: Caller) -> Generation:
-    """Return a generation whose reply is verbose if the request, or by default the server, enables it."""
+def verbose(
+    generation: Generation, fields: GenerationFields, model: LoadedModel, caller: Caller, generation_prompt: str = ""
+) -> Generation:
+    """Return a generation whose reply is verbose if the request, or by default the server, enables it.
+
+    `generation_prompt`: the end of a chat's prompt that opens the assistant's turn.
+    """
     if not (caller.verbose if fields.verbose is None else fields.verbose):
         return generation
     settings = whole_settings(
@@ -240,7 +245,7 @@ def verbose(generation: Generation, fields: GenerationFields, model: LoadedModel
         stream=bool(fields.stream),
         grammar=fields.grammar or "",
         spec_type=model.spec.engine.asked_spec_type,
-        generation_prompt=generation.generation_prompt,
+        generation_prompt=generation_prompt,
     )
     native = NativeWriter(generation.requests, model, fields, settings)
     return replace(generation, writer=_VerboseWriter(generation.writer, native))

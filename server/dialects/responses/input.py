@@ -150,7 +150,10 @@ class InputReader:
         item = as_object(item, path)
         kind = item.get("type")
         if kind == "item_reference" or (kind is None and set(item) == {"id"}):
-            item = self._referenced(string_of(item, "id", path), path)
+            item_id = string_of(item, "id", path)
+            if item_id not in self.history.referenced:
+                raise InvalidRequest(f"{path}.id: Item with id '{item_id[:80]}' not found.", f"{path}.id")
+            item = self.history.referenced[item_id]
             kind = item["type"]
         if not isinstance(kind, str | None):
             raise wrong_type(f"{path}.type", "a text such as message", kind)
@@ -158,7 +161,9 @@ class InputReader:
             case None | "message":
                 self._message(item, path)
             case "function_call":
-                self._call(Call(_called(item, path), _arguments(item, path), string_of(item, "call_id", path)))
+                name, is_null = _called(item, path), item.get("arguments", item) is None
+                arguments = "{}" if is_null else string_of(item, "arguments", path)
+                self._call(Call(name, arguments, string_of(item, "call_id", path)))
             case "custom_tool_call":
                 given = input_arguments(string_of(item, "input", path))
                 self._call(Call(_called(item, path), given, string_of(item, "call_id", path)))
@@ -248,12 +253,6 @@ class InputReader:
         self._call(Call(reader_name(asked), arguments, request_id))
         self._answered(said, request_id)
 
-    def _referenced(self, item_id: str, path: str) -> dict[str, Any]:
-        item = self.history.referenced.get(item_id)
-        if item is None:
-            raise InvalidRequest(f"{path}.id: Item with id '{item_id[:80]}' not found.", f"{path}.id")
-        return item
-
     def _turn(self) -> Message:
         """The assistant's message that the conversation ends with, a new one where it ends otherwise."""
         if not self.messages or self.messages[-1].role != "assistant":
@@ -322,11 +321,6 @@ class InputReader:
 
 def _called(item: Mapping[str, Any], path: str) -> str:
     return model_name(string_of(item, "name", path), item.get("namespace"))
-
-
-def _arguments(item: Mapping[str, Any], path: str) -> str:
-    """Return a function's arguments; null is an empty object."""
-    return "{}" if item.get("arguments", item) is None else string_of(item, "arguments", path)
 
 
 def _as_json(value: Any) -> str:
