@@ -217,8 +217,10 @@ class CompletionWriter(Writer):
             case Text(text=text, timings=timings):
                 index = prompt * self._n + event.index
                 extra = wire.members({"timings": wire.timings(timings)}) if timings else b""
-                self._choices[index].scores += (token.logprob for token in event.logprobs)
-                return self._delta(index, text, self._shown(index, event.logprobs), extra)
+                logprobs = self._shown(index, event.logprobs) if event.logprobs else None
+                if self._form.best:
+                    self._choices[index].scores += (token.logprob for token in event.logprobs)
+                return self._delta(index, text, logprobs, extra)
             case Started(index=index):
                 echo = self._echoes[prompt]
                 logprobs = {"content": [], **self._prompts[prompt].lists} if echo.pieces else None
