@@ -178,11 +178,17 @@ def test_a_second_sigterm_ends_the_process_in_the_middle_of_a_stream() -> None:
 
 HANGING = """
 import sys
+from functools import partial
+import server.engine.instances
 import server.model_pool
+import server.uvicorn_config
 from server.cli import main
 from tests.support.isolated_fakes import in_process, make_loader
 server.model_pool.native_loader = lambda remote=(): make_loader(sys.argv[1])
 server.model_pool.loader_by_name = lambda remote: in_process(sys.argv[1])
+server.model_pool.PoolLimits = partial(server.model_pool.PoolLimits, end_s=1.0)
+server.engine.instances.JOIN_POLL_S = 0.1
+server.uvicorn_config.GRACE_S = 1.0
 sys.exit(main(sys.argv[2:]))
 """
 
