@@ -113,6 +113,8 @@ async def test_a_program_that_has_ended_is_started_again() -> None:
 async def test_a_program_that_hangs_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
     stops = "import os, signal\nfrom tests.support.mcp_server import Tools\nserver = Tools().make()\n"
     stops += "server.tool(name='stop')(lambda: os.kill(os.getpid(), signal.SIGSTOP))\nserver.run()"
+    for wait in ("PROCESS_TERMINATION_TIMEOUT", "FORCE_KILL_TIMEOUT"):
+        monkeypatch.setattr(f"mcp.client.stdio.{wait}", 0.2)
     async with opened(x={"command": sys.executable, "args": ["-c", stops], "timeout_ms": 200}) as servers:
         server = servers.configured["x"]
         await servers.list_tools(server)
