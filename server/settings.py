@@ -1,9 +1,9 @@
 """The settings: the values of flags, environment, YAML and defaults, through the one option table.
 
 The table's rows are the fields of `ServerSettings` and `ModelSettings` (server/options/). Strongest first: flags,
-environment, YAML, defaults. server/options/sources.py reads and merges them. A flag or ``LLAMA_ARG_*`` variable of a
-model's option applies to every model; ``-m`` serves one model instead of the YAML's. docs/configuration.md is generated
-from the table.
+environment, YAML, defaults. server/options/sources.py reads them into layers, which pydantic-settings merges and
+validates. A flag or ``LLAMA_ARG_*`` variable of a model's option applies to every model; ``-m`` serves one model
+instead of the YAML's. docs/configuration.md is generated from the table.
 """
 
 import os
@@ -13,8 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 from pydantic.json_schema import SkipJsonSchema
+from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from server.errors import ConfigError
 from server.hub.cache import cache_folder
@@ -29,9 +30,10 @@ from server.options.sources import (
     Inputs,
     ModelRegistry,
     Origin,
+    Sections,
     check_model_names,
+    effective_layers,
     located,
-    merged_sections,
     mistake,
     read_environment,
     read_yaml,
@@ -52,6 +54,7 @@ DEFAULT_CONFIGS = (
 DEMO_CONFIGS = (DEFAULT_CONFIGS[0], DEFAULT_CONFIGS[-1])  # shipped with Llamapool
 TABLE = Table(ServerSettings, ModelSettings)
 LEAST_SECRET_BYTES = 16
+_LAYERS = "layers"  # the keyword argument that carries the layers to pydantic-settings
 _HUB_KEYS = frozenset({"hf_token", "offline", "hf_file"})
 MODEL_ONLY = frozenset(ModelSettings.model_fields) - frozenset(ModelDefaults.model_fields)
 NO_MODEL = (
@@ -60,14 +63,14 @@ NO_MODEL = (
 )
 
 
-class Settings(BaseModel):
+class Settings(BaseSettings):
     """The merged and validated settings. The first three fields are what the YAML file may contain.
 
     ``models`` are complete: the defaults are merged into them. `load_settings` creates this; tests may create it from
     values.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+    model_config = SettingsConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     server: Annotated[ServerSettings, Field(description="Options of the server.")] = ServerSettings()
     defaults: Annotated[ModelDefaults, Field(description="Options of every model.")] = ModelDefaults()
@@ -79,6 +82,24 @@ class Settings(BaseModel):
     serves_cache: SkipJsonSchema[bool] = True  # cached models are served too
     config_path: SkipJsonSchema[Path | None] = None  # the YAML file
     no_network: SkipJsonSchema[bool] = False  # HF_HUB_OFFLINE forbids all requests to a hub
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Return one source per layer of ``_layers``, the strongest first.
+
+        pydantic-settings' own sources know neither ``LLAMA_ARG_*`` nor line numbers (docs/adr/0005).
+        """
+        assert isinstance(init_settings, InitSettingsSource)
+        given = dict(init_settings.init_kwargs)
+        layers = given.pop(_LAYERS, ())
+        return tuple(InitSettingsSource(settings_cls, layer) for layer in (given, *layers))
 
 
 def load_settings(
@@ -272,18 +293,18 @@ def _config_path(flags: Source, variables: Source) -> Path | None:
 
 def _validated(inputs: Inputs, registry: ModelRegistry, place: Mapping[str, Any]) -> Settings:
     """Merge all sources and validate the result. Raises ConfigError."""
-    merged = merged_sections(inputs, registry)
+    layers = list(effective_layers(inputs, registry))
+    merged = {
+        section: {key: given for layer in layers for key, given in layer.get(section, {}).items()}
+        for section in layers[-1]
+    }
     origins = {
         model_id: replace(origin, sources={key: given.source for key, given in merged["models", model_id].items()})
         for model_id, origin in registry.origins.items()
     }
     skipped = (*inputs.flags.skipped, *inputs.variables.skipped, *registry.skipped, *_replaced_port(inputs))
-    nested: dict[str, Any] = {"models": {}}
-    for section, layer in merged.items():
-        values = {key: given.value for key, given in layer.items()}
-        (nested["models"] if section[0] == "models" else nested)[section[-1]] = values
     try:
-        return Settings(**nested, origins=origins, skipped=skipped, **place)
+        return Settings(**{_LAYERS: map(_nested, layers), "origins": origins, "skipped": skipped, **place})
     except ValidationError as error:
         details = error.errors(include_url=False)[0]
         section = tuple(str(part) for part in details["loc"][: 2 if details["loc"][0] == "models" else 1])
@@ -296,6 +317,15 @@ def _validated(inputs: Inputs, registry: ModelRegistry, place: Mapping[str, Any]
         fallback = registry.origins[section[1]].place if len(section) > 1 else inputs.document.name
         message = mistake(details, ".".join(section), merged[section], fallback, owners[section[0]])
         raise ConfigError(message) from None
+
+
+def _nested(layer: Sections) -> dict[str, Any]:
+    """Return the values of a layer as the YAML file nests them."""
+    nested: dict[str, Any] = {"models": {}}
+    for section, given in layer.items():
+        values = {key: sourced.value for key, sourced in given.items()}
+        (nested["models"] if section[0] == "models" else nested)[section[-1]] = values
+    return nested
 
 
 def _replaced_port(inputs: Inputs) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Reads and merges the sources of the settings; every value keeps its source.
+"""Reads the sources of the settings into layers for pydantic-settings; every value keeps its source.
 
 Sources, strongest first: command line (`server.options.flags`), environment, YAML, defaults. `layers` has the exact
 order, and docs/adr/0005-settings-sources.md the reasons. Environment:
@@ -126,23 +126,24 @@ def layers(inputs: Inputs, registry: ModelRegistry) -> Iterator[Sections]:
     yield _by_model({model_id: {"load": SourcedValue("startup", place)} for model_id, place in places.items()})
 
 
-def merged_sections(inputs: Inputs, registry: ModelRegistry) -> dict[SectionPath, dict[str, SourcedValue]]:
-    """Return the values of all sources by section, without those that a stronger source sets or replaces.
+def effective_layers(inputs: Inputs, registry: ModelRegistry) -> Iterator[Sections]:
+    """Yield the layers, the strongest first, each without the fields that stronger layers set or replace.
 
-    With an empty `registry` there are no models.
+    The layers are disjoint, so pydantic-settings can merge them. With an empty `registry` there are no models.
     """
     sections = [SERVER, DEFAULTS, *(("models", model_id) for model_id in registry.origins)]
-    merged: dict[SectionPath, dict[str, SourcedValue]] = {section: {} for section in sections}
     hidden: dict[SectionPath, set[str]] = {section: set() for section in sections}
     for layer in layers(inputs, registry):
+        effective: dict[SectionPath, Layer] = {}
         for section, values in layer.items():
-            if section not in merged:
+            if section not in hidden:
                 continue
-            merged[section] |= {key: given for key, given in values.items() if key not in hidden[section]}
+            effective[section] = {key: given for key, given in values.items() if key not in hidden[section]}
             kind: Section = "server" if section == SERVER else "model"
             replaced = (name for key in values for name in inputs.table.entries[kind, key].replaces)
             hidden[section].update(values, replaced)
-    return merged
+        yield effective
+    yield {section: {} for section in sections}  # every model, in order, also one without values
 
 
 def _by_model(by_id: Mapping[str, Layer]) -> Sections:

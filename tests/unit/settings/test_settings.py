@@ -50,6 +50,7 @@ def test_without_any_model_the_default_configuration_is_served() -> None:
 
 
 def test_only_what_is_handed_in_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pydantic-settings would read these names of the process's environment."""
     monkeypatch.setenv("SERVER", '{"port": 1}')
     monkeypatch.setenv("SERVER__PORT", "1")
     monkeypatch.setenv("LLAMAPOOL_SERVER__PORT", "1")
