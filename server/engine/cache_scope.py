@@ -28,5 +28,5 @@ def owner_of(scope: str) -> str:
 
 
 def is_lasting(scope: str) -> bool:
-    """Whether a later request can use what was computed in this namespace."""
+    """Return whether a later request can use what was computed in this namespace."""
     return f"/{_ALONE}" not in scope

@@ -41,13 +41,13 @@ class MoveCost:
         return 2 * self.move_s(int(n_tokens * (self.bytes_per_token or ASSUMED_BYTES)))
 
     def state_is_quicker(self, n_held: int, target_s: float) -> bool:
-        """Whether moving the state of `n_held` tokens is faster than copying the whole stream, and shorter than a
-        step.
+        """Return whether moving the state of `n_held` tokens is faster than copying the whole stream, and shorter than
+        a step.
         """
         return self.round_trip_s(n_held) < min(self.copy_s, target_s)
 
     def copy_pays(self, n_tokens: int, n_held: int, target_s: float) -> bool:
-        """Whether taking over a stream of `n_held` tokens is faster than computing `n_tokens`."""
+        """Return whether taking over a stream of `n_held` tokens is faster than computing `n_tokens`."""
         compute_s = self.compute_s(n_tokens)
         take_s = self.round_trip_s(n_held) if self.state_is_quicker(n_held, target_s) else self.copy_s
         return not compute_s or take_s < compute_s
@@ -57,7 +57,7 @@ class MoveCost:
         return n_tokens / self.computed if self.computed else 0.0
 
     def pays(self, n_tokens: int, n_lost: int) -> bool:
-        """Whether saving `n_tokens` and loading them once is faster than recomputing `n_lost`."""
+        """Return whether saving `n_tokens` and loading them once is faster than recomputing `n_lost`."""
         compute_s = self.compute_s(n_lost)
         if not (compute_s and self.bytes_per_token):
             return True

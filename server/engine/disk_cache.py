@@ -114,7 +114,7 @@ class DiskCache:
             )
 
     def takes(self, n_bytes: int) -> bool:
-        """Whether a state of `n_bytes` would be written: it fits, and not too much waits already."""
+        """Return whether a state of `n_bytes` would be written: it fits, and not too much waits already."""
         with self._lock:
             return self._usable and self._has_room(n_bytes) and self.kept.fits(n_bytes)
 

@@ -29,19 +29,19 @@ class KvBudget:
             self.free = self._info.n_cells - self._lost - sum(map(_cells, active)) if active else inf
 
     def fits(self, sequence: Sequence, n_kept: int) -> bool:
-        """Whether enough cells are free for `sequence`, of which the first `n_kept` tokens are in cells already."""
+        """Return whether enough cells are free for `sequence`, whose first `n_kept` tokens are in cells already."""
         n_preempted = len(sequence.preempted.tokens) if sequence.preempted else 0
         sequence.n_needed = max(len(sequence.target), n_preempted) - n_kept + REPLY_CELLS
         sequence.looked_at = self.changes
         return sequence.n_needed <= self.free
 
     def refuses(self, sequence: Sequence) -> bool:
-        """Whether it is known without a prefix search that `sequence` does not fit."""
+        """Return whether it is known without a prefix search that `sequence` does not fit."""
         return sequence in self._preempted or (sequence.looked_at == self.changes and sequence.n_needed > self.free)
 
     def allows_bypass(self, blocked: list[Sequence]) -> bool:
-        """Whether a request may bypass those that are `blocked`, because they do not fit: cells for more than a reply
-        are left, and none of them was bypassed as often as allowed.
+        """Return whether a request may bypass those that are `blocked`, because they do not fit: cells for more than a
+        reply are left, and none of them was bypassed as often as allowed.
         """
         return not blocked or (self.free > REPLY_CELLS and all(one.n_bypasses < MAX_BYPASSES for one in blocked))
 

@@ -69,8 +69,8 @@ class Cells:
         return 0 < self._scheduler.spent_s > self._others_step_s() * SHARE
 
     def _stalls_others(self, seconds: float) -> bool:
-        """Whether an operation of `seconds`, with what this step has spent, would stall the slot holders for more than
-        a step.
+        """Return whether an operation of `seconds`, with what this step has spent, would stall the slot holders for
+        more than a step.
         """
         return self._scheduler.spent_s + seconds > self._others_step_s()
 
@@ -86,12 +86,12 @@ class Cells:
         return step_s
 
     def may_load(self, saved: SlotState) -> bool:
-        """Whether to load `saved`; otherwise its tokens are recomputed."""
+        """Return whether to load `saved`; otherwise its tokens are recomputed."""
         return not self._refuses(len(saved.state))
 
     def _refuses(self, n_bytes: int) -> bool:
-        """Whether moving `n_bytes` would stall others for more than a step. The first move is made in any case, to
-        measure it.
+        """Return whether moving `n_bytes` would stall others for more than a step. The first move is made in any case,
+        to measure it.
         """
         cost = self._scheduler.move_cost
         return bool(cost.bandwidth) and self._stalls_others(cost.move_s(n_bytes))
@@ -622,7 +622,7 @@ class Cells:
         return True
 
     def _surely_full(self, slot: Slot, n: int) -> bool:
-        """Whether fewer than `n` cells are free; then the library is not called, which would log an error."""
+        """Return whether fewer than `n` cells are free; then the library is not called, which would log an error."""
         info = self._runner.info
         return info.unified and info.can_cut and n + _own_cells(self._others(slot)) > info.n_cells
 
@@ -644,7 +644,7 @@ class Cells:
 
 
 def _is_reusable(slot: Slot) -> bool:
-    """Whether a later request may continue from what `slot` holds."""
+    """Return whether a later request may continue from what `slot` holds."""
     return not slot.ends_inside and is_lasting(slot.adapter_set.scope)
 
 

@@ -150,8 +150,8 @@ class Placer:
         return self.slots[pinned] if pinned >= 0 else self._cheapest(None)
 
     def _keeps_waiting(self, sequence: Sequence) -> bool:
-        """Whether the awaited prefix may still arrive; so a long prompt is compared once, not in every step. The last
-        few tokens are not waited for.
+        """Return whether the awaited prefix may still arrive; so a long prompt is compared once, not in every step. The
+        last few tokens are not waited for.
         """
         if sequence.fetch is not None and sequence.fetch.pending:
             return True
@@ -208,8 +208,8 @@ class Placer:
         return stored, n_stored
 
     def _awaits_disk(self, sequence: Sequence, n: int) -> bool:
-        """Whether to wait for a state on disk that gives considerably more than the `n` available tokens. Searches the
-        disk index once.
+        """Return whether to wait for a state on disk that gives considerably more than the `n` available tokens.
+        Searches the disk index once.
         """
         if self.disk is not None and sequence.fetch is None:
             prompt, most = sequence.target, sequence.n_reusable
@@ -220,8 +220,8 @@ class Placer:
         return fetch is not None and fetch.pending and fetch.n > n + MIN_WAIT
 
     def _awaits_prefill(self, sequence: Sequence, n_available: int) -> bool:
-        """Whether to wait for the sequence that is prefilling the longest common prefix, considerably more than the
-        `n_available` tokens, because copying it will pay.
+        """Return whether to wait for the sequence that is prefilling the longest common prefix, considerably more than
+        the `n_available` tokens, because copying it will pay.
 
         If memory cannot be truncated, that sequence gets a checkpoint there, unless it is already past that place.
         """
@@ -308,8 +308,8 @@ class Placer:
         return min(self.info.evaluation_s, self.move_cost.step_s or math.inf)
 
     def _copy_pays(self, n: int, n_held: int) -> bool:
-        """Whether to copy `n` tokens of a slot that holds `n_held`. Unified cells are shared; a separate stream is
-        copied whole.
+        """Return whether to copy `n` tokens of a slot that holds `n_held`. Unified cells are shared; a separate stream
+        is copied whole.
         """
         if n < MIN_TOKENS:
             return False

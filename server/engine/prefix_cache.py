@@ -335,11 +335,11 @@ class StateCache:
         return self.size + self.n_beside
 
     def holds(self, one: Held) -> bool:
-        """Whether nearly all of its tokens are available from an entry."""
+        """Return whether nearly all of its tokens are available from an entry."""
         return self.match(one.tokens, one.adapter_set, len(one.tokens) - MIN_TOKENS)[0] is not None
 
     def wants(self, one: Held, n_lost: int) -> bool:
-        """Whether to save its state when all but its first tokens, `n_lost` of them, are removed."""
+        """Return whether to save its state when all but its first tokens, `n_lost` of them, are removed."""
         return self.limit != 0 and n_lost >= MIN_TOKENS and not self.holds(one)
 
     @property
@@ -348,11 +348,11 @@ class StateCache:
         return self.limit or self.limit_besides
 
     def fits(self, n_bytes: int) -> bool:
-        """Whether an entry of `n_bytes` can be stored at all."""
+        """Return whether an entry of `n_bytes` can be stored at all."""
         return self.limit < 0 or self.n_beside + n_bytes <= self.limit
 
     def has_room_beside(self, n_bytes: int) -> bool:
-        """Whether `n_bytes` more can be held besides the entries if these are evicted as needed."""
+        """Return whether `n_bytes` more can be held besides the entries if these are evicted as needed."""
         return not 0 <= self.most_beside < self.n_beside + n_bytes
 
     def make_room_beside(self, n_bytes: int, now: float) -> list[CacheEntry] | None:
@@ -491,7 +491,7 @@ class StateCache:
 
 
 def _is_within(entry: CacheEntry, one: Held) -> bool:
-    """Whether `entry` has the text of `one` or a prefix of it."""
+    """Return whether `entry` has the text of `one` or a prefix of it."""
     n = len(entry.tokens)
     if n > len(one.tokens) or entry.adapter_set != one.adapter_set or entry.tokens[-1:] != one.tokens[n - 1 : n]:
         return False

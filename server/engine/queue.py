@@ -292,7 +292,7 @@ def preferred_instance(ticket: Ticket, open_: Iterable[Ticket], slots: Mapping[i
 
 
 def admits(request: Request, open_: Collection[Ticket], n_slots: int, max_queue: int) -> bool:
-    """Whether `request` may be queued when `open_` wait or run already. Counts choices, not requests."""
+    """Return whether `request` may be queued when `open_` wait or run already. Counts choices, not requests."""
     n_open = sum(ticket.request.n for ticket in open_)
     places = n_slots + max_queue
     if n_open < places:

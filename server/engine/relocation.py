@@ -67,7 +67,7 @@ def best_relocation(
 
 
 def _is_asked_for(slot: Slot) -> bool:
-    """Whether its holder or last holder requested this slot by id."""
+    """Return whether its holder or last holder requested this slot by id."""
     holders = (slot.sequence, slot.last)
     return any(one is not None and one.ticket.request.id_slot >= 0 for one in holders)
 

@@ -100,7 +100,7 @@ class MtpHeads(Protocol):
     @property
     def info(self) -> RunnerInfo: ...
     def ready(self, seq: int, pos: int) -> bool:
-        """Whether drafts can be made after the first `pos` positions of `seq`."""
+        """Return whether drafts can be made after the first `pos` positions of `seq`."""
 
     def decode(self, entries: Sequence[BatchEntry]) -> bool:
         """Decode one token of each sequence, as `Runner.decode`: first the pending token, then the draft tokens."""

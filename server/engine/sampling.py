@@ -223,7 +223,7 @@ class NextTokens:
             self.finish(sequence, entry.seq, reason, now, context_full=context_full)
 
     def _takes(self, sequence: Sequence, draft: int, n: int) -> bool | None:
-        """Whether the `n`-th draft token is accepted regardless of sampling; None: sampling decides."""
+        """Return whether the `n`-th draft token is accepted regardless of sampling; None = sampling decides."""
         takes = None if self._speculation is None else self._speculation.takes(sequence, n)
         return takes and draft not in self._vocab.eog
 
@@ -404,8 +404,8 @@ class NextTokens:
 
 
 def _needs_no_logits(sequence: Sequence) -> bool:
-    """Whether only a token is needed of its outputs. Adapters may produce non-finite logits, which are detected by
-    reading them.
+    """Return whether only a token is needed of its outputs. Adapters may produce non-finite logits, which are detected
+    by reading them.
     """
     request, draft_tokens = sequence.request, sequence.draft_state
     asked = request.want_logprobs or request.prompt_logprobs or sequence.constraint is not None
@@ -414,7 +414,7 @@ def _needs_no_logits(sequence: Sequence) -> bool:
 
 
 def _is_free(entry: TokenRun) -> bool:
-    """Whether its one token is sampled freely and will be accepted in any case."""
+    """Return whether its one token is sampled freely and will be accepted in any case."""
     sequence = entry.sequence
     request = sequence.request
     bound = sequence.constraint is not None or entry.n_outputs > 1 or entry.scored or request.want_logprobs

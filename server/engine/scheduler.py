@@ -588,7 +588,7 @@ def _turn_of(sequence: Sequence) -> StepSharers:
 
 
 def _may_share_a_step(active: list[Sequence]) -> bool:
-    """Whether one LoRA set computes all of them and none is quarantined."""
+    """Return whether one LoRA set computes all of them and none is quarantined."""
     if not [s for s in active if s.quarantined_until or s.ticket.adapter_set.adapters]:
         return True
     return len({_turn_of(s) for s in active}) < 2

@@ -138,8 +138,8 @@ def device_of_buffers(buffer_type: int) -> Device | None:
 
 
 def split_over_several(buffer_type: int) -> bool:
-    """Whether buffers of a type lie on all devices of the model with equal bytes: tensors of ``split_mode: tensor``
-    (ggml/src/ggml-backend-meta.cpp, which does not list the devices).
+    """Return whether buffers of a type lie on all devices of the model with equal bytes: tensors of ``split_mode:
+    tensor`` (ggml/src/ggml-backend-meta.cpp, which does not list the devices).
     """
     name: bytes = _buffer_type_name(buffer_type)
     return name.startswith(b"Meta(")
@@ -182,7 +182,7 @@ def processor_buffer_type() -> int:
 
 
 def offloads(native: LoadParams) -> bool:
-    """Whether a device other than the CPU computes a model loaded this way."""
+    """Return whether a device other than the CPU computes a model loaded this way."""
     return supports_gpu_offload() and native.devices[0] != ()
 
 

@@ -147,12 +147,12 @@ def load_backends(lib: ctypes.CDLL) -> None:
 
 
 def _silence() -> None:
-    """The interpreter is going: the library must not call back into it."""
+    """Stop the library's log: it must not call an interpreter that is ending."""
     C.llama_log_set(C.llama_log_callback(), None)
 
 
 def reason(errors: list[str], otherwise: str) -> str:
-    """The most telling of the collected error lines, without the name of the C function that logged it."""
+    """Return the most telling of the collected error lines, without the name of the C function that logged it."""
     telling = [line for line in errors if not line.endswith(_GENERIC)] or errors
     if not telling:
         return otherwise
@@ -170,17 +170,17 @@ def new_context(model: int, params: ctypes.Structure, name: str, what: str) -> i
 
 
 def supports_gpu_offload() -> bool:
-    """Whether this build of the library can compute on a GPU that it sees."""
+    """Return whether this build of the library can compute on a GPU that it sees."""
     return bool(C.llama_supports_gpu_offload())
 
 
 def system_info() -> str:
-    """The library's line on the instruction sets and backends that it uses."""
+    """Return the library's line on the instruction sets and backends that it uses."""
     return (C.llama_print_system_info() or b"").decode("utf-8", "replace")
 
 
 def version() -> str:
-    """The version of llama.cpp inside the bindings."""
+    """Return the version of llama.cpp inside the bindings."""
     name = getattr(C._lib, "llama_version", None)
     if name is None:
         return "unknown"

@@ -74,7 +74,7 @@ class WeightsByInstance:
         return self._loaded[0].media
 
     def runner(self) -> Runner:
-        """The next instance's context, over the weights on its devices; blocking. Raises `ModelFailed`."""
+        """Return the next instance's context, over the weights on its devices; blocking. Raises `ModelFailed`."""
         runner = self._of_instance(self._n_runners).runner()
         self._n_runners += 1
         return runner
@@ -135,7 +135,7 @@ class LlamaLoader:
             return measure(native)
 
     def uses_devices(self, spec: ModelSpec) -> bool:
-        """Whether something besides the CPU computes the model."""
+        """Return whether something besides the CPU computes the model."""
         return offloads(spec.native)
 
     def memory(self) -> Mapping[str, Memory]:
@@ -174,7 +174,7 @@ class FileVocabulary:
 
 
 def open_loader(remote: tuple[str, ...] = ()) -> LlamaLoader:
-    """The loader of a process, with the devices of these machines. Raises ConfigError."""
+    """Return the loader of a process, with the devices of these machines. Raises ConfigError."""
     if remote:
         add_remote_devices(remote)
     supports_gpu_offload()  # finds the devices, which takes a moment: not on the event loop later

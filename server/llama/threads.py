@@ -290,7 +290,7 @@ class ComputeThreads:
         self._seen: Use | None = None
 
     def change(self) -> tuple[int, int] | None:
-        """The numbers for generating and for prompts, when it is time to look and they are others than before."""
+        """Return the numbers of threads for decode and prefill if they are due and differ from the last ones."""
         began = time.monotonic()
         if self._look is None or began < self._next_look:
             return None

@@ -49,7 +49,7 @@ class SpecialTexts:
         return 0
 
     def _alone(self, raw: bytes, at: int, text: bytes) -> bool:
-        """Whether no other special text overlaps the one at `at`: the longer, then the left one would win."""
+        """Return whether no other special text overlaps the one at `at`: the longer, then the left one would win."""
         for other in self._rivals_of(text):
             first = max(0, at - len(other) + 1)
             found = raw.find(other, first, at + len(text) + len(other) - 1)
@@ -126,8 +126,8 @@ class LlamaVocab:
         return self._pointer
 
     def turn_ends(self) -> frozenset[int]:
-        """The tokens that end a chat turn: end-of-generation tokens, and those that some families write between turns
-        (gpt-oss, Mistral, DeepSeek).
+        """Return the tokens that end a chat turn: end-of-generation tokens, and those that some families write between
+        turns (gpt-oss, Mistral, DeepSeek).
         """
         found = {text: self.tokenize(text, add_special=False, parse_special=True) for text in _TURN_ENDS}
         return self.eog | {
@@ -168,7 +168,7 @@ class LlamaVocab:
         return SpecialTexts(fast.vocab_get_text(self.pointer, token) or b"" for token in tokens)
 
     def piece(self, token: int, *, special: bool = True) -> bytes:
-        """The bytes that `token` prints; with ``special=False`` nothing for control tokens."""
+        """Return the bytes that `token` prints; with ``special=False`` nothing for control tokens."""
         if not 0 <= token < self.n_tokens:
             raise InternalError(f"token {token} is outside the vocabulary of {self.n_tokens}")
         if special:
@@ -179,28 +179,28 @@ class LlamaVocab:
         return known
 
     def detokenize(self, tokens: Sequence[int], *, special: bool = True) -> bytes:
-        """The pieces put together, as llama-server's /detokenize (no leading space is taken away)."""
+        """Return the pieces put together, as llama-server's /detokenize (no leading space is taken away)."""
         return b"".join([self.piece(token, special=special) for token in tokens])
 
     def text(self, token: int) -> str:
-        """The token as the vocabulary writes it, not as it prints (byte-level letters, ``▁`` for a space)."""
+        """Return the token as the vocabulary writes it, not as it prints (byte-level letters, ``▁`` for a space)."""
         if not 0 <= token < self.n_tokens:
             raise InternalError(f"token {token} is outside the vocabulary of {self.n_tokens}")
         return (fast.vocab_get_text(self.pointer, token) or b"").decode("utf-8", "replace")
 
     def attributes(self, token: int) -> int:
-        """The bits of llama.h's enum llama_token_attr."""
+        """Return the bits of llama.h's enum llama_token_attr."""
         if not 0 <= token < self.n_tokens:
             raise InternalError(f"token {token} is outside the vocabulary of {self.n_tokens}")
         return int(fast.vocab_get_attr(self.pointer, token))
 
     def close(self) -> None:
-        """The weights are going: every later native call raises. Pieces that were read stay readable."""
+        """Refuse every later native call, because the weights are freed. Pieces that were read stay readable."""
         self._pointer = None
 
 
 def _numbers(tokens: "ctypes.Array[ctypes.c_int32]", n: int) -> list[int]:
-    """The first `n`, without keeping other threads waiting: four million in one go take 200 ms."""
+    """Return the first `n`, without keeping other threads waiting: four million in one go take 200 ms."""
     if n <= _SLICE:
         return tokens[:n]
     numbers: list[int] = []

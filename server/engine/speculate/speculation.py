@@ -114,7 +114,7 @@ class Speculation:
         return lambda n_tokens: base_s + again * max(cost.of(n_tokens) - base_s, 0.0)
 
     def takes(self, sequence: Sequence, n: int) -> bool | None:
-        """Whether the `n`-th draft token is accepted in a synthetic benchmark; None: sampling decides."""
+        """Return whether the `n`-th draft token is accepted in a synthetic benchmark; None = sampling decides."""
         state = sequence.draft_state
         if state is None or state.dice is None:
             return None

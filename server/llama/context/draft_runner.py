@@ -215,7 +215,7 @@ class LlamaMtpHeads(LlamaDraftRunner):
                 del one.tokens[:n], one.rows[:n]
 
     def cut(self, seq: int, pos: int) -> None:
-        """The model has forgotten the positions of `seq` from `pos` on."""
+        """Record that the model no longer has the positions of `seq` from `pos` on."""
         one = self._followed[seq]
         if pos >= one.end:
             return
@@ -245,7 +245,7 @@ class LlamaMtpHeads(LlamaDraftRunner):
     # ---- drafts
 
     def ready(self, seq: int, pos: int) -> bool:
-        """Whether drafts can be made after the first `pos` positions of `seq`."""
+        """Return whether drafts can be made after the first `pos` positions of `seq`."""
         one = self._followed[seq]
         return not self._failed and one.end == pos and one.seen is not None
 

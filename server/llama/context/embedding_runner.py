@@ -149,7 +149,7 @@ class LlamaEmbeddingRunner:
             raise InternalError(f"llama_decode returned {status}: {reason(errors, 'no reason given')}")
 
     def _read(self, context: int, sizes: Sequence[int]) -> list[Vectors]:
-        """The results of sequences 0.. with so many tokens each; waits for the device."""
+        """Return the results of sequences 0.. with so many tokens each; waits for the device."""
         n_embd = self.info.n_embd
         if self.info.pooling is Pooling.NONE:
             rows = _copied(C.llama_get_embeddings(context), sum(sizes), n_embd)
@@ -183,8 +183,9 @@ def open_embedding_runner(
     adapt: Callable[[int], None],
     encoder: Projector | None = None,
 ) -> LlamaEmbeddingRunner:
-    """A new context that `adapt` may change; blocking. Raises `ModelFailed` when the library refuses it, or the first
-    computation."""
+    """Return a new context that `adapt` may change; blocking. Raises `ModelFailed` when the library refuses it, or the
+    first computation.
+    """
     context = new_context(model, params, spec.id, "no context that embeds")
     try:
         adapt(context)
@@ -203,8 +204,9 @@ def open_embedding_runner(
 
 
 def embedder_info(context: int, model: int, native: LoadParams) -> EmbedderInfo:
-    """The facts of a new context. Inputs are put together up to the configured ``n_ubatch``; a context that takes
-    longer ones computes them alone, since every token attends over all that is computed with it."""
+    """Return the facts of a new context. Inputs are put together up to the configured ``n_ubatch``; a context that
+    takes longer ones computes them alone, since every token attends over all that is computed with it.
+    """
     by_type = {number: pooling for pooling, number in POOLING_TYPES.items()}
     pooling = by_type[C.llama_pooling_type(context)]
     causal = bool(C.llama_get_memory(context)) and bool(C.llama_get_causal_attn(context))

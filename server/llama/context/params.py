@@ -44,17 +44,17 @@ def more_outputs(n_vocab: int, n_seq: int, engine: EngineParams) -> int:
 
 
 def stateful(model: int) -> bool:
-    """Whether the model remembers by states, in some layers or all."""
+    """Return whether the model remembers by states, in some layers or all."""
     return bool(C.llama_model_is_recurrent(model) or C.llama_model_is_hybrid(model))
 
 
 def windowed(model: int, native: LoadParams) -> bool:
-    """Whether the cache drops cells that have left a sliding window."""
+    """Return whether the cache drops cells that have left a sliding window."""
     return C.llama_model_n_swa(model) > 0 and not native.swa_full
 
 
 def can_cut(model: int, native: LoadParams) -> bool:
-    """Whether every end of a sequence can be forgotten: not with states, nor with windows that drop cells."""
+    """Return whether every end of a sequence can be forgotten: not with states, nor with windows that drop cells."""
     return not (windowed(model, native) or stateful(model))
 
 
@@ -203,8 +203,9 @@ def _decoder_sizes(native: LoadParams, n_ctx: int, n_seq: int, n_vocab: int, *, 
 
 
 def _multiple(n: int, of: int) -> int:
-    """The next multiple. The library tries its graph with as many tokens of each sequence, rounded up, but with the
-    outputs of the number before, which an average over them does not survive (llama-context.cpp, graph_reserve)."""
+    """Return the next multiple. The library tries its graph with as many tokens of each sequence, rounded up, but with
+    the outputs of the number before, which an average over them does not survive (llama-context.cpp, graph_reserve).
+    """
     return -(-n // of) * of
 
 
@@ -218,7 +219,7 @@ def _n_seq(model: int, header: GgufHeader, native: LoadParams, pooling: Pooling)
 
 
 def _whole(header: GgufHeader, pooling: Pooling) -> bool:
-    """Whether an input has to be computed at once (tools/server/server-context.cpp, can_split)."""
+    """Return whether an input has to be computed at once (tools/server/server-context.cpp, can_split)."""
     causal = header.metadata.get(f"{header.metadata.get('general.architecture')}.attention.causal", True)
     return is_encoder(header) or not causal or pooling not in _SPLITTABLE
 

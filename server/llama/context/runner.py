@@ -192,7 +192,7 @@ class LlamaRunner(NativeSequences):
         self._stop.request()
 
     def sampler(self, params: SamplingParams, prompt: Sequence[int]) -> NativeSampler:
-        """A new chain that has seen the prompt's tokens. Raises `InvalidRequest` for impossible parameters."""
+        """Return a new chain that has seen the prompt's tokens. Raises `InvalidRequest` for impossible parameters."""
         self._open()
         return self._samplers.build(params, prompt)
 
@@ -322,7 +322,7 @@ class LlamaRunner(NativeSequences):
             raise InternalError(f"token {token} is outside the vocabulary of {self.vocab.n_tokens}")
 
     def _highest(self, output: int) -> int:
-        """The token with the highest logit, without building candidates."""
+        """Return the token with the highest logit, without building candidates."""
         logits = self._view(output)
         token = int(logits.argmax())
         _refuse_unless_number(float(logits[token]))
@@ -340,7 +340,7 @@ class LlamaRunner(NativeSequences):
         return logits
 
     def _view(self, output: int) -> Logits:
-        """A view into the context, valid until the next decode.
+        """Return a view into the context, valid until the next decode.
 
         The library keeps the rows of all outputs in one piece, in the batch's order (its `output_reorder`).
         """

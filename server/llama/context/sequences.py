@@ -65,7 +65,7 @@ class NativeSequences(ABC):
         return bool(fast.memory_seq_rm(self._memory, seq, pos, -1))
 
     def seq_copy(self, source: int, target: int) -> None:
-        """The whole of `source` into the empty `target`."""
+        """Copy the whole of `source` into the empty `target`."""
         self._check(source)
         self._check(target)
         if source == target or fast.memory_seq_pos_max(self._memory, target) >= 0:

@@ -180,8 +180,9 @@ class _Reader:
         self._take(at - self._at)
 
     def _has_twins(self, at: int, count: int) -> bool:
-        """Whether two of these strings are equal: the library reads each up to a zero, gives empty ones names, and
-        asserts that all differ (src/llama-vocab.cpp)."""
+        """Return whether two of these strings are equal: the library reads each up to a zero, gives empty ones names,
+        and asserts that all differ (src/llama-vocab.cpp).
+        """
         view, length_at, seen, n_empty = self._view, struct.Struct("<Q").unpack_from, set[bytes](), 0
         for _ in range(count):
             end = at + 8 + length_at(view, at)[0]
@@ -196,7 +197,7 @@ class _Reader:
     def _tensors(
         self, count: int, metadata: Mapping[str, Scalar | tuple[Scalar, ...]]
     ) -> tuple[tuple[Tensor, ...], int]:
-        """Every tensor, and the offset of their content."""
+        """Return every tensor, and the offset of their content."""
         alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
         if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
             raise BrokenFileError(f"general.alignment is {alignment!r}, not a power of two")

@@ -49,7 +49,7 @@ def check_files(model: str, path: Path, overrides: Sequence[MetadataOverride] = 
 
 
 def read_gguf(model: str, path: Path) -> GgufHeader:
-    """The header of one file. Raises `ModelFailed` that names it."""
+    """Return the header of one file. Raises `ModelFailed` that names it."""
     try:
         if path.is_dir():
             raise ModelFailed(model, f"{path} is a folder, not a GGUF file")

@@ -44,12 +44,12 @@ def roles(header: GgufHeader, native: LoadParams) -> Roles:
 
 
 def is_encoder(header: GgufHeader) -> bool:
-    """Whether the architecture can't generate."""
+    """Return whether the architecture can't generate."""
     return header.metadata.get("general.architecture") in ENCODERS
 
 
 def file_pooling(header: GgufHeader) -> Pooling | None:
-    """The pooling that the file names."""
+    """Return the pooling that the file names."""
     return _BY_TYPE.get(header.integer(f"{header.metadata.get('general.architecture')}.pooling_type", -1))
 
 

@@ -38,7 +38,7 @@ class DeviceBudget:
 
 
 def holds(room: Mapping[str, int], footprint: Footprint, *, host: bool = True) -> bool:
-    """Whether it fits; without the `host`, whether it fits the other devices."""
+    """Return whether it fits; without the `host`, whether it fits the other devices."""
     return all(
         taken <= room[name] for name, taken in totals(footprint).items() if name in room and (host or name != HOST)
     )
@@ -85,7 +85,7 @@ def _less_context(whole: LoadParams, shape: ModelShape, room: DeviceBudget, meas
 
 
 def least_context(native: LoadParams, shape: ModelShape) -> int:
-    """The shortest that may be chosen."""
+    """Return the shortest that may be chosen."""
     return min(shape.n_ctx_train, native.fit_ctx) * shape.n_streams
 
 
@@ -104,7 +104,7 @@ def _shortened(native: LoadParams, n_most: int) -> str:
 
 
 def _can_place(native: LoadParams) -> bool:
-    """Whether the settings leave the placement open."""
+    """Return whether the settings leave the placement open."""
     said = native.tensor_split or native.tensor_overrides or native.cpu_moe or native.n_cpu_moe or native.n_cpu_ffn
     return native.n_gpu_layers == ALL_THAT_FIT and not said
 

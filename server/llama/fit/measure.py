@@ -123,7 +123,7 @@ def _without_vocabulary(header: GgufHeader, native: LoadParams) -> LoadParams:
 
 
 def _of_contexts(name: str, model: int, params: list[ctypes.Structure], n_instances: int) -> list[Footprint]:
-    """The weights count with the first one only."""
+    """Return the footprint of each context; the weights count with the first one only."""
     taken = [footprint for each in params for footprint in [_of_context(name, model, each)] * n_instances]
     return [*taken[:1], *map(without_weights, taken[1:])]
 

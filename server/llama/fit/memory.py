@@ -34,7 +34,7 @@ class Tree(ctypes.Structure):
 
 
 def can_tell() -> bool:
-    """Whether the library reports its memory: on Linux, whose builds use libstdc++."""
+    """Return whether the library reports its memory: on Linux, whose builds use libstdc++."""
     return sys.platform == "linux" and hasattr(C._lib, _SYMBOL)
 
 
@@ -50,7 +50,7 @@ def breakdown(context: int, used: Sequence[str] = ()) -> dict[str, Bytes]:
 
 
 def tree_nodes(tree: Tree, n_words: int) -> list[list[int]]:
-    """The words of every node of a map whose nodes have so many, in order; the map is freed."""
+    """Return the words of every node of a map whose nodes have so many, in order; the map is freed."""
     nodes = list(_nodes(tree.words[_ROOT]))
     delete = bind(C._lib, "_ZdlPv", None, ctypes.c_void_p)  # operator delete
     found = [_words(node, n_words) for node in nodes]
@@ -89,13 +89,13 @@ class Taken:
         self._contexts: list[Footprint] = []
 
     def count(self, context: int) -> None:
-        """A new context."""
+        """Add the memory of a new context."""
         taken = breakdown(context, self._used)
         with self._lock:
             self._contexts.append(without_weights(taken) if self._contexts else taken)
 
     def footprint(self) -> dict[str, Bytes]:
-        """All together."""
+        """Return the sum of all contexts."""
         with self._lock:
             return added(self._contexts)
 

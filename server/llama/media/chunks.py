@@ -111,7 +111,7 @@ class Chunks:
         return int(M.mtmd_input_chunks_get(self._pointer, index))
 
     def preprocessed(self, context: int, index: int, part: int) -> int:
-        """The chunk `index`, of that part, as it is encoded."""
+        """Return the pointer of chunk `index`, preprocessed with the data of its part."""
         if part not in self._later:
             return self.pointer(index)
         found = self._with_data.get(part)
@@ -164,7 +164,9 @@ class _Name:
         return self.whole.partition(b"/")[2]
 
     def taken_from(self, record: bytes) -> bytes:
-        """The chunk's description with the bitmap's own id in it (mtmd.cpp, mtmd_serialization: length and bytes)."""
+        """Return the chunk's description with the bitmap's own id in it (mtmd.cpp, mtmd_serialization: length and
+        bytes).
+        """
         there, own = (struct.pack("<Q", len(name)) + name for name in (self.whole, self.id))
         if record.count(there) != 1:
             raise InternalError("libmtmd describes a medium in an unknown form")

@@ -75,7 +75,7 @@ class Projector:
 
     @contextmanager
     def _open(self) -> Iterator[int]:
-        """The native context, which is not freed meanwhile."""
+        """Yield the native context, which is not freed meanwhile."""
         with self._users:
             if self._context is None:
                 raise InternalError("the model was unloaded while it was in use")
@@ -88,14 +88,14 @@ class Projector:
                 self._users.notify_all()
 
     def serves(self, n_ctx_seq: int) -> None:
-        """A context of the model has so many cells for a sequence."""
+        """Record that a context of the model has this many cells for a sequence."""
         self._n_most = max(self._n_most, n_ctx_seq)
 
     async def ready(self) -> None:
         """It is."""
 
     def tokenize(self, parts: Sequence[str | Bitmap], *, add_special: bool, parse_special: bool) -> MediaPrompt:
-        """A prompt of texts and media; raises `InvalidRequest` for a medium that the model can't take."""
+        """Return a prompt of texts and media; raises `InvalidRequest` for a medium that the model can't take."""
         for part in parts:
             if isinstance(part, Bitmap) and part.kind not in self.kinds:
                 raise InvalidRequest(f"{part.kind} input is not supported by this model's projector")
@@ -131,7 +131,7 @@ class Projector:
         return MediaSpan(start, chunk.n_tokens, chunk.n_pos, linear, chunk.id, nth, chunk.record, chunk)
 
     def count(self, parts: Sequence[str | Bitmap], *, add_special: bool, parse_special: bool) -> int:
-        """How many tokens `tokenize` would give."""
+        """Return how many tokens `tokenize` would give."""
         return len(self.tokenize(parts, add_special=add_special, parse_special=parse_special).tokens)
 
     def encode(self, chunks: Sequence[NativeChunk]) -> list[bytes]:
@@ -257,7 +257,7 @@ def _first_reason(errors: list[str], path: str) -> str:
 
 
 def _fill(batch: int, context: int, chunks: Sequence[NativeChunk]) -> list[int]:
-    """The first chunks, which are in `batch` now."""
+    """Return the first chunks, which are in `batch` now."""
     found: list[int] = []
     for chunk in chunks:
         pointer = chunk.preprocessed(context)

@@ -83,7 +83,7 @@ def apply_unlocked(chain: int, array: object) -> None:
 
 
 def allowed_tokens(mask: bytes | bytearray | memoryview, n_vocab: int) -> npt.NDArray[np.int32]:
-    """The ids whose bit is set; `mask` has little-endian 32-bit words, the first token in the lowest bit.
+    """Return the ids whose bit is set; `mask` has little-endian 32-bit words, the first token in the lowest bit.
 
     Raises `InternalError` for a mask that is too short or allows nothing.
     """
@@ -121,7 +121,7 @@ Draw = tuple[NativeSampler, Logits]
 
 
 def threads_for(n_chains: int, chain_s: float, handing_s: float, n_cpus: int) -> int:
-    """How many threads have `n_chains` done soonest: n of them take ``n_chains * chain_s / n + n * handing_s``."""
+    """Return how many threads end `n_chains` first: n of them take ``n_chains * chain_s / n + n * handing_s``."""
     best = math.sqrt(n_chains * chain_s / handing_s)
     return max(1, min(int(best), n_chains, n_cpus))
 

@@ -56,7 +56,7 @@ class GraphSampling:
             C.llama_set_sampler(context, seq, None)
 
     def sample(self, output: int, sampler: NativeSampler) -> int:
-        """The token that the graph chose for the batch's token `output`, accepted. Raises `NotNumbers`."""
+        """Return the token that the graph chose for the batch's token `output`, accepted. Raises `NotNumbers`."""
         context = self._open_context()
         token: int = C.llama_get_sampled_token_ith(context, output)
         probabilities = C.llama_get_sampled_probs_ith(context, output)
@@ -112,6 +112,6 @@ def largest_chains(model: int, params: ctypes.Structure) -> Iterator[None]:
 
 
 def take_off(context: int, n_seq: int) -> None:
-    """The largest chains, of a context that has them: its sequences have their logits again."""
+    """Remove the largest chains from the context: its sequences have their logits again."""
     for seq in range(n_seq):
         C.llama_set_sampler(context, seq, None)

@@ -88,7 +88,7 @@ class NativeSampler:
         return self._chain
 
     def renew(self) -> None:
-        """A copy takes the place of the chain."""
+        """Replace the chain by a copy."""
         chain = self.chain
         self._chain = C.llama_sampler_clone(chain)
         fast.sampler_free(chain)
@@ -114,7 +114,7 @@ class SamplerFactory:
         self._dry: OrderedDict[tuple[object, ...], NativeSampler] = OrderedDict()
 
     def build(self, params: SamplingParams, prompt: Sequence[int]) -> NativeSampler:
-        """A chain that has seen `prompt`. Raises `InvalidRequest` for parameters that cannot be."""
+        """Return a chain that has seen `prompt`. Raises `InvalidRequest` for parameters that cannot be."""
         check_sampling(params, self._vocab.n_tokens)
         if "infill" in params.samplers and self._vocab.eot == self._vocab.eos == -1:  # else the library aborts
             raise InvalidRequest("the sampler 'infill' needs a model with an end token", "samplers")
@@ -144,7 +144,7 @@ class SamplerFactory:
         return token
 
     def _windows(self, params: SamplingParams) -> tuple[int, int]:
-        """How many tokens the penalties and DRY look back; 0 where they are off, -1 in a request is the context."""
+        """Return how many tokens the penalties and DRY look back; 0 = off. -1 in a request is the context."""
         if params.mirostat:
             return 0, 0
         neutral = params.repeat_penalty == 1.0 and not params.presence_penalty and not params.frequency_penalty
@@ -239,7 +239,7 @@ class SamplerFactory:
 
 
 def _takes_the_highest(p: SamplingParams) -> bool:
-    """Whether the chain, apart from biases and penalties, is greedy: no sampler drops the highest logit."""
+    """Return whether the chain, apart from biases and penalties, is greedy: no sampler drops the highest logit."""
     members = p.samplers
     certain = p.mirostat == 0 and "temperature" in members and p.temperature <= 0.0 and p.dynatemp_range <= 0.0
     drops = ("xtc" in members and p.xtc_probability > 0.0) or ("typ_p" in members and p.typical_p < 1.0)
@@ -253,7 +253,7 @@ MOST_CANDIDATES = 256
 
 
 def _fits_a_graph(p: SamplingParams, n_vocab: int) -> bool:
-    """Whether the library computes the same in a graph as the whole chain, without penalties, on the CPU.
+    """Return whether the library computes the same in a graph as the whole chain, without penalties, on the CPU.
 
     Not typical-p, XTC, top-n-sigma, adaptive-p, mirostat and infill, which have no graph form (llama-sampler.cpp,
     backend_apply), nor min_keep; nor values and orders on which the library would abort or leave no candidate: top_k

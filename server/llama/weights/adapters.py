@@ -42,7 +42,7 @@ class NativeAdapter:
 
 
 def load_adapters(model: int, name: str, files: ModelFiles, native: LoadParams) -> tuple[NativeAdapter, ...]:
-    """All of ``native.lora``, their places as ids. Before any context is made: the library sizes graphs by them.
+    """Return all of ``native.lora``, their places as ids. Before any context is made: the library sizes graphs by them.
 
     Raises `ModelFailed` that names the file.
     """
@@ -97,7 +97,7 @@ def _text(header: GgufHeader, key: str) -> str:
 
 
 def _problem(header: GgufHeader, architecture: str, shapes: Mapping[str, TensorShape], n_vocab: int) -> str:
-    """Why the library cannot take this adapter for this model; "" when it can."""
+    """Return why the library cannot take this adapter for this model; "" when it can."""
     for key, wanted in _TYPES.items():
         found = header.types.get(key, wanted)
         if found != wanted:
@@ -144,7 +144,7 @@ def _tensor_problem(header: GgufHeader, shapes: Mapping[str, TensorShape]) -> st
 
 
 def _multiplies(stem: str, base: TensorShape, a: TensorShape, b: TensorShape) -> bool:
-    """Whether b * a has the shape of `base`; GGUF names the row's length first."""
+    """Return whether b * a has the shape of `base`; GGUF names the row's length first."""
     if stem.endswith(_LOOKED_UP):
         return (base[0], base[1], a[0]) == (b[1], a[1], b[0]) and a[2:] == b[2:] == base[2:]
     return (base[0], base[1], a[1]) == (a[0], b[1], b[0]) and a[2:] == b[2:] == base[2:]

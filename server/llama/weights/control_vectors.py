@@ -40,7 +40,8 @@ class ControlVector:
 
 
 def read_control_vectors(name: str, native: LoadParams, n_embd: int, n_layer: int) -> ControlVector | None:
-    """The sum of ``native.control_vectors``, None without any. Directions of layers beyond the last have no effect.
+    """Return the sum of ``native.control_vectors``, None without any. Directions of layers beyond the last have no
+    effect.
 
     Raises `ModelFailed` that names the file.
     """

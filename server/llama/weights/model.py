@@ -91,7 +91,7 @@ class LlamaWeights:
             return self._model
 
     def runner(self) -> LlamaRunner:
-        """A new context; blocking. Raises `ModelFailed` when the settings or the memory do not allow it."""
+        """Return a new context; blocking. Raises `ModelFailed` when the settings or the memory do not allow it."""
         model = self._open()
         name = self._spec.id
         params = generator_params(model, self._spec)
@@ -224,7 +224,9 @@ class LlamaWeights:
 
 
 def _warm_up(name: str, context: int, vocab: LlamaVocab) -> None:
-    """An empty run, as llama-server's: pages in the weights, builds the graph (common_init_from_params)."""
+    """Decode an empty batch, as llama-server does: it pages in the weights and builds the graph
+    (common_init_from_params).
+    """
     tokens = [token for token in (vocab.bos, vocab.eos) if token != -1] or [0]
     tokens = tokens[: C.llama_n_batch(context)]
     array = (ctypes.c_int32 * len(tokens))(*tokens)
@@ -267,7 +269,7 @@ def _template(model: int, name: bytes | None) -> str:
 
 
 def _metadata(model: int) -> dict[str, str]:
-    """The file's scalar values as the library prints them; arrays are left out there."""
+    """Return the file's scalar values as the library prints them; arrays are left out there."""
     values = {}
     for i in range(C.llama_model_meta_count(model)):
         key = _text(partial(C.llama_model_meta_key_by_index, model, i))
