@@ -291,7 +291,7 @@ def sight_of(server: ServerSettings) -> MediaLoader:
 
 
 def mcp_of(server: ServerSettings) -> McpServers:
-    """The MCP servers that are configured. Raises ConfigError."""
+    """Return the MCP servers that are configured. Raises ConfigError."""
     configured = read_servers(server.mcp_servers)
     labels = {*server.mcp_api, server.mcp_web_search} - {"", ANY_LABEL, *configured}
     if labels:

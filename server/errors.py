@@ -34,7 +34,7 @@ MASK = "****"  # a secret, where others may read
 
 
 def short(words: str) -> str:
-    """A client's own words as a message repeats them."""
+    """Return a client's own words as a message repeats them."""
     return words if len(words) <= _SHOWN_CHARS else words[:_SHOWN_CHARS] + "…"
 
 

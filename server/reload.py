@@ -56,13 +56,13 @@ def _stamps(paths: Sequence[Path]) -> list[tuple[int, int, int] | None]:
 
 
 def read_all_keys(server: ServerSettings) -> list[Key]:
-    """Every key that is configured. Raises ConfigError when a file of keys can't be read."""
+    """Return every key that is configured. Raises ConfigError when a file of keys can't be read."""
     from_file = () if server.keys_file is None else read_keys(server.keys_file)
     return [*map(plain_key, server.all_api_keys()), *from_file]
 
 
 def key_ring(server: ServerSettings) -> KeyStore:
-    """The keys of the start. Raises ConfigError."""
+    """Return the keys of the start. Raises ConfigError."""
     required = bool(server.api_keys or server.api_key_file or server.keys_file)
     return KeyStore(read_all_keys(server), required=required)
 

@@ -63,7 +63,7 @@ def first_screen(
     has_keys: bool,
     has_page: bool,
 ) -> list[str]:
-    """The lines; `has_page`: that of this program, or a folder's, is at ``/``."""
+    """Return the lines; `has_page`: that of this program, or a folder's, is at ``/``."""
     shown = sorted(states, key=lambda state: state.facts is None)[:_MOST_MODELS]
     lines = [f"Llamapool {__version__}{' at ' if addresses else ''}{', '.join(addresses)}"]
     for state in shown:

@@ -34,6 +34,6 @@ class Vocab(Protocol):
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]: ...
 
     def piece(self, token: int, *, special: bool = True) -> bytes:
-        """The bytes that `token` prints; with ``special=False`` nothing for control tokens."""
+        """Return the bytes that `token` prints; with ``special=False`` nothing for control tokens."""
 
     def detokenize(self, tokens: Sequence[int], *, special: bool = True) -> bytes: ...

@@ -106,7 +106,7 @@ class Assembler:
         return left
 
     def said(self, kind: Kind) -> str:
-        """The text of all items of a kind."""
+        """Return the text of all items of a kind."""
         return "".join(item.text for item in self.items if item.kind is kind)
 
     @property
@@ -115,7 +115,7 @@ class Assembler:
         return list(self._calls.values())
 
     def message(self) -> Message:
-        """The same as a message of the conversation."""
+        """Return the output as a message of the conversation."""
         calls = tuple(Call(item.name, item.text, item.id) for item in self.calls)
         return Message("assistant", self.said(Kind.TEXT), self.said(Kind.REASONING), calls)
 

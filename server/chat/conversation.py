@@ -172,7 +172,7 @@ class Conversation:
 
 
 def text_content(parts: Sequence[Part]) -> Content:
-    """One text part as its text: templates may write a list otherwise than the same text."""
+    """Return one text part as its text: templates may write a list otherwise than the same text."""
     if not parts:
         return ""
     if len(parts) == 1 and isinstance(parts[0], TextPart) and not parts[0].plain:
@@ -181,12 +181,12 @@ def text_content(parts: Sequence[Part]) -> Content:
 
 
 def shown_text(part: Part) -> str:
-    """A part as text."""
+    """Return the text of a part."""
     return part.text if isinstance(part, TextPart) else part.placeholder
 
 
 def unseen(medium: Media) -> InvalidRequest:
-    """The error of one that the model can't be shown (llama-server's words)."""
+    """Return the error for a medium that the model does not accept (llama-server's text)."""
     hint = "hint: if this is unexpected, you may need to provide the mmproj"
     if medium.source is None:
         hint = "there is no address and no file in it, and no file_id"

@@ -200,7 +200,7 @@ def read_parts(
     add_special: bool = True,
     parse_special: bool = True,
 ) -> MediaPrompt:
-    """The tokens of texts and of the media between them, which `seen` has. Raises `InvalidRequest`."""
+    """Return the tokens of texts and of the media between them, which `seen` has. Raises `InvalidRequest`."""
     return _read(_given(parts, seen), model, add_special=add_special, parse_special=parse_special)
 
 
@@ -249,7 +249,7 @@ def _tokens(texts: Sequence[str], vocab: Vocab, *, add_special: bool, parse_spec
 
 
 def can_show(model: LoadedModel) -> Callable[[Media], bool]:
-    """Whether that model can be shown a medium."""
+    """Return a function that tells whether the model accepts a medium."""
     kinds = set[str]() if model.media is None else {*model.media.kinds, "file"}
     kinds.add("document")
     if "image" in kinds:
@@ -258,7 +258,7 @@ def can_show(model: LoadedModel) -> Callable[[Media], bool]:
 
 
 def _seen(part: str | Media, seen: Seen) -> Sequence[str | Bitmap]:
-    """A text for a medium that could not be had, which is one that may be left out: others are errors by now."""
+    """Return the text that replaces an optional medium that could not be loaded. For others that is an error."""
     if isinstance(part, str):
         return (part,)
     found = None if part.source is None else seen.get(part.source)
@@ -268,7 +268,7 @@ def _seen(part: str | Media, seen: Seen) -> Sequence[str | Bitmap]:
 
 
 def render(conversation: Conversation, chat_format: ChatFormat, model: LoadedModel) -> Prompt:
-    """The prompt. Raises `InvalidRequest`, also with the template's own complaint."""
+    """Return the prompt. Raises `InvalidRequest`, also with the template's own complaint."""
     marks = Marks(can_show(model))
     tools, asked = conversation.tools, conversation.thinking
     messages, continued = conversation.messages, _continued(conversation, chat_format, model)

@@ -146,12 +146,12 @@ def page_of(data: Sequence[Json], *, has_more: bool) -> Json:
 
 
 def event(body: Json) -> bytes:
-    """One server-sent event."""
+    """Return one server-sent event."""
     return b"data: " + orjson.dumps(body) + b"\n\n"
 
 
 def typed_event(body: Json) -> bytes:
-    """One server-sent event that is named by its ``type``, as those of Anthropic's streams."""
+    """Return one server-sent event that is named by its ``type``, as those of Anthropic's streams."""
     return b"event: %b\ndata: %b\n\n" % (body["type"].encode(), orjson.dumps(body))
 
 

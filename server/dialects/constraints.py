@@ -121,7 +121,7 @@ def guide(fields: ConstraintFields) -> ResponseFormat | None:
 
 
 def conflict(field: str, other: str) -> InvalidRequest:
-    """The error for two fields that shape the output both."""
+    """Return the error for two fields that both constrain the output."""
     return InvalidRequest(f"{field}: can't be used together with {other}", field)
 
 

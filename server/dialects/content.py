@@ -84,8 +84,7 @@ _ENDINGS: Mapping[str, MediaKind] = {
 
 
 def link(given: object, *keys: str) -> MediaUrl | None:
-    """The address, or the file in base64: a text, or an object that has it under one of `keys`; None for nothing that
-    can be read."""
+    """Return the URL or base64 data of a part: a text, or an object with one of `keys`; None if there is neither."""
     if isinstance(given, dict):
         given = next((given[key] for key in keys if isinstance(given.get(key), str) and given[key]), None)
     return MediaUrl(given) if isinstance(given, str) and given else None

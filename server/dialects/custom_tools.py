@@ -107,7 +107,7 @@ class CustomInput:
         return text
 
     def finish(self, arguments: str) -> str:
-        """All of the `arguments` are there: the input where they were written in another way, or the text as it is."""
+        """Read complete `arguments`: return the input if they have another syntax, otherwise the text."""
         if self._begun:
             return ""
         try:
@@ -122,11 +122,11 @@ class CustomInput:
 
 
 def custom_input(arguments: str) -> str:
-    """The input of a call that is complete."""
+    """Return the input of a call that is complete."""
     given = CustomInput()
     return given.feed(arguments) + given.finish(arguments)
 
 
 def input_arguments(text: str) -> str:
-    """The arguments of a call with that input, as the model has written them."""
+    """Return the arguments of a call with that input, as the model has written them."""
     return json.dumps({INPUT: text}, ensure_ascii=False)

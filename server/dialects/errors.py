@@ -40,7 +40,7 @@ _MESSAGES = "/v1/messages"
 
 
 def speaks_anthropic(path: str) -> bool:
-    """Whether the endpoint at `path` (with any prefix) is one of the Messages API."""
+    """Return whether the endpoint at `path` (with any prefix) is one of the Messages API."""
     return path.endswith(_MESSAGES) or f"{_MESSAGES}/" in path
 
 
@@ -61,7 +61,7 @@ def anthropic_error(status: int, error: Json) -> Json:
 
 
 def anthropic_error_event(status: int, error: Json) -> bytes:
-    """The last event of a stream that fails."""
+    """Return the last event of a stream that fails."""
     return typed_event(anthropic_error(status, error))
 
 
@@ -104,17 +104,17 @@ def speaks_openai(path: str) -> bool:
 
 
 def speaks_ollama(path: str) -> bool:
-    """Whether the endpoint at `path` (without the server's prefix) is one of Ollama's API."""
+    """Return whether the endpoint at `path` (without the server's prefix) is one of Ollama's API."""
     return path.startswith("/api/")
 
 
 def ollama_error(_: int, error: Json) -> Json:
-    """The body, out of llama-server's ``{"error": {"message", ...}}``."""
+    """Return the body, out of llama-server's ``{"error": {"message", ...}}``."""
     return {"error": error["error"]["message"]}
 
 
 def error_line(status: int, error: Json) -> bytes:
-    """The last line of a stream that fails."""
+    """Return the last line of a stream that fails."""
     return orjson.dumps(ollama_error(status, error)) + b"\n"
 
 

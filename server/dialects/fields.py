@@ -138,7 +138,7 @@ def parse(schema: type[B] | TypeAdapter[T], body: object, at: str = "") -> B | T
 
 
 def field_error(name: str, reason: str) -> InvalidRequest:
-    """The error of one field in llama-server's form; `name` may be a path."""
+    """Return the error of one field in llama-server's form; `name` may be a path."""
     return InvalidRequest(f"Field '{name}': {reason}", name)
 
 
@@ -185,7 +185,7 @@ def _reason(kind: str, message: str, value: object) -> str:
 
 
 def json_type(value: object) -> str:
-    """The name of a JSON value's type, in nlohmann::json's words."""
+    """Return the name of a JSON value's type, in nlohmann::json's words."""
     if value is None:
         return "null"
     kinds: dict[type, str] = {
@@ -208,7 +208,7 @@ def json_kind(value: object) -> str:
 
 
 def wrong_type(path: str, wanted: str, value: object) -> InvalidRequest:
-    """The error for a value of the wrong type at `path`."""
+    """Return the error for a value of the wrong type at `path`."""
     return InvalidRequest(f"{path}: must be {wanted}, not {json_kind(value)}", path)
 
 
@@ -241,7 +241,7 @@ def as_string(value: object, path: str) -> str:
 
 
 def string_of(given: Mapping[str, Any], key: str, path: str) -> str:
-    """The string that the object at `path` has as `key`."""
+    """Return the string that the object at `path` has as `key`."""
     return as_string(given.get(key), f"{path}.{key}")
 
 

@@ -234,7 +234,7 @@ class Outcome:
         return "\n".join(filter(None, [self.result.text, *images]))
 
     def message(self, call_id: str, name: str = "") -> Message:
-        """The result as the conversation has it, images included."""
+        """Return the result as the conversation has it, images included."""
         if self.fault is not None or not self.result.images:
             return Message("tool", self.text, call_id=call_id, name=name)
         images = [Media("image", image.media_type, "", image.data) for image in self.result.images]
@@ -348,7 +348,7 @@ class RoundWriter(Writer):
         return not all(map(self._makes, self.said.calls))
 
     def message(self) -> Message:
-        """The round as a message of the conversation, its calls with the ids that they have in the reply."""
+        """Return the round as a message of the conversation, its calls with the ids that they have in the reply."""
         calls = tuple(Call(item.name, item.text, self.call_id(item)) for item in self.said.calls)
         return replace(self.said.message(), calls=calls)
 

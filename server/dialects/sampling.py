@@ -207,5 +207,5 @@ def sampling_params(fields: SamplingFields, defaults: SamplingParams, vocab: Voc
 
 
 def _window(n: int, n_ctx: int) -> int:
-    """A window over the last tokens: -1 is the whole context."""
+    """Return a window over the last tokens: -1 is the whole context."""
     return n_ctx if n < 0 else min(n, n_ctx)

@@ -42,7 +42,7 @@ class ClientName:
 
 
 def model_name(name: str, namespace: object) -> str:
-    """The name that the model uses."""
+    """Return the name that the model uses."""
     if not isinstance(namespace, str) or namespace in ("", NO_NAMESPACE):
         return name
     return f"{namespace}{name}" if namespace.endswith("__") else f"{namespace}__{name}"
@@ -56,7 +56,7 @@ def is_strict(given: Mapping[str, Any], path: str) -> bool:
 
 
 def function_tool(given: Mapping[str, Any], path: str, name: str, description: str) -> Tool:
-    """A function at `path` with its ``parameters``, under that name. Raises `InvalidRequest`."""
+    """Return a function at `path` with its ``parameters``, under that name. Raises `InvalidRequest`."""
     parameters = given.get("parameters")
     if parameters is not None and not isinstance(parameters, dict):
         raise wrong_type(f"{path}.parameters", "a JSON Schema object", parameters)
@@ -122,7 +122,7 @@ def read_choice(given: object) -> ToolChoice:
 
 
 def _named(given: Mapping[str, Any], path: str) -> Named:
-    """The name in ``{"type": "function", "function": {"name": ...}}``, or a flat one."""
+    """Return the name in ``{"type": "function", "function": {"name": ...}}``, or a flat one."""
     kind, inner = given["type"], given
     if kind in given:
         path, inner = f"{path}.{kind}", given[kind]

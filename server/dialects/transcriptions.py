@@ -160,11 +160,11 @@ class TranscriptWriter(Writer):
         return []
 
     def finish(self) -> list[bytes]:
-        """The end."""
+        """Return the last events."""
         return [DONE]
 
     def body(self) -> Json:
-        """The reply; of formats that are no JSON it has the text alone, under ``text``."""
+        """Return the reply; of formats that are no JSON it has the text alone, under ``text``."""
         text = self._said.said(Kind.TEXT)
         seconds = self._seconds
         match self._asked.format:
@@ -210,7 +210,7 @@ class TranscriptWriter(Writer):
 
 
 def rendered(body: Json, form: str) -> tuple[bytes, str]:
-    """A reply's bytes and their type."""
+    """Return a reply's bytes and their type."""
     if form in ("json", "verbose_json"):
         return orjson.dumps(body), "application/json"
     kinds = {"vtt": "text/vtt", "srt": "application/x-subrip"}

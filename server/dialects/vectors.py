@@ -48,8 +48,9 @@ class VectorJob:
 
 
 def normalized(vectors: Vectors, norm: int) -> Vectors:
-    """Each row at length 1 under `norm` (llama.cpp common/common.cpp, common_embd_normalize): -1 as it is, 0 the
-    largest component at 32760, 1 taxicab, 2 euclidean, p the p-norm. A row of zeros stays one."""
+    """Return each row at length 1 under `norm` (llama.cpp common/common.cpp, common_embd_normalize): -1 as it is, 0 the
+    largest component at 32760, 1 taxicab, 2 euclidean, p the p-norm. A row of zeros stays one.
+    """
     if norm == NONE:
         return vectors
     rows = vectors.astype(np.float64)
@@ -64,7 +65,7 @@ def normalized(vectors: Vectors, norm: int) -> Vectors:
 
 
 def base64_floats(vector: Vectors) -> str:
-    """The numbers as little-endian 32-bit floats, as OpenAI's ``encoding_format: base64``."""
+    """Return the numbers as little-endian 32-bit floats, as OpenAI's ``encoding_format: base64``."""
     return base64.b64encode(vector.astype("<f4").tobytes()).decode("ascii")
 
 
@@ -152,7 +153,7 @@ def _input(prompt: GivenPrompt, model: LoadedModel, seen: Seen) -> MediaPrompt:
 
 
 def _prompts(value: object, path: str) -> list[GivenPrompt]:
-    """One text in any form, or a list of them; a list with a number in it is one text of tokens."""
+    """Return one text in any form, or a list of them; a list with a number in it is one text of tokens."""
     if not isinstance(value, list) or any(isinstance(entry, int | float) for entry in value):
         return [_prompt(value, path)]
     if not value:
@@ -173,7 +174,7 @@ def _prompt(value: object, path: str) -> GivenPrompt:
 
 
 def _content_text(parts: object, path: str) -> GivenPrompt:
-    """A chat message's content parts (server-common.cpp, tokenize_oai_content_array): nothing between them."""
+    """Return a chat message's content parts (server-common.cpp, tokenize_oai_content_array): nothing between them."""
     if not isinstance(parts, list):
         raise InvalidRequest('"content" must be an array', path)
     reader = PartReader()
@@ -280,7 +281,7 @@ def _result(request: Rerank, index: int, score: float) -> Json:
 
 
 def _filled(template: str, query: str, document: str, vocab: Vocab) -> list[int]:
-    """The tokens of the model's own prompt. Names in braces are places of the template only, not of the texts."""
+    """Return the tokens of the model's own prompt. Names in braces are replaced in the template, not in the texts."""
     texts = {"query": query, "document": document}
     prompt = _PLACES.sub(lambda place: texts[place[1]], template)
     return vocab.tokenize(prompt, add_special=False, parse_special=True)

@@ -144,7 +144,7 @@ class Connection:
 
 @contextlib.contextmanager
 def _logged(label: str) -> Iterator[TextIO]:
-    """A file for a program's standard error, whose lines are logged for debugging. It never blocks the program."""
+    """Yield a file for a program's standard error. Its lines are logged at debug level; it never blocks the program."""
     loop = asyncio.get_running_loop()
     reading, writing = os.pipe()
     os.set_blocking(reading, False)

@@ -106,7 +106,7 @@ class McpServers:
     async def _connection(
         self, server: McpServer, timeout_s: float, *, closes_hung: bool = False
     ) -> AsyncGenerator["Connection", None]:
-        """A connection to `server` for work of at most `timeout_s` seconds.
+        """Return a connection to `server` for work of at most `timeout_s` seconds.
 
         `closes_hung`: close it when that time is over, unless other work uses it too.
         """

@@ -69,5 +69,5 @@ def n_bytes_of(found: Decoded) -> int:
 
 
 def bitmaps_of(found: Decoded) -> list[Bitmap]:
-    """The bitmaps in it."""
+    """Return the bitmaps of the reply."""
     return [part for part in found.parts if isinstance(part, Bitmap)]

@@ -240,7 +240,7 @@ def has_extra(name: str) -> bool:
 
 
 def reads_video() -> bool:
-    """Whether a model that sees can be shown one."""
+    """Return whether a model that sees can be shown one."""
     return has_extra(_VIDEOS)
 
 

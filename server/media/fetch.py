@@ -80,7 +80,7 @@ class MediaFetcher:
         self._backend = backend or httpcore2.AnyIOBackend()
 
     async def fetch(self, url: str) -> bytes:
-        """The bytes at an ``http``, ``https`` or ``file`` address. Raises `Unreadable`."""
+        """Return the bytes at an ``http``, ``https`` or ``file`` address. Raises `Unreadable`."""
         if url.startswith(_FILE):
             return await asyncio.to_thread(self._local, url)
         try:
@@ -90,7 +90,7 @@ class MediaFetcher:
             raise Unreadable(f"{_shown(url)} took more than {self._limits.seconds:g} s") from None
 
     def _local(self, url: str) -> bytes:
-        """A file below the folder (llama-server's rules and words)."""
+        """Return a file below the folder (llama-server's rules and words)."""
         folder = self._sites.folder
         if folder is None:
             raise Unreadable("file:// URLs are not allowed unless --media-path is specified")
@@ -122,7 +122,7 @@ class MediaFetcher:
         raise Unreadable(f"{_shown(url)} has more than {self._limits.redirects} redirects")
 
     async def _checked(self, url: str) -> str:
-        """The address to connect to for `url`."""
+        """Return the address to connect to for `url`."""
         try:
             parts = urlsplit(url)
             host, port = (parts.hostname or "").rstrip("."), parts.port

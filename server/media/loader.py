@@ -89,7 +89,7 @@ class MediaLoader:
         return self._decoder.at_work
 
     def warm(self) -> None:
-        """A model is there that can be shown something."""
+        """Start a decoding process in the background, because a loaded model accepts media."""
         self._threads.submit(self._decoder.warm)
 
     def close(self) -> None:

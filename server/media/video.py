@@ -35,7 +35,7 @@ def answerer() -> Answer:
 
 
 def _sample() -> bytes:
-    """A video of one frame."""
+    """Return a video of one frame."""
     file = BytesIO()
     with av.open(file, "w", format="matroska") as container:
         stream = container.add_stream("ffv1", rate=1)

@@ -187,7 +187,7 @@ class EngineCollector(Collector):
         self._labelled = labelled
 
     def collect(self) -> Iterable[Metric]:
-        """One consistent reading of every model."""
+        """Return one consistent reading of every model."""
         models = self._totals()
         ours = _Families(_OURS, models, ["model"] if self._labelled else [])
         if self._labelled:
@@ -278,7 +278,7 @@ class ServerCollector(Collector):
         self._states = states
 
     def collect(self) -> Iterable[Metric]:
-        """One reading of the pool."""
+        """Return one reading of the pool."""
         states = self._states()
         yield from _of_models(states)
         yield from _of_all(states)
@@ -319,7 +319,7 @@ def _of_models(states: Sequence[ModelState]) -> Iterator[Metric]:
 
 
 def _of_all(states: Sequence[ModelState]) -> Iterator[Metric]:
-    """One series each."""
+    """Yield the totals of all models."""
     loaded = [state.loaded for state in states if state.loaded is not None]
     stats = [one.stats for one in loaded]
     total = reduce(combined, stats, EngineStats())

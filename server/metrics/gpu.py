@@ -39,7 +39,7 @@ class GpuCollector(Collector):
         self._reading: Reading = {}
 
     def collect(self) -> Iterable[Metric]:
-        """The last reading."""
+        """Return the last reading."""
         for name, text in _GAUGES.items():
             labels = ["gpu", "name", "uuid"] if name == "gpu_info" else ["gpu"]
             family = GaugeMetricFamily("llamapool_" + name, text, labels=labels)

@@ -35,7 +35,7 @@ Accepted in the form that says what Llamapool does anyway. The other is refused,
 
 
 def help_text(table: Table) -> str:
-    """What --help prints: the flags by group."""
+    """Return what --help prints: the flags by group."""
     parser = argparse.ArgumentParser(
         prog="llamapool",
         usage=USAGE,

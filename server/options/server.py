@@ -487,7 +487,7 @@ class ServerSettings(
     """The YAML's ``server``."""
 
     def all_api_keys(self) -> tuple[str, ...]:
-        """The keys given and those in the file. Raises ConfigError when it cannot be read or holds none."""
+        """Return the keys given and those in the file. Raises ConfigError when it cannot be read or holds none."""
         if self.api_key_file is None:
             return self.api_keys
         try:

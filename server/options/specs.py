@@ -31,7 +31,7 @@ WHOLE = (1 << 31) - 1
 
 
 def model_spec(table: Table, model_id: str, settings: ModelSettings, origin: Origin) -> ModelSpec:
-    """The specification of one model; files of the hub are not looked for yet.
+    """Return the specification of one model; files of the hub are not looked for yet.
 
     Raises ConfigError when its template file cannot be read.
     """
@@ -117,7 +117,7 @@ def _placement(settings: ModelDefaults) -> ThreadPlacement | None:
 
 
 def _draft_placement(settings: ModelDefaults, target: ThreadPlacement) -> ThreadPlacement:
-    """What is said of neither is as for the model (llama.cpp common/common.cpp, postprocess_cpu_params)."""
+    """Return thread parameters with the defaults of the model (llama.cpp common/common.cpp, postprocess_cpu_params)."""
     alone = one_set(settings.draft_cpu_range, settings.draft_cpu_mask)
     batch = one_set(settings.draft_cpu_range_batch, settings.draft_cpu_mask_batch)
     strict = bool(settings.draft_cpu_strict) or target.strict
@@ -126,7 +126,7 @@ def _draft_placement(settings: ModelDefaults, target: ThreadPlacement) -> Thread
 
 
 def _draft(settings: ModelSettings) -> DraftFile | None:
-    """The draft model's context is the model's own in shape; llama-server's common_base_params_to_speculative."""
+    """Return the settings of the draft model. Its context has the model's shape (common_base_params_to_speculative)."""
     if not settings.has_draft or "draft-simple" not in spec_type(settings):
         return None
     native = _load_params(settings)
@@ -199,7 +199,7 @@ def _chat_params(model_id: str, settings: ModelSettings, place: str) -> ChatPara
 
 
 def _shape(model_id: str, settings: ModelSettings, place: str) -> ResponseFormat | None:
-    """What the output of requests must match that ask for nothing. Raises ConfigError."""
+    """Return the constraint of requests that ask for none. Raises ConfigError."""
     where = f"{place}: models.{model_id}"
     if settings.json_schema_file is not None:
         text = _text_of(settings.json_schema_file, f"{where}.json_schema_file")

@@ -108,7 +108,7 @@ def read_logit_bias(value: object) -> object:
 
 
 def read_json_object(value: object) -> object:
-    """A JSON object as text, or a mapping."""
+    """Return a JSON object as text, or a mapping."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -126,7 +126,7 @@ def unescape(text: str) -> list[str]:
 
 
 def read_breakers(value: object) -> object:
-    """A list of strings; the word ``none`` empties it, as in llama-server."""
+    """Return a list of strings; the word ``none`` empties it, as in llama-server."""
     items = [value] if isinstance(value, str) else value
     if isinstance(items, (list, tuple)) and "none" in items:
         items = items[len(items) - list(reversed(items)).index("none") :]
@@ -184,12 +184,12 @@ FilePath = Annotated[Path, WithJsonSchema({"type": "string"})]
 
 
 def is_address(value: object) -> bool:
-    """Whether it is such as s3://bucket/folder."""
+    """Return whether a text is a URL such as s3://bucket/folder."""
     return isinstance(value, str) and "://" in value
 
 
 def without_secrets(value: str) -> str:
-    """A text as others may see it: without the credentials of the address that it is."""
+    """Return a text as others may see it: without the credentials of the address that it is."""
     return without_credentials(value) if is_address(value) and not re.search(r"\s", value) else value
 
 

@@ -23,14 +23,14 @@ _FORM = {"file": "", "response_format": "json", "model?": "demo", "prompt?": "",
     takes=FORM,
 )
 async def post_transcription(request: Request) -> Response:
-    """The text of a recording, as JSON, plain text or subtitles, or as events while it is generated."""
+    """Return the text of a recording, as JSON, plain text or subtitles, or as events while it is generated."""
     return await _answer(request, "transcribe")
 
 
 @router.post("/v1/audio/translations")
 @describe("$Transcript", example=_FORM, errors=RUNS, loads=True, takes=FORM)
 async def post_translation(request: Request) -> Response:
-    """The English text of a recording in another language, as JSON, plain text or subtitles."""
+    """Return the English text of a recording in another language, as JSON, plain text or subtitles."""
     return await _answer(request, "translate")
 
 

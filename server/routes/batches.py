@@ -96,7 +96,7 @@ async def create_batch(request: Request) -> Response:
 @router.get("/v1/batches")
 @describe("$ObjectList", errors=(400,))
 async def list_batches(request: Request) -> Response:
-    """The batches of this client."""
+    """Return the batches of this client."""
     found = await ListQuery.of(request).find(request, "batch", "openai")
     shown = [await _openai(request, batch) for batch in found.data]
     return await list_reply(request, Page(shown, found.has_more))
@@ -105,7 +105,7 @@ async def list_batches(request: Request) -> Response:
 @router.get("/v1/batches/{batch_id}")
 @describe("$Batch", errors=(404,))
 async def get_batch(request: Request, batch_id: str) -> Response:
-    """A batch and how far it is."""
+    """Return a batch and how far it is."""
     return json_reply(await _openai(request, await _found(request, batch_id, "openai")))
 
 
@@ -139,7 +139,7 @@ async def create_message_batch(request: Request) -> Response:
 @router.get("/v1/messages/batches")
 @describe("$MessageBatches", errors=(400,))
 async def list_message_batches(request: Request) -> Response:
-    """The batches of Messages requests of this client."""
+    """Return the batches of Messages requests of this client."""
     query = request.query_params
     limit = read_limit(query.get("limit", "20"), 1000)
     after, before = query.get("after_id"), query.get("before_id")
@@ -153,14 +153,14 @@ async def list_message_batches(request: Request) -> Response:
 @router.get("/v1/messages/batches/{batch_id}")
 @describe("$MessageBatch", errors=(404,))
 async def get_message_batch(request: Request, batch_id: str) -> Response:
-    """A batch of Messages requests and how far it is."""
+    """Return a batch of Messages requests and how far it is."""
     return json_reply(await _anthropic(request, await _found(request, batch_id, "anthropic")))
 
 
 @router.get("/v1/messages/batches/{batch_id}/results")
 @describe(media="application/x-jsonl", errors=(400, 404))
 async def get_message_batch_results(request: Request, batch_id: str) -> Response:
-    """The results of a batch that has ended, one JSON object on each line, in the order of the requests."""
+    """Return the results of a batch that has ended, one JSON object on each line, in the order of the requests."""
     if (await _found(request, batch_id, "anthropic"))["status"] in UNFINISHED["batch"]:
         raise InvalidRequest("the batch has not ended yet; its results_url is set when it has")
 

@@ -28,7 +28,7 @@ async def chat_completions(request: Request) -> Response:
 @router.post("/chat/completions/input_tokens")
 @describe("$InputTokens", ChatBody, HI, errors=RUNS, loads=True)
 async def chat_input_tokens(request: Request) -> Response:
-    """How many tokens a chat body's prompt has, without generating."""
+    """Return how many tokens a chat body's prompt has, without generating."""
     chat = await read_as(request, CHAT.parse)
     return await compute(request, chat, partial(input_tokens, chat.conversation), chat.media)
 
@@ -36,7 +36,7 @@ async def chat_input_tokens(request: Request) -> Response:
 @router.post("/apply-template")
 @describe("$Rendered", ChatBody, HI, errors=RUNS, loads=True)
 async def post_apply_template(request: Request) -> Response:
-    """The prompt that a chat body renders to, without generating."""
+    """Return the prompt that a chat body renders to, without generating."""
     chat = await read_as(request, CHAT.parse)
     documents = [each for each in chat.media if each.kind == "document"]
     return await compute(request, chat, partial(apply_template, chat.conversation), documents)

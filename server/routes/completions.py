@@ -24,7 +24,7 @@ async def openai_completions(request: Request) -> Response:
 @router.post("/completions")
 @describe("$NativeCompletion", NativeBody, {"prompt": "Once", "n_predict": 16}, "$NativeChunk", errors=RUNS)
 async def native_completions(request: Request) -> Response:
-    """A native completion of one prompt or of several."""
+    """Return a native completion of one prompt or of several."""
     return await answer(request, NATIVE)
 
 

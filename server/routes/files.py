@@ -77,7 +77,7 @@ def _expiry_s(fields: dict[str, str]) -> int | None:
 @router.get("/v1/files")
 @describe("$ObjectList", errors=(400,))
 async def list_files(request: Request) -> Response:
-    """The files of this client, optionally of one ``purpose``."""
+    """Return the files of this client, optionally of one ``purpose``."""
     if _speaks_anthropic(request):
         return await _anthropic_list(request)
     query = ListQuery.of(request, max_limit=MAX_FILES, default_limit=DEFAULT_FILES)

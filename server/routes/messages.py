@@ -29,14 +29,14 @@ router = APIRouter(tags=["messages"])
 @router.post("/v1/messages")
 @describe("$AnthropicMessage", MessagesBody, HI, "$AnthropicEvent", errors=RUNS, loads=True)
 async def post_messages(request: Request) -> Response:
-    """A message that answers a conversation, whole or as a stream of typed events."""
+    """Return a message that answers a conversation, whole or as a stream of typed events."""
     return await respond(request, MESSAGES, await _parsed(request))
 
 
 @router.post("/v1/messages/count_tokens")
 @describe("$InputTokens", MessagesBody, HI, errors=RUNS, loads=True)
 async def post_count_tokens(request: Request) -> Response:
-    """How many tokens a body's prompt has, without generating."""
+    """Return how many tokens a body's prompt has, without generating."""
     parsed = await _parsed(request, generate=False)
     return await compute(request, parsed, partial(count_message_tokens, parsed.conversation), parsed.media)
 

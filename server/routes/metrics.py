@@ -50,7 +50,7 @@ async def usage(
     model: str = "",
     form: Annotated[str, Query(alias="format")] = "json",
 ) -> Response:
-    """The usage of this key, or of all keys for the scope ``metrics`` and on a server without keys.
+    """Return the usage of this key, or of all keys for the scope ``metrics`` and on a server without keys.
 
     Days are in UTC, written ``YYYY-MM-DD``, from ``start`` (the first of this month) to ``end`` (today). ``key`` and
     ``model`` select rows. ``format=csv`` returns a table.

@@ -45,7 +45,7 @@ _STATUS_NAMES = {  # tools/server/server-models.h, server_model_status_to_string
 @router.get("/models")
 @describe("$Models", errors=(503,))
 async def list_models(request: Request, reload: str = "") -> Response:
-    """Every configured model with its status; OpenAI's keys, Ollama's (as llama-server) and the router's in one.
+    """Return every configured model with its status; OpenAI's keys, Ollama's (as llama-server) and the router's in one.
 
     With ``?reload=1`` the cache, the folder, the preset and the YAML are read again before. Clients of Anthropic's API,
     which name its version, get theirs, too.
@@ -79,7 +79,7 @@ async def model_events(request: Request) -> Response:
 @router.get("/v1/models/{model_id:path}")
 @describe("$Model", errors=(404,))
 async def show_model(request: Request, model_id: str) -> Response:
-    """One model by id or alias. The id may contain slashes."""
+    """Return one model by id or alias. The id may contain slashes."""
     states = services(request).pool.states()
     for state in states:
         if model_id == state.spec.id or model_id in state.spec.aliases:
@@ -174,12 +174,12 @@ def event_object(event: PoolEvent) -> dict[str, Any]:
 
 
 def files_object(files: Iterable[FileProgress]) -> dict[str, Any]:
-    """How far the files of a download are, by their addresses (server-models.cpp, update_download_progress)."""
+    """Return how far the files of a download are, by their addresses (server-models.cpp, update_download_progress)."""
     return {file.url: {"done": file.done, "total": file.total} for file in files}
 
 
 def model_object(state: ModelState, *, whole: bool = False) -> dict[str, Any]:
-    """One entry of ``data``: llama-server's get_res_model_info and get_router_models. ``meta`` once it is known."""
+    """Return one entry of ``data`` (llama-server's get_res_model_info and get_router_models)."""
     spec = state.spec
     media = [kind for kind in ("image", "audio") if kind in state.media]
     shown: dict[str, Any] = {
@@ -222,7 +222,7 @@ def status_object(state: ModelState, *, whole: bool) -> dict[str, Any]:
 
 
 def progress_object(value: float, current: str = STAGES[0], stages: tuple[str, ...] = STAGES) -> dict[str, Any]:
-    """How far a load is: 0..1 of one of its stages."""
+    """Return how far a load is: 0..1 of one of its stages."""
     return {"stages": list(stages), "current": current, "value": value}
 
 
@@ -249,7 +249,7 @@ def capabilities(state: ModelState) -> list[str]:
 
 
 def ollama_object(model_id: str, can: list[str]) -> dict[str, Any]:
-    """One entry of ``models``, with llama-server's constants."""
+    """Return one entry of ``models``, with llama-server's constants."""
     details = {"parent_model": "", "format": "gguf", "family": "", "families": [""]}
     return {
         **{"name": model_id, "model": model_id, "modified_at": "", "size": "", "digest": "", "type": "model"},

@@ -47,21 +47,21 @@ VERSION = "0.24.0"
 @router.get("/version")
 @describe("$OllamaVersion")
 async def version() -> Response:
-    """The version of Ollama whose API is spoken."""
+    """Return the version of Ollama whose API is spoken."""
     return json_reply({"version": VERSION})
 
 
 @router.get("/tags")
 @describe("$OllamaTags")
 async def list_tags(request: Request) -> Response:
-    """Every configured model."""
+    """Return every configured model."""
     return json_reply(tags(services(request).pool.states()))
 
 
 @router.get("/ps")
 @describe("$OllamaPs")
 async def list_running(request: Request) -> Response:
-    """The models in memory, and until when they stay."""
+    """Return the models in memory, and until when they stay."""
     return json_reply(running(services(request).pool.states()))
 
 
@@ -84,8 +84,9 @@ async def show(request: Request) -> Response:
     loads=True,
 )
 async def post_chat(request: Request) -> Response:
-    """A message that answers a conversation: lines of JSON as it is written, or one object with ``"stream": false``.
-    Without messages the model is only loaded, or freed with ``"keep_alive": 0``."""
+    """Return a message that answers a conversation: lines of JSON as it is written, or one object with ``"stream":
+    false``. Without messages the model is only loaded, or freed with ``"keep_alive": 0``.
+    """
     return await _answer(request, OLLAMA_CHAT)
 
 
@@ -170,8 +171,9 @@ async def pull(request: Request) -> Response:
 
 
 def _downloading(states: Iterable[ModelState], name: str) -> str | None:
-    """The model of that name, "" where its files are there; None where there is no such model, or only one that a
-    repository's name means of those that are there."""
+    """Return the model of that name, "" where its files are there; None where there is no such model, or only one that
+    a repository's name means of those that are there.
+    """
     names = (name, name.removesuffix(LATEST), hub_name(name))
     for each in sorted(states, key=lambda each: each.spec.id not in names):
         if each.spec.id in names or not (each.spec.origin == "cache" or set(names).isdisjoint(each.spec.aliases)):
@@ -269,7 +271,7 @@ async def stay(request: Request, model: str | None, keep_alive_s: float | None, 
 
 
 def _model(given: dict[str, Any]) -> str | None:
-    """The name in a body, which older clients call ``name``."""
+    """Return the name in a body, which older clients call ``name``."""
     for field in ("model", "name"):
         name = given.get(field)
         if name is not None and not isinstance(name, str):

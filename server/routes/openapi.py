@@ -256,7 +256,7 @@ async def docs() -> Response:
 
 @router.get("/docs/{name}")
 def asset(name: str) -> Response:
-    """A file of the page, read in a thread."""
+    """Return a file of the page, read in a thread."""
     if name not in _ASSETS:
         raise NotFound("File Not Found")
     body = resources.files("fastapi_swagger.resources").joinpath(name).read_bytes()

@@ -74,7 +74,7 @@ def router_props(used: Services) -> dict[str, Any]:
 
 
 def model_props(state: ModelState, facts: ModelFacts, options: HttpOptions) -> dict[str, Any]:
-    """One model, the reference's keys in its order."""
+    """Return one model, the reference's keys in its order."""
     spec, info, template = state.spec, facts.info, facts.template
     shown: dict[str, Any] = {
         "default_generation_settings": {

@@ -421,7 +421,7 @@ async def fail_interrupted(state: Objects) -> None:
 
 
 def _connection(request: Request) -> ConnectionMemory:
-    """What the request's WebSocket connection remembers; nothing for one over HTTP."""
+    """Return the responses that the WebSocket connection of the request remembers; none over HTTP."""
     kept: dict[str, Any] | None = request.scope.get(CONNECTION)
     memory: ConnectionMemory = ConnectionMemory() if kept is None else kept.setdefault("responses", ConnectionMemory())
     return memory

@@ -32,7 +32,7 @@ router = APIRouter(tags=["monitoring"])
 @router.get("/slots")
 @describe(["$Slot"], errors=(400, *FINDS, 501))
 async def slots(request: Request, model: str = "", fail_on_no_slot: str = "") -> Response:
-    """One entry per slot. Never loads or wakes a model: a sleeping one shows its slots idle.
+    """Return one entry per slot. Never loads or wakes a model: a sleeping one shows its slots idle.
 
     Counts and parameters are those of the client's own requests, or of all with the scope ``metrics``. With
     ``fail_on_no_slot`` 503 when every slot is busy.
@@ -58,7 +58,7 @@ async def slots(request: Request, model: str = "", fail_on_no_slot: str = "") ->
 
 
 def slots_of(state: ModelState) -> list[SlotSnapshot]:
-    """The model's slots. Raises `ModelLoading`, or `InvalidRequest` when the model is not loaded."""
+    """Return the model's slots. Raises `ModelLoading`, or `InvalidRequest` when the model is not loaded."""
     if state.loaded is not None:
         return state.loaded.slots()
     if state.facts is not None:
@@ -70,7 +70,7 @@ def slots_of(state: ModelState) -> list[SlotSnapshot]:
 
 
 def slot_object(slot: SlotSnapshot, reasoning_format: str) -> dict[str, Any]:
-    """One slot; ``id_task`` counts the requests of this slot. Prompts and replies are not shown.
+    """Return one slot; ``id_task`` counts the requests of this slot. Prompts and replies are not shown.
 
     An idle slot keeps the parameters of its last request, but none of its counts.
     """

@@ -49,7 +49,7 @@ async def config(request: Request) -> Response:
 
 @router.get("/page/log")
 async def log(request: Request, after: int = 0) -> Response:
-    """The last lines of the server's log, of those ``after`` a number."""
+    """Return the last lines of the server's log, of those ``after`` a number."""
     return json_reply({"lines": [asdict(line) for line in services(request).log.after(after)]})
 
 

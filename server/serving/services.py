@@ -176,8 +176,10 @@ async def facts_of(request: Request, name: str | None) -> tuple[ModelState, Mode
 
 
 def wants_load(request: Request) -> bool | None:
-    """Whether a request may load a model: its query's ``autoload`` in llama-server's spelling (tools/server/
-    server-models.cpp, is_autoload); None = what the server was started with."""
+    """Return whether a request may load a model: ``autoload`` of its query; None = as the server was started.
+
+    Source: tools/server/server-models.cpp, is_autoload.
+    """
     if b"autoload" not in request.scope["query_string"]:
         return None
     said = request.query_params.get("autoload")

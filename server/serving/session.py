@@ -76,7 +76,7 @@ class Session:
         self._arrival: asyncio.Future[None] | None = None  # what `next` waits for
 
     def waits(self, name: str | None) -> bool:
-        """Whether the model must be loaded or woken first. Raises `ModelNotFound`."""
+        """Return whether the model must be loaded or woken first. Raises `ModelNotFound`."""
         return not self._services.pool.serves(name)
 
     async def prepare(self, name: str | None, work: Preparation[T], media: Sequence[Media] = ()) -> T:
@@ -159,7 +159,7 @@ class Session:
         return bool(self._events) and not isinstance(self._events[0][1][-1], Failed)
 
     async def next(self) -> PromptEvents:
-        """The next batch of events; one caller at a time. Raises the error of a request that fails."""
+        """Return the next batch of events; one caller at a time. Raises the error of a request that fails."""
         while not self._events:
             self._arrival = asyncio.get_running_loop().create_future()
             try:
@@ -247,7 +247,7 @@ class Session:
         return self._lease.model
 
     async def _see(self, media: Sequence[Media], model: LoadedModel) -> Seen:
-        """What of `media` the model can be shown: fetched and decoded while nothing else waits for it."""
+        """Return what of `media` the model can be shown: fetched and decoded while nothing else waits for it."""
         if not media:
             return NOTHING_SEEN
         self._is_long = self._n_body_bytes > LONG_WITH_MEDIA

@@ -170,7 +170,9 @@ class AfterReasoning:
         return mask
 
     def _next(self, text: bytes) -> int:
-        """The token that `text` begins with, as the model would write it. Raises `InternalError` where none does."""
+        """Return the token that `text` begins with, as the model would write it. Raises `InternalError` where none
+        does.
+        """
         spelled = self._vocab.tokenize(text.decode("utf-8", "ignore"), add_special=False, parse_special=True)
         for token in (*spelled[:1], *range(self._vocab.n_tokens)):
             piece = self._vocab.piece(token)

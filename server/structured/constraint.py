@@ -10,7 +10,7 @@ class Constraint(Protocol):
     """What the output must match. Stateful, one per sequence. Implemented in `grammar`."""
 
     def fork(self) -> "Constraint":
-        """A fresh copy in the same state, for another choice of the same request."""
+        """Return a fresh copy in the same state, for another choice of the same request."""
 
     def allows(self, token: int) -> bool:
         """Return whether `token` may be next. Never raises for a token of the vocabulary, except `InternalError` if the
@@ -18,7 +18,7 @@ class Constraint(Protocol):
         """
 
     def mask(self) -> "memoryview | bytes | bytearray":
-        """A bit per token, little-endian 32-bit words, 1 = allowed; at least ceil(n_vocab / 32) words."""
+        """Return a bit per token, little-endian 32-bit words, 1 = allowed; at least ceil(n_vocab / 32) words."""
 
     def masked_by(self) -> "MatcherConstraint | None":
         """Return the constraint whose mask is next, to compute it with others; None if it needs no mask."""

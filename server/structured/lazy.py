@@ -21,7 +21,7 @@ _FIELD = "grammar_triggers"
 
 
 def preserved(texts: tuple[str, ...], vocab: Vocab) -> frozenset[int]:
-    """The control tokens whose text is shown; a text of several tokens preserves nothing."""
+    """Return the control tokens whose text is shown; a text of several tokens preserves nothing."""
     found = (vocab.tokenize(text, add_special=False, parse_special=True) for text in texts)
     return frozenset(tokens[0] for tokens in found if len(tokens) == 1)
 
@@ -84,7 +84,7 @@ class Lazy:
 def compiled(
     shape: ResponseFormat | None, lazy: Lazy | None, vocab: Vocab, grammar: "GrammarCompiler"
 ) -> Constraint | None:
-    """The constraint of a text, from its first token on or from the first trigger. Raises `InvalidRequest`."""
+    """Return the constraint of a text, from its first token on or from the first trigger. Raises `InvalidRequest`."""
     constraint = None if shape is None else shape.constraint(grammar)
     return constraint if lazy is None else lazy.held(constraint, vocab, grammar)
 
@@ -94,7 +94,7 @@ def _refused(reason: str) -> InvalidRequest:
 
 
 def _searched(trigger: Mapping[str, Any]) -> str:
-    """A pattern to look for; one for the whole text gets its anchors (llama.cpp common/sampling.cpp)."""
+    """Return a pattern to look for; one for the whole text gets its anchors (llama.cpp common/sampling.cpp)."""
     pattern = str(trigger["value"])
     if trigger["type"] == PATTERN:
         return pattern

@@ -99,7 +99,7 @@ class ReasoningEnd:
             self._think(n_begun)
 
     def fork(self) -> "ReasoningEnd":
-        """A copy in the same state, on the same switch."""
+        """Return a copy in the same state, on the same switch."""
         inner = None if self._inner is None else self._inner.fork()
         copy = ReasoningEnd(self._ending, inner, self._vocab, n_begun=None, switch=self._switch)
         copy._state, copy._tail, copy._recent = self._state, self._tail, self._recent
@@ -119,7 +119,7 @@ class ReasoningEnd:
         return self._inner is None or self._inner.allows(token)
 
     def mask(self) -> "memoryview | bytes | bytearray":
-        """The allowed tokens."""
+        """Return the allowed tokens."""
         if self._state is not _State.CLOSING and self._inner is not None:
             return self._inner.mask()
         n_bytes = (self._vocab.n_tokens + 31) // 32 * 4
@@ -131,7 +131,7 @@ class ReasoningEnd:
         return mask
 
     def masked_by(self) -> "MatcherConstraint | None":
-        """The inner grammar, where nothing is forced."""
+        """Return the inner grammar, where nothing is forced."""
         return None if self._state is _State.CLOSING or self._inner is None else self._inner.masked_by()
 
     def accept(self, token: int) -> None:

@@ -115,8 +115,9 @@ def _frames(topic: bytes, number: int, payload: bytes) -> list[bytes]:
 
 
 def written(change: Change) -> list[object]:
-    """An event as an array: name, hashes, hash before them, tokens, tokens of a block, LoRA's id, where, LoRA's name,
-    extra keys of each block."""
+    """Return an event as an array: name, hashes, hash before them, tokens, tokens of a block, LoRA's id, where, LoRA's
+    name, extra keys of each block.
+    """
     if isinstance(change, BlocksRemoved):
         return ["BlockRemoved", list(change.hashes), change.medium]
     event: list[object] = ["BlockStored", list(change.hashes), change.parent, list(change.tokens), BLOCK]

@@ -46,7 +46,7 @@ class Usage:
     retried: bool = False  # the model's process had ended; everything else is from the second attempt
 
     def started(self, event: Started) -> None:
-        """A choice has its prompt computed."""
+        """Record that the prompt of a choice is computed."""
         self.n_cached += event.n_cached if event.index == 0 else 0
         if event.id_slot >= 0:
             self.slots.append(event.id_slot)
@@ -56,7 +56,7 @@ class Usage:
         self.decoding_since = time.perf_counter()
 
     def finished(self, event: Finished) -> None:
-        """A choice has ended."""
+        """Record the end of a choice."""
         self.n_draft += event.timings.draft_n
         self.n_draft_accepted += event.timings.draft_n_accepted
         self.decode_s = max(self.decode_s, event.timings.predicted_ms / 1e3)

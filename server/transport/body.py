@@ -172,7 +172,7 @@ def parse_value(body: bytes, expected: str = "a JSON object") -> Any:
 
 
 def _half_character(body: bytes) -> str:
-    """The path of a text with a lone surrogate, which is all that is wrong with the body; "" for none."""
+    """Return the path of a text with a lone surrogate, the only fault of the body; "" if there is none."""
     try:
         waiting: list[tuple[str, Any]] = [("", json.loads(body))]
     except (ValueError, RecursionError):

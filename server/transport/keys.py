@@ -109,7 +109,7 @@ class Key:
         return not self.models or any(fnmatchcase(name, one) for name in model_names for one in self.models)
 
     def may_call(self, name: str) -> bool:
-        """Whether its requests may use the MCP server of that label or host."""
+        """Return whether its requests may use the MCP server of that label or host."""
         return self.mcp is None or any(fnmatchcase(name, one) for one in self.mcp)
 
 

@@ -67,7 +67,7 @@ class KeptStream:
         return self._begun.done()
 
     def holds(self, offset: int) -> bool:
-        """Whether the data after `offset` is still stored."""
+        """Return whether the data after `offset` is still stored."""
         return offset >= self._first
 
     def produce(

@@ -56,7 +56,7 @@ class RemoteStream:
         return False
 
     def holds(self, offset: int) -> bool:
-        """Whether the data after `offset` is still stored."""
+        """Return whether the data after `offset` is still stored."""
         return offset >= self.first
 
     async def begin(self) -> None:

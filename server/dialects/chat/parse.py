@@ -245,12 +245,12 @@ CHAT = Dialect(parse_chat)
 
 
 def input_tokens(conversation: Conversation, model: LoadedModel, seen: Seen = NOTHING_SEEN) -> Json:
-    """The reply of ``/input_tokens``, of a chat and of Responses: how many the prompt has."""
+    """Return the reply of ``/input_tokens``, of a chat and of Responses: how many the prompt has."""
     return {"input_tokens": prompt_of(conversation, model).count(model, seen), "object": "response.input_tokens"}
 
 
 def apply_template(conversation: Conversation, model: LoadedModel, seen: Seen = NOTHING_SEEN) -> Json:
-    """The reply of ``POST /apply-template``: the prompt, with the model's marker for each medium."""
+    """Return the reply of ``POST /apply-template``: the prompt, with the model's marker for each medium."""
     marker = "" if model.media is None else model.media.marker
     return {"prompt": as_text(prompt_of(conversation, model).parts, marker, seen)}
 

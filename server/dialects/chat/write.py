@@ -104,7 +104,7 @@ class ChatWriter(Writer):
         return message
 
     def feed(self, _prompt: int, event: Event) -> list[bytes]:
-        """The chunks that follow from one event."""
+        """Return the chunks that follow from one event."""
         if type(event) is Text:  # nearly all are
             choice = self._choices.get(event.index) or self._choice(event.index)
             if self.streams:
@@ -126,7 +126,7 @@ class ChatWriter(Writer):
         return []
 
     def finish(self) -> list[bytes]:
-        """The last events of the stream, after every choice has finished."""
+        """Return the last events of the stream, after every choice has finished."""
         if not self._include_usage:
             return [wire.DONE]
         assert self._first is not None, "no choice has finished"

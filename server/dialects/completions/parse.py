@@ -139,7 +139,7 @@ def _echo(body: CompletionBody, prompt: GivenPrompt, tokens: MediaPrompt, model:
 
 
 def _scores_prompt(body: CompletionBody) -> bool:
-    """Whether log probabilities of the prompt's tokens are shown."""
+    """Return whether log probabilities of the prompt's tokens are shown."""
     return bool(body.echo) and _logprobs(body).wanted
 
 

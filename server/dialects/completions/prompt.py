@@ -75,7 +75,7 @@ class PromptRequest(ParsedRequest):
 
 
 def prompt_media(prompts: Sequence[GivenPrompt]) -> tuple[Media, ...]:
-    """The media of them all."""
+    """Return the media of all prompts."""
     return tuple(medium for prompt in prompts if isinstance(prompt, TextWithMedia) for medium in prompt.media)
 
 
@@ -110,7 +110,7 @@ def prompt_text(tokens: Sequence[int], model: LoadedModel) -> str:
 
 
 def tokenize_mixed(vocab: Vocab, prompt: Mixed, path: str, *, add_special: bool, parse_special: bool) -> list[int]:
-    """The tokens of one prompt. Raises `InvalidRequest` for a token id past the vocabulary."""
+    """Return the tokens of one prompt. Raises `InvalidRequest` for a token id past the vocabulary."""
     if isinstance(prompt, str):
         return vocab.tokenize(prompt, add_special=add_special, parse_special=parse_special)
     tokens: list[int] = []
@@ -125,7 +125,7 @@ def tokenize_mixed(vocab: Vocab, prompt: Mixed, path: str, *, add_special: bool,
 
 
 def read_mixed(value: object, path: str) -> Mixed:
-    """A text, or a list of token ids and texts. Raises `InvalidRequest`."""
+    """Return a text, or a list of token ids and texts. Raises `InvalidRequest`."""
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
@@ -157,7 +157,7 @@ def _prompt(value: object, path: str) -> GivenPrompt:
 
 
 def read_object(value: dict[str, Any], path: str) -> GivenPrompt:
-    """A prompt with its files, if there are any. Raises `InvalidRequest`."""
+    """Return a prompt with its files, if there are any. Raises `InvalidRequest`."""
     if "prompt_string" not in value:
         raise InvalidRequest(FORMS, f"{path}.prompt_string")
     given, where = value.get("multimodal_data"), f"{path}.multimodal_data"

@@ -201,7 +201,7 @@ class CompletionWriter(Writer):
         return {"usage": Usage.of(ends).openai(), "timings": wire.timings(ends[0][1].timings)}
 
     def feed(self, prompt: int, event: Event) -> list[bytes]:
-        """The chunks that follow from one event of a prompt's request."""
+        """Return the chunks that follow from one event of a prompt's request."""
         if prompt not in self._held or isinstance(event, Progress):
             return self._written(prompt, event)
         if isinstance(event, PromptLogprobs):
@@ -243,7 +243,7 @@ class CompletionWriter(Writer):
         return []
 
     def finish(self) -> list[bytes]:
-        """The last events of the stream, after every choice has finished."""
+        """Return the last events of the stream, after every choice has finished."""
         if not self._form.include_usage:
             return [wire.DONE]
         return [b'data: {"choices":[]' + self._common + wire.members(self._totals()) + b"}\n\n", wire.DONE]

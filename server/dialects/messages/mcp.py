@@ -143,7 +143,7 @@ def listing_blocks(offered: Iterable[OfferedServer]) -> list[Json]:
 
 
 def _toolsets(tools: object) -> dict[str, tuple[McpToolset, str]]:
-    """The toolsets by the names of their servers, each with its path."""
+    """Return the toolsets by the names of their servers, each with its path."""
     found: dict[str, tuple[McpToolset, str]] = {}
     for place, entry in enumerate(tools if isinstance(tools, list) else ()):
         if isinstance(entry, dict) and entry.get("type") == TOOLSET:

@@ -548,7 +548,7 @@ def _image(block: Block, path: str) -> Part:
 
 
 def _document(block: Block, path: str) -> list[Part]:
-    """A document: its text is in the block, or it is a file that has to be read."""
+    """Return a document: its text is in the block, or it is a file that has to be read."""
     title, context = (text if isinstance(text := block.get(key), str) else "" for key in ("title", "context"))
     source = as_object(block.get("source"), f"{path}.source")
     start = document_start(title, "text/plain", context)

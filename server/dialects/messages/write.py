@@ -88,7 +88,7 @@ class MessageWriter(RoundWriter):
         return self._ids.setdefault(id(item), f"mcptoolu_{random_id()}") if self._makes(item) else item.id
 
     def _call_block(self, item: Item, given: object) -> Json:
-        """The block of a call whose input is `given`."""
+        """Return the block of a call whose input is `given`."""
         known = self.server_tools.get(item.name)
         if known is None:
             client = self._names.get(item.name) or ClientName(item.name)
@@ -118,7 +118,7 @@ class MessageWriter(RoundWriter):
         return self._call_block(item, orjson.Fragment(object_text(item.text, whole=True)))
 
     def feed(self, _prompt: int, event: Event) -> list[bytes]:
-        """The events that follow from one of the engine's."""
+        """Return the events that follow from one of the engine's."""
         match event:
             case Started():
                 return self._begin(event)
@@ -195,7 +195,7 @@ class MessageWriter(RoundWriter):
 
 
 def _message(header: Header, content: list[Json], end: Json, usage: Usage) -> Json:
-    """A message; ``end`` is its `_stop`, or null twice while it is being written."""
+    """Return a message; ``end`` is its `_stop`, or null twice while it is being written."""
     return {
         "id": header.id,
         "type": "message",
@@ -222,7 +222,7 @@ ANTHROPIC_VERSION = "anthropic-version"
 
 
 def anthropic_models(models: Sequence[Json]) -> Json:
-    """The list, which is one page."""
+    """Return the list, which is one page."""
     return {"object": "list", **page_of([anthropic_model(model) for model in models], has_more=False)}
 
 

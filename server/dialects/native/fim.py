@@ -73,7 +73,7 @@ def suffix_prompt(model: LoadedModel, prefix: Sequence[int], suffix: str) -> lis
 
 
 def extra_tokens(vocab: Vocab, files: Sequence[Extra]) -> list[int]:
-    """The further files, in the pattern of a repository where the vocabulary has its tokens."""
+    """Return the further files, in the pattern of a repository where the vocabulary has its tokens."""
     tokens: list[int] = []
     if vocab.fim_repo != -1:
         tokens += [vocab.fim_repo, *_plain(vocab, _PROJECT)]

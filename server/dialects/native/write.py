@@ -79,7 +79,7 @@ class NativeWriter(Writer):
         return found[0] if len(found) == 1 else found
 
     def feed(self, prompt: int, event: Event) -> list[bytes]:
-        """The chunks that follow from one event of a prompt's request."""
+        """Return the chunks that follow from one event of a prompt's request."""
         match event:
             case Text():
                 if self.streams:
@@ -112,7 +112,7 @@ class NativeWriter(Writer):
         tokens: Sequence[int] = (),
         probabilities: Sequence[orjson.Fragment] = (),
     ) -> Json:
-        """The last object of one choice, the reference's keys in its order."""
+        """Return the last object of one choice, the reference's keys in its order."""
         shown: Json = {
             "index": self._index(prompt, end.index),
             "content": content,
@@ -179,13 +179,13 @@ def generation_settings(
     request: Request | None = None,
     spec_type: str = "none",
 ) -> dict[str, Any]:
-    """The short object of a request, or of a model's defaults. The reference's keys in its order."""
+    """Return the short object of a request, or of a model's defaults. The reference's keys in its order."""
     shown = request or Request(id="", prompt=[], sampling=sampling, max_tokens=max_tokens)
     return {name: value for name, value in _settings(shown, {"spec_type": spec_type}, ()).items() if name not in _LONG}
 
 
 def whole_settings(request: Request, vocab: Vocab, *, lora: Adapters, **given: object) -> dict[str, Any]:
-    """The whole object: ``grammar`` in the form of its source, `lora` as the client gave it."""
+    """Return the whole object: ``grammar`` in the form of its source, `lora` as the client gave it."""
     shown = _settings(request, given, lora)
     never = vocab.eog if request.sampling.ignore_eos else ()
     return shown | {"logit_bias": shown["logit_bias"] + [{"bias": None, "token": token} for token in sorted(never)]}

@@ -27,12 +27,12 @@ _PARAMETERS = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty")
 
 
 def tags(states: Sequence[ModelState]) -> Json:
-    """The reply of ``GET /api/tags``."""
+    """Return the reply of ``GET /api/tags``."""
     return {"models": [_listed(state) for state in states]}
 
 
 def running(states: Sequence[ModelState]) -> Json:
-    """The reply of ``GET /api/ps``: the models in memory, those first that stay longest."""
+    """Return the reply of ``GET /api/ps``: the models in memory, those first that stay longest."""
     now, never_s = time.time(), NEVER.total_seconds()
     found = [
         (now + (never_s if state.sleeps_in_s is None else min(state.sleeps_in_s, never_s)), state)
@@ -44,7 +44,7 @@ def running(states: Sequence[ModelState]) -> Json:
 
 
 def shown(state: ModelState) -> Json:
-    """The reply of ``POST /api/show``."""
+    """Return the reply of ``POST /api/show``."""
     info, facts, spec = state.info, state.facts, state.spec
     metadata = {} if info is None else info.metadata
     # Numbers as numbers: the library returns strings, and no arrays.

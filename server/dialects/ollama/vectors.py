@@ -105,7 +105,7 @@ def embed_job(request: Embed, model: LoadedModel) -> VectorJob:
 
 
 def _tokens(text: str, model: LoadedModel, longest: int | None) -> list[int]:
-    """The text's tokens; of more than `longest` the first, and the token that ends texts."""
+    """Return the text's tokens; of more than `longest` the first, and the token that ends texts."""
     vocab = model.vocab
     tokens = vocab.tokenize(text, add_special=True, parse_special=True)
     if longest is None or len(tokens) <= longest:
@@ -115,7 +115,7 @@ def _tokens(text: str, model: LoadedModel, longest: int | None) -> list[int]:
 
 
 def _texts(value: object) -> list[str]:
-    """One text or a list of them; an empty text alone is none, as in Ollama."""
+    """Return one text or a list of them; an empty text alone is none, as in Ollama."""
     if value is None or value == "":
         return []
     if isinstance(value, str):

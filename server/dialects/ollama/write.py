@@ -34,14 +34,14 @@ class Reply:
         return self if self.model else replace(self, model=model)
 
     def line(self, text: str = "", **more: object) -> Json:
-        """A line with more of a message's keys."""
+        """Return a line with more of a message's keys."""
         head: Json = {"model": self.model, "created_at": rfc3339(time.time())}
         if self.chat:
             return {**head, "message": {"role": "assistant", "content": text, **more}, "done": False}
         return {**head, "response": text, **more, "done": False}
 
     def nothing(self, reason: str) -> Json:
-        """The whole reply where nothing was to be generated."""
+        """Return the whole reply where nothing was to be generated."""
         return {**self.line(), "done": True, "done_reason": reason}
 
 
@@ -123,7 +123,7 @@ class OllamaWriter(Writer):
         return [*lines, self._reply.line() | _logprobs(held_back)] if held_back else lines
 
     def _called(self) -> list[Json]:
-        """The call that is complete."""
+        """Return the call that is complete."""
         call, self._open = self._open, None
         if call is None:
             return []

@@ -187,7 +187,7 @@ class InputReader:
                 self._other(item, kind, path)
 
     def _other(self, item: Mapping[str, Any], kind: str, path: str) -> None:
-        """An item of a tool that is no function, or of a kind that came later than this server."""
+        """Read an item of a tool that is no function, or of a type that this server does not know."""
         call_id = next((item[key] for key in ("call_id", "id") if isinstance(item.get(key), str)), "")
         call_id = self.call_ids.get(call_id, call_id)  # the output of a local shell may have the id of the item
         call = called(kind, item) if call_id else None
@@ -226,7 +226,7 @@ class InputReader:
             self.messages.append(Message("developer", _INTRODUCTION + found))
 
     def _mcp_call(self, item: Mapping[str, Any]) -> None:
-        """A call of an MCP tool with its result. After an approval it has the id of the request."""
+        """Read a call of an MCP tool with its result. After an approval it has the id of the request."""
         approval = item.get("approval_request_id")
         call_id = approval if isinstance(approval, str) else str(item.get("id") or "")
         self.approved.pop(call_id, None)
@@ -235,7 +235,7 @@ class InputReader:
         self._answered(text_content([TextPart(said if isinstance(said, str) else _as_json(said))]), call_id)
 
     def _approval(self, item: Mapping[str, Any], path: str) -> None:
-        """The client's answer to a request for approval."""
+        """Read the client's answer to a request for approval."""
         request_id, approves = string_of(item, "approval_request_id", path), item.get("approve")
         asked, at = self.approvals.get(request_id), f"{path}.approval_request_id"
         if asked is None:
@@ -254,7 +254,7 @@ class InputReader:
         self._answered(said, request_id)
 
     def _turn(self) -> Message:
-        """The assistant's message that the conversation ends with, a new one where it ends otherwise."""
+        """Return the assistant's message that the conversation ends with, a new one where it ends otherwise."""
         if not self.messages or self.messages[-1].role != "assistant":
             self.messages.append(Message("assistant"))
         return self.messages[-1]

@@ -112,7 +112,7 @@ class ResponseTools(ToolReader):
 
 
 def _client_executes(entry: Mapping[str, Any], kind: str, path: str) -> bool:
-    """Whether the client executes the tool. A search, and a shell in a container, may be the server's."""
+    """Return whether the client executes the tool. A search, and a shell in a container, may be the server's."""
     if kind == "tool_search":
         return entry.get("execution") == "client"
     if kind != "shell" or entry.get("environment") is None:

@@ -133,7 +133,7 @@ class OutputItem:
         return part | {"annotations": [], "logprobs": self.logprobs} if self.type == "message" else part
 
     def body(self, status: ItemStatus) -> Json:
-        """The item as replies show it; one that has just begun has no content yet."""
+        """Return the item as replies show it; one that has just begun has no content yet."""
         item: Json = {"id": self.id, "type": self.type, "status": status}
         if self.client.type is not None:
             return item | self._typed_call(self.client.type, status)
@@ -152,7 +152,7 @@ class OutputItem:
         return item | shown | {"encrypted_content": self._encrypted}
 
     def _typed_call(self, row: ToolType, status: ItemStatus) -> Json:
-        """The members of a call of a type of `tool_types`. One that is not complete must not be executed."""
+        """Return the members of a call of a type of `tool_types`. One that is not complete must not be executed."""
         arguments = row.read(self.text) if status == "completed" else None
         unfinished = status != "in_progress" and arguments is None
         return {"status": row.unfinished if unfinished else status, "call_id": self.call_id, **row.body(arguments)}
@@ -261,7 +261,7 @@ class ResponseWriter(RoundWriter):
         return self.final
 
     def feed(self, _prompt: int, event: Event) -> list[bytes]:
-        """The events that follow from one of the engine's."""
+        """Return the events that follow from one of the engine's."""
         match event:
             case Text():
                 return self._timed(self._written(self.said.feed(event)), event)
@@ -404,7 +404,7 @@ class ResponseWriter(RoundWriter):
         return self._event(f"response.output_item.{state}", {"output_index": item.index, "item": item.body(status)})
 
     def _commands(self, item: OutputItem, status: ItemStatus) -> list[bytes]:
-        """The events of a shell call's commands, once they are complete; other calls of `tool_types` have none."""
+        """Return the events of the commands of a complete shell call; other calls have none."""
         commands = item.body(status)["action"]["commands"] if item.type == "shell_call" else ()
         return [
             self._event(

@@ -70,7 +70,7 @@ class Reader:
     raw: list[str] | None = None
 
     def consume(self, n: int) -> str:
-        """The next `n` characters."""
+        """Return the next `n` characters."""
         taken, self.text = self.text[:n], self.text[n:]
         if self.raw is not None and taken:
             self.raw.append(taken)
@@ -98,7 +98,7 @@ class Reader:
         yield
 
     def peek(self) -> Steps[str]:
-        """The next character; "" at the end."""
+        """Return the next character; "" at the end."""
         while not self.text and not self.final:
             yield
         return self.text[:1]
@@ -154,7 +154,7 @@ class Reader:
         return found.start(), found[0]
 
     def run(self, steps: Steps[T]) -> T:
-        """The result of a generator over text that is complete. Raises `EndOfText` when it wanted more."""
+        """Return the result of a generator over text that is complete. Raises `EndOfText` when it wanted more."""
         pieces, self.text = pieces_of(self.text), ""
         for n, piece in enumerate(pieces, 1):
             self.text += piece

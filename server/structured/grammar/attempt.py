@@ -86,7 +86,7 @@ def within(attempt: Attempt) -> Iterator[None]:
 
 
 def may_wait() -> bool:
-    """Whether this thread may wait for the sandbox."""
+    """Return whether this thread may wait for the sandbox."""
     return not _CACHED_ONLY.get()
 
 

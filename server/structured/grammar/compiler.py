@@ -207,6 +207,6 @@ class GrammarCompiler:
             return self._tokenizer
 
     def _sent_tokens(self) -> bytes:
-        """The vocabulary as the sandbox reads it."""
+        """Return the vocabulary as the sandbox reads it."""
         self._all_tokens()
         return self._table

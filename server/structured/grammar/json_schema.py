@@ -52,7 +52,7 @@ class Written(NamedTuple):
 
 
 def schema_text(schema: object) -> str:
-    """A grammar's ``%json`` as JSON for llguidance, with our whitespace. Raises `InvalidRequest` with its place."""
+    """Return a grammar's ``%json`` as JSON for llguidance, with our whitespace. Raises `InvalidRequest`."""
     text, unique, _ = written(schema, "%json")
     if unique is not None:
         raise unenforceable("uniqueItems", unique.first)
@@ -206,7 +206,7 @@ def unsupported(error: str, schema: object, narrowed: str) -> InvalidRequest:
 
 
 def _patterns_in(error: str, schema: object) -> Iterator[tuple[str, str]]:
-    """The places of the patterns that an error quotes, each with its keyword."""
+    """Yield the places of the patterns that an error quotes, each with its keyword."""
     quoted = error.replace("\\/", "/").replace("\\w", "[0-9a-zA-Z_]").replace("\\d", "[0-9]")
     for place, value in _places(schema):
         if isinstance(value, dict):
@@ -219,7 +219,7 @@ def _patterns_in(error: str, schema: object) -> Iterator[tuple[str, str]]:
 
 
 def _as_quoted(pattern: str) -> str:
-    """A pattern as llguidance may write it: slashes not escaped, classes spelled out."""
+    """Return a pattern as llguidance may write it: slashes not escaped, classes spelled out."""
     return readable(pattern).replace("\\/", "/").replace("\\w", "[0-9a-zA-Z_]").replace("\\d", "[0-9]")
 
 

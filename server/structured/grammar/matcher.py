@@ -62,7 +62,7 @@ class MatcherConstraint:
 
     @contained
     def fork(self) -> "MatcherConstraint":
-        """An independent copy in the same state."""
+        """Return an independent copy in the same state."""
         copy = MatcherConstraint(self._matcher.deep_copy(), self._n_tokens, self._ends, self._param, self.recipe)
         copy._since_mask_s, copy._slow_s = self._since_mask_s, self._slow_s
         return copy
@@ -82,7 +82,7 @@ class MatcherConstraint:
 
     @contained
     def mask(self) -> bytes:
-        """A bit per token in little-endian 32-bit words; raises InvalidRequest when the matcher gave up."""
+        """Return a bit per token in little-endian 32-bit words; raises InvalidRequest when the matcher gave up."""
         began = time.thread_time()
         bits: bytes = self._matcher.compute_bitmask()
         cpu_s = time.thread_time() - began

@@ -18,7 +18,7 @@ R = TypeVar("R")
 
 
 def is_panic(error: BaseException) -> bool:
-    """Whether a Rust library has panicked; its exception can't be imported, and each library has one of its own."""
+    """Return whether a Rust library panicked. Each library has an exception of its own, which cannot be imported."""
     return type(error).__name__ == "PanicException" and not isinstance(error, Exception)
 
 

@@ -95,7 +95,7 @@ def byte_tokenizer() -> llguidance.LLTokenizer:
 
 
 def end_tokens(vocab: Vocab) -> list[int]:
-    """Every end-of-generation id, the model's own end token first."""
+    """Return every end-of-generation id, the model's own end token first."""
     ends: AbstractSet[int] = vocab.eog
     rest: Sequence[int] = sorted(ends - {vocab.eos})
     return [vocab.eos, *rest] if vocab.eos >= 0 else list(rest)

@@ -128,7 +128,7 @@ class Rules:
         return self.reasoning[0] if self.reasoning is not None and self.anywhere else b""
 
     def may_begin(self, text: bytes) -> bool:
-        """Whether a marker may have begun in `text`: most text holds no marker's first byte."""
+        """Return whether a marker may have begun in `text`: most text holds no marker's first byte."""
         opening = self.opening[:1]
         return any(begun.marker[:1] in text for begun in self.begun) or (bool(opening) and opening in text)
 
@@ -168,7 +168,7 @@ class TriggeredConstraint:
         return self._rules.lazy is not None
 
     def fork(self) -> "TriggeredConstraint":
-        """An independent copy in the same state."""
+        """Return an independent copy in the same state."""
         copy = TriggeredConstraint(self._rules)
         copy._free, copy._refused = self._free, self._refused
         copy._inner = None if self._inner is None else self._inner.fork()

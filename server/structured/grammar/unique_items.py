@@ -69,7 +69,7 @@ class UniquePlaces:
         return self._below[key]
 
     def is_unique(self, place: Place) -> bool:
-        """Whether the items of an array here must differ."""
+        """Return whether the items of an array here must differ."""
         if place not in self._unique:
             self._unique[place] = any(MARK in schema for schema in self._at(place))
         return self._unique[place]
@@ -90,7 +90,7 @@ class UniquePlaces:
         return number
 
     def _closure(self, number: int) -> tuple[int, ...]:
-        """A schema and all that concern the same value through it."""
+        """Return a schema and all that concern the same value through it."""
         if number not in self._closures:
             seen = {number: None}
             waiting = [number]
@@ -194,14 +194,14 @@ class Cursor:
         self._piece, self._more = b"", bytearray()
 
     def may_take(self, piece: bytes, state: llguidance.LLMatcher) -> bool:
-        """Whether no item is repeated with `piece`, and the items that it leaves open can still differ."""
+        """Return whether no item is repeated with `piece`, and the items that it leaves open can still differ."""
         ahead = self.fork(text=False)
         return ahead._read(piece, state) and not any(
             frame.dead and begun.startswith(frame.dead) for frame, begun in ahead._items()
         )
 
     def _items(self) -> Iterator[tuple[_Frame, bytes]]:
-        """Each open array with the canonical text of the item that is being written, empty between items."""
+        """Yield each open array with the canonical text of the item that is being written, empty between items."""
         for depth, frame in enumerate(self._frames):
             if frame.dead:
                 is_open = depth + 1 < len(self._frames) or self._in_string or self._in_scalar
@@ -322,7 +322,7 @@ class Cursor:
             self._frames = (*self._frames[:-1], frame._replace(dead=(*kept, *found)))
 
     def _since(self, start: int) -> bytes:
-        """The canonical text from `start` on."""
+        """Return the canonical text from `start` on."""
         n_text = len(self._text)
         return bytes(self._text[start:] + self._more if start < n_text else self._more[start - n_text :])
 

@@ -203,7 +203,7 @@ class Document:
 
 
 def _children(schema: Mapping[str, Any]) -> list[Any]:
-    """The schemas in a schema, and those that it defines."""
+    """Return the schemas in a schema, and those that it defines."""
     found: list[Any] = []
     for key, value in schema.items():
         if key in SINGLE and isinstance(value, dict):

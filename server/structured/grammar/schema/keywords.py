@@ -45,7 +45,7 @@ def with_subschemas(schema: Mapping[str, Any], change: Callable[[Schema, str], S
 
 
 def kind_of(value: Any) -> str:
-    """The type of a JSON value, where whole numbers are numbers."""
+    """Return the type of a JSON value, where whole numbers are numbers."""
     if isinstance(value, bool):
         return "boolean"
     if isinstance(value, int | float):

@@ -23,7 +23,7 @@ def none_of(words: Iterable[str]) -> str:
 
 
 def _syntax(pattern: str, at: int) -> Iterator[tuple[int, str]]:
-    """The characters that are neither escaped nor in a class."""
+    """Yield the characters that are neither escaped nor in a class."""
     escaped = in_class = False
     for place in range(at, len(pattern)):
         char = pattern[place]
@@ -61,8 +61,8 @@ def _without_outer_counts(pattern: str) -> str:
 
 
 def _without_all_controls(pattern: str) -> str:
-    """The pattern without one control character in its classes: those that have all, but not ``"`` or a backslash, are
-    taken by llguidance to have these, too, once they are written as JSON (derivre 0.3, `json_quote`).
+    """Return the pattern without one control character in its classes: those that have all, but not ``"`` or a
+    backslash, are taken by llguidance to have these, too, once they are written as JSON (derivre 0.3, `json_quote`).
     """
     return _CLASS.sub(_without_control, pattern)
 

@@ -25,7 +25,7 @@ class Negations:
         self._left = MAX_PARTS
 
     def of(self, schema: Schema, depth: int = 0) -> Schema:
-        """A schema of values that `schema` refuses; False where none can be named."""
+        """Return a schema of values that `schema` refuses; False where none can be named."""
         if isinstance(schema, bool):
             return not schema
         self._left -= len(schema) + sum(map(_n_parts, schema.values()))
@@ -52,7 +52,7 @@ def _n_parts(value: Any) -> int:
 
 
 def any_of(schemas: list[Schema]) -> Schema:
-    """A value of one of these."""
+    """Return a value of one of these."""
     possible = [schema for schema in schemas if schema is not False]
     if True in possible:
         return True

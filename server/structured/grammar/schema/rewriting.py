@@ -64,7 +64,7 @@ class Rewriter:
         self.unique = ""
 
     def rewritten(self) -> dict[str, Any]:
-        """The document. Raises InvalidRequest that names the keyword and its place."""
+        """Return the document. Raises InvalidRequest that names the keyword and its place."""
         root = self._schema(self._root, self._what)
         defs = {name: self._schema(schema, self._places[name]) for name, schema in self._defs.items()}
         whole = root if isinstance(root, dict) else {"allOf": [root]}
@@ -265,7 +265,7 @@ class Rewriter:
 
 
 def _fractions(value: Any) -> Iterator[float]:
-    """The bounds in a schema that are no integers."""
+    """Yield the bounds in a schema that are no integers."""
     if isinstance(value, list):
         for each in value:
             yield from _fractions(each)
@@ -285,7 +285,7 @@ def _has_long_numbers(value: Any) -> bool:
 
 
 def _inexact(value: Any) -> Iterator[int]:
-    """The integers in a value that are no doubles."""
+    """Yield the integers in a value that are no doubles."""
     if isinstance(value, list):
         for each in value:
             yield from _inexact(each)
