@@ -1,8 +1,8 @@
 """The project's style for everything that people read: documentation, docstrings, web UI, options, errors, log lines.
 
 ``python -m tests.unit.test_language`` (part of ``make check``) prints each hit with its place. Private terms and
-docstring fragments are errors. Long sentences and functions whose docstring begins with a noun are counted, and listed
-with ``-v``. Vale is not used: its packages on PyPI and npm download the program from GitHub when they run.
+docstrings of functions that do not begin with a verb are errors. Long sentences are counted, and listed with ``-v``.
+Vale is not used: its packages on PyPI and npm download the program from GitHub when they run.
 """
 
 import ast
@@ -35,12 +35,11 @@ TERMS = {
     r"whoever": "name the actor",
 }
 """Private terms of earlier versions, and the field's terms (docs/glossary.md)."""
-FRAGMENTS = re.compile(
-    r"(?:Of|From|As|In|By|For|With|Without|While|When|Where|Which|Whose|Its|Those|These|Not|No|At|On|To)\b"
+NO_VERBS = re.compile(
+    r"(?:Of|From|As|In|By|For|With|Without|While|When|Where|Which|Whose|Its|Those|These|Not|No|At|On|To"
+    r"|The|A|An|One|Whether|How|What|Why|All|Every|Each)\b"
 )
-"""First words that make a function's docstring a fragment; a docstring begins with a verb."""
-NOUNS = re.compile(r"(?:The|A|An|One|Whether|How|What|Why|All|Every|Each)\b")
-"""First words of a docstring that names a thing, which is right for a property or a class."""
+"""First words that make a function's docstring a fragment or a noun; it begins with a verb. Properties may be nouns."""
 LONG_SENTENCE = 25  # words
 _TERM = re.compile(rf"\b(?:{'|'.join(TERMS)})\b", re.IGNORECASE)
 _QUOTED = re.compile(r"```.*?^```|``[^`\n]*``|`[^`\n]*`|\]\([^)]*\)|<!--.*?-->|\"[^\"\n]*\"", re.MULTILINE | re.DOTALL)
@@ -139,10 +138,10 @@ def private_terms() -> Iterator[Hit]:
             yield Hit(text, f"{hit[0]} (better: {better})")
 
 
-def fragments(first_words: re.Pattern[str] = FRAGMENTS) -> Iterator[Hit]:
-    """Yield functions whose docstring begins with one of these words. Properties may begin with a noun."""
+def fragments() -> Iterator[Hit]:
+    """Yield functions whose docstring does not begin with a verb."""
     for text in texts():
-        if text.function and first_words.match(text.text):
+        if text.function and NO_VERBS.match(text.text):
             yield Hit(text, f'{text.function}: begin with a verb, not "{text.text[:40]}"')
 
 
@@ -164,14 +163,11 @@ def test_docstrings_of_functions_are_no_fragments() -> None:
 def main() -> int:
     """Print errors and the number of warnings. Returns 1 if there is an error."""
     errors = [*private_terms(), *fragments()]
-    warnings = [*long_sentences(), *fragments(NOUNS)]
-    for hit in [*errors, *(warnings if "-v" in sys.argv[1:] else ())]:
+    for hit in [*errors, *(long_sentences() if "-v" in sys.argv[1:] else ())]:
         print(hit)
     counts = Counter(hit.text.kind for hit in long_sentences())
     long = ", ".join(f"{kind} {n}" for kind, n in counts.items())
-    nouns = len(list(fragments(NOUNS)))
-    print(f"style: {len(errors)} errors. Warnings: {nouns} docstrings of functions begin with a noun;")
-    print(f"sentences of more than {LONG_SENTENCE} words: {long or 0}")
+    print(f"style: {len(errors)} errors; warnings: sentences of more than {LONG_SENTENCE} words: {long or 0}")
     return int(bool(errors))
 
 
