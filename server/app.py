@@ -38,7 +38,7 @@ from server.pool.events import StatusChanged, Subscription
 from server.pool.pool import Pool
 from server.pool.protocols import Loader
 from server.pool.saved.store import SavedFiles, SlotFiles, UrlFiles
-from server.reload import Reload, key_ring
+from server.reload import Reload, key_store
 from server.routes import include_routes
 from server.routes.responses import DAY_S, fail_interrupted
 from server.sandbox.memory import MemoryWatch
@@ -46,7 +46,7 @@ from server.sandbox.process import Process
 from server.serving.batch_runner import BatchRunner
 from server.serving.services import Services
 from server.settings import Settings, check_files, load_settings, slot_secret
-from server.startup_banner import show_first_screen, show_load_progress
+from server.startup_banner import show_banner, show_load_progress
 from server.state.batches import BatchLines
 from server.state.database import open_database
 from server.state.objects import Json, Objects
@@ -79,12 +79,12 @@ if TYPE_CHECKING:  # of extras
 logger = logging.getLogger(__name__)
 
 CONFIG_ERROR_STATUS = 2
-WATCH_EVERY_S = 5.0  # that the watchdog looks
-END_RETRY_S = 0.1  # after which a task that goes on is cancelled again
+WATCHDOG_INTERVAL_S = 5.0
+END_RETRY_S = 0.1  # a task that still runs after a cancellation is cancelled again
 MEMORY_WATCH_S = 0.5  # a sandbox may take some 100 MB until the watch looks again
 EXPIRY_INTERVAL_S = 3600.0
-PICTURES = "server.llama.pictures:answerer"  # by name: it is other processes that import it
-PREPARE_THREADS = "prepare"  # their names begin so
+IMAGE_DECODER = "server.llama.image_decoder:answerer"  # a name, because only other processes import it
+PREPARE_THREADS = "prepare"  # prefix of their names
 
 
 def create_app(
@@ -108,11 +108,11 @@ def create_app(
     if models is None:
         models = open_pool(settings, loader=loader, reread=reread, in_process=in_process, sandbox=sandbox)
     pool, sandbox, renderer = models.pool, models.sandbox, models.renderer
-    ring, sight = key_ring(server), sight_of(server)
+    keys, media_loader = key_store(server), media_loader_of(server)
 
     def at_work() -> list[Process]:
         """Processes that work for requests."""
-        return [each for some in (sandbox, sight, renderer) if some is not None for each in some.at_work]
+        return [each for some in (sandbox, media_loader, renderer) if some is not None for each in some.at_work]
 
     redis, state, batch_state = state_of(server)
     lines = BatchLines(batch_state.database)
@@ -120,7 +120,7 @@ def create_app(
 
     async def call(key_name: str, path: str, body: bytes) -> InternalReply:
         """Send a batch's request to this application, in the name of the key that started the batch."""
-        key = ring.named(key_name)
+        key = keys.named(key_name)
         if key is None:
             return revoked_key()
         return await post_json(app, {}, server.api_prefix + path, body, key)
@@ -131,7 +131,7 @@ def create_app(
 
     def may_run(batch: Json) -> bool:
         """Return whether this server knows a batch's key and models."""
-        return ring.named(batch["key_name"]) is not None and all(map(pool.knows, batch["models"]))
+        return keys.named(batch["key_name"]) is not None and all(map(pool.knows, batch["models"]))
 
     # Few threads tokenize and render, since they share the GIL with the step threads.
     n_threads = server.threads_http if server.threads_http > 0 else min(4, os.cpu_count() or 1)
@@ -148,10 +148,10 @@ def create_app(
         prepare_long=ThreadPoolExecutor(1, thread_name_prefix=f"{PREPARE_THREADS}-long"),
         reading=ThreadPoolExecutor(1, thread_name_prefix=f"{PREPARE_THREADS}-body"),
         metrics=Metrics(pool.states, spent=usage.all_spent, gpus=gpus),
-        sight=sight,
+        media_loader=media_loader,
         memory=MemoryWatch(server.memory_reserve * MIB, at_work),
-        keys=ring,
-        gate=ConcurrencyLimiter(server.max_preparing),
+        keys=keys,
+        preparing=ConcurrencyLimiter(server.max_preparing),
         slot_files=slot_files_of(server),
         state=state,
         batch_state=batch_state,
@@ -170,11 +170,11 @@ def create_app(
     app = FastAPI(
         title="Llamapool",
         version=__version__,
-        openapi_url=None,  # `routes.openapi` has it, and the page over it
-        redirect_slashes=False,  # as in llama-server a path with a slash more is another path
+        openapi_url=None,  # `routes.openapi` serves it, and the page that shows it
+        redirect_slashes=False,  # as in llama-server, a path with another slash is another path
         lifespan=lifespan_of(
             *(services, server, models, addresses, redis, gpus),
-            Reload(settings, ring, pool, reread),
+            Reload(settings, keys, pool, reread),
             *(events, tracing),
         ),
     )
@@ -197,7 +197,7 @@ def create_app(
         draining=services.draining,
         ended=ended,
         is_page=page.has,
-        keys=ring,
+        keys=keys,
         rates=services.rates,
     )
     return app
@@ -227,7 +227,7 @@ def slot_files_of(server: ServerSettings) -> SavedFiles | None:
 
 
 def http_options(server: ServerSettings) -> HttpOptions:
-    """Return the HTTP side's part of the settings. Most fields have the same name."""
+    """Return the options of the HTTP layer. Most fields have the names of the settings."""
     same = {each.name: getattr(server, each.name) for each in fields(HttpOptions) if hasattr(server, each.name)}
     return replace(
         HttpOptions(**same),
@@ -254,7 +254,7 @@ def cors_origins(server: ServerSettings) -> str:
 
 
 def kv_events_of(server: ServerSettings) -> "KvEvents | None":
-    """Return what publishes cached prompts to routers, None if nothing does. Raises ConfigError."""
+    """Return the publisher of KV cache events for routers, None if it is off. Raises ConfigError."""
     if not server.kv_events:
         return None
     with _needs_extra("kv_events", "events"):
@@ -263,7 +263,7 @@ def kv_events_of(server: ServerSettings) -> "KvEvents | None":
 
 
 def tracing_of(server: ServerSettings) -> "Tracing | None":
-    """Return what sends traces, None if nothing does. Raises ConfigError."""
+    """Return the exporter of traces, None if it is off. Raises ConfigError."""
     if not server.otel:
         return None
     with _needs_extra("otel", "otel"):
@@ -281,13 +281,13 @@ def _needs_extra(option: str, extra: str) -> Iterator[None]:
         raise ConfigError(f"server.{option}: {error}; pip install 'llamapool[{extra}]'") from None
 
 
-def sight_of(server: ServerSettings) -> MediaLoader:
-    """Return what reads the media and documents of requests; it starts processes when there are some."""
+def media_loader_of(server: ServerSettings) -> MediaLoader:
+    """Return the loader of media and documents. It starts processes at the first one."""
     hosts = tuple(host for host in server.media_fetch if host != ANYWHERE)
     sites = AllowedHosts(ANYWHERE in server.media_fetch, hosts, server.media_path)
     cut = Cut(max(server.video_fps, 0.0), max(server.video_timestamp_interval, 0))
     documents = DocumentLimits(server.document_pages, server.document_bytes, cpu_s=server.document_seconds)
-    return MediaLoader(Decoder(PICTURES, cut=cut, documents=documents), MediaFetcher(sites))
+    return MediaLoader(Decoder(IMAGE_DECODER, cut=cut, documents=documents), MediaFetcher(sites))
 
 
 def mcp_of(server: ServerSettings) -> McpServers:
@@ -320,7 +320,7 @@ def lifespan_of(
     events: "KvEvents | None" = None,
     tracing: "Tracing | None" = None,
 ) -> Lifespan:
-    """Starts the pool; on the way out gives running requests ``drain_s`` seconds and frees everything."""
+    """Return a lifespan that starts the pool. At its end it waits ``drain_s`` seconds for requests, and frees all."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -368,7 +368,7 @@ def lifespan_of(
             await services.mcp.start()
             await services.pool.start()
             shown = {"has_keys": services.keys.required, "has_page": server.ui}
-            screen = show_first_screen(services.pool, addresses, services.draining, **shown)
+            screen = show_banner(services.pool, addresses, services.draining, **shown)
             of_pool.append(spawn(screen, "startup banner"))
             yield
         finally:
@@ -379,7 +379,7 @@ def lifespan_of(
             models.close_sandboxes()
             for threads in (services.prepare, services.prepare_long, services.reading, services.compiling.threads):
                 threads.shutdown(wait=False, cancel_futures=True)  # one may be deep in the library
-            services.sight.close()
+            services.media_loader.close()
             await services.usage.close()
             await asyncio.to_thread(services.batch_state.database.close)
             if redis is not None:
@@ -404,7 +404,7 @@ async def end_tasks(tasks: Collection[asyncio.Task[None]]) -> None:
 async def watch_steps(pool: Pool, limit_s: float) -> None:
     """Look after steps that don't end. Endless."""
     while limit_s:
-        await asyncio.sleep(min(limit_s / 4, WATCH_EVERY_S))
+        await asyncio.sleep(min(limit_s / 4, WATCHDOG_INTERVAL_S))
         pool.check_progress(limit_s)
 
 
@@ -433,7 +433,7 @@ async def _follow_pool(services: Services, events: Subscription) -> None:
             if isinstance(event, StatusChanged):
                 services.metrics.status_changed(event)
             if isinstance(event, StatusChanged) and event.info is not None and event.info.media:
-                services.sight.warm()
+                services.media_loader.warm()
 
 
 def warn_of_workers(argv: Sequence[str], environ: Mapping[str, str]) -> None:

@@ -7,7 +7,7 @@
     ├── InvalidRequest           the client's request is wrong; names the field
     │   └── ContextExceeded      the prompt does not fit the context
     ├── AuthenticationFailed     no key, or a wrong one
-    ├── PermissionDenied         the key, or who has none, may not do this
+    ├── PermissionDenied         the key does not permit this, or a key is missing
     ├── NotFound                 no such path, model or object
     │   └── ModelNotFound        lists the known models
     ├── NotSupported             this server or model was started without it
@@ -17,9 +17,9 @@
     │   ├── DownloadFailed       a model could not be had from its hub
     │   ├── ModelEnded           its process ended; it is loaded again, and may be asked again
     │   ├── ModelRestarting      its process is started again in ``retry_after_s`` seconds at most
-    │   ├── QueueFull            come back in ``retry_after_s`` seconds
-    │   ├── TooLate              it took longer than a request may; come back in ``retry_after_s`` seconds
-    │   ├── NoRoom               no memory for this model now; come back in ``retry_after_s`` seconds
+    │   ├── QueueFull            retry in ``retry_after_s`` seconds
+    │   ├── TooLate              it took longer than a request may; retry in ``retry_after_s`` seconds
+    │   ├── NoRoom               no memory for this model now; retry in ``retry_after_s`` seconds
     │   └── ShuttingDown         the server is stopping
     └── InternalError            our own fault
 
@@ -221,5 +221,4 @@ class NotNumbers(InternalError):
 
 
 CONTAINED: tuple[type[Exception], ...] = (LlamapoolError, MemoryError)
-"""What one request, batch or cache entry may end with while all others go on: memory that can't be had is not there for
-this one thing."""
+"""Errors that end one request, batch or cache entry while all others continue. `MemoryError`: it was too large."""

@@ -1,7 +1,7 @@
 """What is read again while the server runs: keys, TLS, models. By SIGHUP, or as files change.
 
 Everything is read and checked first; where anything is wrong it is said in the log, and nothing changes. Then what
-differs is applied: keys at once (requests under way go on), certificates for new connections, and models as by
+differs is applied: keys at once (running requests continue), certificates for new connections, and models as by
 ``GET /models?reload=1``: those that are gone or configured otherwise are unloaded, the others don't notice.
 """
 
@@ -30,7 +30,7 @@ _APPLIED = frozenset({"api_keys", "api_key_file", "keys_file", "ssl_key_file", "
 async def follow_files(files: Sequence[Path | None], changed: Callable[[], None], every_s: float) -> None:
     """Call `changed` each time that one of the files is another one or has other content. Endless if there is one.
 
-    They are looked at every `every_s` seconds: links, mounted folders and ConfigMaps tell nobody of a change.
+    They are polled every `every_s` seconds: links, mounted folders and ConfigMaps send no notification of a change.
     """
     paths = [path for path in files if path is not None]
     if not paths:
@@ -61,7 +61,7 @@ def read_all_keys(server: ServerSettings) -> list[Key]:
     return [*map(plain_key, server.all_api_keys()), *from_file]
 
 
-def key_ring(server: ServerSettings) -> KeyStore:
+def key_store(server: ServerSettings) -> KeyStore:
     """Return the keys of the start. Raises ConfigError."""
     required = bool(server.api_keys or server.api_key_file or server.keys_file)
     return KeyStore(read_all_keys(server), required=required)

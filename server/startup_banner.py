@@ -36,7 +36,7 @@ _UNIX = "http+unix://"
 _WIDTH = 13
 
 
-async def show_first_screen(
+async def show_banner(
     pool: Pool, addresses: Sequence[str], draining: asyncio.Event, *, has_keys: bool, has_page: bool
 ) -> None:
     """Wait for the loads of the start, then log the screen; never where the server stops before."""
@@ -50,11 +50,11 @@ async def show_first_screen(
         return
     memory = await pool.memory()
     budget = pool.budget_of(memory)
-    for line in first_screen(pool.states(), memory, budget, addresses, has_keys=has_keys, has_page=has_page):
+    for line in banner_lines(pool.states(), memory, budget, addresses, has_keys=has_keys, has_page=has_page):
         logger.info("%s", line, extra={NO_ADAPTERS: True})
 
 
-def first_screen(
+def banner_lines(
     states: Sequence[ModelState],
     memory: Mapping[str, Memory],
     budget: Mapping[str, int],

@@ -13,8 +13,8 @@ class PlainText(str):
 class Vocab(Protocol):
     """A model's vocabulary. Safe to use from any thread; nothing changes anything. An id is -1 where there is none.
 
-    ``eog``: every end-of-generation id. ``fim_prefix``, of filling in the middle: what comes before the text in front
-    of the gap.
+    ``eog``: every end-of-generation id. ``fim_prefix``, of filling in the middle: the token before the text
+    that precedes the gap.
     """
 
     n_tokens: int

@@ -23,7 +23,7 @@ PAGES = {
     "models/README.md": "demo-model.md",
     "models/demo-vision/README.md": "demo-vision.md",
 }
-PICTURES = ("benchmarks/plots/*.png", "models/demo-vision/frozen/word-1.png")
+IMAGE_DECODER = ("benchmarks/plots/*.png", "models/demo-vision/frozen/word-1.png")
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)#\s]*)(#[^)\s]*)?\)")
 
 
@@ -31,7 +31,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """The pages and pictures from outside, among the others."""
     for source, page in PAGES.items():
         files.append(File.generated(config, page, abs_src_path=str(ROOT / source)))
-    for pattern in PICTURES:
+    for pattern in IMAGE_DECODER:
         for picture in sorted(ROOT.glob(pattern)):
             place = picture.relative_to(ROOT).as_posix()
             files.append(File.generated(config, f"outside/{place}", abs_src_path=str(picture)))

@@ -269,7 +269,7 @@ class LiveStream:
                     if len(self._arrivals) >= STARTED_ARRIVALS:
                         self.running.set()
         except ConnectionError:
-            pass  # `read_stream` tells whether the reply is complete
+            pass  # `read_stream` checks whether the reply is complete
         finally:
             self.running.set()
 

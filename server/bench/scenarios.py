@@ -265,7 +265,7 @@ SCENARIOS = (
     Scenario("long", "a prompt of 1,500 words while 3 streams run", _long),
     Scenario("conversations", "32 conversations of 6 turns, interleaved", _conversations),
     Scenario("rate", "one token each, a client for every slot", _rate),
-    Scenario("contended", "a stream in every slot beside a process that keeps one core busy", _contended, local=True),
+    Scenario("contended", "a stream in every slot next to a process that keeps one core busy", _contended, local=True),
 )
 
 

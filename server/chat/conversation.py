@@ -242,7 +242,7 @@ def _template_message(message: Message, mark: Mark) -> dict[str, Any]:
 def _template_content(content: Content, mark: Mark) -> str | list[dict[str, Any]]:
     """Return the content as a string or as a list of parts.
 
-    If it has media, return one string, as llama-server does: texts are separated by newlines, with none beside a
+    If it has media, return one string, as llama-server does: texts are separated by newlines, with none next to a
     media marker (common/chat.cpp, common_chat_msg::to_json_oaicompat). A document counts as text.
     """
     if isinstance(content, str):
@@ -250,15 +250,15 @@ def _template_content(content: Content, mark: Mark) -> str | list[dict[str, Any]
     marks = [mark(part) for part in content]
     if not any(marks):
         return [{"type": "text", "text": shown_text(part)} for part in content] or ""
-    told = ""
-    behind_medium = False
+    text = ""
+    after_medium = False
     for part, marked in zip(content, marks, strict=True):
         is_medium = marked is not None and isinstance(part, Media) and part.kind != "document"
-        if not is_medium and told and not behind_medium:
-            told += "\n"
-        told += shown_text(part) if marked is None else marked
-        behind_medium = is_medium
-    return told
+        if not is_medium and text and not after_medium:
+            text += "\n"
+        text += shown_text(part) if marked is None else marked
+        after_medium = is_medium
+    return text
 
 
 def _template_call(call: Call) -> dict[str, Any]:

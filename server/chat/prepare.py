@@ -161,11 +161,11 @@ def _answer(conversation: Conversation, chat_format: ChatFormat, model: LoadedMo
 def _gone_on(constraint: MatcherConstraint, prefilled: str, at: str, model: LoadedModel) -> MatcherConstraint:
     """Return the constraint for a reply that continues JSON text from the prompt.
 
-    If the text does not match, the constraint starts at its beginning. llama-server also feeds the prompt's end to
-    the grammar, and fails if it does not match (common/sampling.cpp).
+    If the text does not match, the constraint starts from its initial state. llama-server also feeds the prompt's end
+    to the grammar, and fails if it does not match (common/sampling.cpp).
     """
     if len(prefilled) > MAX_PREFILLED_CHARS:
-        reason = f"to go on with it in JSON, the last message must have at most {MAX_PREFILLED_CHARS} characters"
+        reason = f"to continue it as JSON, the last message must have at most {MAX_PREFILLED_CHARS} characters"
         raise InvalidRequest(f"{at}: {reason}", at)
     begun = constraint.fork()
     if not model.grammar.tokens.feed(begun, prefilled.encode()):

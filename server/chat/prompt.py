@@ -1,6 +1,6 @@
 """Renders a conversation with the model's chat template and tokenizes it.
 
-While the template runs, each media part is a random marker (`Marks`) that a client can't guess. So a user who writes
+While the template runs, each media part is a random marker (`Marks`) that a client cannot predict. So a user who writes
 the model's media marker has written plain text, and a template may treat a media part like any other text.
 
 A document is its text between tags that contain its name. The format depends only on the document and the client's

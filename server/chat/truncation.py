@@ -1,6 +1,6 @@
 """Drops the oldest messages of a conversation that exceeds the context (OpenAI's ``truncation: auto``).
 
-Messages are dropped in blocks of about an eighth of the context, counted in bytes from the beginning. So a growing
+Messages are dropped in blocks of about an eighth of the context, counted in bytes from the start. So a growing
 conversation keeps the same first message for many turns, and its cached prefix.
 """
 
@@ -31,7 +31,7 @@ def fits(n_prompt: int, n_ctx: int, max_tokens: int | None) -> bool:
 def truncated(conversation: Conversation, model: LoadedModel, seen: Seen, max_tokens: int | None) -> Conversation:
     """Return the conversation without as few of its oldest messages as possible.
 
-    The instructions at the beginning and the last message are kept, and each kept tool result keeps its call. If the
+    The first instructions and the last message are kept, and each kept tool result keeps its call. If the
     conversation is still too long, the engine rejects it. Blocks, so run it in a thread. Raises `InvalidRequest`.
     """
     n_ctx = model.engine.n_ctx_seq

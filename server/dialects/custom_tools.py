@@ -37,8 +37,8 @@ def custom_tool(name: str, description: str, given: object, path: str) -> Tool:
     grammar = _grammar(given, path)
     if grammar is None:
         return Tool(name, description, _PARAMETERS, at=path)
-    told = f"The {INPUT} matches this {_NAMES[grammar.syntax]}:\n{grammar.definition}"
-    return Tool(name, f"{description}\n\n{told}".strip(), _PARAMETERS, at=path, text=grammar)
+    format_text = f"The {INPUT} matches this {_NAMES[grammar.syntax]}:\n{grammar.definition}"
+    return Tool(name, f"{description}\n\n{format_text}".strip(), _PARAMETERS, at=path, text=grammar)
 
 
 def _grammar(given: object, path: str) -> TextGrammar | None:

@@ -319,7 +319,7 @@ def check_totals(requests: Sequence[Request], n_ctx: int) -> None:
     """
     n_biases = sum(len(request.sampling.logit_bias) * request.n for request in requests)
     if n_biases > MAX_BATCH:
-        said = f"comes to {n_biases} tokens for all prompts and choices; at most {MAX_BATCH}"
+        said = f"has {n_biases} tokens for all prompts and choices; at most {MAX_BATCH}"
         raise field_error("logit_bias", said)
     n = 0
     for request in requests:

@@ -86,7 +86,7 @@ def token_biases(bias: Biases, vocab: Vocab) -> tuple[tuple[int, float], ...]:
         if isinstance(token, str):
             found += ((t, value) for t in vocab.tokenize(token, add_special=False, parse_special=False))
             if len(found) > MAX_ENTRIES:
-                raise field_error("logit_bias", f"comes to more than {MAX_ENTRIES} tokens")
+                raise field_error("logit_bias", f"has more than {MAX_ENTRIES} tokens")
         elif 0 <= token < vocab.n_tokens:
             found.append((token, value))
         else:

@@ -1,10 +1,10 @@
 """Tool types that OpenAI and Anthropic define, as functions that any model can call: the table of both dialects.
 
-A model sees functions only. ``tool_types.json`` says which function stands for a type whose calls the client executes,
+A model sees functions only. ``tool_types.json`` says which function represents a type whose calls the client executes,
 and, for Responses, which items carry a call and its output. The parameters of a function are names of ``members``, with
-``?`` after an optional one; a name after a colon tells apart what one member means in several functions. A type without
-a row is left out with a warning: `left_out_reason` says whether the provider's servers would execute it. To support a
-type, add its row.
+``?`` after an optional one; a name after a colon distinguishes the meanings of one member in several functions. A type
+without a row is left out with a warning: `left_out_reason` says whether the provider's servers would execute it. To
+support a type, add its row.
 """
 
 import json
@@ -29,7 +29,7 @@ class ToolType:
 
     ``name``, ``description`` and ``parameters`` are those of the function that the model sees; with ``open`` the client
     may give its own. The other fields are for Responses. ``call`` and ``output`` are the types of the items, ``prefix``
-    is the beginning of the call's id, ``payload`` its member that has the arguments; without one they are members of
+    is the prefix of the call's id, ``payload`` its member that has the arguments; without one they are members of
     the item. ``fixed`` is added to the payload, ``item`` to the item. ``nothing`` are the arguments of a call that must
     not be executed (a limit cut it off, or its arguments don't fit), and ``unfinished`` is the status of such a call.
     """

@@ -108,7 +108,7 @@ def parse_transcription(
     if form.stream and form.response_format not in ("json", "text"):
         raise field_error("stream", f"can't be used with response_format {form.response_format}")
     if "word" in given.get(_TIMES, ()):
-        raise field_error(_TIMES, "models tell no times of words; leave it out")
+        raise field_error(_TIMES, "models give no times of words; leave it out")
     warnings = [*(f"{name} is ignored" for name in _WITHOUT_EFFECT if said.get(name)), *warnings]
     return TranscriptionRequest(
         options=GenerationFields.of(form),

@@ -391,7 +391,7 @@ class StateCache:
     def put(self, entry: CacheEntry, now: float) -> list[CacheEntry]:
         """Store `entry`, replacing shorter entries of the same text; return the other entries evicted for it.
 
-        An entry for which there is no room beside the kept ones is not stored and is returned alone.
+        An entry that does not fit next to the kept ones is not stored and is returned alone.
         """
         with self._lock:
             if not self.fits(entry.size + self._n_kept(now)):

@@ -146,7 +146,7 @@ class Cache:
 
     def blob(self, repository: str, oid: str) -> Path:
         """Return the path of the blob with this hash."""
-        assert is_oid(oid), "sums are checked where they come in"
+        assert is_oid(oid), "sums are checked at the entry"
         return self._base(repository) / "blobs" / oid
 
     def lock(self, repository: str, oid: str) -> Path:
@@ -155,8 +155,8 @@ class Cache:
 
     def place(self, repository: str, commit: str, name: str) -> Path:
         """Return the path of a commit's file under its name."""
-        assert is_commit(commit), "commits are checked where they come in"
-        assert is_inside(name), "names are checked where they come in"
+        assert is_commit(commit), "commits are checked at the entry"
+        assert is_inside(name), "names are checked at the entry"
         return self._base(repository) / "snapshots" / commit / name
 
     # ---- changing

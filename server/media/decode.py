@@ -328,7 +328,7 @@ def _video(cut: Cut, found: dict[str, Any], frames: bytes, name: str) -> Video:
 
 def decoding(pixels: Pixels) -> Answer:
     """Return the request handler of a process that decodes images by `pixels`, and audio."""
-    from server.media.sound import samples  # nothing that the server needs
+    from server.media.sound import samples  # only this process needs it
 
     def decode(what: bytes, wanted: Json, data: bytes) -> tuple[Json, bytes]:
         if what == IMAGE:

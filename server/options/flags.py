@@ -2,7 +2,7 @@
 
 - A flag is never abbreviated. In ``--long`` flags ``_`` counts as ``-``.
 - A flag's value is the next word, also if it starts with a dash (``-np -1``). ``--flag=value`` works too.
-- A shorthand (``--fim-qwen-3b-default``) stands for several flags.
+- A shorthand (``--fim-qwen-3b-default``) is replaced by several flags.
 - Options of llama-server that set nothing in Llamapool are listed here: from its README (llama.cpp 0c1e570).
 """
 
@@ -163,7 +163,7 @@ def unsupported_flags() -> Iterator[tuple[bool, str, list[str]]]:
 
 
 def expand_shorthands(words: Sequence[str]) -> Iterator[str]:
-    """Yield `words` with each shorthand replaced by the flags it stands for."""
+    """Yield `words` with each shorthand replaced by its flags."""
     for word in words:
         yield from SHORTHANDS[word].split() if word in SHORTHANDS else (word,)
 

@@ -195,7 +195,7 @@ class StateSettings(SettingsModel):
     """Days after which a stored response is deleted; 0 = never. Conversations and files stay until they are deleted."""
     reasoning_key_file: FilePath | None = option(None)
     """File with a secret on each line, for the reasoning that clients keep in signature and encrypted_content. The
-    first one encrypts, all decrypt. Replicas need the same file. none = a secret beside the state file, created at the
+    first one encrypts, all decrypt. Replicas need the same file. none = a secret next to the state file, created at the
     first start; with state memory, a secret that ends with the server."""
 
 

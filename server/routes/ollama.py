@@ -257,7 +257,7 @@ def keep_alive(request: Request, wanted_s: float | None) -> tuple[float | None, 
     """Return the effective ``keep_alive`` and a warning: it frees models, so it needs permission to load and unload."""
     if wanted_s is None or sees_files(request):
         return wanted_s, []
-    return None, ["keep_alive: is left to who may load and unload models"]
+    return None, ["keep_alive: needs a key that may load and unload models"]
 
 
 async def stay(request: Request, model: str | None, keep_alive_s: float | None, task: Task = "generate") -> bool:

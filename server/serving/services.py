@@ -63,7 +63,7 @@ class Services:
     prepare_long: Executor
     reading: Executor
     metrics: Metrics
-    sight: MediaLoader
+    media_loader: MediaLoader
     live: Live
     tools: PageTools
     mcp: McpServers
@@ -79,7 +79,7 @@ class Services:
     reasoning: ReasoningCipher  # encrypts reasoning that clients keep
     slot_files: SavedFiles | None = None  # where slots are saved; None = nowhere
     running: dict[str, RunningCompletion] = field(default_factory=dict)  # by the id of their replies
-    gate: ConcurrencyLimiter = field(default_factory=ConcurrencyLimiter)
+    preparing: ConcurrencyLimiter = field(default_factory=ConcurrencyLimiter)
     compiling: CompileTurns = field(default_factory=CompileTurns)
     keys: KeyStore = field(default_factory=KeyStore)
     rates: Rates = field(default_factory=Rates)
@@ -159,7 +159,7 @@ async def lease_for(request: Request, name: str | None, task: Task = "generate")
         if not used.pool.serves(name, task):
             raise PermissionDenied("the model is not loaded, and this API key lacks the scope 'infer' to load it")
         return await used.pool.acquire(name, autoload=False, task=task)
-    with used.gate.entered():
+    with used.preparing.entered():
         work = used.pool.acquire(name, autoload=wants_load(request), task=task)
         return await while_connected(request, work)
 

@@ -81,20 +81,20 @@ class Session:
 
     async def prepare(self, name: str | None, work: Preparation[T], media: Sequence[Media] = ()) -> T:
         """Get the model and do `work` with it in a thread. Raises what the pool, fetching and `work` raise."""
-        with self._services.gate.entered():
+        with self._services.preparing.entered():
             model = await self._acquire(name)
             seen = await self._see(media, model)
             return await self._in_thread(lambda: work(model, seen))
 
     async def start(self, name: str | None, work: Generate, media: Sequence[Media] = ()) -> Generation:
         """`prepare`, then submit the requests of its result; those that arrive together share a batch."""
-        with self._services.gate.entered():
+        with self._services.preparing.entered():
             return await self._submit(await self._acquire(name), work, media)
 
     async def resume(self, work: Generate, media: Sequence[Media] = ()) -> Generation:
         """`start` the next round of the same reply with the same model."""
         assert self._lease is not None
-        with self._services.gate.entered():
+        with self._services.preparing.entered():
             return await self._submit(self._lease.model, work, media)
 
     async def _submit(self, model: LoadedModel, work: Generate, media: Sequence[Media]) -> Generation:
@@ -120,7 +120,7 @@ class Session:
         self, name: str | None, task: Task, work: Preparation[VectorJob], media: Sequence[Media] = ()
     ) -> bytes:
         """Return the reply of the job that `work` makes in a thread. Cancelled, take its inputs out of the queue."""
-        with self._services.gate.entered():
+        with self._services.preparing.entered():
             model = await self._acquire(name, task)
             embedder = model.embedder
             seen = await self._see(media, model)
@@ -256,7 +256,8 @@ class Session:
         if reader is not None:
             await reader.ready()
         senses = Senses() if reader is None else Senses(reader.kinds, reader.sample_rate)
-        seen = await self._services.sight.see(wanted, senses, self._remembered, self._stored_file) if wanted else {}
+        loader = self._services.media_loader
+        seen = await loader.see(wanted, senses, self._remembered, self._stored_file) if wanted else {}
         lost = [each for each in media if each.source not in seen]
         self.warnings = [f"{each.at}: {each.lost if shown(each) else each.placeholder}" for each in lost]
         sounding = {source for source, found in seen.items() if isinstance(found, Video) and found.has_audio}
@@ -265,7 +266,9 @@ class Session:
         self.warnings += [
             f"{each.at}: {note}" for each in media if each.source in documents for note in documents[each.source].notes
         ]
-        self.warnings += [f"{each.at}: the sound of a video is not heard" for each in media if each.source in sounding]
+        self.warnings += [
+            f"{each.at}: the audio track of a video is not used" for each in media if each.source in sounding
+        ]
         return seen
 
     async def _stored_file(self, file_id: str) -> FileContent | None:

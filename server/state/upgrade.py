@@ -54,7 +54,7 @@ def upgrade(db: sqlite3.Connection, create: Callable[[], None]) -> None:
 
 
 def _decoded(db: sqlite3.Connection, owner: str, value: Any) -> Any:
-    """Return a value with the strings that references stand for."""
+    """Return a value with its references replaced by their strings."""
     if isinstance(value, str) and value.startswith(_BLOB):
         query = "SELECT data FROM old_blobs WHERE owner = ? AND hash = ?"
         return db.execute(query, (owner, value.removeprefix(_BLOB))).fetchone()["data"].decode()

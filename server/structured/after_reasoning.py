@@ -49,7 +49,7 @@ class AfterReasoning:
         self._is_thinking = begun
         self._tail = b""  # of the reasoning
         self._later = inner if begun or may_think else None  # for the reply after reasoning, if there may be some
-        self._reply = None if begun else inner.fork() if may_think else inner  # None if reasoning comes first
+        self._reply = None if begun else inner.fork() if may_think else inner  # None if reasoning is first
         self._lead = framing.lead  # remaining markup before the reply
         self._opening: bytes | None = None  # the remaining opening tag; None if no reasoning may begin
         if may_think:

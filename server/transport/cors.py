@@ -99,7 +99,7 @@ class Guard:
         if self._closed and server and not is_local(server[0]):
             raise PermissionDenied("this server is closed to others than this machine: it has no API key yet")
         host = headers.get(b"host", b"").decode("latin-1")
-        if (self._closed or (server and is_local(server[0]))) and is_strangers(host, self._hosts):
+        if (self._closed or (server and is_local(server[0]))) and is_foreign_host(host, self._hosts):
             raise PermissionDenied(
                 f"this server does not answer to the name {host[:80]!r}; list it in --allowed-hosts, or use a key"
             )
@@ -134,10 +134,10 @@ class Guard:
         host = headers.get(b"host", b"").decode("latin-1").lower()
         origin = headers.get(b"origin", b"").decode("latin-1")
         if origin:
-            own = _authority(origin) == host and not is_strangers(host, self._hosts)
+            own = _authority(origin) == host and not is_foreign_host(host, self._hosts)
             return not (own or is_local(host_of(origin)) or origin in self._origins)
         site = headers.get(b"sec-fetch-site")
-        return site in (b"cross-site", b"same-site") or (site == b"same-origin" and is_strangers(host, self._hosts))
+        return site in (b"cross-site", b"same-site") or (site == b"same-origin" and is_foreign_host(host, self._hosts))
 
 
 def _authority(origin: str) -> str:
@@ -204,7 +204,7 @@ def host_of(origin: str) -> str:
     return (found["address"] or found["name"]).lower() if found else ""
 
 
-def is_strangers(host: str, allowed: Collection[str]) -> bool:
+def is_foreign_host(host: str, allowed: Collection[str]) -> bool:
     """Return whether a ``Host`` header may be an attacker's name whose DNS entry points here (DNS rebinding).
 
     False for an address, a name without a dot, a name that public DNS never assigns, this machine's own name, and the

@@ -218,7 +218,7 @@ class Middleware:
 def _outside(target: Target) -> Response:
     """Answer a path that is not below the API prefix. The prefix itself leads to the web UI.
 
-    The redirect is relative, so it is right behind any proxy. Raises `NotFound`.
+    The redirect is relative, so it is right with any proxy. Raises `NotFound`.
     """
     if not target.is_bare or target.method != "GET":
         raise NotFound("File Not Found")

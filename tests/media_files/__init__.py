@@ -9,7 +9,15 @@ from io import BytesIO
 from pathlib import Path
 
 _FOLDER = Path(__file__).parent
-PICTURES = ("tiny.png", "tiny-gray.png", "tiny-palette.png", "tiny.jpg", "tiny-progressive.jpg", "tiny.gif", "tiny.bmp")
+IMAGE_DECODER = (
+    "tiny.png",
+    "tiny-gray.png",
+    "tiny-palette.png",
+    "tiny.jpg",
+    "tiny-progressive.jpg",
+    "tiny.gif",
+    "tiny.bmp",
+)
 PHOTOS = ("tiny.webp", "tiny.avif", "tiny.heic")
 """Pictures of the extra of that name."""
 VIDEOS = ("tiny.mp4", "tiny.webm")

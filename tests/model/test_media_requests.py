@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from server.app import PICTURES
-from server.app import PICTURES as ANSWERER
+from server.app import IMAGE_DECODER
+from server.app import IMAGE_DECODER as ANSWERER
 from server.llama.media.chunks import M, start_media
 from server.media.bitmap import Bitmap, bitmaps_of
 from server.media.decode import Decoder
@@ -175,7 +175,7 @@ def test_samples_are_those_of_the_library(ear: Path) -> None:
     params.use_gpu, params.warmup, params.print_timings = False, False, False
     context = M.mtmd_init_from_file(str(ear).encode(), None, params)
     assert context
-    decoder = Decoder(PICTURES)
+    decoder = Decoder(IMAGE_DECODER)
     try:
         rate = M.mtmd_get_audio_sample_rate(context)
         for name in SOUNDS:

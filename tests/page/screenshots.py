@@ -51,7 +51,7 @@ PHONE: dict[str, Any] = {"is_mobile": True, "has_touch": True, "device_scale_fac
 
 
 SIZES: dict[str, dict[str, Any]] = {"light": LIGHT, "dark": DARK, "phone": PHONE}
-PICTURES: dict[str, tuple[str, dict[str, Any]]] = {
+IMAGE_DECODER: dict[str, tuple[str, dict[str, Any]]] = {
     f"{view}-{size}": (view, options | (DARK if size == "phone" and i % 2 else {}))
     for i, view in enumerate(("chat", "prompt", "tokens", "engine", "requests", "metrics", "models", "bench"))
     for size, options in SIZES.items()
@@ -213,7 +213,7 @@ def main(talker: Path, only: list[str]) -> None:
     config.write_text(CONFIG.format(folder=folder, root=ROOT, talker=talker))
     with llamapool_config(config) as server, guarded_server(folder) as guarded, sync_playwright() as running:
         browser = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        for name, (view, options) in PICTURES.items():
+        for name, (view, options) in IMAGE_DECODER.items():
             if not only or name in only:
                 take(browser, server, view, name, **options)
         for name in STATES:

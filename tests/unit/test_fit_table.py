@@ -16,7 +16,7 @@ from server.pool.memory import HOST, Budget, Bytes, Fit, Memory, read_budget
 from server.pool.protocols import ModelInfo
 from server.pool.spec import LoadParams, ModelSpec
 from server.pool.state import ModelFacts, ModelState, Status
-from server.startup_banner import first_screen, show_first_screen
+from server.startup_banner import banner_lines, show_banner
 from tests.support.fakes import FakeLoader
 
 GIB = 1 << 30
@@ -94,7 +94,7 @@ def facts(**info: Any) -> ModelFacts:
 
 def screen(*states: ModelState, at: str = "http://a", keys: bool = False, page: bool = True) -> list[str]:
     memory, budget = (MEMORY, {"CUDA0": 5 * GIB}) if len(states) > 1 else ({}, {})
-    return first_screen(states, memory, budget, [at] if at else [], has_keys=keys, has_page=page)
+    return banner_lines(states, memory, budget, [at] if at else [], has_keys=keys, has_page=page)
 
 
 def test_the_first_screen_says_what_was_chosen_and_what_to_try() -> None:
@@ -119,9 +119,9 @@ async def test_the_first_screen_is_not_for_a_server_that_stops() -> None:
     pool: Any = SimpleNamespace(starting=False, subscribe=nullcontext)
     draining = asyncio.Event()
     with pytest.raises(AttributeError, match="memory"):
-        await show_first_screen(pool, ["http://a"], draining, has_keys=False, has_page=True)
+        await show_banner(pool, ["http://a"], draining, has_keys=False, has_page=True)
     draining.set()
-    await show_first_screen(pool, ["http://a"], draining, has_keys=False, has_page=True)
+    await show_banner(pool, ["http://a"], draining, has_keys=False, has_page=True)
 
 
 def test_the_first_screen_knows_keys_sockets_and_many_models() -> None:
@@ -129,7 +129,7 @@ def test_the_first_screen_knows_keys_sockets_and_many_models() -> None:
     assert "  pages         /docs (the API)" in lines
     assert "curl --unix-socket /run/pool.sock http://localhost/v1/" in lines[-1]
     assert '-H "Authorization: Bearer $KEY"' in lines[-1]
-    many = first_screen(
+    many = banner_lines(
         [state(f"m{i}", Status.UNLOADED) for i in range(100)], {}, {}, [], has_keys=False, has_page=True
     )
     assert many[-1].endswith("and 88 more, loaded when they are asked for")

@@ -2,7 +2,7 @@
 
 A text; a list of token ids; a mixed list; or a list of such prompts, which is a batch. An object ``{"prompt_string":
 text}`` is equivalent to the text. It may have ``multimodal_data``, files in base64; each media marker (see
-``/props``) in the text stands for one of them, in order. A prompt that starts with text gets the model's BOS.
+``/props``) in the text is replaced by one of them, in order. A prompt that starts with text gets the model's BOS.
 """
 
 from collections.abc import Callable, Sequence

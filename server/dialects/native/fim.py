@@ -57,8 +57,8 @@ def require_fim(vocab: Vocab) -> None:
 def fim_tokens(vocab: Vocab, gap: Gap, extra: Sequence[int] = (), *, suffix_first: bool = False) -> list[int]:
     """Return the prompt for a gap; `extra` is first, followed by the model's BOS."""
     before = [vocab.fim_prefix, *gap.prefix, *gap.prompt]
-    behind = [vocab.fim_suffix, *gap.suffix]
-    first, second = (behind, before) if suffix_first else (before, behind)
+    after = [vocab.fim_suffix, *gap.suffix]
+    first, second = (after, before) if suffix_first else (before, after)
     bos = [vocab.bos] if vocab.add_bos and vocab.bos != -1 else []
     return [*extra, *bos, *first, *second, vocab.fim_middle]
 

@@ -1,4 +1,4 @@
-"""``POST /v1/responses/compact``: a conversation as one opaque item that stands for it in later requests.
+"""``POST /v1/responses/compact``: a conversation as one opaque item that replaces it in later requests.
 
 The model summarizes the conversation. The item holds the summary and the newest messages of the user, encrypted as
 reasoning is (`server.dialects.reasoning_cipher`), so a client can keep it for as long as it likes and cannot change it.

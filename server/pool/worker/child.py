@@ -161,7 +161,7 @@ class Worker(Endpoint):
             case "vocab":
                 return self.model.vocab
             case "constraint":
-                return self.model.grammar.made_anew(Recipe(*name))
+                return self.model.grammar.recreate(Recipe(*name))
             case "tokens":
                 return self.model.grammar.tokens
             case "chunk":

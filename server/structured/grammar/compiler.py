@@ -112,7 +112,7 @@ class GrammarCompiler:
         """Return JSON that validates against `schema` (Draft 2020-12, or the draft that its `$schema` names)."""
         return self._made("schema", schema, SCHEMA)
 
-    def made_anew(self, recipe: Recipe) -> MatcherConstraint:
+    def recreate(self, recipe: Recipe) -> MatcherConstraint:
         """Return a constraint that a compiler over the same vocabulary has made, after ``recipe.begun``."""
         made = self._made(*json.loads(recipe.request))
         if recipe.begun:

@@ -20,7 +20,7 @@ _SOURCE_LINE = re.compile(r"\s*\d+ \| ")
 
 
 class Recipe(NamedTuple):
-    """What a constraint was made of, for a compiler elsewhere over the same vocabulary (`GrammarCompiler.made_anew`).
+    """What a constraint was made of, for a compiler elsewhere over the same vocabulary (`GrammarCompiler.recreate`).
 
     ``request``: its kind, the client's request and its field, as JSON. ``begun``: the text that it has taken since.
     """

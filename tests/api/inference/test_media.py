@@ -14,7 +14,7 @@ from openai.types.audio import Translation, TranslationVerbose
 from pydantic import TypeAdapter
 
 from tests.api.conftest import Api, Serve
-from tests.media_files import PHOTOS, PICTURES, SOUNDS, VIDEOS, damaged, media_file, wav
+from tests.media_files import IMAGE_DECODER, PHOTOS, SOUNDS, VIDEOS, damaged, media_file, wav
 from tests.support.fakes import ASSISTANT, FakeLoader
 
 PICTURE = f"data:image/png;base64,{base64.b64encode(media_file('tiny.png')).decode()}"
@@ -252,7 +252,7 @@ async def test_a_form_is_bounded_as_other_bodies_are(serve: Serve) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*PICTURES, *SOUNDS, *PHOTOS, *VIDEOS])
+@pytest.mark.parametrize("name", [*IMAGE_DECODER, *SOUNDS, *PHOTOS, *VIDEOS])
 async def test_a_damaged_file_in_a_request_is_read_or_refused(hearing: Api, name: str) -> None:
     rng = random.Random(name)
     for _ in range(6):

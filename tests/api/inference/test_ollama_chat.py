@@ -199,7 +199,7 @@ async def test_a_page_of_another_site_frees_no_model(serve: Serve, path: str) ->
     async with serve() as api:
         reply = await api.client.post(path, json={"keep_alive": 0}, headers={"Origin": "https://evil.example"})
         assert reply.status_code == 200
-        assert reply.headers["x-llamapool-warning"] == "keep_alive: is left to who may load and unload models"
+        assert reply.headers["x-llamapool-warning"] == "keep_alive: needs a key that may load and unload models"
         assert api.pool.state("demo").sleeps_in_s is None
 
 

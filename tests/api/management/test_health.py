@@ -89,7 +89,7 @@ async def test_a_model_whose_step_thread_has_failed_is_not_ready(serve: Serve) -
 async def test_a_step_that_hangs_is_seen_by_all_who_ask_for_health(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("server.app.WATCH_EVERY_S", 0.005)
+    monkeypatch.setattr("server.app.WATCHDOG_INTERVAL_S", 0.005)
     monkeypatch.setattr("server.engine.instances.JOIN_POLL_S", 0.01)
     begun, end = threading.Event(), threading.Event()
 

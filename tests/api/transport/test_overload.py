@@ -28,12 +28,12 @@ async def test_who_waits_for_a_load_counts_and_the_next_one_is_told(
             return await api.client.post(path, json=body)
 
         waiting = [asyncio.create_task(ask()) for _ in range(2)]
-        await until(lambda: api.app.state.services.gate.n == 2)
+        await until(lambda: api.app.state.services.preparing.n == 2)
         refused = await ask()
         assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
         gate.set()
         assert [(await one).status_code for one in waiting] == [200, 200]
-        assert api.app.state.services.gate.n == 0
+        assert api.app.state.services.preparing.n == 0
         assert (await ask()).status_code == 200
 
 
@@ -41,9 +41,9 @@ async def test_who_leaves_gives_the_place_back(serve: Serve) -> None:
     gate = threading.Event()
     async with serve(FakeLoader(gate=gate), models={"b": MODELS["b"]}, server={"max_preparing": 1}, wait=False) as api:
         waiting = asyncio.create_task(api.client.post("/v1/chat/completions", json=CHAT))
-        await until(lambda: api.app.state.services.gate.n == 1)
+        await until(lambda: api.app.state.services.preparing.n == 1)
         waiting.cancel()
-        await until(lambda: api.app.state.services.gate.n == 0)
+        await until(lambda: api.app.state.services.preparing.n == 0)
         gate.set()
 
 

@@ -86,7 +86,7 @@ def test_logit_bias_takes_ids_texts_and_false(bias: object) -> None:
         ([[True, 1]], "token"),
         ([[5, 1e31]], "within"),
         ([[5, float("nan")]], "within"),
-        ([["abcdefgh" * 1000, 1.0]] * 9, "comes to more than 65536 tokens"),
+        ([["abcdefgh" * 1000, 1.0]] * 9, "has more than 65536 tokens"),
     ],
 )
 def test_an_unreadable_bias_is_refused(bias: object, said: str) -> None:

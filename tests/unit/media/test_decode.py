@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from server.app import PICTURES as ANSWERER
+from server.app import IMAGE_DECODER as ANSWERER
 from server.errors import InvalidRequest
 from server.media.bitmap import Bitmap, Video, bitmaps_of
 from server.media.decode import Cut, DecodeBounds, Decoder
@@ -18,9 +18,9 @@ from server.sandbox.process import WorkLimits
 from tests.media_files import (
     FPS,
     HEIGHT,
+    IMAGE_DECODER,
     N_FRAMES,
     PHOTOS,
-    PICTURES,
     SECONDS,
     SOUNDING_VIDEO,
     SOUNDS,
@@ -51,7 +51,7 @@ def decoded(decoder: Decoder, data: bytes, rate: int, scope: str | None = None) 
     return found
 
 
-@pytest.mark.parametrize("name", PICTURES)
+@pytest.mark.parametrize("name", IMAGE_DECODER)
 def test_the_size_of_a_picture_is_known_before_it_is_decoded(name: str) -> None:
     header = read_header(media_file(name))
     assert (header.kind, header.width, header.height) == ("image", WIDTH, HEIGHT)
@@ -83,7 +83,7 @@ def test_what_is_no_picture_and_no_sound_says_so(data: bytes, said: str) -> None
         read_header(data)
 
 
-@pytest.mark.parametrize("name", PICTURES)
+@pytest.mark.parametrize("name", IMAGE_DECODER)
 def test_a_picture_is_decoded_to_rgb_and_named_by_its_bytes(decoder: Decoder, name: str) -> None:
     data = media_file(name)
     found = decoded(decoder, data, 0)
@@ -182,7 +182,7 @@ def crashers() -> object:
     return lambda what, request: os.abort()
 
 
-@pytest.mark.parametrize("name", [*PICTURES, *SOUNDS, *PHOTOS, *VIDEOS])
+@pytest.mark.parametrize("name", [*IMAGE_DECODER, *SOUNDS, *PHOTOS, *VIDEOS])
 def test_damaged_files_are_read_or_refused(decoder: Decoder, name: str) -> None:
     data = media_file(name)
     rng = random.Random(f"{name} {SEED}")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from server.app import PICTURES as ANSWERER
+from server.app import IMAGE_DECODER as ANSWERER
 from server.media.bitmap import Bitmap, Document, bitmaps_of
 from server.media.decode import Decoder
 from server.media.document import LONGEST_SIDE, LOW_DETAIL_SIDE, DocumentHints, DocumentLimits, media_type_of

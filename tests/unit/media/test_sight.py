@@ -56,7 +56,7 @@ async def decoder() -> Counting:
 
 
 @pytest.fixture
-async def sight(decoder: Counting) -> AsyncIterator[MediaLoader]:
+async def media_loader(decoder: Counting) -> AsyncIterator[MediaLoader]:
     made = MediaLoader(decoder, MediaFetcher(AllowedHosts()))
     yield made
     decoder.gate.set()
@@ -67,44 +67,46 @@ def as_url(data: bytes) -> MediaUrl:
     return MediaUrl(f"data:image/png;base64,{base64.b64encode(data).decode()}")
 
 
-async def test_what_is_the_same_is_decoded_once(sight: MediaLoader, decoder: Counting) -> None:
-    seen = await sight.see([shown(as_url(b"a")), shown(b"b"), shown(as_url(b"a")), shown(None), shown(b"b")], READER)
+async def test_what_is_the_same_is_decoded_once(media_loader: MediaLoader, decoder: Counting) -> None:
+    seen = await media_loader.see(
+        [shown(as_url(b"a")), shown(b"b"), shown(as_url(b"a")), shown(None), shown(b"b")], READER
+    )
     assert sorted(decoder.decoded) == [b"a", b"b"]
     assert set(seen) == {as_url(b"a"), b"b"}
 
 
-async def test_the_first_that_can_not_be_read_is_named(sight: MediaLoader) -> None:
+async def test_the_first_that_can_not_be_read_is_named(media_loader: MediaLoader) -> None:
     with pytest.raises(InvalidRequest, match=r"^x: Failed to load image or audio file: it is bad$") as caught:
-        await sight.see([shown(as_url(b"bad"), "x")], READER)
+        await media_loader.see([shown(as_url(b"bad"), "x")], READER)
     assert caught.value.param == "x"
 
 
-async def test_a_request_has_so_many_files_and_addresses_and_no_more(sight: MediaLoader) -> None:
+async def test_a_request_has_so_many_files_and_addresses_and_no_more(media_loader: MediaLoader) -> None:
     with pytest.raises(InvalidRequest, match=f"at most {MAX_FILES} files"):
-        await sight.see([shown(str(n).encode()) for n in range(MAX_FILES + 1)], READER)
+        await media_loader.see([shown(str(n).encode()) for n in range(MAX_FILES + 1)], READER)
     with pytest.raises(InvalidRequest, match=f"at most {MAX_LINKS} addresses"):
-        await sight.see([shown(MediaUrl(f"http://a/{n}")) for n in range(MAX_LINKS + 1)], READER)
+        await media_loader.see([shown(MediaUrl(f"http://a/{n}")) for n in range(MAX_LINKS + 1)], READER)
 
 
 async def test_what_all_take_together_is_counted_before_the_rest_is_decoded(
-    sight: MediaLoader, decoder: Counting, monkeypatch: pytest.MonkeyPatch
+    media_loader: MediaLoader, decoder: Counting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("server.media.loader.MAX_DECODED_BYTES", 2500)
     with pytest.raises(InvalidRequest, match="2500 bytes after decoding"):
-        await sight.see([shown(b"large%d" % n) for n in range(100)], READER)
+        await media_loader.see([shown(b"large%d" % n) for n in range(100)], READER)
     assert len(decoder.decoded) < 20
 
 
 async def test_what_all_requests_take_together_is_bounded_and_given_back(
-    sight: MediaLoader, decoder: Counting, monkeypatch: pytest.MonkeyPatch
+    media_loader: MediaLoader, decoder: Counting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("server.media.loader.MAX_HELD_BYTES", 2000)
-    held = [await sight.see([shown(b"large%d" % n)], READER) for n in range(2)]
+    held = [await media_loader.see([shown(b"large%d" % n)], READER) for n in range(2)]
     with pytest.raises(MediaFull, match="retry in 1 s"):
-        await sight.see([shown(b"another", spare=True)], READER)
+        await media_loader.see([shown(b"another", spare=True)], READER)
     assert len(decoder.decoded) == 2
     del held[0]  # the thread that decoded the last one may still hold it
-    assert await sight.see([shown(b"another")], READER)
+    assert await media_loader.see([shown(b"another")], READER)
 
 
 @pytest.mark.parametrize(
@@ -124,25 +126,25 @@ def test_what_is_no_file_says_so_in_llama_servers_words(url: str, said: str) -> 
 
 
 async def test_a_real_decoder_is_warm_before_it_is_asked() -> None:
-    decoder = Decoder("server.llama.pictures:answerer")
-    sight = MediaLoader(decoder, MediaFetcher(AllowedHosts()))
-    sight.warm()
-    seen = await sight.see([shown(media_file("tiny.png"), "a"), shown(png(3, 2), "b")], READER)
+    decoder = Decoder("server.llama.image_decoder:answerer")
+    media_loader = MediaLoader(decoder, MediaFetcher(AllowedHosts()))
+    media_loader.warm()
+    seen = await media_loader.see([shown(media_file("tiny.png"), "a"), shown(png(3, 2), "b")], READER)
     assert sorted((bitmap.width, bitmap.height) for found in seen.values() for bitmap in bitmaps_of(found)) == [
         (3, 2),
         (16, 12),
     ]
-    sight.close()
+    media_loader.close()
 
 
-async def test_what_may_be_left_out_is_where_it_can_not_be_had(sight: MediaLoader) -> None:
+async def test_what_may_be_left_out_is_where_it_can_not_be_had(media_loader: MediaLoader) -> None:
     lost, kept = shown(b"bad", spare=True), shown(b"good")
-    assert list(await sight.see([lost, kept], READER)) == [b"good"]
+    assert list(await media_loader.see([lost, kept], READER)) == [b"good"]
     with pytest.raises(InvalidRequest, match="it is bad"):
-        await sight.see([lost, shown(b"bad")], READER)
+        await media_loader.see([lost, shown(b"bad")], READER)
 
 
-async def test_beyond_the_limit_the_oldest_that_may_be_left_out_are(sight: MediaLoader) -> None:
+async def test_beyond_the_limit_the_oldest_that_may_be_left_out_are(media_loader: MediaLoader) -> None:
     old = [shown(b"%d" % n, spare=True) for n in range(MAX_FILES)]
-    seen = await sight.see([*old, shown(b"new")], READER)
+    seen = await media_loader.see([*old, shown(b"new")], READER)
     assert list(seen) == [*(b"%d" % n for n in range(1, MAX_FILES)), b"new"]

@@ -119,5 +119,5 @@ def test_a_text_with_an_end_in_it_is_kept_out() -> None:
 
 def test_a_constraint_can_be_made_again_from_its_recipe() -> None:
     made = in_json(text_grammar("regex", "[ab]+"))
-    assert matches(BYTES.made_anew(made.recipe), '"ab"')
-    assert not matches(BYTES.made_anew(made.recipe), '"ac"')
+    assert matches(BYTES.recreate(made.recipe), '"ab"')
+    assert not matches(BYTES.recreate(made.recipe), '"ac"')

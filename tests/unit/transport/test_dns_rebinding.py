@@ -2,7 +2,7 @@ import socket
 
 import pytest
 
-from server.transport.cors import host_of, is_local, is_strangers
+from server.transport.cors import host_of, is_foreign_host, is_local
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.8.8.8", "::1", "::ffff:127.0.0.1", "localhost", "a.localhost"])
@@ -50,7 +50,7 @@ def test_an_origins_host_is_all_of_it(origin: str, host: str) -> None:
     ],
 )
 def test_names_that_can_only_be_the_servers_own(host: str) -> None:
-    assert not is_strangers(host, {"api.example.com", "*.wild.example"})
+    assert not is_foreign_host(host, {"api.example.com", "*.wild.example"})
 
 
 @pytest.mark.parametrize(
@@ -63,8 +63,8 @@ def test_names_that_can_only_be_the_servers_own(host: str) -> None:
     ],
 )
 def test_names_that_a_stranger_may_own(host: str) -> None:
-    assert is_strangers(host, {"api.example.com", "*.wild.example"})
+    assert is_foreign_host(host, {"api.example.com", "*.wild.example"})
 
 
 def test_any_name_may_be_allowed() -> None:
-    assert not is_strangers("rebound.example", {"*"})
+    assert not is_foreign_host("rebound.example", {"*"})

@@ -37,16 +37,16 @@ def png(number: int, width: int, height: int) -> Png:
     return Png(file, Bitmap("image", width, height, pixels.tobytes(), hashlib.sha256(file).hexdigest()))
 
 
-PICTURES = [png(0, 64, 64), png(1, 100, 80), png(2, 33, 150), png(3, 200, 40)]
+IMAGE_DECODER = [png(0, 64, 64), png(1, 100, 80), png(2, 33, 150), png(3, 200, 40)]
 PROMPTS: list[list[str | Png]] = [
-    ["what is this: ", PICTURES[0], " and why?"],
-    ["first ", PICTURES[1], " then ", PICTURES[2], " in one go"],
-    [PICTURES[3], PICTURES[3], " twice the same"],
+    ["what is this: ", IMAGE_DECODER[0], " and why?"],
+    ["first ", IMAGE_DECODER[1], " then ", IMAGE_DECODER[2], " in one go"],
+    [IMAGE_DECODER[3], IMAGE_DECODER[3], " twice the same"],
     ["nothing to see here"],
-    ["the end is no picture ", PICTURES[2], "."],  # llama-server does not survive one that is
-    [PICTURES[0], " and ", PICTURES[1], " and ", PICTURES[2], " and ", PICTURES[3], " all four"],
-    ["what is this: ", PICTURES[0], " then?"],
-    ["what is this: ", PICTURES[1], " then?"],
+    ["the end is no picture ", IMAGE_DECODER[2], "."],  # llama-server does not survive one that is
+    [IMAGE_DECODER[0], " and ", IMAGE_DECODER[1], " and ", IMAGE_DECODER[2], " and ", IMAGE_DECODER[3], " all four"],
+    ["what is this: ", IMAGE_DECODER[0], " then?"],
+    ["what is this: ", IMAGE_DECODER[1], " then?"],
 ]
 """As many as there are slots."""
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.media_files import PICTURES, media_file
+from tests.media_files import IMAGE_DECODER, media_file
 from tests.model.oracle.comparison import Pair
 from tests.model.oracle.conftest import start_pair
 from tests.support.ggufs import PLAIN, gguf_file
@@ -83,7 +83,7 @@ def check_chat(pair: Pair, body: dict[str, Any]) -> None:
     assert ours["prompt"] == theirs["prompt"]
 
 
-@pytest.mark.parametrize("name", PICTURES)
+@pytest.mark.parametrize("name", IMAGE_DECODER)
 def test_pictures_of_every_type(seeing: Pair, name: str) -> None:
     kind = name.rpartition(".")[2]
     url = f"data:image/{kind};base64,{base64.b64encode(media_file(name)).decode()}"

@@ -110,7 +110,7 @@ async def test_a_refused_request_leaves_nothing(monkeypatch: pytest.MonkeyPatch,
         worker = found.worker
         if not is_readable:
             assert worker.model is not None
-            monkeypatch.setattr(worker.model.grammar, "made_anew", lambda _: 1 / 0)
+            monkeypatch.setattr(worker.model.grammar, "recreate", lambda _: 1 / 0)
         found.submit_encoded(7, thinking(ReasoningSwitch()), n_prompt=100_000)
         while worker.decoding:  # noqa: ASYNC110 - nothing announces it
             await asyncio.sleep(0.001)

@@ -111,7 +111,7 @@ def to_worker(request: Request) -> tuple[Request, dict[int, ReasoningSwitch], Re
             case "vocab":
                 return VOCAB
             case "constraint":
-                return COMPILER.made_anew(Recipe(*name))
+                return COMPILER.recreate(Recipe(*name))
             case "tokens":
                 return COMPILER.tokens
         return switches.setdefault(name, ReasoningSwitch())
