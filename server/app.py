@@ -80,7 +80,7 @@ logger = logging.getLogger(__name__)
 
 CONFIG_ERROR_STATUS = 2
 WATCHDOG_INTERVAL_S = 5.0
-END_RETRY_S = 0.1  # a task that still runs after a cancellation is cancelled again
+END_RETRY_S = 2.0  # a task that still runs after a cancellation is cancelled again
 MEMORY_WATCH_S = 0.5  # a sandbox may take some 100 MB until the watch looks again
 EXPIRY_INTERVAL_S = 3600.0
 IMAGE_DECODER = "server.llama.image_decoder:answerer"  # a name, because only other processes import it
@@ -136,9 +136,10 @@ def create_app(
     # Few threads tokenize and render, since they share the GIL with the step threads.
     n_threads = server.threads_http if server.threads_http > 0 else min(4, os.cpu_count() or 1)
     gpus = gpu_collector() if server.metrics else None
+    metrics = Metrics(pool.states, spent=usage.all_spent, gpus=gpus)
     services = Services(
         pool=pool,
-        live=Live(pool.states, History(pool.states)),
+        live=Live(pool.states, History(pool.states, ledger=metrics.ledger)),
         options=http_options(server),
         tools=PageTools(server.enabled_tools),
         mcp=mcp_of(server),
@@ -147,7 +148,7 @@ def create_app(
         prepare=ThreadPoolExecutor(n_threads, thread_name_prefix=PREPARE_THREADS),
         prepare_long=ThreadPoolExecutor(1, thread_name_prefix=f"{PREPARE_THREADS}-long"),
         reading=ThreadPoolExecutor(1, thread_name_prefix=f"{PREPARE_THREADS}-body"),
-        metrics=Metrics(pool.states, spent=usage.all_spent, gpus=gpus),
+        metrics=metrics,
         media_loader=media_loader,
         memory=MemoryWatch(server.memory_reserve * MIB, at_work),
         keys=keys,

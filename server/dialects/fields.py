@@ -171,6 +171,9 @@ def _path(fault: ErrorDetails, body: object) -> str:
     return ".".join(found)
 
 
+_SUBJECT = re.compile(r"^(?:Input|String|List|Dictionary|Tuple|Set) should ")
+
+
 def _reason(kind: str, message: str, value: object) -> str:
     if kind == "missing":
         return "is required"
@@ -180,8 +183,10 @@ def _reason(kind: str, message: str, value: object) -> str:
         return f"type must be {_WANTED[kind]}, but is {json_type(value)}"
     if kind == "value_error":
         return message.removeprefix("Value error, ")
+    if kind == "extra_forbidden":
+        return "is no field of this object"
     shown = "" if isinstance(value, dict | list) else f", got {short(repr(value))}"
-    return message.replace("Input should be", "must be") + shown
+    return _SUBJECT.sub("must ", message).partition(" after validation")[0].partition(", unable to")[0] + shown
 
 
 def json_type(value: object) -> str:

@@ -65,7 +65,10 @@ def _objects(names: str, types: str = "", /, **inner: Objects) -> Objects:
     return Objects(frozenset(names.split()), types.split(), inner)
 
 
-_URL, _FUNCTION = _objects("url data format detail file_data"), _objects("name description parameters strict arguments")
+_URL, _FUNCTION = (
+    _objects("url data format detail file_data"),
+    _objects("name description parameters strict arguments index"),
+)
 _URLS = dict.fromkeys(("image_url", "input_audio", "audio_url", "input_video", "video_url"), _URL)
 _PART_NAMES = (
     "type text refusal annotations logprobs thinking reasoning data signature file_id file_data file_url filename file "
@@ -84,12 +87,14 @@ _MESSAGE = _objects(
     tool_calls=_objects("type id index custom", "function custom", function=_FUNCTION),
 )
 _TOOL = _objects(
-    "type name description parameters strict format custom input_schema defer_loading eager_input_streaming",
+    "type name description parameters strict format custom input_schema defer_loading eager_input_streaming "
+    "allowed_callers input_examples",
     "function custom",
     function=_FUNCTION,
 )
 NESTED: Mapping[str, Objects] = {"messages": _MESSAGE, "input": _MESSAGE, "system": _PART, "tools": _TOOL}
-"""The objects in fields of a body."""
+"""The objects in fields of a body that has one of `CONVERSATION`."""
+CONVERSATION = ("messages", "previous_response_id")
 
 
 logger = logging.getLogger(__name__)
@@ -147,7 +152,7 @@ def _unknown(given: Mapping[str, Any], known: Known, at: str = "") -> Iterator[t
             inner = fields[name]
             if inner is not None and isinstance(value, dict):
                 yield from _unknown(value, inner, f"{at}{name}.")
-            elif name in NESTED and not at:
+            elif name in NESTED and not at and any(each in fields for each in CONVERSATION):
                 yield from _unknown_inside(value, NESTED[name], name)
         elif _matters(name, value):
             yield f"{at}{name}", name, fields

@@ -18,6 +18,7 @@ from server.engine.request import Adapters, Request
 from server.engine.scheduler import Scheduler, TokenRun
 from server.engine.sequence import Sequence, Slot, Ticket
 
+MAX_COMPARED = 2_000_000  # tokens in a view
 MAX_WAITING = 50  # waiting choices listed individually
 MAX_STEPS = 1000  # steps kept for observers
 MAX_ENDED = 200
@@ -335,15 +336,20 @@ def shared_prefixes(texts: Seq[CachedText]) -> list[tuple[int, int, int]]:
     """Return a spanning forest of longest common prefixes, in whole blocks: (number, number, tokens).
 
     Each text is linked to the one before it that shares the longest prefix, so the common prefix of any two is the
-    minimum on the path between them.
+    minimum on the path between them. After `MAX_COMPARED` tokens the other texts are not linked: this runs on the event
+    loop, and clients choose the texts.
     """
-    pairs = []
+    pairs: list[tuple[int, int, int]] = []
+    n_compared = 0
     origins = [(adapter_set.scope, adapter_set.at(0)) for _, adapter_set, _ in texts]
     for at, (number, _, tokens) in enumerate(texts):
         best, longest = 0, BLOCK - 1
         for i, (other, _, its_tokens) in enumerate(texts[:at]):
+            if n_compared > MAX_COMPARED:
+                return pairs
             if tokens[longest : longest + 1] == its_tokens[longest : longest + 1] and origins[i] == origins[at]:
                 n = common_prefix(tokens, its_tokens)
+                n_compared += n + 1
                 best, longest = (other, n) if n > longest else (best, longest)
         if longest >= BLOCK:
             pairs.append((best, number, longest - longest % BLOCK))

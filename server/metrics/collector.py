@@ -103,10 +103,10 @@ class Ledger:
         self._counters: dict[str, _Account] = {}
 
     def note(self, engines: Mapping[str, Counted | None]) -> None:
-        """Begin to count new engines, and add up those that are gone. Call it on each change of a model's status, and
-        before `totals`.
+        """Begin to count new engines, and add up and release those that are gone. Call it with all models: on each
+        change of a model's status, and before `totals`.
         """
-        for model, engine in engines.items():
+        for model, engine in (dict.fromkeys(self._counters) | dict(engines)).items():
             account = self._counters.setdefault(model, _Account())
             if account.engine is engine:
                 continue

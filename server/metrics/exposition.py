@@ -57,10 +57,10 @@ class Metrics:
         self._states, self._spent = states, spent
         self._clock = clock
         self._load_begun: dict[str, float] = {}
-        self._ledger = Ledger()
+        self.ledger = Ledger()
         self._windows = Windows(clock)
         self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(EngineCollector(self._ledger.totals, self._windows))
+        self._registry.register(EngineCollector(self.ledger.totals, self._windows))
         self._registry.register(ServerCollector(states))
         if gpus is not None:
             self._registry.register(gpus)
@@ -109,7 +109,7 @@ class Metrics:
 
     def observe(self, states: Iterable[ModelState]) -> None:
         """Follow the pool: call it on each change of a model's status."""
-        self._ledger.note({state.spec.id: state.loaded for state in states})
+        self.ledger.note({state.spec.id: state.loaded for state in states})
 
     def status_changed(self, event: StatusChanged) -> None:
         """Count loads, and their time."""
@@ -167,7 +167,7 @@ class Metrics:
             encode = partial(encode, escaping=ALLOWUTF8)
         registry = self._registry
         if model:
-            registry, totals = CollectorRegistry(auto_describe=False), {model: self._ledger.totals()[model]}
+            registry, totals = CollectorRegistry(auto_describe=False), {model: self.ledger.totals()[model]}
             registry.register(EngineCollector(lambda: totals, self._windows, labelled=False))
         text = encode(registry)
         if content_type.startswith("text/plain"):

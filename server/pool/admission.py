@@ -42,15 +42,17 @@ class MemoryAdmission:
         if self.limit is not None and entry.need is None and entry.sizing is None and not entry.fitting:
             entry.sizing = asyncio.create_task(self._measure(entry, self.limit), name=f"pool: {entry.id}: size")
             entry.sizing.add_done_callback(log_failure)
+            entry.sizing.add_done_callback(lambda _: self._end_measure(entry))
 
     async def _measure(self, entry: Entry, limit: Budget) -> None:
-        try:
-            least, memory = await self.size(entry.spec)
-            self.budget = self.budget or (limit.limits(memory) if memory else {})
-            entry.need = needed(entry.spec, least, self.budget)
-        finally:
-            entry.sizing = None
-            self._changed()
+        least, memory = await self.size(entry.spec)
+        self.budget = self.budget or (limit.limits(memory) if memory else {})
+        entry.need = needed(entry.spec, least, self.budget)
+
+    def _end_measure(self, entry: Entry) -> None:
+        """Allow another measurement. It is a callback: a task that is cancelled before it starts runs no `finally`."""
+        entry.sizing = None
+        self._changed()
 
     async def size(self, spec: ModelSpec) -> tuple[Footprint, Mapping[str, Memory]]:
         """Return the least memory a model takes and the memory there is; nothing for an unreadable model, whose load

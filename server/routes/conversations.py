@@ -58,6 +58,8 @@ async def get_conversation(request: Request, conversation_id: str) -> Response:
 async def update_conversation(request: Request, conversation_id: str) -> Response:
     """Replace a conversation's metadata."""
     body = await read_json(request)
+    if "metadata" not in body:
+        raise InvalidRequest("Field 'metadata': is required", "metadata")
     metadata = read_metadata(body)
     changed = await change_object(
         *(request, "conversation", conversation_id), lambda found: {**found, "metadata": metadata}

@@ -1,11 +1,11 @@
 """Endpoints of the web UI besides the API: live data; and those that llama-server's UI needs."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import orjson
 from fastapi import APIRouter, Query, Request, Response
@@ -25,6 +25,7 @@ from server.web.tools.catalogue import SHELL, shown
 from server.web.tools.child import shell, work
 from server.web.tools.mcp import PageMcpTools, called, mcp_tools
 
+T = TypeVar("T")
 router = APIRouter(include_in_schema=False)
 
 _OFF = {"error": {"code": 403, "message": "this feature is disabled", "type": "feature_disabled"}}
@@ -126,12 +127,7 @@ async def call_tool(request: Request) -> Response:
     of_servers = _mcp_tools(request)
     if name in of_servers and stream is not True:
         server, mcp_tool = of_servers[name]
-        with Watch(request.receive) as watch:
-            stopping = asyncio.create_task(_stop(used.draining, watch))
-            try:
-                return json_reply(await called(used.mcp, server, mcp_tool.name, params))
-            finally:
-                stopping.cancel()
+        return json_reply(await _watched(request, called(used.mcp, server, mcp_tool.name, params)))
     if request.headers.get("x-tool-runtime"):
         raise NotSupported("x-tool-runtime: tools run on this machine only")
     used.tools.check(name, params, stream=stream is True)
@@ -139,9 +135,24 @@ async def call_tool(request: Request) -> Response:
     if name == SHELL:
         if stream is True:
             return event_stream(request, _events(_chunks(shell(params, folder))))
-        said = "".join([text async for text in shell(params, folder)])
-        return json_reply({"plain_text_response": said})
-    return json_reply(await work(name, params | {"resp_type": request.headers.get("x-resp-type", "")}, folder))
+        return json_reply({"plain_text_response": await _watched(request, _joined(shell(params, folder)))})
+    params = params | {"resp_type": request.headers.get("x-resp-type", "")}
+    return json_reply(await _watched(request, work(name, params, folder)))
+
+
+async def _watched(request: Request, result: Coroutine[Any, Any, T]) -> T:
+    """Return the result of a tool. It is cancelled if the client disconnects or the server stops."""
+    with Watch(request.receive) as watch:
+        stopping = asyncio.create_task(_stop(services(request).draining, watch))
+        try:
+            return await result
+        finally:
+            stopping.cancel()
+
+
+async def _joined(texts: AsyncGenerator[str, None]) -> str:
+    async with aclosing(texts):
+        return "".join([text async for text in texts])
 
 
 async def _stop(draining: asyncio.Event, watch: Watch) -> None:

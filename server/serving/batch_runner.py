@@ -102,7 +102,7 @@ class BatchRunner:
                 running = self._running[name] = _Running()
                 running.task = asyncio.create_task(self._run_batch(owner, batch, running), name="a batch")
                 running.task.add_done_callback(partial(self._ended, name))
-            if batch["status"] == "cancelling" and running.lines is not None:
+            if batch["status"] == "cancelling" and running.lines is not None and not running.lines.cancelling():
                 running.lines.cancel()
 
     def _ended(self, name: tuple[str, str], task: asyncio.Task[None]) -> None:

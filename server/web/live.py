@@ -58,12 +58,20 @@ class Sample:
 
 
 class History:
-    """Samples of the last hour. Used on the event loop."""
+    """Samples of the last hour. Used on the event loop.
 
-    def __init__(self, states: Callable[[], Sequence[ModelState]], clock: Callable[[], float] = time.time) -> None:
+    `ledger`: that of the metrics, which releases a model as soon as it is unloaded.
+    """
+
+    def __init__(
+        self,
+        states: Callable[[], Sequence[ModelState]],
+        clock: Callable[[], float] = time.time,
+        ledger: Ledger | None = None,
+    ) -> None:
         self._states = states
         self._clock = clock
-        self._ledger = Ledger()
+        self._ledger = ledger or Ledger()
         self._before = EngineStats()
         self._sampled_at = clock()
         self.samples: deque[Sample] = deque(maxlen=int(KEPT_S / SAMPLE_S))

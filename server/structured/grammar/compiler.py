@@ -135,6 +135,7 @@ class GrammarCompiler:
         made = self._constraint(grammar, request, text)
         if grammar.unique is not None:
             bytewise = grammar.matcher(byte_tokenizer(), request)
+            self.tokens.build("item_ends", "quotes", "items")
             return UniqueItems(made, Cursor(grammar.unique), self.tokens, bytewise)
         if not grammar.texts:
             return made
@@ -145,6 +146,7 @@ class GrammarCompiler:
             )
             for inner, place in grammar.texts
         )
+        self.tokens.build("plain", "text", "quoted")
         return EmbeddedTexts(made, texts, grammar.hole, self.tokens)
 
     def _constraint(self, grammar: Grammar, request: Any, text: str) -> MatcherConstraint:

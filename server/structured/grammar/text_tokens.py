@@ -39,6 +39,11 @@ class TextTokens:
         self._with_inside: dict[int, tuple[int, ...]] = {}
         self._containing: dict[int, list[int]] = {}
 
+    def build(self, *names: str) -> None:
+        """Build these indexes now, instead of on the step thread at their first use."""
+        for name in names:
+            getattr(self, name)
+
     @cached_property
     def pieces(self) -> list[bytes]:
         """Return the text of each token; nothing for control tokens."""

@@ -62,8 +62,10 @@ class PageTools:
             raise NotFound(f'unknown tool "{short(name)}"')
         if stream and name != SHELL:
             raise NotFound(f'tool "{name}" does not support stream = true')
-        from jsonschema import Draft202012Validator  # takes a while to import
+        from jsonschema import Draft202012Validator, validators  # takes a while to import
 
-        for error in Draft202012Validator(tool["parameters"]).iter_errors(params):
+        types = Draft202012Validator.TYPE_CHECKER.redefine("integer", lambda _, value: type(value) is int)  # not 2.0
+        strict = validators.extend(Draft202012Validator, type_checker=types)  # type: ignore[no-untyped-call]
+        for error in strict(tool["parameters"]).iter_errors(params):
             at = ".".join(map(str, ("params", *error.absolute_path)))
             raise InvalidRequest(f"{at}: {short(error.message)}", at)

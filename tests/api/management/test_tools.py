@@ -1,6 +1,7 @@
 """``--tools``: who may use them, and what their processes do."""
 
 import json
+import os
 from pathlib import Path
 
 import httpx
@@ -8,7 +9,8 @@ import pytest
 
 from server.app import cors_origins
 from server.transport.keys import hash_of
-from tests.api.conftest import Serve, make_settings
+from tests.api.conftest import Serve, make_settings, until
+from tests.api.streams import posting
 from tests.support.mcp_server import STDIO
 
 ALL = {"tools": "all"}
@@ -45,6 +47,16 @@ async def test_a_command_has_bounds_and_none_of_the_servers_keys(serve: Serve, m
         assert said == "\ny\ny\n\n[output truncated]\n[exit code: 0]"
         said = (await use(api.client, "exec_shell_command", {"command": "echo a; sleep 1000", "timeout": 0})).json()
         assert said["plain_text_response"].endswith("[exit code: -9] [exit due to timed out]")
+
+
+async def test_a_command_ends_when_its_client_disconnects(serve: Serve, tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    async with serve(server=ALL) as api:
+        command = f"echo $$ > {pid}.part; mv {pid}.part {pid}; exec sleep 1000"
+        async with posting(api.app, "/tools", {"tool": "exec_shell_command", "params": {"command": command}}):
+            await until(pid.exists)
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(pid.read_text()), 0)
 
 
 async def test_output_comes_as_it_is_written(serve: Serve) -> None:

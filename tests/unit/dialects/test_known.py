@@ -2,6 +2,7 @@
 
 from server.dialects.chat.parse import ChatBody
 from server.dialects.ollama.parse import OllamaChatBody
+from server.dialects.vectors import EmbeddingsBody
 from server.dialects.warnings import WARNING_HEADER, as_header, unknown_fields
 
 
@@ -23,3 +24,12 @@ def test_many_unknown_fields_are_counted_and_odd_names_are_one_line_of_ascii() -
     assert header.isascii()
     assert header.isprintable()
     assert header.endswith("and 992 more")
+
+
+def test_fields_that_clients_send_back_or_that_have_an_effect_are_known() -> None:
+    called = {"role": "assistant", "tool_calls": [{"function": {"index": 0, "name": "f", "arguments": {}, "x": 1}}]}
+    assert unknown_fields({"messages": [called]}, OllamaChatBody) == [
+        "'messages.0.tool_calls.0.function.x' is ignored: unknown field"
+    ]
+    embedded = {"input": [{"prompt_string": "<__media__>", "multimodal_data": ["aGk="]}]}
+    assert unknown_fields(embedded, EmbeddingsBody) == []

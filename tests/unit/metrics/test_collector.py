@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
 from server.engine.stats import EngineStats, combined
-from server.metrics.collector import WINDOW_S, EngineCollector, Windows
+from server.metrics.collector import WINDOW_S, EngineCollector, Ledger, Windows
 from server.metrics.exposition import Metrics
 from tests.unit.clock import Clock
 
@@ -46,7 +46,7 @@ def test_a_models_name_cannot_break_the_format() -> None:
 def test_the_peak_is_a_counter_as_in_llama_server_where_the_format_allows_it() -> None:
     ledger_of_one = {"demo": Engine(EngineStats(n_tokens_max=9))}
     metrics = Metrics()
-    metrics._ledger.note(ledger_of_one)
+    metrics.ledger.note(ledger_of_one)
     text = metrics.render("")[0]
     assert b"# TYPE llamacpp:n_tokens_max counter\nllamacpp:n_tokens_max 9\n" in text
     assert b'# TYPE llamapool_n_tokens_max counter\nllamapool_n_tokens_max{model="demo"} 9\n' in text
@@ -56,7 +56,7 @@ def test_the_peak_is_a_counter_as_in_llama_server_where_the_format_allows_it() -
 
 def test_whole_numbers_have_no_decimal_point_as_in_llama_server() -> None:
     metrics = Metrics()
-    metrics._ledger.note({"demo": Engine(EngineStats(prompt_tokens=120, n_decode=2, n_busy_slots=3))})
+    metrics.ledger.note({"demo": Engine(EngineStats(prompt_tokens=120, n_decode=2, n_busy_slots=3))})
     for text in (metrics.render("", "demo")[0], metrics.render("")[0]):
         assert b"\nllamacpp:prompt_tokens_total 120\n" in text
         assert b"\nllamacpp:requests_processing 0\n" in text
@@ -88,3 +88,11 @@ def test_a_pause_between_looks_is_one_window() -> None:
     assert windows.rates("demo", stats(80))[0] == 20.0
     clock.now += 600
     assert windows.rates("demo", stats(80))[0] == 0.0
+
+
+def test_a_model_that_is_gone_is_released_and_its_counts_stay() -> None:
+    ledger = Ledger()
+    ledger.note({"demo": Engine(EngineStats(prompt_tokens=120, cache_ram_bytes=5))})
+    ledger.note({"other": Engine(EngineStats(prompt_tokens=1))})
+    gone = ledger.totals()["demo"]
+    assert (gone.prompt_tokens, gone.cache_ram_bytes) == (120, 0)

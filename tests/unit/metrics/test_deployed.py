@@ -33,7 +33,7 @@ class Engine:
 def exported() -> dict[str, set[str]]:
     """The labels of each sample's name."""
     metrics = Metrics()
-    metrics._ledger.note({"demo": Engine()})
+    metrics.ledger.note({"demo": Engine()})
     record = Record("1", "GET", "/", key="ada", route="/", status=500, error="internal_error")
     metrics.ended(record)
     metrics.used(Usage("demo", reasons=["eos"]), "ada")

@@ -16,7 +16,7 @@ def exported() -> set[str]:
         stats = EngineStats(accepted_at=[1])
 
     metrics = Metrics(gpus=GpuCollector(fake_nvml()))
-    metrics._ledger.note({"demo": Engine()})
+    metrics.ledger.note({"demo": Engine()})
     return set(re.findall(r"^# TYPE (\S+) ", metrics.render("")[0].decode(), re.MULTILINE))
 
 

@@ -86,6 +86,15 @@ async def test_a_model_that_is_unloaded_while_it_is_measured_at_the_start_is_mea
         (await asyncio.wait_for(asked, 60)).release()
 
 
+async def test_a_model_that_is_unloaded_before_its_measurement_began_is_loaded_by_the_next_request() -> None:
+    async with sized_pool("m0") as s:
+        await s.pool.load("m0")  # no step of the event loop between the two
+        await s.pool.unload("m0")
+        asked = acquiring(s, "m0")
+        await s.work()
+        (await asyncio.wait_for(asked, 60)).release()
+
+
 async def test_requests_that_waited_too_long_are_told_when_to_come_back() -> None:
     async with sized_pool("m0", "m1", "m2", "m8", wait_s=60.0, patience_s=1000.0) as s:
         leases = [await loaded(s, model) for model in ("m0", "m1", "m2")]
