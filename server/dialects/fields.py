@@ -184,7 +184,7 @@ def _reason(kind: str, message: str, value: object) -> str:
     if kind == "value_error":
         return message.removeprefix("Value error, ")
     if kind == "extra_forbidden":
-        return "is no field of this object"
+        return "is not permitted"
     shown = "" if isinstance(value, dict | list) else f", got {short(repr(value))}"
     return _SUBJECT.sub("must ", message).partition(" after validation")[0].partition(", unable to")[0] + shown
 
