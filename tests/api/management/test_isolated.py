@@ -8,7 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -161,9 +161,10 @@ def environment_of_child() -> dict[str, str]:
     """The environment of a model's process; empty while there is none (Linux)."""
     me = os.getpid()
     for child in Path(f"/proc/{me}/task/{me}/children").read_text().split():
-        if "worker.child" in Path(f"/proc/{child}/cmdline").read_text():
-            lines = Path(f"/proc/{child}/environ").read_text().split("\0")
-            return dict(line.split("=", 1) for line in lines if line)
+        with suppress(FileNotFoundError, ProcessLookupError):  # it may end meanwhile
+            if "worker.child" in Path(f"/proc/{child}/cmdline").read_text():
+                lines = Path(f"/proc/{child}/environ").read_text().split("\0")
+                return dict(line.split("=", 1) for line in lines if line)
     return {}
 
 
