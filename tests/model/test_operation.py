@@ -208,7 +208,7 @@ def test_a_key_that_is_removed_before_a_reload_is_refused(tmp_path: Path) -> Non
 
 
 CPUS = sorted(os.sched_getaffinity(0))
-two_processors = pytest.mark.skipif(len(CPUS) < 2, reason="one processor only: nothing to keep apart")
+two_cpus = pytest.mark.skipif(len(CPUS) < 2, reason="one CPU only: nothing to keep apart")
 
 
 def threads() -> dict[str, str]:
@@ -221,7 +221,7 @@ def threads() -> dict[str, str]:
     return found
 
 
-@two_processors
+@two_cpus
 async def test_compute_threads_inherit_the_processors_of_their_instance(tiny_path: Path) -> None:
     params = EngineParams(cpus=(frozenset({CPUS[0]}), frozenset({CPUS[1]})))
     native = LoadParams(n_ctx=1024, n_parallel=2, n_threads=2, warmup=False)
@@ -239,7 +239,7 @@ async def test_compute_threads_inherit_the_processors_of_their_instance(tiny_pat
         weights.close()
 
 
-@two_processors
+@two_cpus
 @pytest.mark.parametrize("strict", [False, True])
 def test_prompts_are_computed_elsewhere_and_the_thread_that_decodes_comes_back(
     tiny_path: Path, strict: bool, monkeypatch: pytest.MonkeyPatch

@@ -78,3 +78,10 @@ def test_the_pairs_tell_what_any_two_share(texts: list[list[int]]) -> None:
         for j in range(len(blocks)):
             if i != j:
                 assert group.get(j, 0) == common_prefix(blocks[i], blocks[j])
+
+
+def test_a_view_compares_a_bounded_number_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [(i, NO_ADAPTERS, [1] * (4 * BLOCK * (i + 1))) for i in range(20)]
+    assert len(shared_prefixes(texts)) == 19
+    monkeypatch.setattr("server.engine.snapshots.MAX_COMPARED", 5 * BLOCK)
+    assert shared_prefixes(texts) == [(0, 1, 4 * BLOCK)]
