@@ -5,7 +5,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from server.engine.runner_api import EmbeddingRunner, Runner
 from server.errors import InvalidRequest, ModelFailed
 from server.pool.block_events import ReportingEngine
 from server.pool.memory import Fit, totals
-from server.pool.model import GrammarFactory, LoadedModel, compile_grammars
+from server.pool.model import GrammarFactory, LoadedModel, compile_grammars, prepare
 from server.pool.protocols import Loader, ModelInfo, Weights
 from server.pool.saved.state_cache import EmbeddingFolder, StateFolder
 from server.pool.spec import ModelSpec
@@ -159,29 +159,44 @@ class Load:
             parts = LoadedParts(fit, weights, self.factories.template(weights.info, self.spec))
             undo.pop_all()
             undo.callback(parts.close)
-            parts.grammar = self._checked_grammar(weights)
-            for _ in range(0 if isinstance(weights, WorkerSupervisor) else self.spec.native.instances):
-                self._check_wanted()
-                if weights.info.generates:
-                    parts.runners.append(weights.runner())
-                if weights.info.embeds:
+            parts.grammar = self._grammar(weights)
+            with self._prepared(parts.grammar):
+                for _ in range(0 if isinstance(weights, WorkerSupervisor) else self.spec.native.instances):
                     self._check_wanted()
-                    parts.embedders.append(weights.embedding_runner())
+                    if weights.info.generates:
+                        parts.runners.append(weights.runner())
+                    if weights.info.embeds:
+                        self._check_wanted()
+                        parts.embedders.append(weights.embedding_runner())
             self._check_wanted()
             undo.pop_all()
         return parts
 
-    def _checked_grammar(self, weights: Weights) -> "GrammarCompiler | None":
-        """Compile the grammar of the settings; without one, `LoadedModel.prepare_when_idle` makes the compiler."""
+    def _grammar(self, weights: Weights) -> "GrammarCompiler | None":
+        """Return the compiler of constraints, if the settings have a grammar or nothing runs meanwhile."""
         shape = self.spec.shape
-        if not weights.info.generates or shape is None:
+        if not weights.info.generates or (shape is None and not (self.spec.native.warmup and self.quiet())):
             return None
         grammar = self.factories.grammar(weights.vocab)
-        try:
-            shape.constraint(grammar)
-        except InvalidRequest as error:
-            raise ModelFailed(self.spec.id, error.message) from None
+        if shape is not None:
+            try:
+                shape.constraint(grammar)
+            except InvalidRequest as error:
+                raise ModelFailed(self.spec.id, error.message) from None
         return grammar
+
+    @contextlib.contextmanager
+    def _prepared(self, grammar: "GrammarCompiler | None") -> Iterator[None]:
+        """Read the vocabulary into `grammar` while the native library creates and warms contexts without Python."""
+        if grammar is None:
+            yield
+            return
+        reading = threading.Thread(target=prepare, args=(grammar, self.spec.id), name="grammar")
+        reading.start()
+        try:
+            yield
+        finally:
+            reading.join()  # it reads the vocabulary, which a failed load frees
 
     def _check_wanted(self) -> None:
         if self.cancelled:
@@ -228,6 +243,6 @@ async def assemble(load: Load, parts: LoadedParts, in_thread: InThread) -> Loade
         await model.close()
         await in_thread(parts.close)
         raise
-    if model.generator is not None and spec.native.warmup:
+    if model.generator is not None and parts.grammar is None and spec.native.warmup:
         model.prepare_when_idle(load.quiet, in_thread)
     return model

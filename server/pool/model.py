@@ -44,6 +44,16 @@ def compile_grammars(vocab: Vocab, sandbox: Sandbox | None = None) -> "GrammarCo
     return GrammarCompiler(vocab, sandbox)
 
 
+def prepare(grammar: "GrammarCompiler", model: str) -> None:
+    """Read the vocabulary into `grammar`; a vocabulary that it can't take is only logged."""
+    try:
+        grammar.prepare()
+    except Exception:  # only constrained requests need it, and get the error
+        log.warning(
+            "model '%s': no grammar can be compiled for its vocabulary; what needs one is refused", model, exc_info=True
+        )
+
+
 def cannot_generate(model: str) -> NotSupported:
     """Return the error of a model that only embeds. The first two sentences are llama-server's."""
     return NotSupported(
@@ -171,27 +181,17 @@ class LoadedModel:
     ) -> None:
         """Build the compiler of constraints in the first moment without requests, instead of at the first constraint.
 
-        llguidance keeps the interpreter's lock meanwhile, for up to half a second: no load waits for it. Call `quiet`
-        every `_IDLE_S` seconds. A busy server has such moments between requests, where a longer pause would not occur.
+        For a load while others run: llguidance keeps the interpreter's lock for up to half a second. Call `quiet` every
+        `_IDLE_S` seconds. A busy server has such moments between requests, where a longer pause would not occur.
         """
 
         def check() -> None:
             if quiet():
-                self._preparing = asyncio.ensure_future(in_thread(self._prepare))
+                self._preparing = asyncio.ensure_future(in_thread(lambda: prepare(self.grammar, self.spec.id)))
             else:
                 self.prepare_when_idle(quiet, in_thread)
 
         self._timer = asyncio.get_running_loop().call_later(_IDLE_S, check)
-
-    def _prepare(self) -> None:
-        try:
-            self.grammar.prepare()
-        except Exception:  # only constrained requests need it, and get the error
-            log.warning(
-                "model '%s': no grammar can be compiled for its vocabulary; what needs one is refused",
-                self.spec.id,
-                exc_info=True,
-            )
 
 
 class Lease:

@@ -86,8 +86,8 @@ class Scheduler:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def _quiet(self) -> bool:
-        """Return whether no model has anything to do; called in other threads."""
-        return all(entry.idle for entry in self._entries.values())
+        """Return whether no request runs or waits for a model; called in other threads."""
+        return all(entry.idle and not entry.waiters for entry in self._entries.values())
 
     async def close(self) -> None:
         """End downloads, and wait for abandoned loads to end."""

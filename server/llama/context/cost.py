@@ -1,13 +1,14 @@
 """The cost of a context's additional graph evaluations and sequence copies, measured once when it is created."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from server.llama.context.batch import Batch, Run
 from server.llama.library import C
 
 REPEATS = 5  # of which the quickest counts: with other processes running a decode may take a hundred times as long
-LEAST_REPEATS = 2
+SAME = 1.05  # no further repeats, once the two quickest differ by less: all of them took a third of a start
 SLOW_S = 1.0  # no further repeats, when they have taken so long; one at all, when the run before them has
 MANY_TOKENS = 16  # per run, of which each takes about as long as a token of a prompt
 
@@ -40,9 +41,9 @@ def measure(context: int, n_seq: int, n_vocab: int, token: int) -> ContextCost:
 
     def quickest_s(*seqs: int, n_tokens: int = 1, copies: bool = False) -> float:
         C.llama_memory_clear(memory, False)
-        least = 1 if decode_s(0, *seqs, n_tokens=n_tokens) > SLOW_S else LEAST_REPEATS  # the graph is built
+        n_least = 1 if decode_s(0, *seqs, n_tokens=n_tokens) > SLOW_S else 2  # the graph is built
         times: list[float] = []
-        while len(times) < least or (sum(times) < SLOW_S and len(times) < REPEATS):
+        while len(times) < n_least or (sum(times) < SLOW_S and len(times) < REPEATS and not _agree(times)):
             if copies:
                 C.llama_memory_seq_rm(memory, 1, -1, -1)
                 C.llama_memory_seq_cp(memory, 0, 1, -1, -1)
@@ -58,3 +59,8 @@ def measure(context: int, n_seq: int, n_vocab: int, token: int) -> ContextCost:
     copy_s = max(quickest_s(0, copies=True) - quickest_s(0), 0.0)
     C.llama_memory_clear(memory, False)
     return ContextCost(evaluation_s, evaluation_tokens, copy_s)
+
+
+def _agree(times: Sequence[float]) -> bool:
+    quickest, second, *_ = sorted(times)
+    return second <= SAME * quickest

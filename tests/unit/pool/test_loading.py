@@ -1,6 +1,7 @@
 import asyncio
+import threading
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import pytest
 
@@ -10,8 +11,11 @@ from server.pool.memory import Fit
 from server.pool.model import LoadedModel
 from server.pool.spec import ModelSpec
 from server.structured.response_format import ResponseFormat
+from tests.support.fakes import FakeWeights
 from tests.unit.clock import Clock
 from tests.unit.pool.fakes import Grammar, Loader, spec
+
+TIMEOUT_S = 20.0
 
 
 class Reports(list[float]):
@@ -102,3 +106,37 @@ def test_a_grammar_of_the_settings_that_is_none_is_an_error_of_the_load() -> Non
     with pytest.raises(ModelFailed, match="grammar: no rule in nothing"):
         load(loader, model, grammar=Strict(), quiet=False).run()
     assert loader.open == []
+
+
+@pytest.mark.parametrize("quiet", [True, False])
+def test_a_load_prepares_grammars_itself_while_nothing_runs(quiet: bool) -> None:
+    parts = load(Loader(), spec("a"), grammar=(grammar := Grammar()), quiet=quiet).run()
+    assert (grammar.n_prepared, parts.grammar is not None) == (int(quiet), quiet)
+    parts.close()
+
+
+def test_a_load_that_fails_waits_for_the_reader_of_its_vocabulary() -> None:
+    begun, failing = threading.Event(), threading.Event()
+
+    class Slow(Grammar):
+        def prepare(self) -> None:
+            begun.set()
+            assert failing.wait(TIMEOUT_S)
+            super().prepare()
+
+    class Failing(Loader):
+        def load(self, spec: ModelSpec, progress: Callable[[float], bool]) -> FakeWeights:
+            weights = super().load(spec, progress)
+
+            def runner() -> NoReturn:
+                assert begun.wait(TIMEOUT_S)
+                failing.set()
+                raise ModelFailed("a", "no context")
+
+            weights.runner = runner  # type: ignore[method-assign]
+            return weights
+
+    loader, grammar = Failing(), Slow()
+    with pytest.raises(ModelFailed, match="no context"):
+        load(loader, spec("a"), grammar=grammar).run()
+    assert (grammar.n_prepared, loader.open) == (1, [])
