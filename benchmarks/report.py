@@ -80,10 +80,7 @@ def tables(results: dict[str, Any], before: dict[str, Any] | None = None) -> str
         *_goal_table(results["scenarios"], values, before),
         *_arms_table(values),
         *_figure_table(values),
-        *(
-            f"\nNot measured: {f['unit']} of {f['server']} in round {f['round']}: {f['why']}"
-            for f in results["failures"]
-        ),
+        *(f"\nNot measured: {f['unit']} in round {f['round']}: {f['why']}" for f in results["failures"]),
     ]
     return "\n".join(lines)
 

@@ -2,10 +2,11 @@
 
 ``python -m benchmarks.compare [--rounds 3] [--scenario one,slots] [--json results.json]``
 
-Each unit of a round starts one server, measures, stops it, and does the same with the next arm (`units.ARMS`); the next
-round takes the arms in reverse. The JSON is written after each scenario. A run that was cut off continues from it; a
-complete one, and one of another commit, is measured again from the start. A run in which other processes took too much
-of the CPU is not complete: the next one measures those figures again. See ``benchmarks/README.md``.
+Each unit of a round starts a server of every arm (`units.ARMS`). Each scenario runs on one after the other, because a
+processor's clock may differ by a tenth from one minute to the next; every second round takes the arms in reverse. The
+JSON is written after each scenario. A run that was cut off continues from it; a complete one, and one of another
+commit, is measured again from the start. A run in which other processes took too much of the CPU is not complete: the
+next one measures those figures again. See ``benchmarks/README.md``.
 """
 
 import argparse
@@ -66,7 +67,7 @@ class Comparison:
         self._chosen = chosen
         self._machine = machine_of(chosen)
         self._began = time.monotonic()
-        self._longest: dict[tuple[str, str], float] = {}  # seconds that a unit took
+        self._longest: dict[str, float] = {}  # seconds that a unit took
         options = {"threads": chosen.threads, "slots": chosen.slots, "ctx": chosen.ctx, "scale": chosen.scale}
         options |= {name: self._machine.models[name].name for name in self._machine.models}
         options |= {"flags": chosen.flags, "llamapool flags": chosen.llamapool_flags}
@@ -115,36 +116,40 @@ class Comparison:
         fitted = True
         units = [unit for unit in UNITS if unit.model in self._machine.models]
         for number in range(1, self._chosen.rounds + 1):
-            for unit in (unit for unit in units if not unit.once):
-                for server in unit.arms if number % 2 else reversed(unit.arms):
-                    fitted &= self._unit(server, unit, number)
-        for unit in (unit for unit in units if unit.once):  # these take long: last, for what the budget leaves
-            for server in unit.arms:
-                fitted &= self._unit(server, unit, 1)
+            for unit in units:
+                if not unit.once:
+                    fitted &= self._unit(unit, number)
+        for unit in units:  # these take long: last, for what the budget leaves
+            if unit.once:
+                fitted &= self._unit(unit, 1)
         disturbed = any(map(_disturbed, self.result["runs"]))
         self.result["complete"] = fitted and not disturbed and not self.result["failures"]
         self._save()
 
-    def _unit(self, server: str, unit: Unit, number: int) -> bool:
+    def _unit(self, unit: Unit, number: int) -> bool:
         """Measure what is missing of it; False when that would not fit the budget."""
-        if server not in self._chosen.servers:
-            return True
-        done = {run["scenario"] for run in self.result["runs"] if (run["server"], run["round"]) == (server, number)}
-        wanted = tuple(name for name in unit.measured_by(server) if name in self._chosen.names and name not in done)
-        if not wanted:
+        done = {(run["server"], run["scenario"]) for run in self.result["runs"] if run["round"] == number}
+        wanted = {
+            server: [
+                name for name in unit.measured_by(server) if name in self._chosen.names and (server, name) not in done
+            ]
+            for server in (unit.arms if number % 2 else reversed(unit.arms))
+            if server in self._chosen.servers
+        }
+        if not any(wanted.values()):
             return True
         began = time.monotonic()
-        if began - self._began + self._longest.get((server, unit.name), 0.0) > self._chosen.budget_s:
-            print(f"round {number} {server} {unit.name} would not fit the budget", file=sys.stderr)
+        if began - self._began + self._longest.get(unit.name, 0.0) > self._chosen.budget_s:
+            print(f"round {number} {unit.name} would not fit the budget", file=sys.stderr)
             return False
         try:
-            for measured in measure(server, unit, wanted, number, self._machine):
+            for server, measured in measure(unit, wanted, number, self._machine):
                 self._keep(server, number, measured)
         except (BenchError, ServerStartError) as error:
-            print(f"round {number} {server} {unit.name} failed: {error}", file=sys.stderr)
-            self.result["failures"].append({"round": number, "server": server, "unit": unit.name, "why": str(error)})
+            print(f"round {number} {unit.name} failed: {error}", file=sys.stderr)
+            self.result["failures"].append({"round": number, "unit": unit.name, "why": str(error)})
         took = time.monotonic() - began
-        self._longest[server, unit.name] = max(took, self._longest.get((server, unit.name), 0.0))
+        self._longest[unit.name] = max(took, self._longest.get(unit.name, 0.0))
         return True
 
     def _keep(self, server: str, number: int, measured: Measured) -> None:

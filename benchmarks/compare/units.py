@@ -1,12 +1,12 @@
-"""What is measured together: a unit is one server process, started with certain settings, and what is run on it."""
+"""What is measured together: a unit is a server process of each arm, with certain settings, and what is run on it."""
 
 import asyncio
 import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -174,30 +174,50 @@ class Measured:
     others: float
 
 
-def measure(server: str, unit: Unit, wanted: tuple[str, ...], seed: int, machine: Machine) -> Iterator[Measured]:
-    """Start, measure each of `wanted`, stop; one after the other, so that each can be kept at once.
+def measure(
+    unit: Unit, wanted: Mapping[str, Collection[str]], seed: int, machine: Machine
+) -> Iterator[tuple[str, Measured]]:
+    """Start the servers of all arms with something `wanted`, run each scenario on one after the other, and stop them.
 
     What others have disturbed is measured again, with new prompts, and the calmest counts.
     """
     if unit.name == "inside":
-        yield _inside(machine)
+        yield "llamapool", _inside(machine)
         return
-    with started(server, unit, machine) as (running, start_s):
-        session = ModelClient(Target(running.host, running.port), "bench", limit_s=LIMIT_S)
-        fit = 1.0 if "--embeddings" in unit.flags else asyncio.run(words_per_word(session))
-        slots = unit.slots or machine.slots
-        for name in wanted:
-            seen: list[Measured] = []
-            while not seen or (seen[-1].others > CALM and len(seen) < ATTEMPTS and name not in _OWN and not unit.once):
-                setting = Setting(seed + AGAIN * len(seen), slots, machine.scale, fit)
-                others = Others(running.process.pid)
-                own = _OWN.get(name)
-                if own is not None:
-                    figures = own(running, session, setting, start_s)
-                else:
-                    figures = run(named_scenario(name), session, setting)
-                seen.append(Measured(name, figures, others.share()))
-            yield min(seen, key=lambda measured: measured.others)
+    with ExitStack() as up:
+        at = {
+            server: _Running(*up.enter_context(started(server, unit, machine)), unit, machine)
+            for server, names in wanted.items()
+            if names
+        }
+        for name in unit.names:
+            for server, running in at.items():
+                if name in wanted[server]:
+                    yield server, running.calmest(name, seed)
+
+
+class _Running:
+    """A server that is measured."""
+
+    def __init__(self, server: RealServer, start_s: float, unit: Unit, machine: Machine) -> None:
+        self._server, self._start_s, self._once = server, start_s, unit.once
+        self._session = ModelClient(Target(server.host, server.port), "bench", limit_s=LIMIT_S)
+        self._fit = 1.0 if "--embeddings" in unit.flags else asyncio.run(words_per_word(self._session))
+        self._slots, self._scale = unit.slots or machine.slots, machine.scale
+
+    def calmest(self, name: str, seed: int) -> Measured:
+        """Measure a scenario, or figures of the process, until others leave it alone."""
+        seen: list[Measured] = []
+        while not seen or (seen[-1].others > CALM and len(seen) < ATTEMPTS and name not in _OWN and not self._once):
+            setting = Setting(seed + AGAIN * len(seen), self._slots, self._scale, self._fit)
+            others = Others(self._server.process.pid)
+            own = _OWN.get(name)
+            if own is not None:
+                figures = own(self._server, self._session, setting, self._start_s)
+            else:
+                figures = run(named_scenario(name), self._session, setting)
+            seen.append(Measured(name, figures, others.share()))
+        return min(seen, key=lambda measured: measured.others)
 
 
 def _inside(machine: Machine) -> Measured:

@@ -1,14 +1,13 @@
 """Results are kept one by one, a run that was cut off continues, and tables say what was measured."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks.compare import __main__ as compare
-from benchmarks.compare import turns
 from benchmarks.compare.goals import GOALS, Goal
 from benchmarks.compare.units import NAMES, TITLES, UNITS, Measured, Unit
 from benchmarks.report import tables
@@ -33,16 +32,17 @@ class Units:
         self._break_at, self._failing = break_at, failing
 
     def __call__(
-        self, server: str, unit: Unit, wanted: tuple[str, ...], seed: int, _machine: object
-    ) -> Iterator[Measured]:
-        for name in wanted:
-            if len(self.asked) == self._break_at:
-                raise KeyboardInterrupt
-            if server == self._failing:
-                raise BenchError("the server answered 500: no")
-            self.asked.append((server, name, seed))
-            figures = {goal.figure: 10.0 for goal in GOALS if goal.scenario == name} or {"tok/s": 10.0}
-            yield Measured(name, {self._figure: 10.0} if self._figure else figures, others=self._others)
+        self, unit: Unit, wanted: Mapping[str, Collection[str]], seed: int, _machine: object
+    ) -> Iterator[tuple[str, Measured]]:
+        for name in unit.names:
+            for server in [server for server, names in wanted.items() if name in names]:
+                if len(self.asked) == self._break_at:
+                    raise KeyboardInterrupt
+                if server == self._failing:
+                    raise BenchError("the server answered 500: no")
+                self.asked.append((server, name, seed))
+                figures = {goal.figure: 10.0 for goal in GOALS if goal.scenario == name} or {"tok/s": 10.0}
+                yield server, Measured(name, {self._figure: 10.0} if self._figure else figures, others=self._others)
 
 
 @pytest.fixture
@@ -78,12 +78,10 @@ def test_the_trained_model_is_measured_where_there_is_one(options: list[str], mo
 
 def test_the_servers_take_turns_in_beginning(options: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     measured = Units()
-    comparison([*options, "--scenario", "one"], measured, monkeypatch)
-    assert [(server, seed) for server, _, seed in measured.asked] == [
-        ("llamapool", 1),
-        ("peer", 1),
-        ("peer", 2),
-        ("llamapool", 2),
+    comparison([*options, "--scenario", "one,slots"], measured, monkeypatch)
+    assert measured.asked == [
+        *(("llamapool", "one", 1), ("peer", "one", 1), ("llamapool", "slots", 1), ("peer", "slots", 1)),
+        *(("peer", "one", 2), ("llamapool", "one", 2), ("peer", "slots", 2), ("llamapool", "slots", 2)),
     ]
 
 
@@ -132,11 +130,11 @@ def test_what_would_not_fit_the_budget_is_left_for_the_next_run(
 
 def test_a_failure_is_kept_and_tried_again_in_the_next_run(options: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     failing = comparison([*options, "--scenario", "one"], Units(failing="peer"), monkeypatch)
-    assert {failure["server"] for failure in failing["failures"]} == {"peer"}
-    assert "Not measured: main of peer in round 1: the server answered 500: no" in tables(failing)
+    assert [failure["round"] for failure in failing["failures"]] == [1, 2]
+    assert "Not measured: main in round 1: the server answered 500: no" in tables(failing)
     again = Units()
     assert comparison([*options, "--scenario", "one"], again, monkeypatch)["failures"] == []
-    assert again.asked == [("peer", "one", 1), ("peer", "one", 2)]
+    assert again.asked == [("peer", "one", 1), ("peer", "one", 2), ("llamapool", "one", 2)]
 
 
 AT_LEAST_AS_FAST = Goal("one", "tok/s", "ratio", 1.0, at_least=True)
@@ -209,12 +207,3 @@ def test_a_run_of_another_commit_is_not_continued(options: list[str], monkeypatc
     again = Units()
     comparison([*options, "--scenario", "one"], again, monkeypatch)
     assert len(again.asked) == 4
-
-
-def test_turns_are_compared_one_by_one_and_together() -> None:
-    rates = {"llamapool": [10.0, 20.0, 10.0, 40.0], "peer": [10.0, 10.0, 20.0, 20.0], "llamapool -x": [6.0] * 4}
-    assert turns.rows("one", rates) == [
-        "| one stream | llamapool | 15.0 | 1.50 (0.62 to 2.00) | 1.09 |",
-        "| one stream | peer | 15.0 | |  |",
-        "| one stream | llamapool -x | 6.0 | 0.45 (0.30 to 0.60) | 0.45 |",
-    ]
