@@ -23,7 +23,7 @@ from server.hub.hub import Hub, HubFetcher
 from server.options.catalogue import problem_of
 from server.options.flags import read_flags
 from server.options.model import WHERE, ModelDefaults, ModelSettings
-from server.options.option import SettingsModel, Source, Table
+from server.options.option import SettingsModel, Source
 from server.options.presets import find_models, named_source
 from server.options.server import ServerSettings
 from server.options.sources import (
@@ -52,11 +52,9 @@ DEFAULT_CONFIGS = (
     Path(sysconfig.get_path("data")) / "share" / "llamapool" / "config" / "default.yaml",  # an installed package's
 )
 DEMO_CONFIGS = (DEFAULT_CONFIGS[0], DEFAULT_CONFIGS[-1])  # shipped with Llamapool
-TABLE = Table(ServerSettings, ModelSettings)
 LEAST_SECRET_BYTES = 16
 _LAYERS = "layers"  # the keyword argument that carries the layers to pydantic-settings
 _HUB_KEYS = frozenset({"hf_token", "offline", "hf_file"})
-MODEL_ONLY = frozenset(ModelSettings.model_fields) - frozenset(ModelDefaults.model_fields)
 NO_MODEL = (
     "no model is configured: give -m FILE, -hf OWNER/NAME, --models-dir FOLDER, --models-preset FILE, or --config FILE "
     "(LLAMAPOOL_CONFIG) with models"
@@ -110,12 +108,12 @@ def load_settings(
     Reads a folder of models and a preset. Other files are checked by `check_files`. Raises ConfigError with one line
     that names the source, the key and the remedy.
     """
-    flags = read_flags(TABLE, argv or ())
-    variables = read_environment(TABLE, os.environ if env is None else env)
+    flags = read_flags(argv or ())
+    variables = read_environment(os.environ if env is None else env)
     path = config or _config_path(flags, variables)
-    document = read_yaml(TABLE, path, MODEL_ONLY) if path else Source("no configuration file")
+    document = read_yaml(path) if path else Source("no configuration file")
     named = bool(config or flags.config or variables.config)
-    inputs = Inputs(TABLE, flags, variables, document, named, is_demo=not named and path in DEMO_CONFIGS)
+    inputs = Inputs(flags, variables, document, named, is_demo=not named and path in DEMO_CONFIGS)
     place = _hub_place(os.environ if env is None else env)
     without_models = _validated(inputs, ModelRegistry(), place)  # they name the folder and the preset of models
     registry = find_models(inputs, without_models.server, hub_of(without_models))
@@ -129,15 +127,15 @@ def load_settings(
 
 def hub_settings(argv: Sequence[str]) -> tuple[Settings, str]:
     """Return settings with only the hub and its cache, and the value of --hf-file. Raises ConfigError."""
-    flags = read_flags(TABLE, argv)
+    flags = read_flags(argv)
     unknown = [given.source for key, given in {**flags.server, **flags.model}.items() if key not in _HUB_KEYS]
     if unknown or flags.config:
         raise ConfigError(
             f"{(unknown or [flags.config])[0]} does not apply to this command; use --hf-token, --hf-file or --offline"
         )
-    variables = read_environment(TABLE, os.environ)
+    variables = read_environment(os.environ)
     file = flags.model.get("hf_file")
-    inputs = Inputs(TABLE, flags, variables, Source("no configuration file"))
+    inputs = Inputs(flags, variables, Source("no configuration file"))
     settings = _validated(inputs, ModelRegistry(), _hub_place(os.environ))
     return settings, str(file.value) if file else ""
 
@@ -163,7 +161,7 @@ def model_specs(settings: Settings) -> list[ModelSpec]:
     fetcher = HubFetcher(hub_of(settings))
     specs = []
     for model_id, model in settings.models.items():
-        spec = model_spec(TABLE, model_id, model, settings.origins[model_id])
+        spec = model_spec(model_id, model, settings.origins[model_id])
         if model.cache_disk_shared or isinstance(model.cache_disk_path, str):
             secret = slot_secret(settings.server)
             spec = replace(spec, engine=replace(spec.engine, cache_disk_secret=secret))

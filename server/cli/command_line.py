@@ -31,7 +31,7 @@ from server.options.option import SettingsModel
 from server.options.reference import GENERATED, completion, help_text, json_schema, markdown
 from server.options.values import without_secrets
 from server.pool.spec import ModelSpec
-from server.settings import TABLE, Settings, check_files, load_settings, model_specs
+from server.settings import Settings, check_files, load_settings, model_specs
 from server.uvicorn_config import AdminServer, check_certificate
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ def docs(words: list[str]) -> int:
     if words not in ([], ["--write"]):
         raise ConfigError(f"docs: unknown argument '{words[0]}'; write llamapool docs or llamapool docs --write")
     if not words:
-        print(markdown(TABLE), end="")
+        print(markdown(), end="")
         return OK
     for path, text in reference_files().items():
         (_ROOT / path).parent.mkdir(exist_ok=True)
@@ -205,7 +205,7 @@ def reference_files() -> dict[str, str]:
     """Return the generated files by their path in the checkout."""
     page = "docs/configuration.md"
     written = (_ROOT / page).read_text(encoding="utf-8").partition(GENERATED)[0]
-    return {page: written + markdown(TABLE), "config/schema.json": json_schema(Settings)}
+    return {page: written + markdown(), "config/schema.json": json_schema(Settings)}
 
 
 def effective_yaml(settings: Settings) -> str:
@@ -299,7 +299,7 @@ def _plain(model: SettingsModel) -> dict[str, Any]:
 def _shown(words: Sequence[str]) -> bool:
     """Handle --help, --version, --cache-list, --completion-bash and --list-devices; return whether one was given."""
     if _HELP.intersection(words):
-        print(help_text(TABLE), end="")
+        print(help_text(), end="")
         return True
     if "--version" in words:
         from importlib.metadata import version  # of the standard library, and slow: email is part of it
@@ -310,7 +310,7 @@ def _shown(words: Sequence[str]) -> bool:
         hub_command("list", [])
         return True
     if COMPLETION_FLAG in words:
-        print(completion(TABLE, COMMANDS), end="")
+        print(completion(COMMANDS), end="")
         return True
     if DEVICES_FLAG in words:
         from server.llama.devices import device_list  # the native library: no other command than serve needs it

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from server.errors import ConfigError
-from server.options.option import Option, Source, SourcedValue, Table, nearest
+from server.options.option import Option, Source, SourcedValue, nearest
+from server.options.table import TABLE
 
 _FIM = "--port 8012 -ub 1024 -b 1024 -c 0 --cache-reuse 256"
 _OSS = "--port 8013 -ub 2048 -b 32768 -np 2 -c 262144 --temp 1 --top-p 1 --top-k 0 --min-p 0.01"
@@ -168,7 +169,7 @@ def expand_shorthands(words: Sequence[str]) -> Iterator[str]:
         yield from SHORTHANDS[word].split() if word in SHORTHANDS else (word,)
 
 
-def read_flags(table: Table, argv: Sequence[str]) -> Source:
+def read_flags(argv: Sequence[str]) -> Source:
     """Parse a command line. Raises ConfigError with one line for an unknown flag or a missing value."""
     flags = Source()
     words = list(expand_shorthands(argv))
@@ -176,14 +177,14 @@ def read_flags(table: Table, argv: Sequence[str]) -> Source:
         flag, inline = _split(words.pop(0))
         if flag == CONFIG_FLAG:
             flags.config = _value(flag, inline, words)
-        elif flag in table.by_flag:
-            _set(flags, table.by_flag[flag], flag, inline, words)
+        elif flag in TABLE.by_flag:
+            _set(flags, TABLE.by_flag[flag], flag, inline, words)
         else:
             if flag in WITHOUT_EFFECT:
                 _value(flag, inline, words)
             warning = unsupported(flag, flag, "remove it")
             if warning is None:
-                raise ConfigError(_unknown(table, flag))
+                raise ConfigError(_unknown(flag))
             flags.skipped += [warning] if warning else []
     return flags
 
@@ -220,8 +221,8 @@ def _set(flags: Source, entry: Option, flag: str, inline: str | None, words: lis
     target[entry.key] = SourcedValue(value, flag)
 
 
-def _unknown(table: Table, flag: str) -> str:
-    known = [*table.by_flag, CONFIG_FLAG, "--help", "--version", "--cache-list", COMPLETION_FLAG, DEVICES_FLAG]
+def _unknown(flag: str) -> str:
+    known = [*TABLE.by_flag, CONFIG_FLAG, "--help", "--version", "--cache-list", COMPLETION_FLAG, DEVICES_FLAG]
     otherwise = "; see --help"
     if flag.endswith(".gguf"):
         otherwise = f"; to serve this model, write -m {flag}"

@@ -99,9 +99,9 @@ class ChatSettings(SettingsModel):
 
     group: ClassVar[str] = "Chat"
 
-    chat_template: str = option("", "--chat-template", env=True, metavar="JINJA|NAME", replaces=("chat_template_file",))
+    chat_template: str = option("", "--chat-template", env=True, metavar="JINJA|NAME", replaces="chat_template_file")
     """Jinja source that replaces the model's template, or the name of a built-in template (docs/templates.md)."""
-    chat_template_file: FilePath | None = option(None, "--chat-template-file", env=True, replaces=("chat_template",))
+    chat_template_file: FilePath | None = option(None, "--chat-template-file", env=True, replaces="chat_template")
     """File with a Jinja template that replaces the model's."""
     jinja: Bool = option(True, "--jinja", env=True, off=True)
     """Render the template with Jinja. Off = use llama.cpp's built-in equivalent, which supports no tools; a model whose
@@ -210,25 +210,23 @@ class SamplingSettings(_Parameters):
     """Maximum number of tokens of a reply that sets no max_tokens; -1 = until the context is full."""
     reverse_prompt: TextList = option((), "-r --reverse-prompt", metavar="TEXT", text=unescape, repeat=True)
     """Stop string of requests that set none; the flag may be repeated."""
-    grammar: str = option("", "--grammar", metavar="GBNF", replaces=("grammar_file", "json_schema", "json_schema_file"))
+    grammar: str = option("", "--grammar", metavar="GBNF", replaces="grammar_file json_schema json_schema_file")
     """GBNF grammar for requests without a grammar, schema or tools."""
-    grammar_file: FilePath | None = option(
-        None, "--grammar-file", replaces=("grammar", "json_schema", "json_schema_file")
-    )
+    grammar_file: FilePath | None = option(None, "--grammar-file", replaces="grammar json_schema json_schema_file")
     """File with a GBNF grammar; see grammar."""
     json_schema: JsonObject = option(
-        {}, "-j --json-schema", metavar="JSON", replaces=("grammar", "grammar_file", "json_schema_file")
+        {}, "-j --json-schema", metavar="JSON", replaces="grammar grammar_file json_schema_file"
     )
     """JSON Schema for requests without a grammar, schema or tools; it applies after the reasoning."""
     json_schema_file: FilePath | None = option(
-        None, "-jf --json-schema-file", replaces=("grammar", "grammar_file", "json_schema")
+        None, "-jf --json-schema-file", replaces="grammar grammar_file json_schema"
     )
     """File with a JSON Schema; see json_schema."""
     special: Bool = option(False, "-sp --special")
     """Render control tokens as text, including end-of-generation tokens."""
-    samplers: Samplers = option(DEFAULT_SAMPLERS, "--samplers", metavar="A;B;C", replaces=("sampler_seq",))
+    samplers: Samplers = option(DEFAULT_SAMPLERS, "--samplers", metavar="A;B;C", replaces="sampler_seq")
     """Names of the samplers in the order in which they run, separated by ';'."""
-    sampler_seq: SamplerChars = option("", "--sampler-seq --sampling-seq", metavar="LETTERS", replaces=("samplers",))
+    sampler_seq: SamplerChars = option("", "--sampler-seq --sampling-seq", metavar="LETTERS", replaces="samplers")
     """Samplers as one letter each, e.g. edskypmxt; empty = as samplers."""
     seed: Int = option(-1, "-s --seed", ge=-1, le=0xFFFFFFFF)
     """Random seed of requests that set none; -1 = a random seed per request."""
@@ -320,7 +318,7 @@ class SpeculationSettings(SettingsModel):
     spec_ngram_mod_n_max: Int = option(64, "--spec-ngram-mod-n-max", ge=0, le=1024)
     """Maximum draft length of ngram-mod, in tokens."""
     draft_model: FilePath | None = option(
-        None, "-md --model-draft --spec-draft-model", env="LLAMA_ARG_SPEC_DRAFT_MODEL", replaces=("draft_hf",)
+        None, "-md --model-draft --spec-draft-model", env="LLAMA_ARG_SPEC_DRAFT_MODEL", replaces="draft_hf"
     )
     """GGUF file of the draft model, which must have the same vocabulary."""
     draft_hf: RepositoryName = option(
@@ -328,7 +326,7 @@ class SpeculationSettings(SettingsModel):
         "-hfd -hfrd --hf-repo-draft --spec-draft-hf",
         env="LLAMA_ARG_SPEC_DRAFT_HF_REPO",
         metavar="OWNER/NAME[:QUANT]",
-        replaces=("draft_model",),
+        replaces="draft_model",
     )
     """Hugging Face repository of the draft model; same syntax as hf."""
     spec_draft_max: Int = option(16, "--spec-draft-n-max --draft --draft-n --draft-max", env=True, ge=1, le=128)
@@ -603,11 +601,11 @@ class HardwareSettings(SettingsModel):
     """Keep the KV cache on the GPU. Off = in RAM: frees GPU memory, but is slower."""
     op_offload: Bool = option(True, "--op-offload", off=True)
     """Run large operations on host tensors on the GPU."""
-    load_mode: LoadMode = option("auto", "-lm --load-mode", env=True, replaces=("mmap", "mlock"))
+    load_mode: LoadMode = option("auto", "-lm --load-mode", env=True, replaces="mmap mlock")
     """How to read the file: auto (mmap), none, mmap, mlock (keep in RAM), mmap+mlock."""
-    mmap: AutoBool = option(None, "--mmap", env=True, off=True, replaces=("load_mode",))
+    mmap: AutoBool = option(None, "--mmap", env=True, off=True, replaces="load_mode")
     """Memory-map the file; auto = as load_mode (flag of older llama-servers)."""
-    mlock: AutoBool = option(None, "--mlock", env=True, replaces=("load_mode",))
+    mlock: AutoBool = option(None, "--mlock", env=True, replaces="load_mode")
     """Lock the weights in RAM; auto = as load_mode (flag of older llama-servers)."""
     numa: Literal["", "distribute", "isolate", "numactl"] = option("", "--numa", env=True, metavar="TYPE")
     """NUMA strategy of the process; empty = none."""
@@ -735,10 +733,10 @@ class ModelSettings(ProjectorSettings, ModelDefaults):
             raise ValueError("hf_file needs hf, the repository; add it")
         return self
 
-    path: FilePath | None = option(None, "-m --model", env=True, replaces=("hf", "hf_file", "docker_repo"))
+    path: FilePath | None = option(None, "-m --model", env=True, replaces="hf hf_file docker_repo")
     """Path of the GGUF file; of a split model the first part. Required unless hf, model_url or docker_repo is given."""
     hf: RepositoryName = option(
-        "", "-hf -hfr --hf-repo", env=True, metavar="OWNER/NAME[:QUANT]", replaces=("path", "model_url", "docker_repo")
+        "", "-hf -hfr --hf-repo", env=True, metavar="OWNER/NAME[:QUANT]", replaces="path model_url docker_repo"
     )
     """Hugging Face repository and quantization. Default quantization: Q4_K_M, then Q8_0, then the first file.
     Downloaded into the cache before the first load if missing. With -hf, a repository with preset.ini serves the
@@ -747,7 +745,7 @@ class ModelSettings(ProjectorSettings, ModelDefaults):
     hf_file: str = option("", "-hff --hf-file", env=True, metavar="FILE")
     """Name of a file in the repository hf, instead of a quantization."""
     model_url: str = option(
-        "", "-mu --model-url", env=True, metavar="URL", replaces=("hf", "hf_file", "docker_repo"), check=check_url
+        "", "-mu --model-url", env=True, metavar="URL", replaces="hf hf_file docker_repo", check=check_url
     )
     """URL of the GGUF file; downloaded to path if given, otherwise into the cache."""
     docker_repo: str = option(
@@ -755,7 +753,7 @@ class ModelSettings(ProjectorSettings, ModelDefaults):
         "-dr --docker-repo",
         env=True,
         metavar="[REGISTRY/]NAME[:TAG]",
-        replaces=("path", "hf", "hf_file", "model_url"),
+        replaces="path hf hf_file model_url",
         check=Image.parse,
     )
     """Model in an OCI registry; names without a registry use docker_registry."""

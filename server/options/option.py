@@ -1,18 +1,16 @@
-"""The option table: the flags, variables and checks of each field of the settings, and values with their source."""
+"""Options: the flags, variables and checks of each field of the settings, and values with their source."""
 
 import ast
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from difflib import get_close_matches
-from functools import cache, cached_property
+from functools import cache
 from itertools import pairwise
-from typing import Any, ClassVar, Literal, TypeVar, cast, get_args
+from typing import Any, ClassVar, Literal, TypeVar, cast
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic.fields import FieldInfo
-
-from server.options.values import FilePath, Place
 
 Section = Literal["server", "model"]
 
@@ -86,13 +84,14 @@ def option(
     off: tuple[str, ...] | bool = (),
     constants: Mapping[str, Any] | None = None,
     check: Callable[[Any], object] | None = None,
+    replaces: str = "",
     **more: Any,
 ) -> T:
     """Return a pydantic field with its `Option`.
 
     Example: ``n_batch: Int = option(2048, "-b --batch-size", env="LLAMA_ARG_BATCH", ge=1)``. Without ``flags``, the
     field's name is the flag. ``env=True`` means ``LLAMA_ARG_`` plus the first long flag's name. ``off`` are the flags
-    that switch a boolean off; True means ``--no-`` plus that name. ``check`` validates the final value, or each entry
+    that switch a boolean off; True means ``--no-`` plus that name. ``replaces`` has names with spaces. ``check`` validates the final value, or each entry
     of a tuple, and raises ValueError; it does not see an empty default. ``more`` are fields of `Option` and pydantic's
     limits (``ge``, ...).
     """
@@ -103,7 +102,13 @@ def option(
     name = "LLAMA_ARG_" + long.replace("-", "_").upper() if env is True else env or ""
     negations = ("--no-" + long,) if off is True else off or ()
     spellings = {key: more.pop(key) for key in more.keys() & Option.__slots__}
-    made = Option(spelled, name, {**dict.fromkeys(negations, False), **(constants or {})}, **spellings)
+    made = Option(
+        spelled,
+        name,
+        {**dict.fromkeys(negations, False), **(constants or {})},
+        replaces=tuple(replaces.split()),
+        **spellings,
+    )
     info: FieldInfo = cast(Any, Field)(default, **more)
     info.metadata += [made, *([AfterValidator(_checked(check, default))] if check else [])]
     return cast(T, info)
@@ -142,54 +147,6 @@ def descriptions(model: type[SettingsModel]) -> Mapping[str, str]:
     return found
 
 
-def _row(section: Section, owner: type[SettingsModel], key: str, info: FieldInfo) -> Option:
-    found = next(item for item in info.metadata if isinstance(item, Option))
-    lineage = [cls for cls in owner.__mro__ if issubclass(cls, SettingsModel)]
-    is_switch = info.annotation is bool or (info.annotation == (bool | None))
-    is_path = found.is_path or any(kind in (FilePath, Place) for kind in get_args(info.annotation))
-    name = key.replace("_", "-")
-    return replace(
-        found,
-        flags=(*(found.flags or (f"--{name}",)), *found.forms),
-        constants=found.constants if found.flags or not is_switch else {**found.constants, f"--no-{name}": False},
-        metavar=found.metavar or "FILE" * is_path,
-        is_path=is_path,
-        owner=owner,
-        section=section,
-        key=key,
-        group=next(cls.group for cls in lineage if key in inspect.get_annotations(cls)),
-        default=info.get_default(call_default_factory=True),
-        is_switch=is_switch,
-    )
-
-
-class Table:
-    """All options, indexed by field, by flag and by variable."""
-
-    def __init__(self, server: type[SettingsModel], model: type[SettingsModel]) -> None:
-        owners: dict[Section, type[SettingsModel]] = {"server": server, "model": model}
-        self.entries = {
-            (section, key): _row(section, owner, key, info)
-            for section, owner in owners.items()
-            for key, info in owner.model_fields.items()
-        }
-
-    def keys(self, section: Section) -> list[str]:
-        return [key for owner, key in self.entries if owner == section]
-
-    @cached_property
-    def by_flag(self) -> dict[str, Option]:
-        return {flag: entry for entry in self for flag in (*entry.flags, *entry.constants)}
-
-    @cached_property
-    def by_env(self) -> dict[str, Option]:
-        """Every variable that llama-server has too."""
-        return {name: entry for entry in self for name in (entry.env, *entry.env_forms) if name}
-
-    def __iter__(self) -> Iterator[Option]:
-        return iter(self.entries.values())
-
-
 @dataclass(frozen=True, slots=True)
 class SourcedValue:
     """A value and its ``source``: a flag, a variable, or ``file:line``."""
@@ -224,16 +181,6 @@ class Source:
     def of(self, section: Section) -> dict[str, SourcedValue]:
         """Return the values of the server, or those that apply to every model."""
         return self.server if section == "server" else self.model
-
-
-def merge_layers(table: Table, section: Section, *layers: Layer) -> dict[str, SourcedValue]:
-    """Merge layers, the weakest first. A value discards the weaker values of the fields that its option replaces."""
-    merged: dict[str, SourcedValue] = {}
-    for layer in layers:
-        replaced = {name for key in layer for name in table.entries[section, key].replaces}
-        merged = {key: value for key, value in merged.items() if key not in replaced}
-        merged.update(layer)
-    return merged
 
 
 def nearest(word: str, known: list[str], otherwise: str) -> str:

@@ -5,6 +5,7 @@ settings are also written back in this form, and as flags, for ``GET /models``.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,9 +19,10 @@ from server.hub.reference import Reference
 from server.options.catalogue import Preset, PresetKey, read_preset, scan_models_dir
 from server.options.flags import FIXED_NAMES, unsupported
 from server.options.model import WHERE, ModelSettings
-from server.options.option import Layer, Option, SourcedValue, Table, merge_layers, nearest
+from server.options.option import Layer, Option, SourcedValue, nearest
 from server.options.server import ServerSettings
 from server.options.sources import Inputs, ModelRegistry, Origin
+from server.options.table import TABLE, merge_layers
 from server.options.values import read_bool, without_secrets
 from server.pool.spec import ScaledFile
 
@@ -55,7 +57,7 @@ def find_models(inputs: Inputs, server: ServerSettings, hub: Hub) -> ModelRegist
     if cached and inputs.is_demo and not where:  # the demo must not take the memory that the user's models need
         place = str(hub.cache.folder)
         catalogued |= {name: {"load": SourcedValue("on_demand", place)} for name in inputs.document.models}
-    for model_id, origin, layer in _catalogued(inputs.table, server.models_dir, preset, cached, hub, skipped):
+    for model_id, origin, layer in _catalogued(server.models_dir, preset, cached, hub, skipped):
         if model_id in origins and origin.kind == "cache":
             continue
         if model_id in origins:
@@ -69,7 +71,7 @@ def named_source(inputs: Inputs) -> dict[str, SourcedValue]:
     layers = [
         {key: layer[key] for key in WHERE if key in layer} for layer in (inputs.variables.model, inputs.flags.model)
     ]
-    return merge_layers(inputs.table, "model", *layers)
+    return merge_layers("model", *layers)
 
 
 def _preset_repository(where: Layer, hub: Hub) -> Path | None:
@@ -100,7 +102,7 @@ def _named_model(inputs: Inputs, where: Layer) -> tuple[str, Layer]:
 
 
 def _catalogued(
-    table: Table, folder: Path | None, preset_file: Path | None, cached: list[CachedModel], hub: Hub, skipped: list[str]
+    folder: Path | None, preset_file: Path | None, cached: list[CachedModel], hub: Hub, skipped: list[str]
 ) -> Iterator[tuple[str, Origin, Layer]]:
     """Yield the models of the cache, the folder and the preset, merged by id.
 
@@ -109,42 +111,37 @@ def _catalogued(
     """
     local = {entry.id: entry for entry in scan_models_dir(folder)} if folder is not None else {}
     preset = read_preset(preset_file) if preset_file is not None else Preset(Path())
-    common = preset_layer(table, "*", preset.common, skipped)
-    hidden = _hidden(table, preset, hub)
+    common = preset_layer("*", preset.common, skipped)
+    hidden = _hidden(preset, hub)
     defaults = {
         repository: _cached_file(hub, SourcedValue(repository, ""), "")
         for repository in {model.reference.repository for model in cached}
     }
+    found: dict[str, tuple[Origin, Layer]] = {}
     for model in cached:
         name, repository, place = str(model.reference), model.reference.repository, str(hub.cache.folder)
         if name not in local:
-            section = preset_layer(table, name, preset.sections.get(name, []), skipped)
-            origin = Origin(
-                place,
-                scanned=True,
-                kind="preset" if section else "cache",
-                hidden=model.path in hidden,
-                repository=repository if defaults[repository] == model.path else "",
-            )
-            yield name, origin, merge_layers(table, "model", common, {"hf": SourcedValue(name, place)}, section)
+            is_default, is_hidden = defaults[repository] == model.path, model.path in hidden
+            default_of = repository if is_default else ""
+            origin = Origin(place, scanned=True, kind="cache", hidden=is_hidden, repository=default_of)
+            found[name] = origin, {"hf": SourcedValue(name, place)}
     for name, entry in local.items():
-        place = str(folder)
-        section = preset_layer(table, name, preset.sections.get(name, []), skipped)
-        layer = merge_layers(table, "model", common, {"path": SourcedValue(entry.path, place)}, section)
-        yield name, Origin(place, entry.mmproj, scanned=True, kind="preset" if section else "models_dir"), layer
-    known = {*local, *(str(model.reference) for model in cached)}
+        origin = Origin(str(folder), entry.mmproj, scanned=True, kind="models_dir")
+        found[name] = origin, {"path": SourcedValue(entry.path, str(folder))}
     for name, keys in preset.sections.items():
-        if name not in known:
-            place = keys[0].place if keys else str(preset_file)
-            yield name, Origin(place), merge_layers(table, "model", common, preset_layer(table, name, keys, skipped))
+        found.setdefault(name, (Origin(keys[0].place if keys else str(preset_file)), {}))
+    for name, (origin, layer) in found.items():
+        section = preset_layer(name, preset.sections.get(name, []), skipped)
+        kind = "preset" if section else origin.kind
+        yield name, replace(origin, kind=kind), merge_layers("model", common, layer, section)
 
 
-def _hidden(table: Table, preset: Preset, hub: Hub) -> frozenset[Path]:
+def _hidden(preset: Preset, hub: Hub) -> frozenset[Path]:
     """Return the cached files that sections with dedup-cache-models use, so that they are not listed twice."""
     found = set()
     for name, keys in preset.sections.items():
         if any(_bool(name, item) for item in [*preset.common, *keys] if item.key == DEDUP_CACHE):
-            layer = preset_layer(table, name, keys, [])
+            layer = preset_layer(name, keys, [])
             file = str(layer["hf_file"].value) if "hf_file" in layer else ""
             found |= {_cached_file(hub, layer.get("hf"), file), _cached_file(hub, layer.get("draft_hf"), "")}
     return frozenset(path for path in found if path is not None)
@@ -162,7 +159,7 @@ def _cached_file(hub: Hub, given: SourcedValue | None, file: str) -> Path | None
 # ---- sections of a preset
 
 
-def preset_layer(table: Table, section: str, keys: Sequence[PresetKey], skipped: list[str]) -> dict[str, SourcedValue]:
+def preset_layer(section: str, keys: Sequence[PresetKey], skipped: list[str]) -> dict[str, SourcedValue]:
     """Return the options of a section; append a warning to `skipped` for each key without effect.
 
     Raises ConfigError that names file, line, section and key.
@@ -174,7 +171,7 @@ def preset_layer(table: Table, section: str, keys: Sequence[PresetKey], skipped:
         if item.key == LOAD_ON_STARTUP:
             startup = _bool(section, item)
             layer["load"] = SourcedValue("startup" if startup else "on_demand", item.place)
-        elif (found := _option(table, section, item, skipped)) is not None:
+        elif (found := _option(section, item, skipped)) is not None:
             entry, value = found
             if entry.forms and entry.key in layer and isinstance(value, list):  # lora and lora-scaled
                 value = [*layer[entry.key].value, *value]
@@ -182,12 +179,12 @@ def preset_layer(table: Table, section: str, keys: Sequence[PresetKey], skipped:
     return layer
 
 
-def _option(table: Table, section: str, item: PresetKey, skipped: list[str]) -> tuple[Option, object] | None:
+def _option(section: str, item: PresetKey, skipped: list[str]) -> tuple[Option, object] | None:
     """Return the option of a key and its value; None for a key that sets nothing."""
     start = f"{item.place}: [{section}]"
     spellings = ("--" + item.key, "-" + item.key)
-    flag = next((spelling for spelling in spellings if spelling in table.by_flag), "")
-    entry = table.by_flag[flag] if flag else table.by_env.get(item.key)
+    flag = next((spelling for spelling in spellings if spelling in TABLE.by_flag), "")
+    entry = TABLE.by_flag[flag] if flag else TABLE.by_env.get(item.key)
     if entry is None:
         shown = f"{start} '{item.key}'"
         warnings = [
@@ -196,7 +193,7 @@ def _option(table: Table, section: str, item: PresetKey, skipped: list[str]) -> 
         ]
         warning = next((text for text in warnings if text is not None), None)
         if warning is None:
-            known = [spelling.lstrip("-") for spelling, row in table.by_flag.items() if row.section == "model"]
+            known = [spelling.lstrip("-") for spelling, row in TABLE.by_flag.items() if row.section == "model"]
             hint = nearest(item.key, [*known, LOAD_ON_STARTUP], "; see docs/configuration.md")
             raise ConfigError(f"{start} unknown key '{item.key}'{hint}")
         skipped += [warning] if warning else []
@@ -221,24 +218,24 @@ def _bool(section: str, item: PresetKey) -> bool:
 # ---- settings written back
 
 
-def flags_of(table: Table, settings: ModelSettings) -> list[str]:
+def flags_of(settings: ModelSettings) -> list[str]:
     """Return the flags that serve this model alone."""
-    return [word for entry, value in _changed(table, settings) for word in _words(entry, value)]
+    return [word for entry, value in _changed(settings) for word in _words(entry, value)]
 
 
-def preset_of(table: Table, model_id: str, settings: ModelSettings) -> str:
+def preset_of(model_id: str, settings: ModelSettings) -> str:
     """Return the model's section of a preset, as llama-server writes it (llama.cpp common/preset.cpp, to_ini)."""
-    values = {_name(entry).lstrip("-"): _text(value) for entry, value in _changed(table, settings)}
+    values = {_name(entry).lstrip("-"): _text(value) for entry, value in _changed(settings)}
     if "load" in values:
         values[LOAD_ON_STARTUP] = str(values.pop("load") == "startup").lower()
     lines = [f"{key} = {value}" for key, value in values.items()]
     return "\n".join([f"[{model_id}]", *lines, ""])
 
 
-def _changed(table: Table, settings: ModelSettings) -> Iterator[tuple[Option, Any]]:
+def _changed(settings: ModelSettings) -> Iterator[tuple[Option, Any]]:
     """Yield the options that differ from their defaults, except the model's names."""
-    for key in table.keys("model"):
-        entry, value = table.entries["model", key], getattr(settings, key)
+    for key in TABLE.keys("model"):
+        entry, value = TABLE.entries["model", key], getattr(settings, key)
         if key not in ("aliases", "tags") and value != entry.default:
             yield entry, value
 

@@ -10,9 +10,10 @@ from pydantic import BaseModel
 
 from server.options.flags import COMPLETION_FLAG, CONFIG_FLAG, DEVICES_FLAG, FIXED, SHORTHANDS, unsupported_flags
 from server.options.model import ModelDefaults, ModelSettings
-from server.options.option import Option, Table, descriptions
+from server.options.option import Option, descriptions
 from server.options.server import ServerSettings
 from server.options.sources import CONFIG_VARIABLE
+from server.options.table import TABLE
 
 USAGE = """llamapool [serve] [flags]
        llamapool check-config FILE [flags]
@@ -34,7 +35,7 @@ Accepted in the form that says what Llamapool does anyway. The other is refused,
 """
 
 
-def help_text(table: Table) -> str:
+def help_text() -> str:
     """Return what --help prints: the flags by group."""
     parser = argparse.ArgumentParser(
         prog="llamapool",
@@ -52,7 +53,7 @@ def help_text(table: Table) -> str:
     general.add_argument(COMPLETION_FLAG, action="store_true", help="print a bash completion script and exit")
     general.add_argument(DEVICES_FLAG, action="store_true", help="list the devices for offloading and exit")
     general.add_argument(CONFIG_FLAG, metavar="FILE", help=f"YAML configuration file ({CONFIG_VARIABLE})")
-    for name, entries in _groups(table):
+    for name, entries in _groups():
         group = parser.add_argument_group(name)
         for entry in entries:
             _add_help(group, entry)
@@ -84,8 +85,8 @@ def _shown(entry: Option) -> str:
     return str(value) if value not in ("", {}) else "empty"
 
 
-def _groups(table: Table) -> Iterator[tuple[str, list[Option]]]:
-    ordered = sorted(table, key=lambda entry: entry.section != "model")
+def _groups() -> Iterator[tuple[str, list[Option]]]:
+    ordered = sorted(TABLE, key=lambda entry: entry.section != "model")
     names = list(dict.fromkeys(entry.group for entry in ordered))
     names.sort(key=lambda name: name != "Model")
     ordered.sort(key=lambda entry: names.index(entry.group))
@@ -93,10 +94,10 @@ def _groups(table: Table) -> Iterator[tuple[str, list[Option]]]:
         yield name, list(entries)
 
 
-def completion(table: Table, commands: Iterable[str]) -> str:
+def completion(commands: Iterable[str]) -> str:
     """Return the bash completion: ``source <(llamapool --completion-bash)``. A flag's value completes to files."""
-    valued = sorted(flag for entry in table if not entry.is_switch for flag in entry.flags)
-    words = " ".join(sorted({*commands, *table.by_flag, *SHORTHANDS, "--help", "--version"}))
+    valued = sorted(flag for entry in TABLE if not entry.is_switch for flag in entry.flags)
+    words = " ".join(sorted({*commands, *TABLE.by_flag, *SHORTHANDS, "--help", "--version"}))
     return f"""\
 _llamapool() {{
     local word=${{COMP_WORDS[COMP_CWORD]}} before=${{COMP_WORDS[COMP_CWORD-1]}}
@@ -113,10 +114,10 @@ def _item(text: str) -> str:
     return json.dumps(text) if text.strip() != text or "," in text else text
 
 
-def markdown(table: Table) -> str:
+def markdown() -> str:
     """Return the generated part of docs/configuration.md."""
     parts = [GENERATED]
-    for name, entries in _groups(table):
+    for name, entries in _groups():
         home = "`server`" if entries[0].section == "server" else "`models.<id>`"
         if entries[0].section == "model" and name != "Model":
             home += " or `defaults`"

@@ -34,11 +34,10 @@ from server.options.option import (
     SettingsModel,
     Source,
     SourcedValue,
-    Table,
     descriptions,
-    merge_layers,
     nearest,
 )
+from server.options.table import MODEL_ONLY, TABLE, merge_layers
 from server.options.values import FALSE, is_address, without_secrets
 
 CONFIG_VARIABLE = "LLAMAPOOL_CONFIG"
@@ -64,7 +63,6 @@ _YAML_SECTIONS = ("server", "defaults", "models")
 class Inputs:
     """What was read, before validation."""
 
-    table: Table
     flags: Source
     variables: Source
     document: Source
@@ -121,7 +119,7 @@ def layers(inputs: Inputs, registry: ModelRegistry) -> Iterator[Sections]:
     yield _each_model(registry, _shared(variables.model))
     served = {} if registry.named or not registry.origins else document.models
     yield {SERVER: document.server, DEFAULTS: document.defaults, **_by_model(served)}
-    yield _each_model(registry, merge_layers(inputs.table, "model", document.defaults, variables.defaults))
+    yield _each_model(registry, merge_layers("model", document.defaults, variables.defaults))
     places = {model_id: next(iter(layer.values())).source for model_id, layer in registry.named.items()}
     yield _by_model({model_id: {"load": SourcedValue("startup", place)} for model_id, place in places.items()})
 
@@ -140,7 +138,7 @@ def effective_layers(inputs: Inputs, registry: ModelRegistry) -> Iterator[Sectio
                 continue
             effective[section] = {key: given for key, given in values.items() if key not in hidden[section]}
             kind: Section = "server" if section == SERVER else "model"
-            replaced = (name for key in values for name in inputs.table.entries[kind, key].replaces)
+            replaced = (name for key in values for name in TABLE.entries[kind, key].replaces)
             hidden[section].update(values, replaced)
         yield effective
     yield {section: {} for section in sections}  # every model, in order, also one without values
@@ -201,7 +199,7 @@ def variable_part(model_id: str) -> str:
     return re.sub(r"[^A-Z0-9]", "_", model_id.upper())
 
 
-def is_service_link(table: Table, name: str, text: str) -> bool:
+def is_service_link(name: str, text: str) -> bool:
     """Return whether the kubelet set this variable to describe a Service of the Pod's namespace.
 
     The name and the value must both have the kubelet's form: a Service called ``llamapool`` yields
@@ -211,19 +209,19 @@ def is_service_link(table: Table, name: str, text: str) -> bool:
     if not re.fullmatch(_SERVICE_LINK, f"{name}={text}"):
         return False
     field_of_model = name.rpartition("__")[2].lower()
-    return not (name.startswith(f"{_OWN}MODELS__") and ("model", field_of_model) in table.entries)
+    return not (name.startswith(f"{_OWN}MODELS__") and ("model", field_of_model) in TABLE.entries)
 
 
-def read_environment(table: Table, env: Mapping[str, str]) -> Source:
+def read_environment(env: Mapping[str, str]) -> Source:
     """Read the variables of Llamapool, llama-server and Vertex AI. Raises ConfigError for an unknown variable."""
     found = Source(vertex=_read_vertex(env), config=env.get(CONFIG_VARIABLE, ""))
-    names = [name for name in sorted(env) if not is_service_link(table, name, env[name])]
+    names = [name for name in sorted(env) if not is_service_link(name, env[name])]
     for name in names:
-        if name.startswith(_LLAMA) or name in table.by_env:
-            _read_llama(table, found, name, env[name])
+        if name.startswith(_LLAMA) or name in TABLE.by_env:
+            _read_llama(found, name, env[name])
     for name in names:
         if name.startswith(_OWN) and name != CONFIG_VARIABLE and env[name]:
-            _read_own(table, found, name, env[name])
+            _read_own(found, name, env[name])
     return found
 
 
@@ -238,12 +236,12 @@ def _read_vertex(env: Mapping[str, str]) -> dict[str, SourcedValue]:
     return found
 
 
-def _read_llama(table: Table, found: Source, name: str, text: str) -> None:
-    negated = table.by_env.get(_LLAMA + name.removeprefix(_NEGATED)) if name.startswith(_NEGATED) else None
+def _read_llama(found: Source, name: str, text: str) -> None:
+    negated = TABLE.by_env.get(_LLAMA + name.removeprefix(_NEGATED)) if name.startswith(_NEGATED) else None
     if negated is not None and negated.negatable:
         found.of(negated.section)[negated.key] = SourcedValue(False, name)
-    elif name in table.by_env:
-        entry = table.by_env[name]
+    elif name in TABLE.by_env:
+        entry = TABLE.by_env[name]
         target = found.of(entry.section)
         if text and not (entry.key in target and target[entry.key].source.startswith(_NEGATED)):
             target[entry.key] = SourcedValue(entry.parse(text, name), name)
@@ -251,26 +249,26 @@ def _read_llama(table: Table, found: Source, name: str, text: str) -> None:
         on = name.startswith(_NEGATED) or text not in FALSE
         warning = unsupported(name, name, "unset it", on=on)
         if warning is None:
-            raise ConfigError(f"unknown variable {name}" + nearest(name, [*table.by_env], "; unset it"))
+            raise ConfigError(f"unknown variable {name}" + nearest(name, [*TABLE.by_env], "; unset it"))
         found.skipped += [warning] if warning else []
 
 
-def _read_own(table: Table, found: Source, name: str, text: str) -> None:
+def _read_own(found: Source, name: str, text: str) -> None:
     section, _, rest = name.removeprefix(_OWN).partition("__")
     if section == "SERVER" and rest:
-        key = _field(table, "server", name, rest)
-        found.server[key] = SourcedValue(table.entries["server", key].parse(text), name)
+        key = _field("server", name, rest)
+        found.server[key] = SourcedValue(TABLE.entries["server", key].parse(text), name)
     elif section in ("DEFAULTS", "MODELS") and rest:
         model_id, _, last = rest.rpartition("__")
         if bool(model_id) != (section == "MODELS"):
             form = "<ID>__<FIELD>" if section == "MODELS" else "<FIELD>"
             raise ConfigError(f"{name} is not a setting; write {_OWN}{section}__{form}")
-        key = _field(table, "model", name, last)
+        key = _field("model", name, last)
         target = found.models.setdefault(model_id.upper(), {}) if model_id else found.defaults
-        target[key] = SourcedValue(table.entries["model", key].parse(text), name)
+        target[key] = SourcedValue(TABLE.entries["model", key].parse(text), name)
     else:
-        fields = [f"{_OWN}SERVER__{key.upper()}" for key in table.keys("server")]
-        fields += [f"{_OWN}DEFAULTS__{key.upper()}" for key in table.keys("model")]
+        fields = [f"{_OWN}SERVER__{key.upper()}" for key in TABLE.keys("server")]
+        fields += [f"{_OWN}DEFAULTS__{key.upper()}" for key in TABLE.keys("model")]
         meant = [each for each in fields if each.endswith("__" + name.removeprefix(_OWN))]
         forms = (
             f"; write {CONFIG_VARIABLE}, {_OWN}SERVER__<FIELD>, {_OWN}DEFAULTS__<FIELD> or "
@@ -279,10 +277,10 @@ def _read_own(table: Table, found: Source, name: str, text: str) -> None:
         raise ConfigError(f"unknown variable {name}" + (f"; did you mean '{meant[0]}'?" if meant else forms))
 
 
-def _field(table: Table, section: Section, name: str, part: str) -> str:
-    if (section, part.lower()) in table.entries:
+def _field(section: Section, name: str, part: str) -> str:
+    if (section, part.lower()) in TABLE.entries:
         return part.lower()
-    hint = nearest(part, table.keys(section), "; unset it or see docs/configuration.md")
+    hint = nearest(part, TABLE.keys(section), "; unset it or see docs/configuration.md")
     raise ConfigError(f"{name}: unknown field '{part.lower()}'{hint}")
 
 
@@ -306,10 +304,8 @@ def check_model_names(found: Source, model_ids: Iterable[str]) -> None:
 class _YamlReader:
     """Walks the levels of the file that have fixed keys, so that every value has its line."""
 
-    def __init__(self, table: Table, path: Path, model_only: frozenset[str]) -> None:
-        self._table = table
+    def __init__(self, path: Path) -> None:
         self._path = path
-        self._model_only = model_only
         self._loader = yaml.SafeLoader(_text(path))
         self.document = Source(str(path))
 
@@ -322,7 +318,7 @@ class _YamlReader:
                 self.document.server = self._fields("server", node, "server", place)
             elif name == "defaults":
                 self.document.defaults = self._fields("model", node, "defaults", place)
-                for key in self.document.defaults.keys() & self._model_only:
+                for key in self.document.defaults.keys() & MODEL_ONLY:
                     source = self.document.defaults[key].source
                     raise ConfigError(f"{source}: defaults.{key} belongs to one model; move it to models.<id>")
             elif name == "models":
@@ -336,7 +332,7 @@ class _YamlReader:
     def _fields(self, section: Section, node: yaml.Node, where: str, place: str) -> dict[str, SourcedValue]:
         layer: dict[str, SourcedValue] = {}
         for key, value_node, at in self._items(node, where, place):
-            entry = self._table.entries.get((section, key))
+            entry = TABLE.entries.get((section, key))
             if entry is None:
                 raise ConfigError(f"{at}: unknown key '{where}.{key}'{self._hint(section, key)}")
             value = self._loader.construct_object(value_node, deep=True)
@@ -363,15 +359,15 @@ class _YamlReader:
         return value
 
     def _hint(self, section: Section, key: str) -> str:
-        entry = self._table.by_flag.get("--" + key.replace("_", "-")) or self._table.by_flag.get("-" + key)
+        entry = TABLE.by_flag.get("--" + key.replace("_", "-")) or TABLE.by_flag.get("-" + key)
         if entry is not None and entry.section == section:
             return f"; did you mean '{entry.key}'?"
         other: Section = "model" if section == "server" else "server"
-        entry = entry or self._table.entries.get((other, key))
+        entry = entry or TABLE.entries.get((other, key))
         if entry is not None:
             home = "server" if entry.section == "server" else "models.<id> or defaults"
             return f"; '{entry.key}' belongs to {home}"
-        return nearest(key, self._table.keys(section), "; see docs/configuration.md")
+        return nearest(key, TABLE.keys(section), "; see docs/configuration.md")
 
     def _items(self, node: yaml.Node, where: str, place: str) -> Iterator[tuple[str, yaml.Node, str]]:
         """Yield key, value and place of each entry of a mapping."""
@@ -392,12 +388,12 @@ class _YamlReader:
             yield key, value_node, at
 
 
-def read_yaml(table: Table, path: Path, model_only: frozenset[str]) -> Source:
+def read_yaml(path: Path) -> Source:
     """Read the configuration in `path`. Relative paths in it are resolved from its folder.
 
     Raises ConfigError with one line: file, line, key, problem and remedy.
     """
-    reader = _YamlReader(table, path, model_only)
+    reader = _YamlReader(path)
     try:
         reader.read()
     except yaml.MarkedYAMLError as error:

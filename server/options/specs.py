@@ -10,7 +10,6 @@ from server.engine.request import SAMPLER_LETTERS, SamplingParams
 from server.engine.speculate.cost import rates_of_length
 from server.errors import ConfigError
 from server.options.model import ModelDefaults, ModelSettings
-from server.options.option import Table
 from server.options.presets import flags_of, preset_of
 from server.options.sources import Origin
 from server.options.values import (
@@ -30,7 +29,7 @@ WHOLE = (1 << 31) - 1
 """As ``fit_ctx``: no context is shortened. llama-server's meaning of ``-c 0`` (common/arg.cpp)."""
 
 
-def model_spec(table: Table, model_id: str, settings: ModelSettings, origin: Origin) -> ModelSpec:
+def model_spec(model_id: str, settings: ModelSettings, origin: Origin) -> ModelSpec:
     """Return the specification of one model; files of the hub are not looked for yet.
 
     Raises ConfigError when its template file cannot be read.
@@ -53,8 +52,8 @@ def model_spec(table: Table, model_id: str, settings: ModelSettings, origin: Ori
         remote=_remote(settings),
         origin=origin.kind,
         hidden=origin.hidden,
-        args=("llamapool", *flags_of(table, settings)),
-        preset=preset_of(table, model_id, settings),
+        args=("llamapool", *flags_of(settings)),
+        preset=preset_of(model_id, settings),
     )
 
 

@@ -26,7 +26,8 @@ from server.cli.command_line import effective_yaml, main, reference_files
 from server.errors import ConfigError
 from server.listen import open_listeners
 from server.options.server import ServerSettings
-from server.settings import TABLE, load_settings
+from server.options.table import TABLE
+from server.settings import load_settings
 from server.uvicorn_config import check_certificate
 
 ROOT = Path(__file__).parents[2]

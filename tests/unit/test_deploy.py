@@ -14,7 +14,8 @@ import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
 import yaml
 
-from server.settings import TABLE, load_settings
+from server.options.table import TABLE
+from server.settings import load_settings
 from tests.support.kustomize import render
 
 ROOT = Path(__file__).resolve().parents[2]

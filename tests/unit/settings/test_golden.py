@@ -18,7 +18,8 @@ import pytest
 from pydantic import BaseModel
 
 from server.errors import ConfigError
-from server.settings import TABLE, check_files, load_settings, model_specs
+from server.options.table import TABLE
+from server.settings import check_files, load_settings, model_specs
 from tests.support.ggufs import TinyModel, gguf_file
 
 GOLDEN = Path(__file__).parent / "golden.txt"

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from server.cli import main
 from server.errors import ConfigError
 from server.options.flags import FIXED, REFUSED, WITHOUT_EFFECT
-from server.settings import TABLE, check_files, load_settings, model_specs
+from server.options.table import TABLE
+from server.settings import check_files, load_settings, model_specs
 from tests.support.ggufs import TinyModel, gguf_file
 
 MODEL = ["-m", "model.gguf"]

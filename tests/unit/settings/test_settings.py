@@ -12,8 +12,9 @@ from server.engine.params import LOOKUP, EngineParams
 from server.engine.request import SamplingParams
 from server.errors import ConfigError
 from server.options.server import ServerSettings
+from server.options.table import TABLE
 from server.pool.spec import ChatParams, LoadParams
-from server.settings import DEFAULT_CONFIGS, TABLE, Settings, check_files, load_settings, model_specs
+from server.settings import DEFAULT_CONFIGS, Settings, check_files, load_settings, model_specs
 from tests.unit.settings.builders import MODEL, spec
 
 ROOT = Path(__file__).parents[3]

@@ -1,0 +1,78 @@
+"""The option table: all options by field, flag and variable, and merging the values of several sources."""
+
+import inspect
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cached_property
+from typing import get_args
+
+from pydantic.fields import FieldInfo
+
+from server.options.model import ModelDefaults, ModelSettings
+from server.options.option import Layer, Option, Section, SettingsModel, SourcedValue
+from server.options.server import ServerSettings
+from server.options.values import FilePath, Place
+
+MODEL_ONLY = frozenset(ModelSettings.model_fields) - frozenset(ModelDefaults.model_fields)
+"""Options that the YAML's ``defaults`` cannot set."""
+
+
+def _row(section: Section, owner: type[SettingsModel], key: str, info: FieldInfo) -> Option:
+    found = next(item for item in info.metadata if isinstance(item, Option))
+    lineage = [cls for cls in owner.__mro__ if issubclass(cls, SettingsModel)]
+    is_switch = info.annotation is bool or (info.annotation == (bool | None))
+    is_path = found.is_path or any(kind in (FilePath, Place) for kind in get_args(info.annotation))
+    name = key.replace("_", "-")
+    return replace(
+        found,
+        flags=(*(found.flags or (f"--{name}",)), *found.forms),
+        constants=found.constants if found.flags or not is_switch else {**found.constants, f"--no-{name}": False},
+        metavar=found.metavar or "FILE" * is_path,
+        is_path=is_path,
+        owner=owner,
+        section=section,
+        key=key,
+        group=next(cls.group for cls in lineage if key in inspect.get_annotations(cls)),
+        default=info.get_default(call_default_factory=True),
+        is_switch=is_switch,
+    )
+
+
+class Table:
+    """All options, indexed by field, by flag and by variable."""
+
+    def __init__(self) -> None:
+        owners: dict[Section, type[SettingsModel]] = {"server": ServerSettings, "model": ModelSettings}
+        self.entries = {
+            (section, key): _row(section, owner, key, info)
+            for section, owner in owners.items()
+            for key, info in owner.model_fields.items()
+        }
+
+    def keys(self, section: Section) -> list[str]:
+        return [key for owner, key in self.entries if owner == section]
+
+    @cached_property
+    def by_flag(self) -> dict[str, Option]:
+        return {flag: entry for entry in self for flag in (*entry.flags, *entry.constants)}
+
+    @cached_property
+    def by_env(self) -> dict[str, Option]:
+        """Every variable that llama-server has too."""
+        return {name: entry for entry in self for name in (entry.env, *entry.env_forms) if name}
+
+    def __iter__(self) -> Iterator[Option]:
+        return iter(self.entries.values())
+
+
+TABLE = Table()
+
+
+def merge_layers(section: Section, *layers: Layer) -> dict[str, SourcedValue]:
+    """Merge layers, the weakest first. A value discards the weaker values of the fields that its option replaces."""
+    merged: dict[str, SourcedValue] = {}
+    for layer in layers:
+        replaced = {name for key in layer for name in TABLE.entries[section, key].replaces}
+        merged = {key: value for key, value in merged.items() if key not in replaced}
+        merged.update(layer)
+    return merged
