@@ -29,7 +29,7 @@ from server.serving.services import sees_files, services
 from server.telemetry.record import RECORD
 from server.transport.body import read_json
 from server.transport.errors import json_reply
-from server.transport.sse import event_stream
+from server.transport.sse import EventStream
 
 router = APIRouter(tags=["models"])
 
@@ -73,7 +73,7 @@ async def model_events(request: Request) -> Response:
     """Status changes and load progress as they happen; llama-server's shapes. Ends when the server stops."""
     used = services(request)
     events = used.pool.subscribe()
-    return event_stream(request, _encoded(events, used.pool), on_close=events.close)
+    return EventStream(request, _encoded(events, used.pool), on_close=events.close)
 
 
 @router.get("/v1/models/{model_id:path}")

@@ -35,7 +35,7 @@ from server.serving.services import lease_for, sees_files, services, target_of
 from server.telemetry.record import RECORD
 from server.transport.body import read_as, read_json
 from server.transport.errors import JSON_TYPE, json_reply
-from server.transport.sse import NDJSON_TYPE, event_stream, while_connected
+from server.transport.sse import NDJSON_TYPE, EventStream, while_connected
 
 router = APIRouter(prefix="/api", tags=["ollama"])
 _FEW = {"options": {"num_predict": 16}, "stream": False}
@@ -162,7 +162,7 @@ async def pull(request: Request) -> Response:
         raise
     lines = _pulled(pool, model, events, begins=begins) if model else _nothing_to_pull()
     if streams is not False:
-        return event_stream(request, _encoded(lines), on_close=events.close, ping_s=0, media_type=NDJSON_TYPE)
+        return EventStream(request, _encoded(lines), on_close=events.close, ping_s=0, media_type=NDJSON_TYPE)
     with events:
         last = await while_connected(request, _last(lines))
     if "error" in last:

@@ -49,7 +49,7 @@ from server.state.objects import UNFINISHED, Json, Objects
 from server.transport.body import read_as, read_later
 from server.transport.errors import json_reply
 from server.transport.resumable import KeptStream
-from server.transport.sse import event_stream
+from server.transport.sse import EventStream
 from server.transport.websocket import CONNECTION, EventSocket
 
 logger = logging.getLogger(__name__)
@@ -286,7 +286,7 @@ async def _start_in_background(request: Request, asked: ResponseRequest) -> Resp
     stream = used.background[owner, response_id] = KeptStream(response_id, sys.maxsize)
     stream.produce(generate(), error=exchange.fail, ping=b"", ping_s=0, ended=lambda: None)
     if options.stream:
-        return event_stream(request, _events_after(stream), headers=exchange.headers, ping=lambda: EARLY_PING)
+        return EventStream(request, _events_after(stream), headers=exchange.headers, ping=lambda: EARLY_PING)
     return json_reply(queued, headers=exchange.headers)
 
 
@@ -321,18 +321,18 @@ async def get_response(request: Request, response_id: str) -> Response:
     used, owner = services(request), owner_of(request)
     stream = used.background.get((owner, response_id))
     if stream is not None:
-        return event_stream(request, _events_after(stream, after), ping=lambda: EARLY_PING)
+        return EventStream(request, _events_after(stream, after), ping=lambda: EARLY_PING)
     response = await _stored(request, response_id)
     if not response["background"]:
         raise InvalidRequest("stream: only a response that was created with background has stored events", "stream")
     data = await used.state.data(owner, response_id)
     if data is not None:
-        return event_stream(request, _each(await read_later(request, lambda: _events(zlib.decompress(data), after))))
+        return EventStream(request, _each(await read_later(request, lambda: _events(zlib.decompress(data), after))))
     if response["status"] in UNFINISHED["response"]:
         raise InvalidRequest(_ELSEWHERE, "stream")
     # The server ended while it generated the response, so no events are stored. The client gets the last one.
     kind = f"response.{response['status']}"
-    return event_stream(
+    return EventStream(
         request, _each([typed_event({"type": kind, "sequence_number": after + 1, "response": response})])
     )
 

@@ -9,7 +9,7 @@ from server.routes.openapi import FINDS, READS, describe
 from server.serving.services import services, stream_owner
 from server.transport.body import read_json
 from server.transport.errors import json_reply
-from server.transport.sse import event_stream
+from server.transport.sse import EventStream
 
 router = APIRouter(tags=["streams"])
 
@@ -35,7 +35,7 @@ async def read_stream(request: Request, conv_id: str = "") -> Response:
             raise NotFound(_GONE) from None
     if not stream.holds(offset):
         raise InvalidRequest("Stream offset lost, please restart", "from")
-    return event_stream(request, stream.read(offset), ping_s=0)
+    return EventStream(request, stream.read(offset), ping_s=0)
 
 
 MAX_LOOKUPS = 1000  # each is compared with every stream of the caller, on the event loop

@@ -19,7 +19,7 @@ from server.transport.auth import given_key
 from server.transport.body import read_body, read_json
 from server.transport.errors import json_reply
 from server.transport.forward import forward
-from server.transport.sse import Watch, event_stream
+from server.transport.sse import EventStream, Watch
 from server.web.bench import SCENARIOS, Address, BenchBody, measured
 from server.web.tools.catalogue import SHELL, shown
 from server.web.tools.child import shell, work
@@ -36,7 +36,7 @@ async def live(request: Request) -> Response:
     """Stream engine activity, recent requests and the last hour as events (`server.web.live`)."""
     used = services(request)
     used.live.begin()
-    return event_stream(request, used.live.events(used.draining), on_close=used.live.end, ping_s=0)
+    return EventStream(request, used.live.events(used.draining), on_close=used.live.end, ping_s=0)
 
 
 @router.get("/page/config")
@@ -74,7 +74,7 @@ async def bench(request: Request) -> Response:
     host = f"[{host}]" if ":" in host else host
     own = f"{request.scope['scheme']}://{host}:{port}{target_of(request).base}"
     this = Address("this", own, model_named(request, body), given_key(request.headers))
-    return event_stream(request, _events(measured(parse(BenchBody, body), this)))
+    return EventStream(request, _events(measured(parse(BenchBody, body), this)))
 
 
 async def _events(found: AsyncGenerator[dict[str, Any], None]) -> AsyncGenerator[bytes, None]:
@@ -134,7 +134,7 @@ async def call_tool(request: Request) -> Response:
     folder = Path(request.headers["x-tool-cwd"]) if request.headers.get("x-tool-cwd") else None
     if name == SHELL:
         if stream is True:
-            return event_stream(request, _events(_chunks(shell(params, folder))))
+            return EventStream(request, _events(_chunks(shell(params, folder))))
         return json_reply({"plain_text_response": await _watched(request, _joined(shell(params, folder)))})
     params = params | {"resp_type": request.headers.get("x-resp-type", "")}
     return json_reply(await _watched(request, work(name, params, folder)))

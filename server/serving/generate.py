@@ -23,7 +23,7 @@ from server.serving.session import FAR_BEHIND, PromptEvents, Session
 from server.transport.admission import admission_of
 from server.transport.body import read_as
 from server.transport.errors import JSON_TYPE, error_body, json_reply
-from server.transport.sse import event_stream, while_connected
+from server.transport.sse import EventStream, while_connected
 
 CONVERSATION = "X-Conversation-Id"
 
@@ -116,7 +116,7 @@ class Exchange:
         except BaseException:
             self._give_up(starting)
             raise
-        return event_stream(
+        return EventStream(
             *(self._request, chunks),
             on_close=functools.partial(self._give_up, starting),
             ping_s=self._ping_s,
@@ -211,7 +211,7 @@ class Exchange:
         stream.produce(produce(), error=self.fail, ping=self._dialect.ping, ping_s=self._ping_s, ended=ended)
         await while_connected(self._request, stream.begin())
         media_type = self._dialect.media_type
-        return event_stream(self._request, stream.read(0), ping_s=0, headers=self.headers, media_type=media_type)
+        return EventStream(self._request, stream.read(0), ping_s=0, headers=self.headers, media_type=media_type)
 
     async def _events(self) -> AsyncGenerator[bytes, None]:
         try:

@@ -65,7 +65,7 @@ class Session:
         self._key = key_of(request)
         self._salt, self._body_salt = request.headers.get("x-cache-salt", ""), salt  # the header as in vLLM
         self._autoload, self._keep_alive_s = wants_load(request), keep_alive_s
-        self._n_body_bytes = admission_of(request.scope).body.n_bytes
+        self._n_body_bytes = admission_of(request.scope).n_body_bytes
         self._is_long = self._n_body_bytes > LONG_BYTES
         self._lease: Lease | None = None
         self._preparing: Future[Any] | None = None

@@ -23,7 +23,7 @@ from server.transport.auth import Access
 from server.transport.cors import CorsPolicy, Guard, ReplyHeaders
 from server.transport.endpoints import OPEN_PATHS, TARGET, Target
 from server.transport.keys import INTERNAL, Key, KeyStore
-from server.transport.limits import BodyMemory, BodyShare, RateLimited, Rates, TooManyConnections, Windows
+from server.transport.limits import RateLimited, Rates, TooManyBodies, TooManyConnections, Windows
 from server.transport.options import HttpOptions
 
 ADMISSION: Final = "llamapool.admission"
@@ -35,28 +35,28 @@ class Admission:
     """What was granted to one request.
 
     ``caller`` is the client's `Key`, `ANYBODY` on a server without keys, or None without a valid key (few paths are
-    open then). ``manages``: whether the client may see model files and decide which models stay in memory. ``body``
-    counts the bytes of the request's body.
+    open then). ``manages``: whether the client may see model files and decide which models stay in memory.
+    ``n_body_bytes`` of its body are held in memory.
     """
 
-    __slots__ = ("_leave", "_rates", "_windows", "body", "caller", "manages")
+    __slots__ = ("_control", "_leave", "_windows", "caller", "manages", "n_body_bytes")
 
-    def __init__(self, body: BodyShare, rates: Rates) -> None:
-        self.body = body
+    def __init__(self, control: "AdmissionControl") -> None:
         self.caller: Key | None = None
         self.manages = False
-        self._rates = rates
+        self.n_body_bytes = 0
+        self._control = control
         self._leave: Callable[[], None] | None = None
         self._windows: Windows = {}
 
     async def count(self, key: Key) -> None:
         """Count the request among those of its key, of all replicas. Raises `RateLimited`."""
         try:
-            self._windows = await self._rates.enter(key)
+            self._windows = await self._control.rates.enter(key)
         except RateLimited as refused:
             self._windows = refused.windows
             raise
-        self._leave = lambda: self._rates.leave(key)
+        self._leave = lambda: self._control.rates.leave(key)
 
     def detach(self) -> Callable[[], None]:
         """Return a function that ends the counting of the request, which now outlives its client."""
@@ -67,23 +67,38 @@ class Admission:
         """Return reply headers with the remaining requests and tokens of the key; none if it has no limits."""
         if self.caller is None or not self._windows:
             return []
-        return self._rates.headers(self.caller, self._windows, anthropic=speaks_anthropic(path))
+        return self._control.rates.headers(self.caller, self._windows, anthropic=speaks_anthropic(path))
+
+    def take(self, n_bytes: int) -> None:
+        """Count received bytes of the body. Raises `TooManyBodies`; earlier bytes stay counted until `release`."""
+        control = self._control
+        if control.n_body_bytes + n_bytes > control.max_body_bytes:
+            raise TooManyBodies(control.max_body_bytes)
+        self.give_back(-n_bytes)
+
+    def give_back(self, n_bytes: int) -> None:
+        """Stop counting `n_bytes` of those that were taken."""
+        self._control.n_body_bytes -= n_bytes
+        self.n_body_bytes -= n_bytes
 
     def release(self) -> None:
         """End the counting of the request and its body."""
-        self.body.release()
+        self.give_back(self.n_body_bytes)
         self.detach()()
 
 
 class AdmissionControl:
-    """Admits requests. Used on the event loop. While `draining` is set, requests are refused."""
+    """Admits requests. Used on the event loop. While `draining` is set, requests are refused.
+
+    ``n_body_bytes``: of the bodies of all requests, at most ``max_body_bytes``.
+    """
 
     def __init__(self, options: HttpOptions, keys: KeyStore, rates: Rates, draining: asyncio.Event) -> None:
         self._access = Access(keys, ("/metrics",) * options.metrics_open)
         self._guard = Guard(options)
         self._cors = CorsPolicy(options.cors)
-        self._rates = rates
-        self._bodies = BodyMemory(options.max_bodies_bytes)
+        self.rates = rates
+        self.n_body_bytes, self.max_body_bytes = 0, options.max_bodies_bytes
         self._admin_port = options.admin_port
         self._draining = draining
         self._max_running = options.max_connections
@@ -91,7 +106,7 @@ class AdmissionControl:
 
     def admission(self, scope: Scope) -> Admission:
         """Return a new admission in `scope`, which `admit` fills."""
-        scope[ADMISSION] = admission = Admission(BodyShare(self._bodies), self._rates)
+        scope[ADMISSION] = admission = Admission(self)
         return admission
 
     @asynccontextmanager

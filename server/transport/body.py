@@ -124,7 +124,7 @@ async def _read_limited(request: Request) -> bytearray:
     if declared.isdecimal() and int(declared) > options.max_body_bytes:
         raise BodyTooLarge(options.max_body_bytes)
     body = bytearray()  # not a list of pieces: a client may send a byte at a time
-    share = admission_of(request.scope).body
+    admission = admission_of(request.scope)
     now = asyncio.get_running_loop().time
     due = now() + options.timeout_s
     # One limit for the whole body and for each piece: two cost more than reading a short body.
@@ -134,7 +134,7 @@ async def _read_limited(request: Request) -> bytearray:
             async for piece in request.stream():
                 if len(body) + len(piece) > options.max_body_bytes:
                     raise BodyTooLarge(options.max_body_bytes)
-                share.take(len(piece))
+                admission.take(len(piece))
                 body += piece
                 limit.reschedule(min(due, now() + options.idle_s))
     except TimeoutError:

@@ -210,41 +210,6 @@ class TooManyBodies(Unavailable):
         self.retry_after_s = BODIES_RETRY_S
 
 
-class BodyMemory:
-    """The bytes of all requests. Used on the event loop."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.held = 0
-
-
-class BodyShare:
-    """One request's part of the memory."""
-
-    __slots__ = ("memory", "n_bytes")
-
-    def __init__(self, memory: BodyMemory) -> None:
-        self.memory = memory
-        self.n_bytes = 0
-
-    def take(self, n_bytes: int) -> None:
-        """Count received bytes. Raises `TooManyBodies`; earlier bytes stay counted until `release`."""
-        memory = self.memory
-        if memory.held + n_bytes > memory.limit:
-            raise TooManyBodies(memory.limit)
-        memory.held += n_bytes
-        self.n_bytes += n_bytes
-
-    def give_back(self, n_bytes: int) -> None:
-        """Stop counting `n_bytes` of those that were taken."""
-        self.memory.held -= n_bytes
-        self.n_bytes -= n_bytes
-
-    def release(self) -> None:
-        """Stop counting all bytes of this request."""
-        self.give_back(self.n_bytes)
-
-
 SPARE_CONNECTIONS = 64
 """Connections above the limit whose requests get a 503 that says why. uvicorn refuses requests beyond these."""
 _CONNECTIONS_RETRY_S = 1

@@ -67,7 +67,8 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
 
 
 class EventStream(EventSourceResponse):
-    """An event stream that always closes its iterator, then calls `on_close` once, however it ends.
+    """A streamed reply. It always closes its iterator, then calls `on_close` once, however it ends: also if the client
+    disconnects, or does not read for ``idle_s``.
 
     An async generator that was never started does not run its ``finally``; put cleanup into `on_close`.
 
@@ -78,22 +79,28 @@ class EventStream(EventSourceResponse):
 
     def __init__(
         self,
+        request: Request,
         chunks: AsyncGenerator[bytes, None],
         *,
-        on_close: Callable[[], object] | None,
-        ping_s: float,
-        send_timeout_s: float,
+        on_close: Callable[[], object] | None = None,
+        ping_s: float | None = None,
         headers: Mapping[str, str] | None = None,
         ping: Callable[[], bytes] = lambda: PING,
         media_type: str = EVENTS_TYPE,
     ) -> None:
+        """Each item of `chunks` is a whole event including its blank line, or data of `media_type`.
+
+        `ping_s` None = the server's interval; `ping` creates what is sent then.
+        """
+        options: HttpOptions = request.app.state.services.options
         headers = {"Cache-Control": "no-cache", **(headers or {})}
-        super().__init__(chunks, media_type=media_type, headers=headers, ping=max(ping_s, 0))
+        interval_s = max(options.sse_ping_interval if ping_s is None else ping_s, 0)
+        super().__init__(chunks, media_type=media_type, headers=headers, ping=interval_s)
         self._chunks = chunks
         self._on_close = on_close
         self._ping_message = ping
         self._pinging: asyncio.Task[None] | None = None
-        self._send_timeout_s = send_timeout_s
+        self._send_timeout_s = options.idle_s
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._n_sending = 0  # events and pings may be on their way together
@@ -166,33 +173,3 @@ class EventStream(EventSourceResponse):
     async def _send_ping(self, send: Send) -> None:
         if not self._ended:
             await self._send(send, {"type": "http.response.body", "body": self._ping_message(), "more_body": True})
-
-
-def event_stream(
-    request: Request,
-    chunks: AsyncGenerator[bytes, None],
-    *,
-    on_close: Callable[[], object] | None = None,
-    ping_s: float | None = None,
-    headers: Mapping[str, str] | None = None,
-    ping: Callable[[], bytes] = lambda: PING,
-    media_type: str = EVENTS_TYPE,
-) -> EventStream:
-    """Return a streamed reply. Each item of `chunks` is a whole event including its blank line, or data of
-    `media_type`.
-
-    If the client disconnects, or does not read for ``idle_s``, the generator is closed at its current await.
-    `on_close` is called once in every case, also if the generator never started. `ping_s` None = the server's
-    interval; `ping` creates what is sent then.
-    """
-    options: HttpOptions = request.app.state.services.options
-    interval_s = options.sse_ping_interval if ping_s is None else ping_s
-    return EventStream(
-        chunks,
-        on_close=on_close,
-        ping_s=interval_s,
-        send_timeout_s=options.idle_s,
-        headers=headers,
-        ping=ping,
-        media_type=media_type,
-    )

@@ -36,7 +36,7 @@ class EventSocket:
     def __init__(self, socket: WebSocket, stopping: asyncio.Event) -> None:
         self._socket = socket
         self._stopping = stopping
-        self._share = admission_of(socket.scope).body
+        self._admission = admission_of(socket.scope)
         self._waiting: asyncio.Queue[str | None] = asyncio.Queue()
         self._gone = asyncio.Event()
         self._kept: dict[str, Any] = {}
@@ -47,7 +47,7 @@ class EventSocket:
         helpers = (asyncio.create_task(self._read()), asyncio.create_task(self._watch_stop()))
         try:
             while (text := await self._waiting.get()) is not None:
-                self._share.give_back(len(text))  # it counts as the body of its request
+                self._admission.give_back(len(text))  # it counts as the body of its request
                 await self._answer(text)
             if not self._gone.is_set():
                 with contextlib.suppress(WebSocketDisconnect, RuntimeError):  # gone by now
@@ -66,9 +66,9 @@ class EventSocket:
             text = message.get("text") or (message.get("bytes") or b"").decode("utf-8", "replace")
             try:
                 if self._waiting.qsize() >= MAX_WAITING:
-                    raise TooManyBodies(self._share.memory.limit)
-                self._share.take(len(text))
-            except TooManyBodies:
+                    raise asyncio.QueueFull
+                self._admission.take(len(text))
+            except (TooManyBodies, asyncio.QueueFull):
                 self._gone.set()
                 await self._socket.close(_POLICY_VIOLATION, "too many messages")
                 break

@@ -1,14 +1,16 @@
+import asyncio
 from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
 from server.errors import AuthenticationFailed
-from server.transport.admission import ADMISSION, Admission, scheduled_client
+from server.transport.admission import ADMISSION, Admission, AdmissionControl, scheduled_client
 from server.transport.auth import Access, client_name
 from server.transport.endpoints import Resolver
 from server.transport.keys import ANYBODY, Key, KeyStore, digest_of, plain_key
-from server.transport.limits import BodyMemory, BodyShare, Rates
+from server.transport.limits import Rates
+from server.transport.options import HttpOptions
 
 
 def admitted(
@@ -73,7 +75,7 @@ def test_a_client_is_told_by_its_key_wherever_it_stands_and_the_name_does_not_ho
 
 
 def scope(key: str = "", address: str = "10.0.0.1") -> dict[str, Any]:
-    admission = Admission(BodyShare(BodyMemory(0)), Rates())
+    admission = Admission(AdmissionControl(HttpOptions(), KeyStore(), Rates(), asyncio.Event()))
     admission.caller = plain_key(key) if key else ANYBODY
     return {ADMISSION: admission, "client": (address, 1234)}
 

@@ -1,10 +1,13 @@
 import asyncio
 from collections.abc import AsyncGenerator
+from types import SimpleNamespace
 
 import pytest
 from sse_starlette.sse import SendTimeoutError
+from starlette.requests import Request
 from starlette.types import Message
 
+from server.transport.options import HttpOptions
 from server.transport.sse import HEAD_ONLY, EventStream
 
 SCOPE = {"type": "http", "method": "GET"}
@@ -62,7 +65,9 @@ class Source:
         self.released += 1
 
     def stream(self, *, ping_s: float = 0, send_timeout_s: float = 30) -> EventStream:
-        return EventStream(self.chunks(), on_close=self.release, ping_s=ping_s, send_timeout_s=send_timeout_s)
+        state = SimpleNamespace(services=SimpleNamespace(options=HttpOptions(idle_s=send_timeout_s)))
+        request = Request({**SCOPE, "app": SimpleNamespace(state=state)})
+        return EventStream(request, self.chunks(), on_close=self.release, ping_s=ping_s)
 
 
 async def test_what_was_acquired_is_released_though_the_generator_never_started() -> None:
