@@ -14,7 +14,6 @@ from server import logs
 from server.errors import Unavailable
 from server.pool.state import Status
 from server.serving.services import Services
-from server.transport.auth import Access
 
 logger = logging.getLogger(__name__)
 LEAVE_S = 10.0  # for a request whose client has left
@@ -29,7 +28,6 @@ class Replica:
         self._id = serve.get_replica_context().replica_id.unique_id
         self._app: FastAPI = create_app(settings)
         self._services: Services = self._app.state.services
-        self._access = Access(self._services.keys)
         self._lifespan = self._app.router.lifespan_context(self._app)
         await self._lifespan.__aenter__()
 
@@ -56,7 +54,7 @@ class Replica:
 
     async def knows(self, headers: Headers) -> bool:
         """Return whether these headers contain a valid key, or none is needed."""
-        return self._access.caller(dict(headers)) is not None
+        return self._services.keys.caller(dict(headers)) is not None
 
     async def check_health(self) -> None:
         """Serve ends a replica that raises here: one whose steps don't end (``watchdog_s``)."""

@@ -15,10 +15,10 @@ from server.engine.request import NUMBERS
 from server.errors import InvalidRequest, NotFound, NotSupported, ShuttingDown
 from server.routes.models import model_named
 from server.serving.services import key_of, services, target_of
-from server.transport.auth import given_key
 from server.transport.body import read_body, read_json
 from server.transport.errors import json_reply
 from server.transport.forward import forward
+from server.transport.keys import given_key
 from server.transport.sse import EventStream, Watch
 from server.web.bench import SCENARIOS, Address, BenchBody, measured
 from server.web.tools.catalogue import SHELL, shown
@@ -73,7 +73,8 @@ async def bench(request: Request) -> Response:
         raise NotSupported("the benchmark needs a TCP address, and this server listens on a Unix socket only")
     host = f"[{host}]" if ":" in host else host
     own = f"{request.scope['scheme']}://{host}:{port}{target_of(request).base}"
-    this = Address("this", own, model_named(request, body), given_key(request.headers))
+    key = given_key(dict(request.scope["headers"])).decode("latin-1")
+    this = Address("this", own, model_named(request, body), key)
     return EventStream(request, _events(measured(parse(BenchBody, body), this)))
 
 

@@ -26,9 +26,8 @@ from server.state.sqlite_objects import SqliteObjects
 from server.state.usage import UsageLedger
 from server.structured.reasoning_end import ReasoningSwitch
 from server.transport.admission import CompileTurns, ConcurrencyLimiter, admission_of
-from server.transport.auth import client_name
 from server.transport.endpoints import TARGET, Target
-from server.transport.keys import ANYBODY, Key, KeyStore
+from server.transport.keys import ANYBODY, Key, KeyStore, digest_of, given_key
 from server.transport.limits import Rates
 from server.transport.options import HttpOptions
 from server.transport.resumable import KeptStream, KeptStreams
@@ -136,11 +135,7 @@ def owner_of(request: Request) -> str:
 def stream_owner(request: Request) -> str:
     """Return the owner of a request's resumable streams. Clients of a server without keys name their streams
     themselves, and are distinguished by the key that they send anyway."""
-    owner = owner_of(request)
-    if owner:
-        return owner
-    headers = dict(request.scope["headers"])
-    return client_name(headers.get(b"authorization"), headers.get(b"x-api-key")).hex()
+    return owner_of(request) or digest_of(given_key(dict(request.scope["headers"]))).hex()
 
 
 def cache_owner(request: Request) -> str:

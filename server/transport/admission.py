@@ -19,7 +19,6 @@ from starlette.types import Scope
 
 from server.dialects.errors import speaks_anthropic
 from server.errors import NotFound, PermissionDenied, QueueFull, ShuttingDown, TooLate
-from server.transport.auth import Access
 from server.transport.cors import CorsPolicy, Guard, ReplyHeaders
 from server.transport.endpoints import OPEN_PATHS, TARGET, Target
 from server.transport.keys import INTERNAL, Key, KeyStore
@@ -94,7 +93,8 @@ class AdmissionControl:
     """
 
     def __init__(self, options: HttpOptions, keys: KeyStore, rates: Rates, draining: asyncio.Event) -> None:
-        self._access = Access(keys, ("/metrics",) * options.metrics_open)
+        self._keys = keys
+        self._open_paths = ("/metrics",) * options.metrics_open
         self._guard = Guard(options)
         self._cors = CorsPolicy(options.cors)
         self.rates = rates
@@ -142,13 +142,13 @@ class AdmissionControl:
         elsewhere = bool(self._admin_port) and (scope.get("server") or ("", 0))[1] != self._admin_port
         if elsewhere and target.is_administration:
             raise NotFound("File Not Found")
-        admission.caller = caller = self._access.caller(headers)  # before the check: the log names refused keys, too
-        self._access.check(caller, target)
-        if not self._access.required:
+        admission.caller = caller = self._keys.caller(headers)  # before the check: the log names refused keys, too
+        self._keys.check(caller, target, self._open_paths)
+        if not self._keys.required:
             self._guard.check(target, scope, headers)
         may_manage = caller is not None and "models" in caller.scopes
         admission.manages = (
-            may_manage and not elsewhere and (self._access.required or not self._guard.is_foreign(headers))
+            may_manage and not elsewhere and (self._keys.required or not self._guard.is_foreign(headers))
         )
 
 

@@ -1,5 +1,7 @@
 """API keys: the identity of a client, its permissions and limits, and the key file.
 
+Clients send ``Authorization: Bearer KEY`` or ``X-Api-Key: KEY`` (llama.cpp: tools/server/server-http.cpp).
+
 Read and extend the key file (``--keys-file``): YAML, with a hash in place of each key.
 
 ::
@@ -26,7 +28,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from datetime import time as time_of_day
@@ -38,8 +40,8 @@ from typing import Annotated, Any
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from server.errors import ConfigError
-from server.transport.endpoints import SCOPES, KeyScope
+from server.errors import AuthenticationFailed, ConfigError, NotFound, PermissionDenied
+from server.transport.endpoints import SCOPES, KeyScope, Target
 
 logger = logging.getLogger(__name__)
 
@@ -132,6 +134,21 @@ def key_name(digest: bytes) -> str:
     return f"key-{digest.hex()[:_SHOWN_HEX]}"
 
 
+_BEARER = b"bearer "
+
+
+def given_key(headers: Mapping[bytes, bytes]) -> bytes:
+    """Return the key that a client sent, empty if none."""
+    given = headers.get(b"authorization") or headers.get(b"x-api-key") or b""
+    return given[len(_BEARER) :].strip() if given[: len(_BEARER)].lower() == _BEARER else given
+
+
+def given_name(headers: Mapping[bytes, bytes]) -> str:
+    """Return the name of an invalid key in the log: the start of its hash, "" if none was sent."""
+    given = given_key(headers)
+    return key_name(digest_of(given)) if given else ""
+
+
 class KeyStore:
     """The server's valid keys. `required` False means that requests need no key.
 
@@ -166,6 +183,29 @@ class KeyStore:
         if found is None or not hmac.compare_digest(found.digest, digest) or found.expires_at <= now():
             return None
         return found
+
+    def caller(self, headers: Mapping[bytes, bytes]) -> Key | None:
+        """Return the key of a request: `ANYBODY` on a server without keys, None without a valid key."""
+        return self.find(given_key(headers)) if self.required else ANYBODY
+
+    def check(self, key: Key | None, target: Target, open_paths: Collection[str] = ()) -> None:
+        """Check that `key` may reach every endpoint that `target` names. `open_paths` need no key.
+
+        Raises `AuthenticationFailed` without a key, and `PermissionDenied` if the key lacks the scope. For a path that
+        the table of endpoints does not list it raises `NotFound`, unless the key has every scope.
+        """
+        if not self.required:
+            return
+        needs = ["nothing" if each.path in open_paths else each.need for each in target.endpoints]
+        for need in needs:
+            if need == "nothing":
+                continue
+            if key is None:
+                raise NotFound("File Not Found") if "nothing" in needs else AuthenticationFailed("Invalid API Key")
+            if need == "every scope" and not key.scopes.issuperset(SCOPES):
+                raise NotFound("File Not Found")
+            if need not in ("any key", "every scope") and need not in key.scopes:
+                raise PermissionDenied(f"this API key may not do this: it lacks the scope '{need}'")
 
 
 PREFIX = "llp-"

@@ -19,11 +19,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from server.errors import AuthenticationFailed, LlamapoolError, NotFound
 from server.telemetry.record import RECORD, REQUEST_ID, Record, reason_of
 from server.transport.admission import Admission, AdmissionControl
-from server.transport.auth import given_name
 from server.transport.cors import CorsPolicy
 from server.transport.endpoints import OPEN_PATHS, TARGET, Resolver, Target
 from server.transport.errors import error_response
-from server.transport.keys import KeyStore
+from server.transport.keys import KeyStore, given_name
 from server.transport.limits import Rates
 from server.transport.options import HttpOptions
 from server.transport.sse import HEAD_ONLY

@@ -6,9 +6,8 @@ import pytest
 
 from server.errors import AuthenticationFailed
 from server.transport.admission import ADMISSION, Admission, AdmissionControl, scheduled_client
-from server.transport.auth import Access, client_name
 from server.transport.endpoints import Resolver
-from server.transport.keys import ANYBODY, Key, KeyStore, digest_of, plain_key
+from server.transport.keys import ANYBODY, Key, KeyStore, digest_of, given_key, plain_key
 from server.transport.limits import Rates
 from server.transport.options import HttpOptions
 
@@ -27,9 +26,8 @@ def admitted(
     given = {b"authorization": authorization, b"x-api-key": x_api_key}
     ring = KeyStore(plain_key(key) if isinstance(key, str) else key for key in keys)
     scope = {"path": path, "method": method, "query_string": query}
-    access = Access(ring)
-    caller = access.caller({name: value for name, value in given.items() if value is not None})
-    access.check(caller, Resolver(prefix).target(scope))
+    caller = ring.caller({name: value for name, value in given.items() if value is not None})
+    ring.check(caller, Resolver(prefix).target(scope))
     return caller
 
 
@@ -67,11 +65,10 @@ def test_a_key_that_has_expired_is_none() -> None:
     assert ring.find(b"one", lambda: 100.0) is None
 
 
-def test_a_client_is_told_by_its_key_wherever_it_stands_and_the_name_does_not_hold_it() -> None:
-    names = {client_name(b"Bearer one", None), client_name(b"one", None), client_name(None, b"one")}
-    assert len(names) == 1
-    assert names.isdisjoint({client_name(b"Bearer two", None), client_name(None, None)})
-    assert b"one" not in names.pop()
+def test_a_key_is_read_from_either_header() -> None:
+    assert given_key({b"authorization": b"Bearer one"}) == given_key({b"authorization": b"one"}) == b"one"
+    assert given_key({b"x-api-key": b"one"}) == b"one"
+    assert given_key({}) == b""
 
 
 def scope(key: str = "", address: str = "10.0.0.1") -> dict[str, Any]:

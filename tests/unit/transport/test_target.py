@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.errors import AuthenticationFailed, NotFound, PermissionDenied
-from server.transport.auth import Access
 from server.transport.endpoints import ENDPOINTS, SCOPES, UNKNOWN, Endpoint, Resolver, Target, canonical
 from server.transport.keys import Key, KeyStore, digest_of
 from tests.support.real_server import ROOT
@@ -84,7 +83,7 @@ def verdict(target: Target, scopes: tuple[str, ...] | None) -> str:
     return "allowed"
 
 
-ACCESS = Access(KeyStore([Key("k", digest_of(b"k"))]))
+ACCESS = KeyStore([Key("k", digest_of(b"k"))])
 KEYS = (None, (), *((scope,) for scope in SCOPES), SCOPES)
 
 
@@ -108,7 +107,7 @@ def test_what_is_not_listed_needs_every_scope(path: str, more: str, at: int) -> 
     target = plain("POST", path[:at] + more + path[at:])
     if target.endpoint is UNKNOWN:
         every = Key("k", digest_of(b"k"))
-        access = Access(KeyStore([every]))
+        access = KeyStore([every])
         access.check(every, target)
         for left in SCOPES:
             with pytest.raises((NotFound, PermissionDenied)):
