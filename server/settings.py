@@ -20,11 +20,10 @@ from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSett
 from server.errors import ConfigError
 from server.hub.cache import cache_folder
 from server.hub.hub import Hub, HubFetcher
-from server.options.catalogue import problem_of
 from server.options.flags import read_flags
 from server.options.model import WHERE, ModelDefaults, ModelSettings
 from server.options.option import SettingsModel, Source
-from server.options.presets import find_models, named_source
+from server.options.presets import find_models, named_source, problem_of
 from server.options.server import ServerSettings
 from server.options.sources import (
     Inputs,

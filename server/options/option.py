@@ -91,8 +91,9 @@ def option(
 
     Example: ``n_batch: Int = option(2048, "-b --batch-size", env="LLAMA_ARG_BATCH", ge=1)``. Without ``flags``, the
     field's name is the flag. ``env=True`` means ``LLAMA_ARG_`` plus the first long flag's name. ``off`` are the flags
-    that switch a boolean off; True means ``--no-`` plus that name. ``replaces`` has names with spaces. ``check`` validates the final value, or each entry
-    of a tuple, and raises ValueError; it does not see an empty default. ``more`` are fields of `Option` and pydantic's
+    that switch a boolean off; True means ``--no-`` plus that name. ``replaces`` are names, separated by spaces.
+    ``check`` validates the final value, or each entry of a tuple, and raises ValueError; it does not see an empty
+    default. ``more`` are fields of `Option` and pydantic's
     limits (``ge``, ...).
     """
     spelled = tuple(flags.split())

@@ -1,11 +1,22 @@
 """Finds the configured models: those of the YAML or of -m and -hf, of a preset, a folder, and the hub's cache.
 
 Keys of a preset section are flags without dashes, or variables (llama.cpp common/preset.cpp, load_from_ini). A model's
-settings are also written back in this form, and as flags, for ``GET /models``.
+settings are also written back in this form, and as flags, for ``GET /models``. A folder of models, as llama-server
+lays it out::
+
+    models/
+    ├── demo.gguf                      one file: id "demo"
+    ├── gemma/                         id "gemma"
+    │   ├── gemma-Q8_0.gguf
+    │   └── mmproj-F16.gguf            its multimodal projector
+    └── kimi/                          id "kimi"
+        ├── kimi-00001-of-00002.gguf   a split model
+        └── kimi-00002-of-00002.gguf
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,9 +25,9 @@ import orjson
 
 from server.errors import ConfigError, LlamapoolError, without_credentials
 from server.hub.cache import CachedModel
+from server.hub.choice import parts_of
 from server.hub.hub import Hub
 from server.hub.reference import Reference
-from server.options.catalogue import Preset, PresetKey, read_preset, scan_models_dir
 from server.options.flags import FIXED_NAMES, unsupported
 from server.options.model import WHERE, ModelSettings
 from server.options.option import Layer, Option, SourcedValue, nearest
@@ -28,6 +39,183 @@ from server.pool.spec import ScaledFile
 
 LOAD_ON_STARTUP = "load-on-startup"
 DEDUP_CACHE = "dedup-cache-models"
+
+# ---- a folder of models
+
+_DRAFT_PREFIXES = ("mtp-", "dspark-", "dflash-")
+
+
+@dataclass(frozen=True, slots=True)
+class LocalModel:
+    """The files of a model in a folder."""
+
+    path: Path
+    mmproj: Path | None = None
+
+
+def scan_models_dir(path: Path) -> dict[str, LocalModel]:
+    """Return the models of a folder by id. Raises ConfigError when it is not a folder that can be read."""
+    if not path.is_dir():
+        raise ConfigError(f"{path}: is not a folder; give --models-dir a folder that contains GGUF files")
+    by_id: dict[str, LocalModel] = {}
+    try:
+        for name, model in (entry for child in sorted(path.iterdir()) for entry in _models_of(child)):
+            if name in by_id:
+                raise ConfigError(f"{path}: '{name}' is both a file and a folder; rename one")
+            by_id[name] = model
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    return by_id
+
+
+def _models_of(child: Path) -> Iterator[tuple[str, LocalModel]]:
+    if not child.is_dir():
+        split = parts_of(child.name)
+        if split is not None and split.index == 1 and child.is_file() and not _is_companion(child.name):
+            yield child.name.replace(".gguf", ""), LocalModel(child)
+        return  # llama-server lists further parts of a split model as models that fail to load
+    names = sorted(file.name for file in child.iterdir() if file.name.endswith(".gguf") and file.is_file())
+    projectors = [name for name in names if "mmproj" in name]
+    models = [name for name in names if not _is_companion(name)]
+    if models:
+        # llama-server takes the last one that the file system lists; sorted, so that it is always the same
+        chosen = ([name for name in models if "-00001-of-" in name] or models)[-1]
+        yield child.name, LocalModel(child / chosen, child / projectors[-1] if projectors else None)
+
+
+def _is_companion(name: str) -> bool:
+    return "mmproj" in name or name.startswith(_DRAFT_PREFIXES)
+
+
+def problem_of(path: Path) -> str:
+    """Return why the GGUF at `path` cannot be loaded, judged by its name and first bytes; empty if it can."""
+    if not path.exists():
+        return f"no such file: {path}; check the path"
+    if not path.is_file():
+        return f"is not a file: {path}; name the GGUF in it"
+    try:
+        with path.open("rb") as file:
+            magic = file.read(4)
+    except OSError as error:
+        return f"cannot be read: {path}: {error.strerror}"
+    if magic != b"GGUF":
+        return f"is not a GGUF file: {path}; download it again, or convert the model"
+    split = parts_of(path.name)
+    if split is None or split.count == 1:
+        return ""
+    if split.index != 1:
+        return f"is part {split.index} of a split model, name its first part: {path}"
+    names = (f"{split.prefix}-{part:05d}-of-{split.count:05d}.gguf" for part in range(1, split.count + 1))
+    missing = [name for name in names if not path.with_name(name).is_file()]
+    return f"of the {split.count} parts of the model {len(missing)} are missing: {missing[0]}" if missing else ""
+
+
+# ---- a preset
+
+_EVERY_SECTION = "*"
+_SECTION_LINE = re.compile(r"^\[[ \t]*(?P<name>[^\]]+?)[ \t]*\][ \t]*(?:[;#].*)?$")
+_KEY_LINE = re.compile(r"^(?P<key>[A-Za-z_][A-Za-z0-9_.-]*)[ \t]*=[ \t]*(?P<value>.*)$")
+_COMMENT = re.compile(r"[ \t]*[;#].*$")
+_TAG = re.compile(r"[-.]([A-Za-z0-9_]+)$")
+Keys = Mapping[str, SourcedValue]
+"""The keys of a section, whose sources are ``file:line``."""
+
+
+def read_preset(path: Path) -> dict[str, dict[str, SourcedValue]]:
+    """Return the sections of a ``--models-preset`` file; ``[*]`` holds for every section.
+
+    Raises ConfigError with file and line if it is not INI.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "is not UTF-8 text"
+        raise ConfigError(f"{path}: cannot be read: {reason}; check --models-preset") from None
+    sections: dict[str, dict[str, SourcedValue]] = {_EVERY_SECTION: {}}
+    target = before = dict[str, SourcedValue]()
+    for number, line in enumerate(lines, 1):
+        place = f"{path}:{number}"
+        if found := _SECTION_LINE.match(line):
+            name = _canonical(found["name"])
+            if name in sections and name != _EVERY_SECTION:
+                raise ConfigError(f"{place}: section [{name}] appears twice; merge them")
+            target = sections.setdefault(name, {})
+        elif found := _KEY_LINE.match(line):
+            if found["key"] in target:
+                raise ConfigError(f"{place}: '{found['key']}' appears twice in its section; remove one")
+            target[found["key"]] = SourcedValue(_COMMENT.sub("", found["value"]).rstrip(), place)
+        elif _COMMENT.sub("", line).strip():
+            raise ConfigError(f"{place}: should be [section], key = value or ; comment")
+    for key, given in before.items():
+        if key != "version":
+            raise ConfigError(f"{given.source}: '{key}' stands before any section; put it under [*]")
+    return sections
+
+
+def _canonical(name: str) -> str:
+    """Return a section's ``repo:tag`` with the tag in llama-server's form: upper case, the quantization only."""
+    repo, colon, tag = name.rpartition(":")
+    if not colon or name == _EVERY_SECTION:
+        return name
+    match = _TAG.search(tag)
+    return repo + colon + (match[1] if match else tag).upper()
+
+
+def preset_layer(section: str, keys: Keys, skipped: list[str]) -> dict[str, SourcedValue]:
+    """Return the options of a section; append a warning to `skipped` for each key without effect.
+
+    Raises ConfigError that names file, line, section and key.
+    """
+    layer: dict[str, SourcedValue] = {}
+    for key, given in keys.items():
+        if key in ("version", DEDUP_CACHE):
+            continue
+        if key == LOAD_ON_STARTUP:
+            startup = _bool(section, key, given)
+            layer["load"] = SourcedValue("startup" if startup else "on_demand", given.source)
+        elif (found := _option(section, key, given, skipped)) is not None:
+            entry, value = found
+            if entry.forms and entry.key in layer and isinstance(value, list):  # lora and lora-scaled
+                value = [*layer[entry.key].value, *value]
+            layer[entry.key] = SourcedValue(value, given.source)
+    return layer
+
+
+def _option(section: str, key: str, given: SourcedValue, skipped: list[str]) -> tuple[Option, object] | None:
+    """Return the option of a key and its value; None for a key that sets nothing."""
+    start = f"{given.source}: [{section}]"
+    spellings = ("--" + key, "-" + key)
+    flag = next((spelling for spelling in spellings if spelling in TABLE.by_flag), "")
+    entry = TABLE.by_flag[flag] if flag else TABLE.by_env.get(key)
+    if entry is None:
+        shown = f"{start} '{key}'"
+        warnings = [
+            unsupported(name, shown, "remove it", on=name not in FIXED_NAMES or _bool(section, key, given))
+            for name in (*spellings, key)
+        ]
+        warning = next((text for text in warnings if text is not None), None)
+        if warning is None:
+            known = [spelling.lstrip("-") for spelling, row in TABLE.by_flag.items() if row.section == "model"]
+            hint = nearest(key, [*known, LOAD_ON_STARTUP], "; see docs/configuration.md")
+            raise ConfigError(f"{start} unknown key '{key}'{hint}")
+        skipped += [warning] if warning else []
+        return None
+    if entry.section == "server":
+        raise ConfigError(f"{start} '{key}' is an option of the server, not of a model; remove it")
+    if entry.is_switch:
+        is_on = _bool(section, key, given)
+        return entry, not is_on if entry.constants.get(flag) is False else is_on
+    if flag in entry.constants:
+        return entry, entry.constants[flag]
+    return entry, entry.parse(given.value, flag)
+
+
+def _bool(section: str, key: str, given: SourcedValue) -> bool:
+    try:
+        return read_bool(given.value)
+    except ValueError as error:
+        raise ConfigError(f"{given.source}: [{section}] {key} {error}, not '{given.value}'") from None
+
 
 # ---- the configured models
 
@@ -109,10 +297,11 @@ def _catalogued(
     A section is stronger than the preset's ``[*]``; a folder's model replaces the cache's of the same id (llama.cpp
     server-models.cpp, load_models).
     """
-    local = {entry.id: entry for entry in scan_models_dir(folder)} if folder is not None else {}
-    preset = read_preset(preset_file) if preset_file is not None else Preset(Path())
-    common = preset_layer("*", preset.common, skipped)
-    hidden = _hidden(preset, hub)
+    local = scan_models_dir(folder) if folder is not None else {}
+    preset = read_preset(preset_file) if preset_file is not None else {}
+    common = preset.pop(_EVERY_SECTION, {})
+    shared = preset_layer(_EVERY_SECTION, common, skipped)
+    hidden = _hidden(preset, common, hub)
     defaults = {
         repository: _cached_file(hub, SourcedValue(repository, ""), "")
         for repository in {model.reference.repository for model in cached}
@@ -125,22 +314,22 @@ def _catalogued(
             default_of = repository if is_default else ""
             origin = Origin(place, scanned=True, kind="cache", hidden=is_hidden, repository=default_of)
             found[name] = origin, {"hf": SourcedValue(name, place)}
-    for name, entry in local.items():
-        origin = Origin(str(folder), entry.mmproj, scanned=True, kind="models_dir")
-        found[name] = origin, {"path": SourcedValue(entry.path, str(folder))}
-    for name, keys in preset.sections.items():
-        found.setdefault(name, (Origin(keys[0].place if keys else str(preset_file)), {}))
+    for name, files in local.items():
+        origin = Origin(str(folder), files.mmproj, scanned=True, kind="models_dir")
+        found[name] = origin, {"path": SourcedValue(files.path, str(folder))}
+    for name, keys in preset.items():
+        found.setdefault(name, (Origin(next((key.source for key in keys.values()), str(preset_file))), {}))
     for name, (origin, layer) in found.items():
-        section = preset_layer(name, preset.sections.get(name, []), skipped)
+        section = preset_layer(name, preset.get(name, {}), skipped)
         kind = "preset" if section else origin.kind
-        yield name, replace(origin, kind=kind), merge_layers("model", common, layer, section)
+        yield name, replace(origin, kind=kind), merge_layers("model", shared, layer, section)
 
 
-def _hidden(preset: Preset, hub: Hub) -> frozenset[Path]:
+def _hidden(preset: Mapping[str, Keys], common: Keys, hub: Hub) -> frozenset[Path]:
     """Return the cached files that sections with dedup-cache-models use, so that they are not listed twice."""
     found = set()
-    for name, keys in preset.sections.items():
-        if any(_bool(name, item) for item in [*preset.common, *keys] if item.key == DEDUP_CACHE):
+    for name, keys in preset.items():
+        if any(_bool(name, DEDUP_CACHE, each[DEDUP_CACHE]) for each in (common, keys) if DEDUP_CACHE in each):
             layer = preset_layer(name, keys, [])
             file = str(layer["hf_file"].value) if "hf_file" in layer else ""
             found |= {_cached_file(hub, layer.get("hf"), file), _cached_file(hub, layer.get("draft_hf"), "")}
@@ -154,65 +343,6 @@ def _cached_file(hub: Hub, given: SourcedValue | None, file: str) -> Path | None
     except ValueError:
         return None  # reported when the option is validated
     return files.model if files else None
-
-
-# ---- sections of a preset
-
-
-def preset_layer(section: str, keys: Sequence[PresetKey], skipped: list[str]) -> dict[str, SourcedValue]:
-    """Return the options of a section; append a warning to `skipped` for each key without effect.
-
-    Raises ConfigError that names file, line, section and key.
-    """
-    layer: dict[str, SourcedValue] = {}
-    for item in keys:
-        if item.key in ("version", DEDUP_CACHE):
-            continue
-        if item.key == LOAD_ON_STARTUP:
-            startup = _bool(section, item)
-            layer["load"] = SourcedValue("startup" if startup else "on_demand", item.place)
-        elif (found := _option(section, item, skipped)) is not None:
-            entry, value = found
-            if entry.forms and entry.key in layer and isinstance(value, list):  # lora and lora-scaled
-                value = [*layer[entry.key].value, *value]
-            layer[entry.key] = SourcedValue(value, item.place)
-    return layer
-
-
-def _option(section: str, item: PresetKey, skipped: list[str]) -> tuple[Option, object] | None:
-    """Return the option of a key and its value; None for a key that sets nothing."""
-    start = f"{item.place}: [{section}]"
-    spellings = ("--" + item.key, "-" + item.key)
-    flag = next((spelling for spelling in spellings if spelling in TABLE.by_flag), "")
-    entry = TABLE.by_flag[flag] if flag else TABLE.by_env.get(item.key)
-    if entry is None:
-        shown = f"{start} '{item.key}'"
-        warnings = [
-            unsupported(name, shown, "remove it", on=name not in FIXED_NAMES or _bool(section, item))
-            for name in (*spellings, item.key)
-        ]
-        warning = next((text for text in warnings if text is not None), None)
-        if warning is None:
-            known = [spelling.lstrip("-") for spelling, row in TABLE.by_flag.items() if row.section == "model"]
-            hint = nearest(item.key, [*known, LOAD_ON_STARTUP], "; see docs/configuration.md")
-            raise ConfigError(f"{start} unknown key '{item.key}'{hint}")
-        skipped += [warning] if warning else []
-        return None
-    if entry.section == "server":
-        raise ConfigError(f"{start} '{item.key}' is an option of the server, not of a model; remove it")
-    if entry.is_switch:
-        given = _bool(section, item)
-        return entry, not given if entry.constants.get(flag) is False else given
-    if flag in entry.constants:
-        return entry, entry.constants[flag]
-    return entry, entry.parse(item.value, flag)
-
-
-def _bool(section: str, item: PresetKey) -> bool:
-    try:
-        return read_bool(item.value)
-    except ValueError as error:
-        raise ConfigError(f"{item.place}: [{section}] {item.key} {error}, not '{item.value}'") from None
 
 
 # ---- settings written back

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from server.errors import ConfigError
-from server.options.catalogue import CatalogueEntry, PresetKey, problem_of, read_preset, scan_models_dir
+from server.options.option import SourcedValue
+from server.options.presets import LocalModel, problem_of, read_preset, scan_models_dir
 
 
 def gguf(folder: Path, *names: str) -> None:
@@ -26,23 +27,24 @@ def test_single_files_split_folders_and_multimodal_folders(tmp_path: Path) -> No
     gguf(tmp_path, "kimi/kimi-00001-of-00002.gguf", "kimi/kimi-00002-of-00002.gguf")
     (tmp_path / "empty").mkdir()
     (tmp_path / "notes.txt").write_text("no model")
-    assert scan_models_dir(tmp_path) == [
-        CatalogueEntry("gemma", tmp_path / "gemma" / "gemma-Q8_0.gguf", tmp_path / "gemma" / "mmproj-F16.gguf"),
-        CatalogueEntry("kimi", tmp_path / "kimi" / "kimi-00001-of-00002.gguf"),
-        CatalogueEntry("llama-Q4_K_M", tmp_path / "llama-Q4_K_M.gguf"),
-    ]
+    gemma = tmp_path / "gemma"
+    assert scan_models_dir(tmp_path) == {
+        "gemma": LocalModel(gemma / "gemma-Q8_0.gguf", gemma / "mmproj-F16.gguf"),
+        "kimi": LocalModel(tmp_path / "kimi" / "kimi-00001-of-00002.gguf"),
+        "llama-Q4_K_M": LocalModel(tmp_path / "llama-Q4_K_M.gguf"),
+    }
 
 
 def test_companion_files_are_no_models(tmp_path: Path) -> None:
     gguf(tmp_path, "mmproj-F16.gguf", "mtp-x.gguf", "dspark-x.gguf", "dflash-x.gguf", "only/mmproj.gguf")
-    assert scan_models_dir(tmp_path) == []
+    assert scan_models_dir(tmp_path) == {}
 
 
 def test_a_missing_part_is_the_entrys_problem_and_not_the_others(tmp_path: Path) -> None:
     gguf(tmp_path, "good.gguf", "kimi/kimi-00001-of-00003.gguf", "kimi/kimi-00003-of-00003.gguf")
-    good, kimi = sorted(scan_models_dir(tmp_path), key=lambda entry: entry.id)
-    assert good.problem == ""
-    assert kimi.problem == "of the 3 parts of the model 1 are missing: kimi-00002-of-00003.gguf"
+    found = scan_models_dir(tmp_path)
+    assert problem_of(found["good"].path) == ""
+    assert problem_of(found["kimi"].path) == "of the 3 parts of the model 1 are missing: kimi-00002-of-00003.gguf"
 
 
 def test_a_file_and_a_folder_of_the_same_name(tmp_path: Path) -> None:
@@ -69,13 +71,13 @@ def test_a_preset_as_in_llama_servers_readme(tmp_path: Path) -> None:
         "[custom_model]\nmodel = /models/my awesome.gguf\n",
     )
     preset = read_preset(file)
-    assert preset.common == [PresetKey("c", "8192", f"{file}:5")]
-    assert preset.sections == {
-        "ggml-org/MY-MODEL-GGUF:Q8_0": [
-            PresetKey("chat-template", "chatml", f"{file}:8"),
-            PresetKey("LLAMA_ARG_CTX_SIZE", "4096", f"{file}:10"),
-        ],
-        "custom_model": [PresetKey("model", "/models/my awesome.gguf", f"{file}:13")],
+    assert preset == {
+        "*": {"c": SourcedValue("8192", f"{file}:5")},
+        "ggml-org/MY-MODEL-GGUF:Q8_0": {
+            "chat-template": SourcedValue("chatml", f"{file}:8"),
+            "LLAMA_ARG_CTX_SIZE": SourcedValue("4096", f"{file}:10"),
+        },
+        "custom_model": {"model": SourcedValue("/models/my awesome.gguf", f"{file}:13")},
     }
 
 
