@@ -202,25 +202,22 @@ def check_files(settings: Settings, *, strict: bool = False) -> list[str]:
         warnings.append("no model yet; download one with llamapool pull OWNER/NAME or POST /models")
     for spec, (model_id, model) in zip(specs, settings.models.items(), strict=True):
         origin = settings.origins[model_id]
-        _check_adapters(model_id, model, origin)
+        files = [("lora", file.path) for file in model.lora]
+        files += [("control_vectors", file.path) for file in model.control_vectors]
+        own = {} if spec.missing else {"path": spec.path, "mmproj": spec.mmproj}
+        files += [(key, path) for key, path in {"draft_model": model.draft_model, **own}.items() if path is not None]
+        for key, path in files:
+            if problem := problem_of(path):
+                message = f"{located(origin.source_of(key), f'models.{model_id}.{key}')}: {problem}"
+                if strict or not (origin.scanned and key in own):
+                    raise ConfigError(message)
+                warnings.append(message)
         _check_devices(model_id, model, origin)
         warnings += [f"{origin.place}: models.{model_id}: {text}" for text in without_effect(model)]
-        if spec.missing:
-            if settings.server.offline:
-                warnings.append(
-                    f"{origin.place}: '{model_id}' is not in the cache {settings.cache}; --offline forbids its download"
-                )
-            continue
-        problems = {"path": problem_of(spec.path)}
-        if spec.mmproj is not None:
-            problems["mmproj"] = problem_of(spec.mmproj)
-        for key, problem in problems.items():
-            if not problem:
-                continue
-            message = f"{located(origin.source_of(key), f'models.{model_id}.{key}')}: {problem}"
-            if strict or not origin.scanned:
-                raise ConfigError(message)
-            warnings.append(message)
+        if spec.missing and settings.server.offline:
+            warnings.append(
+                f"{origin.place}: '{model_id}' is not in the cache {settings.cache}; --offline forbids its download"
+            )
     return warnings
 
 
@@ -240,15 +237,6 @@ def slot_secret(server: ServerSettings) -> bytes:
             f"server.slot_save_secret_file: the secret is shorter than {LEAST_SECRET_BYTES} bytes; use a longer one"
         )
     return signing_key(secret)
-
-
-def _check_adapters(model_id: str, model: ModelSettings, origin: Origin) -> None:
-    files = [("lora", file.path) for file in model.lora]
-    files += [("control_vectors", file.path) for file in model.control_vectors]
-    files += [] if model.draft_model is None else [("draft_model", model.draft_model)]
-    for key, path in files:
-        if problem := problem_of(path):
-            raise ConfigError(f"{located(origin.source_of(key), f'models.{model_id}.{key}')}: {problem}")
 
 
 def _check_devices(model_id: str, model: ModelSettings, origin: Origin) -> None:
