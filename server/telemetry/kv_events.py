@@ -10,13 +10,11 @@ empty last frame.
 """
 
 import asyncio
-import contextlib
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import msgpack
 import zmq
@@ -34,75 +32,6 @@ KEPT = 10_000
 _HWM = 100_000
 _END = (-1).to_bytes(8, "big", signed=True)
 CLEARED = ["AllBlocksCleared"]
-
-
-class KvEventPublisher:
-    """Used on the event loop. `endpoint`: ``tcp://*:5557`` is listened at, ``tcp://host:5557`` connected to, as in
-    vLLM; `replay` is listened at, "" = no replay. Raises ConfigError."""
-
-    def __init__(self, endpoint: str, replay: str, pod: str) -> None:
-        self._pod = pod
-        self._n = 0
-        self._kept: deque[tuple[bytes, int, bytes]] = deque(maxlen=KEPT)
-        self._context = zmq.asyncio.Context()
-        self._answering: asyncio.Task[None] | None = None
-        try:
-            self._events = self._context.socket(zmq.PUB)
-            self._events.set_hwm(_HWM)
-            self._events.linger = 0
-            if "*" in endpoint or "::" in endpoint or endpoint.startswith("ipc:"):
-                self._events.bind(endpoint)
-            else:
-                self._events.connect(endpoint)
-            if replay:
-                self._replay = self._context.socket(zmq.ROUTER)
-                self._replay.linger = 0
-                self._replay.bind(replay)
-                self._answering = asyncio.create_task(self._answer(), name="kv events: replay")
-        except zmq.ZMQError as error:
-            self._context.destroy(linger=0)
-            raise ConfigError(f"server.kv_events: {endpoint} {replay}: {error}; use such as tcp://*:5557") from None
-
-    @property
-    def addresses(self) -> list[str]:
-        """Return the bound addresses, with the actual port if any port was requested."""
-        sockets = [self._events, *([self._replay] if self._answering else [])]
-        return [each.getsockopt_string(zmq.LAST_ENDPOINT) for each in sockets]
-
-    async def publish(self, model: str, changes: Iterable[Change]) -> None:
-        """Publish a model's changes."""
-        await self._send(model, [written(change) for change in changes])
-
-    async def clear(self, model: str) -> None:
-        """Publish that the model has no cached blocks."""
-        await self._send(model, [CLEARED])
-
-    async def _send(self, model: str, events: list[list[object]] | list[list[str]]) -> None:
-        topic = f"kv@{self._pod}@{model}".encode()
-        number, self._n = self._n, self._n + 1
-        message = (topic, number, _packed([time.time(), events]))
-        self._kept.append(message)
-        await self._events.send_multipart(_frames(*message))
-
-    async def _answer(self) -> None:
-        """Answer replay requests. Endless."""
-        while True:
-            frames = await self._replay.recv_multipart()
-            if len(frames) != 3 or len(frames[2]) != 8:
-                continue
-            subscriber, delimiter, first = frames[0], frames[1], int.from_bytes(frames[2], "big")
-            for message in list(self._kept):
-                if message[1] >= first:
-                    await self._replay.send_multipart([subscriber, delimiter, *_frames(*message)])
-            await self._replay.send_multipart([subscriber, delimiter, b"", _END, b""])
-
-    async def close(self) -> None:
-        """Free the addresses."""
-        if self._answering is not None:
-            self._answering.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._answering
-        self._context.destroy(linger=100)  # milliseconds, for unsent messages
 
 
 def _packed(message: object) -> bytes:
@@ -152,16 +81,30 @@ class _Published:
 
 
 class KvEvents:
-    """Publishes at `endpoint` under the name `pod`, by default the host name."""
+    """Publishes under the name `pod`, by default the host name. Used on the event loop.
+
+    `endpoint`: ``tcp://*:5557`` is listened at, ``tcp://host:5557`` connected to, as in vLLM; `replay` is listened at,
+    "" = no replay.
+    """
 
     def __init__(self, endpoint: str, replay: str = "", pod: str = "") -> None:
-        self._open = partial(KvEventPublisher, endpoint, replay, pod or socket.gethostname())
-        self.addresses: list[str] = []  # the bound address, once there is one
+        self._endpoint, self._replay = endpoint, replay
+        self._pod = pod or socket.gethostname()
+        self._n = 0
+        self._kept: deque[tuple[bytes, int, bytes]] = deque(maxlen=KEPT)
+        self.addresses: list[str] = []  # the bound addresses, with the actual port if any port was requested
 
     async def follow(self, states: Callable[[], Sequence[ModelState]]) -> None:
         """Publish until cancelled. Raises ConfigError where an address can't be had."""
-        publisher = self._open()
-        self.addresses = publisher.addresses
+        context = zmq.asyncio.Context()
+        try:
+            events, requests = self._sockets(context)
+        except zmq.ZMQError as error:
+            context.destroy(linger=0)
+            raise ConfigError(
+                f"server.kv_events: {self._endpoint} {self._replay}: {error}; use such as tcp://*:5557"
+            ) from None
+        answering = asyncio.create_task(self._answer(requests), name="kv events: replay")
         published: dict[str, _Published] = {}
         try:
             while True:
@@ -169,15 +112,50 @@ class KvEvents:
                     model = state.spec.id
                     if model not in published:
                         published[model] = _Published()
-                        await publisher.clear(model)
+                        await self._send(events, model, [CLEARED])
                     changes = published[model].follow(await _report(state))
                     if changes:
-                        await publisher.publish(model, changes)
+                        await self._send(events, model, [written(change) for change in changes])
                 await asyncio.sleep(EVERY_S)
         finally:
             for model in published:
-                await publisher.clear(model)
-            await publisher.close()
+                await self._send(events, model, [CLEARED])
+            answering.cancel()
+            await asyncio.wait((answering,))
+            context.destroy(linger=100)  # milliseconds, for unsent messages
+
+    def _sockets(self, context: zmq.asyncio.Context) -> tuple[zmq.asyncio.Socket, zmq.asyncio.Socket]:
+        """Return the socket of events, and that of replay requests."""
+        events, requests = context.socket(zmq.PUB), context.socket(zmq.ROUTER)
+        events.set_hwm(_HWM)
+        events.linger = requests.linger = 0
+        listens = "*" in self._endpoint or "::" in self._endpoint or self._endpoint.startswith("ipc:")
+        (events.bind if listens else events.connect)(self._endpoint)
+        if self._replay:
+            requests.bind(self._replay)
+        bound = [events, requests] if self._replay else [events]
+        self.addresses = [each.getsockopt_string(zmq.LAST_ENDPOINT) for each in bound]
+        return events, requests
+
+    async def _send(self, events: zmq.asyncio.Socket, model: str, changes: Sequence[Sequence[object]]) -> None:
+        """Publish changes of a model's cache."""
+        topic = f"kv@{self._pod}@{model}".encode()
+        message = (topic, self._n, _packed([time.time(), changes]))
+        self._n += 1
+        self._kept.append(message)
+        await events.send_multipart(_frames(*message))
+
+    async def _answer(self, requests: zmq.asyncio.Socket) -> None:
+        """Answer replay requests. Endless."""
+        while True:
+            frames = await requests.recv_multipart()
+            if len(frames) != 3 or len(frames[2]) != 8:
+                continue
+            subscriber, delimiter, first = frames[0], frames[1], int.from_bytes(frames[2], "big")
+            for message in list(self._kept):
+                if message[1] >= first:
+                    await requests.send_multipart([subscriber, delimiter, *_frames(*message)])
+            await requests.send_multipart([subscriber, delimiter, b"", _END, b""])
 
 
 async def _report(state: ModelState) -> BlockReport | None:
