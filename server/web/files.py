@@ -12,7 +12,6 @@ import mimetypes
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol
 
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -62,17 +61,22 @@ class PageFile:
     cache: str = ASKED
 
 
-class FileSource(Protocol):
-    """A source of files. A path is the part after the server's prefix, with its slash."""
+class FileSource:
+    """A source of files. A path is the part after the server's prefix, with its slash.
+
+    This one (``--no-ui``) has only a script that removes the service worker of a previously served web UI.
+    """
 
     def has(self, path: str) -> bool:
         """Return whether there is a file at `path`. Fast."""
+        return path == "/sw.js"
 
     def read(self, path: str) -> PageFile | None:
         """Return the file at `path`. Blocking."""
+        return page_file(REMOVE_WORKER, ".js") if path == "/sw.js" else None
 
 
-class BuiltIn:
+class BuiltIn(FileSource):
     """The package's web UI. All files are read and compressed at the first request."""
 
     def __init__(self) -> None:
@@ -101,15 +105,13 @@ class BuiltIn:
         return made
 
     def has(self, path: str) -> bool:
-        """Return whether there is a file at `path`."""
         return path in self._top or (path.startswith(f"/{APP}/") and path in self._sources)
 
     def read(self, path: str) -> PageFile | None:
-        """Return the file at `path`."""
         return self._files.get(path)
 
 
-class Folder:
+class Folder(FileSource):
     """The files of `root`, as they are at that moment; ``index.html`` where a folder is named (llama.cpp
     tools/server/server-http.cpp; cpp-httplib's mount points). Nothing above `root` is reached, by links neither."""
 
@@ -117,18 +119,16 @@ class Folder:
         self._root = root.resolve()
 
     def has(self, path: str) -> bool:
-        """Return whether there is a file at `path`."""
-        return path == "/sw.js" or self._place(path) is not None
+        return super().has(path) or self._place(path) is not None
 
     def read(self, path: str) -> PageFile | None:
-        """Return the file at `path`."""
         place = self._place(path)
-        if place is not None:
-            try:
-                return page_file(place.read_bytes(), place.suffix.lower())
-            except OSError:
-                return None  # gone meanwhile, or not ours to read
-        return page_file(REMOVE_WORKER, ".js") if path == "/sw.js" else None
+        if place is None:
+            return super().read(path)
+        try:
+            return page_file(place.read_bytes(), place.suffix.lower())
+        except OSError:
+            return None  # gone meanwhile, or not ours to read
 
     def _place(self, path: str) -> Path | None:
         if "\0" in path or "\\" in path:
@@ -140,18 +140,6 @@ class Folder:
             return place if place.is_relative_to(self._root) and place.is_file() else None
         except (OSError, RuntimeError):  # a name that is too long, a loop of links
             return None
-
-
-class NoPage:
-    """``--no-ui``: only a script that removes the service worker of a previously served web UI."""
-
-    def has(self, path: str) -> bool:
-        """Return whether there is a file at `path`."""
-        return path == "/sw.js"
-
-    def read(self, path: str) -> PageFile | None:
-        """Return the file at `path`."""
-        return page_file(REMOVE_WORKER, ".js") if self.has(path) else None
 
 
 def page_file(body: bytes, suffix: str, cache: str = ASKED) -> PageFile:
@@ -225,7 +213,7 @@ class Page:
 def page_of(*, ui: bool, folder: Path | None, connect: tuple[str, ...]) -> Page:
     """Return the web UI that the options select. Without one, it still removes a previously served service worker."""
     if not ui:
-        return Page(NoPage(), security_headers(()))
+        return Page(FileSource(), security_headers(()))
     if folder is not None:
         return Page(Folder(folder), _NO_SNIFFING)
     return Page(BuiltIn(), security_headers(connect))
