@@ -77,17 +77,6 @@ class CachedModel:
     modified: float  # unix seconds
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """A repository's cached files by name; the most recent commit first."""
-
-    files: Mapping[str, Path]
-
-    def listing(self) -> list[HubFile]:
-        """Return its files in that order."""
-        return [HubFile(name, path.stat().st_size) for name, path in self.files.items()]
-
-
 class Cache:
     """One folder of that layout; made when something is first put into it."""
 
@@ -96,14 +85,15 @@ class Cache:
 
     # ---- looking
 
-    def snapshot(self, repository: str) -> Snapshot:
-        """Return the files of the last commit, and models of older commits without a newer version: they were pulled
-        and not removed. All parts of a split model are from one commit, the newest complete one.
+    def snapshot(self, repository: str) -> dict[str, Path]:
+        """Return a repository's files by name: those of the last commit, then models of older commits without a newer
+        version, which were pulled and not removed. All parts of a split model are from one commit, the newest complete
+        one.
         """
         base = self._base(repository)
         last = _last_commit(base / "refs")
         if not last:
-            return Snapshot({})
+            return {}
         found: dict[tuple[str, int], dict[str, Path]] = {}
         with contextlib.suppress(OSError):
             for root in _newest_first(base / "snapshots", last):
@@ -111,7 +101,7 @@ class Cache:
                     is_gguf = key[1] > 0  # a preset says what the models of its own commit are
                     if (is_gguf or root.name == last) and len(files) > len(found.get(key, ())):
                         found[key] = files
-        return Snapshot({name: path for files in found.values() for name, path in files.items()})
+        return {name: path for files in found.values() for name, path in files.items()}
 
     def models(self) -> list[CachedModel]:
         """Return the models with a quantization in their name, ordered as llama-server lists them."""
@@ -119,7 +109,7 @@ class Cache:
         for repository in self._repositories():
             snapshot = self.snapshot(repository)
             by_tag: dict[str, str] = {}
-            for name in snapshot.files:
+            for name in snapshot:
                 parts = parts_of(name)
                 if parts is not None and parts.index == 1 and parts.tag and is_model(name):
                     by_tag.setdefault(parts.tag, name)
@@ -273,14 +263,14 @@ def _by_model(root: Path) -> dict[tuple[str, int], dict[str, Path]]:
     return found
 
 
-def _cached(reference: Reference, name: str, snapshot: Snapshot) -> CachedModel:
+def _cached(reference: Reference, name: str, snapshot: Mapping[str, Path]) -> CachedModel:
     first = parts_of(name)
     assert first is not None
-    named = [(parts_of(other), path) for other, path in snapshot.files.items()]
+    named = [(parts_of(other), path) for other, path in snapshot.items()]
     same = (first.prefix, first.count)
     stats = [path.stat() for parts, path in named if parts and (parts.prefix, parts.count) == same]
     return CachedModel(
-        reference, snapshot.files[name], sum(each.st_size for each in stats), max(each.st_mtime for each in stats)
+        reference, snapshot[name], sum(each.st_size for each in stats), max(each.st_mtime for each in stats)
     )
 
 

