@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
@@ -35,7 +36,6 @@ from server.options.server import VERBOSITY_DETAILED, ServerSettings
 from server.options.values import ANYWHERE
 from server.pool.entry import log_failure
 from server.pool.events import StatusChanged, Subscription
-from server.pool.pool import Pool
 from server.pool.protocols import Loader
 from server.pool.saved.store import SavedFiles, SlotFiles, UrlFiles
 from server.reload import Reload, key_store
@@ -68,7 +68,7 @@ from server.transport.server import StopSignals, on_hangup
 from server.transport.shared_streams import SharedStreams
 from server.uvicorn_config import check_certificate, configure
 from server.web.files import page_of
-from server.web.live import History, Live
+from server.web.live import SAMPLE_S, History, Live
 from server.web.recent import Bodies, RecentLog
 from server.web.tools.catalogue import PageTools
 
@@ -349,14 +349,16 @@ def lifespan_of(
         endless = [
             spawn(reload.follow(), "keys and certificates follow their files"),
             spawn(services.metrics.watch_loop(), "event loop lag"),
-            spawn(services.live.history.keep(), "the last hour"),
-            spawn(watch_steps(services.pool, server.watchdog_s), "watchdog"),
-            spawn(watch_memory(services.memory), "memory watch"),
+            spawn(every(SAMPLE_S, services.live.history.sample), "the last hour"),
+            spawn(every(MEMORY_WATCH_S, services.memory.check), "memory watch"),
             spawn(expire_state({services.state, services.batch_state}), "expiry of stored state"),
             spawn(fail_interrupted(services.state), "interrupted responses"),
             spawn(services.batches.run(), "batches"),
             spawn(services.usage.run(), "usage ledger"),
         ]
+        if limit_s := server.watchdog_s:
+            watch = every(min(limit_s / 4, WATCHDOG_INTERVAL_S), partial(services.pool.check_progress, limit_s))
+            endless.append(spawn(watch, "watchdog"))
         endless += [] if gpus is None else [spawn(gpus.read_loop(), "metrics of GPUs")]
         endless += [] if events is None else [spawn(events.follow(services.pool.states), "KV events")]
         StopSignals(
@@ -402,18 +404,11 @@ async def end_tasks(tasks: Collection[asyncio.Task[None]]) -> None:
         await asyncio.wait(pending, timeout=END_RETRY_S)
 
 
-async def watch_steps(pool: Pool, limit_s: float) -> None:
-    """Look after steps that don't end. Endless."""
-    while limit_s:
-        await asyncio.sleep(min(limit_s / 4, WATCHDOG_INTERVAL_S))
-        pool.check_progress(limit_s)
-
-
-async def watch_memory(memory: MemoryWatch) -> None:
-    """Look how much memory is left. Endless."""
+async def every(interval_s: float, work: Callable[[], object]) -> None:
+    """Call `work` every `interval_s` seconds. Endless."""
     while True:
-        memory.check()
-        await asyncio.sleep(MEMORY_WATCH_S)
+        await asyncio.sleep(interval_s)
+        work()
 
 
 async def expire_state(stores: Collection[Objects]) -> None:

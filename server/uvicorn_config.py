@@ -8,6 +8,8 @@ import asyncio
 import inspect
 import logging
 import math
+import signal
+import socket
 import ssl
 from dataclasses import dataclass
 from os import PathLike, fspath
@@ -30,7 +32,28 @@ _NEED_UVICORN = ("keep_alive_s", "max_connections", "ssl_cert_file")
 
 
 class AdminServer(uvicorn.Server):
-    """A uvicorn whose sockets include the administration port."""
+    """A uvicorn whose sockets include the administration port. It logs its `addresses`; uvicorn does not if it is given
+    sockets.
+    """
+
+    def __init__(self, config: uvicorn.Config, addresses: list[str]) -> None:
+        super().__init__(config)
+        self._addresses = addresses
+
+    async def serve_until_signal(self, sockets: list[socket.socket]) -> None:
+        """Serve; return on SIGINT and SIGTERM, which uvicorn would raise once more after a clean end."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._stop)
+        await self.serve(sockets=sockets)
+
+    def _stop(self, *_: object) -> None:
+        self.should_exit = True
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start the application, then listen."""
+        await super().startup(sockets)
+        for address in self._addresses:
+            logger.info("listening on %s", address)
 
 
 @dataclass(frozen=True, slots=True)

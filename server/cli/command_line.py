@@ -7,8 +7,6 @@ import asyncio
 import gc
 import logging
 import os
-import signal
-import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -110,14 +108,16 @@ async def _serve(settings: Settings, listeners: Sequence[Listener], words: list[
     return server.started
 
 
-def _built(settings: Settings, addresses: list[str], reread: Callable[[], Settings], models: "ModelPool") -> "_Server":
+def _built(
+    settings: Settings, addresses: list[str], reread: Callable[[], Settings], models: "ModelPool"
+) -> AdminServer:
     with _made_for_good():
         from server.app import create_app  # the HTTP application: only serving needs it
 
         app = create_app(settings, addresses=addresses, reread=reread, models=models)
         config = uvicorn.Config(app, lifespan="on", log_config=None, access_log=False)
         config.load()
-    return _Server(config, addresses)
+    return AdminServer(config, addresses)
 
 
 def _end_now(status: int, why: str) -> NoReturn:
@@ -267,29 +267,6 @@ def _made_for_good() -> Iterator[None]:
         gc.freeze()
     finally:
         gc.enable()
-
-
-class _Server(AdminServer):
-    """A uvicorn server that logs its addresses; uvicorn does not if it is given sockets."""
-
-    def __init__(self, config: uvicorn.Config, addresses: list[str]) -> None:
-        super().__init__(config)
-        self._addresses = addresses
-
-    async def serve_until_signal(self, sockets: list[socket.socket]) -> None:
-        """Serve; return on SIGINT and SIGTERM, which uvicorn would raise once more after a clean end."""
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._stop)
-        await self.serve(sockets=sockets)
-
-    def _stop(self, *_: object) -> None:
-        self.should_exit = True
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start the application, then listen."""
-        await super().startup(sockets)
-        for address in self._addresses:
-            logger.info("listening on %s", address)
 
 
 def _plain(model: SettingsModel) -> dict[str, Any]:

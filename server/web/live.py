@@ -77,14 +77,8 @@ class History:
         self.samples: deque[Sample] = deque(maxlen=int(KEPT_S / SAMPLE_S))
         self.n_samples = 0
 
-    async def keep(self) -> None:
-        """Take samples until cancelled."""
-        while True:
-            await asyncio.sleep(SAMPLE_S)
-            self.sample()
-
     def sample(self) -> None:
-        """Add the activity since the last sample."""
+        """Add the activity since the last sample. Call it every `SAMPLE_S` seconds."""
         now, states = self._clock(), self._states()
         self._ledger.note({state.spec.id: state.loaded for state in states})
         stats, before = reduce(combined, self._ledger.totals().values(), EngineStats()), self._before
