@@ -1,4 +1,7 @@
-"""One session with an MCP server over the official package. Every failure is an `McpFault`."""
+"""One session with an MCP server over the official package. Every failure is an `McpFault`.
+
+HTTP connections follow the address rules of media fetching (`server.media.fetch`), and each reply is bounded.
+"""
 
 import asyncio
 import base64
@@ -7,11 +10,12 @@ import contextlib
 import logging
 import os
 import re
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Literal, TextIO
 
 import anyio
+import httpcore2
 import httpx2
 import orjson
 from anyio.streams.memory import MemoryObjectReceiveStream
@@ -23,9 +27,9 @@ from mcp_types import CONNECTION_CLOSED, CallToolResult, ContentBlock
 
 from server.errors import short
 from server.mcp.config import McpServer
-from server.mcp.http import http_client
 from server.mcp.results import Json, McpFault, McpImage, McpResult, McpTool
-from server.media.fetch import AllowedHosts
+from server.media.fetch import AllowedHosts, CheckedBackend, Resolve, checked_address, resolved
+from server.media.header import Unreadable
 from server.sandbox.process import public_environment
 
 logger = logging.getLogger(__name__)
@@ -33,6 +37,10 @@ MAX_TOOLS = 1024
 MAX_LIST_PAGES = 100
 MAX_IMAGES = 16
 _LOG_CHARS = 4096
+MAX_REPLY_BYTES = 16 << 20
+"""Of one JSON reply. Events of a stream have the MCP package's own bound."""
+_TIMEOUT = httpx2.Timeout(30.0, read=600.0)
+_EVENTS = b"text/event-stream"
 logging.getLogger("mcp").setLevel(logging.CRITICAL)  # it logs a traceback for errors that calls raise anyway
 
 
@@ -229,3 +237,73 @@ def _image(block: ContentBlock) -> McpImage | None:
     except (binascii.Error, ValueError):
         return None
     return McpImage(data, re.sub(r"[^\w./+-]", "", block.mime_type)[:40])
+
+
+def http_client(headers: Iterable[tuple[str, str]], sites: AllowedHosts | None) -> httpx2.AsyncClient:
+    """Return a client for one MCP server.
+
+    `sites` limits the hosts that it may connect to; None = no limit, for an operator's URL. It ignores the
+    environment's proxies unless the URL is the operator's.
+    """
+    transport = None if sites is None else CheckedTransport(sites)
+    return httpx2.AsyncClient(
+        headers=[*headers, ("Accept-Encoding", "identity")],
+        timeout=_TIMEOUT,
+        transport=transport,
+        trust_env=sites is None,
+        event_hooks={"response": [_bound]},
+    )
+
+
+async def _bound(reply: httpx2.Response) -> None:
+    """Bound a reply's bytes. Compressed replies are refused: they could become a thousand times as much."""
+    if reply.headers.get("content-encoding", "identity").lower() != "identity":
+        raise httpx2.DecodingError("the MCP server's reply is compressed", request=reply.request)
+    if not reply.headers.get("content-type", "").encode().startswith(_EVENTS):
+        assert isinstance(reply.stream, httpx2.AsyncByteStream)
+        reply.stream = _Bounded(reply.stream)
+
+
+class _Bounded(httpx2.AsyncByteStream):
+    def __init__(self, stream: httpx2.AsyncByteStream) -> None:
+        self._stream = stream
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        n_bytes = 0
+        async for part in self._stream:
+            n_bytes += len(part)
+            if n_bytes > MAX_REPLY_BYTES:
+                raise httpx2.ReadError(f"the MCP server's reply has more than {MAX_REPLY_BYTES} bytes")
+            yield part
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+class CheckedTransport(httpx2.AsyncHTTPTransport):
+    """Connects to hosts that `sites` allows, and to the very address that was checked."""
+
+    def __init__(self, sites: AllowedHosts, resolve: Resolve = resolved) -> None:
+        context = httpx2.create_ssl_context(trust_env=False)
+        super().__init__(verify=context)
+        self._pool = httpcore2.AsyncConnectionPool(
+            ssl_context=context, network_backend=_checked_backend(sites, resolve)
+        )
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        """Send one request. Raises `httpx2.TransportError`."""
+        try:
+            return await super().handle_async_request(request)
+        except Unreadable as refused:
+            raise httpx2.ConnectError(str(refused), request=request) from None
+        except httpx2.TransportError as error:
+            raise httpx2.ConnectError(f"can't be reached: {type(error).__name__}", request=request) from error
+
+
+def _checked_backend(sites: AllowedHosts, resolve: Resolve) -> CheckedBackend:
+    async def address_of(host: str, port: int) -> str:
+        if not sites.allow(host):
+            raise Unreadable(f"{host} is not among the hosts that this server allows")
+        return await checked_address(host, port, sites, resolve)
+
+    return CheckedBackend(address_of)
