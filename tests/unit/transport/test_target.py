@@ -141,7 +141,7 @@ def test_endless_encoding_has_no_canonical_form(n: int) -> None:
 
 # ---- nobody else looks
 
-ALLOWED = ("server/transport/endpoints.py", "llamapool/client/", "server/mcp/http.py", "server/hub/child.py")
+ALLOWED = ("server/transport/endpoints.py", "llamapool/client/", "server/mcp/connection.py", "server/hub/child.py")
 """The module that decides, and modules that send requests instead of serving them."""
 
 
