@@ -52,7 +52,6 @@ DEFAULT_CONFIGS = (
 )
 DEMO_CONFIGS = (DEFAULT_CONFIGS[0], DEFAULT_CONFIGS[-1])  # shipped with Llamapool
 LEAST_SECRET_BYTES = 16
-_LAYERS = "layers"  # the keyword argument that carries the layers to pydantic-settings
 _HUB_KEYS = frozenset({"hf_token", "offline", "hf_file"})
 NO_MODEL = (
     "no model is configured: give -m FILE, -hf OWNER/NAME, --models-dir FOLDER, --models-preset FILE, or --config FILE "
@@ -82,21 +81,10 @@ class Settings(BaseSettings):
 
     @classmethod
     def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
+        cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, *_: Any, **__: Any
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Return one source per layer of ``_layers``, the strongest first.
-
-        pydantic-settings' own sources know neither ``LLAMA_ARG_*`` nor line numbers (docs/adr/0005).
-        """
-        assert isinstance(init_settings, InitSettingsSource)
-        given = dict(init_settings.init_kwargs)
-        layers = given.pop(_LAYERS, ())
-        return tuple(InitSettingsSource(settings_cls, layer) for layer in (given, *layers))
+        """Return the values alone: pydantic-settings' other sources would read the process (docs/adr/0005)."""
+        return (init_settings,)
 
 
 def load_settings(
@@ -289,7 +277,8 @@ def _validated(inputs: Inputs, registry: ModelRegistry, place: Mapping[str, Any]
     }
     skipped = (*inputs.flags.skipped, *inputs.variables.skipped, *registry.skipped, *_replaced_port(inputs))
     try:
-        return Settings(**{_LAYERS: map(_nested, layers), "origins": origins, "skipped": skipped, **place})
+        values = [{"origins": origins, "skipped": skipped, **place}, *map(_nested, layers)]
+        return Settings(_build_sources=(tuple(InitSettingsSource(Settings, each) for each in values), {}))
     except ValidationError as error:
         details = error.errors(include_url=False)[0]
         section = tuple(str(part) for part in details["loc"][: 2 if details["loc"][0] == "models" else 1])
