@@ -88,7 +88,7 @@ class EventStream(EventSourceResponse):
         ping: Callable[[], bytes] = lambda: PING,
         media_type: str = EVENTS_TYPE,
     ) -> None:
-        """Each item of `chunks` is a whole event including its blank line, or data of `media_type`.
+        """Send `chunks`, each a whole event including its blank line, or data of `media_type`.
 
         `ping_s` None = the server's interval; `ping` creates what is sent then.
         """
