@@ -1,7 +1,7 @@
 """The cost of a context's additional graph evaluations and sequence copies, measured once when it is created."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from server.llama.context.batch import Batch, Run
@@ -41,14 +41,14 @@ def measure(context: int, n_seq: int, n_vocab: int, token: int) -> ContextCost:
 
     def quickest_s(*seqs: int, n_tokens: int = 1, copies: bool = False) -> float:
         C.llama_memory_clear(memory, False)
-        n_least = 1 if decode_s(0, *seqs, n_tokens=n_tokens) > SLOW_S else 2  # the graph is built
-        times: list[float] = []
-        while len(times) < n_least or (sum(times) < SLOW_S and len(times) < REPEATS and not _agree(times)):
-            if copies:
+
+        def repeat(number: int) -> float:
+            if copies and number:
                 C.llama_memory_seq_rm(memory, 1, -1, -1)
                 C.llama_memory_seq_cp(memory, 0, 1, -1, -1)
-            times.append(decode_s((1 + len(times)) * n_tokens, *seqs, n_tokens=n_tokens))
-        return min(times)
+            return decode_s(number * n_tokens, *seqs, n_tokens=n_tokens)
+
+        return quickest(repeat)
 
     evaluation_s, evaluation_tokens, n = 0.0, 0.0, min((n_seq + 1) // 2, 4)
     together_s = quickest_s(*range(n))
@@ -61,6 +61,16 @@ def measure(context: int, n_seq: int, n_vocab: int, token: int) -> ContextCost:
     return ContextCost(evaluation_s, evaluation_tokens, copy_s)
 
 
+def quickest(run: Callable[[int], float]) -> float:
+    """Return the seconds of the quickest run but the first, number 0, which builds the graph."""
+    n_least = 1 if run(0) > SLOW_S else 2
+    times: list[float] = []
+    while len(times) < n_least or (sum(times) < SLOW_S and len(times) < REPEATS and not _agree(times)):
+        times.append(run(1 + len(times)))
+    return min(times)
+
+
 def _agree(times: Sequence[float]) -> bool:
-    quickest, second, *_ = sorted(times)
-    return second <= SAME * quickest
+    """Return whether the two quickest of `times` differ little."""
+    two = sorted(times)[:2]
+    return len(two) == 2 and two[1] <= SAME * two[0]
