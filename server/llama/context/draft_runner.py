@@ -23,7 +23,7 @@ from server.engine.runner_api import BatchEntry, RunnerInfo
 from server.errors import CONTAINED, InternalError
 from server.llama.context.batch import Batch, Run
 from server.llama.context.sequences import NativeSequences
-from server.llama.library import C, collect_errors, fast, reason
+from server.llama.library import fast
 from server.llama.sampling.candidates import Logits
 from server.llama.threads import ThreadPools
 
@@ -49,12 +49,10 @@ class LlamaDraftRunner(NativeSequences):
         deferred: bool,
         pools: ThreadPools | None = None,
     ) -> None:
-        super().__init__(context, info)
+        super().__init__(context, info, pools=pools)
         self._batch = Batch(info.n_batch, info.n_seq, n_vocab)
         self._n_shared = min(n_shared, n_vocab)
         self._deferred = deferred
-        self._pools = pools
-        self._outputs: list[int] = []
         self._logits_type = ctypes.c_float * n_vocab
 
     def decode(self, entries: Sequence[BatchEntry]) -> bool:
@@ -62,22 +60,7 @@ class LlamaDraftRunner(NativeSequences):
         return self._decode_entries(entries)
 
     def _decode_entries(self, entries: Sequence[BatchEntry]) -> bool:
-        context = self._open()
-        self._outputs = []
-        outputs = self._batch.fill(entries)
-        if self._pools is not None:
-            self._pools.enter(context, self._batch.native.n_tokens)
-        with collect_errors(quiet=True) as errors:
-            status = C.llama_decode(context, self._batch.native)
-            if self._deferred:
-                C.llama_synchronize(context)
-        if self._pools is not None:
-            self._pools.leave()
-        self._settled(status)
-        if status not in (0, 1):
-            raise InternalError(f"llama_decode returned {status}: {reason(errors, 'no reason given')}")
-        self._outputs = outputs if status == 0 else []
-        return bool(status == 0)
+        return self._decode_batch(self._batch.native, self._batch.fill(entries), wait=self._deferred)
 
     def best(self, output: int) -> tuple[int, float]:
         """Return the most probable token after the `output`-th wanted logits of the last decode, and its
@@ -94,14 +77,6 @@ class LlamaDraftRunner(NativeSequences):
             raise InternalError("the draft model computed logits that are not numbers")
         near = logits[logits > highest - _FAR]
         return token, 1.0 / float(np.exp(near - highest).sum())
-
-    def close(self) -> None:
-        """Free the context; every later call raises. Once is enough."""
-        context, self._context = self._context, None
-        if context is not None:
-            C.llama_free(context)
-            if self._pools is not None:
-                self._pools.close()
 
 
 Rows = npt.NDArray[np.float32]

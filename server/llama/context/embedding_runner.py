@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from server.engine.media import MediaInput, Spans, position, runs
+from server.engine.media import MediaInput, MediaSpan, Spans, position, runs
 from server.engine.runner_api import EmbedderInfo, Pooling, Vectors
 from server.errors import InternalError, ModelFailed
 from server.llama.context.batch import Batch, EmbeddingBatch, Run
+from server.llama.context.sequences import decode_native
 from server.llama.files.roles import POOLING_TYPES
-from server.llama.library import C, collect_errors, new_context, reason
+from server.llama.library import C, new_context
 from server.llama.media.chunks import NativeChunk
 from server.llama.media.projector import Projector
 from server.llama.threads import ThreadPools, thread_pools
@@ -52,44 +53,48 @@ class LlamaEmbeddingRunner:
         """Return the vectors of each input, computed in one batch; an input longer than ``n_pack`` must be the only
         one. Raises `InternalError` for input that the library refuses or would abort on.
         """
-        context = self._context
-        if context is None:
-            raise InternalError("a context was used after it was closed")
+        context = self._opened()
         self._check(inputs)
+        if len(inputs) == 1:
+            return [self._in_parts(context, inputs[0], ())]
         try:
-            if len(inputs) == 1:
-                return [self._embed_one(context, inputs[0])]
             self._decode(context, [Run(seq, 0, tokens, n_outputs=1) for seq, tokens in enumerate(inputs)])
             return self._read(context, [len(tokens) for tokens in inputs])
         finally:
-            if self._memory:
-                C.llama_memory_clear(self._memory, False)
+            self._clear()
 
     def embed_media(self, tokens: Sequence[int], media: Spans) -> Vectors:
         """Embed one input with media, computed in parts. Raises `InternalError`."""
-        context = self._context
-        if context is None or self._encoder is None:
-            raise InternalError("a context was used after it was closed, or without a projector for media")
+        context = self._opened()
         if len(tokens) > self.info.n_ctx_seq:
             raise InternalError(f"an input of {len(tokens)} tokens in a context of {self.info.n_ctx_seq}")
-        embeddings = [self._encoder.encode([span.chunk])[0] for span in media if isinstance(span.chunk, NativeChunk)]
-        encoded = iter(embeddings)
+        return self._in_parts(context, tokens, media)
+
+    def _opened(self) -> int:
+        if self._context is None:
+            raise InternalError("a context was used after it was closed")
+        return self._context
+
+    def _clear(self) -> None:
+        if self._memory:
+            C.llama_memory_clear(self._memory, False)
+
+    def _in_parts(self, context: int, tokens: Sequence[int], media: Spans) -> Vectors:
+        """Embed one input, text in parts of ``n_ubatch`` tokens: a window's small cache loses tokens where one decode
+        is computed in parts.
+        """
         rows: list[Vectors] = []
         sizes: list[int] = []
         try:
             for start, end, span in runs(media, len(tokens)):
-                step = end - start if span is not None else self.info.n_ubatch
+                step = self.info.n_ubatch if span is None else end - start
                 for at in range(start, end, step):
-                    part = tokens[at : min(at + step, end)]
-                    run = Run(0, position(media, at), part, n_outputs=1)
-                    if span is None:
-                        self._decode(context, [run])
-                    else:
-                        self._decode_medium(context, replace(run, media=MediaInput(span, next(encoded), 0)))
-                    rows += self._read(context, [len(part)])
-                    sizes.append(len(part))
+                    run = Run(0, position(media, at), tokens[at : min(at + step, end)], n_outputs=1)
+                    self._decode(context, [run]) if span is None else self._decode_medium(context, run, span)
+                    rows += self._read(context, [len(run.tokens)])
+                    sizes.append(len(run.tokens))
         finally:
-            C.llama_memory_clear(self._memory, False)
+            self._clear()
         return self._pooled(rows, sizes)
 
     def _pooled(self, rows: list[Vectors], sizes: list[int]) -> Vectors:
@@ -100,12 +105,13 @@ class LlamaEmbeddingRunner:
             return np.average(np.stack(rows), axis=0, weights=sizes).astype(np.float32)
         return rows[0] if self.info.pooling is Pooling.CLS else rows[-1]
 
-    def _decode_medium(self, context: int, run: Run) -> None:
-        if self._media is None or run.media is None:
+    def _decode_medium(self, context: int, run: Run, span: MediaSpan) -> None:
+        if self._media is None or self._encoder is None or not isinstance(span.chunk, NativeChunk):
             raise InternalError("a model without a projector was given media")
-        self._media.fill([run])
+        (embeddings,) = self._encoder.encode([span.chunk])
+        self._media.fill([replace(run, media=MediaInput(span, embeddings, 0))])
         self._media.want_all()
-        if run.media.causal:
+        if span.chunk.causal:
             self._decode_native(context, self._media.native)
             return
         C.llama_set_causal_attn(context, False)
@@ -119,19 +125,12 @@ class LlamaEmbeddingRunner:
         info, longest = self.info, max(map(len, inputs), default=0)
         if longest > (min(info.n_ubatch, info.n_ctx_seq) if info.whole else info.n_ctx_seq):
             raise InternalError(f"an input of {longest} tokens in a context of {info.n_ctx_seq}")
+        if not all(map(len, inputs)):
+            raise InternalError("an input without tokens")
         if len(inputs) > info.n_seq:
             raise InternalError(f"{len(inputs)} inputs at once; at most {info.n_seq} are possible")
         if info.whole and sum(map(len, inputs)) > info.n_ubatch:
             raise InternalError(f"more than the {info.n_ubatch} tokens that can be computed at once")
-
-    def _embed_one(self, context: int, tokens: Sequence[int]) -> Vectors:
-        rows: list[Vectors] = []
-        step = self.info.n_ubatch  # a window's small cache loses tokens where one decode is computed in parts
-        for start in range(0, max(len(tokens), 1), step):
-            part = tokens[start : start + step]
-            self._decode(context, [Run(0, start, part, n_outputs=1)])
-            rows += self._read(context, [len(part)])
-        return np.concatenate(rows) if self.info.pooling is Pooling.NONE else rows[-1]
 
     def _decode(self, context: int, runs: Sequence[Run]) -> None:
         self._batch.fill(runs)
@@ -139,14 +138,9 @@ class LlamaEmbeddingRunner:
         self._decode_native(context, self._batch.native)
 
     def _decode_native(self, context: int, batch: ctypes.Structure) -> None:
-        if self.pools is not None:
-            self.pools.enter(context, batch.n_tokens)
-        with collect_errors(quiet=True) as errors:
-            status = C.llama_decode(context, batch)
-        if self.pools is not None:
-            self.pools.leave()
+        status, why = decode_native(context, batch, self.pools)
         if status != 0:
-            raise InternalError(f"llama_decode returned {status}: {reason(errors, 'no reason given')}")
+            raise InternalError(f"llama_decode returned {status}: {why}")
 
     def _read(self, context: int, sizes: Sequence[int]) -> list[Vectors]:
         """Return the results of sequences 0.. with so many tokens each; waits for the device."""

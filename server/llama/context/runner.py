@@ -11,12 +11,12 @@ import numpy as np
 from server.engine.lora import Adapter
 from server.engine.request import Adapters, SamplingParams, TokenLogprob
 from server.engine.runner_api import BatchEntry, RunnerInfo
-from server.errors import InternalError, Interrupted, NotNumbers
+from server.errors import InternalError, NotNumbers
 from server.llama.context.batch import Batch, EmbeddingBatch
 from server.llama.context.draft_runner import LlamaDraftRunner, LlamaMtpHeads
 from server.llama.context.padding import padded_lengths
 from server.llama.context.sequences import NativeSequences
-from server.llama.library import C, collect_errors, fast, reason
+from server.llama.library import C, fast
 from server.llama.media.projector import Projector
 from server.llama.sampling.candidates import Candidates, Logits, ParallelSampling, allowed_tokens, apply_unlocked
 from server.llama.sampling.graph import GraphSampling
@@ -52,7 +52,6 @@ class Interruption:
 # a chain over more candidates takes longer than getting the GIL back: let other threads run meanwhile
 _HOLD_GIL_UP_TO = 1 << 16
 _ADAPTER = ctypes.POINTER(ctypes.c_void_p)  # the bindings' type of a llama_adapter_lora
-_ABORTED = 2  # status of llama_decode
 _LOWEST = -3.4028234663852886e38  # what llama-server prints for a probability of 0
 
 
@@ -82,7 +81,7 @@ class LlamaRunner(NativeSequences):
         encoder: Projector | None = None,
         evaluation_tokens: float = 0.0,
     ) -> None:
-        super().__init__(context, info, n_swa, stateful=stateful)
+        super().__init__(context, info, n_swa, stateful=stateful, pools=pools)
         self._evaluation_tokens = evaluation_tokens
         self.vocab = vocab
         self.draft = draft
@@ -92,11 +91,9 @@ class LlamaRunner(NativeSequences):
         self._adapter_pointers = [pointer for _, pointer in adapters]
         self._adapters_now: Adapters = ()
         self._threads = threads
-        self._pools = pools
         self._on_close = on_close
         self._batch = Batch(info.n_batch, info.n_seq, vocab.n_tokens, info.n_more_outputs)
         self._media = EmbeddingBatch(info.n_batch, info.n_seq, encoder.n_embd, mrope=encoder.mrope) if encoder else None
-        self._outputs: list[int] = []
         self._checked: dict[int, Logits] = {}  # by output: those of this decode that are known to be numbers
         self._samplers = SamplerFactory(vocab, info.n_ctx_seq)
         small = vocab.n_tokens <= _HOLD_GIL_UP_TO
@@ -132,11 +129,11 @@ class LlamaRunner(NativeSequences):
             return self._decode_media(context, entries)
         if (threads := self._threads.change()) is not None:
             C.llama_set_n_threads(context, *threads)
-        if self._evaluation_tokens and len(entries) > 1 and self._decode_padded(context, entries):
+        if self._evaluation_tokens and len(entries) > 1 and self._decode_padded(entries):
             return True
-        return self._decode_native(context, self._batch.native, self._batch.fill(entries))
+        return self._decode_native(self._batch.native, self._batch.fill(entries))
 
-    def _decode_padded(self, context: int, entries: Sequence[BatchEntry]) -> bool:
+    def _decode_padded(self, entries: Sequence[BatchEntry]) -> bool:
         """Decode with padding where that saves time. False: there is none or no room for it; nothing was changed."""
         padded = padded_lengths(entries, self._evaluation_tokens, self.info.n_ubatch)
         lengths = [len(entry.tokens) for entry in entries]
@@ -144,7 +141,7 @@ class LlamaRunner(NativeSequences):
         fits = fits and all(e.pos + n <= self.info.n_ctx_seq for e, n in zip(entries, padded, strict=True))
         if padded == lengths or not fits:
             return False
-        if not self._decode_native(context, self._batch.native, self._batch.fill(entries, padded)):
+        if not self._decode_native(self._batch.native, self._batch.fill(entries, padded)):
             return False
         for entry, n, n_padded in zip(entries, lengths, padded, strict=True):
             if n < n_padded and not super().seq_remove(entry.seq, entry.pos + n):
@@ -156,34 +153,19 @@ class LlamaRunner(NativeSequences):
             raise InternalError("a model without a projector was given media")
         outputs = self._media.fill(entries)
         if all(entry.media is not None and entry.media.causal for entry in entries):
-            return self._decode_native(context, self._media.native, outputs)
+            return self._decode_native(self._media.native, outputs)
         sizes = {len(entry.tokens) for entry in entries}
         if len(sizes) != 1 or sum(sizes) * len(entries) > self.info.n_ubatch:  # the library would abort, or cut one
             raise InternalError(f"{len(entries)} media of {sorted(sizes)} tokens can't be read all at once")
         C.llama_set_causal_attn(context, False)
         try:
-            return self._decode_native(context, self._media.native, outputs)
+            return self._decode_native(self._media.native, outputs)
         finally:
             C.llama_set_causal_attn(context, True)
 
-    def _decode_native(self, context: int, batch: ctypes.Structure, outputs: list[int]) -> bool:
-        if self._pools is not None:
-            self._pools.enter(context, batch.n_tokens)
-        with collect_errors(quiet=True) as errors:
-            status = C.llama_decode(context, batch)
-            if self.info.deferred and outputs:  # nobody reads anything of the others: the next decode waits for them
-                C.llama_synchronize(context)
-        if self._pools is not None:
-            self._pools.leave()
-        self._settled(status)
-        if status == 1:
-            return False
-        if status == _ABORTED:
-            raise Interrupted
-        if status != 0:
-            raise InternalError(f"llama_decode returned {status}: {reason(errors, 'no reason given')}")
-        self._outputs = outputs
-        return True
+    def _decode_native(self, batch: ctypes.Structure, outputs: list[int]) -> bool:
+        # a batch without outputs needs no wait: the next decode waits for it
+        return self._decode_batch(batch, outputs, wait=self.info.deferred and bool(outputs))
 
     def interruptible(self, *, wanted: bool) -> None:
         self._stop.allow(wanted=wanted)
@@ -304,17 +286,14 @@ class LlamaRunner(NativeSequences):
 
     def close(self) -> None:
         """Free the context; every later call raises. Once is enough."""
-        context, self._context = self._context, None
-        if context is None:
+        if self._context is None:
             return
         self._samplers.close()
         self._parallel.close()
-        for guesser in (self.draft, self.heads):
-            if guesser is not None:
-                guesser.close()
-        C.llama_free(context)
-        if self._pools is not None:
-            self._pools.close()
+        for drafts in (self.draft, self.heads):
+            if drafts is not None:
+                drafts.close()
+        super().close()
         self._on_close(self)
 
     def _check_token(self, token: int) -> None:

@@ -1,4 +1,4 @@
-"""The sequences of one context's KV cache: forgetting, copying, saving and loading them."""
+"""One context: its decodes, and the sequences of its KV cache: forgetting, copying, saving and loading them."""
 
 import ctypes
 from abc import ABC, abstractmethod
@@ -8,10 +8,12 @@ import numpy as np
 
 from server.engine.prefix_cache import new_bytes
 from server.engine.runner_api import BatchEntry, RunnerInfo
-from server.errors import InternalError
+from server.errors import InternalError, Interrupted
 from server.llama.context.batch import Run
-from server.llama.library import C, fast
+from server.llama.library import C, collect_errors, fast, reason
+from server.llama.threads import ThreadPools
 
+_NO_ROOM, _ABORTED, _REFUSED = 1, 2, -1  # statuses of llama_decode
 _WHOLE, _PARTIAL = 0, 1  # LLAMA_STATE_SEQ_FLAGS_NONE, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 _BYTE_POINTER = ctypes.POINTER(ctypes.c_uint8)
 
@@ -24,14 +26,24 @@ class NativeSequences(ABC):
     `_pending` holds copies not carried out yet, and `_settle` carries them out.
     """
 
-    def __init__(self, context: int, info: RunnerInfo, n_swa: int = 0, *, stateful: bool = False) -> None:
-        """``stateful``: recurrent or hybrid."""
+    def __init__(
+        self,
+        context: int,
+        info: RunnerInfo,
+        n_swa: int = 0,
+        *,
+        stateful: bool = False,
+        pools: ThreadPools | None = None,
+    ) -> None:
+        """``stateful``: recurrent or hybrid. ``pools``: freed with the context."""
         self.info = info
+        self._pools = pools
         self._context: int | None = context
         self._memory = C.llama_get_memory(context)
         self._n_swa = n_swa
         self._stateful = stateful
         self._pending: set[int] = set()
+        self._outputs: list[int] = []  # of the last decode: the index of each token with logits
 
     def _open(self) -> int:
         if self._context is None:
@@ -42,10 +54,21 @@ class NativeSequences(ABC):
     def _decode_entries(self, entries: Sequence[BatchEntry]) -> bool:
         """Decode in one call, without the MTP heads that `Runner.decode` updates. Returns and raises as that."""
 
-    def _settled(self, status: int) -> None:
-        """Record a decode: only a batch refused at once (-1) leaves the pending copies undone."""
-        if status != -1:
+    def _decode_batch(self, batch: ctypes.Structure, outputs: list[int], *, wait: bool) -> bool:
+        """Decode a filled batch with these outputs, and `wait` for the device. Return False if there is no KV room, and
+        nothing was changed. Raises `Interrupted` and `InternalError`.
+        """
+        self._outputs = []
+        status, why = decode_native(self._open(), batch, self._pools, wait=wait)
+        if status != _REFUSED:  # such a batch leaves the pending copies undone
             self._pending.clear()
+        if status == _ABORTED:
+            raise Interrupted
+        if status not in (0, _NO_ROOM):
+            raise InternalError(f"llama_decode returned {status}: {why}")
+        if status == 0:
+            self._outputs = outputs
+        return status == 0
 
     def seq_remove(self, seq: int, pos: int) -> bool:
         """Remove positions >= `pos`. Return False, with nothing changed, if the rest could not be continued.
@@ -190,3 +213,26 @@ class NativeSequences(ABC):
         self._open()
         if not 0 <= seq < self.info.n_seq:
             raise InternalError(f"sequence {seq} of {self.info.n_seq}")
+
+    def close(self) -> None:
+        """Free the context; every later call raises. Once is enough."""
+        context, self._context = self._context, None
+        if context is not None:
+            C.llama_free(context)
+            if self._pools is not None:
+                self._pools.close()
+
+
+def decode_native(
+    context: int, batch: ctypes.Structure, pools: ThreadPools | None, *, wait: bool = False
+) -> tuple[int, str]:
+    """Decode on the threads of `pools`; return the status and the library's reason. ``wait``: also for the device."""
+    if pools is not None:
+        pools.enter(context, batch.n_tokens)
+    with collect_errors(quiet=True) as errors:
+        status: int = C.llama_decode(context, batch)
+        if wait:
+            C.llama_synchronize(context)
+    if pools is not None:
+        pools.leave()
+    return status, reason(errors, "no reason given") if status else ""

@@ -5,7 +5,7 @@ import math
 
 from server.errors import ModelFailed
 from server.llama.files.gguf_header import BLOCKS, GgufHeader, Scalar
-from server.llama.files.model_file import check_files, read_gguf
+from server.llama.files.model_file import ModelFiles, check_files, read_gguf
 from server.llama.files.roles import roles
 from server.llama.library import C
 from server.media.bitmap import BitmapKind
@@ -55,11 +55,11 @@ def _written(source: str) -> bytes | None:
 _TEMPLATE = "tokenizer.chat_template"
 
 
-def describe(spec: ModelSpec) -> ModelInfo:
-    """Return the same as `Weights.info`, except what only the library knows (vocabulary, fingerprints). Raises
-    `ModelFailed`.
+def describe(spec: ModelSpec, files: ModelFiles | None = None) -> ModelInfo:
+    """Return the same as `Weights.info`, except what only the library knows (vocabulary, fingerprints). ``files``: if
+    they were read already. Raises `ModelFailed`.
     """
-    files = check_files(spec.id, spec.path, spec.native.metadata_overrides)
+    files = files or check_files(spec.id, spec.path, spec.native.metadata_overrides)
     header = files.header
     what = roles(header, spec.native)
     architecture = header.metadata["general.architecture"]
@@ -79,6 +79,7 @@ def describe(spec: ModelSpec) -> ModelInfo:
         generates=what.generates,
         embeds=what.embeds,
         media=media_kinds(spec),
+        rerank_template=_text(header, f"{_TEMPLATE}.rerank"),
     )
 
 

@@ -2,11 +2,9 @@
 
 import ctypes
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 
 from server.engine.runner_api import RunnerInfo
 from server.errors import InternalError, ModelFailed
@@ -24,9 +22,8 @@ from server.llama.context.params import (
 )
 from server.llama.context.runner import LlamaRunner
 from server.llama.devices import offloads, used_devices
-from server.llama.files.description import built_in_template
+from server.llama.files.description import describe
 from server.llama.files.model_file import ModelFiles, fingerprint
-from server.llama.files.roles import Roles, roles
 from server.llama.fit.measure import adapters
 from server.llama.fit.memory import Taken
 from server.llama.library import C, collect_errors, new_context, reason
@@ -38,7 +35,6 @@ from server.llama.weights.adapters import apply_configured, load_adapters
 from server.llama.weights.control_vectors import read_control_vectors
 from server.llama.weights.draft import DraftWeights
 from server.pool.memory import Footprint, added
-from server.pool.protocols import ModelInfo
 from server.pool.spec import ModelSpec
 
 
@@ -71,8 +67,15 @@ class LlamaWeights:
         self._control = read_control_vectors(spec.id, spec.native, n_embd, n_layer)
         self.vocab = LlamaVocab(model)
         self.info = replace(
-            _info(model, self.vocab, roles(files.header, spec.native)),
-            built_in_template=built_in_template(spec.chat.template or _template(model, None)),
+            describe(spec, files),
+            description=_description(model),
+            ftype=(C.llama_ftype_name(C.llama_model_ftype(model)) or b"").decode(),
+            vocab_type=self.vocab.type,
+            n_vocab=self.vocab.n_tokens,
+            n_embd=n_embd,
+            bos_token=_piece(self.vocab, self.vocab.bos),
+            add_bos=self.vocab.add_bos,
+            eos_token=_piece(self.vocab, self.vocab.eos),
             fingerprint=fingerprint(files.parts, spec.native.metadata_overrides),
             adapter_fingerprints=tuple(native.fingerprint for native in self._adapters),
             control_vectors=self._control.fingerprint if self._control else "",
@@ -238,51 +241,11 @@ def _warm_up(name: str, context: int, vocab: LlamaVocab) -> None:
     C.llama_memory_clear(C.llama_get_memory(context), True)
 
 
-def _info(model: int, vocab: LlamaVocab, what: Roles) -> ModelInfo:
-    return ModelInfo(
-        description=_text(partial(C.llama_model_desc, model)),
-        ftype=(C.llama_ftype_name(C.llama_model_ftype(model)) or b"").decode(),
-        vocab_type=vocab.type,
-        n_vocab=vocab.n_tokens,
-        n_ctx_train=C.llama_model_n_ctx_train(model),
-        n_embd=C.llama_model_n_embd(model),
-        n_params=C.llama_model_n_params(model),
-        size=C.llama_model_size(model),
-        bos_token=_piece(vocab, vocab.bos),
-        add_bos=vocab.add_bos,
-        eos_token=_piece(vocab, vocab.eos),
-        chat_template=_template(model, None),
-        chat_template_tool_use=_template(model, b"tool_use"),
-        metadata=_metadata(model),
-        generates=what.generates,
-        embeds=what.embeds,
-        rerank_template=_template(model, b"rerank"),
-    )
-
-
 def _piece(vocab: LlamaVocab, token: int) -> str:
     return "" if token == -1 else vocab.piece(token).decode("utf-8", "replace")
 
 
-def _template(model: int, name: bytes | None) -> str:
-    return (C.llama_model_chat_template(model, name) or b"").decode("utf-8", "replace")
-
-
-def _metadata(model: int) -> dict[str, str]:
-    """Return the file's scalar values as the library prints them; arrays are left out there."""
-    values = {}
-    for i in range(C.llama_model_meta_count(model)):
-        key = _text(partial(C.llama_model_meta_key_by_index, model, i))
-        values[key] = _text(partial(C.llama_model_meta_val_str_by_index, model, i))
-    return values
-
-
-def _text(read: Callable[[ctypes.Array[ctypes.c_char], int], int]) -> str:
-    """Return the result of a snprintf-like library function of any length; "" if there is none."""
-    size = 256
-    while True:
-        buffer = ctypes.create_string_buffer(size)
-        n = read(buffer, size)
-        if n < size:
-            return buffer.raw[: max(n, 0)].decode("utf-8", "replace")
-        size = n + 1
+def _description(model: int) -> str:
+    buffer = ctypes.create_string_buffer(256)
+    C.llama_model_desc(model, buffer, len(buffer))
+    return buffer.value.decode("utf-8", "replace")
