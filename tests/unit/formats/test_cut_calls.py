@@ -9,8 +9,7 @@ import pytest
 from server import formats
 from server.formats.parsing.reasoning import OutputParser
 from tests.unit.formats.reading import Read, forced_call_grammar, functions_of, parser, prompt_of, template
-from tests.unit.formats.recorded import RECORDED
-from tests.unit.formats.samples import Recorded
+from tests.unit.formats.recorded import RECORDED, Recorded
 from tests.unit.formats.test_call_grammars import TOOLS, VARIANTS, walk
 
 CALLS = [recorded for recorded in RECORDED if recorded.calls]
