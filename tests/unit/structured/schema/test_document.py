@@ -9,22 +9,6 @@ from server.structured.grammar.schema.document import Document
 from tests.unit.structured.builders import BYTES
 
 
-@pytest.mark.parametrize(
-    ("schema", "message"),
-    [
-        ({"$ref": "other.json#/x"}, r"\$ref 'other\.json#/x' is not supported"),
-        ({"$ref": "#nowhere"}, r"\$ref '#nowhere' leads nowhere"),
-        ({"$ref": "#/x", "x": "text"}, r"\$ref '#/x' leads to no schema"),
-        ({"$ref": "#/x/3", "x": [{}]}, r"\$ref '#/x/3' leads nowhere"),
-        ({"$id": "http://[bad", "$ref": "x"}, "is no URI"),
-        ({"$id": "x", "$ref": "//["}, "is no URI"),
-    ],
-)
-def test_a_reference_to_elsewhere_is_named(schema: Any, message: str) -> None:
-    with pytest.raises(InvalidRequest, match=message):
-        BYTES.json_schema(schema)
-
-
 def test_old_drafts_are_read_as_the_newest() -> None:
     schema = {
         "$schema": "http://json-schema.org/draft-04/schema#",
