@@ -3,9 +3,11 @@
 import json
 from functools import cache
 from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from server.formats import BY_NAME, FORMATS, recognised
 from server.formats.tool_call_syntax import Parameters
@@ -17,78 +19,8 @@ from tests.unit.formats.recorded import FULL, PARAMETERS, tool
 
 pytestmark = pytest.mark.slow
 
-SHIPPED = {
-    "Apertus-8B-Instruct": "apertus",
-    "Apriel-1.6-15b-Thinker-fixed": "tool-calls-tag",
-    "Bielik-11B-v3.0-Instruct": "hermes",
-    "ByteDance-Seed-OSS": "qwen3-coder",
-    "Cohere2MoE": "command-r",
-    "CohereForAI-c4ai-command-r-plus-tool_use": "command-r-plus",
-    "CohereForAI-c4ai-command-r7b-12-2024-tool_use": "command-r",
-    "GLM-4.6": "glm",
-    "GLM-4.7-Flash": "glm",
-    "GigaChat3-10B-A1.8B": "gigachat",
-    "GigaChat3.1-10B-A1.8B": "gigachat",
-    "HuggingFaceTB-SmolLM3-3B": "generic",
-    "Kimi-K2-Instruct": "kimi-k2",
-    "Kimi-K2-Thinking": "kimi-k2",
-    "Kimi-K3": "kimi-k3",
-    "LFM2-8B-A1B": "lfm2",
-    "LFM2.5-8B-A1B": "lfm2",
-    "LFM2.5-Instruct": "lfm2",
-    "MiMo-VL": "hermes",
-    "MiniMax-M1": "tool-calls-tag",
-    "MiniMax-M2": "minimax-m2",
-    "MiniMax-M3": "minimax-m3",
-    "Mistral-Small-3.2-24B-Instruct-2506": "mistral-args",
-    "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": "qwen3-coder",
-    "NVIDIA-Nemotron-Nano-v2": "nemotron",
-    "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use": "hermes",
-    "NousResearch-Hermes-3-Llama-3.1-8B-tool_use": "hermes",
-    "Qwen-QwQ-32B": "hermes",
-    "Qwen-Qwen2.5-7B-Instruct": "hermes",
-    "Qwen-Qwen3-0.6B": "hermes",
-    "Qwen3-Coder": "qwen3-coder",
-    "Qwen3.5-4B": "qwen3-coder",
-    "Reka-Edge": "hermes",
-    "Spark2.5": "glm",
-    "StepFun3.5-Flash": "qwen3-coder",
-    "deepseek-ai-DeepSeek-R1-Distill-Llama-8B": "deepseek",
-    "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B": "deepseek",
-    "deepseek-ai-DeepSeek-V3.1": "deepseek",
-    "deepseek-ai-DeepSeek-V3.2": "deepseek-dsml",
-    "deepseek-ai-DeepSeek-V4": "deepseek-dsml",
-    "deepseek-ai-DeepSeek-V4-Flash-0731": "deepseek-dsml",
-    "fireworks-ai-llama-3-firefunction-v2": "firefunction",
-    "google-gemma-2-2b-it": "generic",
-    "google-gemma-4-31B-it": "gemma4",
-    "google-gemma-4-31B-it-interleaved": "gemma4",
-    "ibm-granite-granite-3.3-2B-Instruct": "granite3",
-    "ibm-granite-granite-4.0": "hermes",
-    "ibm-granite-granite-4.1": "hermes",
-    "inclusionai-ling-3.0-flash": "glm",
-    "llama-cpp-deepseek-r1": "deepseek",
-    "llama-cpp-rwkv-world": "generic",
-    "meetkai-functionary-medium-v3.1": "functionary-v3.1",
-    "meetkai-functionary-medium-v3.2": "functionary-v3.2",
-    "meta-llama-Llama-3.1-8B-Instruct": "llama3",
-    "meta-llama-Llama-3.2-3B-Instruct": "llama3",
-    "meta-llama-Llama-3.3-70B-Instruct": "llama3",
-    "microsoft-Phi-3.5-mini-instruct": "generic",
-    "mistralai-Ministral-3-14B-Reasoning-2512": "mistral-args",
-    "mistralai-Mistral-Nemo-Instruct-2407": "mistral",
-    "moonshotai-Kimi-K2": "kimi-k2",
-    "muse-glimmer": "muse",
-    "openai-gpt-oss-120b": "harmony",
-    "openbmb-MiniCPM5-1B": "minicpm5",
-    "poolside-Laguna-S-2.1": "glm",
-    "poolside-Laguna-XS-2.1": "glm",
-    "poolside-Laguna-XS.2": "glm",
-    "tencent-Hy3": "hunyuan",
-    "unsloth-Apriel-1.5": "tool-calls-tag",
-    "unsloth-mistral-Devstral-Small-2507": "mistral-args",
-    "upstage-Solar-Open-100B": "solar",
-}
+FORMATS_OF_TEMPLATES = yaml.safe_load(Path(__file__).with_name("shipped.yaml").read_text(encoding="utf-8"))
+SHIPPED = {name: form for form, templates in FORMATS_OF_TEMPLATES.items() for name in templates}
 WITHOUT_CALLS = {
     "HuggingFaceTB-SmolLM3-3B",
     "LFM2-8B-A1B",

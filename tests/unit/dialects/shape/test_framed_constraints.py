@@ -1,8 +1,10 @@
 """Constraints of chats in formats whose answers have markup of their own: what they let pass, the parser reads."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from server.chat.conversation import Tools, template_tools
 from server.errors import InvalidRequest
@@ -12,86 +14,9 @@ from tests.unit.dialects.builders import answer_of, make_model
 from tests.unit.dialects.chat.test_chat_output import FORMAT, accepts, choosing
 from tests.unit.formats.reading import Read, output_parser, read
 
-TURNS = {
-    # template's signs: the generation prompt, thoughts to their end, what begins an answer, a call
-    "<|channel|>analysis<|message|>": (
-        "<|start|>assistant",
-        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant",
-        "<|channel|>final<|message|>",
-        '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 5}',
-    ),
-    "<|channel|>analysis<|message|> with the recipient first": (
-        "<|start|>assistant",
-        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant",
-        "<|channel|>final<|message|>",
-        ' to=functions.f<|channel|>commentary json<|message|>{"a": 5}',
-    ),
-    "<|open|><|close|><|end_of_msg|>": (
-        '<|open|>message role="assistant"<|sep|><|open|>think<|sep|>',
-        "Hm.<|close|>think<|sep|>",
-        "<|open|>response<|sep|>",
-        '<|open|>tools<|sep|><|open|>call tool="f" index="1"<|sep|><|open|>argument key="a" type="number"<|sep|>5'
-        "<|close|>argument<|sep|><|close|>call<|sep|><|close|>tools<|sep|>",
-    ),
-    "<|START_ACTION|><|END_ACTION|><|END_THINKING|><|START_RESPONSE|>": (
-        "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>",
-        "<|START_THINKING|>Hm.<|END_THINKING|>",
-        "<|START_RESPONSE|>",
-        '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "f", "parameters": {"a": 5}}\n]<|END_ACTION|>',
-    ),
-    "<|START_ACTION|><|END_ACTION|><|END_THINKING|><|START_TEXT|>": (
-        "<|CHATBOT_TOKEN|><|START_THINKING|>",
-        "Hm.<|END_THINKING|>",
-        "<|START_TEXT|>",
-        '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "f", "parameters": {"a": 5}}\n]<|END_ACTION|>',
-    ),
-    "<|tool_call:begin|><|tool_call:name|>": (
-        "<|begin|>assistant",
-        "<|think|>Hm.<|end|><|begin|>assistant",
-        "<|content|>",
-        '<|tool_calls|><|tool_call:begin|>a1<|tool_call:name|>f<|tool_call:args|>{"a": 5}<|tool_call:end|>',
-    ),
-    "<atem:function_calls><|eom|>": (
-        "<|start|>assistant",
-        " to=self<|message|>Hm.<|eom|><|start|>assistant",
-        " to=user<|message|>",
-        ' to=f<|message|><atem:function_calls>\n<atem:invoke name="f">\n<atem:parameter name="a">5</atem:parameter>\n'
-        "</atem:invoke>\n</atem:function_calls>",
-    ),
-    ">>>all>>>${recipient}": ("assistant<|end_header_id|>\n\n>>>", "", "all\n", 'f\n{"a": 5}'),
-    "<|tools_prefix|>": (
-        "<|assistant_start|>",
-        "<|inner_prefix|>Hm.<|inner_suffix|>",
-        "",
-        '<|tools_prefix|>[{"f": {"a": 5}}]<|tools_suffix|>',
-    ),
-    "<|message_model|><|content_invoke_tool_json|>": (
-        "<|message_model|>",
-        "<|content_thinking|>Hm.<|end_message|><|message_model|>",
-        "<|content_text|>",
-        'f<|content_invoke_tool_json|>{"name": "f", "args": {"a": 5}}',
-    ),
-    "<tool_calls><answer></answer><think></think>": (
-        "assistant",
-        "<think>\nHm.\n</think>\n",
-        "<answer>\n",
-        '<tool_calls>[{"name": "f", "arguments": {"a": 5}}]</tool_calls>',
-    ),
-    "<|tool_calls_section_begin|><|tool_call_begin|></think>": (
-        "<|im_assistant|>assistant<|im_middle|>",
-        "<think>Hm.</think>",
-        "",
-        '<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"a": 5}'
-        "<|tool_call_end|><|tool_calls_section_end|>",
-    ),
-    "<tool_call></tool_call><think></think>": (
-        "assistant\n",
-        "<think>\nHm.\n</think>\n\n",
-        "",
-        '<tool_call>\n{"name": "f", "arguments": {"a": 5}}\n</tool_call>',
-    ),
-}
-CASES = [pytest.param(signs, *turn, id=signs) for signs, turn in TURNS.items()]
+TURNS = yaml.safe_load(Path(__file__).with_name("turns.yaml").read_text(encoding="utf-8"))
+PARTS = ("prompt", "reasoning", "lead", "call")
+CASES = [pytest.param(signs, *(turn.get(part, "") for part in PARTS), id=signs) for signs, turn in TURNS.items()]
 ANSWER = '{"b": 1}'
 OTHER = '{"b": 2}'
 
@@ -151,7 +76,7 @@ def test_a_grammar_of_ones_own_holds_from_the_first_token_on_where_an_answer_has
     grammar = 'root ::= "<think>a</think>b" | "yes"'
     for text, fits in (("<think>a</think>b", True), ("yes", True), ("<think>c</think>yes", False)):
         assert accepts(made(plain, "assistant\n", Tools(), grammar=grammar), text) is fits
-    text = TURNS[framed][1] + TURNS[framed][2] + "yes"
+    text = TURNS[framed]["reasoning"] + TURNS[framed]["lead"] + "yes"
     assert accepts(made(framed, "<|start|>assistant", Tools(), grammar=grammar), text)
 
 
