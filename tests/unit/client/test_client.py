@@ -6,7 +6,8 @@ import inspect
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
 from typing import Any, get_overloads
 
 import httpx
@@ -235,63 +236,7 @@ def test_a_server_that_hangs_does_not_outlast_the_wait(clock: Clock) -> None:
     assert set(asked.last.extensions["timeout"].values()) == {7.0}
 
 
-METHODS: dict[Callable[..., object], str] = {
-    LlamaCppClient.__init__: "base_url='http://127.0.0.1:8080', api_key=None, timeout=600.0, verify_ssl=True",
-    LlamaCppClient.health: "",
-    LlamaCppClient.is_ready: "",
-    LlamaCppClient.wait_until_ready: "timeout=60.0, poll_interval=1.0",
-    LlamaCppClient.props: "",
-    LlamaCppClient.set_props: "**kwargs",
-    LlamaCppClient.metrics: "",
-    LlamaCppClient.chat_completion: "messages, **kwargs",
-    ChatCompletionsAPI.create: (
-        "messages, model='gpt-codex-5.3', max_tokens=None, temperature=1.0, top_p=1.0, n=1, stream=False, stop=None, "
-        "presence_penalty=0.0, frequency_penalty=0.0, logit_bias=None, user=None, response_format=None, tools=None, "
-        "tool_choice=None, seed=None, mirostat=0, mirostat_tau=5.0, mirostat_eta=0.1, grammar=None, min_p=0.05, "
-        "top_k=40, repeat_penalty=1.1, **kwargs"
-    ),
-    LlamaCppClient.complete: (
-        "prompt, n_predict=-1, temperature=0.8, top_k=40, top_p=0.95, min_p=0.05, repeat_penalty=1.1, "
-        "repeat_last_n=64, presence_penalty=0.0, frequency_penalty=0.0, mirostat=0, mirostat_tau=5.0, "
-        "mirostat_eta=0.1, grammar=None, json_schema=None, seed=-1, stop=None, stream=False, cache_prompt=True, "
-        "n_probs=0, samplers=None, dry_multiplier=0.0, dry_base=1.75, dry_allowed_length=2, dry_penalty_last_n=-1, "
-        "xtc_probability=0.0, xtc_threshold=0.1, dynatemp_range=0.0, dynatemp_exponent=1.0, typical_p=1.0, "
-        "id_slot=-1, return_tokens=False, **kwargs"
-    ),
-    LlamaCppClient.simple_completion: "prompt, **kwargs",
-    EmbeddingsClientAPI.create: "input, model='text-embedding-ada-002', encoding_format='float', dimensions=None",
-    LlamaCppClient.embed: "content, embd_normalize=2",
-    LlamaCppClient.tokenize: "content, add_special=False, parse_special=True, with_pieces=False",
-    LlamaCppClient.detokenize: "tokens",
-    LlamaCppClient.rerank: "query, documents, top_n=None",
-    LlamaCppClient.infill: "input_prefix, input_suffix, input_extra=None, prompt=None, stream=False, **kwargs",
-    ModelsClientAPI.list: "",
-    SlotsClientAPI.list: "fail_on_no_slot=False",
-    SlotsClientAPI.save: "slot_id, filename",
-    SlotsClientAPI.restore: "slot_id, filename",
-    SlotsClientAPI.erase: "slot_id",
-    LoraClientAPI.list: "",
-    LoraClientAPI.set_scales: "adapters",
-}
-FIELDS = {
-    "CompletionResponse": "id object created model choices usage timings system_fingerprint",
-    "Choice": "index message text finish_reason",
-    "Message": "role content tool_calls reasoning_content",
-    "Usage": "prompt_tokens completion_tokens total_tokens",
-    "Timings": (
-        "prompt_n prompt_ms prompt_per_token_ms prompt_per_second "
-        "predicted_n predicted_ms predicted_per_token_ms predicted_per_second cache_n"
-    ),
-    "EmbeddingsResponse": "object data model usage",
-    "EmbeddingData": "index embedding object",
-    "RerankResponse": "model results usage",
-    "RerankResult": "index relevance_score document",
-    "TokenizeResponse": "tokens",
-    "HealthStatus": "status slots_idle slots_processing",
-    "SlotInfo": "id is_processing n_ctx n_predict params prompt",
-    "LoraAdapter": "id path scale",
-}
-
+INTERFACE = Path(__file__).with_name("interface.txt")
 BODIES = [
     (ChatCompletionsAPI.create, fields.ChatFields, known_fields(ChatBody)),
     (CompletionsClientAPI.create, fields.TextFields, known_fields(CompletionBody)),
@@ -302,16 +247,29 @@ BODIES = [
 ]
 
 
-def parameters(method: Callable[..., object]) -> str:
-    """A signature without ``self`` and without types."""
-    signature = inspect.signature(method)
-    bare = [p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values() if p.name != "self"]
-    return str(inspect.Signature(bare))[1:-1].replace("*, ", "")
+APIS = (
+    *(LlamaCppClient, ChatCompletionsAPI, CompletionsClientAPI, EmbeddingsClientAPI, LoraClientAPI, MessagesClientAPI),
+    *(ModelsClientAPI, ResponsesClientAPI, SlotsClientAPI),
+)
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.__qualname__)
-def test_each_method_has_the_parameters_and_defaults(method: Callable[..., object]) -> None:
-    assert parameters(method) == METHODS[method]
+def interface() -> Iterator[str]:
+    """Yield each public method with its parameters and defaults, and each type of a reply with its fields."""
+    for api in APIS:
+        for name, method in inspect.getmembers(api, inspect.isfunction):
+            if not name.startswith("_") or method is LlamaCppClient.__init__:
+                given = inspect.signature(method).parameters.values()
+                bare = [p.replace(annotation=inspect.Parameter.empty) for p in given if p.name != "self"]
+                yield f"{api.__name__}.{name}{inspect.Signature(bare)}"
+    for name, kind in sorted(vars(package).items()):
+        if dataclasses.is_dataclass(kind):
+            yield f"{name}: {' '.join(field.name for field in dataclasses.fields(kind))}"
+    yield f"StopType: {' '.join(kind.name for kind in StopType)}"
+
+
+def test_methods_and_replies_are_as_written() -> None:
+    """``python -m tests.unit.client.test_client`` writes the file again."""
+    assert list(interface()) == INTERFACE.read_text(encoding="utf-8").splitlines()
 
 
 @pytest.mark.parametrize(("method", "typed", "known"), BODIES, ids=lambda given: getattr(given, "__qualname__", ""))
@@ -331,26 +289,6 @@ def test_a_parameter_with_a_default_has_the_type_of_its_field(method: Callable[.
     assert {name: given[name].annotation for name in given.keys() & typed} == {
         name: typed[name] for name in given.keys() & typed
     }
-
-
-@pytest.mark.parametrize("name", FIELDS)
-def test_each_reply_is_a_dataclass_with_the_fields(name: str) -> None:
-    fields = [field.name for field in dataclasses.fields(getattr(package, name))]
-    assert [field for field in fields if field != "raw"] == FIELDS[name].split()
-
-
-def test_stop_types() -> None:
-    assert [kind.name for kind in StopType] == ["NONE", "EOS", "LIMIT", "WORD"]
-
-
-def test_the_parts_of_a_client() -> None:
-    with LlamaCppClient() as client:
-        assert isinstance(client.chat, ChatCompletionsAPI)
-        assert isinstance(client.chat.completions, ChatCompletionsAPI)
-        assert isinstance(client.embeddings, EmbeddingsClientAPI)
-        assert isinstance(client.models, ModelsClientAPI)
-        assert isinstance(client.slots, SlotsClientAPI)
-        assert isinstance(client.lora, LoraClientAPI)
 
 
 def test_importing_the_client_imports_nothing_of_the_server() -> None:
@@ -485,3 +423,7 @@ def test_slots_may_lack_fields_or_have_more() -> None:
         SlotInfo(2, True, 256, 5),
     ]
     assert found[1].raw["later"] == 1
+
+
+if __name__ == "__main__":
+    INTERFACE.write_text("".join(f"{line}\n" for line in interface()), encoding="utf-8")
