@@ -14,7 +14,7 @@ from typing import Any
 from tests.media_files import png
 from tests.support.real_server import ROOT
 
-RECORDED = ROOT / "tests" / "unit" / "wire" / "recorded"
+RECORDED = ROOT / "tests" / "unit" / "dialects" / "recorded"
 ENDPOINTS = ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/api/chat")
 KEPT = frozenset({
     "type", "role", "name", "status", "effort", "summary", "detail", "media_type", "syntax", "phase", "format",
