@@ -14,7 +14,6 @@ from server.dialects.messages.parse import MessagesRequest, parse_messages
 from server.dialects.messages.write import MessageWriter
 from server.dialects.tool_types import ANTHROPIC
 from server.engine.request import Event
-from server.errors import InvalidRequest
 from server.formats.parsing.pieces import Piece, ToolCallArguments, ToolCallBegin
 from tests.unit.dialects.builders import Scripted, finished, started, text
 
@@ -138,29 +137,3 @@ def test_a_toolsets_members_are_switched_and_deferred_one_by_one() -> None:
     names = [tool.name for tool in read(tools=[{**browser, "configs": configs}]).conversation.tools.tools]
     assert "browser__javascript_exec" in names
     assert not {"browser__navigate", "browser__find"} & set(names)
-
-
-@pytest.mark.parametrize(
-    ("configs", "param"),
-    [
-        ([], "tools.0.configs"),
-        ({"fly": {}}, "tools.0.configs.fly"),
-        ({"key": 5}, "tools.0.configs.key"),
-        ({"key": {"enabled": "no"}}, "tools.0.configs.key.enabled"),
-    ],
-)
-def test_a_wrong_configuration_is_named(configs: object, param: str) -> None:
-    with pytest.raises(InvalidRequest) as caught:
-        read(tools=[{"type": "computer_toolset_20260801", "configs": configs}])
-    assert caught.value.param == param
-
-
-def test_results_of_a_toolset_are_read_with_the_state_of_the_browser() -> None:
-    use = {"type": "tool_use", "id": "t1", "name": "new_tab", "toolset_name": "browser", "input": {}}
-    state = {"type": "browser_state", "tabs": [{"tab_id": "7", "title": "", "url": "", "active": True}]}
-    result = {"type": "tool_result", "tool_use_id": "t1", "toolset_name": "browser", "content": [state]}
-    asked = read(messages=[{"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}])
-    call, answer = asked.conversation.messages
-    assert (call.calls[0].name, answer.name) == ("browser__new_tab", "browser__new_tab")
-    assert '"tab_id":"7"' in answer.text
-    assert asked.warnings == []

@@ -13,7 +13,6 @@ from server.dialects.responses.parse import ResponseRequest, parse_response
 from server.dialects.responses.write import OutputForm, ResponseWriter
 from server.dialects.tool_types import RESPONSES
 from server.engine.request import Event, FinishReason
-from server.errors import InvalidRequest
 from server.formats.parsing.pieces import ContentText, Piece, ToolCallArguments, ToolCallBegin
 from tests.unit.dialects.builders import Scripted, finished, started, text
 
@@ -172,54 +171,3 @@ def test_the_preview_of_the_computer_has_one_action() -> None:
     assert item.items() >= {"type": "computer_call", "action": {"type": "wait"}}.items()
     back = read(input=[{"role": "user", "content": "hi"}, item]).conversation.messages[1]
     assert back.calls == (Call("computer", '{"action": {"type": "wait"}}', "c1"),)
-
-
-@pytest.mark.parametrize(
-    ("tools", "param"),
-    [
-        ([{"type": "shell"}, {"type": "shell"}], "tools.1.type"),
-        ([{"type": "shell"}, {"type": "function", "name": "shell"}], "tools.1.name"),
-        ([{"type": "shell", "environment": "local"}], "tools.0.environment"),
-        ([{**SEARCH, "parameters": "x"}], "tools.0.parameters"),
-        ([{**SEARCH, "description": 5}], "tools.0.description"),
-    ],
-)
-def test_a_wrong_tool_is_named(tools: list[dict[str, Any]], param: str) -> None:
-    with pytest.raises(InvalidRequest) as caught:
-        read(tools=tools)
-    assert caught.value.param == param
-
-
-FOUND = {
-    "type": "namespace",
-    "name": "mcp__notes",
-    "description": "Notes.",
-    "tools": [{"type": "function", "name": "add", "description": "Adds.", "parameters": {}, "defer_loading": True}],
-}
-DEFINITION = (
-    '<function>{"description":"Notes.\\n\\nAdds.","name":"mcp__notes__add",'
-    '"parameters":{"type":"object","properties":{}}}</function>\n'
-)
-
-
-def test_a_tool_that_waits_is_offered_where_it_must_be_called_or_nothing_searches_for_it() -> None:
-    later = {"type": "function", "name": "later", "defer_loading": True}
-    hidden, forced, told = (
-        read(tools=[SEARCH, later]),
-        read(tools=[SEARCH, later], tool_choice={"type": "function", "name": "later"}),
-        read(tools=[later]),
-    )
-    assert [tool.name for tool in hidden.conversation.tools.tools] == ["tool_search"]
-    assert [(tool.name, tool.deferred) for tool in forced.conversation.tools.tools][1:] == [("later", False)]
-    assert [(tool.name, tool.deferred) for tool in told.conversation.tools.tools] == [("later", False)]
-
-
-def test_tools_that_a_client_adds_are_defined_where_it_adds_them() -> None:
-    added = {"type": "additional_tools", "role": "developer", "tools": [FOUND]}
-    turn = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
-    before, after = read(tools=TOOLS, input=[added, *turn]), read(tools=TOOLS, input=[*turn, added])
-    assert [message.role for message in before.conversation.messages] == ["user", "assistant"]
-    assert not before.conversation.tools.tools[-1].deferred
-    last = after.conversation.messages[-1]
-    assert (last.role, last.text) == ("developer", f"These functions can be called from now on:\n{DEFINITION}")
-    assert after.conversation.tools.tools[-1].deferred

@@ -1,0 +1,43 @@
+"""Write values as YAML that people read: what fits a line is on one line, and texts have no line breaks."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import yaml
+
+WIDTH = 118
+
+
+def dumped(value: dict[str, Any]) -> str:
+    """Return `value` as YAML, with a blank line before each key."""
+    return "\n".join("\n".join(_lines(inner, 2, f"{_flow(key)}: ")) + "\n" for key, inner in value.items())
+
+
+def _lines(value: Any, indent: int, before: str) -> Iterator[str]:
+    """Yield the lines of `value` behind `before`, which are indented by `indent` if there are several."""
+    if len(line := before + _flow(value)) <= WIDTH or not value or not isinstance(value, dict | list):
+        yield line
+        return
+    first = before if before.endswith("- ") else " " * indent
+    if first != before:
+        yield before.rstrip()
+    for number, (key, inner) in enumerate(value.items() if isinstance(value, dict) else enumerate(value)):
+        name = f"{_flow(key)}: " if isinstance(value, dict) else "- "
+        here = first if number == 0 else " " * len(first)
+        yield from _lines(inner, len(here) + 2, here + name)
+
+
+def _flow(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_flow(key)}: {_flow(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_flow, value)) + "]"
+    if isinstance(value, str) and value.isprintable() and value:
+        for text in (value, f"'{value}'"):
+            try:
+                if yaml.safe_load(f"[{{{text}: {text}}}]") == [{value: value}]:
+                    return text
+            except yaml.YAMLError:
+                pass
+    return json.dumps(value, ensure_ascii=False)
