@@ -40,4 +40,5 @@ def _flow(value: Any) -> str:
                     return text
             except yaml.YAMLError:
                 pass
-    return json.dumps(value, ensure_ascii=False)
+    text = json.dumps(value, ensure_ascii=False)
+    return {"Infinity": ".inf", "-Infinity": "-.inf"}.get(text, text) if isinstance(value, float) else text

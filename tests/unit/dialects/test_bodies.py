@@ -155,6 +155,7 @@ SEARCH = {"type": "web_search_20250305", "name": "web_search"}
         ("responses", {"text": None, "grammar": 'root ::= "x"'}, "grammar"),
         ("responses", {"n": 2}, "n"),
         ("infill", {"input_extra": [{"text": ""}] * 1025}, "input_extra"),
+        ("completion", {"prompt": ["a"] * 257}, "prompt"),
         ("embeddings", {"input": ["a"] * 2049}, "input"),
         ("rerank", {"documents": ["a"] * 2049}, "documents"),
         ("native", {"samplers": ["top_k"] * 99}, "samplers"),

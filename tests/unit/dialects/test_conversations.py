@@ -1,7 +1,9 @@
-"""What requests of each API become: `conversations.yaml` has bodies, and the conversation or the error of each.
+"""What bodies of each API become. `conversations.yaml` has the conversation or the error of each, `requests.yaml` what
+the engine is asked for.
 
-``python -m tests.unit.dialects.test_conversations`` computes the results again. To add a case, write its `api` and
-`body`. A result has what differs from a field's default.
+``python -m tests.unit.dialects.test_conversations`` computes the results again. To add a case, write its body, and in
+`requests.yaml` the options of the model (`make_model`). A conversation has what differs from a field's default, a
+request what differs from the request for a usual body.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,17 +15,25 @@ import pytest
 import yaml
 
 from server.dialects.chat.parse import parse_chat
+from server.dialects.completions.parse import parse_completion
 from server.dialects.messages.parse import parse_messages
+from server.dialects.native.parse import parse_infill, parse_native
 from server.dialects.ollama.parse import parse_chat as parse_ollama
 from server.dialects.responses.parse import parse_response
+from server.engine.lora import Adapter
 from server.errors import InvalidRequest
 from tests.support.yaml_text import dumped
+from tests.unit.dialects.builders import make_model
 
-GOLDEN = Path(__file__).with_name("conversations.yaml")
-CASES: dict[str, dict[str, Any]] = yaml.safe_load(GOLDEN.read_text(encoding="utf-8"))
+CONVERSATIONS, REQUESTS = (Path(__file__).with_name(f"{name}.yaml") for name in ("conversations", "requests"))
+CASES: dict[str, dict[str, Any]] = yaml.safe_load(CONVERSATIONS.read_text(encoding="utf-8"))
+ENGINE_CASES: dict[str, list[dict[str, Any]]] = yaml.safe_load(REQUESTS.read_text(encoding="utf-8"))
 PARSERS: dict[str, tuple[Callable[[dict[str, Any]], Any], dict[str, Any]]] = {
     "chat": (parse_chat, {"messages": [{"role": "user", "content": "Hi"}]}),
+    "completion": (parse_completion, {"prompt": "a"}),
+    "infill": (parse_infill, {"input_prefix": "a", "input_suffix": "b"}),
     "messages": (parse_messages, {"max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]}),
+    "native": (parse_native, {"prompt": "a"}),
     "ollama": (parse_ollama, {"model": "demo", "messages": [{"role": "user", "content": "Hi"}]}),
     "responses": (parse_response, {"input": "Hi"}),
 }
@@ -41,6 +51,8 @@ def plain(value: Any) -> Any:
         return found
     if isinstance(value, Mapping):
         return {key: plain(inner) for key, inner in value.items()}
+    if isinstance(value, frozenset):
+        return sorted(value)
     return [plain(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
@@ -51,7 +63,7 @@ def result(case: Mapping[str, Any]) -> dict[str, Any]:
         request = parse(usual | case["body"])
     except InvalidRequest as error:
         return {"error": error.param, "message": error.message}
-    found = plain(request.conversation) | ({"warnings": request.warnings} if request.warnings else {})
+    found: dict[str, Any] = plain(request.conversation) | ({"warnings": request.warnings} if request.warnings else {})
     found.pop("messages_at", None)
     return found
 
@@ -61,6 +73,44 @@ def test_a_body_becomes_the_conversation_of_its_case(name: str) -> None:
     assert result(CASES[name]) == CASES[name]["result"]
 
 
+def asked(api: str, body: dict[str, Any], model: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the engine's requests for `body`. A prompt is text; special tokens are in braces."""
+    parse, usual = PARSERS[api]
+    adapters = [Adapter(number, f"{number}.gguf", 1.0) for number in range(model.get("adapters", 0))]
+    requests = parse(usual | body).generation(make_model(**{**model, "adapters": adapters})).requests
+    texts = ["".join(chr(t) if t < 256 else f"{{{t}}}" for t in request.prompt) for request in requests]
+    return [plain(request) | {"prompt": text} for request, text in zip(requests, texts, strict=True)]
+
+
+def difference(now: Any, usual: Any) -> Any:
+    """Return the fields of `now` that differ from those of `usual`."""
+    if not (isinstance(now, dict) and isinstance(usual, dict)):
+        return now
+    names = [name for name in now | usual if name != "id" and now.get(name) != usual.get(name)]
+    return {name: difference(now.get(name), usual.get(name)) for name in names}
+
+
+def engine_result(api: str, case: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how the engine's requests differ from the usual one, or the field that the error names."""
+    model = case.get("model", {})
+    try:
+        return {"requests": [difference(each, asked(api, {}, model)[0]) for each in asked(api, case["body"], model)]}
+    except InvalidRequest as error:
+        return {"error": error.param, "message": error.message}
+
+
+@pytest.mark.parametrize("api", ENGINE_CASES)
+def test_a_body_becomes_the_requests_of_its_case(api: str) -> None:
+    for case in ENGINE_CASES[api]:
+        assert case == case | engine_result(api, case)
+
+
 if __name__ == "__main__":
-    made = {name: {"api": case["api"], "body": case["body"], "result": result(case)} for name, case in CASES.items()}
-    GOLDEN.write_text(dumped(made), encoding="utf-8")
+    conversations = {name: {**case, "result": result(case)} for name, case in CASES.items()}
+    CONVERSATIONS.write_text(dumped(conversations), encoding="utf-8")
+    requests: dict[str, list[dict[str, Any]]] = {api: [] for api in ENGINE_CASES}
+    for api, cases in ENGINE_CASES.items():
+        for case in cases:
+            given = {name: value for name, value in case.items() if name in ("body", "model")}
+            requests[api].append(given | engine_result(api, case))
+    REQUESTS.write_text(dumped(requests), encoding="utf-8")

@@ -16,7 +16,6 @@ SHOWS_EVERYTHING = (
 )
 HI = [{"role": "user", "content": "hi"}]
 CALLED = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}
-TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
 
 
 def chat(messages: object = HI, **fields: object) -> ChatRequest:
@@ -27,12 +26,6 @@ def shown(messages: object = HI, *, params: ChatParams | None = None, **fields: 
     return prompt_of(
         chat(messages, **fields).conversation, make_model(template=SHOWS_EVERYTHING, chat=params)
     ).rendered.text
-
-
-def refused(messages: object = HI, **fields: object) -> InvalidRequest:
-    with pytest.raises(InvalidRequest) as caught:
-        chat(messages, **fields).generation(make_model())
-    return caught.value
 
 
 @pytest.mark.parametrize(
@@ -84,21 +77,6 @@ def test_what_a_model_wrote_may_end_a_conversation() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
-    [
-        ({"add_generation_prompt": True, "continue_final_message": True}, "Cannot set both"),
-        ({"messages": [*HI, CALLED], "continue_final_message": True}, "contains tool calls"),
-        ({"modalities": ["audio"]}, "modalities"),
-        ({"top_logprobs": 3}, "top_logprobs"),
-        ({"tools": [TOOL], "grammar": "root ::= x"}, "grammar"),
-        ({"continue_final_message": True, "add_generation_prompt": False}, "the last message must be"),
-    ],
-)
-def test_what_cannot_be_is_refused(fields: dict[str, Any], said: str) -> None:
-    assert said in refused(**fields).message
-
-
-@pytest.mark.parametrize(
     ("fields", "thinking"),
     [
         ({}, "True"),
@@ -120,21 +98,3 @@ def test_what_cannot_be_is_refused(fields: dict[str, Any], said: str) -> None:
 )
 def test_thinking_is_switched_by_whoever_says_so(fields: dict[str, Any], thinking: str) -> None:
     assert shown(**fields).split("|")[1] == thinking
-
-
-@pytest.mark.parametrize(
-    ("fields", "wanted", "n_top"),
-    [
-        ({}, False, 0),
-        ({"logprobs": False}, False, 0),
-        ({"logprobs": True}, True, 20),
-        ({"logprobs": True, "top_logprobs": 0}, True, 0),
-        ({"logprobs": True, "top_logprobs": 3}, True, 3),
-        ({"n_probs": 4}, True, 4),
-    ],
-)
-def test_logprobs_are_asked_for_in_openais_words_or_llama_cpps(
-    fields: dict[str, Any], wanted: bool, n_top: int
-) -> None:
-    (request,) = chat(**fields).generation(make_model()).requests
-    assert (request.want_logprobs, request.n_probs) == (wanted, n_top)

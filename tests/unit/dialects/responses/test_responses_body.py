@@ -1,5 +1,3 @@
-from typing import Any
-
 import pytest
 
 from server.chat.conversation import Message
@@ -9,22 +7,6 @@ from server.dialects.responses.input import History
 from server.dialects.responses.parse import parse_response
 from server.errors import InvalidRequest
 from tests.unit.dialects.builders import make_model
-
-
-@pytest.mark.parametrize(
-    ("fields", "wanted"),
-    [
-        ({}, (False, 0)),
-        ({"include": ["message.output_text.logprobs"]}, (True, 0)),
-        ({"include": ["message.output_text.logprobs"], "top_logprobs": 4}, (True, 4)),
-        ({"top_logprobs": 4}, (True, 4)),
-        ({"top_logprobs": 0}, (False, 0)),
-        ({"include": ["reasoning.encrypted_content"]}, (False, 0)),
-    ],
-)
-def test_log_probabilities_come_where_they_are_asked_for(fields: dict[str, Any], wanted: tuple[Any, Any]) -> None:
-    (request,) = parse_response({"input": "hi", **fields}).generation(make_model()).requests
-    assert (request.want_logprobs, request.n_probs) == wanted
 
 
 def test_what_a_template_refuses_is_the_clients_input() -> None:
