@@ -1,8 +1,9 @@
 """Command lines, variables and YAML files with what they come to: changed values, warnings, or one line of error.
 
 ``python -m tests.unit.settings.test_golden`` computes the results in `golden.txt` again. To add a case, append a line
-``$ NAME=VALUE ... ARGUMENTS``, and below it the lines of a YAML file, each after ``| ``. In each result, ``=`` precedes
-changed values, ``!`` a mistake in the settings, ``?`` one that `check_files` finds, and ``~`` a warning.
+``$ NAME=VALUE ... ARGUMENTS``, and below it lines of a YAML file, each after ``| ``, or of preset.ini, after ``> ``. In
+each result, ``=`` precedes changed values, ``!`` a mistake in the settings, ``?`` one that `check_files` finds, and
+``~`` a warning.
 """
 
 import os
@@ -35,7 +36,7 @@ def blocks() -> Iterator[list[str]]:
 
 def command(block: list[str]) -> list[str]:
     """Return the lines that are the input of a case."""
-    return [line for line in block if line[0] in "$|"]
+    return [line for line in block if line[0] in "$|>"]
 
 
 def leaves(value: Any, at: str = "") -> dict[str, Any]:
@@ -62,9 +63,10 @@ def outcome(lines: list[str]) -> Iterator[str]:
     words, env = shlex.split(lines[0][1:]), {}
     while words and "=" in words[0] and words[0].split("=")[0].isupper():
         name, _, env[name] = words.pop(0).partition("=")
-    config = Path("pool.yaml") if len(lines) > 1 else None
-    if config is not None:
-        config.write_text("\n".join(line[2:] for line in lines[1:]), encoding="utf-8")
+    yaml, preset = ([line[2:] for line in lines[1:] if line[0] == mark] for mark in "|>")
+    config = Path("pool.yaml") if yaml else None
+    Path("pool.yaml").write_text("\n".join(yaml), encoding="utf-8")
+    Path("preset.ini").write_text("".join(f"{line}\n" for line in preset), encoding="utf-8")
     try:
         settings = load_settings(words, env, config)
         specs = model_specs(settings)
@@ -92,6 +94,12 @@ def prepare(folder: Path) -> None:
     model = gguf_file(folder, TinyModel()).read_bytes()
     for name in ("model", "m", "d", "draft", "a", "b", "c", "e", "other", "eyes"):
         (folder / f"{name}.gguf").write_bytes(model)
+    for name in ("folder/one", "folder/gemma/gemma", "folder/gemma/mmproj-F16", "split/s-00001-of-00002", "blind/x/x"):
+        (folder / f"{name}.gguf").parent.mkdir(parents=True, exist_ok=True)
+        (folder / f"{name}.gguf").write_bytes(model)
+    (folder / "empty").mkdir()
+    (folder / "p-00001-of-00003.gguf").write_bytes(model)
+    (folder / "blind/x/mmproj-F16.gguf").write_text("no projector")
     (folder / "t.jinja").write_text("{{ messages }}")
     (folder / "s.json").write_text('{"type": "object"}')
     (folder / "keys").write_text("# comment\nk1\n\nk2\n")
@@ -113,9 +121,7 @@ def test_each_case_comes_to_what_is_written(tmp_path: Path, monkeypatch: pytest.
 def test_each_option_has_a_case() -> None:
     words = {word for block in blocks() for word in shlex.split(command(block)[0][1:])}
     missing = {entry.key for entry in TABLE if entry.flags and not words & {*entry.flags, *entry.constants}}
-    assert missing == {"models_dir", "models_preset", "models_cache", "reasoning_key_file"}, (
-        "these have a file of tests"
-    )
+    assert missing == {"reasoning_key_file"}, "test_reasoning_cipher tests it"
 
 
 if __name__ == "__main__":

@@ -13,8 +13,7 @@ from server.cli import main
 from server.errors import ConfigError
 from server.options.flags import FIXED, REFUSED, WITHOUT_EFFECT
 from server.options.table import TABLE
-from server.settings import check_files, load_settings, model_specs
-from tests.support.ggufs import TinyModel, gguf_file
+from server.settings import check_files, load_settings
 
 MODEL = ["-m", "model.gguf"]
 
@@ -39,23 +38,10 @@ def test_a_value_that_nests_too_deeply_is_a_mistake() -> None:
     assert "should be a JSON object: " in mistake(*MODEL, "--chat-template-kwargs", "[" * 100_000)
 
 
-def test_a_configuration_file_that_is_missing_or_not_text(tmp_path: Path) -> None:
-    assert "no such file; check --config and LLAMAPOOL_CONFIG" in mistake("--config", str(tmp_path / "no.yaml"))
+def test_a_configuration_file_that_is_no_text(tmp_path: Path) -> None:
     assert "cannot be read" in mistake(env={"LLAMAPOOL_CONFIG": str(tmp_path)})
     (tmp_path / "latin.yaml").write_bytes(b"models: \xff")
     assert "is not UTF-8 text" in mistake(config=tmp_path / "latin.yaml")
-
-
-def test_files_that_the_settings_name(tmp_path: Path) -> None:
-    config = tmp_path / "pool.yaml"
-    config.write_text("models:\n  a: {path: no.gguf, chat_template_file: no.jinja}")
-    with pytest.raises(ConfigError, match=r"pool.yaml:2: models.a.chat_template_file: .*no.jinja: No such file"):
-        model_specs(load_settings([], {}, config))
-    with pytest.raises(ConfigError, match=r"server.api_key_file: nokeys: No such file or directory; check the path"):
-        check_files(load_settings([*MODEL, "--api-key-file", "nokeys"], {}))
-    (tmp_path / "m-00001-of-00003.gguf").write_bytes(b"GGUF")
-    with pytest.raises(ConfigError, match=r"of the 3 parts of the model 2 are missing: m-00002-of-00003.gguf"):
-        check_files(load_settings(["-m", str(tmp_path / "m-00001-of-00003.gguf")], {}))
 
 
 def test_an_option_is_supported_or_fixed_or_refused_and_only_one_of_them() -> None:
@@ -70,18 +56,6 @@ def test_an_option_is_supported_or_fixed_or_refused_and_only_one_of_them() -> No
 def test_no_command_line_does_worse_than_a_config_error(words: list[str]) -> None:
     harmless = [word for word in words if word not in ("--models-dir", "--models-preset", "--config")]
     assert len(outcome([*MODEL, *harmless]).splitlines()) <= 1
-
-
-def test_what_asks_for_nothing_as_a_variable_or_in_a_preset(tmp_path: Path) -> None:
-    preset = tmp_path / "models.ini"
-    preset.write_text(f"[a]\nmodel = {gguf_file(tmp_path, TinyModel())}\ndefrag-thold = 0.1\ncache-idle-slots = 0\n")
-    variables = {"LLAMA_ARG_DEFRAG_THOLD": "1", "LLAMA_ARG_CACHE_IDLE_SLOTS": "1"}
-    warnings = check_files(load_settings(["--models-preset", str(preset)], variables))
-    assert [warning.split(" has no effect")[0] for warning in warnings] == [
-        "LLAMA_ARG_DEFRAG_THOLD",
-        f"{preset}:3: [a] 'defrag-thold'",
-        f"{preset}:4: [a] 'cache-idle-slots'",
-    ]
 
 
 yaml_values = st.recursive(
@@ -122,12 +96,9 @@ def test_a_key_file_that_never_ends_is_refused() -> None:
 @pytest.mark.parametrize(
     ("flag", "device", "problem"),
     [
-        ("-dev", "CUDA77", "'CUDA77' is no device of this machine and build; "),
         ("-dev", "cpu", "'cpu' is the CPU, to which nothing is offloaded; "),
-        ("-mmdev", "CUDA77", "'CUDA77' is no device of this machine and build; "),
         ("-devd", "CUDA77", "'CUDA77' is no device of this machine and build; "),
         ("-ot", "x=VRAM", "'VRAM' is no buffer type of this machine and build; known: CPU"),
-        ("-otd", "x=VRAM", "'VRAM' is no buffer type of this machine and build; known: CPU"),
     ],
 )
 def test_devices_that_are_not_there_are_found_before_anything_is_loaded(
@@ -140,25 +111,6 @@ def test_devices_that_are_not_there_are_found_before_anything_is_loaded(
         check_files(settings)
     assert f"{flag}: {problem}" in caught.value.message
     assert re.search("none|known: CPU", caught.value.message.rpartition("; ")[2])  # says what can be chosen
-
-
-@pytest.mark.parametrize(
-    ("variable", "key"),
-    [
-        ("LLAMA_ARG_DEVICE", "device"),
-        ("MTMD_BACKEND_DEVICE", "mmproj_device"),
-        ("LLAMAPOOL_MODELS__M__DEVICE", "device"),
-    ],
-)
-def test_a_device_that_is_not_there_is_said_of_where_it_was_named(tmp_path: Path, variable: str, key: str) -> None:
-    (tmp_path / "m.gguf").write_bytes(b"GGUF")
-    config = tmp_path / "pool.yaml"
-    config.write_text("models:\n  m:\n    path: m.gguf\n", encoding="utf-8")
-    with pytest.raises(ConfigError, match=rf"^{variable}: 'CUDA77' is no device"):
-        check_files(load_settings([], {variable: "CUDA77"}, config))
-    config.write_text(f"models:\n  m:\n    path: m.gguf\n    {key}: CUDA77\n", encoding="utf-8")
-    with pytest.raises(ConfigError, match=rf"pool\.yaml:4: models\.m\.{key}: 'CUDA77' is no device"):
-        check_files(load_settings([], {}, config))
 
 
 def test_list_devices_prints_what_can_be_chosen(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ import pytest
 from server.errors import ConfigError
 from server.options.option import SourcedValue
 from server.options.presets import LocalModel, problem_of, read_preset, scan_models_dir
+from server.settings import check_files, load_settings
 
 
 def gguf(folder: Path, *names: str) -> None:
@@ -81,16 +82,7 @@ def test_a_preset_as_in_llama_servers_readme(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("[a]\nnonsense\n", r"models.ini:2: should be \[section\], key = value or ; comment"),
-        ("[a]\n  indented = 1\n", "models.ini:2: should be"),
-        ("c = 1\n[a]\n", r"models.ini:1: 'c' stands before any section; put it under \[\*\]"),
-        ("[a]\n[b]\n[a]\n", r"models.ini:3: section \[a\] appears twice; merge them"),
-        ("[a]\nc = 1\nc = 2\n", "models.ini:3: 'c' appears twice in its section; remove one"),
-    ],
-)
-def test_mistakes_in_a_preset(tmp_path: Path, text: str, expected: str) -> None:
-    with pytest.raises(ConfigError, match=expected):
-        read_preset(ini(tmp_path, text))
+def test_an_incomplete_model_of_a_folder_is_an_error_where_that_is_asked_for(tmp_path: Path) -> None:
+    gguf(tmp_path, "one.gguf", "kimi/kimi-00001-of-00002.gguf")
+    with pytest.raises(ConfigError, match=r"models\.kimi\.path: of the 2 parts of the model 1 are missing"):
+        check_files(load_settings(["--models-dir", str(tmp_path)], {}), strict=True)

@@ -2,12 +2,10 @@
 
 from pathlib import Path
 
-import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.errors import ConfigError
 from server.settings import Settings, load_settings
 from tests.support.kubelet import service_links
 
@@ -34,12 +32,6 @@ addresses = st.ip_addresses().map(str)
 
 def settings(env: dict[str, str]) -> Settings:
     return load_settings(MODEL, env)
-
-
-def mistake(env: dict[str, str]) -> str:
-    with pytest.raises(ConfigError) as caught:
-        settings(env)
-    return caught.value.message
 
 
 def test_the_base_layers_own_service_changes_nothing() -> None:
@@ -74,26 +66,3 @@ def test_a_models_field_is_a_setting_even_where_a_services_port_could_be_called_
     config.write_text("models: {my-service-port-x: {path: m.gguf}}", encoding="utf-8")
     found = load_settings([], {"LLAMAPOOL_MODELS__MY_SERVICE_PORT_X__N_CTX": "512"}, config)
     assert found.models["my-service-port-x"].n_ctx == 512
-
-
-@pytest.mark.parametrize(
-    ("assignment", "expected"),
-    [
-        ("LLAMAPOOL_PORT=8080", "unknown variable LLAMAPOOL_PORT; did you mean 'LLAMAPOOL_SERVER__PORT'?"),
-        ("LLAMAPOOL_PORT=tcp://10.0.0.1", "did you mean 'LLAMAPOOL_SERVER__PORT'?"),
-        ("LLAMAPOOL_PORT=http://10.0.0.1:80", "did you mean 'LLAMAPOOL_SERVER__PORT'?"),
-        ("LLAMAPOOL_N_CTX=512", "did you mean 'LLAMAPOOL_DEFAULTS__N_CTX'?"),
-        ("LLAMAPOOL_SERVICE_HOST=pool.example", "unknown variable LLAMAPOOL_SERVICE_HOST"),
-        ("LLAMAPOOL_SERVICE_PORT=http", "unknown variable LLAMAPOOL_SERVICE_PORT"),
-        ("LLAMAPOOL_SERVICE_NAME=10.0.0.1", "unknown variable LLAMAPOOL_SERVICE_NAME"),
-        ("LLAMAPOOL_PORT_80_TCP_PORT=81", "unknown variable LLAMAPOOL_PORT_80_TCP_PORT"),
-        ("LLAMAPOOL_PORT_80_TCP_NAME=tcp", "unknown variable LLAMAPOOL_PORT_80_TCP_NAME"),
-        ("LLAMAPOOL_ADDR=10.0.0.1", "unknown variable LLAMAPOOL_ADDR"),
-        ("LLAMA_ARG_PORT=10.0.0.1", "LLAMA_ARG_PORT: invalid value '10.0.0.1': should be a valid integer"),
-        ("LLAMAPOOL_SERVER__PORT=tcp://10.0.0.1:80", "LLAMAPOOL_SERVER__PORT: invalid value"),
-        ("LLAMAPOOL_SERVER__PROT=1", "LLAMAPOOL_SERVER__PROT: unknown field 'prot'; did you mean 'port'?"),
-    ],
-)
-def test_any_other_unknown_variable_is_an_error(assignment: str, expected: str) -> None:
-    name, value = assignment.split("=")
-    assert expected in mistake({name: value})

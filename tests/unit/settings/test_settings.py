@@ -14,9 +14,9 @@ from server.errors import ConfigError
 from server.options.server import ServerSettings
 from server.options.table import TABLE
 from server.pool.spec import ChatParams, LoadParams
-from server.settings import DEFAULT_CONFIGS, Settings, check_files, load_settings, model_specs
-from tests.unit.settings.builders import MODEL, spec
+from server.settings import DEFAULT_CONFIGS, Settings, load_settings, model_specs
 
+MODEL = ["-m", "model.gguf"]
 ROOT = Path(__file__).parents[3]
 
 
@@ -132,7 +132,7 @@ def test_every_field_of_the_inside_can_be_configured() -> None:
 
 
 def test_the_tables_defaults_are_the_insides() -> None:
-    plain = spec()
+    (plain,) = model_specs(settings(*MODEL))
     assert plain.native == LoadParams()
     assert plain.engine == EngineParams(spec_type=LOOKUP)
     assert plain.sampling == SamplingParams()
@@ -172,18 +172,6 @@ def test_a_number_means_the_same_as_flag_variable_and_yaml(
         getattr(settings(config=config).models["model.gguf"], entry.key),
     ]
     assert values == [values[0]] * 3
-
-
-def test_files_are_checked_apart_from_reading(tmp_path: Path) -> None:
-    good = tmp_path / "good.gguf"
-    good.write_bytes(b"GGUF....")
-    assert check_files(settings("-m", str(good))) == []
-    with pytest.raises(ConfigError, match=r"^-m: no such file: model\.gguf; check the path$"):
-        check_files(settings(*MODEL))
-    bad = tmp_path / "bad.gguf"
-    bad.write_bytes(b"PK..")
-    with pytest.raises(ConfigError, match="is not a GGUF file"):
-        check_files(settings("-m", str(bad)))
 
 
 def test_a_checkouts_demo_waits_until_it_is_asked_for_beside_a_cache(tmp_path: Path) -> None:
