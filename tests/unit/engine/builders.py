@@ -3,7 +3,8 @@
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Sequence as Seq
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +13,7 @@ from server.engine.engine import Engine
 from server.engine.lora import Adapter, adapter_set
 from server.engine.params import EngineParams
 from server.engine.request import Event, Failed, Finished, Request, SamplingParams, Started, Text
+from server.engine.sequence import Phase, Sequence, Slot, Ticket
 from tests.support.fakes import EOS, FakeRunner, FakeVocab
 from tests.unit.engine.events import EventStream, events_of
 
@@ -49,6 +51,14 @@ def request(prompt: str, **options: Any) -> Request:
     return Request(id=prompt[:8], prompt=tokens, **(usual | options))
 
 
+def sequence(
+    prompt: list[int], *, at: float = 0.0, phase: Phase = Phase.WAITING, slot: Slot | None = None, **options: Any
+) -> Sequence:
+    """Return the only choice of a request that was submitted at `at`; `options` are the request's."""
+    ticket = Ticket(Request("r", prompt, **options), lambda events: None, at, n_open=1)
+    return Sequence(ticket, 0, prompt, phase=phase, slot=slot)
+
+
 @dataclass
 class Reply:
     """All that came of one request."""
@@ -63,7 +73,7 @@ class Reply:
         """The text of the only choice."""
         return self.texts.get(0, "")
 
-    def add(self, events: Sequence[Event]) -> None:
+    def add(self, events: Seq[Event]) -> None:
         """Sort events in."""
         self.events.extend(events)
         for event in events:
@@ -95,7 +105,7 @@ async def run(engine: Engine, *requests: Request) -> list[Reply]:
     return list(await asyncio.gather(*map(read, streams)))
 
 
-def alone(req: Request, adapters: Sequence[Adapter] = (), replies: Mapping[str, str] | None = None) -> str:
+def alone(req: Request, adapters: Seq[Adapter] = (), replies: Mapping[str, str] | None = None) -> str:
     """What the fake model says to this prompt when nobody else is there."""
     runner = FakeRunner(n_seq=1, n_ctx_seq=10**6, replies=replies)
     tokens = list(req.prompt)

@@ -7,23 +7,22 @@ from typing import Any
 
 from server.engine.engine import Engine
 from server.engine.queue import preferred_instance
-from server.engine.request import Request
 from server.engine.runner_api import BatchEntry
 from server.engine.sequence import Phase, Sequence, Slot, Ticket
 from tests.support.fakes import FakeRunner
-from tests.unit.engine.builders import alone, engine_over, request, run
+from tests.unit.engine.builders import alone, engine_over, request, run, sequence
 from tests.unit.engine.events import EventStream, events_of
 
 
 def asked(n: int, **options: Any) -> Ticket:
-    return Ticket(Request(id="r", prompt=list(range(n)), **options), lambda events: None, 0.0)
+    return sequence(list(range(n)), **options).ticket
 
 
 def running(slot: Slot, n: int, *, done: int, instance: int = 0) -> Ticket:
     taken = asked(n)
     taken.instance = instance
-    sequence = Sequence(taken, 0, phase=Phase.PREFILL if done < n else Phase.DECODE)
-    slot.sequence, sequence.slot, slot.tokens = sequence, slot, [-1] * done
+    slot.sequence = Sequence(taken, 0, phase=Phase.PREFILL if done < n else Phase.DECODE, slot=slot)
+    slot.tokens = [-1] * done
     return taken
 
 

@@ -8,8 +8,8 @@ from server.engine.costs import MoveCost
 from server.engine.disk_cache import LEAST_S, DiskCache
 from server.engine.lora import NEVER, NO_ADAPTERS
 from server.engine.prefix_cache import CacheEntry, Fetch, SlotState, in_ram
-from server.engine.request import Request
-from server.engine.sequence import Sequence, Ticket
+from server.engine.sequence import Sequence
+from tests.unit.engine.builders import sequence
 
 
 class Disk:
@@ -38,9 +38,9 @@ class Queue:
 
     def wants(self, name: str, at: float) -> Sequence:
         entry = self.entries.setdefault(name, CacheEntry(SlotState([1], b"", NO_ADAPTERS, NEVER), 100, 0.0, name=name))
-        sequence = Sequence(Ticket(Request(name, [1]), lambda events: None, at), 0, [1])
-        sequence.fetch = Fetch(entry, 100)
-        return sequence
+        made = sequence([1], at=at, client=name)
+        made.fetch = Fetch(entry, 100)
+        return made
 
     def start(self, now: float = 0.0) -> list[str]:
         """Whose reading begins."""
@@ -50,7 +50,7 @@ class Queue:
 
     def held(self) -> list[str]:
         """Who has a state, or one that comes."""
-        return [s.request.id for s in self.sequences if s.fetch and s.fetch.future]
+        return [s.request.client for s in self.sequences if s.fetch and s.fetch.future]
 
 
 def test_two_are_read_and_the_next_when_one_is_placed() -> None:

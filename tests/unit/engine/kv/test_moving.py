@@ -6,10 +6,10 @@ from server.engine.disk_cache import DiskCache
 from server.engine.kv_store import Cells
 from server.engine.params import EngineParams
 from server.engine.placement import Placement
-from server.engine.request import Request
 from server.engine.scheduler import ALONE_S, Scheduler
-from server.engine.sequence import Phase, Sequence, Slot, Ticket
+from server.engine.sequence import Phase, Sequence, Slot
 from tests.support.fakes import FakeRunner
+from tests.unit.engine.builders import sequence
 from tests.unit.engine.kv.test_disk import Files, still
 
 STEP_S = 0.25
@@ -58,9 +58,7 @@ class Setup:
         return self.scheduler.slots
 
     def generate(self, phase: Phase = Phase.DECODE) -> None:
-        ticket = Ticket(Request("r", [1, 2]), lambda events: None, 0.0)
-        sequence = Sequence(ticket, 0, [1, 2], phase=phase, slot=self.slots[2])
-        self.slots[2].sequence = sequence
+        self.slots[2].sequence = sequence([1, 2], phase=phase, slot=self.slots[2])
 
     def keep(self, slot: int) -> bool:
         before = len(self.scheduler.ram)
@@ -70,11 +68,9 @@ class Setup:
     def preempt(self) -> Sequence:
         """What slot 0 holds, with the sequence that it is of."""
         slot = self.slots[0]
-        ticket = Ticket(Request("p", slot.tokens), lambda events: None, 0.0)
-        sequence = Sequence(ticket, 0, slot.tokens, phase=Phase.DECODE, slot=slot)
-        slot.sequence = sequence
-        self.cells.preempt(sequence, self.runner.now)
-        return sequence
+        slot.sequence = victim = sequence(slot.tokens, phase=Phase.DECODE, slot=slot)
+        self.cells.preempt(victim, self.runner.now)
+        return victim
 
     def computes(self, seconds: float) -> None:
         """The 200 tokens of a slot take so long to compute."""
@@ -83,9 +79,8 @@ class Setup:
     def take_over(self) -> list[tuple[int, int]]:
         """Copies of streams, for a prompt that begins with what slot 0 holds and is put into slot 2."""
         prompt = [*self.slots[0].tokens, 7]
-        sequence = Sequence(Ticket(Request("n", prompt), lambda events: None, 0.0), 0, prompt)
         self.runner.copies.clear()
-        self.cells.prepare(Placement(sequence, self.slots[2], self.slots[0], 200), self.runner.now)
+        self.cells.prepare(Placement(sequence(prompt), self.slots[2], self.slots[0], 200), self.runner.now)
         assert self.runner.cells[2] == self.slots[2].tokens == prompt[:-1]
         return self.runner.copies
 
@@ -161,8 +156,7 @@ def test_idle_slots_are_written_once_for_other_processes(setup: Setup) -> None:
     setup.runner.seconds = 2 * STEP_S
     setup.keep(0)  # which tells what it takes: longer than a step, less than a prompt's
     for slot in setup.slots[:2]:
-        ticket = Ticket(Request("r", slot.tokens), lambda events: None, 0.0)
-        slot.last = Sequence(ticket, 0, slot.tokens)
+        slot.last = sequence(slot.tokens)
     setup.generate()
     assert not cells.offer()  # others are at work
     setup.slots[2].sequence = None

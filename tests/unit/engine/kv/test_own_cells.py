@@ -12,11 +12,10 @@ from server.engine.kv_store import Cells
 from server.engine.params import EngineParams
 from server.engine.placement import Move, Placement
 from server.engine.prefix_cache import common_prefix
-from server.engine.request import Request
 from server.engine.scheduler import Scheduler
-from server.engine.sequence import Phase, Sequence, Slot, Ticket
+from server.engine.sequence import Phase, Slot
 from tests.support.fakes import FakeRunner
-from tests.unit.engine.builders import engine_over, request, run
+from tests.unit.engine.builders import engine_over, request, run, sequence
 
 
 class Counting(FakeRunner):
@@ -47,19 +46,15 @@ class Setup:
     def slots(self) -> list[Slot]:
         return self.scheduler.slots
 
-    def sequence(self, slot: Slot, prompt: list[int]) -> Sequence:
-        ticket = Ticket(Request("r", prompt), lambda events: None, 0.0)
-        return Sequence(ticket, 0, prompt, phase=Phase.DECODE, slot=slot)
-
     def copy(self, source: int, target: int, n: int) -> None:
         prompt = self.slots[source].tokens[:n]
-        sequence = self.sequence(self.slots[target], prompt)
-        self.cells.prepare(Placement(sequence, self.slots[target], self.slots[source], n), 0.0)
+        made = sequence(prompt, phase=Phase.DECODE, slot=self.slots[target])
+        self.cells.prepare(Placement(made, self.slots[target], self.slots[source], n), 0.0)
 
     def shift(self, slot: int, keep: int, discard: int) -> None:
-        sequence = self.sequence(self.slots[slot], list(self.slots[slot].tokens))
-        self.slots[slot].sequence = sequence
-        self.cells.shift(sequence, keep, discard, 0.0)
+        made = sequence(list(self.slots[slot].tokens), phase=Phase.DECODE, slot=self.slots[slot])
+        self.slots[slot].sequence = made
+        self.cells.shift(made, keep, discard, 0.0)
         self.check()
 
     def check(self) -> None:
@@ -78,7 +73,7 @@ def test_runs_that_a_prompt_reuses_move_in_place(setup: Setup, n_shared: int, n_
         setup.copy(0, 2, n_shared)
     slot = setup.slots[0]
     prompt = [*range(10), *range(40, 100), 7]
-    placement = Placement(setup.sequence(slot, prompt), slot, slot, 10, (Move(40, 10, 60),))
+    placement = Placement(sequence(prompt, phase=Phase.DECODE, slot=slot), slot, slot, 10, (Move(40, 10, 60),))
     setup.cells.prepare(placement, 0.0)
     assert setup.runner.n_saved == n_saved
     assert slot.tokens == prompt[:-1]

@@ -1,7 +1,5 @@
 """From where a prompt's beginning came, and why the rest was computed."""
 
-from typing import Any
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,15 +7,11 @@ from hypothesis import strategies as st
 from server.engine.lora import AdapterSet
 from server.engine.placement import Placement
 from server.engine.prefix_cache import BLOCK, SlotState, common_prefix, in_ram
-from server.engine.request import Request
-from server.engine.sequence import Sequence, Slot, Ticket
+from server.engine.sequence import Slot
 from server.engine.snapshots import RecomputeReason, origin_of, shared_prefixes
+from tests.unit.engine.builders import sequence
 
 NO_ADAPTERS = AdapterSet()
-
-
-def sequence(prompt: list[int], **options: Any) -> Sequence:
-    return Sequence(Ticket(Request("r", prompt, **options), lambda _: None, 0.0), 0, list(prompt))
 
 
 def slot(number: int, tokens: list[int], adapter_set: AdapterSet = NO_ADAPTERS) -> Slot:

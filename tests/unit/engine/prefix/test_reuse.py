@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 from server.engine.kv_store import shift_sizes
 from server.engine.placement import Move, moves
 from server.engine.prefix_cache import common_prefix
-from server.engine.request import Request
-from server.engine.sequence import Sequence, Slot, Ticket
+from server.engine.sequence import Sequence, Slot
 from server.engine.text import TextStream
+from tests.unit.engine.builders import sequence
 
 TOKENS = st.lists(st.integers(0, 3), max_size=40)
 
@@ -37,10 +37,7 @@ def test_pieces_give_what_the_whole_gives(text: str, n_indent: int, data: st.Dat
 
 
 def running(n_prompt: int, n_computed: int, n_keep: int, n_discard: int) -> Sequence:
-    request = Request("r", [1] * n_prompt, n_keep=n_keep, n_discard=n_discard)
-    sequence = Sequence(Ticket(request, lambda events: None, 0.0), 0, request.prompt)
-    sequence.slot = Slot(0, tokens=[1] * n_computed)
-    return sequence
+    return sequence([1] * n_prompt, slot=Slot(0, tokens=[1] * n_computed), n_keep=n_keep, n_discard=n_discard)
 
 
 def test_half_of_what_follows_the_kept_beginning_is_dropped() -> None:

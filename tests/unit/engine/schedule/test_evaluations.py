@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from server.engine.kv_store import Cells
 from server.engine.params import EngineParams
 from server.engine.relocation import n_more_runs, n_runs
-from server.engine.request import Request
 from server.engine.scheduler import Scheduler, TokenRun, in_batch_order
-from server.engine.sequence import Phase, Sequence, Ticket
+from server.engine.sequence import Phase, Sequence
 from tests.support.fakes import FakeRunner, evaluations
+from tests.unit.engine.builders import sequence
 
 EVALUATION_S = 0.01
 
@@ -33,8 +33,7 @@ def test_runs_are_evaluations_of_one_token_each(ids: set[int], seq: int) -> None
 
 
 def token_run(seq: int, n: int) -> TokenRun:
-    sequence = Sequence(Ticket(Request(id="", prompt=[1]), lambda events: None, 0.0), 0)
-    return TokenRun(seq, 0, [1] * n, 1, sequence)
+    return TokenRun(seq, 0, [1] * n, 1, sequence([1]))
 
 
 @pytest.mark.parametrize(("slot", "n_evaluations"), [(0, 2), (4, 2), (6, 2)])
@@ -73,8 +72,7 @@ class Bench:
         asked = []
         for _ in range(n):
             prompt = [self._next() % 256 for _ in range(40)]
-            ticket = Ticket(Request(id="", prompt=prompt, **options), lambda events: None, self.now, n_open=1)
-            asked.append(Sequence(ticket, 0, prompt))
+            asked.append(sequence(prompt, at=self.now, **options))
             self.scheduler.waiting.append(asked[-1])
         self.steps(1)
         return asked
@@ -110,10 +108,10 @@ class Bench:
 
     def end(self, sequences: Seq[Sequence]) -> None:
         """They have ended, one after the other."""
-        for sequence in sequences:
+        for ended in sequences:
             self.now += 0.01
-            self.scheduler.release(sequence, self.now)
-            sequence.phase = Phase.ENDED
+            self.scheduler.release(ended, self.now)
+            ended.phase = Phase.ENDED
 
     def check(self) -> None:
         """Cells are what slots say."""
@@ -191,9 +189,7 @@ def test_prompts_between_streams_take_part_with_a_token_though_another_one_is_co
     bench.scheduler.step_size.size = 64
     for n in (400, 350, 300):  # the shortest is computed first
         prompt = [bench._next() % 256 for _ in range(n)]
-        bench.scheduler.waiting.append(
-            Sequence(Ticket(Request(id="", prompt=prompt), lambda events: None, bench.now, n_open=1), 0, prompt)
-        )
+        bench.scheduler.waiting.append(sequence(prompt, at=bench.now))
     bench.steps(2)  # the first one begins with the shortest, the second with the oldest
     computed = [len(slot.tokens) for slot in bench.scheduler.slots[1:4]]
     assert min(computed) == 2

@@ -3,20 +3,19 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.engine.request import Request
 from server.engine.scheduler import WAIT_WEIGHT
 from server.engine.scheduler import in_order as ordered
-from server.engine.sequence import Sequence, Slot, Ticket
+from server.engine.sequence import Sequence, Slot
+from tests.unit.engine.builders import sequence
 
 RATE = 1000.0
 
 
 def prompt(n: int, *, at: float = 0.0, priority: int = 0, served: float = 0.0, done: int = 0) -> Sequence:
     """A prompt that has had its slot since `at`; its client, whose name says so, was `served` so much."""
-    ticket = Ticket(Request(id="r", prompt=[1] * n, priority=priority, client=str(served)), lambda events: None, at)
-    sequence = Sequence(ticket, 0, ticket.request.prompt, placed_at=ticket.submitted_at)
-    sequence.slot = Slot(0, tokens=[1] * done)
-    return sequence
+    made = sequence([1] * n, at=at, slot=Slot(0, tokens=[1] * done), priority=priority, client=str(served))
+    made.placed_at = at
+    return made
 
 
 def in_order(prompts: list[Sequence], rate: float, inherited: dict[Sequence, int] | None = None) -> list[Sequence]:

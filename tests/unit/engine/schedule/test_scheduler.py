@@ -11,11 +11,12 @@ from server.engine.media import MediaSpan, media_tokens
 from server.engine.params import EngineParams
 from server.engine.placement import Placement
 from server.engine.queue import OUTPUT_WEIGHT
-from server.engine.request import BATCH_PRIORITY, Adapters, Request
+from server.engine.request import BATCH_PRIORITY, Adapters
 from server.engine.runner_api import RunnerInfo
 from server.engine.scheduler import Scheduler
-from server.engine.sequence import Phase, Sequence, Ticket
+from server.engine.sequence import Phase, Sequence
 from tests.support.fakes import FakeChunk
+from tests.unit.engine.builders import sequence
 
 
 def scheduler(n_seq: int = 2, *, unified: bool = False, n_cells: int = 2000, **params: float) -> Scheduler:
@@ -24,10 +25,8 @@ def scheduler(n_seq: int = 2, *, unified: bool = False, n_cells: int = 2000, **p
 
 
 def waiting(s: Scheduler, prompt: list[int], *, at: float = 0.0, **options: Any) -> Sequence:
-    ticket = Ticket(Request(id="r", prompt=prompt, **options), lambda events: None, at, n_open=1)
-    sequence = Sequence(ticket, 0, prompt)
-    s.waiting.append(sequence)
-    return sequence
+    s.waiting.append(made := sequence(prompt, at=at, **options))
+    return made
 
 
 def place(s: Scheduler, now: float = 0.0) -> Placement:
@@ -41,15 +40,15 @@ def place(s: Scheduler, now: float = 0.0) -> Placement:
 
 def active_under(s: Scheduler, adapters: Adapters) -> Sequence:
     """A sequence in a slot, whose prompt is not computed yet."""
-    sequence = waiting(s, list(range(400)))
-    sequence.ticket.adapter_set = AdapterSet(adapters, 0)
+    made = waiting(s, list(range(400)))
+    made.ticket.adapter_set = AdapterSet(adapters, 0)
     place(s)
-    return sequence
+    return made
 
 
-def finish(s: Scheduler, sequence: Sequence, now: float) -> None:
-    s.release(sequence, now)
-    sequence.phase = Phase.ENDED
+def finish(s: Scheduler, ended: Sequence, now: float) -> None:
+    s.release(ended, now)
+    ended.phase = Phase.ENDED
 
 
 def test_a_conversation_goes_on_in_its_own_slot() -> None:

@@ -3,8 +3,8 @@
 import pytest
 
 from server.engine.queue import MAX_BYPASSES, Queue, TokenCounters
-from server.engine.request import Request
-from server.engine.sequence import Sequence, Ticket
+from server.engine.sequence import Sequence
+from tests.unit.engine.builders import sequence
 
 
 class Named:
@@ -17,10 +17,8 @@ class Named:
 
     def ask(self, client: str = "", *, priority: int = 0) -> Sequence:
         self.n += 1
-        request = Request(id=str(self.n), prompt=[self.n], client=client, priority=priority)
-        sequence = Sequence(Ticket(request, lambda events: None, float(self.n)), 0, request.prompt)
-        self.waiting.append(sequence)
-        return sequence
+        self.waiting.append(made := sequence([self.n], at=float(self.n), client=client, priority=priority))
+        return made
 
     def take(self, cost: float = 0.0) -> Sequence:
         """Place who is first; its client is charged."""
