@@ -23,7 +23,7 @@ CALLS = (
     "{% if m.role == 'tool' %}({{ m.tool_call_id }}){% endif %}{% endfor %}"
 )
 S, U, A, T = says("system", "s"), says("user", "u"), says("assistant", "a"), says("tool", "t", tool_call_id="c1")
-LATE, LATER = says("system", "late"), says("developer", "later")
+LATE = says("system", "late")
 CALL = says(
     "assistant", "", tool_calls=[{"type": "function", "id": "c1", "function": {"name": "f", "arguments": "{}"}}]
 )
@@ -37,77 +37,17 @@ def shown(source: str, *messages: dict[str, Any], **options: Any) -> str:
     return template(source).render(messages, **options).text
 
 
-@pytest.mark.parametrize(
-    ("messages", "prompt"),
-    [
-        ((S, U, LATE), "<system>s<user>u\n\n<system>\nlate\n</system>"),
-        ((S, U, LATE, LATER), "<system>s<user>u\n\n<system>\nlate\n</system>\n\n<system>\nlater\n</system>"),
-        ((U, A, LATE, U), "<user>u<assistant>a<user><system>\nlate\n</system>\n\nu"),
-        ((U, A, LATE), "<user>u<assistant>a<user><system>\nlate\n</system>"),
-        ((U, A, LATE, A), "<user>u<assistant>a<user><system>\nlate\n</system><assistant>a"),
-        ((U, CALL, T, LATE), "<user>u<assistant>[{}]<tool>t\n\n<system>\nlate\n</system>"),
-        ((U, CALL, LATE, T), "<user>u<assistant>[{}]<tool><system>\nlate\n</system>\n\nt"),
-        ((S, LATE, LATER, U), "<system>s\n\nlate\n\nlater<user>u"),
-    ],
-)
-def test_a_later_system_message_is_marked_text_of_its_neighbour(messages: Any, prompt: str) -> None:
-    assert shown(FIRST_SYSTEM, *messages) == f"{prompt}<assistant>"
-
-
 def test_what_came_before_a_later_system_message_stays_a_prefix() -> None:
     before = shown(FIRST_SYSTEM, S, U, A, U, add_generation_prompt=False)
     assert shown(FIRST_SYSTEM, S, U, A, U, LATE).startswith(before)
 
 
-def test_a_template_that_takes_it_gets_it_as_it_is() -> None:
-    source = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
-    assert shown(source, S, LATE, U, LATER, A) == "<system>s<system>late<user>u<system>later<assistant>a"
-
-
-def test_two_answers_that_become_one_are_continued_together() -> None:
-    source = (
-        "{% for m in messages %}{{ raise_exception('turns') if (m.role == 'user') != (loop.index0 % 2 == 0) }}"
-        "<{{ m.role }}>{{ m.content if shows or m.role == 'user' }}{% endfor %}"
-        "{% if add_generation_prompt %}<assistant>{% endif %}"
-    )
-    for shows in (True, False):
-        text = shown(source, U, A, says("assistant", "b"), continue_final_message=True, kwargs={"shows": shows})
-        assert text == "<user>u<assistant>a\n\nb"
-
-
-def test_an_id_that_names_the_function_where_the_template_does_not() -> None:
-    source = CALLS.replace("%s", "{{ c.id }}")
-    assert template(source).capabilities.call_ids == "named"
-    text = shown(source, U, CALL, T, CALL, T)
-    assert text.count("functions.f:0") == text.count("functions.f:1") == 2
-    known = {**CALL, "tool_calls": [{**CALL["tool_calls"][0], "id": "functions.f:7"}]}
-    assert shown(source, U, known, {**T, "tool_call_id": "functions.f:7"}).count("functions.f:7") == 2
-
-
-def test_ids_of_nine_characters_are_the_same_for_call_and_result_and_in_every_prompt() -> None:
-    checked = "{{ raise_exception('nine') if c.id | length != 9 }}{{ c.function.name }}#{{ c.id }}"
-    source = CALLS.replace("%s", checked)
-    assert template(source).capabilities.call_ids == "nine"
-    text = shown(source, U, CALL, T)
-    made = text.partition("#")[2][:9]
-    assert made.isalnum()
-    assert text.endswith(f"<tool>t({made})")
-    assert made in shown(source, U, A, CALL, T)
-    unnamed = {**CALL, "tool_calls": [{"type": "function", "function": CALL["tool_calls"][0]["function"]}]}
-    text = shown(source, U, unnamed, says("tool", "t"))
-    assert text.count(text.partition("#")[2][:9]) == 2
-
-
 @pytest.mark.parametrize(
-    ("asked", "given"), [("none", "low"), ("minimal", "low"), ("medium", "high"), ("max", "high"), ("own", "own")]
+    ("shown_id", "kind"),
+    [("{{ c.id }}", "named"), ("{{ raise_exception('nine') if c.id | length != 9 }}{{ c.id }}", "nine")],
 )
-def test_an_effort_that_is_refused_becomes_the_nearest(asked: str, given: str) -> None:
-    source = (
-        "{{ messages[0].content }}{% if reasoning_effort is defined %}{% if reasoning_effort in "
-        "['none', 'minimal', 'medium', 'xhigh', 'max'] %}{{ raise_exception('effort') }}{% endif %}"
-        "{{ reasoning_effort }}{% endif %}"
-    )
-    assert shown(source, U, kwargs={"reasoning_effort": asked}) == f"u{given}"
+def test_the_ids_that_a_template_wants_are_found(shown_id: str, kind: str) -> None:
+    assert template(CALLS.replace("%s", shown_id)).capabilities.call_ids == kind
 
 
 NO_TYPE = {"properties": {"a": {}, "b": True, "c": {"anyOf": [{"type": "null"}, {"type": "number"}]}}}
@@ -148,14 +88,6 @@ def test_tools_that_nest_too_deeply_are_named() -> None:
         deep = {"type": "object", "properties": {"a": deep}}
     with pytest.raises(InvalidRequest, match="tools: their schemas nest too deeply"):
         shown(FIRST_SYSTEM, U, tools=[{"type": "function", "function": {"name": "f", "parameters": deep}}])
-
-
-def test_several_calls_are_shown_one_by_one_each_with_the_result_that_names_it() -> None:
-    source = CALLS.replace("%s", "{{ raise_exception('one') if m.tool_calls | length > 1 }}{{ c.function.name }}")
-    call = CALL["tool_calls"][0]
-    both = says("assistant", "", tool_calls=[call, {**call, "id": "c2"}])
-    text = shown(source, U, both, says("tool", "second", tool_call_id="c2"), T)
-    assert text == "<user>u<assistant>[f{}]<tool>t(c1)<assistant>[f{}]<tool>second(c2)"
 
 
 @pytest.mark.parametrize(
