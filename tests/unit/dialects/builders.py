@@ -179,3 +179,16 @@ class Scripted:
 
     def finish(self, *, cut: bool = False) -> list[Piece]:
         return [ContentText("held")] if self.held else []
+
+
+class Turns:
+    """A parser that gives the n-th of these for the n-th text, and the one that is left at the end."""
+
+    def __init__(self, *turns: Sequence[Piece]) -> None:
+        self._turns = iter(turns)
+
+    def feed(self, _text: str) -> list[Piece]:
+        return list(next(self._turns))
+
+    def finish(self, *, cut: bool = False) -> list[Piece]:
+        return list(next(self._turns, ()))

@@ -1,7 +1,6 @@
 """Whatever a model says, every wire format says the same of it, whole and streamed."""
 
 import json
-from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
@@ -14,7 +13,7 @@ from server.dialects.ollama.write import OllamaWriter, Reply
 from server.dialects.responses.write import ResponseWriter
 from server.engine.request import Event
 from server.formats.parsing.pieces import ContentText, Piece, Reasoning, ToolCallArguments, ToolCallBegin
-from tests.unit.dialects.builders import HEADER, finished, started, text
+from tests.unit.dialects.builders import HEADER, Turns, finished, started, text
 
 WORDS = st.text('abé \n"\\{', min_size=1, max_size=4).filter(lambda word: bool(word.strip()))
 ARGUMENTS = st.dictionaries(st.sampled_from("ab"), WORDS | st.integers() | st.none(), max_size=2)
@@ -42,21 +41,6 @@ def turns(draw: st.DrawFn) -> list[list[Piece]]:
             found.append([])
         found[-1].append(piece)
     return found
-
-
-@dataclass
-class Script:
-    """A parser that gives these pieces, the last of them at the end."""
-
-    turns: list[list[Piece]]
-    n_fed: int = field(default=0)
-
-    def feed(self, _text: str) -> list[Piece]:
-        self.n_fed += 1
-        return self.turns[self.n_fed - 1]
-
-    def finish(self, *, cut: bool = False) -> list[Piece]:
-        return self.turns[self.n_fed]
 
 
 def of_chat(message: dict[str, Any]) -> Said:
@@ -150,8 +134,8 @@ def test_every_format_says_the_same(pieces: list[list[Piece]]) -> None:
     events: list[Event] = [started(), *(text("x") for _ in pieces[:-1]), finished()]
     words, fields = Reply("demo", chat=True), {"id": "r"}
 
-    def script() -> Script:
-        return Script(pieces)
+    def script() -> Turns:
+        return Turns(*pieces)
 
     chat, streamed = ChatWriter(HEADER, script), ChatWriter(HEADER, script)
     added(chat, events)

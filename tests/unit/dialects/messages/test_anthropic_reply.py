@@ -12,22 +12,9 @@ from server.dialects.messages.write import MessageWriter
 from server.engine.request import Event, FinishReason
 from server.formats.arguments import object_text
 from server.formats.parsing.pieces import ContentText, Piece, Reasoning, ToolCallArguments, ToolCallBegin
-from tests.unit.dialects.builders import finished, started, text
+from tests.unit.dialects.builders import Turns, finished, started, text
 
 HEADER = Header("demo", "msg_1", 1700000000)
-
-
-class Script:
-    """Stands for a parser: the n-th text means the n-th list of pieces, the end the last one."""
-
-    def __init__(self, *pieces: Sequence[Piece]) -> None:
-        self._pieces = list(pieces)
-
-    def feed(self, _text: str) -> list[Piece]:
-        return list(self._pieces.pop(0))
-
-    def finish(self, *, cut: bool = False) -> list[Piece]:
-        return list(self._pieces.pop(0)) if self._pieces else []
 
 
 def run(reason: FinishReason = FinishReason.EOS, n_texts: int = 1, word: str = "") -> list[Event]:
@@ -35,7 +22,7 @@ def run(reason: FinishReason = FinishReason.EOS, n_texts: int = 1, word: str = "
     return [started(n_cached=2), *[text("x")] * n_texts, end]
 
 
-def whole(script: Callable[[], Script], events: Sequence[Event], **options: Any) -> Any:
+def whole(script: Callable[[], Turns], events: Sequence[Event], **options: Any) -> Any:
     reply = MessageWriter(HEADER, script, **options)
     for event in events:
         reply.feed(0, event)
@@ -49,7 +36,7 @@ def whole(script: Callable[[], Script], events: Sequence[Event], **options: Any)
 )
 def test_whatever_a_model_writes_can_be_sent_back(before: list[Piece], arguments: str, show: bool) -> None:
     pieces = [*before, ToolCallBegin(0, "c1", "f"), ToolCallArguments(0, arguments)]
-    content = whole(lambda: Script(pieces), run(FinishReason.LIMIT), show_reasoning=show)["content"]
+    content = whole(lambda: Turns(pieces), run(FinishReason.LIMIT), show_reasoning=show)["content"]
     warnings: list[str] = []
     [message] = read_conversation(None, [{"role": "assistant", "content": content}], warnings, MessageTools())
     assert warnings == []
