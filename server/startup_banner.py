@@ -8,7 +8,6 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from typing import TYPE_CHECKING, NoReturn, TextIO
 
 from server import __version__
@@ -135,16 +134,6 @@ def _can(state: ModelState, task: Task) -> bool:
 LINE_INTERVAL_S = 5.0  # between two log lines of one load or download
 
 
-@cache
-def _bar_class() -> "type[tqdm[NoReturn]]":
-    from tqdm import tqdm  # only a terminal needs it
-
-    class Bar(tqdm):  # type: ignore[type-arg]
-        monitor_interval = 0  # every update is an event: tqdm's own thread is not needed
-
-    return Bar
-
-
 async def show_load_progress(
     events: Subscription, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
 ) -> None:
@@ -174,10 +163,13 @@ def _draw(
     stream: TextIO,
     stack: contextlib.ExitStack,
 ) -> None:
+    from tqdm import tqdm  # only a terminal needs it
+
+    tqdm.monitor_interval = 0  # every update is an event: tqdm's own thread is not needed
     loads = isinstance(event, LoadProgress)
     if event.model not in bars:
         what, unit = ("loading", "%") if loads else ("fetching", "B")
-        bars[event.model] = bar = _bar_class()(
+        bars[event.model] = bar = tqdm(
             desc=f"{what} {event.model}", unit=unit, unit_scale=not loads, leave=False, file=stream
         )
         stack.callback(bar.close)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import urlencode, urlsplit
 
 import httpx2
 from huggingface_hub import HfApi, constants, get_hf_file_metadata, get_session
@@ -30,7 +30,7 @@ from server.errors import DownloadFailed, NotFound, without_credentials
 from server.hub.cache import is_commit, is_inside, is_oid
 from server.hub.choice import SUFFIX
 from server.hub.process import HubUnreachable, WantedFile
-from server.hub.registry import gguf_layer
+from server.hub.reference import Image
 
 MAX_FILES = 100_000  # per repository
 _CHUNK_BYTES = 1 << 20
@@ -38,6 +38,9 @@ _RETRIES = 3
 _MAGIC = b"GGUF"
 _TRANSIENT = frozenset({408, 416, 425, 429, 500, 502, 503, 504})
 _STRONG_ETAG = re.compile(r'"[\x21\x23-\x7e]+"')
+_DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
+_ACCEPT = "application/vnd.oci.image.manifest.v1+json, application/vnd.docker.distribution.manifest.v2+json"
+_CHALLENGE = re.compile(r'([a-z]+)="([^"]*)"')
 
 
 class Downloader:
@@ -77,29 +80,26 @@ class Downloader:
         """Return branch, commit and files of ``main``, or of the first branch. A file is path, bytes, hash, and whether
         Xet stores it.
         """
+        api = HfApi(self._endpoint, token=self._token, library_name="llamapool", library_version=__version__)
         try:
-            return self._read_listing(repository)
+            branches = [each for each in api.list_repo_refs(repository).branches if is_inside(each.name)]
+            branch = next((each for each in branches if each.name == "main"), branches[0] if branches else None)
+            if branch is None or not is_commit(branch.target_commit):
+                raise DownloadFailed(f"'{repository}': the hub lists no branch of this repository")
+            files: list[tuple[str, int, str, bool]] = []
+            for file in api.list_repo_tree(repository, recursive=True, revision=branch.target_commit):
+                if len(files) >= MAX_FILES:
+                    raise DownloadFailed(f"'{repository}' has more than {MAX_FILES} files")
+                if isinstance(file, RepoFile):
+                    size, oid = (file.lfs.size, file.lfs.sha256) if file.lfs else (file.size, file.blob_id)
+                    oid = oid.removeprefix("sha256:")
+                    if is_inside(file.path) and is_oid(oid):
+                        files.append((file.path, size, oid, file.xet_hash is not None))
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             host = host_of(self._endpoint)
             raise DownloadFailed(
                 f"'{repository}': the reply of {host} is no listing; check that HF_ENDPOINT is the URL of a hub"
             ) from None
-
-    def _read_listing(self, repository: str) -> dict[str, Any]:
-        api = HfApi(self._endpoint, token=self._token, library_name="llamapool", library_version=__version__)
-        branches = [each for each in api.list_repo_refs(repository).branches if is_inside(each.name)]
-        branch = next((each for each in branches if each.name == "main"), branches[0] if branches else None)
-        if branch is None or not is_commit(branch.target_commit):
-            raise DownloadFailed(f"'{repository}': the hub lists no branch of this repository")
-        files: list[tuple[str, int, str, bool]] = []
-        for file in api.list_repo_tree(repository, recursive=True, revision=branch.target_commit):
-            if len(files) >= MAX_FILES:
-                raise DownloadFailed(f"'{repository}' has more than {MAX_FILES} files")
-            if isinstance(file, RepoFile):
-                size, oid = (file.lfs.size, file.lfs.sha256) if file.lfs else (file.size, file.blob_id)
-                oid = oid.removeprefix("sha256:")
-                if is_inside(file.path) and is_oid(oid):
-                    files.append((file.path, size, oid, file.xet_hash is not None))
         return {"branch": branch.name, "commit": branch.target_commit, "files": files}
 
     def _metadata(self, url: str) -> dict[str, Any]:
@@ -180,6 +180,52 @@ class Downloader:
         if not (token.isascii() and token.isprintable()):
             raise DownloadFailed("the access token contains invalid characters; check HF_TOKEN or --hf-token")
         return {**headers, "Accept-Encoding": "identity"}
+
+
+def gguf_layer(registry: str, name: str, tag: str) -> dict[str, Any]:
+    """Return URL, SHA-256, size in bytes and request headers of the GGUF in a registry of container images, where
+    Docker's model runner stores it as a layer (OCI distribution specification 1.1).
+
+    Raises `NotFound`, `DownloadFailed`, and the errors of httpx2.
+    """
+    image = Image(registry, name, tag)
+    url = f"{image.base}/manifests/{tag}"
+    reply = get_session().get(url, headers={"Accept": _ACCEPT})
+    headers = {}
+    challenge = reply.headers.get("WWW-Authenticate", "")
+    if reply.status_code == 401 and challenge.lower().startswith("bearer "):
+        headers = {"Authorization": f"Bearer {_token(image, challenge)}"}
+        reply = get_session().get(url, headers={**headers, "Accept": _ACCEPT})
+    reply.raise_for_status()
+    try:
+        layers = [layer for layer in reply.json()["layers"] if "gguf" in layer["mediaType"]]
+        found = [(layer["digest"], int(layer["size"])) for layer in layers if _DIGEST.fullmatch(layer["digest"])]
+    except (ValueError, LookupError, TypeError):
+        raise DownloadFailed(f"'{name}': {registry} is not an OCI registry; check docker_registry") from None
+    if not found:
+        raise NotFound(f"'{name}:{tag}' of {registry} contains no GGUF file")
+    digest, size = found[0]
+    return {
+        "url": f"{image.base}/blobs/{digest}",
+        "sha256": digest.removeprefix("sha256:"),
+        "size": size,
+        "headers": headers,
+    }
+
+
+def _token(image: Image, challenge: str) -> str:
+    """Return a read token from the service that the registry names."""
+    query = dict(_CHALLENGE.findall(challenge))
+    realm = query.pop("realm", "")
+    if urlsplit(realm).scheme not in ("https", urlsplit(image.base).scheme):
+        raise DownloadFailed(f"'{image.name}': {image.registry} gives no URL for access tokens")
+    reply = get_session().get(f"{realm}?{urlencode({'scope': f'repository:{image.name}:pull', **query})}")
+    reply.raise_for_status()
+    found = reply.json()
+    token = str(found.get("token") or found.get("access_token"))
+    if not re.fullmatch(r"[\x21-\x7e]+", token):
+        raise DownloadFailed(f"'{image.name}': {image.registry} returned no access token")
+    return token
 
 
 def _is_right(wanted: WantedFile) -> bool:

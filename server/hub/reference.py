@@ -36,7 +36,8 @@ class Reference:
         """Parse a name, also one of `SHORT`. Raises ValueError, which completes a sentence, for an invalid one."""
         text = SHORT.get(text, text)
         repository, colon, tag = text.partition(":")
-        if not is_repository(repository) or (colon and not is_tag(tag)):
+        is_tag = len(tag) <= MAX_TAG and _TAG.fullmatch(tag) is not None  # such as Q4_K_M
+        if not is_repository(repository) or (colon and not is_tag):
             raise ValueError(FORM)
         return cls(repository, tag)
 
@@ -47,11 +48,6 @@ class Reference:
 def is_repository(text: str) -> bool:
     """``owner/name`` of words; nothing that leads out of a folder can be written so."""
     return len(text) <= MAX_ID and _ID.fullmatch(text) is not None
-
-
-def is_tag(text: str) -> bool:
-    """Such as ``Q4_K_M``."""
-    return len(text) <= MAX_TAG and _TAG.fullmatch(text) is not None
 
 
 def is_registry(text: str) -> bool:

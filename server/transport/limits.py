@@ -203,11 +203,12 @@ BODIES_RETRY_S = 5
 class TooManyBodies(Unavailable):
     """The bodies of all requests together are over the server's limit (HTTP 503)."""
 
+    retry_after_s = BODIES_RETRY_S
+
     def __init__(self, limit: int) -> None:
         super().__init__(
             f"the bodies of the running requests would exceed the limit of {limit} bytes, retry in {BODIES_RETRY_S} s"
         )
-        self.retry_after_s = BODIES_RETRY_S
 
 
 SPARE_CONNECTIONS = 64
@@ -219,9 +220,10 @@ _OTHER_DESCRIPTORS = 256  # models, files, processes, logs
 class TooManyConnections(Unavailable):
     """As many requests are in progress as there may be connections (HTTP 503)."""
 
+    retry_after_s = _CONNECTIONS_RETRY_S
+
     def __init__(self) -> None:
         super().__init__(f"there are too many connections, retry in {_CONNECTIONS_RETRY_S} s")
-        self.retry_after_s = _CONNECTIONS_RETRY_S
 
 
 def connection_limit(configured: int) -> int:
