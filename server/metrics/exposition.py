@@ -102,7 +102,7 @@ class Metrics:
             ["version", "llama_cpp_python", "python"],
             registry=self._registry,
         )
-        built.labels(__version__, _version_of_llama_cpp_python(), platform.python_version()).set(1)
+        built.labels(__version__, metadata.version("llama-cpp-python"), platform.python_version()).set(1)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"llamapool_{name}", text, labels, registry=self._registry)
@@ -175,10 +175,3 @@ class Metrics:
                 text = text.replace(gauge, counter)
             text = _WHOLE.sub(rb"\1", text)
         return text, content_type
-
-
-def _version_of_llama_cpp_python() -> str:
-    try:
-        return metadata.version("llama-cpp-python")
-    except metadata.PackageNotFoundError:
-        return "none"
