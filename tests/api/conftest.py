@@ -68,6 +68,26 @@ class Api:
             while any(is_pending(s) for s in self.pool.states() if s.spec.load == "startup"):
                 await anext(events)
 
+    async def expect(
+        self, request: str, body: Any = None, status: int = 200, part: Any = "", headers: Any = None
+    ) -> httpx.Response:
+        """Send ``METHOD /path``. The reply must have this status and contain `part`: a text, or members of its JSON at
+        any depth, or a tuple of both."""
+        method, path = request.split(" ", 1)
+        sent: dict[str, Any] = {"content": body} if isinstance(body, bytes) else {} if body is None else {"json": body}
+        reply = await self.client.request(method, path, headers=headers, **sent)
+        assert reply.status_code == status, (request, body, reply.text)
+        for each in part if isinstance(part, tuple) else (part,):
+            assert each in reply.text if isinstance(each, str) else has(reply.json(), each), (request, body, reply.text)
+        return reply
+
+
+def has(found: Any, part: Any) -> bool:
+    """Return whether every key of `part`, at any depth, is in `found` with its value."""
+    if isinstance(part, dict):
+        return isinstance(found, dict) and all(key in found and has(found[key], part[key]) for key in part)
+    return bool(found == part)
+
 
 Serve = Callable[..., AbstractAsyncContextManager[Api]]
 
@@ -92,6 +112,16 @@ async def run_app(app: FastAPI) -> AsyncIterator[None]:
         yield
 
 
+@asynccontextmanager
+async def running(
+    app: FastAPI, loader: FakeLoader, *, address: str = "127.0.0.1", headers: Any = None
+) -> AsyncIterator[Api]:
+    """Run `app`, with a client at `address`."""
+    transport = httpx.ASGITransport(app, raise_app_exceptions=True, client=(address, 1))
+    async with run_app(app), httpx.AsyncClient(transport=transport, base_url="http://test", headers=headers) as client:
+        yield Api(app, client, loader)
+
+
 @pytest.fixture
 def serve() -> Serve:
     """Starts applications: ``serve(loader=..., server={...}, models={...}, wait=True)``."""
@@ -107,12 +137,7 @@ def serve() -> Serve:
     ) -> AsyncIterator[Api]:
         loader = loader or FakeLoader()
         app = create_app(make_settings(**settings), loader=loader, sandbox=sandbox)
-        transport = httpx.ASGITransport(app, raise_app_exceptions=True)
-        async with (
-            run_app(app),
-            httpx.AsyncClient(transport=transport, base_url="http://test", headers=headers) as client,
-        ):
-            api = Api(app, client, loader)
+        async with running(app, loader, headers=headers) as api:
             if wait:
                 await api.settled()
             yield api
@@ -148,8 +173,8 @@ async def until(condition: Callable[[], object]) -> None:
 @pytest.fixture
 async def api(serve: Serve) -> AsyncIterator[Api]:
     """One running application with the model "demo" loaded."""
-    async with serve() as running:
-        yield running
+    async with serve() as started:
+        yield started
 
 
 @pytest.fixture
@@ -225,7 +250,7 @@ def live() -> GoLive:
         port = listening.getsockname()[1]
         server = LiveServer(app, **(uvicorn or {}))
         async with asyncio.timeout(TIMEOUT_S):
-            running = asyncio.create_task(server.serve(sockets=[listening]))
+            serving = asyncio.create_task(server.serve(sockets=[listening]))
             await server.ready.wait()
             scheme = "https" if server.config.ssl else "http"
             url = f"{scheme}://127.0.0.1:{port}"
@@ -240,7 +265,7 @@ def live() -> GoLive:
                     for writer in running_live.writers:
                         writer.close()
                     server.should_exit = True
-                    await running
+                    await serving
                     for writer in running_live.writers:
                         with suppress(OSError):  # reset by the server, or aborted by the test
                             await writer.wait_closed()

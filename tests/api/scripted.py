@@ -9,7 +9,7 @@ from typing import Any
 from openai import AsyncOpenAI
 
 from tests.api.conftest import Api, Serve
-from tests.support.fakes import FakeLoader, FakeRunner
+from tests.support.fakes import FakeLoader
 
 TURN = "<|im_end|>\n<|im_start|>assistant\n"
 CHATML: dict[str, dict[str, Any]] = {"demo": {"path": "demo.gguf", "load": "startup", "chat_template": "chatml"}}
@@ -22,7 +22,7 @@ def answering(replies: Mapping[str, str], *, n_ctx: int = 2048, **options: Any) 
         (f"<tool_response>\n{said[5:]}\n</tool_response>" if said.startswith("tool:") else said) + TURN: reply
         for said, reply in replies.items()
     }
-    return FakeLoader(runner=lambda: FakeRunner(n_ctx_seq=n_ctx, replies=ends, **options))
+    return FakeLoader(n_ctx_seq=n_ctx, replies=ends, **options)
 
 
 def tool_call(name: str, arguments: Mapping[str, Any] | None = None, **more: Any) -> str:

@@ -28,8 +28,7 @@ def route(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 async def test_two_files_make_a_dialect(serve: Serve, route: ModuleType) -> None:
-    loader = FakeLoader(replies={"Hi<|im_end|>\n<|im_start|>assistant\n": "Hello there"})
-    async with serve(loader) as api:
+    async with serve(FakeLoader(replies={"Hi<|im_end|>\n<|im_start|>assistant\n": "Hello there"})) as api:
         api.app.include_router(route.router)
         body = {"inputs": "Hi", "parameters": {"max_new_tokens": 5, "temperature": 0}}
         whole = await api.client.post("/generate", json=body)

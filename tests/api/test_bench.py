@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from server.bench.command import main
 from server.bench.scenarios import SCENARIOS
 from tests.api.conftest import GoLive
-from tests.support.fakes import FakeLoader, FakeRunner
+from tests.support.fakes import FakeLoader
 
 pytestmark = pytest.mark.slow
 
@@ -21,7 +21,7 @@ QUICK = ("--scale", "0.05", "--parallel", "3", "--seed", "1")
 
 
 def loader() -> FakeLoader:
-    return FakeLoader(runner=lambda: FakeRunner(n_seq=3, n_ctx_seq=8192, n_batch=512))
+    return FakeLoader(n_seq=3, n_ctx_seq=8192, n_batch=512)
 
 
 async def bench(port: int, *words: str) -> int:
@@ -56,8 +56,7 @@ async def test_the_neighbour_is_gone_after_its_scenario(live: GoLive) -> None:
 async def test_what_a_server_cannot_do_is_reported_and_the_rest_is_measured(
     live: GoLive, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    small = FakeLoader(runner=lambda: FakeRunner(n_seq=3, n_ctx_seq=512, n_batch=512))
-    async with live(small) as server:
+    async with live(FakeLoader(n_seq=3, n_ctx_seq=512, n_batch=512)) as server:
         status = await bench(server.port, "--scenario", "rate,long", "--scale", "0.5", "--json", "-")
     long, rate = json.loads(capsys.readouterr().out)["scenarios"]
     assert rate["rounds"][0]["requests/s"] > 0

@@ -9,6 +9,7 @@ import threading
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -602,26 +603,27 @@ class Measures:
 class FakeLoader(Measures):
     """Loads at once; ``failing`` maps a model's id to the reason why it can't be loaded.
 
-    ``gate``: an event that every load waits for, after it has reported half of its progress.
+    ``gate``: an event that every load waits for, after it has reported half of its progress. Without ``runner``, other
+    arguments are those of `FakeRunner`.
     """
 
     def __init__(
         self,
         *,
-        replies: Mapping[str, str] | None = None,
         failing: Mapping[str, str] | None = None,
         gate: threading.Event | None = None,
         runner: Callable[[], FakeRunner] | None = None,
         fim: str = "file",
         embedder: Callable[[], FakeEmbeddingRunner] | None = None,
         media: frozenset[BitmapKind] = frozenset(),
+        **options: Any,
     ) -> None:
         self.fim = fim
         self.kinds = media
         self.make_embedder = embedder
         self.failing = dict(failing or {})
         self.gate = gate
-        self.make = runner or (lambda: FakeRunner(replies=replies))
+        self.make = runner or (lambda: FakeRunner(**options))
         self.loaded: list[FakeWeights] = []
 
     def vocabulary(self, spec: ModelSpec) -> "FakeVocabulary":

@@ -12,7 +12,7 @@ import httpx2
 import pytest
 from anthropic import AsyncAnthropic
 from anthropic import BadRequestError as AnthropicBadRequest
-from openai import AsyncOpenAI, BadRequestError, NotFoundError
+from openai import AsyncOpenAI, NotFoundError
 from openai.types import Batch
 
 from server.serving import batch_runner
@@ -59,23 +59,30 @@ async def output(client: AsyncOpenAI, file_id: str | None) -> list[dict[str, Any
     return [json.loads(each) for each in content.text.splitlines()]
 
 
+def upload(**data: str) -> dict[str, Any]:
+    """A form with a file."""
+    return {"data": {"purpose": "batch", **data}, "files": {"file": b"x"}}
+
+
+def anthropic(api: Api) -> AsyncAnthropic:
+    http = httpx2.AsyncClient(transport=httpx2.ASGITransport(api.app), base_url="http://test")
+    return AsyncAnthropic(base_url="http://test", api_key="sk-one", http_client=http, max_retries=0)
+
+
 async def test_a_file_is_uploaded_listed_read_and_deleted(serve: Serve) -> None:
     async with opened(serve) as (_, client):
         file = await client.files.create(file=("a.txt", b"hello"), purpose="user_data")
         other = await client.files.create(file=("b.jsonl", b"{}"), purpose="batch")
-        listed = [each.id async for each in await _pages(client.files.list(purpose="user_data"))]
-        content = await client.files.content(file.id)
-        deleted = await client.files.delete(file.id)
+        assert [each.id async for each in client.files.list(purpose="user_data")] == [file.id]
+        assert (await client.files.content(file.id)).read() == b"hello"
+        assert (await client.files.delete(file.id)).deleted
         with pytest.raises(NotFoundError):
             await client.files.retrieve(file.id)
         assert (await client.files.retrieve(other.id)).filename == "b.jsonl"
     assert (file.filename, file.bytes, file.purpose) == ("a.txt", 5, "user_data")
-    assert listed == [file.id]
-    assert content.read() == b"hello"
-    assert deleted.deleted
 
 
-async def test_files_and_batches_are_listed_in_pages(serve: Serve) -> None:
+async def test_lists_have_pages(serve: Serve) -> None:
     async with opened(serve) as (api, client):
         files = [(await client.files.create(file=(f"{n}.txt", b"x"), purpose="user_data")).id for n in range(3)]
         upwards = client.files.list(purpose="user_data", order="asc", limit=2)
@@ -86,51 +93,27 @@ async def test_files_and_batches_are_listed_in_pages(serve: Serve) -> None:
         assert [each.id async for each in client.batches.list(after=batches[2])] == batches[1::-1]
         for batch_id in batches:
             await ended(api, client, batch_id)
-
-
-async def test_message_batches_are_listed_in_pages(serve: Serve) -> None:
-    async with opened(serve) as (api, _):
-        http = httpx2.AsyncClient(transport=httpx2.ASGITransport(api.app), base_url="http://test")
-        client = AsyncAnthropic(base_url="http://test", api_key="sk-one", http_client=http, max_retries=0)
-        params: Any = {"model": "demo", "max_tokens": 20, "messages": [{"role": "user", "content": "number 4"}]}
-        request: Any = {"custom_id": "one", "params": params}
-        ids = [(await client.messages.batches.create(requests=[request])).id for _ in range(3)]
+        claude = anthropic(api)
+        request: Any = {"custom_id": "one", "params": chat(4)}
+        ids = [(await claude.messages.batches.create(requests=[request])).id for _ in range(3)]
         for batch_id in ids:
-            while (await client.messages.batches.retrieve(batch_id)).processing_status != "ended":
+            while (await claude.messages.batches.retrieve(batch_id)).processing_status != "ended":
                 pass
-        assert [each.id for each in (await client.messages.batches.list(after_id=ids[2], limit=1)).data] == [ids[1]]
-        assert [each.id for each in (await client.messages.batches.list(before_id=ids[0])).data] == ids[:0:-1]
-
-
-async def _pages(found: Any) -> Any:
-    return found
+        assert [each.id for each in (await claude.messages.batches.list(after_id=ids[2], limit=1)).data] == [ids[1]]
+        assert [each.id for each in (await claude.messages.batches.list(before_id=ids[0])).data] == ids[:0:-1]
 
 
 @pytest.mark.parametrize(
     ("form", "param"),
     [
         ({"data": {"purpose": "batch"}, "files": {"other": b"x"}}, "file"),
-        ({"data": {"purpose": "fun"}, "files": {"file": b"x"}}, "purpose"),
-        (
-            {"data": {"purpose": "batch", "expires_after[anchor]": "now"}, "files": {"file": b"x"}},
-            "expires_after.anchor",
-        ),
-        (
-            {
-                "data": {
-                    "purpose": "batch",
-                    "expires_after[anchor]": "created_at",
-                    "expires_after[seconds]": "5",
-                },
-                "files": {"file": b"x"},
-            },
-            "expires_after.seconds",
-        ),
+        (upload(purpose="fun"), "purpose"),
+        (upload(**{"expires_after[anchor]": "now"}), "expires_after.anchor"),
+        (upload(**{"expires_after[anchor]": "created_at", "expires_after[seconds]": "5"}), "expires_after.seconds"),
     ],
 )
-async def test_a_wrong_upload_names_the_field(serve: Serve, form: dict[str, Any], param: str) -> None:
-    async with opened(serve) as (api, _):
-        reply = await api.client.post("/v1/files", **form)
+async def test_a_wrong_upload_names_the_field(api: Api, form: dict[str, Any], param: str) -> None:
+    reply = await api.client.post("/v1/files", **form)
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
 
 
@@ -140,10 +123,10 @@ async def test_a_batch_writes_its_results_in_file_order(serve: Serve) -> None:
         batch = await start(client, [line(n, stream=True) for n in order])
         done = await ended(api, client, batch.id)
         results = await output(client, done.output_file_id)
-        listed = [each.id async for each in await _pages(client.batches.list())]
+        assert [each.id async for each in client.batches.list()] == [batch.id]
     assert done.request_counts
     assert (done.request_counts.total, done.request_counts.completed, done.request_counts.failed) == (4, 4, 0)
-    assert (done.error_file_id, done.metadata, listed) == (None, {"k": "v"}, [batch.id])
+    assert (done.error_file_id, done.metadata) == (None, {"k": "v"})
     assert [each["custom_id"] for each in results] == [f"id-{n}" for n in order]
     texts = [each["response"]["body"]["choices"][0]["message"]["content"] for each in results]
     assert texts == [f"reply {n}" for n in order]
@@ -273,30 +256,24 @@ async def test_a_batch_needs_a_file_of_its_own_client(serve: Serve) -> None:
         assert (await ended(api, client, batch.id)).status == "completed"
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
+async def test_a_wrong_batch_names_the_field(api: Api) -> None:
+    right = {"endpoint": "/v1/chat/completions", "completion_window": "24h", "input_file_id": "file-1"}
+    soon = {"anchor": "created_at", "seconds": 5}
+    for fields, param in (
         ({"endpoint": "/v1/models"}, "endpoint"),
         ({"completion_window": "soon"}, "completion_window"),
         ({"input_file_id": 5}, "input_file_id"),
         ({"metadata": 5}, "metadata"),
-        ({"output_expires_after": {"anchor": "created_at", "seconds": 5}}, "output_expires_after.seconds"),
-    ],
-)
-async def test_a_wrong_batch_names_the_field(serve: Serve, fields: dict[str, Any], param: str) -> None:
-    async with opened(serve) as (_, client):
-        body = {"endpoint": "/v1/chat/completions", "completion_window": "24h", "input_file_id": "file-1", **fields}
-        with pytest.raises(BadRequestError) as caught:
-            await client.post("/batches", body=body, cast_to=object)
-    assert caught.value.param == param
+        ({"output_expires_after": soon}, "output_expires_after.seconds"),
+    ):
+        await api.expect("POST /v1/batches", right | fields, 400, {"error": {"param": param}})
 
 
 async def test_a_live_request_is_served_while_a_batch_holds_every_slot(serve: Serve) -> None:
     steps = threading.Semaphore(20)
     async with opened(serve, steps) as (api, client):
         batch = await start(client, [line(n, ignore_eos=True, max_tokens=1500) for n in range(6)])
-        loaded = api.pool.states()[0].loaded
-        assert loaded is not None
+        loaded = api.loaded()
         while not loaded.busy:
             await client.batches.retrieve(batch.id)
         steps.release(10_000)
@@ -312,25 +289,18 @@ async def test_a_live_request_is_served_while_a_batch_holds_every_slot(serve: Se
 
 async def test_anthropics_batches(serve: Serve) -> None:
     async with opened(serve) as (api, _):
-        http = httpx2.AsyncClient(transport=httpx2.ASGITransport(api.app), base_url="http://test")
-        client = AsyncAnthropic(base_url="http://test", api_key="sk-one", http_client=http, max_retries=0)
-        messages: Any = [{"role": "user", "content": "number 4"}]
-        requests: Any = [
-            {"custom_id": "good", "params": {"model": "demo", "max_tokens": 20, "messages": messages}},
-            {"custom_id": "bad", "params": {"model": "demo", "max_tokens": 20, "messages": 5}},
-        ]
+        client = anthropic(api)
+        requests: Any = [{"custom_id": "good", "params": chat(4)}, {"custom_id": "bad", "params": chat(4, messages=5)}]
         batch = await client.messages.batches.create(requests=requests)
         while (done := await client.messages.batches.retrieve(batch.id)).processing_status != "ended":
             pass
-        results = [each async for each in await client.messages.batches.results(batch.id)]
-        listed = [each.id async for each in await _pages(client.messages.batches.list())]
+        good, bad = [each async for each in await client.messages.batches.results(batch.id)]
+        assert [each.id async for each in client.messages.batches.list()] == [batch.id]
         await client.messages.batches.delete(batch.id)
-        assert [each.id async for each in await _pages(client.messages.batches.list())] == []
+        assert [each.id async for each in client.messages.batches.list()] == []
         with pytest.raises(AnthropicBadRequest):
             await client.messages.batches.create(requests=[requests[0], requests[0]])
     assert (done.request_counts.succeeded, done.request_counts.errored) == (1, 1)
-    assert listed == [batch.id]
-    good, bad = results
     assert good.result.type == "succeeded"
     assert [getattr(part, "text", None) for part in good.result.message.content] == ["reply 4"]
     assert bad.result.type == "errored"

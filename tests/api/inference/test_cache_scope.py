@@ -9,7 +9,7 @@ import pytest
 from server.engine import disk_cache
 from tests.api.conftest import Api, Serve
 from tests.api.transport.test_keys import bearer, key_file, server
-from tests.support.fakes import FakeLoader, FakeRunner
+from tests.support.fakes import FakeLoader
 
 WORDS = "what is said more than once " * 8
 MESSAGES = [{"role": "user", "content": WORDS}]
@@ -25,52 +25,54 @@ async def n_cached(api: Api, name: str = "", **body: Any) -> int:
     return int(n)
 
 
-async def test_several_keys_share_nothing(serve: Serve, tmp_path: Path) -> None:
-    async with serve(server=server(key_file(tmp_path, ada={}, bert={}))) as api:
-        assert [await n_cached(api, name) > 0 for name in ("ada", "bert", "ada", "bert")] == [False, False, True, True]
+A, B, NONE = {"cache_salt": "a"}, {"cache_salt": "b"}, dict[str, Any]()
+
+
+HEADER_A, HEADER_B = {"X-Cache-Salt": "a"}, {"X-Cache-Salt": "b"}
+
+
+TWO_KEYS = {"api_keys": ["ada", "bert"]}
 
 
 @pytest.mark.parametrize(
-    "settings", [{"api_keys": ["ada"]}, {}, {"api_keys": ["ada", "bert"], "cache_scope": "server"}]
+    ("settings", "requests", "cached"),
+    [
+        (TWO_KEYS, [("ada", NONE), ("bert", NONE), ("ada", NONE), ("bert", NONE)], [False, False, True, True]),
+        ({"api_keys": ["ada"]}, [("ada", NONE), ("ada", NONE)], [False, True]),
+        ({}, [("", NONE), ("", NONE)], [False, True]),
+        ({**TWO_KEYS, "cache_scope": "server"}, [("ada", NONE), ("bert", NONE)], [False, True]),
+        ({"cache_scope": "request"}, [("", NONE), ("", NONE)], [False, False]),
+        ({}, [("", NONE), ("", A), ("", B), ("", A), ("", NONE)], [False, False, False, True, True]),
+        ({}, [("", HEADER_A), ("", HEADER_A), ("", HEADER_B), ("", HEADER_B | A)], [False, True, False, True]),
+        (TWO_KEYS, [("ada", A), ("bert", A), ("ada", A)], [False, False, True]),
+    ],
+    ids=[
+        "two keys",
+        "one key",
+        "no key",
+        "of the server",
+        "of a request",
+        "salts",
+        "salts in headers",
+        "keys and salts",
+    ],
 )
-async def test_one_key_or_none_shares_all_as_does_the_setting(serve: Serve, settings: dict[str, Any]) -> None:
+async def test_whose_requests_share_what_was_computed(
+    serve: Serve, settings: dict[str, Any], requests: list[tuple[str, dict[str, str]]], cached: list[bool]
+) -> None:
+    """A salt in the body counts before one in a header; both count within a key's own scope."""
     async with serve(server=settings) as api:
-        names = settings.get("api_keys", [""])
-        assert [await n_cached(api, name) > 0 for name in (names[0], names[-1])] == [False, True]
-
-
-async def test_keys_of_llama_servers_kind_count_too(serve: Serve) -> None:
-    async with serve(server={"api_keys": ["ada", "bert"]}) as api:
-        assert [await n_cached(api, name) > 0 for name in ("ada", "bert", "ada")] == [False, False, True]
-
-
-async def test_each_request_for_itself(serve: Serve) -> None:
-    async with serve(server={"cache_scope": "request"}) as api:
-        assert [await n_cached(api), await n_cached(api)] == [0, 0]
-
-
-async def test_a_salt_keeps_a_conversation_to_those_who_know_it(serve: Serve) -> None:
-    async with serve() as api:
-        salts: list[dict[str, Any]] = [{}, {"cache_salt": "a"}, {"cache_salt": "b"}, {"cache_salt": "a"}, {}]
-        assert [await n_cached(api, **salt) > 0 for salt in salts] == [False, False, False, True, True]
-
-
-async def test_a_salt_may_be_a_header_and_the_bodys_counts_before_it(serve: Serve) -> None:
-    async with serve() as api:
         found = []
-        for header, body in (("a", {}), ("a", {}), ("b", {}), ("b", {"cache_salt": "a"})):
-            api.client.headers["X-Cache-Salt"] = header
-            found.append(await n_cached(api, **body) > 0)
-        assert found == [False, True, False, True]
+        for name, salt in requests:
+            api.client.headers.pop("X-Cache-Salt", None)
+            api.client.headers.update({k: v for k, v in salt.items() if k.startswith("X-")})
+            found.append(await n_cached(api, name, **{k: v for k, v in salt.items() if not k.startswith("X-")}) > 0)
+    assert found == cached
 
 
-async def test_a_salt_is_within_the_keys_own(serve: Serve) -> None:
-    async with serve(server={"api_keys": ["ada", "bert"]}) as api:
-        assert [await n_cached(api, name, cache_salt="a") > 0 for name in ("ada", "bert", "ada")] == [
-            False,
-            False,
-            True,
-        ]
+async def test_several_keys_share_nothing(serve: Serve, tmp_path: Path) -> None:
+    async with serve(server=server(key_file(tmp_path, ada={}, bert={}))) as api:
+        assert [await n_cached(api, name) > 0 for name in ("ada", "bert", "ada", "bert")] == [False, False, True, True]
 
 
 BODIES: list[tuple[str, dict[str, Any]]] = [
@@ -84,13 +86,6 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("path", "body"), BODIES)
 async def test_every_format_reads_the_salt(serve: Serve, path: str, body: dict[str, Any]) -> None:
-    def cached(reply: httpx.Response) -> int:
-        assert reply.status_code == 200, reply.text
-        told = reply.json()
-        usage = told.get("usage", {})
-        details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
-        return int(details.get("cached_tokens", usage.get("cache_read_input_tokens", told.get("tokens_cached", 0))))
-
     async with serve() as api:
         engine = api.loaded().engine
         seen: list[str] = []
@@ -98,12 +93,10 @@ async def test_every_format_reads_the_salt(serve: Serve, path: str, body: dict[s
         engine.submit = lambda request, sink: seen.append(request.cache_scope) or submit(request, sink)  # type: ignore[method-assign,func-returns-value]
         limit = {"max_output_tokens": 2} if path == "/v1/responses" else {"max_tokens": 2}
         for salt in ({}, {"cache_salt": "a"}, {"cache_salt": None}):
-            cached(await api.client.post(path, json=body | limit | salt))
+            await api.expect(f"POST {path}", body | limit | salt)
         assert [bool(scope) for scope in seen] == [False, True, False]
         for wrong in ("", 1, ["a"]):
-            reply = await api.client.post(path, json=body | limit | {"cache_salt": wrong})
-            assert reply.status_code == 400
-            assert "cache_salt" in reply.text
+            await api.expect(f"POST {path}", body | limit | {"cache_salt": wrong}, 400, "cache_salt")
 
 
 async def test_slots_show_their_counts_to_their_key(serve: Serve, tmp_path: Path) -> None:
@@ -155,13 +148,6 @@ async def test_saved_slots_are_their_keys_own(serve: Serve, tmp_path: Path) -> N
         assert await n_cached(api, "ada", id_slot=1) > 0
 
 
-async def test_without_several_keys_files_lie_where_they_always_did(serve: Serve, tmp_path: Path) -> None:
-    async with serve(server={"slot_save_path": str(tmp_path)}) as api:
-        await n_cached(api, id_slot=0)
-        await api.client.post("/slots/0?action=save", json={"filename": "a.bin"})
-        assert (tmp_path / "a.bin").stat().st_mode & 0o777 == 0o600
-
-
 async def test_a_quota_bounds_each_keys_files(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("server.app.MIB", 1)  # bytes
     folder, other = tmp_path / "slots", tmp_path / "size"
@@ -191,18 +177,17 @@ async def test_a_signed_folder_restores_what_it_signed_alone(serve: Serve, tmp_p
     folder, secret = tmp_path / "slots", tmp_path / "secret"
     folder.mkdir()
     body = {"filename": "a.bin"}
-    statuses = []
-    for text in ("one secret of many letters", "", "another secret of many letters", "one secret of many letters"):
+    wrong = "its description is not what was saved"
+    one, another = "one secret of many letters", "another secret of many letters"
+    for text, status, said in ((one, 200, ""), ("", 400, wrong), (another, 400, wrong), (one, 200, "")):
         secret.write_text(text)
         signs = {"slot_save_secret_file": str(secret)} if text else {}
         async with serve(server={"slot_save_path": str(folder)} | signs) as api:
             await n_cached(api, id_slot=0)
             if not (folder / "a.bin").exists():
-                assert (await api.client.post("/slots/0?action=save", json=body)).status_code == 200
-            reply = await api.client.post("/slots/0?action=restore", json=body)
-            statuses.append(reply.status_code)
-            assert reply.status_code == 200 or "its description is not what was saved" in reply.text
-    assert statuses == [200, 400, 400, 200]
+                await api.expect("POST /slots/0?action=save", body)
+                assert (folder / "a.bin").stat().st_mode & 0o777 == 0o600
+            await api.expect("POST /slots/0?action=restore", body, status, said)
 
 
 PROMPT = "What is the capital of France? " * 8
@@ -222,7 +207,7 @@ async def metric(api: Api, name: str) -> float:
 
 
 def one_slot() -> FakeLoader:
-    return FakeLoader(runner=lambda: FakeRunner(n_seq=1, n_ctx_seq=512))
+    return FakeLoader(n_seq=1, n_ctx_seq=512)
 
 
 async def test_a_conversation_outlives_the_application(

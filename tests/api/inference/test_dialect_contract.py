@@ -39,8 +39,7 @@ CODES |= {"responses": "context_length_exceeded", "native": 400}
 async def saying(serve: Serve, reply: str, result: str = "", **runner: Any) -> AsyncIterator[Api]:
     """Serve a model that answers "Hi" with `reply`, as a chat and as a plain prompt; a tool's result with `result`."""
     replies = {f"Hi{TURN}": reply, "Hi": reply, f"</tool_response>{TURN}": result}
-    loader = FakeLoader(runner=lambda: FakeRunner(**{"n_ctx_seq": 2048, "replies": replies, **runner}))
-    async with serve(loader, models=CHATML) as api:
+    async with serve(FakeLoader(**{"n_ctx_seq": 2048, "replies": replies, **runner}), models=CHATML) as api:
         yield api
 
 

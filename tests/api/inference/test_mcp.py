@@ -13,8 +13,8 @@ from server.transport.keys import hash_of
 from tests.api.conftest import Api, Serve, idle
 from tests.api.scripted import CHATML, answering, tool_call
 from tests.api.streams import posting, typed_events
-from tests.support.fakes import FakeLoader, FakeRunner
-from tests.support.mcp_server import STDIO, Tools, served
+from tests.support.fakes import FakeLoader
+from tests.support.mcp_server import Tools, served
 
 URL = "/v1/responses"
 ANSWER = TypeAdapter[Response](Response)
@@ -25,12 +25,15 @@ SUM = {"Add": tool_call("calc__add", a=1, b=2), "tool:3": "It is 3."}
 
 
 @asynccontextmanager
-async def serving(serve: Serve, replies: Mapping[str, str], **server: Any) -> AsyncIterator[tuple[Api, Tools]]:
+async def serving(
+    serve: Serve, replies: Mapping[str, str] | FakeLoader, timeout_ms: int = 60_000, **server: Any
+) -> AsyncIterator[tuple[Api, Tools]]:
     """A server with one MCP server over HTTP, ``calc``, that requests may use."""
     tools = Tools()
+    loader = replies if isinstance(replies, FakeLoader) else answering(replies, n_ctx=16384)
     async with served(tools) as url:
-        settings = {"mcp_servers": {"calc": {"url": url}}, "mcp_api": "calc", **server}
-        async with serve(answering(replies, n_ctx=16384), models=CHATML, server=settings) as api:
+        settings = {"mcp_servers": {"calc": {"url": url, "timeout_ms": timeout_ms}}, "mcp_api": "calc", **server}
+        async with serve(loader, models=CHATML, server=settings) as api:
             yield api, tools
 
 
@@ -67,10 +70,10 @@ def kinds(response: Response) -> list[str]:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_the_loop_runs_inside_one_response(serve: Serve, stream: bool) -> None:
-    async with serving(serve, SUM) as (api, tools):
+    async with serving(serve, SUM, mcp_web_search="calc") as (api, tools):
         response = await ask(api, "Add", stream=stream)
         assert kinds(response) == ["mcp_list_tools", "mcp_call", "message"]
-        listed, made, message = response.output
+        listed, made, _ = response.output
         assert {tool.name for tool in listed.tools} >= {"add", "a/b:c"}  # type: ignore[union-attr]
         assert (made.name, made.server_label, made.output) == ("add", "calc", "3")  # type: ignore[union-attr]
         assert (made.status, json.loads(made.arguments)) == ("completed", {"a": 1, "b": 2})  # type: ignore[union-attr,arg-type]
@@ -78,11 +81,17 @@ async def test_the_loop_runs_inside_one_response(serve: Serve, stream: bool) -> 
         assert tools.calls == [("add", (1, 2))]
         assert response.usage is not None
         assert response.usage.total_tokens == response.usage.input_tokens + response.usage.output_tokens
-        assert (
-            response.usage.input_tokens_details.cached_tokens > 0
-        )  # the second round's prompt begins with the first's
+        cached = response.usage.input_tokens_details.cached_tokens
+        assert cached > 0  # the second round's prompt begins with the first's
         assert response.tools[0].model_dump(exclude_none=True) == mcp()
-        assert message.type == "message"
+        searched = await ask(api, "Add", tools=[{"type": "web_search"}], stream=stream)
+        assert kinds(searched) == ["mcp_list_tools", "mcp_call", "message"]
+        assert searched.tools[0].type == "web_search"
+        started = (await api.client.post(URL, json={"input": "Add", "tools": [mcp()], "background": True})).json()
+        text = (await api.client.get(f"{URL}/{started['id']}?stream=true")).text
+        assert typed_events(text)[-1]["type"] == "response.completed"
+        done = ANSWER.validate_python((await api.client.get(f"{URL}/{started['id']}")).json())
+        assert (done.status, done.output_text) == ("completed", "It is 3.")
 
 
 async def test_a_stored_response_is_continued_without_listing_again(serve: Serve) -> None:
@@ -128,25 +137,29 @@ async def test_errors_are_items(serve: Serve, stream: bool) -> None:
     replies = {
         "Fail": tool_call("calc__fail", why="no bread"),
         "tool:no bread": "No bread.",
-        "Wrong": tool_call("calc__wait"),
-        "tool:Error: no answer within 0.2 s": "Too slow.",
         "Both": tool_call("calc__add", a=1, b=1) + "\n" + tool_call("calc__fail", why="one"),
         "tool:one": "Half.",
     }
-    tools = Tools()
-    async with served(tools) as url:
-        server = {"mcp_servers": {"calc": {"url": url, "timeout_ms": 200}}, "mcp_api": "*"}
-        async with serve(answering(replies, n_ctx=16384), models=CHATML, server=server) as api:
-            failed = (await ask(api, "Fail", stream=stream)).output[1]
-            assert (failed.type, failed.status, failed.output) == ("mcp_call", "failed", None)  # type: ignore[union-attr]
-            assert failed.error.type == "mcp_tool_execution_error"  # type: ignore[union-attr]
-            late = await ask(api, "Wrong", stream=stream)
-            assert late.output[1].error.type == "http_error"  # type: ignore[union-attr]
-            assert late.output_text == "Too slow."
+    async with serving(serve, replies) as (api, _):
+        failed = (await ask(api, "Fail", stream=stream)).output[1]
+        assert (failed.type, failed.status, failed.output) == ("mcp_call", "failed", None)  # type: ignore[union-attr]
+        assert failed.error.type == "mcp_tool_execution_error"  # type: ignore[union-attr]
+        both = await ask(api, "Both", stream=stream)
+        assert [item.status for item in both.output[1:3]] == ["completed", "failed"]  # type: ignore[union-attr]
+        assert both.output_text == "Half."
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_call_that_takes_too_long_is_an_error_and_cancelled(serve: Serve, stream: bool) -> None:
+    replies = {"Go": tool_call("calc__wait"), "tool:Error: no answer within 0.2 s": "Too slow."}
+    waits = {"name": "wait", "input_schema": {"type": "object"}}
+    listed = {"type": "mcp_list_tools", "id": "l", "server_label": "calc", "tools": [waits]}
+    async with serving(serve, replies, timeout_ms=200) as (api, tools):
+        late = await ask(api, [listed, {"role": "user", "content": "Go"}], stream=stream)
+        assert late.output[0].error.type == "http_error"  # type: ignore[union-attr]
+        assert late.output_text == "Too slow."
+        if tools.started.is_set():  # on a slow machine the time is over before the tool has heard of the call
             await tools.cancelled.wait()
-            both = await ask(api, "Both", stream=stream)
-            assert [item.status for item in both.output[1:3]] == ["completed", "failed"]  # type: ignore[union-attr]
-            assert both.output_text == "Half."
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -215,15 +228,6 @@ async def test_a_disconnect_frees_the_slot_and_cancels_the_call(serve: Serve) ->
                 await tools.cancelled.wait()
 
 
-async def test_background_responses_call_tools(serve: Serve) -> None:
-    async with serving(serve, SUM) as (api, _):
-        started = (await api.client.post(URL, json={"input": "Add", "tools": [mcp()], "background": True})).json()
-        text = (await api.client.get(f"{URL}/{started['id']}?stream=true")).text
-        assert typed_events(text)[-1]["type"] == "response.completed"
-        done = ANSWER.validate_python((await api.client.get(f"{URL}/{started['id']}")).json())
-        assert (done.status, done.output_text) == ("completed", "It is 3.")
-
-
 KEYS = """
 keys:
   - {{name: all, hash: "{0}", mcp: ["calc", "127.0.0.1"]}}
@@ -234,26 +238,14 @@ keys:
 async def test_keys_and_the_server_allow_servers(serve: Serve, tmp_path: Any) -> None:
     file = tmp_path / "keys.yaml"
     file.write_text(KEYS.format(hash_of("all"), hash_of("none")))
-    tools = Tools()
-    async with served(tools) as url:
-        server = {
-            "keys_file": str(file),
-            "mcp_servers": {"calc": STDIO, "secret": STDIO},
-            "mcp_api": "calc",
-            "mcp_hosts": "127.0.0.1",
-        }
+    async with served(Tools()) as url:
+        known = {"calc": {"url": url}, "secret": {"url": url}}
+        server = {"keys_file": str(file), "mcp_servers": known, "mcp_api": "calc", "mcp_hosts": "127.0.0.1"}
         async with serve(answering(SUM, n_ctx=16384), models=CHATML, server=server) as api:
-
-            async def status(key: str, tool: dict[str, Any]) -> tuple[int, str | None]:
-                headers = {"authorization": f"Bearer {key}"}
-                reply = await api.client.post(
-                    URL, json={"input": "Add", "tools": [tool], "max_output_tokens": 16}, headers=headers
-                )
-                return reply.status_code, reply.json().get("error") and reply.json()["error"]["message"]
-
-            assert await status("all", mcp()) == (200, None)
-            assert await status("all", mcp("x", server_url=url, authorization="t", headers={"X-A": "b"})) == (200, None)
-            for key, tool, code, says_ in (
+            there = {"authorization": "t", "headers": {"X-A": "b"}}
+            for key, tool, status, said in (
+                ("all", mcp(), 200, '"error":null'),
+                ("all", mcp("x", server_url=url, **there), 200, '"error":null'),
                 ("none", mcp(), 400, "may use: none"),
                 ("none", mcp("x", server_url=url), 403, "may not use MCP servers of the host"),
                 ("all", mcp("secret"), 400, "no MCP server is called 'secret' here; this request may use: calc"),
@@ -271,12 +263,11 @@ async def test_keys_and_the_server_allow_servers(serve: Serve, tmp_path: Any) ->
                 ("all", mcp(allowed_tools=5), 400, "tools.0.allowed_tools"),
                 ("all", mcp(require_approval="perhaps"), 400, "tools.0.require_approval"),
             ):
-                assert (await status(key, tool))[0] == code, (tool, await status(key, tool))
-                assert says_ in str((await status(key, tool))[1])
+                body = {"input": "Add", "tools": [tool], "max_output_tokens": 16}
+                await api.expect(f"POST {URL}", body, status, said, {"authorization": f"Bearer {key}"})
             unknown = {"type": "mcp_approval_response", "approval_request_id": "mcpr_x", "approve": True}
             body = {"input": [unknown], "tools": [mcp()]}
-            reply = await api.client.post(URL, json=body, headers={"authorization": "Bearer all"})
-            assert (reply.status_code, "no approval request" in reply.text) == (400, True)
+            await api.expect(f"POST {URL}", body, 400, "no approval request", {"authorization": "Bearer all"})
 
 
 async def test_secrets_are_neither_repeated_nor_stored(serve: Serve) -> None:
@@ -293,20 +284,10 @@ async def test_secrets_are_neither_repeated_nor_stored(serve: Serve) -> None:
 
 
 async def test_without_configuration_they_are_left_out_with_a_warning(serve: Serve) -> None:
-    async with serve(
-        answering({"Hi": "Hello."}, n_ctx=16384), models=CHATML, server={"mcp_servers": {"calc": STDIO}}
-    ) as api:
+    async with serving(serve, {"Hi": "Hello."}, mcp_api="") as (api, _):
         for tool in (mcp(), {"type": "web_search"}):
-            reply = await api.client.post(URL, json={"input": "Hi", "tools": [tool]})
-            assert reply.status_code == 200
+            reply = await api.expect(f"POST {URL}", {"input": "Hi", "tools": [tool]})
             assert tool["type"] in reply.headers["x-llamapool-warning"]
-
-
-async def test_web_search_is_a_configured_server(serve: Serve) -> None:
-    async with serving(serve, SUM, mcp_web_search="calc") as (api, _):
-        response = await ask(api, "Add", tools=[{"type": "web_search"}])
-        assert kinds(response) == ["mcp_list_tools", "mcp_call", "message"]
-        assert response.tools[0].type == "web_search"
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -316,9 +297,8 @@ async def test_a_model_that_sees_is_shown_the_pictures_of_results(serve: Serve, 
         f"See{turn}": tool_call("calc__picture"),
         f"<tool_response>\na dot(image 16x12)\n</tool_response>{turn}": "I see it.",
     }
-    seeing = FakeLoader(runner=lambda: FakeRunner(n_ctx_seq=16384, replies=replies), media=frozenset({"image"}))
-    server = {"mcp_servers": {"calc": STDIO}, "mcp_api": "*"}
-    async with serve(seeing, models=CHATML, server=server) as api:
+    loader = FakeLoader(n_ctx_seq=16384, replies=replies, media=frozenset({"image"}))
+    async with serving(serve, loader) as (api, _):
         response = await ask(api, "See", stream=stream)
         assert response.output_text == "I see it."
 

@@ -50,8 +50,6 @@ async def test_the_loop_runs_inside_one_message(serve: Serve, stream: bool) -> N
         history = [{"role": "user", "content": "Add"}, {"role": "assistant", "content": said}]
         again = await ask(api, [*history, {"role": "user", "content": "Again"}], stream=stream)
         assert again.content[0].text == "Still 3."  # type: ignore[union-attr]
-        before = (message.usage.input_tokens, message.usage.cache_read_input_tokens)
-        assert before != (0, 0)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -132,7 +130,7 @@ async def test_toolsets_and_configurations_choose_tools(serve: Serve) -> None:
 
 
 async def test_a_server_that_lists_nothing_is_a_warning(serve: Serve) -> None:
-    entry = {"mcp_servers": {"gone": {"command": "/nonexistent"}}, "mcp_api": "*"}
+    entry: dict[str, Any] = {"mcp_servers": {"gone": {"command": "/nonexistent"}}, "mcp_api": "*"}
     async with serving(serve, {"Hi": "Hello."}, **entry) as (api, _):
         reply = await post(api, "Hi", mcp_servers=[server("gone")], tool_choice={"type": "any"})
         assert reply.json()["content"][0]["text"] == "Hello."

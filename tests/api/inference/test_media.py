@@ -69,27 +69,40 @@ AUDIO = {"type": "input_audio", "input_audio": {"data": base64.b64encode(SOUND).
 
 async def test_no_line_stands_beside_a_picture_as_in_llama_server(hearing: Api) -> None:
     for parts, said in (((text("What?"), IMAGE), "A picture."), ((text("What?"), IMAGE, text("And?"), AUDIO), "Both.")):
-        reply = await hearing.client.post("/v1/chat/completions", json=chat(*parts))
-        assert reply.json()["choices"][0]["message"]["content"] == said
+        await hearing.expect("POST /v1/chat/completions", chat(*parts), 200, f'"content":"{said}"')
 
 
 @pytest.mark.parametrize("url", ["data:image/png;base64,aaaa", "http://127.0.0.1:9/gone.png", "data:text/html,x"])
 async def test_a_picture_of_the_history_that_is_lost_ends_no_session(hearing: Api, url: str) -> None:
-    lost = {"type": "image_url", "image_url": {"url": url}}
+    path, lost = "POST /v1/chat/completions", {"type": "image_url", "image_url": {"url": url}}
     said = [{"role": "user", "content": [text("What?"), lost]}, {"role": "assistant", "content": "A."}]
-    again = {"role": "user", "content": [text("And?"), IMAGE]}
-    reply = await hearing.client.post("/v1/chat/completions", json={"messages": [*said, again], "temperature": 0})
-    assert reply.json()["choices"][0]["message"]["content"] == "It goes on."
+    again = [*said, {"role": "user", "content": [text("And?"), IMAGE]}]
+    reply = await hearing.expect(path, {"messages": again, "temperature": 0}, 200, '"content":"It goes on."')
     assert reply.headers["x-llamapool-warning"] == f"messages.0.content.1.type: {LOST}"
-    stream = {"messages": [*said, again], "stream": True, "max_tokens": 1}
-    assert (
-        (await hearing.client.post("/v1/chat/completions", json=stream)).headers["x-llamapool-warning"].endswith(LOST)
-    )
-    first = await hearing.client.post("/v1/chat/completions", json={"messages": said[:1]})
-    assert (first.status_code, first.json()["error"]["message"].split(":")[0]) == (
-        400,
-        "messages.0.content.1.type",
-    )
+    stream = await hearing.expect(path, {"messages": again, "stream": True, "max_tokens": 1})
+    assert stream.headers["x-llamapool-warning"].endswith(LOST)
+    await hearing.expect(path, {"messages": said[:1]}, 400, '"message":"messages.0.content.1.type:')
+
+
+async def test_pictures_beyond_what_is_shown_or_fetched(hearing: Api) -> None:
+    path = "POST /v1/chat/completions"
+    links = [{"type": "image_url", "image_url": {"url": f"http://127.0.0.1:9/{n}.png"}} for n in range(40)]
+    said: list[Any] = [{"role": "user", "content": links}]
+    await hearing.expect(path, {"messages": said}, 400, "at most 32 addresses")
+    said += [{"role": "assistant", "content": "A."}, {"role": "user", "content": "?"}]  # left out of a history
+    placeholders = "exceeds the available context size"
+    await hearing.expect(path, {"messages": said, "max_tokens": 1}, 400, placeholders)
+    data = base64.b64encode(media_file("tiny.png")).decode()
+    body = {"prompt": {"prompt_string": "<__media__>" * 257, "multimodal_data": [data] * 257}, "n_predict": 1}
+    await hearing.expect("POST /completion", body, 400, "at most 256 files, this one shows 257")
+
+
+async def test_a_picture_counts_as_often_as_it_stands_in_a_prompt(
+    hearing: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.media.loader.MAX_DECODED_BYTES", 16 * 12 * 3 * 2)
+    for n, status in ((3, 400), (2, 200)):
+        await hearing.expect("POST /v1/chat/completions", chat(*[IMAGE] * n), status)
 
 
 async def test_a_model_that_sees_nothing_says_what_it_is_told_instead(serve: Serve) -> None:
@@ -105,19 +118,6 @@ async def test_a_model_that_sees_nothing_says_what_it_is_told_instead(serve: Ser
         )
 
 
-async def test_pictures_beyond_what_is_fetched_are_left_out_of_the_history(hearing: Api) -> None:
-    links = [{"type": "image_url", "image_url": {"url": f"http://127.0.0.1:9/{n}.png"}} for n in range(40)]
-    said = [
-        {"role": "user", "content": links},
-        {"role": "assistant", "content": "A."},
-        {"role": "user", "content": "?"},
-    ]
-    reply = await hearing.client.post("/v1/chat/completions", json={"messages": said, "max_tokens": 1})
-    assert "exceeds the available context size" in reply.text  # of the placeholders
-    first = await hearing.client.post("/v1/chat/completions", json={"messages": said[:1]})
-    assert (first.status_code, "at most 32 addresses" in first.text) == (400, True)
-
-
 async def test_models_that_are_not_loaded_tell_what_they_take(serve: Serve, tmp_path: Any) -> None:
     projector = tmp_path / "mmproj.gguf"
     projector.touch()
@@ -130,14 +130,19 @@ async def test_models_that_are_not_loaded_tell_what_they_take(serve: Serve, tmp_
 
 
 async def test_the_official_client_transcribes(client: openai.AsyncOpenAI) -> None:
-    found = await client.audio.transcriptions.create(model="demo", file=("a.wav", SOUND), temperature=0)
+    given: Any = {"model": "demo", "file": ("a.wav", SOUND), "temperature": 0}
+    found = await client.audio.transcriptions.create(**given)
     assert found.text == WORDS
     assert found.usage is not None
     assert found.usage.type == "tokens"
     assert found.usage.total_tokens == found.usage.input_tokens + found.usage.output_tokens
-    asked_for: Any = {"prompt": "Aoife, Siobhán.", "language": "en", "temperature": 0}
-    hinted = await client.audio.transcriptions.create(model="demo", file=("a.wav", SOUND), **asked_for)
-    assert hinted.text == "en"
+    assert (await client.audio.transcriptions.create(**given, prompt="Aoife, Siobhán.", language="en")).text == "en"
+    long = await client.audio.transcriptions.create(**given, response_format="verbose_json", language="")
+    assert (long.text, round(long.duration, 1), long.language) == (WORDS, 0.1, "unknown")
+    (segment,) = long.segments
+    assert (segment.text, segment.start, segment.end) == (WORDS, 0, long.duration)
+    assert bytes(token for token in segment.tokens if token < 256).decode() == WORDS
+    assert segment.avg_logprob <= 0
 
 
 async def test_the_official_client_translates(hearing: Api, client: openai.AsyncOpenAI) -> None:
@@ -183,18 +188,6 @@ async def test_texts_and_subtitles(client: openai.AsyncOpenAI, form: Any, expect
     assert found == expected
 
 
-async def test_the_long_form_has_a_segment_and_how_long_it_lasts(client: openai.AsyncOpenAI) -> None:
-    found = await client.audio.transcriptions.create(
-        model="demo", file=("a.wav", SOUND), temperature=0, response_format="verbose_json", language=""
-    )
-    assert (found.text, round(found.duration, 1), found.language) == (WORDS, 0.1, "unknown")
-    assert found.segments is not None
-    (segment,) = found.segments
-    assert (segment.text, segment.start, segment.end) == (WORDS, 0, found.duration)
-    assert bytes(token for token in segment.tokens if token < 256).decode() == WORDS
-    assert segment.avg_logprob <= 0
-
-
 async def test_damaged_sounds_and_wrong_fields_are_the_clients_fault(client: openai.AsyncOpenAI) -> None:
     async def refused(data: bytes = SOUND, **fields: Any) -> str:
         with pytest.raises(openai.BadRequestError) as caught:
@@ -211,21 +204,14 @@ async def test_damaged_sounds_and_wrong_fields_are_the_clients_fault(client: ope
 
 
 async def test_a_form_without_a_file_and_no_form_at_all(hearing: Api) -> None:
-    url = "/v1/audio/transcriptions"
-    for reply, said in (
-        (await hearing.client.post(url, files={"other": b"x"}), "No input file found"),
-        (await hearing.client.post(url, json={"file": "x"}), "must be a form"),
-        (
-            await hearing.client.post(url, content=b"x", headers={"Content-Type": "multipart/form-data"}),
-            "not a valid form",
-        ),
-        (
-            await hearing.client.post(
-                url, content=b"--b\r\nx", headers={"Content-Type": "multipart/form-data; boundary=b"}
-            ),
-            "",
-        ),
+    form, bounded = ({"Content-Type": f"multipart/form-data{end}"} for end in ("", "; boundary=b"))
+    for sent, said in (
+        ({"files": {"other": b"x"}}, "No input file found"),
+        ({"json": {"file": "x"}}, "must be a form"),
+        ({"content": b"x", "headers": form}, "not a valid form"),
+        ({"content": b"--b\r\nx", "headers": bounded}, ""),
     ):
+        reply = await hearing.client.post("/v1/audio/transcriptions", **sent)
         assert (reply.status_code, said in reply.json()["error"]["message"]) == (400, True)
 
 
@@ -260,18 +246,3 @@ async def test_a_damaged_file_in_a_request_is_read_or_refused(hearing: Api, name
         part = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
         reply = await hearing.client.post("/v1/chat/completions/input_tokens", json=chat(part))
         assert reply.status_code in (200, 400), reply.text
-
-
-async def test_a_picture_that_stands_in_a_prompt_too_often_is_told(hearing: Api) -> None:
-    data = base64.b64encode(media_file("tiny.png")).decode()
-    body = {"prompt": {"prompt_string": "<__media__>" * 257, "multimodal_data": [data] * 257}, "n_predict": 1}
-    reply = await hearing.client.post("/completion", json=body)
-    assert (reply.status_code, "at most 256 files, this one shows 257" in reply.text) == (400, True)
-
-
-async def test_a_picture_counts_as_often_as_it_stands_in_a_prompt(
-    hearing: Api, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("server.media.loader.MAX_DECODED_BYTES", 16 * 12 * 3 * 2)
-    replies = [await hearing.client.post("/v1/chat/completions", json=chat(*[IMAGE] * n)) for n in (3, 2)]
-    assert [reply.status_code for reply in replies] == [400, 200]

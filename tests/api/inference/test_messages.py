@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 from tests.api.conftest import Api, Serve
 from tests.api.scripted import CHATML, TURN, answering, tool_call
 from tests.api.streams import typed_events
-from tests.support.fakes import FakeLoader, FakeRunner
+from tests.support.fakes import FakeLoader
 
 URL = "/v1/messages"
 COUNT = "/v1/messages/count_tokens"
@@ -72,6 +72,8 @@ async def test_a_full_context_is_its_own_reason(serve: Serve) -> None:
 async def test_only_what_continues_the_beginning_of_an_answer_comes_back(serve: Serve) -> None:
     async with serve(FakeLoader(replies={"assistant\nHello": " there!"})) as api:
         found = await message(api, messages=[HI, {"role": "assistant", "content": "Hello"}])
+        for nothing in ([], [{"role": "user", "content": []}]):  # a conversation may have no message yet
+            assert (await message(api, messages=nothing, max_tokens=None))["role"] == "assistant"
     assert found["content"] == [{"type": "text", "text": " there!"}]
 
 
@@ -94,29 +96,14 @@ async def test_a_replys_id_has_the_name_that_anthropics_clients_read(client: htt
     assert "request-id" not in (await client.post(URL, json=BODY)).headers
 
 
-def error(reply: httpx.Response) -> tuple[int, str, str]:
-    """Status, type and message of a reply that is an error in Anthropic's shape."""
-    body = reply.json()
-    assert set(body) == {"type", "error"}
-    assert body["type"] == "error"
-    assert set(body["error"]) == {"type", "message"}
-    return reply.status_code, body["error"]["type"], body["error"]["message"]
-
-
 @pytest.mark.parametrize("stream", [False, True])
 async def test_what_no_model_can_use_is_left_out_and_named_in_a_header(serve: Serve, stream: bool) -> None:
     upload = {"type": "container_upload", "file_id": "f"}
-    body = {
-        **BODY,
-        "messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}, upload]}],
-        "tools": [SEARCH],
-        "mcp_servers": [{"type": "url", "name": "x", "url": "https://a.example"}],
-        "tfs_z": 0.5,
-        "stream": stream,
-    }
+    said = {"role": "user", "content": [{"type": "text", "text": "Hi"}, upload]}
+    servers = [{"type": "url", "name": "x", "url": "https://a.example"}]
+    body = {**BODY, "messages": [said], "tools": [SEARCH], "mcp_servers": servers, "tfs_z": 0.5, "stream": stream}
     async with serve(answering({})) as api:
-        reply = await api.client.post(URL, json=body)
-    assert reply.status_code == 200, reply.text
+        reply = await api.expect(f"POST {URL}", body)
     assert reply.headers["X-Llamapool-Warning"].split("; ") == [
         "tfs_z is ignored: llama.cpp has no tail free sampling any more",
         "mcp_servers is ignored: this server allows no MCP servers",
@@ -134,13 +121,11 @@ async def test_what_a_model_cannot_see_is_told_it_where_nobody_can_take_it_back(
         {"role": "assistant", "content": [use]},
         {"role": "user", "content": [seen, {"type": "text", "text": "Hi"}]},
     ]
-    async with serve(FakeLoader(runner=lambda: FakeRunner(n_ctx_seq=2048))) as api:
-        reply = await api.client.post(URL, json={**BODY, "messages": turns})
-        assert reply.status_code == 200, reply.text
-        assert reply.headers["X-Llamapool-Warning"].count("not shown, this model takes none]") == 2
-        assert "[document: not shown, it could not be read]" in reply.headers["X-Llamapool-Warning"]
-        counted = await api.client.post(COUNT, json={"messages": turns[:2]})
-        assert counted.status_code == 400  # the newest of the user's
+    async with serve(FakeLoader(n_ctx_seq=2048)) as api:
+        warning = (await api.expect(f"POST {URL}", {**BODY, "messages": turns})).headers["X-Llamapool-Warning"]
+        await api.expect(f"POST {COUNT}", {"messages": turns[:2]}, 400)  # the newest of the user's
+    assert warning.count("not shown, this model takes none]") == 2
+    assert "[document: not shown, it could not be read]" in warning
 
 
 def claude_code(session: str, question: str) -> dict[str, Any]:
@@ -158,31 +143,21 @@ def claude_code(session: str, question: str) -> dict[str, Any]:
         "required": ["limit"],
         "additionalProperties": False,
     }
+    empty = {"type": "object", "properties": {}}
+
+    def text(words: str, **more: Any) -> dict[str, Any]:
+        return {"type": "text", "text": words, **more}
+
     return {
         "model": "claude-opus-4-8",
         "messages": [
-            {
-                "role": "user",
-                "content": [{"type": "text", "text": "Today."}, {"type": "text", "text": question, **cached}],
-            },
-            {
-                "role": "system",
-                "content": [{"type": "text", "text": "Agents.", **cached}],
-                "output_config": {"effort": "medium"},
-            },
+            {"role": "user", "content": [text("Today."), text(question, **cached)]},
+            {"role": "system", "content": [text("Agents.", **cached)], "output_config": {"effort": "medium"}},
         ],
-        "system": [
-            {"type": "text", "text": stamp},
-            {"type": "text", "text": "You are an agent. " * 5, **cached},
-        ],
+        "system": [text(stamp), text("You are an agent. " * 5, **cached)],
         "tools": [
             {"name": "Read", "description": "Reads.", "input_schema": schema},
-            {
-                "name": "DeferredToolPlaceholder",
-                "description": "Never.",
-                "input_schema": {"type": "object", "properties": {}},
-                "defer_loading": True,
-            },
+            {"name": "DeferredToolPlaceholder", "description": "Never.", "input_schema": empty, "defer_loading": True},
         ],
         "metadata": {"user_id": orjson.dumps({"device_id": "d", "account_uuid": "", "session_id": session}).decode()},
         "max_tokens": 64000,
@@ -196,8 +171,7 @@ def claude_code(session: str, question: str) -> dict[str, Any]:
 async def test_sessions_of_claude_code_share_their_cached_prompt(serve: Serve) -> None:
     """Its requests as they are: nothing is left out, nothing is wrong."""
     said: list[dict[str, Any]] = []
-    loader = FakeLoader(runner=lambda: FakeRunner(n_ctx_seq=2048))
-    async with serve(loader, models=CHATML) as api:
+    async with serve(FakeLoader(n_ctx_seq=2048), models=CHATML) as api:
         for session, question in (("1c0", "Hello?"), ("8a5", "Anybody?")):
             reply = await api.client.post(f"{URL}?beta=true", json=claude_code(session, question))
             assert reply.status_code == 200, reply.text
@@ -209,24 +183,14 @@ async def test_sessions_of_claude_code_share_their_cached_prompt(serve: Serve) -
     assert again["cache_read_input_tokens"] > 0.8 * sum(again.values())
 
 
-@pytest.mark.parametrize("messages", [[], [{"role": "user", "content": []}]])
-async def test_a_conversation_may_have_no_message_yet(serve: Serve, messages: list[object]) -> None:
-    async with serve() as api:
-        assert (await message(api, messages=messages, max_tokens=None))["role"] == "assistant"
-
-
 async def test_models_are_listed_in_anthropics_words_too(serve: Serve) -> None:
     models = {"one": {"path": "one.gguf", "load": "startup"}, "two": {"path": "two.gguf", "load": "on_demand"}}
     headers = {"anthropic-version": "2023-06-01"}
+    page = {"has_more": False, "first_id": "one", "last_id": "two"}
     async with serve(models=models) as api:
-        listed = (await api.client.get("/v1/models?limit=1000", headers=headers)).json()
+        listed = (await api.expect("GET /v1/models?limit=1000", None, 200, page, headers)).json()
         plain = (await api.client.get("/v1/models")).json()
-        one, two = [(await api.client.get(f"/v1/models/{name}", headers=headers)).json() for name in ("one", "two")]
-    assert {key: listed[key] for key in ("has_more", "first_id", "last_id")} == {
-        "has_more": False,
-        "first_id": "one",
-        "last_id": "two",
-    }
+        one, two = [(await api.client.get(f"/v1/models/{name}", headers=headers)).json() for name in models]
     assert [model["id"] for model in listed["data"]] == [one["id"], two["id"]] == ["one", "two"]
     assert (one["max_input_tokens"], two["max_input_tokens"]) == (256, None)
     for model in (one, two):

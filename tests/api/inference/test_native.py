@@ -10,7 +10,7 @@ import pytest
 from server.engine.lora import Adapter
 from tests.api.conftest import Api, Serve
 from tests.api.streams import native_events, posting
-from tests.support.fakes import FakeLoader, FakeRunner
+from tests.support.fakes import FakeLoader
 
 URL = "/completion"
 GREEDY = {"prompt": "Hi", "temperature": 0, "n_predict": 4}
@@ -23,9 +23,8 @@ def scripted(reply: str = "there", **of: Any) -> FakeLoader:
 @pytest.mark.parametrize("path", ["/completion", "/completions"])
 async def test_a_completion_is_one_object(serve: Serve, path: str) -> None:
     async with serve(scripted("one\ntwo")) as api:
-        body = (
-            await api.client.post(path, json={"prompt": "Hi", "model": "gpt-4o-mini", "return_tokens": True})
-        ).json()
+        asked = {"prompt": "Hi", "model": "gpt-4o-mini", "return_tokens": True}
+        body = (await api.client.post(path, json=asked)).json()
     assert (body["content"], body["stop_type"], body["has_new_line"]) == ("one\ntwo", "eos", True)
     assert (body["prompt"], body["model"], body["index"], body["stop"]) == ("<s>Hi", "demo", 0, True)
     assert body["tokens"] == [*b"one\ntwo", 257]
@@ -34,22 +33,26 @@ async def test_a_completion_is_one_object(serve: Serve, path: str) -> None:
     assert "completion_probabilities" not in body
 
 
-async def test_the_contexts_end_is_said(client: httpx.AsyncClient) -> None:
-    body = (await client.post(URL, json={**GREEDY, "n_predict": -1, "ignore_eos": True})).json()
-    assert (body["stop_type"], body["truncated"]) == ("limit", True)
-    assert body["tokens_evaluated"] + body["tokens_predicted"] == 256
+async def test_fields_of_a_request_have_their_effect(serve: Serve) -> None:
+    indented = {"content": "    a\n    b\n", "stop_type": "limit"}
+    async with serve(scripted("    a\n    b\nc")) as api:
+        await api.expect(f"POST {URL}", {"prompt": "Hi", "n_indent": 4}, 200, indented)
+        for fields, part in (
+            ({"n_predict": -1, "ignore_eos": True}, {"stop_type": "limit", "truncated": True}),
+            ({"id_slot": 2}, {"id_slot": 2}),
+            ({"id_slot": 0}, {"id_slot": 0}),
+            ({"generation_prompt": "<think>"}, {"generation_settings": {"generation_prompt": "<think>"}}),
+        ):
+            await api.expect(f"POST {URL}", {**GREEDY, "prompt": "Ho", **fields}, 200, part)
 
 
 async def test_a_stop_string_is_named_and_its_tokens_are_counted(serve: Serve) -> None:
+    asked = {"prompt": "Hi", "stop": [" tw", "x"], "return_tokens": True, "n_probs": 1}
+    shown = {"content": "one", "stop_type": "word", "stopping_word": " tw", "tokens": list(b"one tw")}
     async with serve(scripted("one two three")) as api:
-        reply = await api.client.post(
-            URL, json={"prompt": "Hi", "stop": [" tw", "x"], "return_tokens": True, "n_probs": 1}
-        )
-    body = reply.json()
-    assert (body["content"], body["stop_type"], body["stopping_word"]) == ("one", "word", " tw")
-    assert body["tokens"] == list(b"one tw")
+        part = {**shown, "generation_settings": {"stop": [" tw", "x"]}}
+        body = (await api.expect(f"POST {URL}", asked, 200, part)).json()
     assert [p["token"] for p in body["completion_probabilities"]] == ["o", "n", "e"]
-    assert body["generation_settings"]["stop"] == [" tw", "x"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -127,28 +130,17 @@ async def test_timings_and_progress_come_where_asked_for(client: httpx.AsyncClie
     assert not any("timings" in part or "prompt_progress" in part for part in plain[:-1])
 
 
-async def test_a_line_that_is_indented_too_little_ends_it(serve: Serve) -> None:
-    async with serve(scripted("    a\n    b\nc")) as api:
-        body = (await api.client.post(URL, json={"prompt": "Hi", "n_indent": 4})).json()
-    assert (body["content"], body["stop_type"]) == ("    a\n    b\n", "limit")
-
-
 async def test_a_request_may_have_adapters_of_its_own(serve: Serve) -> None:
     adapters = (Adapter(0, "zero.gguf", 0.0), Adapter(1, "one.gguf", 0.0))
-    async with serve(FakeLoader(runner=lambda: FakeRunner(adapters=adapters))) as api:
+    async with serve(FakeLoader(adapters=adapters)) as api:
         plain = (await api.client.post(URL, json=GREEDY)).json()
         tuned = (await api.client.post(URL, json={**GREEDY, "lora": [{"id": 1, "scale": 0.5}]})).json()
         off = (await api.client.post(URL, json={**GREEDY, "lora": [{"id": 1, "scale": 0}]})).json()
-        wrong = await api.client.post(URL, json={**GREEDY, "lora": [{"id": 2, "scale": 1}]})
+        wrong = {**GREEDY, "lora": [{"id": 2, "scale": 1}]}
+        await api.expect(f"POST {URL}", wrong, 400, {"error": {"param": "lora"}})
     assert tuned["content"] != plain["content"] == off["content"]
     assert tuned["generation_settings"]["lora"] == [{"id": 1, "scale": 0.5}]
     assert off["generation_settings"]["lora"] == [{"id": 1, "scale": 0.0}]
-    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "lora")
-
-
-async def test_a_slot_may_be_chosen(client: httpx.AsyncClient) -> None:
-    for slot in (2, 0):
-        assert (await client.post(URL, json={**GREEDY, "id_slot": slot})).json()["id_slot"] == slot
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -166,7 +158,7 @@ async def test_fields_of_older_servers_are_taken_and_named(client: httpx.AsyncCl
 
 async def test_pings_come_as_often_as_the_request_asks(serve: Serve) -> None:
     steps = threading.Semaphore(0)
-    async with serve(FakeLoader(runner=lambda: FakeRunner(steps=steps)), server={"sse_ping_interval": 3600}) as api:
+    async with serve(FakeLoader(steps=steps), server={"sse_ping_interval": 3600}) as api:
         body = {**GREEDY, "n_predict": 1, "stream": True, "sse_ping_interval": 1}
         async with posting(api.app, URL, body) as exchange:
             assert await exchange.start() == 200
@@ -176,51 +168,32 @@ async def test_pings_come_as_often_as_the_request_asks(serve: Serve) -> None:
 
 
 async def test_infill_writes_what_is_between(serve: Serve) -> None:
+    body = {"input_prefix": "before", "input_suffix": "after", "prompt": "x"}
     async with serve(FakeLoader(replies={"\x02after\x03": "middle"})) as api:
-        body = {"input_prefix": "before", "input_suffix": "after", "prompt": "x"}
-        whole = (await api.client.post("/infill", json=body)).json()
+        whole = {"content": "middle", "prompt": "<s>\x01beforex\x02after\x03"}
+        await api.expect("POST /infill", body, 200, whole)
         parts = native_events((await api.client.post("/infill", json={**body, "stream": True})).text)
-    assert (whole["content"], whole["prompt"]) == ("middle", "<s>\x01beforex\x02after\x03")
     assert "".join(part["content"] for part in parts) == "middle"
-
-
-async def test_infill_asks_suffix_first_where_configured(serve: Serve) -> None:
-    models = {"demo": {"path": "demo.gguf", "load": "startup", "spm_infill": True}}
-    async with serve(models=models) as api:
-        body = {"input_prefix": "before", "input_suffix": "after", "n_predict": 1}
-        whole = (await api.client.post("/infill", json=body)).json()
-    assert whole["prompt"] == "<s>\x02after\x01before\x03"
+    async with serve(models={"demo": {"path": "demo.gguf", "load": "startup", "spm_infill": True}}) as api:
+        suffix_first = {"prompt": "<s>\x02after\x01before\x03"}
+        await api.expect("POST /infill", {**body, "prompt": "", "n_predict": 1}, 200, suffix_first)
 
 
 async def test_infill_needs_a_model_that_learned_it(serve: Serve) -> None:
+    missing = "".join(f"{part} token is missing. " for part in ("prefix", "suffix", "middle"))
+    error = {"code": 501, "message": f"Infill is not supported by this model: {missing}", "type": "not_supported_error"}
     async with serve(FakeLoader(fim="none")) as api:
-        reply = await api.client.post("/infill", json={"input_prefix": "a", "input_suffix": "b"})
-    assert reply.status_code == 501
-    assert reply.json()["error"] == {
-        "code": 501,
-        "message": "Infill is not supported by this model: prefix token is missing. suffix token is missing. "
-        "middle token is missing. ",
-        "type": "not_supported_error",
-    }
+        await api.expect("POST /infill", {"input_prefix": "a", "input_suffix": "b"}, 501, {"error": error})
 
 
-async def test_more_probabilities_than_a_reply_can_hold_are_refused(client: httpx.AsyncClient) -> None:
+async def test_what_a_reply_can_hold_is_bounded(api: Api) -> None:
     body = {"prompt": ["a"] * 8, "n": 4, "n_probs": 1000, "n_predict": 200}
     for path in ("/completion", "/v1/completions"):
-        reply = await client.post(path, json=body)
-        assert reply.status_code == 400
-        assert reply.json()["error"]["param"] == "n_probs"
-    few = await client.post("/completion", json={**body, "n_probs": 20, "n_predict": 2})
-    assert few.status_code == 200
-
-
-async def test_biases_of_all_prompts_are_bounded_together(client: httpx.AsyncClient) -> None:
-    bias = [[i % 200, 1.0] for i in range(65536)]
-    body = {"prompt": ["a"] * 5, "n_predict": 1, "logit_bias": bias}
-    reply = await client.post("/completion", json=body)
-    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "logit_bias")
-    assert "327680 tokens" in reply.json()["error"]["message"]
-    assert (await client.post("/completion", json=body | {"prompt": "a"})).status_code == 200
+        await api.expect(f"POST {path}", body, 400, {"error": {"param": "n_probs"}})
+    await api.expect("POST /completion", {**body, "n_probs": 20, "n_predict": 2})
+    biased = {"prompt": ["a"] * 5, "n_predict": 1, "logit_bias": [[i % 200, 1.0] for i in range(65536)]}
+    await api.expect("POST /completion", biased, 400, ({"error": {"param": "logit_bias"}}, "327680 tokens"))
+    await api.expect("POST /completion", biased | {"prompt": "a"})
 
 
 CHAT = "/v1/chat/completions"
@@ -238,11 +211,8 @@ async def test_a_chat_tells_its_prompt_its_raw_text_and_its_settings(client: htt
     assert told["generation_settings"]["temperature"] == 0.25
     assert told["generation_settings"]["generation_prompt"] == "<|im_start|>assistant\n"
     assert told["stop_type"] == "limit"
-
-
-async def test_a_completion_and_choices(client: httpx.AsyncClient) -> None:
-    body = {"prompt": ["Hi", "Ho"], "n": 2, "max_tokens": 2, "ignore_eos": True, "verbose": True}
-    reply = (await client.post("/v1/completions", json=body)).json()
+    several = {"prompt": ["Hi", "Ho"], "n": 2, "max_tokens": 2, "ignore_eos": True, "verbose": True}
+    reply = (await client.post("/v1/completions", json=several)).json()
     assert len(reply["choices"]) == 4
     assert reply["__verbose"]["content"] == reply["choices"][0]["text"]
 
@@ -263,8 +233,3 @@ async def test_the_server_may_be_verbose_unless_a_request_says_otherwise(serve: 
         native = (await api.client.post("/completion", json={"prompt": "Hi", "n_predict": 1})).json()
         assert "__verbose" not in native
         assert native["generation_settings"]["generation_prompt"] == ""
-
-
-async def test_a_native_request_shows_the_generation_prompt_that_it_named(client: httpx.AsyncClient) -> None:
-    body = {"prompt": "Hi", "n_predict": 1, "generation_prompt": "<think>"}
-    assert (await client.post("/completion", json=body)).json()["generation_settings"]["generation_prompt"] == "<think>"

@@ -1,13 +1,17 @@
 """Ollama's API over a fake model; every reply is one that the official client's own types take."""
 
+import threading
+from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import ollama
+import orjson
 import pytest
 
-from tests.api.conftest import Api, Serve, until
+from tests.api.conftest import Api, GoLive, Serve, until
+from tests.api.scripted import TURN, answering
+from tests.api.transport.test_keys import bearer, key_file
 from tests.support.fakes import FakeLoader
 
 DEMO = {"path": "demo.gguf", "aliases": ["gpt-4o-mini"], "load": "startup"}
@@ -34,17 +38,10 @@ def loaded(api: Api, model: str) -> bool:
 # ---- models
 
 
-async def test_what_a_client_looks_for_before_anything_else(client: httpx.AsyncClient) -> None:
-    assert (await client.head("/")).status_code == 200
-    version = (await client.get("/api/version")).json()["version"]
+async def test_what_a_client_looks_for_before_anything_else(api: Api) -> None:
+    await api.expect("HEAD /")
+    version = (await get(api, "/api/version"))["version"]
     assert tuple(map(int, version.split("."))) >= (0, 13)  # editors refuse older ones
-
-
-async def test_the_root_is_open_and_the_api_is_not(serve: Serve) -> None:
-    async with serve(server={"api_keys": ["secret"]}) as api:
-        assert (await api.client.get("/")).status_code == 200
-        refused = await api.client.get("/api/tags")
-        assert (refused.status_code, refused.json()) == (401, {"error": "Invalid API Key"})
 
 
 async def test_every_configured_model_is_listed(serve: Serve) -> None:
@@ -81,89 +78,24 @@ async def test_a_model_is_shown_by_every_name_it_has(serve: Serve, name: str) ->
     async with serve(models=BOTH) as api:
         shown = ollama.ShowResponse.model_validate(await post(api, "/api/show", model=name))
         old = await post(api, "/api/show", name=name)
-    assert shown.template is not None
-    assert "<|im_start|>" in shown.template
+    assert "<|im_start|>" in (shown.template or "")
     assert shown.modelinfo == {"general.architecture": "fake", "general.parameter_count": 1000}
     assert shown.capabilities == ["completion", "insert"]
-    assert old["details"] == {
-        "parent_model": "",
-        "format": "gguf",
-        "family": "fake",
-        "families": ["fake"],
-        "parameter_size": "1.00K",
-        "quantization_level": "F32",
-    }
+    details = {"parent_model": "", "format": "gguf", "family": "fake", "families": ["fake"]}
+    assert old["details"] == details | {"parameter_size": "1.00K", "quantization_level": "F32"}
 
 
 async def test_showing_loads_nothing_and_reads_the_file(serve: Serve) -> None:
     models = {**BOTH, "other": {"path": "other.gguf", "chat_template": "chatml"}, "gone": {"path": "gone.gguf"}}
+    failed = {"error": "model 'gone' failed to load: gone.gguf does not exist"}
     async with serve(FakeLoader(failing={"gone": "gone.gguf does not exist"}), models=models) as api:
         shown = await post(api, "/api/show", model="other")
-        again = await post(api, "/api/show", model="other")
-        gone = await api.client.post("/api/show", json={"model": "gone"})
+        assert shown == await post(api, "/api/show", model="other")
+        await api.expect("POST /api/show", {"model": "gone"}, 503, failed)
         assert not loaded(api, "other")
     assert shown["capabilities"] == ["completion", "tools"]
     assert shown["model_info"]["general.parameter_count"] == 1000
     assert "<tool_call>" in shown["template"]
-    assert shown == again
-    assert (gone.status_code, gone.json()["error"]) == (503, "model 'gone' failed to load: gone.gguf does not exist")
-
-
-async def test_an_unknown_model_and_what_a_body_may_not_be_are_said_in_ollamas_shape(serve: Serve) -> None:
-    async with serve(models={**BOTH, "other": {"path": "other.gguf"}}) as api:
-        missing = await api.client.post("/api/show", json={"model": "llama3"})
-        wrong = await api.client.post("/api/show", json={"model": 5})
-        broken = await api.client.post("/api/show", content=b"{")
-    assert missing.status_code == 404
-    assert missing.json()["error"].startswith("model 'llama3' not found")
-    assert (wrong.status_code, wrong.json()) == (400, {"error": "model: must be a string"})
-    assert broken.status_code == 400
-    assert isinstance(broken.json()["error"], str)
-
-
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [
-        ("POST", "/api/push"),
-        ("POST", "/api/create"),
-        ("POST", "/api/copy"),
-        ("POST", "/api/blobs/sha256:00"),
-        ("HEAD", "/api/blobs/sha256:00"),
-    ],
-)
-async def test_ollamas_store_is_refused_in_its_shape(client: httpx.AsyncClient, method: str, path: str) -> None:
-    reply = await client.request(method, path, json={"model": "demo"})
-    assert reply.status_code == 501
-    if method != "HEAD":
-        assert reply.json()["error"].startswith(f"{path.removeprefix('/api/')}: this server's models")
-
-
-async def test_a_model_that_is_there_needs_no_pull(serve: Serve) -> None:
-    async with serve(models=BOTH) as api:
-        assert await post(api, "/api/pull", model="demo:latest") == {"status": "success"}
-        assert await post(api, "/api/pull", name="demo", stream=False) == {"status": "success"}
-        other = await api.client.post("/api/pull", json={"model": "llama3"})
-        wrong = await api.client.post("/api/pull", json={"model": "demo", "stream": "no"})
-        nameless = await api.client.post("/api/pull", json={})
-    assert (other.status_code, other.json()["error"].startswith("model: should be owner/name")) == (400, True)
-    assert (wrong.status_code, wrong.json()) == (400, {"error": "stream: must be a boolean"})
-    assert (nameless.status_code, nameless.json()) == (400, {"error": "model: is required"})
-
-
-async def test_what_is_configured_is_not_deleted(serve: Serve) -> None:
-    async with serve(models=BOTH) as api:
-        kept = await api.client.request("DELETE", "/api/delete", json={"model": "demo"})
-        gone = await api.client.request("DELETE", "/api/delete", json={"model": "llama3"})
-    assert (kept.status_code, "not removable" in kept.json()["error"]) == (400, True)
-    assert (gone.status_code, gone.json()["error"].startswith("model 'llama3' not found")) == (404, True)
-
-
-async def test_errors_behind_a_prefix_keep_their_apis_shape(serve: Serve) -> None:
-    async with serve(server={"api_prefix": "/api"}) as api:
-        ollamas = await api.client.post("/api/api/show", content=b"{")
-        native = await api.client.post("/api/embeddings", content=b"{")
-    assert isinstance(ollamas.json()["error"], str)
-    assert native.json()["error"]["type"] == "invalid_request_error"
 
 
 # ---- vectors
@@ -173,39 +105,27 @@ async def test_vectors_have_the_length_of_one_and_counts(serve: Serve) -> None:
     async with serve(models=BOTH) as api:
         body = await post(api, "/api/embed", model="embedder", input=["ab", "c"])
         one = await post(api, "/api/embed", model="embedder:latest", input="ab")
+        old = await post(api, "/api/embeddings", model="embedder", prompt="ab")
+        assert await post(api, "/api/embeddings", model="embedder", prompt="") == {"embedding": []}
     reply = ollama.EmbedResponse.model_validate(body)
     assert np.linalg.norm(np.array(reply.embeddings), axis=1) == pytest.approx([1, 1], abs=1e-5)
     assert one["embeddings"] == body["embeddings"][:1]
     assert (one["model"], reply.prompt_eval_count) == ("embedder:latest", 5)
-    assert reply.total_duration is not None
-    assert reply.load_duration is not None
-    assert reply.total_duration >= reply.load_duration >= 0
-
-
-async def test_the_older_endpoint_gives_one_vector_as_it_is(serve: Serve) -> None:
-    async with serve(models=BOTH) as api:
-        old = await post(api, "/api/embeddings", model="embedder", prompt="ab")
-        new = await post(api, "/api/embed", model="embedder", input="ab")
-        empty = await post(api, "/api/embeddings", model="embedder", prompt="")
+    assert body["total_duration"] >= body["load_duration"] >= 0
     vector = np.array(ollama.EmbeddingsResponse.model_validate(old).embedding)
-    assert vector / np.linalg.norm(vector) == pytest.approx(new["embeddings"][0], abs=1e-5)
-    assert empty == {"embedding": []}
+    assert vector / np.linalg.norm(vector) == pytest.approx(one["embeddings"][0], abs=1e-5)  # the older one's as it is
 
 
 async def test_vectors_can_be_shorter_and_texts_are_cut_unless_they_may_not_be(serve: Serve) -> None:
+    path, body = "POST /api/embed", {"model": "embedder", "input": "x" * 5000}
     async with serve(models=BOTH) as api:
         short = await post(api, "/api/embed", model="embedder", input="ab", dimensions=2)
-        long = await post(api, "/api/embed", model="embedder", input="x" * 5000)
-        refused = await api.client.post(
-            "/api/embed", json={"model": "embedder", "input": "x" * 5000, "truncate": False}
-        )
-        wide = await api.client.post("/api/embed", json={"model": "embedder", "input": "x", "dimensions": 5})
+        long = (await api.expect(path, body)).json()
+        await api.expect(path, body | {"truncate": False}, 400, "5001 tokens")
+        await api.expect(path, body | {"dimensions": 5}, 400, "4")
     assert np.shape(short["embeddings"]) == (1, 2)
     assert np.linalg.norm(short["embeddings"][0]) == pytest.approx(1, abs=1e-5)
     assert 0 < long["prompt_eval_count"] < 5000
-    assert refused.status_code == 400
-    assert "5001 tokens" in refused.json()["error"]
-    assert (wide.status_code, "4" in wide.json()["error"]) == (400, True)
 
 
 async def test_options_of_a_load_are_named_in_the_warning(serve: Serve) -> None:
@@ -224,9 +144,7 @@ async def test_nothing_to_embed_loads_the_model_and_keeps_it(serve: Serve) -> No
     async with serve(models={"demo": DEMO, "embedder": EMBED | {"load": "on_demand"}}) as api:
         assert (await post(api, "/api/embed", model="embedder", keep_alive="1h30m"))["embeddings"] == []
         assert loaded(api, "embedder")
-        left_s = api.pool.state("embedder").sleeps_in_s
-        assert left_s is not None
-        assert 5300 < left_s <= 5400
+        assert 5300 < (api.pool.state("embedder").sleeps_in_s or 0) <= 5400
         await post(api, "/api/embed", model="embedder", input="a", keep_alive=-1)
         assert api.pool.state("embedder").sleeps_in_s is None
 
@@ -238,3 +156,219 @@ async def test_a_model_is_freed_behind_the_request_that_wants_it(serve: Serve) -
         assert loaded(api, "demo")
         await post(api, "/api/embed", model="embedder", input="a")
         assert api.pool.state("embedder").sleeps_in_s is None  # what was wanted has ended with the model's stay
+
+
+CHAT, GENERATE = "/api/chat", "/api/generate"
+HI = {"role": "user", "content": "Hi"}
+LOOK = {
+    "type": "function",
+    "function": {
+        "name": "look",
+        "description": "Look somewhere",
+        "parameters": {"type": "object", "properties": {"at": {"type": "string"}}, "required": ["at"]},
+    },
+}
+THINKS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n{% endif %}"
+    "{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
+
+
+def model(template: str = "") -> dict[str, Any]:
+    return {"demo": {"path": "demo.gguf", "load": "startup"} | ({"chat_template": template} if template else {})}
+
+
+async def whole(api: Api, path: str = CHAT, **body: Any) -> Any:
+    reply = await api.client.post(path, json={"model": "demo", "stream": False, **body})
+    assert reply.status_code == 200, reply.text
+    assert reply.headers["content-type"] == "application/json; charset=utf-8"
+    (ollama.ChatResponse if path == CHAT else ollama.GenerateResponse).model_validate(reply.json())
+    return reply.json()
+
+
+async def lines(api: Api, path: str = CHAT, **body: Any) -> list[Any]:
+    """The lines of a stream, which is what nobody has to ask for; each is one that the official client takes."""
+    reply = await api.client.post(path, json={"model": "demo", **body})
+    assert reply.status_code == 200, reply.text
+    assert reply.headers["content-type"].split(";")[0] == "application/x-ndjson"
+    found = [orjson.loads(line) for line in reply.text.splitlines()]
+    for line in found:
+        (ollama.ChatResponse if path == CHAT else ollama.GenerateResponse).model_validate(line)
+    assert [line["done"] for line in found] == [False] * (len(found) - 1) + [True]
+    return found
+
+
+def content(found: list[Any]) -> str:
+    return "".join(line["message"]["content"] for line in found)
+
+
+async def test_results_of_tools_find_their_calls_without_ids(serve: Serve) -> None:
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+        "{% for c in m.tool_calls or [] %}[{{ c.id }} {{ c.function.name }} {{ c.function.arguments | tojson }}]"
+        "{% endfor %}{% if m.tool_call_id %}<{{ m.tool_call_id }} {{ m.name }}>{% endif %}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    history = [
+        HI,
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [
+                {"function": {"name": "look", "arguments": {"at": "sky"}}},
+                {"function": {"name": "hear", "arguments": {}}},
+            ],
+        },
+        {"role": "tool", "content": "birds", "tool_name": "hear"},
+        {"role": "tool", "content": "blue"},
+    ]
+    shown = (
+        '[call_0 look {"at": "sky"}][call_1 hear {}]<|im_end|>\n'
+        "<|im_start|>tool\nbirds<call_1 hear><|im_end|>\n<|im_start|>tool\nblue<call_0 look>"
+    )
+    replies: dict[str, Any] = {shown: "I see."}
+    async with serve(answering(replies), models=model(template)) as api:
+        assert (await whole(api, messages=history))["message"]["content"] == "I see."
+
+
+async def test_thoughts_are_told_from_the_answer_and_can_be_switched_off(serve: Serve) -> None:
+    replies: dict[str, Any] = {"Hi": "<think>Hm.</think>Hello", "Hush": "<think>Hm.</think>Hello"}
+    async with serve(answering(replies), models=model(THINKS)) as api:
+        found = await lines(api, messages=[HI], think=True)
+        high = await whole(api, messages=[HI], think="high")
+        text = await whole(api, GENERATE, prompt="Hi", think=True)
+        off = await whole(api, messages=[HI], think=False, options={"num_predict": 3})
+    thoughts = "".join(line["message"].get("thinking", "") for line in found)
+    assert (thoughts, content(found)) == ("Hm.", "Hello")
+    assert high["message"] == {"role": "assistant", "content": "Hello", "thinking": "Hm."}
+    assert (text["thinking"], text["response"]) == ("Hm.", "Hello")
+    assert off["prompt_eval_count"] > high["prompt_eval_count"]  # the template closes the thoughts
+
+
+async def test_a_model_that_cannot_think_says_so(serve: Serve) -> None:
+    async with serve(answering({"Hi": "Hello"}), models=model()) as api:
+        thinking = {"model": "demo", "messages": [HI], "think": True}
+        await api.expect(f"POST {CHAT}", thinking, 400, "'demo' does not support thinking")
+        assert (await whole(api, messages=[HI], think=False))["message"]["content"] == "Hello"
+
+
+@pytest.mark.parametrize("path", [CHAT, GENERATE])
+async def test_a_format_is_enforced(serve: Serve, path: str) -> None:
+    asked = {"messages": [HI]} if path == CHAT else {"prompt": "Hi"}
+
+    def said(reply: Any) -> str:
+        text: str = reply["message"]["content"] if path == CHAT else reply["response"]
+        return text
+
+    async with serve(answering({"Hi": "no JSON at all"}), models=model()) as api:
+        assert said(await whole(api, path, **asked, format={"enum": ["yes"]})) == '"yes"'
+        assert said(await whole(api, path, **asked, format="json", options={"num_predict": 9})).startswith("{")
+        assert said(await whole(api, path, **asked, format="")) == "no JSON at all"
+        raw = await whole(api, GENERATE, raw=True, prompt="Hi", format={"enum": ["yes"]})
+        assert raw["response"] == '"yes"'
+
+
+async def test_generate_is_a_users_message_with_a_system_prompt_before_it(serve: Serve) -> None:
+    said = {
+        f"<|im_start|>system\nBe brief<|im_end|>\n<|im_start|>user\nHi{TURN}": "Yes",
+        f"<s><|im_start|>user\nHi{TURN}": "Hello",
+        "<s>Once": " upon",
+    }
+    async with serve(FakeLoader(n_ctx_seq=512, replies=said), models=model()) as api:
+        plain = await whole(api, GENERATE, prompt="Hi")
+        system = await whole(api, GENERATE, prompt="Hi", system="Be brief")
+        raw = await whole(api, GENERATE, prompt="Once", raw=True)
+        streamed = await lines(api, GENERATE, prompt="Once", raw=True)
+    assert (plain["response"], system["response"], raw["response"]) == ("Hello", "Yes", " upon")
+    assert "".join(line["response"] for line in streamed) == " upon"
+    assert "context" not in raw
+
+
+async def test_a_context_carries_a_talk_on(serve: Serve) -> None:
+    said = {f"Hi{TURN}": "Hello", f"Hi{TURN}Hello</s><|im_start|>user\nAgain{TURN}": "Hello again"}
+    async with serve(FakeLoader(n_ctx_seq=512, replies=said), models=model()) as api:
+        first = await whole(api, GENERATE, prompt="Hi")
+        second = await whole(api, GENERATE, prompt="Again", context=first["context"])
+        await api.expect(f"POST {GENERATE}", {"prompt": "Hi", "context": [1, 99999]}, 400, "context.1:")
+    assert second["response"] == "Hello again"
+    assert second["context"][: len(first["context"])] == first["context"]
+
+
+async def test_a_suffix_fills_the_gap(serve: Serve) -> None:
+    asked = {"prompt": "def ", "suffix": " end"}
+    async with serve(FakeLoader(n_ctx_seq=512, replies={"\x01def \x02 end\x03": "f()"}), models=model()) as api:
+        assert (await whole(api, GENERATE, **asked))["response"] == "f()"
+    async with serve(FakeLoader(fim="none"), models=model()) as api:
+        await api.expect(f"POST {GENERATE}", asked, 400, "suffix")
+
+
+async def test_log_probabilities_come_with_the_lines_and_with_the_whole(serve: Serve) -> None:
+    async with serve(answering({"Hi": "Hello"}), models=model()) as api:
+        found = await lines(api, messages=[HI], logprobs=True, top_logprobs=2)
+        reply = await whole(api, GENERATE, prompt="Hi", logprobs=True)
+    entries = [entry for line in found for entry in line.get("logprobs", ())]
+    assert "".join(entry["token"] for entry in entries) == "Hello"
+    assert all(len(entry["top_logprobs"]) == 2 and entry["logprob"] <= 0 for entry in entries)
+    assert set(entries[0]) == {"token", "logprob", "bytes", "top_logprobs"}
+    assert [entry["top_logprobs"] for entry in reply["logprobs"]] == [[]] * 5
+
+
+async def test_nothing_to_say_loads_and_frees(serve: Serve) -> None:
+    models = {"demo": {"path": "demo.gguf", "load": "startup"}, "other": {"path": "other.gguf"}}
+    async with serve(models=models) as api:
+        freed = await api.client.post(GENERATE, json={"model": "other", "keep_alive": 0})
+        assert freed.json()["done_reason"] == "unload"
+        assert api.pool.state("other").loaded is None  # it was not loaded to be freed
+        loaded = await api.client.post(CHAT, json={"model": "other", "messages": [], "keep_alive": "10m"})
+        assert loaded.json()["done_reason"] == "load"
+        assert loaded.json()["message"] == {"role": "assistant", "content": ""}
+        assert (api.pool.state("other").sleeps_in_s or 0) > 500
+        gone = await api.client.post(CHAT, json={"model": "other", "keep_alive": "0"})
+        assert gone.json()["done_reason"] == "unload"
+        await until(lambda: api.pool.state("other").loaded is None)
+        await whole(api, messages=[HI], options={"num_predict": 1}, keep_alive=0)
+        await until(lambda: api.pool.state("demo").loaded is None)
+
+
+@pytest.mark.parametrize("path", [CHAT, GENERATE])
+async def test_a_page_of_another_site_frees_no_model(serve: Serve, path: str) -> None:
+    async with serve() as api:
+        reply = await api.client.post(path, json={"keep_alive": 0}, headers={"Origin": "https://evil.example"})
+        assert reply.status_code == 200
+        assert reply.headers["x-llamapool-warning"] == "keep_alive: needs a key that may load and unload models"
+        assert api.pool.state("demo").sleeps_in_s is None
+
+
+async def test_keep_alive_is_for_keys_that_may_load(serve: Serve, tmp_path: Path) -> None:
+    file = key_file(tmp_path, ada={}, ops={"scopes": ["infer", "models"]})
+    async with serve(server={"keys_file": str(file)}) as api:
+        for name, done in (("ada", "load"), ("ops", "unload")):
+            reply = await api.client.post(CHAT, json={"model": "demo", "keep_alive": 0}, headers=bearer(name))
+            assert reply.json()["done_reason"] == done
+            assert ("x-llamapool-warning" in reply.headers) is (name == "ada")
+        await until(lambda: api.pool.state("demo").loaded is None)
+
+
+async def test_what_has_no_effect_is_named_in_a_header(serve: Serve) -> None:
+    """Options of a load or of older versions, and tools that no model can use."""
+    options = {"num_ctx": 8192, "mood": 1, "tfs_z": 0.5, "min_p": 0.1}
+    tools = [{"type": "web_search"}, {"function": LOOK["function"]}]
+    body = {"model": "demo", "messages": [HI], "options": options, "shift": True, "tools": tools, "stream": False}
+    async with serve(answering({"Hi": "Hello"}), models=model("chatml")) as api:
+        warning = (await api.expect(f"POST {CHAT}", body, 200, '"Hello"')).headers["x-llamapool-warning"]
+    said = ("num_ctx: are set where", "'options.mood' is ignored", "options.tfs_z is ignored: llama.cpp", "shift: is")
+    assert [part for part in (*said, "web_search") if part not in warning] == []
+    assert "min_p" not in warning
+
+
+async def test_nothing_is_sent_while_nothing_is_said(live: GoLive) -> None:
+    """No pings: an empty line is none that clients could read."""
+    gate = threading.Semaphore(0)
+    loader = FakeLoader(n_ctx_seq=512, replies={f"Hi{TURN}": "Hello"}, steps=gate)
+    async with live(loader, server={"sse_ping_interval": 1}, models=model()) as server:
+        gate.release(1000)
+        reply = await server.api.client.post(CHAT, json={"model": "demo", "messages": [HI]})
+        assert all(orjson.loads(line) for line in reply.text.split("\n")[:-1])

@@ -119,28 +119,22 @@ async def test_a_stateless_loop_keeps_its_reasoning(serve: Serve, stream: bool) 
     assert last["usage"]["input_tokens"] - shorter["usage"]["input_tokens"] == n_rendered
 
 
-@pytest.mark.parametrize(
-    ("summary", "shown", "deltas"),
-    [
-        (None, "content", ["content_part.added", "reasoning_text.delta", "reasoning_text.done", "content_part.done"]),
-        (
-            "auto",
-            "summary",
-            [
-                "reasoning_summary_part.added",
-                "reasoning_summary_text.delta",
-                "reasoning_summary_text.done",
-                "reasoning_summary_part.done",
-            ],
-        ),
-    ],
-)
+SUMMARY = [f"reasoning_summary_{each}" for each in ("part.added", "text.delta", "text.done", "part.done")]
+
+
+RAW = ["content_part.added", "reasoning_text.delta", "reasoning_text.done", "content_part.done"]
+
+
+@pytest.mark.parametrize(("summary", "shown", "deltas"), [(None, "content", RAW), ("auto", "summary", SUMMARY)])
 async def test_reasoning_events_are_raw_or_a_summary(
     serve: Serve, summary: str | None, shown: str, deltas: list[str]
 ) -> None:
     body = {"input": "Hi", "tools": [OPENAI_TOOL], "reasoning": {"summary": summary}}
     async with serve(model(), models=MODELS) as api:
         response, events = await ask_response(api.client, body, stream=True)
+        for needed in ({"include": ["reasoning.encrypted_content"], "store": True}, {"include": [], "store": False}):
+            other, _ = await ask_response(api.client, body | needed, stream=False)
+            assert other["output"][0]["encrypted_content"]
     reasoning = response["output"][0]
     assert reasoning["encrypted_content"] is None  # it is stored, and nobody asked for it
     assert [part["text"] for part in reasoning[shown]] == [REASONING[0]]
@@ -150,31 +144,20 @@ async def test_reasoning_events_are_raw_or_a_summary(
     assert "".join(event["delta"] for event in own if "delta" in event) == REASONING[0]
 
 
-@pytest.mark.parametrize(("include", "store"), [(["reasoning.encrypted_content"], True), ([], False)])
-async def test_encrypted_content_is_there_where_the_client_needs_it(
-    serve: Serve, include: list[str], store: bool
-) -> None:
-    async with serve(model(), models=MODELS) as api:
-        body = {"input": "Hi", "tools": [OPENAI_TOOL], "include": include, "store": store}
-        response, _ = await ask_response(api.client, body, stream=False)
-    assert response["output"][0]["encrypted_content"]
-
-
 async def test_a_tampered_value_is_an_error_as_in_the_reference_apis(serve: Serve) -> None:
+    hi = {"role": "user", "content": "Hi"}
     async with serve(model(), models=MODELS) as api:
-        cipher = api.app.state.services.reasoning
-        for value in (cipher.encrypt("x")[:-4], cipher.encrypt("x")[:-4] + "AAA=", cipher.encrypt("x")[:12]):
-            for block, field in (({"type": "thinking", "thinking": "x"}, "signature"), ({}, "data")):
-                block = {"type": "redacted_thinking", **block, field: value}
-                turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": [block]}]
-                reply = await api.client.post(MESSAGES, json={"max_tokens": 5, "messages": [*turns, turns[0]]})
-                assert (reply.status_code, reply.json()["error"]["type"]) == (400, "invalid_request_error")
-                expected = f"messages.1.content.0: Invalid `{field}` in `{block['type']}` block"
-                assert reply.json()["error"]["message"] == expected
+        whole = api.app.state.services.reasoning.encrypt("x")
+        for value in (whole[:-4], whole[:-4] + "AAA=", whole[:12]):
+            for kind, field in (("thinking", "signature"), ("redacted_thinking", "data")):
+                block = {"type": kind, "thinking": "x", field: value}
+                turns = {"max_tokens": 5, "messages": [hi, {"role": "assistant", "content": [block]}, hi]}
+                said = f"messages.1.content.0: Invalid `{field}` in `{kind}` block"
+                error = {"type": "invalid_request_error", "message": said}
+                await api.expect(f"POST {MESSAGES}", turns, 400, {"error": error})
             item: Any = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": value}
-            reply = await api.client.post(RESPONSES, json={"input": [item, {"role": "user", "content": "Hi"}]})
-            assert (reply.status_code, reply.json()["error"]["code"]) == (400, "invalid_encrypted_content")
-            assert reply.json()["error"]["param"] == "input.0.encrypted_content"
+            error = {"code": "invalid_encrypted_content", "param": "input.0.encrypted_content"}
+            await api.expect(f"POST {RESPONSES}", {"input": [item, hi]}, 400, {"error": error})
 
 
 async def test_a_value_stands_only_for_what_it_was_made_for(serve: Serve) -> None:
@@ -184,9 +167,8 @@ async def test_a_value_stands_only_for_what_it_was_made_for(serve: Serve) -> Non
         compacted = reply.json()["output"][0]["encrypted_content"]
         for kind, value in (("compaction", reasoning), ("reasoning", compacted)):
             item: Any = {"type": kind, "summary": [], "encrypted_content": value}
-            reply = await api.client.post(RESPONSES, json={"input": [item, {"role": "user", "content": "Hi"}]})
-            assert reply.status_code == 400, reply.text
-            assert reply.json()["error"]["code"] == "invalid_encrypted_content"
+            body = {"input": [item, {"role": "user", "content": "Hi"}]}
+            await api.expect(f"POST {RESPONSES}", body, 400, {"error": {"code": "invalid_encrypted_content"}})
 
 
 async def test_a_value_of_an_earlier_key_is_ignored_with_a_warning(serve: Serve, tmp_path: Path) -> None:

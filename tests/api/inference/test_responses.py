@@ -18,10 +18,10 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from server.transport.websocket import MAX_WAITING
-from tests.api.conftest import Api, GoLive, Serve, until
+from tests.api.conftest import TIMEOUT_S, Api, GoLive, Serve, until
 from tests.api.scripted import CHATML, answering, tool_call
 from tests.api.streams import posting, typed_events
-from tests.support.fakes import FakeLoader, FakeRunner
+from tests.support.fakes import FakeLoader
 
 URL = "/v1/responses"
 KEYS = {"api_keys": ["sk-one", "sk-two"]}
@@ -83,42 +83,30 @@ async def test_truncation_auto_drops_the_oldest_items_so_that_the_prompt_fits(se
 async def test_a_stored_response_is_given_back_and_forgotten(serve: Serve, stream: bool) -> None:
     async with serve(answering({"Hi": "Hello there!"})) as api:
         response = await ask(api.client, stream=stream, metadata={"k": "v"})
-        found = await api.client.get(f"{URL}/{response['id']}")
-        head = await api.client.head(f"{URL}/{response['id']}")
-        gone = await api.client.delete(f"{URL}/{response['id']}")
-        after = [await api.client.request(method, f"{URL}/{response['id']}") for method in ("GET", "DELETE")]
-    assert found.json() == response
-    assert (head.status_code, head.content) == (200, b"")
-    assert response["metadata"] == {"k": "v"}
-    assert gone.json() == {"id": response["id"], "object": "response", "deleted": True}
-    assert [reply.status_code for reply in after] == [404, 404]
-    assert response["id"] in after[0].json()["error"]["message"]
-
-
-async def test_what_is_not_to_be_stored_is_not(serve: Serve) -> None:
-    async with serve(answering({"Hi": "Hello there!"})) as api:
-        response = await ask(api.client, store=False)
-        found = await api.client.get(f"{URL}/{response['id']}")
-        follow = await api.client.post(URL, json={"input": "x", "previous_response_id": response["id"]})
-    assert response["store"] is False
-    assert found.status_code == 404
-    assert follow.status_code == 400
-    assert follow.json()["error"]["param"] == "previous_response_id"
+        at = f"{URL}/{response['id']}"
+        assert (await api.client.get(at)).json() == response
+        assert (await api.expect(f"HEAD {at}")).content == b""
+        gone = (await api.client.delete(at)).json()
+        for method in ("GET", "DELETE"):
+            await api.expect(f"{method} {at}", None, 404, response["id"])
+        unstored = await ask(api.client, store=False, stream=stream)
+        await api.expect(f"GET {URL}/{unstored['id']}", None, 404)
+        follow = {"input": "x", "previous_response_id": unstored["id"]}
+        await api.expect(f"POST {URL}", follow, 400, {"error": {"param": "previous_response_id"}})
+    assert (response["metadata"], unstored["store"]) == ({"k": "v"}, False)
+    assert gone == {"id": response["id"], "object": "response", "deleted": True}
 
 
 async def test_no_key_reaches_what_belongs_to_another(serve: Serve) -> None:
     async with serve(answering({"Hi": "Hello there!"}), server=KEYS, headers=key("sk-one")) as api:
         mine = await ask(api.client)
-        name = f"{URL}/{mine['id']}"
+        at, other = f"{URL}/{mine['id']}", key("sk-two")
         reference = [{"type": "item_reference", "id": mine["output"][0]["id"]}]
-        tried = [
-            await api.client.get(name, headers=key("sk-two")),
-            await api.client.delete(name, headers=key("sk-two")),
-            await api.client.post(URL, json={"input": "x", "previous_response_id": mine["id"]}, headers=key("sk-two")),
-            await api.client.post(URL, json={"input": reference}, headers=key("sk-two")),
-        ]
-        same = await api.client.get(name, headers={"Authorization": "", "X-Api-Key": "sk-one"})
-    assert [reply.status_code for reply in tried] == [404, 404, 400, 400]
+        await api.expect(f"GET {at}", None, 404, headers=other)
+        await api.expect(f"DELETE {at}", None, 404, headers=other)
+        await api.expect(f"POST {URL}", {"input": "x", "previous_response_id": mine["id"]}, 400, headers=other)
+        await api.expect(f"POST {URL}", {"input": reference}, 400, headers=other)
+        same = await api.client.get(at, headers={"Authorization": "", "X-Api-Key": "sk-one"})
     assert same.json() == mine
 
 
@@ -142,14 +130,13 @@ async def test_only_a_background_response_can_be_streamed_again(client: httpx.As
 
 async def test_a_client_that_leaves_stores_nothing(serve: Serve) -> None:
     steps = threading.Semaphore(3)
-    async with serve(FakeLoader(runner=lambda: FakeRunner(n_ctx_seq=2048, steps=steps))) as api:
+    async with serve(FakeLoader(n_ctx_seq=2048, steps=steps)) as api:
         async with posting(api.app, URL, {"input": "Hi", "stream": True, "ignore_eos": True}) as exchange:
             assert await exchange.start() == 200
             created = typed_events((await exchange.chunk()).decode())[0]["response"]
             assert created["store"] is True
         steps.release(5000)
-        reply = await api.client.get(f"{URL}/{created['id']}")
-    assert reply.status_code == 404
+        await api.expect(f"GET {URL}/{created['id']}", None, 404)
 
 
 GRAMMAR = {"type": "grammar", "syntax": "lark", "definition": 'start: "go " /[a-z"]+/ "\\n"'}
@@ -172,9 +159,6 @@ async def test_a_custom_tools_input_matches_its_grammar(serve: Serve, stream: bo
         assert re.fullmatch(r'go [a-z"]+\n', call["input"])
     assert re.match(r'g|go|go |go [a-z"]+', call["input"])
     assert after["output"][0]["content"][0]["text"] == "Done."
-
-
-TIMEOUT_S = 100.0
 
 
 class Socket:
@@ -237,29 +221,25 @@ async def opened(api: Api, **options: Any) -> AsyncIterator[Socket]:
 
 
 @pytest.mark.parametrize("path", ["/v1/responses", "/responses"])
-async def test_events_come_as_messages(serve: Serve, path: str) -> None:
-    async with serve(answering({"Hi": "Hello there!"})) as api, opened(api, path=path) as socket:
-        socket.tell({"type": "response.create", "input": "Hi"})
+async def test_a_connection_remembers_what_is_not_stored(serve: Serve, path: str) -> None:
+    loader = answering({"Hi": "Hello!", "Bye": "Farewell."})
+    async with serve(loader, models=CHATML) as api, opened(api, path=path) as socket:
+        socket.tell({"type": "response.create", "input": "Hi", "store": False})
         found = [await socket.event()]
         while found[-1]["type"] != "response.completed":
             found.append(await socket.event())
-    assert [event["sequence_number"] for event in found] == list(range(len(found)))
-    assert found[0]["type"] == "response.created"
-    assert "".join(event["delta"] for event in found if "delta" in event) == "Hello there!"
-
-
-async def test_a_connection_remembers_what_is_not_stored(serve: Serve) -> None:
-    async with serve(answering({"Hi": "Hello!", "Bye": "Farewell."}), models=CHATML) as api, opened(api) as socket:
-        first = (await socket.response(input="Hi", store=False))["response"]
+        first = found[-1]["response"]
         asked = {"input": "Bye", "previous_response_id": first["id"], "store": False}
         second = (await socket.response(**asked))["response"]
         async with opened(api) as other:
             lost = await other.response(**asked)
-        gone = await api.client.get(f"/v1/responses/{first['id']}")
+        await api.expect(f"GET {URL}/{first['id']}", None, 404)
+    assert [event["sequence_number"] for event in found] == list(range(len(found)))
+    assert found[0]["type"] == "response.created"
+    assert "".join(event["delta"] for event in found if "delta" in event) == "Hello!"
     assert (first["store"], second["output"][0]["content"][0]["text"]) == (False, "Farewell.")
     assert second["usage"]["input_tokens"] > first["usage"]["total_tokens"]
     assert (lost["status"], lost["error"]["code"]) == (400, "previous_response_not_found")
-    assert gone.status_code == 404
 
 
 async def test_a_prompt_may_be_computed_ahead(serve: Serve) -> None:
@@ -285,50 +265,33 @@ async def test_what_is_wrong_is_a_message_and_the_connection_goes_on(serve: Serv
 
 async def test_a_client_that_leaves_frees_its_slot(serve: Serve) -> None:
     steps = threading.Semaphore(3)
-    async with serve(FakeLoader(runner=lambda: FakeRunner(steps=steps))) as api:
+    async with serve(FakeLoader(steps=steps)) as api:
         async with opened(api) as socket:
             socket.tell({"type": "response.create", "input": "Hi"})
             assert (await socket.event())["type"] == "response.created"
         steps.release(10_000)  # `serve` checks that nothing runs on
 
 
-async def test_messages_that_wait_are_bounded(serve: Serve) -> None:
+@pytest.mark.parametrize(
+    ("n_messages", "fields"), [(MAX_WAITING + 2, {}), (4, {"metadata": {"a": "x" * 400_000}})], ids=["number", "bytes"]
+)
+async def test_messages_that_wait_are_bounded(serve: Serve, n_messages: int, fields: dict[str, Any]) -> None:
+    """In number, and in bytes as bodies are."""
     steps = threading.Semaphore(0)
-    async with serve(FakeLoader(runner=lambda: FakeRunner(steps=steps))) as api:
-        socket = Socket(api)
-        assert (await socket.began())["type"] == "websocket.accept"
-        for _ in range(MAX_WAITING + 2):
-            socket.tell({"type": "response.create", "input": "Hi"})
+    limits = {"max_body_bytes": 1_000_000, "max_bodies_bytes": 1_000_000}
+    async with serve(FakeLoader(steps=steps), server=limits) as api, opened(api) as socket:
+        for _ in range(n_messages):
+            socket.tell({"type": "response.create", "input": "Hi", **fields})
         closed = await socket.began()
         assert (closed["type"], closed["code"]) == ("websocket.close", 1008)
         steps.release(10_000)
-        await socket.close()
-
-
-async def test_messages_that_wait_count_as_bodies_do(serve: Serve) -> None:
-    steps = threading.Semaphore(0)
-    async with serve(
-        FakeLoader(runner=lambda: FakeRunner(steps=steps)),
-        server={"max_body_bytes": 1_000_000, "max_bodies_bytes": 1_000_000},
-    ) as api:
-        socket = Socket(api)
-        assert (await socket.began())["type"] == "websocket.accept"
-        for _ in range(4):
-            socket.tell({"type": "response.create", "input": "Hi", "metadata": {"a": "x" * 400_000}})
-        closed = await socket.began()
-        assert (closed["type"], closed["code"]) == ("websocket.close", 1008)
-        steps.release(10_000)
-        await socket.close()
 
 
 async def test_a_message_that_is_nested_too_deeply_is_told(serve: Serve) -> None:
-    async with serve() as api:
-        socket = Socket(api)
-        assert (await socket.began())["type"] == "websocket.accept"
+    async with serve() as api, opened(api) as socket:
         socket.tell(f'{{"type": "response.create", "input": {"[" * 300 + "]" * 300}}}')
         said = await socket.event()
         assert (said["status"], said["error"]["message"]) == (400, "the message is nested too deeply")
-        await socket.close()
 
 
 @pytest.mark.parametrize(
@@ -363,7 +326,7 @@ async def test_a_refused_connection_is_no_error_in_the_log(live: GoLive, caplog:
 
 async def test_a_server_that_stops_lets_a_response_end_and_closes_behind_it(live: GoLive) -> None:
     steps = threading.Semaphore(3)
-    async with live(FakeLoader(runner=lambda: FakeRunner(steps=steps))) as server:
+    async with live(FakeLoader(steps=steps)) as server:
         async with connect(f"ws://127.0.0.1:{server.port}/v1/responses") as socket:
             await socket.send(orjson.dumps({"type": "response.create", "input": "Hi", "max_output_tokens": 20}))
             assert orjson.loads(await socket.recv())["type"] == "response.created"
@@ -378,9 +341,7 @@ async def test_a_server_that_stops_lets_a_response_end_and_closes_behind_it(live
 
 
 async def test_a_server_that_stops_closes_connections_that_say_nothing(serve: Serve) -> None:
-    async with serve() as api:
-        socket = Socket(api)
-        assert (await socket.began())["type"] == "websocket.accept"
+    async with serve() as api, opened(api) as socket:
         api.app.state.services.draining.set()
         closed = await socket.began()
         await asyncio.wait_for(socket.task, TIMEOUT_S)

@@ -13,7 +13,7 @@ from server.pool.state import Status
 from server.transport.resumable import KeptStream, KeptStreams
 from tests.api.conftest import Api, Serve, until
 from tests.api.streams import events, posting
-from tests.support.fakes import FakeLoader, FakeRunner
+from tests.support.fakes import FakeLoader
 
 HI = [{"role": "user", "content": "Hi"}]
 CHAT = {"messages": HI, "stream": True, "max_tokens": 8, "temperature": 0}
@@ -26,7 +26,7 @@ LATE = {"late": {"path": "late.gguf"}}
 def stepwise() -> tuple[FakeLoader, threading.Semaphore]:
     """A model whose steps are let through one by one."""
     steps = threading.Semaphore(0)
-    return FakeLoader(runner=lambda: FakeRunner(steps=steps, replies={"assistant\n": "one two three"})), steps
+    return FakeLoader(steps=steps, replies={"assistant\n": "one two three"}), steps
 
 
 def let_all_through(steps: threading.Semaphore) -> None:
@@ -38,13 +38,6 @@ async def lookup(api: Api, *names: str, **headers: str) -> list[dict[str, Any]]:
     assert reply.status_code == 200
     found: list[dict[str, Any]] = reply.json()
     return found
-
-
-async def test_a_lookup_of_too_many_ids_is_refused(serve: Serve) -> None:
-    async with serve() as api:
-        ids = {"conversation_ids": [f"c{n}" for n in range(1001)]}
-        assert (await api.client.post("/v1/streams/lookup", json=ids)).status_code == 400
-        assert await lookup(api, *["c1"] * 1001) == []
 
 
 @pytest.mark.parametrize(
@@ -146,14 +139,13 @@ async def test_a_client_that_leaves_while_the_model_is_loaded_finds_the_answer(s
         assert events(reply.text)
 
 
-async def test_what_fails_before_it_begins_leaves_no_stream(client: httpx.AsyncClient) -> None:
-    wrong = {**CHAT, "temperature": "hot"}
-    too_long = {**CHAT, "messages": [{"role": "user", "content": "x" * 5000}]}
-    for body in (wrong, too_long):
-        assert (await client.post("/v1/chat/completions", json=body, headers=NAMED)).status_code == 400
-        assert (await client.get(AT)).status_code == 404
-    long = {"X-Conversation-Id": "x" * 1025}
-    assert (await client.post("/v1/chat/completions", json=CHAT, headers=long)).status_code == 400
+async def test_what_fails_before_it_begins_leaves_no_stream(api: Api) -> None:
+    path = "POST /v1/chat/completions"
+    too_long = [{"role": "user", "content": "x" * 5000}]
+    for wrong in ({"temperature": "hot"}, {"messages": too_long}):
+        await api.expect(path, {**CHAT, **wrong}, 400, headers=NAMED)
+        await api.expect(f"GET {AT}", None, 404)
+    await api.expect(path, CHAT, 400, headers={"X-Conversation-Id": "x" * 1025})
 
 
 async def test_a_conversation_has_one_stream(serve: Serve) -> None:
@@ -172,31 +164,28 @@ async def test_a_conversation_has_one_stream(serve: Serve) -> None:
 async def test_a_stream_belongs_to_its_key(serve: Serve) -> None:
     async with serve(server={"api_keys": ["one", "two"]}) as api:
         mine, other = ({"Authorization": f"Bearer {key}"} for key in ("one", "two"))
-        assert (await api.client.post("/v1/chat/completions", json=CHAT, headers=NAMED | mine)).status_code == 200
-        assert (await api.client.get(AT, headers=other)).status_code == 404
+        await api.expect("POST /v1/chat/completions", CHAT, headers=NAMED | mine)
+        await api.expect(f"GET {AT}", None, 404, headers=other)
         assert await lookup(api, ID, **other) == []
-        assert (await api.client.delete(AT, headers=other)).status_code == 204
-        assert (await api.client.get(AT, headers=mine)).status_code == 200
+        await api.expect(f"DELETE {AT}", None, 204, headers=other)
+        await api.expect(f"GET {AT}", headers=mine)
         assert len(await lookup(api, "conv", **mine)) == 1
 
 
-@pytest.mark.parametrize("query", ["", "?conv_id=", f"{AT[10:]}&from=-1", f"{AT[10:]}&from=x", f"{AT[10:]}&from=1e3"])
-async def test_a_wrong_question_is_told_so(client: httpx.AsyncClient, query: str) -> None:
-    await client.post("/v1/chat/completions", json=CHAT, headers=NAMED)
-    assert (await client.get("/v1/stream" + query)).status_code == 400
-
-
-@pytest.mark.parametrize("body", [{}, {"conversation_ids": None}, {"conversation_ids": [1, "", "unknown"]}])
-async def test_a_lookup_of_nothing_finds_nothing(client: httpx.AsyncClient, body: Any) -> None:
-    await client.post("/v1/chat/completions", json=CHAT, headers=NAMED)
-    assert (await client.post("/v1/streams/lookup", json=body)).json() == []
+async def test_a_wrong_question_is_told_so(api: Api) -> None:
+    await api.expect("POST /v1/chat/completions", CHAT, headers=NAMED)
+    for query in ("", "?conv_id=", f"{AT[10:]}&from=-1", f"{AT[10:]}&from=x", f"{AT[10:]}&from=1e3"):
+        await api.expect(f"GET /v1/stream{query}", None, 400)
+    for nothing in ({}, {"conversation_ids": None}, {"conversation_ids": [1, "", "unknown"]}):
+        await api.expect("POST /v1/streams/lookup", nothing, part="[]")
+    await api.expect("POST /v1/streams/lookup", {"conversation_ids": [f"c{n}" for n in range(1001)]}, 400)
+    assert await lookup(api, *["c1"] * 1001) == []
 
 
 async def test_pings_count_as_bytes(serve: Serve) -> None:
     gate = threading.Event()
     async with serve(FakeLoader(gate=gate), models=LATE) as api:
-        used = api.app.state.services
-        api.app.state.services = replace(used, options=replace(used.options, sse_ping_interval=0.02))
+        ping_soon(api)
         async with posting(api.app, "/v1/chat/completions", CHAT, NAMED) as exchange:
             assert await exchange.start() == 200
             assert (await exchange.chunk()).startswith(b":\n\n")
@@ -299,10 +288,8 @@ async def test_a_load_that_fails_is_told_in_the_stream(serve: Serve, path: str, 
 
 async def test_what_fails_before_the_first_ping_has_its_status(serve: Serve) -> None:
     async with serve(FakeLoader(failing={"late": "broken file"}), models=LATE) as api:
-        reply = await api.client.post("/v1/chat/completions", json={"messages": HI, "stream": True})
-        assert reply.status_code == 503
-        reply = await api.client.post("/v1/chat/completions?autoload=0", json={"messages": HI, "stream": True})
-        assert reply.status_code == 503
+        for query in ("", "?autoload=0"):
+            await api.expect(f"POST /v1/chat/completions{query}", {"messages": HI, "stream": True}, 503)
 
 
 @pytest.mark.parametrize("begun", [False, True])

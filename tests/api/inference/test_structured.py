@@ -8,9 +8,10 @@ import pytest
 from server.formats import BY_NAME
 from server.templates.built_in import source_of
 from tests.api.conftest import Serve
+from tests.api.inference.dialects import Chat
 from tests.api.scripted import CHATML, TURN, answering
+from tests.api.streams import events
 from tests.support.fakes import FakeLoader
-from tests.unit.dialects.builders import chunks
 
 URL = "/v1/chat/completions"
 HI = [{"role": "user", "content": "Hi"}]
@@ -61,17 +62,9 @@ async def test_a_model_that_would_break_the_schema_is_kept_to_it(serve: Serve, f
             assert got["message"]["content"].startswith("Let me <tool_see.")
 
 
-async def test_a_call_behind_the_thoughts_is_kept_to_its_schema_and_one_inside_is_not(serve: Serve) -> None:
-    loader, models = model_that_says(f"<think>A <tool_call> it is.</think>\n{WRONG}")
-    async with serve(loader, models=models) as api:
-        reply = await api.client.post(URL, json={"messages": HI, "tools": [TOOL], "max_tokens": 200})
-    message = reply.json()["choices"][0]["message"]
-    assert message["reasoning_content"] == "A <tool_call> it is."
-    check(message["tool_calls"][0])
-
-
 GEMMA = "<|channel>thought\n"
 MENTIONED = {
+    "hermes": ("<think>", "A <tool_call> it is.", "</think>", WRONG),
     "qwen3-coder": (
         "<think>",
         "So <tool_call>\n<function=g>\n</function>\n</tool_call> or not.",
@@ -105,39 +98,22 @@ async def test_a_call_that_thoughts_mention_is_neither_a_call_nor_kept_to_anythi
 async def test_a_call_in_thoughts_that_never_end_is_a_call(serve: Serve, stream: bool) -> None:
     call = '<tool_call>\n{"name": "f", "arguments": {"a": 2}}\n</tool_call>'
     loader, models = model_that_says(f"<think>I call.\n{call}")
+    asked = {"messages": HI, "tools": [TOOL]}
     async with serve(loader, models=models) as api:
-        reply = await api.client.post(URL, json={"messages": HI, "tools": [TOOL], "stream": stream})
-    if not stream:
-        choice = reply.json()["choices"][0]
-        assert (choice["message"]["reasoning_content"], choice["finish_reason"]) == ("I call.", "tool_calls")
-        assert choice["message"]["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"a": 2}'}
-        return
-    choices = [chunk["choices"][0] for chunk in chunks(_events(reply.content)) if chunk["choices"]]
-    assert "".join(each["delta"].get("reasoning_content") or "" for each in choices) == "I call."
-    calls = [call for each in choices for call in each["delta"].get("tool_calls", ())]
-    assert "".join(call["function"]["arguments"] for call in calls) == '{"a": 2}'
-    assert choices[-1]["finish_reason"] == "tool_calls"
-
-
-async def test_text_that_only_begins_like_a_call_is_left_alone(serve: Serve) -> None:
-    text = "Use <tool_cal, <tool_ and <, as in a<b."
-    loader, models = model_that_says(text)
-    async with serve(loader, models=models) as api:
-        reply = await api.client.post(URL, json={"messages": HI, "tools": [TOOL]})
-    choice = reply.json()["choices"][0]
-    assert choice["message"]["content"] == text
-    assert choice["finish_reason"] == "stop"
+        reply = await api.client.post(URL, json={**asked, "stream": stream, "stream_options": {"include_usage": True}})
+    answer = Chat().streamed(reply.text) if stream else Chat().whole(reply.json())
+    assert (answer.reasoning, answer.reason) == ("I call.", "tool_calls")
+    assert [known[1:] for known in answer.calls] == [("f", {"a": 2})]
 
 
 async def test_a_schema_that_cannot_be_kept_is_named_where_a_call_is_required(serve: Serve) -> None:
-    loader, models = model_that_says(WRONG)
+    loader, models = model_that_says(text := "Use <tool_cal, <tool_ and <, as in a<b.")
     odd = {"type": "function", "function": {"name": "h", "parameters": {"type": "object", "not": {}}}}
     async with serve(loader, models=models) as api:
         body = {"messages": HI, "tools": [TOOL, odd], "tool_choice": "required"}
-        reply = await api.client.post(URL, json=body)
-    assert reply.status_code == 400
-    assert reply.json()["error"]["param"] == "tools.1.function.parameters"
-    assert "'not'" in reply.json()["error"]["message"]
+        await api.expect(f"POST {URL}", body, 400, ({"error": {"param": "tools.1.function.parameters"}}, "'not'"))
+        left_alone = f'"content":"{text}"'  # which only begins like a call
+        await api.expect(f"POST {URL}", {"messages": HI, "tools": [TOOL]}, 200, (left_alone, '"finish_reason":"stop"'))
 
 
 SCHEMA = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"], "additionalProperties": False}
@@ -156,21 +132,23 @@ SHAPES = [
     ({"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}}, '{"a": 1}'),
     ({"response_format": {"type": "json_schema", "schema": SCHEMA}}, '{"a": 1}'),
 ]
-PLACES = [(URL, {"messages": HI}), ("/v1/completions", {"prompt": "Hi"}), ("/completion", {"prompt": "Hi"})]
+PLACES: list[tuple[str, dict[str, Any]]] = [
+    (URL, {"messages": HI}),
+    ("/v1/completions", {"prompt": "Hi"}),
+    ("/completion", {"prompt": "Hi"}),
+]
 
 
 @pytest.mark.parametrize(("fields", "said"), SHAPES)
-@pytest.mark.parametrize(("url", "asked"), PLACES)
-async def test_vllms_fields_shape_chats_and_completions(
-    serve: Serve, url: str, asked: dict[str, Any], fields: dict[str, Any], said: str
-) -> None:
-    if url == "/completion" and "response_format" in fields:
-        return  # llama-server's own has none
+async def test_vllms_fields_shape_chats_and_completions(serve: Serve, fields: dict[str, Any], said: str) -> None:
     replies = {f"Hi{TURN}": said + "!", "Hi": said + "!"}
     async with serve(FakeLoader(replies=replies)) as api:
-        reply = (await api.client.post(url, json={**asked, **fields, "max_tokens": 60})).json()
-    choice = reply["choices"][0] if "choices" in reply else {"text": reply["content"]}
-    assert (choice["message"]["content"] if "message" in choice else choice["text"]) == said
+        for url, asked in PLACES:
+            if url == "/completion" and "response_format" in fields:
+                continue  # llama-server's own has none
+            reply = (await api.client.post(url, json={**asked, **fields, "max_tokens": 60})).json()
+            choice = reply["choices"][0] if "choices" in reply else {"text": reply["content"]}
+            assert (choice["message"]["content"] if "message" in choice else choice["text"]) == said, url
 
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
@@ -199,16 +177,10 @@ async def test_what_cannot_be_is_a_400_that_names_the_field(serve: Serve) -> Non
     loader, models = model_that_says("x")
     async with serve(loader, models=models) as api:
         for fields, param, other in REFUSED:
-            reply = await api.client.post(URL, json={"messages": HI, **fields})
-            assert reply.status_code == 400, (fields, reply.text)
-            error = reply.json()["error"]
-            assert error["param"] == param
-            assert param in error["message"]
-            assert other in error["message"]
-
-
-def _events(raw: bytes) -> list[bytes]:
-    return [event + b"\n\n" for event in raw.split(b"\n\n") if event]
+            reply = await api.expect(f"POST {URL}", {"messages": HI, **fields}, 400, {"error": {"param": param}})
+            message = reply.json()["error"]["message"]
+            assert param in message
+            assert other in message
 
 
 @pytest.mark.parametrize("form", [name for name in BY_NAME if name != "functionary-v3.2"])
@@ -221,9 +193,8 @@ async def test_a_forced_call_that_a_limit_cuts_off_shows_no_markup(serve: Serve,
             cut = {**body, "max_tokens": n}
             message = (await api.client.post(URL, json=cut)).json()["choices"][0]["message"]
             assert not message["content"]
-            streamed = await api.client.post(URL, json={**cut, "stream": True})
-            deltas = [chunk["choices"][0]["delta"] for chunk in chunks(_events(streamed.content)) if chunk["choices"]]
-            assert not "".join(delta.get("content") or "" for delta in deltas)
+            streamed = events((await api.client.post(URL, json={**cut, "stream": True})).text)
+            assert not "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in streamed)
 
 
 async def test_who_asks_is_told_what_a_grammar_forbade(serve: Serve) -> None:

@@ -5,8 +5,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.api.conftest import Serve
-from tests.support.fakes import BOS, IM_END, IM_START, FakeLoader, FakeRunner
+from tests.api.conftest import Api, Serve
+from tests.support.fakes import BOS, IM_END, IM_START, FakeLoader
 
 
 async def test_tokenize_as_recorded(client: httpx.AsyncClient) -> None:
@@ -33,9 +33,8 @@ async def test_tokenize_and_detokenize_are_inverse(client: httpx.AsyncClient) ->
         ({"content": "hé", "prompt": "other"}, 0),
     ],
 )
-async def test_vllms_names_are_read(client: httpx.AsyncClient, body: dict[str, object], n_special: int) -> None:
-    tokens = (await client.post("/tokenize", json=body)).json()["tokens"]
-    assert tokens == [BOS] * n_special + [104, 195, 169]
+async def test_vllms_names_are_read(api: Api, body: dict[str, object], n_special: int) -> None:
+    await api.expect("POST /tokenize", body, 200, {"tokens": [BOS] * n_special + [104, 195, 169]})
 
 
 async def test_a_tokenizer_says_what_harnesses_need_beside_its_tokens(client: httpx.AsyncClient) -> None:
@@ -54,30 +53,27 @@ PROMPT = [BOS, IM_START, *b"user\nHi", IM_END, *b"\n", IM_START, *b"assistant\n"
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_a_prompts_tokens_are_counted(client: httpx.AsyncClient, path: str) -> None:
-    reply = await client.post(path, json={"messages": HI, "max_tokens": 5, "stream": True})
-    assert (reply.status_code, reply.json()) == (
-        200,
-        {"input_tokens": len(PROMPT), "object": "response.input_tokens"},
-    )
+async def test_a_prompts_tokens_are_counted(serve: Serve, path: str) -> None:
+    models = {name: {"path": f"{name}.gguf", "load": "on_demand"} for name in ("a", "b")}
+    counted = {"input_tokens": len(PROMPT), "object": "response.input_tokens"}
+    async with serve(models=models) as api:
+        await api.expect(f"POST {path}", {"messages": HI, "model": "b", "max_tokens": 5, "stream": True}, 200, counted)
+        long = [{"role": "user", "content": "x" * 1000}]
+        await api.expect(f"POST {path}", {"messages": long, "model": "b"}, 200, {"input_tokens": 998 + len(PROMPT)})
+        await api.expect(f"POST {path}", {"messages": HI, "model": "c"}, 404)
 
 
 SYSTEM = {"role": "system", "content": "Be brief. 日本"}
+BRIEF, ONE = {"type": "text", "text": "Be brief."}, {"max_output_tokens": 1}
 
 
 @pytest.mark.parametrize(
     ("counting", "generating", "body"),
     [
         (PATHS[0], "/v1/chat/completions", {"messages": [SYSTEM, *HI], "max_tokens": 1}),
-        (
-            *("/v1/messages/count_tokens", "/v1/messages"),
-            {"messages": HI, "system": [{"type": "text", "text": "Be brief."}], "max_tokens": 1},
-        ),
-        (
-            *("/v1/responses/input_tokens", "/v1/responses"),
-            {"input": "Hi", "instructions": "be brief", "max_output_tokens": 1},
-        ),
-        ("/responses/input_tokens", "/responses", {"input": "Hi", "max_output_tokens": 1}),
+        ("/v1/messages/count_tokens", "/v1/messages", {"messages": HI, "system": [BRIEF], "max_tokens": 1}),
+        ("/v1/responses/input_tokens", "/v1/responses", {"input": "Hi", "instructions": "be brief", **ONE}),
+        ("/responses/input_tokens", "/responses", {"input": "Hi", **ONE}),
     ],
 )
 async def test_the_count_is_that_of_the_generation(
@@ -86,18 +82,6 @@ async def test_the_count_is_that_of_the_generation(
     counted = (await client.post(counting, json=body)).json()["input_tokens"]
     usage = (await client.post(generating, json=body)).json()["usage"]
     assert counted == usage.get("prompt_tokens", usage.get("input_tokens"))
-
-
-async def test_a_prompt_longer_than_the_context_is_counted(client: httpx.AsyncClient) -> None:
-    reply = await client.post(PATHS[0], json={"messages": [{"role": "user", "content": "x" * 1000}]})
-    assert (reply.status_code, reply.json()["input_tokens"]) == (200, 998 + len(PROMPT))
-
-
-async def test_the_model_is_chosen_as_for_a_completion(serve: Serve) -> None:
-    models = {name: {"path": f"{name}.gguf", "load": "on_demand"} for name in ("a", "b")}
-    async with serve(models=models) as api:
-        assert (await api.client.post(PATHS[0], json={"messages": HI, "model": "b"})).status_code == 200
-        assert (await api.client.post(PATHS[0], json={"messages": HI, "model": "c"})).status_code == 404
 
 
 PARTS = [{"type": "unheard-of", "data": 1}, {"type": "text", "text": "hi"}]
@@ -178,7 +162,7 @@ UNKNOWN: list[tuple[str, dict[str, Any], list[str]]] = [
 async def test_an_unknown_field_is_listed_by_its_path(serve: Serve) -> None:
     hints = {"metadata": {"user_id": "u"}, "service_tier": "auto", "user": None}
     models = {"demo": DEMO, "e": EMBED, "r": RANKER}
-    async with serve(FakeLoader(runner=lambda: FakeRunner(n_ctx_seq=2048)), models=models) as api:
+    async with serve(FakeLoader(n_ctx_seq=2048), models=models) as api:
         for path, body, unknown in UNKNOWN:
             reply = await api.client.post(path, json={**hints, **body})
             assert reply.status_code == 200, reply.text

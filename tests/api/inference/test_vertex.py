@@ -10,7 +10,7 @@ from server.errors import ConfigError
 from server.settings import Settings, load_settings
 from tests.api.conftest import GoLive, Serve, chat_request, until
 from tests.api.transport.test_keys import bearer, key_file
-from tests.support.fakes import FakeLoader, FakeRunner
+from tests.support.fakes import FakeLoader
 
 ON = {"predict_route": "/v1/endpoints/7:predict", "health_route": "/alive"}
 PATH = ON["predict_route"]
@@ -59,28 +59,6 @@ async def test_a_failed_instance_does_not_fail_the_others(serve: Serve) -> None:
         assert good["choices"]
 
 
-@pytest.mark.parametrize("body", [{}, {"instances": {}}, {"instances": [chat()] * 129}, []])
-async def test_a_wrong_body_is_a_400(serve: Serve, body: object) -> None:
-    async with serve(server=ON) as api:
-        reply = await api.client.post(PATH, json=body)
-        assert (reply.status_code, reply.json()["error"]["type"]) == (400, "invalid_request_error")
-        assert (await api.client.post(PATH, json={"instances": []})).json() == {"predictions": []}
-
-
-async def test_both_routes_stand_below_the_api_prefix(serve: Serve) -> None:
-    async with serve(server={**ON, "api_prefix": "/llm"}) as api:
-        reply = await api.client.post("/llm" + PATH, json={"instances": [chat()]})
-        assert reply.json()["predictions"][0]["choices"]
-        assert (await api.client.get("/llm/alive")).json()["status"] == "ok"
-        assert (await api.client.get("/alive")).status_code == 404
-
-
-async def test_without_the_option_there_is_no_such_route(serve: Serve) -> None:
-    async with serve() as api:
-        assert (await api.client.post("/predict", json={"instances": []})).status_code == 404
-        assert (await api.client.get("/alive")).status_code == 404
-
-
 async def test_keys_and_their_limits_hold(serve: Serve, tmp_path: Path) -> None:
     ada = {"scopes": ["infer"], "requests_per_minute": 2}
     file = key_file(tmp_path, ada=ada, ops={"scopes": ["models"]})
@@ -95,7 +73,7 @@ async def test_keys_and_their_limits_hold(serve: Serve, tmp_path: Path) -> None:
 
 async def test_a_disconnect_frees_the_slots_of_all_instances_by_the_next_step(live: GoLive) -> None:
     steps = threading.Semaphore(2)
-    async with live(FakeLoader(runner=lambda: FakeRunner(n_seq=2, steps=steps)), server=ON) as server:
+    async with live(FakeLoader(n_seq=2, steps=steps), server=ON) as server:
         engine = server.api.loaded().engine
         _, writer = await server.connect(chat_request(PATH, instances=[chat(max_tokens=200, ignore_eos=True)] * 2))
         await until(lambda: [slot.is_processing for slot in engine.slots()] == [True, True])

@@ -3,7 +3,7 @@
 from typing import Any
 
 from tests.api.conftest import Serve
-from tests.support.fakes import FakeLoader, FakeRunner
+from tests.support.fakes import FakeLoader
 
 NATIVE, COMPLETIONS = "/completion", "/v1/completions"
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
@@ -91,8 +91,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
 
 
 async def test_a_wrong_body_is_a_400_that_names_the_field(serve: Serve) -> None:
-    loader = FakeLoader(runner=lambda: FakeRunner(n_ctx_seq=2048))
-    async with serve(loader, models=MODELS) as api:
+    async with serve(FakeLoader(n_ctx_seq=2048), models=MODELS) as api:
         for path, fields, named in WRONG:
             for stream in ({"stream": False}, {"stream": True}):
                 reply = await api.client.post(path, json=RIGHT.get(path, {}) | fields | stream)

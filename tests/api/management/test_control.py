@@ -1,3 +1,5 @@
+"""Reasoning that is ended: of a running chat, by its id, or by a budget."""
+
 import asyncio
 import json
 import threading
@@ -8,8 +10,10 @@ import pytest
 
 from tests.api.conftest import Api, Serve, idle
 from tests.api.management.test_models import TWO
+from tests.api.scripted import CHATML as MODELS
+from tests.api.scripted import tool_call
 from tests.api.streams import Exchange, posting
-from tests.support.fakes import FakeLoader, FakeRunner
+from tests.support.fakes import CHATML, FakeLoader
 
 CHAT = "/v1/chat/completions"
 URL = "/v1/chat/completions/control"
@@ -19,7 +23,7 @@ THOUGHTS = "<think>I wonder and wonder and wonder</think>Hello"
 
 def stepped(steps: threading.Semaphore, reply: str = THOUGHTS) -> FakeLoader:
     """One slot that says `reply` a token for each permit."""
-    return FakeLoader(runner=lambda: FakeRunner(n_seq=1, steps=steps, replies={"assistant\n": reply}))
+    return FakeLoader(n_seq=1, steps=steps, replies={"assistant\n": reply})
 
 
 async def begun(exchange: Exchange, steps: threading.Semaphore) -> str:
@@ -93,19 +97,6 @@ async def test_with_several_models_the_model_may_be_named(serve: Serve) -> None:
         await settled(api)
 
 
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        ({"action": "reasoning_end"}, "missing completion id"),
-        ({"id": "chatcmpl-1", "action": "explode"}, "unknown control action"),
-    ],
-)
-async def test_a_wrong_body_is_a_400(client: httpx.AsyncClient, body: Any, message: str) -> None:
-    reply = await client.post(URL, json=body)
-    assert reply.status_code == 400
-    assert message in reply.json()["error"]["message"]
-
-
 async def test_only_chats_can_be_controlled(client: httpx.AsyncClient) -> None:
     reply = await client.post("/v1/completions", json={"prompt": "Hi", "reasoning_control": True})
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "reasoning_control")
@@ -117,3 +108,64 @@ def gone() -> dict[str, Any]:
 
 async def settled(api: Api) -> None:
     await asyncio.gather(*(idle(s.loaded.engine) for s in api.pool.states() if s.loaded is not None))
+
+
+LONG = "<think>I wonder and wonder and wonder</think>Hello"
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+CALL = tool_call("f")
+OPENS = "{% if add_generation_prompt and enable_thinking %}<think>{% endif %}{# </think> #}"
+BUDGET = {"temperature": 0, "thinking_budget_tokens": 8, "reasoning_budget_message": " Enough."}
+
+
+def thinker(answer: str = "Hello") -> FakeLoader:
+    """Thinks for long; says the answer when it is told that it is enough."""
+    replies = {"assistant\n": LONG, "Enough.</think>": answer}
+    return FakeLoader(n_seq=2, n_ctx_seq=1024, replies=replies)
+
+
+@pytest.mark.parametrize("name", ["reasoning_budget_tokens", "thinking_token_budget", "thinking_budget"])
+async def test_thoughts_are_ended_and_the_answer_follows(serve: Serve, name: str) -> None:
+    async with serve(thinker()) as api:
+        asked = {"messages": HI, "temperature": 0, name: 8, "reasoning_budget_message": " Enough.", "n": 2}
+        for choice in (await api.client.post(CHAT, json=asked)).json()["choices"]:
+            message = choice["message"]
+            assert (message["reasoning_content"], message["content"]) == ("I wonder Enough.", "Hello")
+            assert choice["finish_reason"] == "stop"
+
+
+async def test_a_call_follows_and_is_read(serve: Serve) -> None:
+    async with serve(thinker(CALL), models=MODELS) as api:
+        message = (await api.client.post(CHAT, json={"messages": HI, "tools": [TOOL], **BUDGET})).json()["choices"][0]
+        assert message["message"]["reasoning_content"] == "I wonder Enough."
+        assert message["message"]["tool_calls"][0]["function"] == {"name": "f", "arguments": "{}"}
+
+
+THINKER = {"demo": {"path": "demo.gguf", "load": "startup", "chat_template": CHATML + "{# <think></think> #}"}}
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
+
+
+@pytest.mark.parametrize("opened", [False, True])
+async def test_a_schema_holds_behind_the_thoughts(serve: Serve, opened: bool) -> None:
+    """Whether the prompt or the model opens them."""
+    models = {"demo": THINKER["demo"] | {"chat_template": CHATML + OPENS}} if opened else THINKER
+    replies = {"assistant\n<think>" if opened else "assistant\n": LONG[7 * opened :], "Enough.</think>": '{"a":1}'}
+    async with serve(FakeLoader(n_ctx_seq=1024, replies=replies), models=models) as api:
+        asked = {"messages": HI, "json_schema": SCHEMA, "max_tokens": 100, **BUDGET}
+        (choice,) = (await api.client.post(CHAT, json=asked)).json()["choices"]
+        assert choice["message"]["reasoning_content"] == "I wonder Enough."
+        assert (json.loads(choice["message"]["content"]), choice["finish_reason"]) == ({"a": 1}, "stop")
+        asked |= {"thinking_budget_tokens": -1}
+        (choice,) = (await api.client.post(CHAT, json=asked)).json()["choices"]
+        assert choice["message"]["reasoning_content"] == "I wonder and wonder and wonder"
+        assert choice["message"]["content"].startswith("{")
+
+
+async def test_a_call_that_must_come_comes_behind_the_thoughts(serve: Serve) -> None:
+    replies = {"assistant\n": LONG, "Enough.</think>": CALL}
+    shown = "{{ tools }}{# <tool_call></tool_call> #}" + THINKER["demo"]["chat_template"]
+    models = {"demo": THINKER["demo"] | {"chat_template": shown}}
+    async with serve(FakeLoader(n_ctx_seq=2048, replies=replies), models=models) as api:
+        asked = {"messages": HI, "tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False, **BUDGET}
+        (choice,) = (await api.client.post(CHAT, json=asked)).json()["choices"]
+        assert choice["message"]["reasoning_content"] == "I wonder Enough."
+        assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["f"]

@@ -19,7 +19,7 @@ from prometheus_client.samples import Sample
 
 from server.engine.engine import Engine
 from tests.api.conftest import GoLive, Live, chat_request, until
-from tests.support.fakes import FakeLoader, FakeRunner
+from tests.support.fakes import FakeLoader
 
 _SPEC = re.compile(r"^\s*(\S+?)\s*(?:\{([^}]*)\})?\s*$")
 CONFIGURED = Path(__file__).resolve().parents[3] / "docs/metrics.md"
@@ -71,8 +71,7 @@ async def scrape(api: Any) -> Picker:
 async def held(live: GoLive, **settings: Any) -> AsyncIterator[tuple[Live, threading.Semaphore]]:
     """A server with one slot, which makes as many steps as it is let make; at the end all that it wants."""
     steps = threading.Semaphore(1)
-    loader = FakeLoader(runner=lambda: FakeRunner(n_seq=1, steps=steps))
-    async with live(loader, **settings) as running:
+    async with live(FakeLoader(n_seq=1, steps=steps), **settings) as running:
         try:
             yield running, steps
         finally:

@@ -4,16 +4,14 @@ import pytest
 
 from server.pool.state import Status
 from tests.api.conftest import GoLive, Serve, chat_request
-from tests.support.fakes import FakeLoader, FakeRunner
+from tests.support.fakes import FakeLoader
 
 LOADING = {"error": {"code": 503, "message": "Loading model", "type": "unavailable_error"}}
-TWO = {"a": {"path": "a.gguf", "load": "startup"}, "b": {"path": "b.gguf", "load": "startup"}}
 
 
 async def test_busy_slots_are_told_from_idle_ones(live: GoLive) -> None:
     steps = threading.Semaphore(1)
-    loader = FakeLoader(runner=lambda: FakeRunner(n_seq=2, steps=steps))
-    async with live(loader) as server:
+    async with live(FakeLoader(n_seq=2, steps=steps)) as server:
         reader, writer = await server.connect(chat_request(max_tokens=5))
         await reader.readuntil(b"data: ")
         get = server.api.client.get
@@ -26,27 +24,6 @@ async def test_busy_slots_are_told_from_idle_ones(live: GoLive) -> None:
         writer.close()
 
 
-async def test_who_has_no_key_is_not_told_the_models(serve: Serve) -> None:
-    async with serve(models=TWO, server={"api_keys": ["secret"]}) as api:
-        for name in ("a", "other"):
-            assert (await api.client.get(f"/health?model={name}")).status_code == 401
-        key = {"Authorization": "Bearer secret"}
-        assert (await api.client.get("/health?model=a", headers=key)).status_code == 200
-        assert (await api.client.get("/health?model=other", headers=key)).status_code == 404
-
-
-async def test_who_has_no_key_hears_the_status_alone(serve: Serve) -> None:
-    failing = FakeLoader(failing={"b": "/secret/path: no such file"})
-    async with serve(failing, models=TWO, server={"api_keys": ["secret"]}, wait=False) as api:
-        await api.settled()
-        for path in ("/health", "/readyz", "/livez", "/health?fail_on_no_slot=1"):
-            reply = await api.client.get(path)
-            assert (reply.status_code, reply.json()) == (200, {"status": "ok"})
-        key = {"Authorization": "Bearer secret"}
-        assert (await api.client.get("/readyz", headers=key)).json()["failed"] == {"b": "/secret/path: no such file"}
-        assert (await api.client.get("/health", headers=key)).json()["slots_idle"] == 4
-
-
 async def test_while_the_only_model_loads_it_says_so(serve: Serve) -> None:
     gate = threading.Event()
     async with serve(FakeLoader(gate=gate), wait=False) as api:
@@ -57,8 +34,7 @@ async def test_while_the_only_model_loads_it_says_so(serve: Serve) -> None:
         assert (await api.client.get("/livez")).status_code == 200
         reply = await api.client.post("/completion", json={"prompt": "x"})
         assert (reply.status_code, reply.json()) == (503, LOADING)
-        reply = await api.client.post("/v1/completions", json={"prompt": "x"})
-        assert (reply.status_code, reply.json()["error"]["code"]) == (503, "service_unavailable")
+        await api.expect("POST /v1/completions", {"prompt": "x"}, 503, {"error": {"code": "service_unavailable"}})
         events = api.pool.subscribe()
         gate.set()
         async for _ in events:
@@ -75,14 +51,11 @@ async def test_a_model_whose_step_thread_has_failed_is_not_ready(serve: Serve) -
     def panics(_entries: object) -> None:
         raise PanicException("index out of bounds")
 
-    async with serve(FakeLoader(runner=lambda: FakeRunner(on_decode=panics))) as api:
+    async with serve(FakeLoader(on_decode=panics)) as api:
         assert (await api.client.get("/readyz")).status_code == 200
-        reply = await api.client.post("/v1/completions", json={"prompt": "x"})
-        assert reply.status_code == 500
+        await api.expect("POST /v1/completions", {"prompt": "x"}, 500)
         for path in ("/readyz", "/health"):
-            reply = await api.client.get(path)
-            assert reply.status_code == 503
-            assert "index out of bounds" in reply.json()["error"]["message"]
+            await api.expect(f"GET {path}", None, 503, "index out of bounds")
         assert (await api.client.post("/v1/completions", json={"prompt": "x"})).status_code == 503
 
 
@@ -97,8 +70,7 @@ async def test_a_step_that_hangs_is_seen_by_all_who_ask_for_health(
         begun.set()
         assert end.wait(60)
 
-    loader = FakeLoader(runner=lambda: FakeRunner(on_decode=hang))
-    async with serve(loader, server={"watchdog_s": 0.5}) as api:
+    async with serve(FakeLoader(on_decode=hang), server={"watchdog_s": 0.5}) as api:
         assert (await api.client.get("/livez")).status_code == 200
         reply = await api.client.post("/v1/completions", json={"prompt": "x", "max_tokens": 2})
         assert begun.wait(60)

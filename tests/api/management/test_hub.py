@@ -18,7 +18,7 @@ from server.pool.events import DownloadEnded, DownloadProgress, PoolEvent, Statu
 from server.pool.state import Status
 from server.routes.models import event_object
 from server.settings import load_settings
-from tests.api.conftest import Api, run_app
+from tests.api.conftest import Api, running
 from tests.support.fakes import FakeLoader
 from tests.support.pool_integrity import check_pool
 from tests.support.stand_in_hub import StandInHub, stand_in_hub
@@ -46,17 +46,13 @@ async def serving(
     (folder / "empty.ini").touch()
     reread = partial(load_settings, [*words, *config], variables)
     app = create_app(reread(), loader=FakeLoader(), reread=reread)
-    transport = httpx.ASGITransport(app, client=(address, 1))
-    async with run_app(app), httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-        api = Api(app, client, FakeLoader())
+    async with running(app, FakeLoader(), address=address) as api:
         yield api
         check_pool(api.pool)
 
 
 async def ids(api: Api, query: str = "") -> list[str]:
-    reply = await api.client.get("/models" + query)
-    assert reply.status_code == 200, reply.text
-    return [model["id"] for model in reply.json()["data"]]
+    return [model["id"] for model in (await api.expect("GET /models" + query)).json()["data"]]
 
 
 async def ended(events: Subscription) -> list[PoolEvent]:
@@ -79,8 +75,7 @@ async def begun(api: Api, name: str, events: Subscription) -> None:
 
 async def download(api: Api, name: str = MODEL_ID) -> list[PoolEvent]:
     with api.pool.subscribe() as events:
-        reply = await api.client.post("/models", json={"model": name})
-        assert (reply.status_code, reply.json()) == (200, {"success": True})
+        await api.expect("POST /models", {"model": name}, 200, {"success": True})
         return await ended(events)
 
 
@@ -107,8 +102,7 @@ async def test_a_model_is_downloaded_served_and_removed(remote: StandInHub, tmp_
         assert shown["status"]["preset"] == f"[{MODEL_ID}]\nhf-repo = {MODEL_ID}\n"
         assert shown["status"]["args"] == ["llamapool", "--hf-repo", MODEL_ID]
         assert (await chat(api, MODEL_ID)).status_code == 200
-        again = await api.client.post("/models", json={"model": MODEL_ID})
-        assert (again.status_code, "already exists" in again.text) == (400, True)
+        await api.expect("POST /models", {"model": MODEL_ID}, 400, "already exists")
         assert (await remove(api, MODEL_ID)).json() == {"success": True}
         assert await ids(api) == []
         assert not list(tmp_path.rglob("*.gguf"))  # noqa: ASYNC240 (nobody waits)
@@ -197,11 +191,9 @@ async def test_what_is_no_model_is_refused(remote: StandInHub, tmp_path: Path) -
             ("org/none", 404, "is not on the hub"),
             (REPOSITORY + ":Q2_K", 404, "its GGUF files"),
         ):
-            reply = await api.client.post("/models", json={"model": name})
-            assert (reply.status_code, said in reply.text) == (status, True), reply.text
+            await api.expect("POST /models", {"model": name}, status, said)
     async with serving(remote, tmp_path, "-hf", MODEL_ID) as api:
-        reply = await api.client.post("/models", json={"model": f"{REPOSITORY}:F16"})
-        assert (reply.status_code, "--models-cache" in reply.text) == (501, True)
+        await api.expect("POST /models", {"model": f"{REPOSITORY}:F16"}, 501, "--models-cache")
 
 
 async def test_a_failed_download_leaves_nothing_and_may_be_tried_again(remote: StandInHub, tmp_path: Path) -> None:
@@ -210,8 +202,7 @@ async def test_a_failed_download_leaves_nothing_and_may_be_tried_again(remote: S
         assert (await download(api))[-1] == DownloadEnded(MODEL_ID, ok=False)
         assert await ids(api) == []
         assert "error" in (await pulled(api, model=MODEL_ID))[-1]
-        whole = await api.client.post("/api/pull", json={"model": MODEL_ID, "stream": False})
-        assert (whole.status_code, list(whole.json())) == (503, ["error"])
+        await api.expect("POST /api/pull", {"model": MODEL_ID, "stream": False}, 503, '{"error":')
         remote.wrong = b""
         assert (await download(api))[-1] == DownloadEnded(MODEL_ID, ok=True)
 
@@ -262,8 +253,7 @@ async def test_offline_downloads_nothing_and_asks_nothing(remote: StandInHub, tm
         assert (await download(api, f"{REPOSITORY}:F16"))[-1] == DownloadEnded(f"{REPOSITORY}:F16", ok=True)
     remote.asked.clear()
     async with serving(remote, tmp_path, "-hf", MODEL_ID, "--models-cache", HF_HUB_OFFLINE="1") as api:
-        reply = await api.client.post("/models", json={"model": f"{REPOSITORY}:Q2_K"})
-        assert (reply.status_code, "HF_HUB_OFFLINE" in reply.text) == (501, True)
+        await api.expect("POST /models", {"model": f"{REPOSITORY}:Q2_K"}, 501, "HF_HUB_OFFLINE")
     assert remote.asked == []
 
 
@@ -293,10 +283,10 @@ async def test_a_reload_reads_preset_folder_and_cache_again(remote: StandInHub, 
     file.write_bytes(GGUF)
     preset.write_text(f"[a]\nhf-repo = {MODEL_ID}\n[b]\nmodel = {file}\n[none]\nhf-repo = org/none\n")
     async with serving(remote, tmp_path, "--models-preset", str(preset)) as api:
-        for method, path in (("GET", "/props?model=a"), ("POST", "/v1/chat/completions?"), ("POST", "/tokenize?")):
+        await api.expect("GET /props?model=a&autoload=false", None, 400, "not loaded")
+        for path in ("/v1/chat/completions", "/tokenize"):
             body = {"model": "a", "content": "x", **CHAT}
-            reply = await api.client.request(method, f"{path}&autoload=false", json=body if method == "POST" else None)
-            assert (reply.status_code, "not loaded" in reply.text) == (400, True), path
+            await api.expect(f"POST {path}?autoload=false", body, 400, "not loaded")
         assert remote.contents_asked() == []
         reply = await chat(api, "none")
         assert (reply.status_code, "is not on the hub" in reply.text) == (503, True)
@@ -310,8 +300,7 @@ async def test_a_reload_reads_preset_folder_and_cache_again(remote: StandInHub, 
         await ids(api, "?reload=1")
         assert api.pool.state("a").status is Status.UNLOADED
         preset.write_text("[a]\nctx-sze = 64\n")
-        broken = await api.client.get("/models?reload=1")
-        assert (broken.status_code, "did you mean 'ctx-size'" in broken.text) == (503, True)
+        await api.expect("GET /models?reload=1", None, 503, "did you mean 'ctx-size'")
         assert await ids(api) == [MODEL_ID, "a"]
         refused = await remove(api, "a")
         assert (refused.status_code, "not removable" in refused.text) == (400, True)
@@ -326,14 +315,11 @@ async def test_a_repository_with_a_preset_serves_its_models(remote: StandInHub, 
     async with serving(remote, tmp_path, "-hf", "org/preset") as api:
         assert await ids(api) == ["x"]
         assert (await chat(api, "x")).status_code == 200
-        reply = await api.client.post("/models", json={"model": "org/preset"})
-        assert (reply.status_code, "is a preset" in reply.text) == (400, True)
+        await api.expect("POST /models", {"model": "org/preset"}, 400, "is a preset")
 
 
 async def pulled(api: Api, **fields: Any) -> list[dict[str, Any]]:
-    reply = await api.client.post("/api/pull", json=fields)
-    assert reply.status_code == 200, reply.text
-    return [json.loads(line) for line in reply.text.splitlines()]
+    return [json.loads(line) for line in (await api.expect("POST /api/pull", fields)).text.splitlines()]
 
 
 async def test_ollamas_clients_pull_and_delete(remote: StandInHub, tmp_path: Path) -> None:
@@ -343,11 +329,10 @@ async def test_ollamas_clients_pull_and_delete(remote: StandInHub, tmp_path: Pat
         assert lines[-2].items() >= {"total": len(GGUF), "completed": len(GGUF)}.items()
         assert await ids(api) == [MODEL_ID]
         assert await pulled(api, model=f"{REPOSITORY}:F16", stream=False) == [{"status": "success"}]
-        deleted = await api.client.request("DELETE", "/api/delete", json={"model": f"hf.co/{MODEL_ID}"})
-        assert (deleted.status_code, deleted.content) == (200, b"")
+        deleted = await api.expect("DELETE /api/delete", {"model": f"hf.co/{MODEL_ID}"})
+        assert deleted.content == b""
         assert await ids(api) == [f"{REPOSITORY}:F16"]
-        unknown = await api.client.post("/api/pull", json={"model": "llama3"})
-        assert (unknown.status_code, unknown.json()["error"].startswith("model: should be owner/name")) == (400, True)
+        await api.expect("POST /api/pull", {"model": "llama3"}, 400, '{"error":"model: should be owner/name')
 
 
 async def test_a_pull_whose_client_leaves_is_stopped(remote: StandInHub, tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import httpx
 import orjson
 import pytest
 
@@ -26,7 +25,7 @@ from server.pool.spec import ModelSpec
 from server.pool.worker import parent, proxies
 from server.pool.worker.parent import WorkerSupervisor
 from server.pool.worker.proxies import IsolatedEngine
-from tests.api.conftest import Api, check_nothing_leaked, make_settings, run_app, until
+from tests.api.conftest import Api, check_nothing_leaked, make_settings, running, until
 from tests.api.streams import Exchange, posting
 from tests.media_files import media_file
 from tests.support.fakes import FakeLoader
@@ -38,6 +37,7 @@ ONE = {"demo": {"path": "demo.gguf", "load": "startup", "isolation": "process", 
 TWO = {name: {**ONE["demo"], "path": f"{name}.gguf"} for name in ("a", "b")}
 Start = Callable[..., AbstractAsyncContextManager[Api]]
 KEY = {"Authorization": "Bearer secret"}
+CHAT = "POST /v1/chat/completions"
 ASKED_AGAIN = "the model's process has ended: the request is retried"
 
 
@@ -79,11 +79,7 @@ def start() -> Start:
         here = Here(has_gpu=has_gpu)
         app = create_app(make_settings(server=server, models=models), loader=here, in_process=in_process(kind))
         pids: list[int] = []
-        async with (
-            run_app(app),
-            httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client,
-        ):
-            api = Api(app, client, FakeLoader())
+        async with running(app, FakeLoader()) as api:
             await api.settled()
             yield api
             loaded = [state.loaded for state in api.pool.states() if state.loaded is not None]
@@ -138,12 +134,9 @@ async def test_a_reply_is_the_same_as_in_the_servers_own_process(start: Start, m
         counts = (await api.client.get("/metrics")).text
         slots = (await api.client.get("/slots")).json()
     own = create_app(make_settings(), loader=FakeLoader())
-    async with (
-        run_app(own),
-        httpx.AsyncClient(transport=httpx.ASGITransport(own), base_url="http://test") as client,
-    ):
-        await Api(own, client, FakeLoader()).settled()
-        here = (await client.post("/v1/chat/completions", json=chat("Hi", seed=1))).json()
+    async with running(own, FakeLoader()) as api:
+        await api.settled()
+        here = (await api.client.post("/v1/chat/completions", json=chat("Hi", seed=1))).json()
     assert isolated["choices"] == here["choices"]
     assert isolated["usage"]["completion_tokens"] == 20
     assert "llamacpp:tokens_predicted_total 20" in counts
@@ -153,7 +146,7 @@ async def test_a_reply_is_the_same_as_in_the_servers_own_process(start: Start, m
 async def test_by_itself_a_model_has_a_process_where_a_gpu_computes(start: Start) -> None:
     own = {"demo": {**ONE["demo"], "isolation": "auto"}}
     async with start("plain", own, has_gpu=True, memory="50%") as api:
-        assert (await api.client.post("/v1/chat/completions", json=chat("Hi"))).status_code == 200
+        await api.expect(CHAT, chat("Hi"))
         assert engine(api).supervisor.pid
 
 
@@ -184,11 +177,9 @@ async def test_killed_under_streams_it_ends_only_its_own_with_an_error_and_comes
             raw = b"".join([part async for part in exchange.chunks()])
             last = orjson.loads(raw.rpartition(b"data: {")[2].partition(b"\n\n")[0].join([b"{", b""]))
             assert "SIGKILL" in last["error"]["message"]
-        reply = await api.client.post("/v1/chat/completions", json=chat("Hi", model="b"))
-        assert reply.status_code == 200
+        await api.expect(CHAT, chat("Hi", model="b"))
         await is_back(api, "a")
-        reply = await api.client.post("/v1/chat/completions", json=chat("Hi", model="a"))
-        assert reply.status_code == 200
+        await api.expect(CHAT, chat("Hi", model="a"))
         assert engine(api, "b").supervisor.pid == other
         assert (await api.client.get("/readyz")).status_code == 200
         # what has said nothing yet is asked once more
@@ -219,13 +210,9 @@ async def test_a_whole_reply_that_had_begun_is_asked_for_once_more_and_counts_on
 async def test_nothing_is_asked_a_third_time(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parent, "FIRST_PAUSE_S", 0.01)
     async with start() as api:
-        reply = await api.client.post("/v1/chat/completions", json=chat("!die late /nowhere/at/all!"))
-        assert reply.status_code == 503
-        assert "SIGKILL" in reply.json()["error"]["message"]
+        await api.expect(CHAT, chat("!die late /nowhere/at/all!"), 503, "SIGKILL")
         await is_back(api, after=1)
-        reply = await api.client.post("/v1/chat/completions", json=chat("!die once /nowhere/at/all!"))
-        assert reply.status_code == 503
-        assert "SIGKILL" in reply.json()["error"]["message"]
+        reply = await api.expect(CHAT, chat("!die once /nowhere/at/all!"), 503, "SIGKILL")
         assert reply.headers["retry-after"] == "1"
         assert engine(api).supervisor.n_restarts + bool(engine(api).supervisor.down) == 4
         await is_back(api, after=3)
@@ -285,10 +272,8 @@ async def test_a_file_that_the_library_does_not_survive_fails_its_model_only(
     monkeypatch.setattr(parent, "FIRST_PAUSE_S", 0.01)
     models = {"bad": {**ONE["demo"], "load": "on_demand"}, "good": {"path": "good.gguf"}}
     async with start("aborting", models=models) as api:
-        reply = await api.client.post("/v1/chat/completions", json=chat("Hi", model="bad"))
-        assert reply.status_code == 503
-        assert "SIGABRT" in reply.json()["error"]["message"]
-        assert (await api.client.post("/v1/chat/completions", json=chat("Hi", model="good"))).status_code == 200
+        await api.expect(CHAT, chat("Hi", model="bad"), 503, "SIGABRT")
+        await api.expect(CHAT, chat("Hi", model="good"))
 
 
 async def test_the_process_that_measures_a_model_loads_it_or_ends(
@@ -304,7 +289,7 @@ async def test_the_process_that_measures_a_model_loads_it_or_ends(
     monkeypatch.setattr(parent, "WorkerProcess", Counted)
     models = {name: {**model, "load": "on_demand"} for name, model in TWO.items()}
     async with start("sized", models=models) as api:
-        assert (await api.client.post("/v1/chat/completions", json=chat("Hi", model="a"))).status_code == 200
+        await api.expect(CHAT, chat("Hi", model="a"))
         assert len(started) == 1
         await api.pool._scheduler.memory.size(api.pool._entries["b"].spec)
         assert len(started) == 2
@@ -314,8 +299,7 @@ async def test_the_process_that_measures_a_model_loads_it_or_ends(
 
 async def test_what_is_told_outside_crosses(start: Start) -> None:
     async with start() as api:
-        reply = await api.client.post("/v1/completions", json={"prompt": "x" * 40, "max_tokens": 2, "ignore_eos": True})
-        assert reply.status_code == 200
+        await api.expect("POST /v1/completions", {"prompt": "x" * 40, "max_tokens": 2, "ignore_eos": True})
         report = await engine(api).block_changes()
         stored = [change for change in report.changes if isinstance(change, BlocksStored)]
         assert sum(len(change.hashes) for change in stored) == 2
@@ -360,7 +344,7 @@ async def test_a_load_that_gets_no_further_is_ended_by_the_watchdog(
         reply = await asked
         assert reply.status_code == 503
         assert "its load has not advanced for" in reply.json()["error"]["message"]
-        assert (await api.client.post("/v1/chat/completions", json=chat("Hi", model="good"))).status_code == 200
+        await api.expect(CHAT, chat("Hi", model="good"))
 
 
 async def test_a_step_that_hangs_is_ended_by_the_watchdog(
@@ -382,4 +366,4 @@ async def test_a_step_that_hangs_is_ended_by_the_watchdog(
         assert (await api.client.get("/livez")).status_code == 200
         await is_back(api)
         assert not engine(api).busy
-        assert (await api.client.post("/v1/chat/completions", json=chat("Hi"))).status_code == 200
+        await api.expect(CHAT, chat("Hi"))

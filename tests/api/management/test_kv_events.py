@@ -16,7 +16,7 @@ from server.errors import ConfigError
 from server.telemetry.kv_events import KvEvents
 from tests.api.conftest import TIMEOUT_S, Api, Serve, make_settings, until
 from tests.api.management.test_models import TWO
-from tests.support.fakes import FakeLoader, FakeRunner
+from tests.support.fakes import FakeLoader
 
 LONG = "A prompt of more than three blocks of sixteen tokens, so that there is something to tell."
 EVENTS = {"kv_events": "tcp://127.0.0.1:*", "kv_events_replay": "tcp://127.0.0.1:*", "kv_events_pod": "10.0.0.1:8080"}
@@ -117,7 +117,7 @@ async def told(api: Api, condition: Callable[[Router], bool]) -> Router:
 
 
 async def test_a_router_knows_what_is_held(serve: Serve) -> None:
-    async with serve(FakeLoader(runner=lambda: FakeRunner(n_seq=2)), server=EVENTS) as api:
+    async with serve(FakeLoader(n_seq=2), server=EVENTS) as api:
         first, second = await complete(api), await complete(api, prompt=LONG[::-1])
         found = await told(api, lambda router: beginnings(first) | beginnings(second) <= router.texts("demo"))
         assert found.numbers == list(range(len(found.numbers)))
@@ -136,7 +136,7 @@ async def test_what_an_unloaded_model_held_is_gone(serve: Serve) -> None:
 
 async def test_keys_have_blocks_of_their_own(serve: Serve) -> None:
     server = EVENTS | {"api_keys": ["one", "two"]}
-    async with serve(FakeLoader(runner=lambda: FakeRunner(n_seq=2)), server=server) as api:
+    async with serve(FakeLoader(n_seq=2), server=server) as api:
         for key in ("one", "two"):
             await complete(api, headers={"Authorization": f"Bearer {key}"})
         found = await told(api, lambda router: len(router.salts) == 2)

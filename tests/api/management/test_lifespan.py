@@ -17,16 +17,12 @@ from server import app as application
 from server.app import create_app, end_tasks
 from tests.api.conftest import TIMEOUT_S, GoLive, Serve, chat_request, idle, make_settings, run_app, until
 from tests.api.inference.test_media import IMAGE
-from tests.support.fakes import FakeLoader, FakeRunner
+from tests.support.fakes import FakeLoader
+from tests.support.forked_python import Popen, run
 
 pytestmark = pytest.mark.slow
 
 ENDLESS: dict[str, Any] = {"max_tokens": 200, "ignore_eos": True}
-
-
-def slow_loader(steps: threading.Semaphore, **runner: Any) -> FakeLoader:
-    """A model that takes a step when `steps` gives one."""
-    return FakeLoader(runner=lambda: FakeRunner(steps=steps, **runner))
 
 
 async def test_stopping_while_a_model_loads_ends_the_load() -> None:
@@ -63,8 +59,7 @@ async def test_while_it_stops_new_requests_are_refused_and_health_still_answers(
 
 async def test_a_stream_that_outlives_the_drain_time_ends_with_an_error(live: GoLive) -> None:
     steps = threading.Semaphore(3)
-    loader = FakeLoader(runner=lambda: FakeRunner(n_ctx_seq=100_000, steps=steps))
-    async with live(loader, server={"drain_s": 0}) as server:
+    async with live(FakeLoader(n_ctx_seq=100_000, steps=steps), server={"drain_s": 0}) as server:
         reader, writer = await server.connect(chat_request(max_tokens=90_000, ignore_eos=True))
         await reader.readuntil(b"data: ")
         server.server.should_exit = True  # as uvicorn does at SIGTERM, and `StopSignals` the rest
@@ -83,7 +78,7 @@ async def test_a_client_that_leaves_frees_its_slot_at_once(
     live: GoLive, stream: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     steps = threading.Semaphore(2)
-    async with live(slow_loader(steps, n_seq=1)) as server:
+    async with live(FakeLoader(steps=steps, n_seq=1)) as server:
         engine = server.api.loaded().engine
         _, writer = await server.connect(chat_request(stream=stream, **ENDLESS))
         await until(lambda: any(slot.is_processing for slot in engine.slots()))
@@ -101,7 +96,7 @@ async def test_a_client_that_leaves_frees_its_slot_at_once(
 async def test_a_client_that_stops_reading_is_dropped_and_its_slot_freed(
     live: GoLive, caplog: pytest.LogCaptureFixture
 ) -> None:
-    loader = FakeLoader(runner=lambda: FakeRunner(n_seq=1, n_ctx_seq=9000))  # about 20 MB: more than sockets buffer
+    loader = FakeLoader(n_seq=1, n_ctx_seq=9000)  # about 20 MB: more than sockets buffer
     async with live(loader, options={"idle_s": 0.2}) as server:
         engine = server.api.loaded().engine
         listening = socket.create_connection(("127.0.0.1", server.port))
@@ -115,34 +110,23 @@ async def test_a_client_that_stops_reading_is_dropped_and_its_slot_freed(
         listening.close()  # `server.listen` has the kernel do this
 
 
-def run_uvicorn(*args: str, **env: str) -> subprocess.Popen[str]:
-    """``uvicorn server.app:app`` as a process of its own."""
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("LLAMA", "LLAMAPOOL"))}
-    return subprocess.Popen(
-        [sys.executable, "-m", "uvicorn", "server.app:app", "--port", "0", *args],
-        env=clean | env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
 def test_a_wrong_setting_stops_uvicorn_with_one_line() -> None:
-    process = run_uvicorn(LLAMAPOOL_SERVER__PORT="many")
-    output, _ = process.communicate(timeout=TIMEOUT_S)
-    assert process.returncode == 2
-    lines = [line for line in output.splitlines() if line]
-    assert len(lines) == 1
-    assert lines[0].startswith("llamapool: ")
-    assert "PORT" in lines[0] or "port" in lines[0]
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("LLAMA", "LLAMAPOOL"))}
+    command = [sys.executable, "-m", "uvicorn", "server.app:app", "--port", "0"]
+    how: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "check": False}
+    done = run(command, env=clean | {"LLAMAPOOL_SERVER__PORT": "many"}, timeout=TIMEOUT_S, **how)
+    assert done.returncode == 2
+    (line,) = [line for line in done.stdout.splitlines() if line]
+    assert line.startswith("llamapool: ")
+    assert "port" in line.lower()
 
 
 MAIN = """
 import asyncio, threading, uvicorn
 from server.app import create_app
 from tests.api.conftest import make_settings, LiveServer
-from tests.support.fakes import FakeLoader, FakeRunner
-loader = FakeLoader(runner=lambda: FakeRunner(steps=threading.Semaphore(1)))
+from tests.support.fakes import FakeLoader
+loader = FakeLoader(steps=threading.Semaphore(1))
 server = LiveServer(create_app(make_settings(server={"drain_s": 60}), loader=loader), port=0)
 async def main():
     serving = asyncio.create_task(server.serve())
@@ -157,7 +141,7 @@ asyncio.run(main())
 
 
 def test_a_second_sigterm_ends_the_process_in_the_middle_of_a_stream() -> None:
-    with subprocess.Popen([sys.executable, "-c", MAIN], stdout=subprocess.PIPE, text=True) as process:
+    with Popen([sys.executable, "-c", MAIN], stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
             port = int(process.stdout.readline())
@@ -204,7 +188,7 @@ def test_a_server_stops_although_the_library_never_returns(
     kind = "acting" if hung == "step" else f"encodes {tmp_path}/hangs"
     flags = ["-m", str(tmp_path / "m.gguf"), "--port", "0", "--drain-s", "0", "--isolation", isolation]
     command = [sys.executable, "-c", HANGING, kind, *flags, "--log-file", str(tmp_path / "log")]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+    with Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr is not None
             lines = (line for line in process.stderr if "listening on " in line or "is loaded: " in line)

@@ -36,7 +36,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> Iterator[Lines]:
 
 
 async def test_a_chats_line_says_what_it_took(serve: Serve, lines: Lines) -> None:
-    async with serve(FakeLoader(runner=lambda: FakeRunner(n_seq=1))) as api:
+    async with serve(FakeLoader(n_seq=1)) as api:
         for stream in (False, True):
             body = CHAT | {"stream": stream}
             assert (
@@ -53,7 +53,7 @@ async def test_a_chats_line_says_what_it_took(serve: Serve, lines: Lines) -> Non
 
 
 async def test_choices_are_counted_together(serve: Serve, lines: Lines) -> None:
-    async with serve(FakeLoader(runner=lambda: FakeRunner(n_seq=2))) as api:
+    async with serve(FakeLoader(n_seq=2)) as api:
         reply = await api.client.post("/v1/chat/completions", json=CHAT | {"n": 2})
         (said,) = lines("server.access")
         used = reply.json()["usage"]
@@ -91,7 +91,7 @@ async def test_the_audit_log_names_who_changed_which_model(serve: Serve, lines: 
 
 async def test_a_client_that_leaves(live: GoLive, lines: Lines) -> None:
     gate = threading.Semaphore(1)
-    async with live(FakeLoader(runner=lambda: FakeRunner(n_seq=2, steps=gate))) as running:
+    async with live(FakeLoader(n_seq=2, steps=gate)) as running:
         reader, writer = await running.connect(chat_request(max_tokens=50))
         await reader.readuntil(b"}\n\n")
         writer.close()
@@ -109,8 +109,7 @@ async def test_the_engines_lines_name_the_request(serve: Serve, lines: Lines) ->
             raise InternalError("no")
 
     async with serve(FakeLoader(runner=lambda: Broken(n_seq=1))) as api:
-        reply = await api.client.post("/v1/chat/completions", json=CHAT, headers={"X-Request-Id": "a-7"})
-        assert reply.status_code == 500
+        await api.expect("POST /v1/chat/completions", CHAT, 500, headers={"X-Request-Id": "a-7"})
         assert [said["request"] for said in lines("server.engine.loop")] == ["a-7"]
         assert lines("server.access")[0]["outcome"] == "internal_error"
         assert lines("server.access")[0]["finish"] == "failed"
@@ -127,7 +126,6 @@ async def test_a_broken_stream_has_its_reason(serve: Serve, lines: Lines) -> Non
             return super().decode(entries)
 
     async with serve(FakeLoader(runner=lambda: Breaks(n_seq=1))) as api:
-        reply = await api.client.post("/v1/chat/completions", json=CHAT | {"stream": True})
-        assert reply.status_code == 200
+        await api.expect("POST /v1/chat/completions", CHAT | {"stream": True})
         (said,) = lines("server.access")
         assert (said["outcome"], said["finish"]) == ("internal_error", "failed")

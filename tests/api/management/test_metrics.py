@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from server.pool.state import Status
-from server.transport.keys import add_entry, hash_of
-from tests.api.conftest import GoLive, Serve, chat_request, until
+from tests.api.conftest import Api, GoLive, Serve, chat_request, until
 from tests.api.management.test_models import TWO, reached
-from tests.support.fakes import FakeLoader, FakeRunner
+from tests.api.transport.test_keys import bearer, key_file
+from tests.support.fakes import FakeLoader
 
 
 def sample(text: str, line_start: str) -> float:
@@ -31,33 +31,27 @@ async def test_tokens_of_a_request_are_counted_under_its_model(serve: Serve) -> 
         assert sample(text, 'llamapool_request_duration_seconds_count{model="demo"}') == 1
 
 
-async def test_counters_survive_an_unload(serve: Serve) -> None:
-    async with serve(models=TWO, server={"metrics": True}) as api:
-        body = {"model": "b", "prompt": "Hi", "max_tokens": 3}
-        assert (await api.client.post("/v1/completions", json=body)).status_code == 200
-        with api.pool.subscribe() as events:
-            await api.client.post("/models/unload", json={"model": "b"})
-            await reached(api, events, "b", Status.UNLOADED)
-        before = sample((await api.client.get("/metrics")).text, 'llamapool_tokens_predicted_total{model="b"}')
-        await api.client.post("/v1/completions", json=body)
-        after = sample((await api.client.get("/metrics")).text, 'llamapool_tokens_predicted_total{model="b"}')
-        assert (before, after) == (3, 6)
-
-
 async def test_requests_are_counted_by_route_and_not_by_what_clients_make_up(serve: Serve) -> None:
     async with serve(server={"metrics": True}) as api:
-        await api.client.get("/v1/models/x")
-        await api.client.get("/v1/models/y")
-        await api.client.get("/nowhere/1")
-        await api.client.get("/nowhere/2")
+        for path in ("/v1/models/x", "/v1/models/y", "/nowhere/1", "/nowhere/2"):
+            await api.client.get(path)
         await api.client.request("BREW", "/health")
-        text = (await api.client.get("/metrics")).text
-        requests = "llamapool_http_requests_total"
-        path = "/v1/models/{model_id:path}"
-        assert sample(text, f'{requests}{{method="GET",path_template="{path}",status="404"}}') == 2
-        assert sample(text, f'{requests}{{method="GET",path_template="unmatched",status="404"}}') == 2
-        assert sample(text, f'{requests}{{method="other",path_template="unmatched",status="405"}}') == 1
+        text = await scrape(api)
+        for method, path, status, n in (
+            ("GET", "/v1/models/{model_id:path}", 404, 2),
+            ("GET", "unmatched", 404, 2),
+            ("other", "unmatched", 405, 1),
+        ):
+            labels = f'{{method="{method}",path_template="{path}",status="{status}"}}'
+            assert sample(text, f"llamapool_http_requests_total{labels}") == n
         assert "nowhere" not in text
+
+
+COMPLETIONS = "POST /v1/completions"
+
+
+async def scrape(api: Api, query: str = "") -> str:
+    return (await api.client.get(f"/metrics{query}")).text
 
 
 def llama_servers(text: str) -> dict[str, tuple[str, float]]:
@@ -76,65 +70,66 @@ def llama_servers(text: str) -> dict[str, tuple[str, float]]:
 async def test_one_models_metrics_have_no_label_and_none_of_the_others(serve: Serve) -> None:
     async with serve(models=TWO, server={"metrics": True}) as api:
         for model, n in (("first", 2), ("b", 3)):
-            body = {"model": model, "prompt": "Hi", "max_tokens": n, "ignore_eos": True}
-            assert (await api.client.post("/v1/completions", json=body)).status_code == 200
-        reply = await api.client.get("/metrics?model=b")
-        assert "model=" not in reply.text
-        found = llama_servers(reply.text)
+            await api.expect(COMPLETIONS, {"model": model, "prompt": "Hi", "max_tokens": n, "ignore_eos": True})
+        text = await scrape(api, "?model=b")
+        assert "model=" not in text
+        found = llama_servers(text)
         assert found["llamacpp:tokens_predicted_total"] == ("counter", 3)
         assert found["llamacpp:n_tokens_max"][0] == "counter"
         assert found["llamacpp:requests_processing"] == ("gauge", 0)
-        first = llama_servers((await api.client.get("/metrics?model=first")).text)  # an alias
+        first = llama_servers(await scrape(api, "?model=first"))  # an alias
         assert first["llamacpp:tokens_predicted_total"] == ("counter", 2)
 
 
 async def test_llama_servers_names_are_of_all_models_together(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of those that are not loaded any more, whose counters survive."""
     monkeypatch.setattr("server.metrics.collector.WINDOW_S", 1e9)
     async with serve(models=TWO, server={"metrics": True}) as api:
-        assert llama_servers((await api.client.get("/metrics")).text)["llamacpp:n_decode_total"] == ("counter", 0)
+        assert llama_servers(await scrape(api))["llamacpp:n_decode_total"] == ("counter", 0)
         for model, n in (("first", 2), ("b", 3)):
-            body = {"model": model, "prompt": "Hi", "max_tokens": n, "ignore_eos": True}
-            assert (await api.client.post("/v1/completions", json=body)).status_code == 200
+            await api.expect(COMPLETIONS, {"model": model, "prompt": "Hi", "max_tokens": n, "ignore_eos": True})
         with api.pool.subscribe() as events:
             await api.client.post("/models/unload", json={"model": "b"})
             await reached(api, events, "b", Status.UNLOADED)
-        text = (await api.client.get("/metrics")).text
+        text = await scrape(api)
         found = llama_servers(text)
-        assert found["llamacpp:tokens_predicted_total"] == ("counter", 5)  # also of the one that is not loaded any more
+        assert found["llamacpp:tokens_predicted_total"] == ("counter", 5)
         assert found["llamacpp:n_tokens_max"] == ("counter", 5)
         assert found["llamacpp:predicted_tokens_seconds"][1] > 0
         assert [line for line in text.splitlines() if line.startswith("llamacpp:") and "model" in line] == []
         assert sample(text, 'llamapool_tokens_predicted_total{model="b"}') == 3
-        again = llama_servers((await api.client.get("/metrics")).text)
+        again = llama_servers(await scrape(api))
         assert again["llamacpp:predicted_tokens_seconds"] == found["llamacpp:predicted_tokens_seconds"]
+        await api.expect(COMPLETIONS, {"model": "b", "prompt": "Hi", "max_tokens": 3, "ignore_eos": True})
+        assert sample(await scrape(api), 'llamapool_tokens_predicted_total{model="b"}') == 6
 
 
 async def test_states_slots_and_cells_of_models(serve: Serve) -> None:
     async with serve(models=TWO, server={"metrics": True}) as api:
-        text = (await api.client.get("/metrics")).text
+        text = await scrape(api)
         assert sample(text, 'llamapool_model_status{model="b",status="unloaded"}') == 1
         assert sample(text, 'llamapool_model_status{model="b",status="ready"}') == 0
-        body = {"model": "b", "prompt": "Hello", "max_tokens": 3, "ignore_eos": True}
-        assert (await api.client.post("/v1/completions", json=body)).status_code == 200
-        loaded = api.pool.state("b").loaded
-        assert loaded is not None
+        await api.expect(COMPLETIONS, {"model": "b", "prompt": "Hello", "max_tokens": 3, "ignore_eos": True})
+        loaded = api.loaded("b")
         await until(lambda: not loaded.busy)
-        text = (await api.client.get("/metrics")).text
-        assert sample(text, 'llamapool_model_status{model="b",status="ready"}') == 1
-        assert sample(text, 'llamapool_model_loads_total{model="b",result="ready"}') == 1
-        assert sample(text, 'llamapool_model_load_seconds_count{model="b"}') == 1
-        n_slots, n_cells = (sample(text, f'llamapool_{name}{{model="b"}}') for name in ("slots", "kv_cells"))
-        assert (n_slots, n_cells) == (4, 1024)
-        assert sample(text, 'llamapool_kv_cells_used{by="cached",model="b"}') == 8
-        assert sample(text, 'llamapool_kv_cells_used{by="running",model="b"}') == 0
-        assert sample(text, 'llamapool_kv_cache_usage_ratio{model="b"}') == 0
-        assert sample(text, 'llamapool_choices_total{model="b",reason="limit"}') == 1
+        text = await scrape(api)
+        for name, value in (
+            ('model_status{model="b",status="ready"}', 1),
+            ('model_loads_total{model="b",result="ready"}', 1),
+            ('model_load_seconds_count{model="b"}', 1),
+            ('slots{model="b"}', 4),
+            ('kv_cells{model="b"}', 1024),
+            ('kv_cells_used{by="cached",model="b"}', 8),
+            ('kv_cells_used{by="running",model="b"}', 0),
+            ('kv_cache_usage_ratio{model="b"}', 0),
+            ('choices_total{model="b",reason="limit"}', 1),
+        ):
+            assert sample(text, f"llamapool_{name}") == value, name
 
 
 async def test_cells_of_running_requests(live: GoLive) -> None:
     steps = threading.Semaphore(1)
-    loader = FakeLoader(runner=lambda: FakeRunner(n_seq=2, steps=steps))
-    async with live(loader, server={"metrics": True}) as running:
+    async with live(FakeLoader(n_seq=2, steps=steps), server={"metrics": True}) as running:
         reader, writer = await running.connect(chat_request(max_tokens=50))
         await reader.readuntil(b"}\n\n")
         text = (await running.api.client.get("/metrics")).text
@@ -149,22 +144,22 @@ async def test_cells_of_running_requests(live: GoLive) -> None:
 
 
 async def test_keys_and_errors_are_counted_by_name(serve: Serve, tmp_path: Path) -> None:
-    file = tmp_path / "keys.yaml"
-    add_entry(file, {"name": "ada", "hash": hash_of("ada"), "scopes": ["infer", "metrics"]})
+    file = key_file(tmp_path, ada={"scopes": ["infer", "metrics"]})
     async with serve(server={"metrics": True, "keys_file": file}) as api:
         body = {"prompt": "Hi", "max_tokens": 3, "ignore_eos": True}
         for key in ("ada", "ada", "wrong-1", "wrong-2"):
-            await api.client.post("/v1/completions", json=body, headers={"Authorization": f"Bearer {key}"})
-        assert (await api.client.get("/metrics")).status_code == 401
-        text = (await api.client.get("/metrics", headers={"Authorization": "Bearer ada"})).text
-        assert sample(text, 'llamapool_key_requests_total{key="ada",status="200"}') == 2
-        tokens = {
-            k: sample(text, f'llamapool_key_tokens_total{{key="ada",kind="{k}"}}') for k in ("prompt", "predicted")
-        }
-        assert tokens == {"prompt": 6, "predicted": 6}
-        assert sample(text, 'llamapool_request_errors_total{reason="authentication_failed"}') == 3
-        assert "wrong-" not in text
-        assert "key-" not in text
+            await api.client.post("/v1/completions", json=body, headers=bearer(key))
+        await api.expect("GET /metrics", None, 401)
+        text = (await api.client.get("/metrics", headers=bearer("ada"))).text
+    for name, value in (
+        ('key_requests_total{key="ada",status="200"}', 2),
+        ('key_tokens_total{key="ada",kind="prompt"}', 6),
+        ('key_tokens_total{key="ada",kind="predicted"}', 6),
+        ('request_errors_total{reason="authentication_failed"}', 3),
+    ):
+        assert sample(text, f"llamapool_{name}") == value, name
+    assert "wrong-" not in text
+    assert "key-" not in text
 
 
 async def test_a_load_that_fails_is_counted(serve: Serve) -> None:

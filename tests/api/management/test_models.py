@@ -1,12 +1,15 @@
+"""Lists, loads and properties of models in llama-server's shape."""
+
 import json
 import threading
+from pathlib import Path
 
 import httpx
 
 from server.pool.events import Subscription
 from server.pool.state import Status
 from tests.api.conftest import Api, GoLive, Live, Serve, until
-from tests.support.fakes import FakeLoader
+from tests.support.fakes import CHATML, FakeLoader
 
 DEMO, B = "[demo]\nmodel = demo.gguf\nload-on-startup = true\n", "[b]\nmodel = b.gguf\n"
 DEMO_ARGS, B_ARGS = ["llamapool", "--load", "startup", "--model", "demo.gguf"], ["llamapool", "--model", "b.gguf"]
@@ -74,13 +77,11 @@ async def test_the_list_has_llama_servers_shape(client: httpx.AsyncClient) -> No
 async def test_a_model_is_loaded_and_unloaded(serve: Serve) -> None:
     async with serve(models=TWO) as api:
         with api.pool.subscribe() as events:
-            reply = await api.client.post("/models/load", json={"model": "b"})
-            assert (reply.status_code, reply.json()) == (200, {"success": True})
+            await api.expect("POST /models/load", {"model": "b"}, 200, {"success": True})
             await reached(api, events, "b", Status.READY)
             reply = await api.client.post("/models/load", json={"model": "b"})
             assert (reply.status_code, reply.json()["error"]["message"]) == (400, "model is already running")
-            reply = await api.client.post("/models/unload", json={"model": "b"})
-            assert (reply.status_code, reply.json()) == (200, {"success": True})
+            await api.expect("POST /models/unload", {"model": "b"}, 200, {"success": True})
             await reached(api, events, "b", Status.UNLOADED)
             reply = await api.client.post("/models/unload", json={"model": "b"})
             assert (reply.status_code, reply.json()["error"]["message"]) == (400, "model is not running")
@@ -144,3 +145,52 @@ async def test_who_finds_no_room_for_a_model_is_told_when_to_come_back(serve: Se
             reply = await api.client.post("/v1/completions", json={"model": "b", "prompt": "Hi"})
         assert (reply.status_code, reply.headers["retry-after"]) == (503, "10")
         assert "model 'b' waited 0 s for memory; the other models are busy" in reply.json()["error"]["message"]
+
+
+RECORDED_KEYS = {
+    *("default_generation_settings", "total_slots", "model_alias", "model_ftype", "model_path", "modalities"),
+    *("media_marker", "endpoint_slots", "endpoint_props", "endpoint_metrics", "ui", "ui_settings"),
+    *("chat_template", "chat_template_caps", "bos_token", "eos_token", "build_info", "is_sleeping"),
+    *("cors_proxy_enabled", "memory"),
+}
+RECORDED_PARAMS = json.loads((Path(__file__).parent / "recorded_params.json").read_text())
+
+
+async def test_the_only_models_properties_have_llama_servers_keys(client: httpx.AsyncClient) -> None:
+    reply = await client.get("/props")
+    assert reply.status_code == 200
+    props = reply.json()
+    assert set(props) == RECORDED_KEYS
+    assert props["default_generation_settings"]["n_ctx"] == 256
+    assert (props["total_slots"], props["model_alias"], props["model_ftype"]) == (4, "demo", "all F32")
+    assert (props["bos_token"], props["eos_token"], props["chat_template"]) == ("<s>", "</s>", CHATML)
+    assert props["model_path"].endswith("demo.gguf")
+    assert props["is_sleeping"] is False
+    assert (props["endpoint_slots"], props["endpoint_metrics"]) == (True, False)
+
+
+async def test_the_default_sampling_is_llama_servers(client: httpx.AsyncClient) -> None:
+    params = (await client.get("/props")).json()["default_generation_settings"]["params"]
+    assert list(params) == list(RECORDED_PARAMS)
+    random_seed = {"seed": 0xFFFFFFFF}
+    assert {k: round(v, 6) if isinstance(v, float) else v for k, v in params.items()} == RECORDED_PARAMS | random_seed
+
+
+async def test_a_sleeping_model_is_not_woken(serve: Serve) -> None:
+    models = {"demo": {"path": "demo.gguf", "load": "startup", "sleep_idle_seconds": 1}}
+    async with serve(models=models) as api:
+        with api.pool.subscribe() as events:
+            while api.pool.states()[0].status is not Status.SLEEPING:
+                await anext(events)
+        assert (await api.client.get("/props")).json()["is_sleeping"] is True
+        assert [s["is_processing"] for s in (await api.client.get("/slots")).json()] == [False] * 4
+        assert (await api.client.get("/models")).json()["data"][0]["status"]["value"] == "sleeping"
+        assert api.pool.states()[0].status is Status.SLEEPING
+
+
+async def test_the_templates_capabilities_have_llama_cpps_names(client: httpx.AsyncClient) -> None:
+    caps = (await client.get("/props")).json()["chat_template_caps"]
+    assert {name.removeprefix("supports_") for name, value in caps.items() if value} == {
+        *("string_content", "system_role"),
+    }
+    assert len(caps) == 10

@@ -1,14 +1,20 @@
-"""The web page's files: who gets them, in which form, and what is there without a page."""
+"""The web UI's files and who gets them; its log, bodies, pins and bench for the operator."""
 
 import gzip
+import logging
 import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
-from server.errors import ConfigError
+from server.dialects.fields import parse
+from server.errors import ConfigError, InvalidRequest
 from server.settings import check_files
+from server.web import bench
+from server.web.bench import SCENARIOS, Address, BenchBody, measured
 from tests.api.conftest import Serve, make_settings
 
 OPEN = ("/", "/index.html", "/sw.js", "/manifest.webmanifest", "/favicon.svg", "/_app/version.json")
@@ -22,36 +28,39 @@ def module_of(document: str) -> str:
 
 async def test_the_page_is_public_and_its_data_is_not(serve: Serve) -> None:
     async with serve(server={"api_keys": ["secret"]}) as api:
-        for path in OPEN:
-            assert (await api.client.get(path)).status_code == 200, path
         main = "/" + module_of((await api.client.get("/")).text)
-        assert (await api.client.get(main)).status_code == 200
+        for path in (*OPEN, main):
+            await api.expect(f"GET {path}")
         for path in ("/props", "/slots", "/_app/nothing.js", "/tools"):
-            assert (await api.client.get(path)).status_code == 401, path
+            await api.expect(f"GET {path}", None, 401)
 
 
-async def test_the_page_runs_no_script_that_stands_in_it(client: httpx.AsyncClient) -> None:
-    page = await client.get("/")
-    policy = dict(part.split(" ", 1) for part in page.headers["content-security-policy"].split("; "))
-    assert policy["default-src"] == "'none'"
-    assert policy["script-src"] == policy["style-src"] == "'self'"
-    assert policy["connect-src"] == "'self' http://127.0.0.1:* http://localhost:*"
-    assert not re.findall(r"<script(?![^>]*src=)|<style|\son\w+=|\sstyle=|https?://", page.text)
-
-
-@pytest.mark.parametrize("origins", [[], ["https://mcp.example.com", "https://*.example.org:8443"], ["*"]])
-async def test_the_page_connects_where_the_operator_allows_it(serve: Serve, origins: list[str]) -> None:
-    async with serve(server={"ui_connect": origins}) as api:
-        policy = (await api.client.get("/")).headers["content-security-policy"]
-        assert policy.endswith(" ".join(("; connect-src 'self'", *origins)))
+async def test_the_page_runs_no_script_that_stands_in_it(serve: Serve) -> None:
+    """It connects where the operator allows it."""
+    for origins in (None, ["https://mcp.example.com", "https://*.example.org:8443"], []):
+        async with serve(server={} if origins is None else {"ui_connect": origins}) as api:
+            page = await api.client.get("/")
+        policy = dict(part.split(" ", 1) for part in page.headers["content-security-policy"].split("; "))
+        assert policy["default-src"] == "'none'"
+        assert policy["script-src"] == policy["style-src"] == "'self'"
+        allowed = ["http://127.0.0.1:*", "http://localhost:*"] if origins is None else origins
+        assert policy["connect-src"] == " ".join(("'self'", *allowed))
+        assert not re.findall(r"<script(?![^>]*src=)|<style|\son\w+=|\sstyle=|https?://", page.text)
 
 
 @pytest.mark.parametrize(
-    "origin", ["mcp.example.com", "https://a.example/mcp", "https://a.example; script-src *", "'self'"]
+    ("server", "said"),
+    [
+        ({"ui_connect": ["mcp.example.com"]}, "ui_connect"),
+        ({"ui_connect": ["https://a.example/mcp"]}, "ui_connect"),
+        ({"ui_connect": ["https://a.example; script-src *"]}, "ui_connect"),
+        ({"ui_connect": ["'self'"]}, "ui_connect"),
+        ({"path": "/nowhere/at/all"}, r"server\.path: .*is not a folder"),
+    ],
 )
-def test_an_origin_that_is_none_is_refused(origin: str) -> None:
-    with pytest.raises(ValueError, match="ui_connect"):
-        make_settings(server={"ui_connect": [origin]})
+def test_a_wrong_setting_is_said_at_the_start(server: dict[str, Any], said: str) -> None:
+    with pytest.raises((ValueError, ConfigError), match=said):
+        check_files(make_settings(server=server))
 
 
 async def test_hashed_files_are_kept_and_the_document_is_asked_for_anew(client: httpx.AsyncClient) -> None:
@@ -85,54 +94,133 @@ async def test_the_page_is_behind_the_prefix_with_relative_addresses(serve: Serv
         assert (await api.client.get("/")).status_code == 401
 
 
-@pytest.mark.parametrize("path", ["/", "/index.html", "/manifest.webmanifest", "/_app/version.json"])
-async def test_without_a_page_there_is_none(serve: Serve, path: str) -> None:
-    async with serve(server={"ui": False}) as api:
-        assert (await api.client.get(path)).status_code == 404
-        assert (await api.client.head("/")).status_code == 200  # Ollama's clients look whether anybody is there
-        assert "unregister" in (await api.client.get("/sw.js")).text
-        assert (await api.client.get("/props")).json()["ui"] is False
-
-
 async def test_a_folder_of_ones_own_takes_the_pages_place(serve: Serve, tmp_path: Path) -> None:
     (tmp_path / "index.html").write_text("<!doctype html>mine")
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "index.html").write_text("below")
     (tmp_path / "data.bin").write_bytes(b"\0\1")
     async with serve(server={"path": str(tmp_path), "api_keys": ["secret"]}) as api:
-        assert (await api.client.get("/")).text == "<!doctype html>mine"
-        assert (await api.client.get("/sub/")).text == "below"
+        await api.expect("GET /", part="<!doctype html>mine")
+        await api.expect("GET /sub/", part="below")
         data = await api.client.get("/data.bin")
         assert (data.content, data.headers["content-type"]) == (b"\0\1", "application/octet-stream")
-        assert "unregister" in (await api.client.get("/sw.js")).text
-        assert (await api.client.get("/favicon.svg")).status_code == 401  # no file, so it is the API's
-        assert (await api.client.get("/health")).status_code == 200
+        await api.expect("GET /sw.js", part="unregister")
+        await api.expect("GET /favicon.svg", None, 401)  # no file, so it is the API's
+        await api.expect("GET /health")
         (tmp_path / "tokenize").write_text("a file of that name opens no endpoint")
-        assert (await api.client.post("/tokenize", json={"content": "a"})).status_code == 401
+        await api.expect("POST /tokenize", {"content": "a"}, 401)
         (tmp_path / "sw.js").write_text("my own")
-        assert (await api.client.get("/sw.js")).text == "my own"
+        await api.expect("GET /sw.js", part="my own")
 
 
-@pytest.mark.parametrize(
-    "path", ["/../secret", "/%2e%2e/secret", "/link", "/sub/..%2f..%2fsecret", "/a%00b", "/circle", "/" + "x" * 5000]
-)
-async def test_nothing_beside_the_folder_is_served(serve: Serve, tmp_path: Path, path: str) -> None:
+async def test_nothing_beside_the_folder_is_served(serve: Serve, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("secret")
     root = tmp_path / "root"
     (root / "sub").mkdir(parents=True)
     (root / "link").symlink_to(tmp_path / "secret")
     (root / "circle").symlink_to("circle")
+    escapes = ("/../secret", "/%2e%2e/secret", "/link", "/sub/..%2f..%2fsecret", "/a%00b", "/circle", "/" + "x" * 5000)
     async with serve(server={"path": str(root)}) as api:
-        assert (await api.client.get(path)).status_code == 404
+        for path in escapes:
+            await api.expect(f"GET {path}", None, 404)
 
 
-def test_a_folder_that_is_not_there_is_said_at_the_start(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"server\.path: .*is not a folder"):
-        check_files(make_settings(server={"path": str(tmp_path / "nothing")}))
+HI = [{"role": "user", "content": "Hi"}]
+CHAT = {"messages": HI, "max_tokens": 3}
+OWN = Address("this", "http://127.0.0.1:1", "demo", "secret")
 
 
-@pytest.mark.parametrize("path", ["/tools", "/cors-proxy"])
-async def test_what_would_act_on_the_machine_is_off(client: httpx.AsyncClient, path: str) -> None:
-    for reply in (await client.get(path), await client.post(path, json={})):
-        assert reply.status_code == 403
-        assert reply.json()["error"]["code"] == 403
+async def test_the_log_is_told_from_a_line_on(client: httpx.AsyncClient) -> None:
+    logging.getLogger("server.test").warning("a line of %s", "words")
+    lines = (await client.get("/page/log")).json()["lines"]
+    said = next(line for line in lines if line["origin"] == "test")
+    assert (said["level"], said["text"]) == ("W", "a line of words")
+    logging.getLogger("server.test").warning("another")
+    later = (await client.get("/page/log", params={"after": said["number"]})).json()["lines"]
+    assert [line["text"] for line in later if line["origin"] == "test"] == ["another"]
+    assert (await client.get("/page/log", params={"after": "x"})).status_code == 400
+
+
+async def test_bodies_are_kept_only_where_that_is_on(serve: Serve) -> None:
+    for on in (False, True):
+        async with serve(server={"log_bodies": on}) as api:
+            assert (await api.client.get("/page/config")).json()["log_bodies"] is on
+            headers = {"X-Request-Id": "one"}
+            reply = await api.client.post("/v1/chat/completions", json=CHAT | {"stream": True}, headers=headers)
+            found = await api.client.get("/page/bodies", params={"id": "one"})
+            assert found.status_code == (200 if on else 404)
+            if on:
+                assert '"Hi"' in found.json()["request"]["text"]
+                assert found.json()["reply"]["text"] == reply.text
+            assert (await api.client.get("/page/bodies", params={"id": "two"})).status_code == 404
+
+
+async def test_what_others_do_is_not_told_to_other_machines(serve: Serve) -> None:
+    async with serve(server={"log_bodies": True}) as api:
+        transport = httpx.ASGITransport(api.app, client=("192.0.2.7", 1234))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            other = replace(api, client=client)
+            for path in ("/page/log", "/page/bodies"):
+                await other.expect(f"GET {path}", None, 403)
+            await other.expect("POST /page/bench", {"model": "demo"}, 403)
+    async with serve(server={"log_bodies": True, "api_keys": ["secret"]}) as api:
+        await api.expect("GET /page/log", None, 401)
+
+
+async def test_a_model_is_pinned_until_it_is_not(serve: Serve) -> None:
+    async with serve() as api:
+        for pinned in (True, False):
+            await api.expect("POST /models/pin", {"model": "demo", "pinned": pinned})
+            assert (await api.client.get("/models")).json()["data"][0].get("pinned", False) is pinned
+        await api.expect("POST /models/pin", {"model": "demo", "pinned": 1}, 400)
+        assert (await api.client.post("/models/pin", json={"model": "nobody"})).status_code in (400, 404)
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({}, "scenarios"),
+        ({"scenarios": []}, "scenarios"),
+        ({"scenarios": ["contended"]}, "scenarios.0"),
+        ({"scenarios": ["one"], "parallel": 0}, "parallel"),
+        ({"scenarios": ["one"], "parallel": True}, "parallel"),
+        ({"scenarios": ["one"], "scale": 2}, "scale"),
+        ({"scenarios": ["one"], "other": "ftp://host"}, "other"),
+        ({"scenarios": ["one"], "other": "http://host", "other_key": 1}, "other_key"),
+    ],
+)
+def test_an_order_of_the_bench_is_checked(body: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidRequest) as raised:
+        parse(BenchBody, body)
+    assert raised.value.param == field
+
+
+def test_every_scenario_is_one_of_the_bench() -> None:
+    from server.bench.scenarios import SCENARIOS as KNOWN
+
+    assert {scenario.name for scenario in KNOWN if not scenario.local} == {*SCENARIOS}
+
+
+async def test_both_addresses_are_measured_with_the_same_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[list[str], str]] = []
+
+    async def run(words: list[str], key: str) -> tuple[str, str]:
+        asked.append((words, key))
+        if "http://other" in words:
+            return "", "llamapool bench: nobody answers"
+        return '{"scenarios": [{"failure": null, "rounds": [{"tok/s": 5.0}]}]}', ""
+
+    monkeypatch.setattr(bench, "_run", run)
+    body = {"scenarios": ["one", "rate"], "other": "http://other", "other_key": "k"}
+    found = [one async for one in measured(parse(BenchBody, body), OWN)]
+    results = [one for one in found if "scenario" in one]
+    assert results[:2] == [
+        {"scenario": "one", "address": "this", "figures": {"tok/s": 5.0}},
+        {"scenario": "one", "address": "other", "failure": "nobody answers"},
+    ]
+    assert len(results) == 4
+    assert [key for _, key in asked] == ["secret", "k", "secret", "k"]
+    assert all("secret" not in words for words, _ in asked)
+    seeds = [words[words.index("--seed") + 1] for words, _ in asked]
+    assert seeds[0] == seeds[1]
+    assert seeds[2] == seeds[3]

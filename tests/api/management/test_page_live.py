@@ -15,7 +15,7 @@ from server.web import live as page_live
 from server.web.live import History
 from tests.api.conftest import Api, Serve
 from tests.api.streams import Exchange, posting
-from tests.support.fakes import FakeLoader, FakeRunner
+from tests.support.fakes import FakeLoader
 
 HI = [{"role": "user", "content": "Hi"}]
 CHAT = {"messages": HI, "stream": True, "max_tokens": 50, "temperature": 0}
@@ -83,8 +83,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_who_looks_sees_slots_queue_and_steps(serve: Serve) -> None:
     steps = threading.Semaphore(0)
-    loader = FakeLoader(runner=lambda: FakeRunner(n_seq=1, steps=steps))
-    async with serve(loader) as api, looking(api) as looks:
+    async with serve(FakeLoader(n_seq=1, steps=steps)) as api, looking(api) as looks:
         idle = await looks.until("state", lambda s: s["models"][0].get("engine", {}).get("slots"))
         assert [slot["phase"] for slot in idle["models"][0]["engine"]["slots"]] == ["idle"]
         body = CHAT | {"max_tokens": 200}
@@ -134,8 +133,7 @@ async def test_beginnings_that_slots_share_are_named(serve: Serve) -> None:
 
 
 async def test_a_state_without_a_slot_is_told_and_stands_in_the_tree(serve: Serve) -> None:
-    loader = FakeLoader(runner=lambda: FakeRunner(n_seq=1))
-    async with serve(loader) as api, looking(api) as looks:
+    async with serve(FakeLoader(n_seq=1)) as api, looking(api) as looks:
         for end in "ab":
             await api.client.post("/completion", json={"prompt": "x" * 64 + end * 32, "max_tokens": 2})
         tiers = await looks.until("tiers", lambda found: found["demo"]["ram"]["n"])
@@ -147,7 +145,7 @@ async def test_a_state_without_a_slot_is_told_and_stands_in_the_tree(serve: Serv
 
 async def test_a_running_request_is_cancelled_by_its_id(serve: Serve) -> None:
     steps = threading.Semaphore(0)
-    async with serve(FakeLoader(runner=lambda: FakeRunner(steps=steps))) as api, looking(api) as looks:
+    async with serve(FakeLoader(steps=steps)) as api, looking(api) as looks:
         async with posting(api.app, "/v1/chat/completions", CHAT) as exchange:
             steps.release(3)
             assert await exchange.start() == 200

@@ -10,12 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from server.app import create_app
 from server.settings import Settings, load_settings
-from tests.api.conftest import Api, GoLive, Live, run_app, until
+from tests.api.conftest import Api, GoLive, Live, running, until
 from tests.support.certificates import NEEDS_OPENSSL, make_certificate
 from tests.support.fakes import FakeLoader
 
@@ -55,9 +54,7 @@ async def configured(folder: Path, text: str, changes: Sequence[Callable[[], obj
 
     loader = FakeLoader()
     app = create_app(reread(), loader=loader, reread=reread)
-    transport = httpx.ASGITransport(app)
-    async with run_app(app), httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-        api = Api(app, client, loader)
+    async with running(app, loader) as api:
         await api.settled()
         yield api
 
@@ -96,7 +93,7 @@ async def test_a_bad_file_changes_nothing(tmp_path: Path, caplog: pytest.LogCapt
         os.kill(os.getpid(), signal.SIGHUP)
         await until(lambda: "nothing was reloaded: " in caplog.text)
         assert await served(api) == ["a"]
-        assert (await api.client.post("/v1/chat/completions", json=CHAT)).status_code == 200
+        await api.expect("POST /v1/chat/completions", CHAT)
 
 
 async def test_a_bad_key_file_keeps_new_models_away_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -108,7 +105,7 @@ async def test_a_bad_key_file_keeps_new_models_away_too(tmp_path: Path, caplog: 
         os.kill(os.getpid(), signal.SIGHUP)
         await until(lambda: "nothing was reloaded: " in caplog.text)
         assert await served(api) == ["a"]
-        assert (await api.client.get("/v1/models", headers={"X-Api-Key": "one"})).status_code == 200
+        await api.expect("GET /v1/models", headers={"X-Api-Key": "one"})
 
 
 async def test_a_reload_does_everything_or_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -126,7 +123,7 @@ async def test_a_reload_does_everything_or_nothing(tmp_path: Path, caplog: pytes
         await until(lambda: "reloaded: " in caplog.text)
         assert "nothing was reloaded: " not in caplog.text
         for key, status in (("one", 401), ("two", 200)):
-            assert (await api.client.get("/v1/models", headers={"X-Api-Key": key})).status_code == status
+            await api.expect("GET /v1/models", None, status, headers={"X-Api-Key": key})
         assert await served(api) == ["b"]
 
 
@@ -209,6 +206,3 @@ async def test_certificate_files_that_change_while_they_are_read_are_read_again(
         caplog.clear()
         key.write_bytes(new_key.read_bytes())
         await until(lambda: "the certificate was read again" in caplog.text)
-
-
-# ---- the end

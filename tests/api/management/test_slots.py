@@ -11,23 +11,16 @@ from typing import Any
 
 import httpx
 import pytest
-import yaml
 
-from server.transport.keys import hash_of
 from tests.api.conftest import Api, GoLive, Serve, chat_request, idle, until
-from tests.api.management.test_props import RECORDED_PARAMS
+from tests.api.management.test_models import RECORDED_PARAMS
+from tests.api.transport.test_keys import bearer, key_file
 from tests.support.fakes import FakeLoader, FakeRunner
-
-
-async def test_idle_slots_are_listed(client: httpx.AsyncClient) -> None:
-    reply = await client.get("/slots")
-    assert reply.json() == [{"id": i, "n_ctx": 256, "speculative": False, "is_processing": False} for i in range(4)]
 
 
 async def test_a_busy_slot_shows_its_request_but_not_its_text(live: GoLive) -> None:
     steps = threading.Semaphore(1)
-    loader = FakeLoader(runner=lambda: FakeRunner(n_seq=1, steps=steps))
-    async with live(loader) as server:
+    async with live(FakeLoader(n_seq=1, steps=steps)) as server:
         reader, writer = await server.connect(chat_request(max_tokens=5, temperature=0, n_probs=0))
         await reader.readuntil(b"data: ")  # the first token has come; the next step waits for its permit
         (slot,) = (await server.api.client.get("/slots")).json()
@@ -48,11 +41,11 @@ async def test_a_busy_slot_shows_its_request_but_not_its_text(live: GoLive) -> N
 
 
 async def test_an_idle_slot_keeps_its_last_requests_parameters_and_none_of_its_counts(serve: Serve) -> None:
-    async with serve(FakeLoader(runner=lambda: FakeRunner(n_seq=1))) as api:
-        body = {"prompt": "Hi", "max_tokens": 3, "temperature": 0.25}
-        assert (await api.client.post("/v1/completions", json=body)).status_code == 200
-        loaded = api.loaded()
-        await idle(loaded.engine)
+    async with serve(FakeLoader(n_seq=1)) as api:
+        unused = {"id": 0, "n_ctx": 256, "speculative": False, "is_processing": False}
+        assert (await api.client.get("/slots")).json() == [unused]
+        await api.expect("POST /v1/completions", {"prompt": "Hi", "max_tokens": 3, "temperature": 0.25})
+        await idle(api.loaded().engine)
         (slot,) = (await api.client.get("/slots")).json()
         assert (slot["is_processing"], slot["n_prompt_tokens"]) == (False, 5)  # BOS, H, i, and two of three
         assert (slot["n_prompt_tokens_processed"], slot["n_prompt_tokens_cache"]) == (0, 0)
@@ -71,7 +64,7 @@ def serve_slots(serve: Serve, tmp_path: Path) -> Serve:
     """``serve_slots(**model)``: one model, slots are saved to `tmp_path`."""
 
     def start(*, n_ctx: int = 256, **model: Any) -> AbstractAsyncContextManager[Api]:
-        loader = FakeLoader(runner=lambda: FakeRunner(n_ctx_seq=n_ctx))
+        loader = FakeLoader(n_ctx_seq=n_ctx)
         return serve(loader, server={"slot_save_path": str(tmp_path)}, models={"demo": {**MODEL, **model}})
 
     return start
@@ -100,16 +93,15 @@ async def saved(api: Api, name: str = "a.bin", **more: Any) -> None:
     assert (await act(api, 1, "save", filename=name)).status_code == 200
 
 
-async def test_without_a_folder_the_reply_names_the_flag(client: httpx.AsyncClient) -> None:
+async def test_without_a_folder_the_reply_names_the_flag(api: Api) -> None:
+    said = "This server does not support slots action. Start it with `--slot-save-path`"
+    error = {"message": said, "type": "not_supported_error"}
     for action in ("save", "restore", "erase"):
-        reply = await client.post(f"/slots/0?action={action}", json={"filename": "a"})
-        assert message(reply, 501) == "This server does not support slots action. Start it with `--slot-save-path`"
-        assert reply.json()["error"]["type"] == "not_supported_error"
+        await api.expect(f"POST /slots/0?action={action}", {"filename": "a"}, 501, {"error": error})
 
 
 async def test_a_reset_drops_what_slots_and_ram_hold(serve: Serve) -> None:
-    loader = FakeLoader(runner=lambda: FakeRunner(n_seq=2))
-    async with serve(loader, models={"demo": {**MODEL, "cache_ram": 64}}) as api:
+    async with serve(FakeLoader(n_seq=2), models={"demo": {**MODEL, "cache_ram": 64}}) as api:
         for prompt in (PROMPT, "Another one " * 10, "And a third one " * 8):  # one is offloaded to RAM
             await complete(api, -1, prompt)
         assert (await complete(api, -1))["timings"]["cache_n"] > 0
@@ -168,32 +160,26 @@ async def test_a_pinned_prefix_stays_until_its_time_is_over(serve: Serve) -> Non
 
 
 async def test_a_pin_is_admitted_like_a_request(serve: Serve, tmp_path: Path) -> None:
-    keys: dict[str, dict[str, Any]] = {
-        "slots-only": {"scopes": ["slots"]},
-        "both": {"scopes": ["slots", "infer"], "requests_per_minute": 2},
-        "ada": {},
-        "admin": {"scopes": ["slots", "infer", "metrics"]},
-    }
-    file = tmp_path / "keys.yaml"
-    entries = [{"name": name, "hash": hash_of(name), **fields} for name, fields in keys.items()]
-    file.write_text(yaml.safe_dump({"keys": entries}))
-    models = {"demo": {**MODEL, "cache_ram": 64}}
-    async with serve(FakeLoader(runner=FakeRunner), models=models, server={"keys_file": str(file)}) as api:
+    admin = {"scopes": ["slots", "infer", "metrics"]}
+    both = {"scopes": ["slots", "infer"], "requests_per_minute": 2}
+    file = key_file(tmp_path, slots={"scopes": ["slots"]}, both=both, ada={}, admin=admin)
+    async with serve(models={"demo": {**MODEL, "cache_ram": 64}}, server={"keys_file": str(file)}) as api:
 
-        async def pin(caller: str, **fields: Any) -> httpx.Response:
-            headers = {"authorization": f"Bearer {caller}"}
+        async def pin(caller: str, status: int, said: str = "", **fields: Any) -> None:
             body = {"prompt": PROMPT, "ttl_s": 60, **fields}
-            return await api.client.post("/cache/pin", json=body, headers=headers)
+            await api.expect("POST /cache/pin", body, status, said, bearer(caller))
 
-        assert (await pin("slots-only")).status_code == 403
-        assert (await pin("both", key="ada")).status_code == 403
-        assert (await pin("admin", key="ada")).status_code == 200
+        await pin("slots", 403)
+        await pin("both", 403, key="ada")
+        await pin("admin", 200, key="ada")
         deep: Any = "x"
         for _ in range(300):
             deep = [deep]
-        assert "nested too deeply" in message(await pin("admin", tools=deep))
-        assert [(await pin("both")).status_code for _ in range(3)].count(200) >= 1
-        assert (await pin("both")).status_code == 429
+        await pin("admin", 400, "nested too deeply", tools=deep)
+        await pin("both", 200)
+        for _ in range(2):  # what was refused may have counted
+            await api.client.post("/cache/pin", json={"prompt": PROMPT, "ttl_s": 60}, headers=bearer("both"))
+        await pin("both", 429)
 
 
 async def test_saving_and_restoring_reply_as_llama_server(serve_slots: Serve, tmp_path: Path) -> None:
@@ -203,16 +189,13 @@ async def test_saving_and_restoring_reply_as_llama_server(serve_slots: Serve, tm
         n_bytes = len((tmp_path / "a.bin").read_bytes())
         n_tokens = N_PROMPT + 3  # the last token of the reply was never decoded
         ms = reply["timings"].pop("save_ms")
-        assert reply == {
-            **{"id_slot": 1, "filename": "a.bin", "n_saved": n_tokens, "n_written": n_bytes, "timings": {}}
-        }
+        same = {"filename": "a.bin", "timings": {}}
+        assert reply == {"id_slot": 1, "n_saved": n_tokens, "n_written": n_bytes, **same}
         assert (await act(api, 1, "erase")).json() == {"id_slot": 1, "n_erased": n_tokens}
         assert (await complete(api, 1, n_predict=0))["timings"]["cache_n"] == 0
         reply = (await act(api, 0, "restore", filename="a.bin")).json()
         assert reply["timings"].pop("restore_ms") > 0 < ms
-        assert reply == {
-            **{"id_slot": 0, "filename": "a.bin", "n_restored": n_tokens, "n_read": n_bytes, "timings": {}}
-        }
+        assert reply == {"id_slot": 0, "n_restored": n_tokens, "n_read": n_bytes, **same}
         again = await complete(api, 0)
         assert again["timings"]["cache_n"] >= N_PROMPT - 1
         assert again["content"] == content["content"]
@@ -258,16 +241,16 @@ async def test_cells_of_a_request_with_its_own_adapters_come_back_for_such_reque
     async with serve_slots(lora=[LORA]) as api:
         await saved(api, lora=mine)
     async with serve_slots(lora=[LORA]) as api:
-        assert (await act(api, 1, "restore", filename="a.bin")).status_code == 200
-        assert (await complete(api, 1, lora=mine))["timings"]["cache_n"] >= N_PROMPT - 1
-        assert (await act(api, 1, "restore", filename="a.bin")).status_code == 200
-        assert (await complete(api, 1))["timings"]["cache_n"] == 0
+        cases: tuple[tuple[dict[str, Any], bool], ...] = (({"lora": mine}, True), ({}, False))
+        for fields, cached in cases:
+            assert (await act(api, 1, "restore", filename="a.bin")).status_code == 200
+            n = (await complete(api, 1, **fields))["timings"]["cache_n"]
+            assert n >= N_PROMPT - 1 if cached else n == 0
 
 
 async def test_a_save_waits_until_its_slot_is_idle(live: GoLive, tmp_path: Path) -> None:
     steps = threading.Semaphore(1)
-    loader = FakeLoader(runner=lambda: FakeRunner(n_seq=1, steps=steps))
-    async with live(loader, server={"slot_save_path": str(tmp_path)}) as server:
+    async with live(FakeLoader(n_seq=1, steps=steps), server={"slot_save_path": str(tmp_path)}) as server:
         reader, writer = await server.connect(chat_request(max_tokens=5))
         await reader.readuntil(b"data: ")
         saving = asyncio.create_task(act(server.api, 0, "save", filename="a"))

@@ -8,10 +8,10 @@ import httpx
 import pytest
 
 from server.app import cors_origins
-from server.transport.keys import hash_of
 from tests.api.conftest import Serve, make_settings, until
 from tests.api.streams import posting
-from tests.support.mcp_server import STDIO
+from tests.api.transport.test_keys import bearer, key_file
+from tests.support.mcp_server import Tools, served
 
 ALL = {"tools": "all"}
 
@@ -67,23 +67,6 @@ async def test_output_comes_as_it_is_written(serve: Serve) -> None:
         assert events == [{"chunk": "hello\n"}, {"chunk": "\n[exit code: 0]"}, {"done": True}]
 
 
-@pytest.mark.parametrize(
-    ("body", "status"),
-    [
-        ({}, 400),
-        ({"tool": "get_info", "params": []}, 400),
-        ({"tool": "nothing"}, 404),
-        ({"tool": "read_file"}, 400),
-        ({"tool": "read_file", "params": {"path": "a"}, "stream": True}, 404),
-    ],
-)
-async def test_what_is_no_call_is_refused(serve: Serve, body: object, status: int) -> None:
-    async with serve(server=ALL) as api:
-        assert (await api.client.post("/tools", json=body)).status_code == status
-        elsewhere = await use(api.client, "get_info", {}, x_tool_runtime="docker:busybox")
-        assert elsewhere.status_code == 501
-
-
 async def test_pages_of_others_and_other_machines_use_no_tools(serve: Serve) -> None:
     async with serve(server=ALL) as api:
         foreign = await use(api.client, "get_info", {}, Origin="http://evil.example")
@@ -122,25 +105,29 @@ async def test_the_pages_settings_are_told(serve: Serve) -> None:
 
 
 async def test_tools_of_mcp_servers_are_among_them(serve: Serve) -> None:
-    async with serve(server={"mcp_servers": {"calc": STDIO, "bad": {"command": "/nonexistent"}}}) as api:
-        shown = {one["tool"]: one for one in (await api.client.get("/tools")).json()}
-        assert (shown["calc_add"]["type"], shown["calc_add"]["definition"]["type"]) == ("mcp", "function")
-        assert not any(name.startswith("bad_") for name in shown)
-        assert (await api.client.get("/page/config")).json()["tools"] is True
-        assert (await use(api.client, "calc_add", {"a": 1, "b": 2})).json() == {"plain_text_response": "3"}
-        assert "no bread" in (await use(api.client, "calc_fail", {"why": "no bread"})).json()["error"]
-        assert (await use(api.client, "calc_nothing", {})).status_code == 404
-        assert (await use(api.client, "read_file", {"path": "/etc/hosts"})).status_code == 404
-    assert cors_origins(make_settings({"mcp_servers": {"calc": STDIO}}).server) == "localhost"
+    async with served(Tools()) as url:
+        known = {"calc": {"url": url}, "bad": {"command": "/nonexistent"}}
+        async with serve(server={"mcp_servers": known}) as api:
+            shown = {one["tool"]: one for one in (await api.client.get("/tools")).json()}
+            assert (shown["calc_add"]["type"], shown["calc_add"]["definition"]["type"]) == ("mcp", "function")
+            assert not any(name.startswith("bad_") for name in shown)
+            assert (await api.client.get("/page/config")).json()["tools"] is True
+            assert (await use(api.client, "calc_add", {"a": 1, "b": 2})).json() == {"plain_text_response": "3"}
+            assert "no bread" in (await use(api.client, "calc_fail", {"why": "no bread"})).json()["error"]
+            assert (await use(api.client, "calc_nothing", {})).status_code == 404
+            assert (await use(api.client, "read_file", {"path": "/etc/hosts"})).status_code == 404
+        assert cors_origins(make_settings({"mcp_servers": known}).server) == "localhost"
 
 
 async def test_a_key_uses_only_the_mcp_servers_in_its_list(serve: Serve, tmp_path: Path) -> None:
-    file = tmp_path / "keys.yaml"
-    entry = "  - {{name: {0}, hash: '{1}', scopes: [infer, props], mcp: [{2}]}}\n"
-    file.write_text("keys:\n" + "".join(entry.format(key, hash_of(key), key) for key in ("calc", "other")))
-    async with serve(server={"mcp_servers": {"calc": STDIO}, "keys_file": str(file)}) as api:
+    entries = {name: {"scopes": ["infer", "props"], "mcp": [name]} for name in ("calc", "other")}
+    keys = key_file(tmp_path, **entries)
+    async with (
+        served(Tools()) as url,
+        serve(server={"mcp_servers": {"calc": {"url": url}}, "keys_file": str(keys)}) as api,
+    ):
         for key, status in (("calc", 200), ("other", 404)):
-            headers = {"authorization": f"Bearer {key}"}
-            listed = (await api.client.get("/tools", headers=headers)).json()
+            listed = (await api.client.get("/tools", headers=bearer(key))).json()
             assert any(one["tool"] == "calc_add" for one in listed) is (status == 200)
-            assert (await use(api.client, "calc_add", {"a": 1, "b": 2}, **headers)).status_code == status
+            called = {"tool": "calc_add", "params": {"a": 1, "b": 2}}
+            await api.expect("POST /tools", called, status, headers=bearer(key))

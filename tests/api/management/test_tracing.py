@@ -16,7 +16,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from server.errors import ConfigError
 from server.telemetry.tracing import WANTED, GenAiMetrics, Tracing, wanted_metrics
 from tests.api.conftest import Serve, make_settings
-from tests.support.fakes import FakeLoader, FakeRunner
+from tests.support.fakes import FakeLoader
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3, "ignore_eos": True}
 STAGES = ["load", "prepare", "queue", "placement", "prefill", "decode"]
@@ -44,7 +44,7 @@ def children(found: Sequence[ReadableSpan], parent: ReadableSpan) -> list[str]:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_chats_spans(serve: Serve, spans: InMemorySpanExporter, *, stream: bool) -> None:
-    async with serve(FakeLoader(runner=lambda: FakeRunner(n_seq=1))) as api:
+    async with serve(FakeLoader(n_seq=1)) as api:
         body = CHAT | {"stream": stream}
         parent = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "X-Request-Id": "a-1"}
         assert (await api.client.post("/v1/chat/completions", json=body, headers=parent)).status_code == 200
@@ -118,7 +118,7 @@ async def test_metrics_by_the_conventions_names(serve: Serve, monkeypatch: pytes
     metrics = GenAiMetrics(MeterProvider([reader], shutdown_on_exit=False))
     provider = TracerProvider(shutdown_on_exit=False)
     monkeypatch.setattr("server.app.tracing_of", lambda _: Tracing(provider, metrics=metrics))
-    async with serve(FakeLoader(runner=lambda: FakeRunner(n_seq=1))) as api:
+    async with serve(FakeLoader(n_seq=1)) as api:
         assert (await api.client.post("/v1/chat/completions", json=CHAT)).status_code == 200
         assert (await api.client.post("/v1/completions", json={"prompt": "x" * 999})).status_code == 400
         await api.client.get("/health")

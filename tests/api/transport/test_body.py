@@ -15,7 +15,7 @@ import pytest
 from server.dialects.dialect import Dialect
 from server.errors import InvalidRequest
 from tests.api.conftest import GoLive, Live, Serve, idle, until
-from tests.support.fakes import FakeLoader, FakeRunner
+from tests.support.fakes import FakeLoader
 
 pytestmark = pytest.mark.slow
 
@@ -115,7 +115,7 @@ async def test_a_body_over_the_limit_is_refused_by_its_length_or_by_its_size(ser
 
 async def test_bodies_of_all_requests_together_have_a_limit(live: GoLive) -> None:
     steps = threading.Semaphore(0)
-    loader = FakeLoader(runner=lambda: FakeRunner(n_seq=1, steps=steps))
+    loader = FakeLoader(n_seq=1, steps=steps)
     async with live(loader, server={"max_body_bytes": 1024, "max_bodies_bytes": 1500}) as server:
         long = json.dumps(COMPLETION).encode().ljust(1000)
         head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 1000\r\n\r\n"

@@ -8,7 +8,6 @@ import httpx
 import pytest
 
 from tests.api.conftest import GoLive, Live, Serve
-from tests.api.management.test_models import TWO
 
 JSON = {"Content-Type": "application/json"}
 FOREIGN = {"Origin": "https://evil.example"}
@@ -63,45 +62,58 @@ async def test_a_body_that_a_page_may_send_unasked_changes_nothing(serve: Serve,
             assert api.pool.states()[0].loaded is not None, path
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {},
-        {"Origin": "http://test"},
-        {"Origin": "http://localhost:3000"},
-        {"Origin": "http://127.0.0.1:5173", "Sec-Fetch-Site": "same-site"},
-        {"Sec-Fetch-Site": "same-origin"},
-        {"Sec-Fetch-Site": "none"},
-        {"Content-Type": "application/json; charset=utf-8"},
-        {"Content-Type": "application/vnd.api+json"},
-    ],
-    ids=str,
+DENIED = {"error": {"type": "permission_error"}}
+CHANGE, DONE = ("POST /props", b"{}"), {"success": True}
+UI = {"Origin": "https://ui.example"}
+OWN: tuple[dict[str, str], ...] = (
+    {},
+    {"Origin": "http://test"},
+    {"Origin": "http://localhost:3000"},
+    {"Origin": "http://127.0.0.1:5173", "Sec-Fetch-Site": "same-site"},
+    {"Sec-Fetch-Site": "same-origin"},
+    {"Sec-Fetch-Site": "none"},
+    {"Content-Type": "application/json; charset=utf-8"},
+    {"Content-Type": "application/vnd.api+json"},
 )
-async def test_the_servers_own_pages_and_programs_may_change_it(serve: Serve, headers: dict[str, str]) -> None:
-    async with serve(models=TWO) as api:
-        reply = await api.client.post("/models/unload", content=b'{"model": "first"}', headers=JSON | headers)
-        assert (reply.status_code, reply.json()) == (200, {"success": True})
+"""Headers of the server's own pages and of programs."""
+BROWSER = {"User-Agent": "Mozilla/5.0 (X11; Linux x86_64)"}
+LLM = {"Host": "llm.example.com", "Origin": "http://llm.example.com"}
+PLAIN = {"Content-Type": "text/plain"}
+BEARER = {"Authorization": "Bearer secret"}
+SERVERS: dict[str, tuple[dict[str, Any], list[tuple[Any, ...]]]] = {
+    "open": (
+        {},
+        [
+            *((*CHANGE, 200, DONE, JSON | headers) for headers in OWN),
+            (*CHANGE, 403, DENIED, {**JSON, **FOREIGN, "Authorization": "Bearer any"}),  # a key that nobody asked for
+            ("GET /models?reload=1", None, 403, DENIED, BROWSER),  # as over plain http, which tells nothing of a page
+            ("GET /models", None, 200, "", BROWSER),
+            ("GET /models?reload=1", None, 200),
+            ("POST /v1/chat/completions", CHAT, 200, "", {**FOREIGN, **PLAIN, "Sec-Fetch-Site": "cross-site"}),
+            ("POST /v1/chat/completions", CHAT, 200, "", {**FOREIGN, **JSON, "Sec-Fetch-Site": "cross-site"}),
+            ("GET /v1/models", None, 200, "", {"Host": "llm.example.com"}),  # the server's address is no loopback one
+        ],
+    ),
+    "with a listed origin": (
+        {"cors_origins": "https://ui.example"},
+        [(*CHANGE, 200, DONE, JSON | UI), (*CHANGE, 403, DENIED, JSON | FOREIGN)],
+    ),
+    "with a key": ({"api_keys": ["secret"]}, [(*CHANGE, 200, DONE, FOREIGN | PLAIN | BEARER)]),
+    "with a listed host": ({"allowed_hosts": ["llm.example.com"]}, [(*CHANGE, 200, DONE, JSON | LLM)]),
+    "closed": ({"closed": True}, [("GET /v1/models", None, 403, DENIED), ("GET /health", None, 403, DENIED)]),
+    "closed, with a key": (
+        {"closed": True, "api_keys": ["secret"]},
+        [("GET /health", None, 200), ("GET /v1/models", None, 200, "", {"X-Api-Key": "secret"})],
+    ),
+}
 
 
-async def test_origins_that_are_listed_may(serve: Serve) -> None:
-    async with serve(models=TWO, server={"cors_origins": "https://ui.example"}) as api:
-        for origin, status in (("https://ui.example", 200), ("https://evil.example", 403)):
-            headers = JSON | {"Origin": origin}
-            reply = await api.client.post("/models/unload", content=b'{"model": "first"}', headers=headers)
-            assert reply.status_code == status
-
-
-async def test_a_key_may_come_from_anywhere_in_any_form(serve: Serve) -> None:
-    headers = {**FOREIGN, "Content-Type": "text/plain", "Authorization": "Bearer secret"}
-    async with serve(models=TWO, server={"api_keys": ["secret"]}) as api:
-        reply = await api.client.post("/models/unload", content=b'{"model": "first"}', headers=headers)
-        assert reply.status_code == 200
-
-
-async def test_a_key_that_nobody_asked_for_opens_nothing(serve: Serve) -> None:
-    async with serve(models=TWO) as api:
-        headers = {**JSON, **FOREIGN, "Authorization": "Bearer any"}
-        assert refused(await api.client.post("/models/unload", content=b'{"model": "first"}', headers=headers))
+@pytest.mark.parametrize("server", SERVERS)
+async def test_what_each_server_takes_of_whom(serve: Serve, server: str) -> None:
+    settings, rows = SERVERS[server]
+    async with serve(server={"props": True, **settings}) as api:
+        for row in rows:
+            await api.expect(*row)
 
 
 async def test_an_erase_without_a_body_needs_no_type(serve: Serve, tmp_path: Path) -> None:
@@ -113,13 +125,6 @@ async def test_an_erase_without_a_body_needs_no_type(serve: Serve, tmp_path: Pat
 
 async def _chunks() -> AsyncIterator[bytes]:
     yield b"{}"
-
-
-@pytest.mark.parametrize("kind", ["text/plain", "application/json"])
-async def test_pages_may_generate_as_with_llama_server(serve: Serve, kind: str) -> None:
-    async with serve() as api:
-        headers = {**FOREIGN, "Content-Type": kind, "Sec-Fetch-Site": "cross-site"}
-        assert (await api.client.post("/v1/chat/completions", content=CHAT, headers=headers)).status_code == 200
 
 
 # ---- a name that was made to lead here
@@ -147,11 +152,6 @@ async def test_with_keys_any_name_will_do(live: GoLive) -> None:
         assert (await ask(server, {"Host": "llm.example.com", **key})).status_code == 200
 
 
-async def test_elsewhere_any_name_will_do(serve: Serve) -> None:
-    async with serve() as api:  # its address is no loopback one
-        assert (await api.client.get("/v1/models", headers={"Host": "llm.example.com"})).status_code == 200
-
-
 async def test_elsewhere_a_page_with_a_strangers_name_changes_nothing(serve: Serve) -> None:
     rebound = {"Host": "rebound.example:8080", "Origin": "http://rebound.example:8080"}
     async with serve(server={"props": True}) as api:
@@ -161,21 +161,6 @@ async def test_elsewhere_a_page_with_a_strangers_name_changes_nothing(serve: Ser
                 assert refused(reply), path
                 assert "--allowed-hosts" in reply.json()["error"]["message"]
             assert api.pool.states()[0].loaded is not None, path
-
-
-async def test_elsewhere_the_page_of_a_listed_name_may_change_it(serve: Serve) -> None:
-    async with serve(models=TWO, server={"allowed_hosts": ["llm.example.com"]}) as api:
-        own = {"Host": "llm.example.com", "Origin": "http://llm.example.com"}
-        reply = await api.client.post("/models/unload", content=b'{"model": "first"}', headers=JSON | own)
-        assert reply.status_code == 200
-
-
-async def test_a_browser_that_says_nothing_of_its_page_reloads_nothing(serve: Serve) -> None:
-    async with serve() as api:  # so it is with plain http where the address is no loopback one
-        browser = {"User-Agent": "Mozilla/5.0 (X11; Linux x86_64)"}
-        assert refused(await api.client.get("/models?reload=1", headers=browser))
-        assert (await api.client.get("/models", headers=browser)).status_code == 200
-        assert (await api.client.get("/models?reload=1")).status_code == 200
 
 
 # ---- closed
@@ -204,47 +189,26 @@ async def test_a_closed_server_serves_the_origins_that_are_listed(live: GoLive) 
         assert reply.headers["access-control-allow-origin"] == "https://ui.example"
 
 
-async def test_a_closed_server_without_keys_serves_this_machine_only(serve: Serve) -> None:
-    async with serve(server=CLOSED) as api:  # its address is no loopback one
-        for path in ("/v1/models", "/health"):
-            assert refused(await api.client.get(path))
-    async with serve(server=CLOSED | {"api_keys": ["secret"]}) as api:
-        assert (await api.client.get("/health")).status_code == 200
-        assert (await api.client.get("/v1/models", headers={"X-Api-Key": "secret"})).status_code == 200
-
-
 # ---- the administration's own address
 
 
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [
-        *(("GET", "/metrics"), ("GET", "/slots"), ("HEAD", "/slots"), ("GET", "/models?reload=1")),
-        *(
-            ("POST", "/models/unload"),
-            ("POST", "/lora-adapters"),
-            ("POST", "/props"),
-            ("POST", "/slots/0?action=erase"),
-        ),
-    ],
+ADMINISTRATION = (
+    *("GET /metrics", "GET /slots", "HEAD /slots", "GET /models?reload=1"),
+    *("POST /models/unload", "POST /lora-adapters", "POST /props", "POST /slots/0?action=erase"),
 )
-async def test_administration_is_answered_at_its_own_port_alone(serve: Serve, method: str, path: str) -> None:
+
+
+async def test_administration_is_answered_at_its_own_port_alone(serve: Serve) -> None:
     async with serve(server={"admin_port": 9000, "metrics": True, "props": True}) as api:
-        body = b"[]" if "lora" in path else b'{"model": "demo"}'
-        content: dict[str, Any] = {} if method in ("GET", "HEAD") else {"content": body, "headers": JSON}
-        refused = await api.client.request(method, path, **content)
-        assert refused.status_code == 404
-        assert (await api.client.request(method, f"http://test:9000{path}", **content)).status_code != 404
+        for request in ADMINISTRATION:
+            method, path = request.split()
+            body: Any = None if method != "POST" else [] if "lora" in path else {"model": "demo"}
+            await api.expect(request, body, 404)
+            assert (await api.client.request(method, f"http://test:9000{path}", json=body)).status_code != 404, request
         for base in ("", "http://test:9000"):
             for read in ("/v1/models", "/health", "/props"):
                 assert (await api.client.get(base + read)).status_code in (200, 503)
-
-
-async def test_generation_is_answered_at_both_ports(serve: Serve) -> None:
-    async with serve(server={"admin_port": 9000}) as api:
-        for base in ("", "http://test:9000"):
-            reply = await api.client.post(base + "/v1/chat/completions", content=CHAT, headers=JSON)
-            assert reply.status_code == 200
+            await api.expect(f"POST {base}/v1/chat/completions", CHAT, headers=JSON)
 
 
 # ---- a client that says where it is

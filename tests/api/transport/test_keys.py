@@ -1,6 +1,8 @@
-"""API keys: what each may do, how much, where a request has it, and that their file is followed."""
+"""API keys: what each may do, how much, where a request has it, that their file is followed; usage and budgets."""
 
 import asyncio
+import csv
+import io
 import json
 import threading
 from pathlib import Path
@@ -14,7 +16,7 @@ from server.transport.keys import hash_of, plain_key
 from tests.api.conftest import Api, GoLive, Serve, chat_request, until
 from tests.api.management.test_models import TWO
 from tests.api.streams import posting
-from tests.support.fakes import FakeLoader, FakeRunner
+from tests.support.fakes import FakeLoader
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}
 
@@ -46,22 +48,6 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("server.reload.EVERY_S", 0.005)
 
 
-async def test_each_key_may_what_its_scopes_say(serve: Serve, tmp_path: Path) -> None:
-    file = key_file(tmp_path, ada={"scopes": ["infer"]}, ops={"scopes": ["models", "metrics", "slots"]})
-    async with serve(models=TWO, server=server(file, metrics=True)) as api:
-        assert (await chat(api, "ada", model="first")).status_code == 200
-        refused = await chat(api, "ops", model="first")
-        assert (refused.status_code, refused.json()["error"]["type"]) == (403, "permission_error")
-        for path, allowed in (("/metrics", "ops"), ("/slots?model=first", "ops")):
-            for name in ("ada", "ops"):
-                reply = await api.client.get(path, headers=bearer(name))
-                assert reply.status_code == (200 if name == allowed else 403)
-        unload = {"model": "first"}
-        assert (await api.client.post("/models/unload", json=unload, headers=bearer("ada"))).status_code == 403
-        assert (await api.client.post("/models/unload", json=unload, headers=bearer("ops"))).status_code == 200
-        assert (await api.client.get("/v1/models")).status_code == 401
-
-
 async def test_where_files_lie_is_for_who_may_load_models(serve: Serve, tmp_path: Path) -> None:
     """Also where a load has failed, whose reason quotes the library."""
     file = key_file(tmp_path, ada={}, ops={"scopes": ["infer", "models"]})
@@ -71,17 +57,13 @@ async def test_where_files_lie_is_for_who_may_load_models(serve: Serve, tmp_path
         "demo": {"path": f"{folder}/demo.gguf", "lora": [f"{folder}/pirate.gguf"]},
         "broken": {"path": f"{folder}/broken.gguf"},
     }
+    shown = {"/props?model=demo": "demo.gguf", "/lora-adapters?model=demo": "pirate.gguf", "/v1/models": "demo"}
     async with serve(FakeLoader(failing=failing), models=models, server=server(file)) as api:
         for name, seen in (("ada", False), ("ops", True)):
             failed = await chat(api, name, model="broken")
             assert failed.json()["error"]["message"] == "model 'broken' failed to load: broken.gguf: not a GGUF file"
-            for path, said in (
-                ("/props?model=demo", "demo.gguf"),
-                ("/lora-adapters?model=demo", "pirate.gguf"),
-                ("/v1/models", "demo"),
-            ):
-                text = (await api.client.get(path, headers=bearer(name))).text
-                assert said in text
+            for path, said in shown.items():
+                text = (await api.expect(f"GET {path}", None, 200, said, bearer(name))).text
                 assert (str(folder) in text) is seen
 
 
@@ -89,84 +71,71 @@ async def test_a_request_has_adapters_of_its_own_with_their_scope_alone(serve: S
     file = key_file(tmp_path, ada={"scopes": ["infer"]}, bert={"scopes": ["infer", "lora"]})
     models = {"demo": {"path": "demo.gguf", "lora": ["pirate.gguf"]}}
     async with serve(models=models, server=server(file)) as api:
-        lora = [{"id": 0, "scale": 0.5}]
-        refused = await chat(api, "ada", lora=lora)
-        assert (refused.status_code, refused.json()["error"]["type"]) == (403, "permission_error")
-        assert "lacks the scope 'lora'" in refused.json()["error"]["message"]
-        assert (await chat(api, "ada", lora=[])).status_code == 200  # what is set for all
-        assert (await chat(api, "bert", lora=lora)).status_code == 200
-        assert (await chat(api, "ada")).status_code == 200
+        lora, path = {"lora": [{"id": 0, "scale": 0.5}]}, "POST /v1/chat/completions"
+        lacks = ({"error": {"type": "permission_error"}}, "lacks the scope 'lora'")
+        await api.expect(path, CHAT | lora, 403, lacks, bearer("ada"))
+        await api.expect(path, CHAT | {"lora": []}, headers=bearer("ada"))  # what is set for all
+        await api.expect(path, CHAT | lora, headers=bearer("bert"))
+        await api.expect(path, CHAT, headers=bearer("ada"))
 
 
-async def test_metrics_may_be_open_where_all_else_needs_a_key(serve: Serve, tmp_path: Path) -> None:
-    file = key_file(tmp_path, ada={})
-    async with serve(server=server(file, metrics=True, metrics_open=True)) as api:
-        assert (await api.client.get("/metrics")).status_code == 200
-        assert (await api.client.get("/slots")).status_code == 401
-        assert (await api.client.get("/v1/models")).status_code == 401
-
-
-async def test_a_file_without_any_key_opens_nothing(serve: Serve, tmp_path: Path) -> None:
+async def test_what_a_key_opens(serve: Serve, tmp_path: Path) -> None:
+    """`test_paths` tries every scope; here are a file without keys, keys beside a file, and open metrics."""
+    settings = server(key_file(tmp_path, ada={}), api_keys=["master"], metrics=True, metrics_open=True)
+    async with serve(server=settings) as api:
+        await api.expect("GET /metrics")
+        await api.expect("GET /slots", None, 401)
+        await api.expect("POST /v1/completions", b"{not json", 401)  # a refused request is not read
+        assert (await chat(api, "master", priority=-9)).status_code == 200  # llama-server's keys may do everything
     async with serve(server=server(key_file(tmp_path))) as api:
         for given in ({}, bearer("ada"), bearer("")):
-            assert (await api.client.get("/v1/models", headers=given)).status_code == 401
-            assert (await api.client.post("/v1/chat/completions", json=CHAT, headers=given)).status_code == 401
+            await api.expect("GET /v1/models", None, 401, headers=given)
+            await api.expect("POST /v1/chat/completions", CHAT, 401, headers=given)
 
 
 async def test_a_key_knows_of_no_models_but_its_own(serve: Serve, tmp_path: Path) -> None:
     scopes = ["infer", "models", "slots"]
     file = key_file(tmp_path, ada={"models": ["first"], "scopes": scopes}, all={"scopes": scopes})
     async with serve(models=TWO, server=server(file)) as api:
-        get, post = api.client.get, api.client.post
-        shown = (await get("/v1/models", headers=bearer("ada"))).json()["data"]
-        assert [model["id"] for model in shown] == ["org/a:Q8"]
-        assert len((await get("/v1/models", headers=bearer("all"))).json()["data"]) == 2
+        shown = [(await api.expect("GET /v1/models", headers=bearer(name))).json()["data"] for name in ("ada", "all")]
+        assert [[model["id"] for model in each] for each in shown] == [["org/a:Q8"], ["org/a:Q8", "b"]]
         assert (await chat(api, "ada")).status_code == 200  # its only one
-        for reply in (
-            await chat(api, "ada", model="b"),
-            await get("/v1/models/b", headers=bearer("ada")),
-            await get("/props?model=b", headers=bearer("ada")),
-            await get("/slots?model=b", headers=bearer("ada")),
-            await post("/models/load", json={"model": "b"}, headers=bearer("ada")),
-            await post("/api/show", json={"model": "b"}, headers=bearer("ada")),
+        for request, body in (
+            ("POST /v1/chat/completions", CHAT | {"model": "b"}),
+            ("GET /v1/models/b", None),
+            ("GET /props?model=b", None),
+            ("GET /slots?model=b", None),
+            ("POST /models/load", {"model": "b"}),
+            ("POST /api/show", {"model": "b"}),
         ):
-            assert reply.status_code == 404
-            assert said_of(reply).endswith("known models: org/a:Q8")
-        assert (await post("/models", json={"model": "o/n"}, headers=bearer("ada"))).status_code == 403
-        assert (await get("/models?reload=1", headers=bearer("ada"))).status_code == 403
-        assert (await post("/models/load", json={"model": "b"}, headers=bearer("all"))).status_code == 200
-
-
-def said_of(reply: httpx.Response) -> str:
-    """An error's message, of llama-server's shape or of Ollama's."""
-    error = reply.json()["error"]
-    return str(error if isinstance(error, str) else error["message"])
+            await api.expect(request, body, 404, 'known models: org/a:Q8"', bearer("ada"))
+        await api.expect("POST /models", {"model": "o/n"}, 403, headers=bearer("ada"))
+        await api.expect("GET /models?reload=1", None, 403, headers=bearer("ada"))
+        await api.expect("POST /models/load", {"model": "b"}, headers=bearer("all"))
 
 
 @pytest.mark.parametrize(
-    ("method", "path"),
+    "request_",
     [
-        ("GET", "/props?model=b"),
-        ("GET", "/lora-adapters?model=b"),
-        ("GET", "/tokenizer_info?model=b"),
-        ("POST", "/lora-adapters?model=b"),
-        ("POST", "/slots/0?action=erase&model=b"),
+        "GET /props?model=b",
+        "GET /lora-adapters?model=b",
+        "GET /tokenizer_info?model=b",
+        "POST /lora-adapters?model=b",
+        "POST /slots/0?action=erase&model=b",
     ],
 )
-async def test_a_key_that_may_not_use_models_loads_none(serve: Serve, tmp_path: Path, method: str, path: str) -> None:
+async def test_a_key_that_may_not_use_models_loads_none(serve: Serve, tmp_path: Path, request_: str) -> None:
     look = ["slots", "lora", "props", "metrics"]
     scopes = {"look": look, "ops": [*look, "models"], "ada": [*look, "infer"]}
     file = key_file(tmp_path, **{name: {"scopes": each} for name, each in scopes.items()})
-    settings = server(file, models_max=1, slot_save_path=str(tmp_path))
-    body: Any = None if method == "GET" else [] if "lora" in path else {}
-    async with serve(models=TWO, server=settings) as api:
-        first = path.replace("=b", "=first")
-        assert (await api.client.request(method, first, json=body, headers=bearer("look"))).status_code == 200
-        refused = await api.client.request(method, path, json=body, headers=bearer("look"))
-        assert (refused.status_code, "lacks the scope 'infer'" in refused.text) == (403, True)
+    body: Any = None if request_.startswith("GET") else [] if "lora" in request_ else {}
+    async with serve(models=TWO, server=server(file, models_max=1, slot_save_path=str(tmp_path))) as api:
+        first = request_.replace("=b", "=first")
+        await api.expect(first, body, headers=bearer("look"))
+        await api.expect(request_, body, 403, "lacks the scope 'infer'", bearer("look"))
         assert [state.loaded is not None for state in api.pool.states()] == [True, False]  # nothing was evicted
-        for name, at in (("ops", path), ("ada", first)):
-            assert (await api.client.request(method, at, json=body, headers=bearer(name))).status_code == 200
+        await api.expect(request_, body, headers=bearer("ops"))
+        await api.expect(first, body, headers=bearer("ada"))
 
 
 async def test_a_keys_successor_of_the_same_name_has_its_conversations(serve: Serve, tmp_path: Path) -> None:
@@ -174,18 +143,14 @@ async def test_a_keys_successor_of_the_same_name_has_its_conversations(serve: Se
     file = file_of(tmp_path, {"old": "ada", "new": "ada", "other": "bert"})
     async with serve(server=server(file)) as api:
         asked = {"input": "Hi", "max_output_tokens": 3}
-        first = (await api.client.post("/v1/responses", json=asked, headers=bearer("old"))).json()["id"]
+        first = (await api.expect("POST /v1/responses", asked, headers=bearer("old"))).json()["id"]
         kept = {**bearer("old"), "X-Conversation-Id": "a"}
-        assert (await api.client.post("/v1/chat/completions", json=CHAT | {"stream": True}, headers=kept)).text
+        assert (await api.expect("POST /v1/chat/completions", CHAT | {"stream": True}, headers=kept)).text
         for key, found in (("old", True), ("new", True), ("other", False)):
-            reply = await api.client.get(f"/v1/responses/{first}", headers=bearer(key))
-            assert reply.status_code == (200 if found else 404)
             more = asked | {"previous_response_id": first}
-            assert (
-                (await api.client.post("/v1/responses", json=more, headers=bearer(key))).status_code == 200
-            ) is found
-            stream = await api.client.get("/v1/stream?conv_id=a", headers=bearer(key))
-            assert stream.status_code == (200 if found else 404)
+            await api.expect(f"GET /v1/responses/{first}", None, 200 if found else 404, headers=bearer(key))
+            await api.expect("POST /v1/responses", more, 200 if found else 400, headers=bearer(key))
+            await api.expect("GET /v1/stream?conv_id=a", None, 200 if found else 404, headers=bearer(key))
 
 
 def file_of(folder: Path, names: dict[str, str]) -> Path:
@@ -200,9 +165,9 @@ async def test_no_name_of_a_file_owns_what_a_key_without_a_name_has(serve: Serve
     file = file_of(tmp_path, {"thief": plain_key("master").name})
     async with serve(server=server(file, api_keys=["master", "second"])) as api:
         asked = {"input": "Hi", "max_output_tokens": 3}
-        made = (await api.client.post("/v1/responses", json=asked, headers=bearer("master"))).json()["id"]
+        made = (await api.expect("POST /v1/responses", asked, headers=bearer("master"))).json()["id"]
         for key, status in (("thief", 404), ("second", 404), ("master", 200)):
-            assert (await api.client.get(f"/v1/responses/{made}", headers=bearer(key))).status_code == status
+            await api.expect(f"GET /v1/responses/{made}", None, status, headers=bearer(key))
 
 
 async def test_requests_a_minute_and_what_is_left_of_them(serve: Serve, tmp_path: Path) -> None:
@@ -218,8 +183,9 @@ async def test_requests_a_minute_and_what_is_left_of_them(serve: Serve, tmp_path
         assert 1 <= int(refused.headers["retry-after"]) <= 60
         assert refused.headers["x-ratelimit-remaining-requests"] == "0"
         assert "x-ratelimit-remaining-requests" not in (await chat(api, "bert")).headers
-        as_anthropic = await api.client.post("/v1/messages", json=CHAT, headers={"x-api-key": "ada"})
-        assert (as_anthropic.status_code, as_anthropic.json()["error"]["type"]) == (429, "rate_limit_error")
+        await api.expect(
+            "POST /v1/messages", CHAT, 429, {"error": {"type": "rate_limit_error"}}, headers={"x-api-key": "ada"}
+        )
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -235,15 +201,14 @@ async def test_tokens_of_prompts_and_replies_count(serve: Serve, tmp_path: Path,
 async def test_tokens_of_embeddings_count_and_who_has_none_left_is_refused(serve: Serve, tmp_path: Path) -> None:
     models = {"demo": {"path": "demo.gguf", "load": "startup", "embedding": True}}
     async with serve(models=models, server=server(key_file(tmp_path, ada={"tokens_per_minute": 2}))) as api:
-        asked: dict[str, Any] = {"json": {"input": "some text to embed"}, "headers": bearer("ada")}
-        assert (await api.client.post("/v1/embeddings", **asked)).status_code == 200
-        refused = await api.client.post("/v1/embeddings", **asked)
-        assert (refused.status_code, "tokens per minute" in refused.text) == (429, True)
+        asked = {"input": "some text to embed"}
+        await api.expect("POST /v1/embeddings", asked, headers=bearer("ada"))
+        await api.expect("POST /v1/embeddings", asked, 429, "tokens per minute", bearer("ada"))
 
 
 async def test_so_many_at_once(live: GoLive, tmp_path: Path) -> None:
     steps = threading.Semaphore(1)
-    loader = FakeLoader(runner=lambda: FakeRunner(n_seq=4, steps=steps))
+    loader = FakeLoader(n_seq=4, steps=steps)
     async with live(loader, server=server(key_file(tmp_path, ada={"max_concurrent_requests": 1}, bert={}))) as running:
         request = chat_request(max_tokens=5).replace(b"Host: test", b"Host: test\r\nAuthorization: Bearer ada")
         reader, writer = await running.connect(request)
@@ -260,7 +225,7 @@ async def test_so_many_at_once(live: GoLive, tmp_path: Path) -> None:
 
 async def test_a_stream_that_goes_on_alone_is_one_of_those_at_once(serve: Serve, tmp_path: Path) -> None:
     steps = threading.Semaphore(0)
-    loader = FakeLoader(runner=lambda: FakeRunner(n_seq=4, steps=steps))
+    loader = FakeLoader(n_seq=4, steps=steps)
     async with serve(loader, server=server(key_file(tmp_path, ada={"max_concurrent_requests": 1}))) as api:
         kept = {**bearer("ada"), "X-Conversation-Id": "a"}
         async with posting(api.app, "/v1/chat/completions", CHAT | {"stream": True}, kept) as exchange:
@@ -315,13 +280,6 @@ async def test_the_file_is_followed(serve: Serve, tmp_path: Path, caplog: pytest
         assert (await api.client.get("/v1/models")).status_code == 401
 
 
-async def test_llama_servers_keys_may_do_everything_beside_them(serve: Serve, tmp_path: Path) -> None:
-    settings = server(key_file(tmp_path, ada={}), api_keys=["master"], metrics=True)
-    async with serve(server=settings) as api:
-        assert (await api.client.get("/metrics", headers=bearer("master"))).status_code == 200
-        assert (await chat(api, "master", priority=-9)).status_code == 200
-
-
 async def test_the_log_says_whose_request_it_was(
     serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -331,8 +289,7 @@ async def test_the_log_says_whose_request_it_was(
         assert "POST '/v1/chat/completions' 200" in caplog.text
         record: Any = caplog.records[-1]
         assert record.key == "ada"
-        reply = await api.client.post("/lora-adapters", json=[], headers=bearer("ada"))
-        assert reply.status_code == 403
+        await api.expect("POST /lora-adapters", [], 403, headers=bearer("ada"))
         record = caplog.records[-1]
         assert record.key == "ada"  # also what it may not do
 
@@ -340,7 +297,7 @@ async def test_the_log_says_whose_request_it_was(
 @pytest.mark.parametrize("by", ["ada", "ops"])
 async def test_nobody_ends_the_requests_of_others(live: GoLive, tmp_path: Path, by: str) -> None:
     steps = threading.Semaphore(1)
-    loader = FakeLoader(runner=lambda: FakeRunner(n_seq=2, steps=steps))
+    loader = FakeLoader(n_seq=2, steps=steps)
     file = key_file(tmp_path, ada={}, bert={}, ops={"scopes": ["infer", "metrics"]})
     async with live(loader, server=server(file)) as running:
         request = chat_request(max_tokens=50).replace(b"Host: test", b"Host: test\r\nAuthorization: Bearer ada")
@@ -368,16 +325,58 @@ async def test_without_a_key_nothing_is_told(serve: Serve) -> None:
             assert reply.headers["www-authenticate"] == "Bearer"
 
 
-async def test_a_refused_request_is_not_read(serve: Serve) -> None:
-    async with serve(**KEYS) as api:
-        reply = await api.client.post("/v1/completions", content=b"{not json")
-        assert reply.status_code == 401
-
-
 async def test_keys_come_from_a_file_too(serve: Serve, tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("# team\nfrom-file\n\n")
     async with serve(server={"api_keys": ["secret"], "api_key_file": str(file)}) as api:
         for key, status in (("from-file", 200), ("secret", 200), ("# team", 401), ("", 401)):
-            reply = await api.client.get("/v1/models", headers={"X-Api-Key": key})
-            assert reply.status_code == status
+            await api.expect("GET /v1/models", None, status, headers={"X-Api-Key": key})
+
+
+LOADER = {"assistant\n": "Hello there"}
+
+
+async def usage_of(api: Api, caller: str, **params: str) -> Any:
+    reply = await api.client.get("/v1/usage", params=params, headers=bearer(caller))
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+async def test_a_key_sees_its_own_usage_and_an_administrator_all(serve: Serve, tmp_path: Path) -> None:
+    keys = key_file(tmp_path, ada={"tokens_per_day": 5000}, bert={}, admin={"scopes": ["metrics"]})
+    async with serve(FakeLoader(replies=LOADER), server=server(keys)) as api:
+        replies = [await chat(api, key) for key in ("ada", "ada", "bert")]
+        counts = [reply.json()["usage"] for reply in replies]
+        own = await usage_of(api, "ada")
+        (row,) = own["data"]
+        assert (row["key"], row["model"], row["requests"]) == ("ada", "demo", 2)
+        assert row["prompt_tokens"] == sum(each["prompt_tokens"] for each in counts[:2])
+        assert row["completion_tokens"] == sum(each["completion_tokens"] for each in counts[:2])
+        n_used = row["prompt_tokens"] + row["completion_tokens"]
+        assert own["budget"] == {"day": {"used": n_used, "limit": 5000}, "month": {"used": n_used, "limit": None}}
+        assert (await usage_of(api, "ada", key="bert"))["data"] == own["data"]
+        every = await usage_of(api, "admin")
+        assert [row["key"] for row in every["data"]] == ["ada", "bert"]
+        assert [row["key"] for row in (await usage_of(api, "admin", key="bert"))["data"]] == ["bert"]
+        assert (await usage_of(api, "admin", end="2026-01-01"))["data"] == []
+        table = await api.client.get("/v1/usage?format=csv", headers=bearer("admin"))
+        assert table.headers["content-type"].startswith("text/csv")
+        assert [{key: str(value) for key, value in row.items()} for row in every["data"]] == list(
+            csv.DictReader(io.StringIO(table.text))
+        )
+
+
+@pytest.mark.parametrize("period", ["day", "month"])
+async def test_a_key_without_budget_left_is_refused_until_the_next_period(
+    serve: Serve, tmp_path: Path, period: str
+) -> None:
+    keys = key_file(tmp_path, ada={f"tokens_per_{period}": 1}, bert={}, admin={"scopes": ["metrics"]})
+    async with serve(FakeLoader(replies=LOADER), server=server(keys, metrics=True)) as api:
+        assert (await chat(api, "ada")).status_code == 200
+        refused = await chat(api, "ada")
+        assert (refused.status_code, f"1 tokens per {period}" in refused.text) == (429, True)
+        assert 1 <= int(refused.headers["retry-after"]) <= 31 * 86_400
+        assert (await chat(api, "bert")).status_code == 200
+        n_used = (await usage_of(api, "ada"))["budget"][period]["used"]
+        metrics = (await api.client.get("/metrics", headers=bearer("admin"))).text
+        assert f'llamapool_key_budget_used_tokens{{key="ada",period="{period}"}} {n_used}' in metrics

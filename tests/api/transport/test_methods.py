@@ -1,17 +1,19 @@
-"""HEAD and OPTIONS on every route, and gzip."""
+"""HEAD and OPTIONS on every route, gzip, errors, request ids, and the line in the log."""
 
 import asyncio
 import gzip
 import json
-from typing import cast
+import logging
+from typing import Any, cast
 
 import httpx
 import pytest
 from starlette.routing import Route
 
+from server import logs
 from server.routes import ROUTERS
 from server.web.live import MOST_WATCHERS
-from tests.api.conftest import TIMEOUT_S, GoLive, Serve
+from tests.api.conftest import TIMEOUT_S, Api, GoLive, Serve
 
 pytestmark = pytest.mark.slow
 
@@ -56,9 +58,8 @@ async def test_a_head_of_a_stream_ends_at_once(live: GoLive, path: str) -> None:
 
 
 @pytest.mark.parametrize(("path", "status"), [("/nope", 404), ("/v1/completions", 405)])
-async def test_a_head_of_what_has_no_get_fails_as_a_get_does(client: httpx.AsyncClient, path: str, status: int) -> None:
-    head = await client.head(path)
-    assert (head.status_code, head.content) == (status, b"")
+async def test_a_head_of_what_has_no_get_fails_as_a_get_does(api: Api, path: str, status: int) -> None:
+    assert (await api.expect(f"HEAD {path}", None, status)).content == b""
 
 
 @pytest.mark.parametrize("path", ["/audio/transcriptions", "/v1/audio/transcriptions", "/v1/audio/translations"])
@@ -66,12 +67,6 @@ async def test_a_form_by_another_method_names_the_allowed_one(client: httpx.Asyn
     reply = await client.put(path, files={"file": b"sound"})
     assert (reply.status_code, reply.headers["allow"]) == (405, "POST")
     assert (await client.put("/nope", files={"file": b"sound"})).status_code == 404
-
-
-async def test_a_head_needs_a_key_where_a_get_does(serve: Serve) -> None:
-    async with serve(server={"api_keys": ["secret"]}) as api:
-        assert (await api.client.head("/v1/models")).status_code == 401
-        assert (await api.client.head("/health")).status_code == 200
 
 
 async def test_options_are_answered_on_every_path(client: httpx.AsyncClient) -> None:
@@ -99,3 +94,61 @@ async def test_streams_are_never_compressed(live: GoLive) -> None:
         async with server.api.client.stream("POST", "/v1/completions", json=body, headers=GZIP) as reply:
             assert "content-encoding" not in reply.headers
             assert (await reply.aread()).endswith(b"data: [DONE]\n\n")
+
+
+async def test_a_wrong_method_says_which_are_right(client: httpx.AsyncClient) -> None:
+    reply = await client.get("/v1/completions")
+    assert (reply.status_code, reply.headers["allow"]) == (405, "POST")
+    assert reply.json()["error"]["type"] == "invalid_request_error"
+
+
+async def test_a_fault_of_ours_is_a_500_without_details(
+    serve: Serve, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serve() as api:
+
+        def broken() -> None:
+            raise KeyError("the password")
+
+        monkeypatch.setattr(api.pool, "states", broken)
+        monkeypatch.setattr(caplog.handler, "formatter", logs.LineFormatter(logs.as_json))
+        with caplog.at_level(logging.ERROR):
+            reply = await api.client.get("/v1/models", headers={"Origin": "http://x.y", "X-Request-Id": "abc-1"})
+        text = caplog.text
+        monkeypatch.undo()
+        assert reply.status_code == 500
+        assert reply.json()["error"]["type"] == "server_error"
+        assert "password" not in reply.text
+        assert "the password" in text
+        assert "abc-1" in text
+        assert reply.headers["access-control-allow-origin"] == "http://x.y"
+        assert reply.headers["x-request-id"] == "abc-1"
+
+
+async def test_clients_are_told_not_to_ask_again_for_what_this_server_does_not_do(client: httpx.AsyncClient) -> None:
+    reply = await client.post("/v1/embeddings", json={"input": "x"})
+    assert (reply.status_code, reply.headers["x-should-retry"]) == (501, "false")
+    assert "x-should-retry" not in (await client.post("/v1/completions", json={"n": 0})).headers
+
+
+async def test_every_reply_says_who_answers_and_to_which_request(client: httpx.AsyncClient) -> None:
+    reply = await client.get("/health", headers={"X-Request-Id": "mine"})
+    assert (reply.headers["server"], reply.headers["x-request-id"]) == ("llamapool", "mine")
+    first, second = [(await client.get("/health")).headers["x-request-id"] for _ in range(2)]
+    assert first != second
+
+
+@pytest.mark.parametrize("given", ["a b", "x" * 129, "ü".encode().decode("latin-1"), ""])
+async def test_a_request_id_that_could_spoil_the_log_is_replaced(client: httpx.AsyncClient, given: str) -> None:
+    reply = await client.get("/health", headers=[(b"x-request-id", given.encode("latin-1"))])
+    assert reply.headers["x-request-id"] != given
+
+
+async def test_the_log_tells_status_and_duration(client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "server.access"):
+        await client.get("/nope%0Ainjected", headers={"X-Request-Id": "abc-2"})
+        await client.get("/health")
+    record: Any
+    (record,) = [r for r in caplog.records if r.name == "server.access"]
+    assert "GET '/nope\\ninjected' 404" in record.getMessage()
+    assert (record.request, record.outcome) == ("abc-2", "http_404")

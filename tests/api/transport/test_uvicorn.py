@@ -8,7 +8,7 @@ import pytest
 
 from server.transport.limits import connection_limit
 from tests.api.conftest import GoLive, Live, Serve, chat_request, until
-from tests.support.fakes import FakeLoader, FakeRunner
+from tests.support.fakes import FakeLoader
 
 PROXIES_KEEP_S = 60  # nginx's keepalive_timeout of an upstream, and ALB's idle timeout
 
@@ -81,7 +81,7 @@ async def streams(server: Live, n: int) -> list[tuple[asyncio.StreamReader, asyn
 
 async def test_with_requests_on_all_the_next_is_told_to_come_back(live: GoLive) -> None:
     steps = threading.Semaphore(0)
-    async with live(FakeLoader(runner=lambda: FakeRunner(steps=steps)), server=MOST) as server:
+    async with live(FakeLoader(steps=steps), server=MOST) as server:
         opened = await streams(server, 3)
         reply = await server.exchange(chat_request())
         assert reply.startswith(b"HTTP/1.1 503 ")
