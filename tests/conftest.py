@@ -77,8 +77,7 @@ def pytest_configure() -> None:
     os.environ |= {"LLAMA_CACHE": "no such folder", "HF_ENDPOINT": "http://127.0.0.1:1", "HF_TOKEN": ""}
     os.environ["LLAMAPOOL_SERVER__STATE"] = "memory"  # servers that tests start write nothing into the user's home
     downloads.check_ci()
-    if not EXHAUSTIVE:
-        forked_python.install(download_process, model_process, sandbox_process, real_server)
+    forked_python.install(download_process, model_process, sandbox_process, real_server)
 
 
 MAY_BE_SKIPPED = {

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 from tests.clients.conftest import API_KEY
+from tests.support.forked_python import run
 from tests.support.real_server import ROOT, RealServer
 
 QUICK = ("--scale", "0.1", "--parallel", "2", "--timeout", "200")
@@ -12,7 +13,7 @@ QUICK = ("--scale", "0.1", "--parallel", "2", "--timeout", "200")
 
 def bench(server: RealServer, *words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "server", "bench", "--url", f"{server.base_url}/v1", *QUICK, *words]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250, check=False)
+    return run(command, cwd=ROOT, capture_output=True, text=True, timeout=250, check=False)
 
 
 def test_the_only_model_is_found_and_measured(server: RealServer) -> None:

@@ -1,16 +1,18 @@
 """Every program of `examples/` runs against what `make serve` starts, and says what its reader is promised."""
 
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.support.forked_python import run
 from tests.support.real_server import ROOT, RealServer, llamapool_config
 
 EXAMPLES = ROOT / "examples"
+RUN = "import runpy, sys; import openai; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
 SAYS = {
     "stream": ("Once upon a time", "tokens of the prompt computed"),
     "tools_loop": ('get_weather({"city": "Oslo"})', "rainy with 8 degrees"),
@@ -39,16 +41,10 @@ def test_all_are_run() -> None:
 
 @pytest.mark.parametrize("name", SAYS)
 def test_an_example_works(name: str, serve: RealServer) -> None:
-    program = EXAMPLES / f"{name}.py"
     arguments = ["40"] if name == "batch" else []
-    done = subprocess.run(
-        [sys.executable, str(program), *arguments],
-        env={**os.environ, "BASE_URL": serve.base_url},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    command = [sys.executable, "-c", RUN, str(EXAMPLES / f"{name}.py"), *arguments]
+    how: dict[str, Any] = {"env": {**os.environ, "BASE_URL": serve.base_url}, "capture_output": True, "text": True}
+    done = run(command, **how, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     for part in SAYS[name]:
         assert part in done.stdout

@@ -2,7 +2,6 @@
 
 import os
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 from server.cli.command_line import main
 from server.cli.launch import AGENTS
 from tests.clients.conftest import API_KEY
+from tests.support.forked_python import run
 from tests.support.real_server import ROOT, RealServer, free_port
 from tests.support.terminal import Terminal
 
@@ -32,7 +32,7 @@ def test_an_agent_starts_with_an_environment_of_its_own(
     agent: str, demo: RealServer, agent_path: str, tmp_path: Path
 ) -> None:
     environment = {**os.environ, "PATH": agent_path, "XDG_STATE_HOME": str(tmp_path), "LLAMA_API_KEY": "sk-secret"}
-    done = subprocess.run(
+    done = run(
         [*COMMAND, "launch", agent, "--url", demo.base_url, "--", "fix", "--this"],
         cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200, check=False,
     )  # fmt: skip

@@ -5,10 +5,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from server.cli import health
 from tests.clients.conftest import API_KEY, QUIET
 from tests.support.certificates import NEEDS_OPENSSL, make_certificate
+from tests.support.forked_python import run
 from tests.support.real_server import POLL_S, REPLY_S, ROOT, RealServer
 
 
@@ -26,9 +28,8 @@ class Checked(RealServer):
     def check(self) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "server", "health"]
         environment = {**os.environ, **self.environment}
-        return subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=REPLY_S, check=False
-        )
+        how: dict[str, Any] = {"cwd": ROOT, "env": environment, "capture_output": True, "text": True}
+        return run(command, **how, timeout=REPLY_S, check=False)
 
 
 def served(folder: Path, model: Path, server: str) -> Checked:

@@ -15,9 +15,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.support import forked_python
 from tests.support.real_server import ROOT, RealServer, free_port
 
 DOCS = ROOT / "docs"
@@ -50,8 +52,10 @@ def blocks(page: Path, port: int) -> Iterator[Block]:
 def test_a_tutorial_works_as_written(page: Path, tmp_path: Path) -> None:
     (tmp_path / "models").symlink_to(ROOT / "models")
     (tmp_path / "config").symlink_to(ROOT / "config")
+    (tmp_path / "bin").mkdir()
+    forked_python.write_command(tmp_path / "bin")
     environment = {
-        "PATH": f"{_BIN}:{os.environ['PATH']}",
+        "PATH": f"{tmp_path / 'bin'}:{_BIN}:{os.environ['PATH']}",
         "HOME": str(tmp_path),
         "XDG_STATE_HOME": str(tmp_path / "state"),
         "PYTHONPATH": str(ROOT),
@@ -67,15 +71,8 @@ def test_a_tutorial_works_as_written(page: Path, tmp_path: Path) -> None:
             elif block.title:
                 (tmp_path / block.title).write_text(block.text)
             elif block.language == "sh":
-                done = subprocess.run(
-                    ["bash", "-ec", block.text],
-                    cwd=tmp_path,
-                    env=environment,
-                    capture_output=True,
-                    text=True,
-                    timeout=300,
-                    check=False,
-                )
+                how: dict[str, Any] = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True}
+                done = subprocess.run(["bash", "-ec", block.text], **how, timeout=300, check=False)
                 assert done.returncode == 0, f"{block.text}\n{done.stdout}{done.stderr}"
                 output = done.stdout
                 n_run += 1
@@ -87,7 +84,7 @@ def test_a_tutorial_works_as_written(page: Path, tmp_path: Path) -> None:
 def _serve(command: str, port: int, folder: Path, environment: dict[str, str]) -> RealServer:
     """Start the server of a tutorial. Entering the returned context waits until it is healthy."""
     assert command.startswith("llamapool ")
-    words = ["bash", "-c", f"cd {folder} && exec {_BIN}/{command}"]
+    words = ["bash", "-c", f"cd {folder} && exec {command}"]
     return (_TlsServer if "--ssl-cert-file" in command else RealServer)(words, port, environment)
 
 

@@ -3,7 +3,9 @@
 A new Python with the server's modules takes about a second of CPU time, and `make test` starts thousands: servers,
 workers of models, sandboxes and downloads. `install` replaces `subprocess` in the modules that start them. With
 ``EXHAUSTIVE=1``, and on versions of Python whose `Popen` is not known here, each process is started as in production.
-A forked process is killed when the process that started it ends.
+A forked process is killed when the process that started it ends. The sandboxes of a forked server are forks, too.
+
+`run` and `Popen` are those of `subprocess`, with forks. `write_command` writes the program `llamapool` for shells.
 """
 
 import atexit
@@ -25,24 +27,53 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from threading import Thread
-from types import ModuleType, SimpleNamespace
+from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
+
+from tests.support.sampling import EXHAUSTIVE
 
 ROOT = Path(__file__).resolve().parents[2]
 IMPORTS = {"server": ("server.cli.command_line", "server.model_pool", "server.app")}
 """What ``python -m NAME`` imports; the modules of ``-c`` are found in its code and arguments."""
-_MODULE = re.compile(r"from (server[\w.]*) import|^(server[\w.]+):\w+$")
+_MODULE = re.compile(r"from (server[\w.]*) import|import (server[\w.]+|openai)\b|^(server[\w.]+):\w+$")
 _LOADING = ("LD_", "PYTHON", "GGML_")
 """Variables that are read when a program or a library is loaded. A process that sets one is started as usual."""
 _FREE_FD = 200
-_KNOWN_POPEN = (3, 11)
-"""The version of Python whose private methods `ForkedPopen` replaces."""
+_OF_FORK: list[str] = []
+"""In a fork: the socket of the process that forked it."""
+FORKS = not EXHAUSTIVE and sys.version_info[:2] == (3, 11)
+"""Whether anything is forked: `ForkedPopen` replaces private methods of that version of Python."""
+_COMMAND = """#!{python} -IS
+import json, os, signal, socket, sys
+connection = socket.socket(socket.AF_UNIX)
+connection.connect({path!r})
+request = {{"argv": ["-m", "server", *sys.argv[1:]], "environment": dict(os.environ), "cwd": os.getcwd()}}
+socket.send_fds(connection, [b"\\n"], [0, 1, 2])
+request |= {{"session": False, "parent": os.getpid(), "fds": [0, 1, 2]}}
+connection.sendall(json.dumps(request).encode() + b"\\n")
+lines = connection.makefile()
+pid = int(lines.readline())
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    signal.signal(number, lambda number, _: os.kill(pid, number))
+status = int(lines.readline() or -9)
+sys.exit(status if status >= 0 else 128 - status)
+"""
 
 
 def install(*modules: ModuleType) -> None:
     """Let these modules, which use ``subprocess.Popen``, start forks."""
-    for module in modules if sys.version_info[:2] == _KNOWN_POPEN else ():
+    for module in modules if FORKS else ():
         module.subprocess = SimpleNamespace(**{**vars(subprocess), "Popen": ForkedPopen})  # type: ignore[attr-defined]
+
+
+def write_command(folder: Path) -> None:
+    """Write the program `llamapool` into `folder`: a process that lets the server be forked and waits for its end."""
+    program = folder / "llamapool"
+    if FORKS:
+        program.write_text(_COMMAND.format(python=sys.executable, path=_forker()))
+        program.chmod(0o755)
+    else:
+        program.symlink_to(Path(sys.executable).with_name("llamapool"))
 
 
 class ForkedPopen(subprocess.Popen[Any]):
@@ -96,6 +127,13 @@ class ForkedPopen(subprocess.Popen[Any]):
         return self.returncode
 
 
+run, Popen = subprocess.run, subprocess.Popen
+if FORKS:
+    Popen = ForkedPopen
+    run = FunctionType(subprocess.run.__code__, {**vars(subprocess), "Popen": ForkedPopen})
+    run.__kwdefaults__ = subprocess.run.__kwdefaults__
+
+
 def _line(connection: socket.socket) -> bytes:
     """Read a line, without its end."""
     line = b""
@@ -107,6 +145,8 @@ def _line(connection: socket.socket) -> bytes:
 @cache
 def _forker() -> str:
     """Start the process that forks, and return the path of its socket."""
+    if _OF_FORK:
+        return _OF_FORK[0]
     folder = tempfile.TemporaryDirectory(prefix="forker-")
     path = f"{folder.name}/socket"
     forker = subprocess.Popen(
@@ -137,6 +177,7 @@ def main(path: str) -> None:
         _import(request["argv"])
         if os.fork() == 0:
             listener.close()
+            _OF_FORK.append(path)
             _watch(connection, fds, request)
             return
         for fd in (*fds, connection.detach()):
@@ -197,6 +238,8 @@ def _run(argv: list[str]) -> None:
         sys.argv = ["-c", *argv[at + 2 :]]
         exec(compile(argv[at + 1], "<string>", "exec"), {"__name__": "__main__"})
     else:
+        if argv[at + 1] == "server":
+            install(sys.modules["server.sandbox.process"])
         sys.argv = [argv[at + 1], *argv[at + 2 :]]
         runpy.run_module(argv[at + 1], run_name="__main__", alter_sys=True)
 
