@@ -47,7 +47,7 @@ test-failed: $(VENV)/.installed-dev check
 quick: $(VENV)/.installed-dev $(VENV)/.templates
 	$(BIN)/ruff check --quiet . && $(BIN)/mypy
 	$(DOWNLOADS) $(BIN)/python -m pytest -q $(TWO) --quick tests/unit tests/api \
-	  tests/model/test_description.py tests/model/test_draft_rollback.py
+	  tests/model/library/test_llama_loader.py tests/model/test_speculation.py
 
 # Whole matrices, new hypothesis examples and a random order of tests; then the suites that take longer.
 nightly: $(VENV)/.installed-dev check $(VENV)/.templates $(VENV)/.smollm2

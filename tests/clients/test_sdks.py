@@ -1,4 +1,4 @@
-"""What every official client does, over each API that it speaks: replies, streams, stops, schemas, errors, hanging up.
+"""What every official client does, over each API that it speaks: replies, streams, schemas, tools, errors, hanging up.
 
 `Sdk` asks the same things of each client. Random weights write the text; the default model calls the tool.
 """
@@ -52,7 +52,6 @@ class Said:
 class Sdk:
     """One official client on one API. ``turns`` are messages in the client's own form."""
 
-    stop_option = "stop"
     errors: tuple[type[Exception], type[Exception], type[Exception]]
     """The exceptions for a bad request, a wrong key and an unknown model."""
 
@@ -195,7 +194,6 @@ class OpenAiResponses(OpenAiChat):
 
 
 class Anthropic(Sdk):
-    stop_option = "stop_sequences"
     errors = (anthropic.BadRequestError, anthropic.AuthenticationError, anthropic.NotFoundError)
 
     def connect(self, url: str, key: str) -> Any:
@@ -243,9 +241,9 @@ class OllamaChat(Sdk):
     def connect(self, url: str, key: str) -> Any:
         return ollama.Client(host=url, headers={"Authorization": f"Bearer {key}"}, timeout=REPLY_S)
 
-    def fields(self, turns: list[Any], n: int, stop: Any = None, **fields: Any) -> dict[str, Any]:
+    def fields(self, turns: list[Any], n: int, **fields: Any) -> dict[str, Any]:
         options = (GREEDY if self.model == "tiny" else {"temperature": 0}) | {"num_predict": n}
-        return {"model": self.model, "messages": turns, "options": options | ({"stop": stop} if stop else {}), **fields}
+        return {"model": self.model, "messages": turns, "options": options, **fields}
 
     def told(self, parts: list[Any]) -> Said:
         self.calls = [call for part in parts for call in part.message.tool_calls or ()]
@@ -273,8 +271,8 @@ class OllamaChat(Sdk):
 
 
 class OllamaGenerate(OllamaChat):
-    def fields(self, turns: list[Any], n: int, stop: Any = None, **fields: Any) -> dict[str, Any]:
-        chat = super().fields(turns, n, stop, **fields)
+    def fields(self, turns: list[Any], n: int, **fields: Any) -> dict[str, Any]:
+        chat = super().fields(turns, n, **fields)
         return {"prompt": chat.pop("messages")[0]["content"], **chat}
 
     def told(self, parts: list[Any]) -> Said:
@@ -316,22 +314,13 @@ def test_a_stream_says_what_the_whole_reply_says(kind: type[Sdk], server: RealSe
     assert streamed == whole
 
 
-@each((OpenAiChat, OpenAiCompletions, Anthropic, OllamaChat, OllamaGenerate))
-def test_a_stop_string_ends_the_text_before_it(kind: type[Sdk], server: RealServer) -> None:
-    with kind(server, "tiny") as sdk:
-        text = sdk.ask([turn(HELLO)], 30).text
-        found = [say([turn(HELLO)], 30, **{sdk.stop_option: [text[5:7]]}) for say in (sdk.ask, sdk.stream)]
-    for stopped in found:
-        assert (stopped.text, stopped.limited) == (text[: text.index(text[5:7])], False)
-
-
 @each((OpenAiChat, OpenAiResponses, Anthropic, OllamaChat, OllamaGenerate))
 def test_a_type_shapes_the_reply(kind: type[Sdk], server: RealServer) -> None:
     with kind(server, "tiny") as sdk:
         assert sdk.parse().count in (10, 99)
 
 
-@each(ALL)
+@each((OpenAiChat, Anthropic, OllamaChat))
 def test_hanging_up_frees_the_slot_before_the_end(kind: type[Sdk], server: RealServer) -> None:
     before = metric(server, "llamacpp:tokens_predicted_total")
     with kind(server, "tiny") as sdk, closing(sdk.open(sdk.fields([turn(HELLO)], ENDLESS))) as stream:
@@ -355,13 +344,11 @@ def test_errors_are_the_clients_own_exceptions(kind: type[Sdk], server: RealServ
 
 
 @each(CHATS)
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_tool_is_called_and_its_result_answered(kind: type[Sdk], stream: bool, demo: RealServer) -> None:
+def test_a_tool_is_called_and_its_result_answered(kind: type[Sdk], demo: RealServer) -> None:
     with kind(demo, "demo") as sdk:
-        say = sdk.stream if stream else sdk.ask
-        first = say([turn(WEATHER)], 200, **sdk.tool())
+        first = sdk.stream([turn(WEATHER)], 200, **sdk.tool())
         assert first.calls == (("get_weather", {"city": "Paris"}),)
-        last = say([turn(WEATHER), *sdk.answered(first, SUNNY)], 200, **sdk.tool())
+        last = sdk.ask([turn(WEATHER), *sdk.answered(first, SUNNY)], 200, **sdk.tool())
     assert last.calls == ()
     assert "sunny" in last.text
     assert "21" in last.text

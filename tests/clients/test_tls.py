@@ -20,27 +20,15 @@ pytestmark = NEEDS_OPENSSL
 
 
 class TlsServer(RealServer):
-    """`python -m server` over TLS; ``certificate`` is the only one that its requests trust."""
+    """`python -m server` over TLS; requests trust only the certificate in `folder`."""
 
-    def __init__(self, model: Path, key: Path, certificate: Path) -> None:
-        self.trust = ssl.create_default_context(cafile=certificate)
+    def __init__(self, model: Path, folder: Path) -> None:
+        self.key, self.certificate = make_certificate(folder)
+        self.trust = ssl.create_default_context(cafile=self.certificate)
         port = free_port()
-        files = ["--ssl-key-file", str(key), "--ssl-cert-file", str(certificate)]
-        command = [
-            sys.executable,
-            "-m",
-            "server",
-            "-m",
-            str(model),
-            "--port",
-            str(port),
-            "-c",
-            "512",
-            "-t",
-            "1",
-            *files,
-        ]
-        super().__init__(command, port, QUIET)
+        sizes = ("-m", model, "--port", port, "-c", 512, "-t", 1)
+        files = ("--ssl-key-file", self.key, "--ssl-cert-file", self.certificate)
+        super().__init__([sys.executable, "-m", "server", *map(str, (*sizes, *files))], port, QUIET)
 
     @property
     def base_url(self) -> str:
@@ -52,32 +40,27 @@ class TlsServer(RealServer):
 
 @pytest.fixture(scope="module")
 def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsServer]:
-    folder = tmp_path_factory.mktemp("tls")
-    with TlsServer(model, *make_certificate(folder)) as running:
+    with TlsServer(model, tmp_path_factory.mktemp("tls")) as running:
         yield running
 
 
 def test_the_openai_client_streams_over_https(server: TlsServer) -> None:
-    http_client = DefaultHttpxClient(verify=server.trust)
-    with OpenAI(
-        base_url=f"{server.base_url}/v1", api_key="-", max_retries=0, timeout=REPLY_S, http_client=http_client
-    ) as client:
+    options = {"base_url": f"{server.base_url}/v1", "http_client": DefaultHttpxClient(verify=server.trust)}
+    with OpenAI(**options, api_key="-", max_retries=0, timeout=REPLY_S) as client:  # type: ignore[arg-type]
         stream = client.chat.completions.create(
             model="any", messages=[{"role": "user", "content": "Hi"}], max_tokens=4, stream=True
         )
         assert [chunk.choices[0].finish_reason for chunk in stream if chunk.choices][-1] in ("length", "stop")
+    assert f"listening on {server.base_url}" in server.log_tail()
 
 
-def test_a_client_that_does_not_know_the_certificate_refuses_the_server(server: TlsServer) -> None:
+def test_nobody_else_gets_an_answer_and_the_server_lives_on(server: TlsServer) -> None:
     stranger = http.client.HTTPSConnection(
         server.host, server.port, timeout=REPLY_S, context=ssl.create_default_context()
     )
     with pytest.raises(ssl.SSLCertVerificationError):
         stranger.request("GET", "/health")
     stranger.close()
-
-
-def test_plain_http_gets_no_answer_and_the_server_lives_on(server: TlsServer) -> None:
     plain = http.client.HTTPConnection(server.host, server.port, timeout=REPLY_S)
     plain.request("GET", "/health")
     with pytest.raises((http.client.HTTPException, OSError)):
@@ -86,18 +69,12 @@ def test_plain_http_gets_no_answer_and_the_server_lives_on(server: TlsServer) ->
     assert server.get("/health")["status"] == "ok"
 
 
-def test_the_log_names_the_https_address(server: TlsServer) -> None:
-    assert f"listening on {server.base_url}" in server.log_tail()
-
-
 def test_a_new_certificate_is_served_without_a_restart(model: Path, tmp_path: Path) -> None:
-    key, certificate = make_certificate(tmp_path)
-    with TlsServer(model, key, certificate) as server:
-        assert server.get("/health")["status"] == "ok"
+    with TlsServer(model, tmp_path) as server:
         new_key, new = make_certificate(tmp_path / "new")
         trust = ssl.create_default_context(cafile=new)
-        new_key.replace(key)  # for a moment the two don't fit: the old pair is served on
-        new.replace(certificate)
+        new_key.replace(server.key)  # for a moment the two don't fit: the old pair is served on
+        new.replace(server.certificate)
 
         def trusted() -> bool:
             with suppress(ssl.SSLCertVerificationError):

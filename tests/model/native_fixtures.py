@@ -1,7 +1,8 @@
 """Tiny real models for the tests of the native side: files are written once a session, contexts once a test."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,18 +11,23 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from server.engine.engine import Engine
+from server.engine.params import EngineParams
 from server.engine.request import SamplingParams
 from server.llama.context.batch import Run
 from server.llama.context.runner import LlamaRunner
 from server.llama.loader import LlamaLoader
 from server.llama.vocab import LlamaVocab
 from server.llama.weights.model import LlamaWeights
+from server.pool.protocols import Weights
 from server.pool.spec import LoadParams, ModelSpec
 from tests.support.ggufs import TinyModel, gguf_file
 
 GREEDY = SamplingParams(temperature=0.0, seed=1)
 # no truncation, no randomness but the draw
 PLAIN = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=7)
+F32: dict[str, Any] = {"cache_type_k": "f32", "cache_type_v": "f32", "flash_attn": "off"}
+"""Alike in batches of every shape."""
 PROMPT = "the quick brown fox jumps over the lazy dog"
 
 Probabilities = npt.NDArray[np.float64]
@@ -44,6 +50,18 @@ def open_runner(path: Path, **native: Any) -> Iterator[LlamaRunner]:
     """A runner over its own weights, closed at the end."""
     with closing(load(path, **native)) as weights, closing(weights.runner()) as runner:
         yield runner
+
+
+@asynccontextmanager
+async def engine_on(weights: Weights, params: EngineParams, n_instances: int = 1) -> AsyncIterator[Engine]:
+    """An engine on contexts of `weights`; all are closed at the end."""
+    engine = Engine([weights.runner() for _ in range(n_instances)], params, asyncio.get_running_loop())
+    try:
+        yield engine
+        engine.check_integrity()
+    finally:
+        await engine.close()
+        weights.close()
 
 
 def prompt_tokens(vocab: LlamaVocab, text: str = PROMPT) -> list[int]:

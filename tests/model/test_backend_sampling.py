@@ -2,15 +2,13 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from server.engine.engine import Engine
 from server.engine.params import EngineParams
 from server.engine.request import Request, SamplingParams
 from server.errors import NotNumbers
@@ -24,8 +22,8 @@ from server.llama.sampling.sampler import NativeSampler
 from server.llama.weights.model import LlamaWeights
 from server.pool.memory import HOST
 from server.pool.spec import LoadParams, ModelSpec
-from tests.model.native_fixtures import Entry
-from tests.model.test_draft_model import token_ids
+from tests.model.native_fixtures import F32, Entry, engine_on
+from tests.model.test_speculation import token_ids
 from tests.support.ggufs import PLAIN, TinyModel, gguf_file
 from tests.support.ggufs.catalogue import HYBRID
 from tests.unit.engine.builders import Reply, run
@@ -37,8 +35,7 @@ PROMPTS = ([5, 9, 300, 17] * 5, [*range(20, 180, 3)], [*range(60, 200)], [7, 8])
 
 
 def load(path: Path, engine: EngineParams = ENGINE, **native: Any) -> LlamaWeights:
-    params: dict[str, Any] = {"n_ctx": 2048, "n_parallel": 4, "n_threads": 1, "flash_attn": "off"}
-    params |= {"n_threads_batch": 1, "cache_type_k": "f32", "cache_type_v": "f32"} | native
+    params = {"n_ctx": 2048, "n_parallel": 4, "n_threads": 1, "n_threads_batch": 1, **F32, **native}
     spec = ModelSpec("tiny", path, native=LoadParams(**params), engine=engine)
     return cast(LlamaWeights, LlamaLoader().load(spec, lambda _: True))
 
@@ -50,18 +47,6 @@ def runner(gguf_folder: Path) -> Iterator[LlamaRunner]:
     yield opened
     opened.close()
     weights.close()
-
-
-@asynccontextmanager
-async def engine_on(path: Path, params: EngineParams = ENGINE, **native: Any) -> AsyncIterator[Engine]:
-    weights = load(path, params, **native)
-    engine = Engine([weights.runner()], params, asyncio.get_running_loop())
-    try:
-        yield engine
-        engine.check_integrity()
-    finally:
-        await engine.close()
-        weights.close()
 
 
 def asked(i: int, sampling: SamplingParams, **options: Any) -> Request:
@@ -92,7 +77,7 @@ async def test_greedy_replies_are_the_same(
     gguf_folder: Path, in_graph: Counter[str], model: TinyModel, spec_type: str, *, unified: bool
 ) -> None:
     params = replace(ENGINE, spec_type=spec_type)
-    async with engine_on(gguf_file(gguf_folder, model), params, kv_unified=unified) as engine:
+    async with engine_on(load(gguf_file(gguf_folder, model), params, kv_unified=unified), params) as engine:
         plain = await run(engine, *(asked(i, replace(GREEDY, backend_sampling=False)) for i in range(4)))
         assert not in_graph["tokens"]
         chosen = await run(engine, *(asked(i, GREEDY) for i in range(4)))
@@ -102,7 +87,7 @@ async def test_greedy_replies_are_the_same(
 
 async def test_preempted_and_cancelled_sequences_leave_no_chain(gguf_folder: Path, in_graph: Counter[str]) -> None:
     """With cells for one and a half sequences: they are preempted and resume in other slots."""
-    async with engine_on(gguf_file(gguf_folder, PLAIN), kv_unified=True, n_ctx=320) as engine:
+    async with engine_on(load(gguf_file(gguf_folder, PLAIN), kv_unified=True, n_ctx=320), ENGINE) as engine:
         wanted = [asked(i % 4, SEEDED, max_tokens=100) for i in range(6)]
         alone = [tokens_of(await run(engine, one))[0] for one in wanted[:4]]
         replies = await run(engine, *wanted)

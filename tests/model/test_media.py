@@ -23,7 +23,7 @@ from server.llama.media.projector import Projector
 from server.media.bitmap import Bitmap
 from server.pool.protocols import Weights
 from server.pool.spec import LoadParams, ModelSpec
-from tests.model.native_fixtures import Entry, raw_logits
+from tests.model.native_fixtures import F32, Entry, engine_on, raw_logits
 from tests.support.ggufs import PLAIN, SLIDING_WINDOW, TinyModel, gguf_file, truncated
 from tests.support.ggufs.catalogue import MROPE
 from tests.support.ggufs.projector import TinyProjector, projector_file
@@ -48,8 +48,7 @@ def picture(number: int, width: int = 100, height: int = 80) -> Bitmap:
 
 def specification(folder: Path, kind: str, **native: Any) -> ModelSpec:
     model, projector = MODELS[kind]
-    exact = {"flash_attn": "off", "cache_type_k": "f32", "cache_type_v": "f32"}  # alike in batches of every shape
-    params = {"n_ctx": 2048, "n_parallel": 4, "n_threads": 1, "warmup": False, "fit": False, **exact, **native}
+    params = {"n_ctx": 2048, "n_parallel": 4, "n_threads": 1, "warmup": False, "fit": False, **F32, **native}
     return ModelSpec(
         "tiny", gguf_file(folder, model), mmproj=projector_file(folder, projector), native=LoadParams(**params)
     )
@@ -103,13 +102,8 @@ class Bench:
 @asynccontextmanager
 async def bench(folder: Path, kind: str, params: EngineParams | None = None, **native: Any) -> AsyncIterator[Bench]:
     weights = LlamaLoader().load(specification(folder, kind, **native), lambda _: True)
-    chosen = replace(params or EngineParams(), check_integrity=True)
-    engine = Engine([weights.runner()], chosen, asyncio.get_running_loop())
-    try:
+    async with engine_on(weights, replace(params or EngineParams(), check_integrity=True)) as engine:
         yield Bench(weights, engine)
-    finally:
-        await engine.close()
-        weights.close()
 
 
 QUESTION: list[str | Bitmap] = ["hello ", picture(1), "what is it", picture(2), " tell me more about it, please do"]

@@ -2,7 +2,6 @@
 streams run, a full disk, too little memory, systemd, CPUs of its own; what usage says.
 """
 
-import asyncio
 import contextlib
 import json
 import os
@@ -23,7 +22,6 @@ from typing import Any
 import pytest
 import yaml
 
-from server.engine.engine import Engine
 from server.engine.instances import bind
 from server.engine.params import EngineParams
 from server.errors import ModelFailed
@@ -32,6 +30,7 @@ from server.llama.loader import LlamaLoader
 from server.llama.threads import ComputeThreads, bound
 from server.pool.spec import LoadParams, ModelSpec, ThreadPlacement
 from server.transport.keys import add_entry, hash_of, new_key
+from tests.model.native_fixtures import engine_on
 from tests.support.ggufs import TinyModel, gguf_file
 from tests.support.real_server import EXACT, ROOT, RealServer, free_port, llamapool, llamapool_config
 from tests.support.waiting import wait_until
@@ -228,15 +227,11 @@ async def test_compute_threads_inherit_the_processors_of_their_instance(tiny_pat
     spec = ModelSpec("tiny", tiny_path, native=native, engine=params)
     weights = LlamaLoader().load(spec, lambda _: True)
     before = threads()
-    engine = Engine([weights.runner(), weights.runner()], params, asyncio.get_running_loop())
-    try:
+    async with engine_on(weights, params, 2) as engine:
         replies = await run(engine, *(request("a prompt of some length", id_slot=i) for i in range(4)))
         assert [reply.error for reply in replies] == [None] * 4
         new = [cpus for thread, cpus in threads().items() if thread not in before]
         assert sorted(new) == [str(CPUS[0])] * 2 + [str(CPUS[1])] * 2  # a step thread and a worker each
-    finally:
-        await engine.close()
-        weights.close()
 
 
 @two_cpus

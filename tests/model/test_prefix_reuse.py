@@ -6,6 +6,7 @@ batches of another shape differ by less than two tokens' logits do.
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,9 @@ from typing import Any
 import pytest
 
 from server.llama.context.runner import LlamaRunner
-from tests.model.native_fixtures import GREEDY, generate, open_runner
+from tests.model.native_fixtures import F32, GREEDY, generate, open_runner
 from tests.support.ggufs import MODELS, gguf_file
-from tests.support.real_server import RealServer, llamapool
+from tests.support.real_server import EXACT, RealServer, llamapool
 from tests.support.sampling import sample
 
 CUTTABLE = ("experts", "no-template", "sliding-window")
@@ -62,15 +63,28 @@ class Served:
         return vocab.detokenize(generate(self.runner, tokens, N, params), special=False).decode()
 
 
+@contextmanager
+def serving(folder: Path, kind: str, n_ctx: int, *flags: str) -> Iterator[Served]:
+    path, fixed = gguf_file(folder, MODELS[kind]), ("-np", "4", "-t", "1", "-ub", "128", *EXACT)
+    with (
+        llamapool(path, "-c", str(n_ctx), *fixed, *flags) as server,
+        open_runner(path, n_ctx=N_CTX, n_parallel=1, **F32) as runner,
+    ):
+        yield Served(kind, server, runner)
+
+
 @pytest.fixture(scope="module", params=sample(CASES, 3), ids=" ".join)
 def served(request: pytest.FixtureRequest, gguf_folder: Path) -> Iterator[Served]:
     kind, layout = request.param
-    path = gguf_file(gguf_folder, MODELS[kind])
-    cache = ("-ctk", "f32", "-ctv", "f32")
-    flags = ("-c", f"{4 * N_CTX}", "-np", "4", "-t", "1", "-fa", "off", "-b", "512", "-ub", "128", layout, *cache)
-    native = {"n_ctx": N_CTX, "n_parallel": 1, "cache_type_k": "f32", "cache_type_v": "f32", "flash_attn": "off"}
-    with llamapool(path, *flags) as server, open_runner(path, **native) as runner:
-        yield Served(kind, server, runner)
+    with serving(gguf_folder, kind, 4 * N_CTX, layout, "-b", "512") as found:
+        yield found
+
+
+@pytest.fixture(scope="module", params=["no-template", "hybrid"])
+def full(request: pytest.FixtureRequest, gguf_folder: Path) -> Iterator[Served]:
+    """Unified cells for one slot's context, which four slots share."""
+    with serving(gguf_folder, request.param, N_CTX, "--kv-unified", "--metrics") as found:
+        yield found
 
 
 def at_once(served: Served, prompts: Sequence[str]) -> list[str]:
@@ -140,3 +154,36 @@ def test_a_request_that_was_given_up_leaves_nothing_behind(served: Served) -> No
     with served.server.open_stream("/v1/completions", body):
         pass
     assert served.text(PREFIX + "given up") == served.alone(PREFIX + "given up")
+
+
+def conversation(n: int, step: int) -> list[int]:
+    return [270 + (i * step) % 113 for i in range(n)]
+
+
+def test_a_conversation_comes_back_though_others_fill_the_cells(full: Served) -> None:
+    first = conversation(480, 7)
+    full.ask(first, max_tokens=2)
+    for step in (11, 13, 17):
+        full.ask(conversation(600, step), max_tokens=2)
+    full.ask(conversation(20, 3), max_tokens=2)
+    again = [*first, *range(310, 330)]
+    reply = full.ask(again)
+    assert reply["timings"]["cache_n"] >= 470
+    assert reply["choices"][0]["text"] == full.alone(again)
+
+
+def test_streams_that_outgrow_the_cells_are_preempted_and_resume(full: Served) -> None:
+    prompts = [conversation(380, step) for step in (19, 23, 29, 31)]
+
+    def ask(prompt: list[int]) -> str:
+        text: str = full.ask(prompt, max_tokens=160, cache_prompt=False)["choices"][0]["text"]
+        return text
+
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(ask, prompts))
+    assert together == [ask(prompt) for prompt in prompts]
+    metrics = full.server.request("GET", "/metrics").body.decode()
+    n_preempted = next(
+        line.split()[-1] for line in metrics.splitlines() if line.startswith("llamapool_preempted_requests_total")
+    )
+    assert float(n_preempted) > 0

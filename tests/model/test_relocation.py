@@ -1,4 +1,4 @@
-"""A sequence that is brought to another slot while it generates goes on as if it had stayed, on all kinds of memory."""
+"""Other sequences change no token: a move to another slot, padding, and cells that hold no numbers."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,18 +8,21 @@ import pytest
 
 from server.engine.kv_store import Cells
 from server.engine.params import EngineParams
-from server.engine.request import Request
+from server.engine.request import Adapters, Request
 from server.engine.scheduler import Scheduler
 from server.engine.sequence import Phase, Sequence, Ticket
+from server.errors import InternalError
 from server.llama.context.batch import Run
 from server.llama.context.runner import LlamaRunner
 from server.llama.sampling.sampler import NativeSampler
-from tests.model.native_fixtures import GREEDY, generate, open_runner, prompt_tokens
+from server.pool.spec import ScaledFile
+from tests.model.native_fixtures import F32, GREEDY, engine_on, generate, load, open_runner, prompt_tokens
 from tests.support.ggufs import MODELS, gguf_file
+from tests.support.real_server import ROOT
+from tests.unit.engine.builders import run
 
 N = 24
 TEXTS = ("the quick brown fox jumps over the lazy dog " * 3, "while the other animals", "of the forest come together")
-F32 = {"cache_type_k": "f32", "cache_type_v": "f32", "flash_attn": "off"}
 
 
 @pytest.fixture(scope="module", params=["no-template", "hybrid", "recurrent", "sliding-window"])
@@ -107,3 +110,29 @@ def test_evaluations_and_copies_are_timed(runner: LlamaRunner) -> None:
     assert runner.info.evaluation_s >= 0.0
     assert runner.info.copy_s >= 0.0
     assert runner.info.evaluation_s + runner.info.copy_s > 0.0
+
+
+DEMO, PIRATE = (ROOT / "models" / name for name in ("demo.gguf", "demo-lora.gguf"))
+TEXT = "What is 2 plus 3?\n2 plus 3 is 5.\n" * 30
+"""The model is so sure of what follows, 2000 to 1, that no other order of sums changes it."""
+WITHOUT_BOUNDS = ((0, 1e5),)
+
+
+@pytest.mark.parametrize(("kv_unified", "flash_attn"), [(False, "on"), (True, "off")])
+async def test_others_get_what_they_get_alone(kv_unified: bool, flash_attn: str) -> None:
+    lora = ScaledFile(PIRATE, 0.0)
+    native = {"n_ctx": 2048, "n_parallel": 2, "kv_unified": kv_unified, "flash_attn": flash_attn}
+    weights = load(DEMO, lora=(lora,), **native)
+
+    def asked(n_tokens: int, adapters: Adapters = ()) -> Request:
+        tokens = prompt_tokens(weights.vocab, TEXT)[:n_tokens]
+        return Request(f"{n_tokens}", tokens, GREEDY, max_tokens=8, adapters=adapters)
+
+    async with engine_on(weights, EngineParams(check_integrity=True)) as engine:
+        for n in (40, 300):
+            (alone,) = await run(engine, asked(n))
+            bad, beside = await run(engine, asked(90, WITHOUT_BOUNDS), asked(n))
+            (after,) = await run(engine, asked(n))
+            assert isinstance(bad.error, InternalError)
+            assert [reply.error for reply in (alone, beside, after)] == [None] * 3
+            assert beside.text == after.text == alone.text

@@ -20,6 +20,7 @@ from tests.model.native_fixtures import load, open_runner
 from tests.support.ggufs import CHATML, TinyModel, damaged, gguf_file, truncated
 from tests.support.ggufs.model import Arch
 from tests.support.ggufs.writing import finish
+from tests.support.real_server import ROOT
 
 
 def failure(path: Path, **native: object) -> str:
@@ -220,3 +221,22 @@ def test_a_text_full_of_special_tokens_takes_linear_time(tiny_vocab: LlamaVocab)
     n = 400_000  # an hour, were it handed over whole
     tokens = tiny_vocab.tokenize("<|im_start|>x" * n, add_special=False, parse_special=True)
     assert tokens == [395, ord("x")] * n or len(tokens) == 2 * n
+
+
+FACTS = (
+    *("ftype", "n_vocab", "n_ctx_train", "n_embd", "n_params", "size", "generates", "embeds"),
+    *("chat_template", "built_in_template", "metadata"),
+)
+
+
+@pytest.mark.parametrize("name", ["demo.gguf", "demo-embed.gguf"])
+def test_the_header_says_what_the_library_says(name: str) -> None:
+    spec, loader = ModelSpec("m", Path(ROOT / "models" / name)), LlamaLoader()
+    described = loader.describe(spec)
+    weights = loader.load(spec, lambda _: True)
+    try:
+        known = weights.info
+    finally:
+        weights.close()
+    for fact in FACTS:
+        assert getattr(described, fact) == getattr(known, fact), fact

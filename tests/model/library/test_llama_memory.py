@@ -1,6 +1,5 @@
 """The cells of a context, what a model takes of memory before and after its load, and the devices that it may use."""
 
-import asyncio
 import ctypes
 import random
 from dataclasses import replace
@@ -10,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from server.engine.engine import Engine
 from server.engine.params import EngineParams
 from server.errors import ConfigError, ModelFailed
 from server.llama.context.runner import LlamaRunner
@@ -22,14 +20,13 @@ from server.llama.weights import params as loading
 from server.pool.memory import HOST, Footprint, held, totals
 from server.pool.protocols import Weights
 from server.pool.spec import DraftFile, LoadParams, ModelSpec, ScaledFile
-from tests.model.native_fixtures import Entry, load, open_runner, raw_logits
+from tests.model.native_fixtures import F32, Entry, engine_on, load, open_runner, raw_logits
 from tests.support.ggufs import MODELS, TinyModel, gguf_file, truncated
 from tests.unit.engine.builders import request, run
 
 N_SEQ, N_CTX, MICRO_BATCH = 4, 1024, 64
 N_STEPS = 40
 ALIKE = 5e-3  # difference of logits; the smallest that a lost token makes is ten times as large
-F32 = {"cache_type_k": "f32", "cache_type_v": "f32", "flash_attn": "off"}
 
 
 class Random:
@@ -282,14 +279,10 @@ async def test_instances_on_different_sets_answer_alike_from_weights_of_their_ow
 ) -> None:
     weights = load_on(tiny_path, ("A",), ("B", "C"))
     assert (loads, asked) == ([tiny_path.name] * 2, [("A",), ("B", "C")])
-    engine = Engine([weights.runner(), weights.runner()], EngineParams(), asyncio.get_running_loop())
-    try:
+    async with engine_on(weights, EngineParams(), 2) as engine:
         replies = await run(engine, *(request("the quick brown fox", id_slot=i) for i in range(4)))
-        assert [reply.error for reply in replies] == [None] * 4
-        assert len({reply.text for reply in replies}) == 1
-    finally:
-        await engine.close()
-        weights.close()
+    assert [reply.error for reply in replies] == [None] * 4
+    assert len({reply.text for reply in replies}) == 1
 
 
 def test_a_draft_model_is_loaded_where_its_target_is(tiny_path: Path, loads: list[str], asked: list[Names]) -> None:

@@ -5,10 +5,13 @@ measured scores is asserted, and only what must never break is asserted strictly
 """
 
 import json
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import jsonschema
+import llama_cpp
 import numpy as np
 import pytest
 
@@ -109,3 +112,35 @@ def test_every_call_fits_its_schema_at_a_high_temperature(default_server: RealSe
             if reply["finish_reason"] != "length":
                 jsonschema.validate(json.loads(call["function"]["arguments"]), parameters)
     assert n_calls >= (1 if choice == "auto" else 4)
+
+
+MODELS = ROOT / "models"
+PER_ABILITY = 8
+FEWER = 2.5 / PER_ABILITY  # an ability may miss two cases of the sample more than its score says
+FEWER_IN_ALL = 0.05
+
+
+@pytest.fixture(scope="module")
+def evaluate() -> ModuleType:
+    """The script that scores."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "extras" / "demo-model")
+        return import_module("evaluate")
+
+
+@pytest.fixture(scope="module")
+def scores(evaluate: ModuleType) -> dict[str, float]:
+    model = llama_cpp.Llama(str(MODELS / "demo.gguf"), n_ctx=4096, n_threads=1, n_threads_batch=1, verbose=False)
+    try:
+        found: dict[str, float] = evaluate.score(model, evaluate.frozen(PER_ABILITY), {"temperature": 0.0})
+    finally:
+        model.close()
+    return found
+
+
+def test_scores_are_those_of_the_model_card(scores: dict[str, float]) -> None:
+    published = json.loads((MODELS / "scores.json").read_text())["greedy"]
+    assert set(scores) == set(published)
+    assert not {name: score for name, score in scores.items() if score < published[name] - FEWER}
+
+    assert sum(scores.values()) > sum(published.values()) - FEWER_IN_ALL * len(published)

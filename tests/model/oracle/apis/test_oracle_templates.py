@@ -1,6 +1,11 @@
-"""A GGUF with two chat templates, ``default`` and ``tool_use``: shown and chosen as llama-server does; and what both
-servers make of messages in every form."""
+"""A GGUF with two chat templates, ``default`` and ``tool_use``: shown and chosen as llama-server does.
 
+What both servers make of messages in every form, and of the default model's template, with tools and reasoning.
+
+Only what does not depend on the weights is compared: the default model is trained again from time to time.
+"""
+
+import json
 from pathlib import Path
 from typing import Any
 
@@ -67,3 +72,55 @@ def test_messages_in_every_form(both: Pair, messages: list[dict[str, Any]]) -> N
 def test_messages_in_every_form_with_tools(both: Pair, messages: list[dict[str, Any]]) -> None:
     ours, theirs = both.post("/apply-template", {"messages": messages, "tools": TOOLS})
     assert ours == theirs
+
+
+ASK = [{"role": "user", "content": "What is the weather in Paris?"}]
+CITY = {"city": {"type": "string", "enum": ["Paris", "Oslo"]}}
+CITIES = {"type": "object", "properties": CITY, "required": ["city"], "additionalProperties": False}
+WEATHER_OF = {"name": "get_weather", "description": "The weather of a city", "parameters": CITIES}
+WEATHER = [{"type": "function", "function": WEATHER_OF}]
+ASKED_FOR = {"id": "1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Paris"}'}}
+WITH_RESULT = [
+    *ASK,
+    {"role": "assistant", "content": None, "tool_calls": [ASKED_FOR]},
+    {"role": "tool", "tool_call_id": "1", "content": "sunny"},
+]
+THOUGHT = [
+    {"role": "system", "content": "Be exact."},
+    {"role": "user", "content": "2 + 2?"},
+    {"role": "assistant", "content": "<think>\\neasy\\n</think>\\n\\n4"},
+    {"role": "user", "content": "and 3 + 3?"},
+]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": ASK},
+        {"messages": ASK, "tools": WEATHER},
+        {"messages": WITH_RESULT, "tools": WEATHER},
+        {"messages": WITH_RESULT},
+        {"messages": THOUGHT},
+        {"messages": THOUGHT, "chat_template_kwargs": {"enable_thinking": True}},
+        {"messages": THOUGHT, "chat_template_kwargs": {"enable_thinking": False}},
+        {"messages": [*ASK, {"role": "assistant", "content": "It is"}]},
+        {"messages": ASK, "add_generation_prompt": False},
+    ],
+    ids=lambda body: ",".join([*(body["messages"][-1]["content"] or "").split(), *list(body)[1:]]),
+)
+def test_the_template_renders_the_same(demo: Pair, body: dict[str, Any]) -> None:
+    ours, theirs = demo.post("/apply-template", body)
+    assert ours == theirs
+
+
+def test_a_required_tool_is_called_the_same_way(demo: Pair) -> None:
+    body = {"messages": ASK, "tools": WEATHER, "tool_choice": "required", "temperature": 0, "max_tokens": 200}
+    calls = []
+    for reply in demo.post("/v1/chat/completions", body):
+        choice = reply["choices"][0]
+        assert choice["finish_reason"] == "tool_calls"
+        (call,) = choice["message"]["tool_calls"]
+        assert call.pop("id")
+        call["function"]["arguments"] = sorted(json.loads(call["function"]["arguments"]))
+        calls.append(call)
+    assert calls[0] == calls[1]

@@ -1,4 +1,4 @@
-"""LoRA sets and saved slots against llama-server: the same words and the same numbers.
+"""LoRA sets, saved slots and drafts against llama-server: the same words, numbers and names.
 
 The oracle's llama.cpp is newer and has another version of the state's format: that llama-server reads Llamapool's files
 is shown with the pinned library (tests/model/test_saved_slots.py).
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.model.oracle.comparison import ONLY_ASCII, Pair, rounded
+from tests.model.oracle.comparison import ONLY_ASCII, Pair, rounded, shape_differences
 from tests.model.oracle.conftest import DEMO, Start
 from tests.support.ggufs import gguf_file, lora_file
 from tests.support.oracle import Value
@@ -84,3 +84,47 @@ def test_an_activated_adapter_works_from_its_invocation_on_as_llama_servers(acti
         texts.append(ours["tokens"])
         off = activated.ours.post("/completion", {**body, "prompt": prompt, "lora": [{"id": 0, "scale": 0}]})
         assert (off["tokens"] == ours["tokens"]) is (INVOCATION[0] not in prompt)
+
+
+DRAFT = ROOT / "models" / "demo-draft.gguf"
+STORY = {
+    "prompt": "<|im_start|>user\nTell me a story about a fox.<|im_end|>\n<|im_start|>assistant\n",
+    "temperature": 0,
+    "n_predict": 100,
+    "ignore_eos": True,
+}
+
+
+@pytest.fixture(scope="module")
+def pair(start: Start) -> Pair:
+    """Both servers with the default model and its draft."""
+    params: dict[str, str | list[str]] = {
+        "speculative.draft.mparams.path": str(DRAFT),
+        "speculative.types": ["draft-simple"],
+    }
+    flags = ("--slots", "-md", DRAFT, "--spec-type", "draft-simple")
+    return start(DEMO, n_ctx=2048, n_parallel=1, flags=flags, params=params)
+
+
+def test_slots_properties_and_metrics_have_the_same_names(pair: Pair) -> None:
+    ours, theirs = pair.post("/completion", STORY)
+    drafted = {"draft_n", "draft_n_accepted"}
+    assert drafted <= set(theirs["timings"])
+    assert shape_differences(ours, theirs) <= {f"-timings.{name}" for name in drafted}
+    ours, theirs = pair.get("/slots")
+    assert ours[0]["speculative"] is theirs[0]["speculative"] is True
+    assert ours[0]["params"]["speculative.types"] == theirs[0]["params"]["speculative.types"] == "draft-simple"
+    names = [
+        {line.split("{")[0].split(" ")[0] for line in reply.body.decode().splitlines() if "llamacpp:spec" in line[:13]}
+        for reply in pair.request("GET", "/metrics")
+    ]
+    assert names[0] == names[1] != set()
+
+
+def test_drafts_from_the_text_change_no_token(start: Start, tiny_path: Path) -> None:
+    pair = start(tiny_path, flags=("--spec-type", "auto"))
+    for prompt in ("na na na na hey hey hey " * 12, "one two three, one two three, one two " * 8):
+        body = {"prompt": prompt, "temperature": 0, "n_predict": 120, "ignore_eos": True, "return_tokens": True}
+        ours, theirs = pair.post("/completion", body)
+        assert ours["tokens"] == theirs["tokens"]
+        assert ours["generation_settings"]["speculative.types"] == "none"

@@ -14,6 +14,7 @@ import pytest
 from server.engine.params import EngineParams
 from server.media.bitmap import Bitmap
 from tests import media_files
+from tests.model.native_fixtures import F32
 from tests.model.oracle.conftest import WAIT_QUIETLY
 from tests.model.test_media import Answer, Parts, bench, specification
 from tests.support.oracle import oracle
@@ -64,19 +65,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def theirs(kind: str, folder: Path) -> Iterator[RealServer]:
     spec = specification(folder, kind)
-    params: dict[str, Any] = {
-        "mmproj.path": str(spec.mmproj),
-        "flash_attn_type": 0,
-        "cache_type_k": 0,
-        "cache_type_v": 0,
-    }
+    params: dict[str, Any] = {"mmproj.path": str(spec.mmproj), "warmup": False}
+    params |= {"flash_attn_type": 0, "cache_type_k": 0, "cache_type_v": 0}
+    environment = {**WAIT_QUIETLY, "LLAMA_MEDIA_MARKER": MARKER}
     with oracle(
-        spec.path,
-        n_ctx=8192,
-        n_parallel=len(PROMPTS),
-        n_threads=1,
-        params={**params, "warmup": False},
-        environment={**WAIT_QUIETLY, "LLAMA_MEDIA_MARKER": MARKER},
+        spec.path, n_ctx=8192, n_parallel=len(PROMPTS), n_threads=1, params=params, environment=environment
     ) as server:
         yield server
 
@@ -86,13 +79,8 @@ def asked_there(server: RealServer, prompt: list[str | Png]) -> tuple[int, list[
     text = "".join(part if isinstance(part, str) else MARKER for part in prompt)
     data = [base64.b64encode(part.file).decode() for part in prompt if isinstance(part, Png)]
     body: dict[str, Any] = {"prompt": {"prompt_string": text, "multimodal_data": data} if data else text}
-    body |= {
-        "n_predict": N_PREDICT,
-        "temperature": 0,
-        "ignore_eos": True,
-        "cache_prompt": False,
-        "return_tokens": True,
-    }
+    body |= {"temperature": 0, "ignore_eos": True, "cache_prompt": False, "return_tokens": True}
+    body["n_predict"] = N_PREDICT
     reply = server.request("POST", "/completion", body).json()
     return reply["tokens_evaluated"], reply["tokens"]
 
@@ -105,8 +93,7 @@ def test_the_same_tokens_and_the_same_text(kind: str, folder: Path, theirs: Real
     expected = [asked_there(theirs, prompt) for prompt in PROMPTS]
 
     async def ask() -> list[list[Answer]]:
-        native: dict[str, Any] = {"flash_attn": "off", "cache_type_k": "f32", "cache_type_v": "f32"}
-        native |= {"n_ctx": 8192, "n_parallel": len(PROMPTS)}
+        native: dict[str, Any] = {**F32, "n_ctx": 8192, "n_parallel": len(PROMPTS)}
         async with bench(folder, kind, EngineParams(spec_type="none"), **native) as b:
             fields = {"max_tokens": N_PREDICT}
             alone = [await b.ask(parts_of(prompt), cache_prompt=False, **fields) for prompt in PROMPTS]
