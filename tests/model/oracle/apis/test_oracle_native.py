@@ -229,13 +229,3 @@ def test_stop_strings_cut_the_stream_at_the_same_place(pair: Pair, stop: list[st
     texts = ["".join(event["choices"][0]["text"] for event in events) for events in (ours, theirs)]
     assert texts[0] == texts[1]
     assert ours[-1]["choices"][0]["finish_reason"] == theirs[-1]["choices"][0]["finish_reason"]
-
-
-@pytest.mark.parametrize("path", ["/v1/completions", CHAT])
-def test_each_event_is_one_http_chunk(pair: Pair, path: str) -> None:
-    """Clients that read chunk by chunk without a parser exist (llama-server puts its first two deltas into one)."""
-    body = {**CHAT_GREEDY, "messages": HELLO, "prompt": "the dog", "stream": True}
-    chunks = pair.ours.raw_chunks(path, body)
-    assert [chunk.count(b"data: ") for chunk in chunks] == [1] * len(chunks)
-    assert all(chunk.startswith(b"data: ") and chunk.endswith(b"\n\n") for chunk in chunks)
-    assert chunks[-1] == b"data: [DONE]\n\n"
