@@ -82,10 +82,11 @@ class ToolCallSyntax:
     ``several``: whether one turn may contain several calls.
     ``whole``: the syntax of forced calls if only their keys distinguish them from a JSON answer.
 
-    In free text a call begins with ``trigger``, the first part of ``open`` or ``before``. ``triggers`` are other texts
-    before the same continuation. ``by_name``: the trigger includes the function's name and one more character, because
-    the text before it is ambiguous. ``at_start``: the trigger is only valid at the start of a message, and those in
-    ``elsewhere`` only after it. ``rest_of_list``: further calls follow without a trigger, up to ``close``.
+    In free text a call begins with ``trigger``, by default ``open`` without white space at its ends, or ``before``.
+    ``triggers`` are other texts before the same continuation. ``by_name``: the trigger includes the function's name and
+    one more character, because the text before it is ambiguous. ``at_start``: the trigger is only valid at the start of
+    a message, and those in ``elsewhere`` only after it. ``rest_of_list``: further calls follow without a trigger, as
+    they do after ``open``.
     """
 
     before: Markup
@@ -113,9 +114,14 @@ class ToolCallSyntax:
         return re.search(rf"{_pattern(self.open, space)}\s*{call}", text) is not None
 
     @property
+    def is_list(self) -> bool:
+        """Return whether further calls follow without a trigger, up to ``close``."""
+        return self.rest_of_list or bool(self.open)
+
+    @property
     def all_triggers(self) -> Sequence[tuple[str, bool]]:
         """Return the triggers without a name, and whether each only counts at the start."""
-        first = self.trigger or (self.before if isinstance(self.before, str) else "")
+        first = self.trigger or self.open.strip() or (self.before if isinstance(self.before, str) else "")
         here, elsewhere = (first, *self.triggers), self.elsewhere
         return [(text, self.at_start) for text in here] + [(text, not self.at_start) for text in elsewhere]
 
@@ -145,11 +151,10 @@ def json_calls(open: str, close: str = "", *, key: str = "arguments", **options:
 def json_list(open: str, close: str = "", *, key: str = "arguments", **options: Any) -> ToolCallSyntax:  # noqa: A002
     """Return the syntax of a JSON list of such objects."""
     after_name = (f'", "{key}": ',)
-    form = ToolCallSyntax('{"name": "', after_name, "}", f"{open}[", f"]{close}", ", ", trigger=open, rest_of_list=True)
+    form = ToolCallSyntax('{"name": "', after_name, "}", f"{open}[", f"]{close}", ", ", trigger=open)
     return replace(form, **options)
 
 
 def python_list(open: str, close: str, *, joint: str = ", ", **options: Any) -> ToolCallSyntax:  # noqa: A002
     """Return the syntax of consecutive Python calls, ``get_weather(city="Paris")``."""
-    form = ToolCallSyntax("", ("(",), "", open, close, joint, Keywords(), trigger=open, rest_of_list=True)
-    return replace(form, **options)
+    return ToolCallSyntax("", ("(",), "", open, close, joint, Keywords(), **options)

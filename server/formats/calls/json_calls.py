@@ -32,7 +32,7 @@ class JsonCalls:
         if self.bare and (yield from turn.begins_with("{")):
             yield from turn.attempt("", self.calls(turn, strict=True), doubtful=True)
         if self.openings:
-            yield from anywhere(self.calls, *self.openings)(turn)
+            yield from anywhere(dict.fromkeys(self.openings, self.calls))(turn)
 
     def calls(self, turn: StreamParser, *, strict: bool = False) -> Steps[None]:
         """Parse the calls after the opening, and the closing markup. Raises `NotMarkup`."""
@@ -61,32 +61,29 @@ class JsonCalls:
             yield from call_object(turn, strict=strict)
 
 
-@dataclass(frozen=True, slots=True)
-class NamedCalls:
-    """Parses calls with the name in markup, then the arguments as one JSON object.
+def named_call(header: str, ends: tuple[str, ...], after: tuple[str, ...] = ()) -> Parse:
+    """Create a parser of a call after its opening, with the name in markup, then the arguments as one JSON object.
 
-    ``header`` matches the text between the opening and one of ``header_ends``; its groups are ``name`` and
-    ``id``. ``after``: markup after the arguments, which models may omit.
+    ``header``: a regex of the text up to one of ``ends``, with the groups ``name`` and ``id``. ``after``: markup after
+    the arguments, which models may omit.
     """
+    pattern = re.compile(header, re.DOTALL)
 
-    header: re.Pattern[str]
-    header_ends: tuple[str, ...]
-    after: tuple[str, ...] = ()
-
-    def call(self, turn: StreamParser) -> Steps[None]:
-        """Parse a call after the opening. Raises `NotMarkup`."""
-        header, end = yield from turn.word(*self.header_ends)
-        found = self.header.fullmatch(header.strip())
+    def call(turn: StreamParser) -> Steps[None]:
+        text, end = yield from turn.word(*ends)
+        found = pattern.fullmatch(text.strip())
         if found is None:
             raise NotMarkup
         if end == "{":
             turn.back(end)
         given = found.groupdict()
         yield from json_arguments(turn, given["name"], given.get("id") or "")
-        for marker in self.after:
+        for marker in after:
             yield from turn.spaces()
             if (yield from turn.take(marker)):
                 turn.mark()
+
+    return call
 
 
 def json_or(json_calls: JsonCalls, other: Parse) -> Parse:

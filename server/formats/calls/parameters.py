@@ -11,7 +11,7 @@ from server.formats.calls.json_calls import json_arguments
 from server.formats.calls.json_text import encodable, escaped
 from server.formats.parameter_schema import NOT_STRING, STRING, kind_of, member, types_of
 from server.formats.parsing.reader import EndOfText, NotMarkup, Reader, Steps
-from server.formats.parsing.stream_parser import StreamParser, anywhere
+from server.formats.parsing.stream_parser import Parse, StreamParser, anywhere
 from server.formats.tool_call_syntax import TOOL_NAME, Parameters, ToolCallSyntax, parts
 
 
@@ -50,9 +50,15 @@ class ParameterCalls:
     silent: tuple[str, ...] = ()
     bare_name: bool = False
 
-    def parse(self, turn: StreamParser) -> Steps[None]:
-        """Parse an output: calls at any position."""
-        yield from anywhere(self.calls, *self.openings, silent=self.silent)(turn)
+    @property
+    def by_opening(self) -> dict[str, Parse]:
+        """Return the parser of the calls after each opening."""
+        return dict.fromkeys(self.openings, self.calls)
+
+    @property
+    def parse(self) -> Parse:
+        """Return the parser of an output with calls at any position."""
+        return anywhere(self.by_opening, *self.silent)
 
     def calls(self, turn: StreamParser) -> Steps[None]:
         """Parse the calls after one of the openings. Raises `NotMarkup`."""
@@ -157,9 +163,7 @@ def invoke_syntax(block: str, prefix: str = "", *, typed: bool = False, **option
         open=f"<{prefix}{block}>\n",
         close=f"\n</{prefix}{block}>",
         joint="\n",
-        trigger=f"<{prefix}{block}>",
         arguments=Parameters(opening, string, closing, "\n", f"</{prefix}invoke>", before_json_value=other),
-        rest_of_list=True,
         **options,
     )
 

@@ -27,6 +27,7 @@ _CLOSING = {"[": "]", "(": ")", "{": "}"}
 
 def calls(turn: StreamParser) -> Steps[None]:
     """Parse one call, or several in brackets or in sequence, with or without commas. Raises `NotMarkup`."""
+    yield from turn.spaces()
     listed = bool((yield from turn.take("[")))
     yield from turn.spaces()
     yield from call(turn)

@@ -4,11 +4,12 @@ Each constant is followed by its models and an example of their output.
 """
 
 import re
+from functools import partial
 from typing import Any
 
 from server.formats.calls import json_text
 from server.formats.calls.json_calls import JsonCalls, call_object
-from server.formats.parsing.frame import AnswerTags, Frame
+from server.formats.parsing.frame import answer_tags, frame
 from server.formats.parsing.reader import Steps
 from server.formats.parsing.stream_parser import Parse, StreamParser
 from server.formats.tool_call_syntax import ToolCallSyntax, WholeJson, json_calls, json_list
@@ -40,7 +41,7 @@ HERMES = _objects("hermes", json_calls("<tool_call>\n", "\n</tool_call>", joint=
 
 ERNIE = ToolFormat(
     name="ernie",
-    parse=AnswerTags("<response>", "</response>", JsonCalls(_TOOL_CALL[:1], _TOOL_CALL[1])).parse,
+    parse=answer_tags("<response>", "</response>", JsonCalls(_TOOL_CALL[:1], _TOOL_CALL[1])),
     recognised_by=(("<response>", "</response>", "<tool_call>"),),
     tags=(*_TOOL_CALL, "<response>", "</response>"),
     framed=True,
@@ -76,7 +77,7 @@ GRANITE_20B = _objects(
 
 GRANITE_3 = ToolFormat(
     name="granite3",
-    parse=AnswerTags("<response>", "</response>", JsonCalls(("<|tool_call|>", "<tool_call>"), "</tool_call>")).parse,
+    parse=answer_tags("<response>", "</response>", JsonCalls(("<|tool_call|>", "<tool_call>"), "</tool_call>")),
     recognised_by=(("<|tool_call|>", "<|start_of_role|>"),),
     tags=("<|tool_call|>", "</tool_call>", "<tool_call>"),
     framed=True,
@@ -92,7 +93,7 @@ Granite 4 uses `HERMES`.
 
 HUNYUAN_A13B = ToolFormat(
     name="hunyuan-a13b",
-    parse=AnswerTags("<answer>", "</answer>", JsonCalls(_TOOL_CALLS[:1], _TOOL_CALLS[1])).parse,
+    parse=answer_tags("<answer>", "</answer>", JsonCalls(_TOOL_CALLS[:1], _TOOL_CALLS[1])),
     recognised_by=(("<answer>", "</answer>", "<think>"),),
     tags=(*_TOOL_CALLS, "<answer>", "</answer>"),
     framed=True,
@@ -250,7 +251,6 @@ COMMAND_R_PLUS = ToolFormat(
         joint=",\n    ",
         trigger=_COMMAND_R_PLUS[0],
         triggers=_COMMAND_R_PLUS[1:],
-        rest_of_list=True,
     ),
 )
 """Command R and R+ (2024): a list of actions in a fence::
@@ -271,7 +271,7 @@ _SILENT = (*_ANSWER, "<|END_RESPONSE|>", "<|END_TEXT|>", "<|END_OF_TURN_TOKEN|>"
 _ACTION, _ACTION_END = "<|START_ACTION|>", "<|END_ACTION|>"
 COMMAND_R = ToolFormat(
     name="command-r",
-    parse=Frame(_THINKING, _SILENT, {_ACTION: JsonCalls((_ACTION,), _ACTION_END).calls}, breaks=_ANSWER).parse,
+    parse=frame(_THINKING, _SILENT, {_ACTION: JsonCalls((_ACTION,), _ACTION_END).calls}, breaks=_ANSWER),
     breaks=_ANSWER,
     recognised_by=((_ACTION, _ACTION_END),),
     tags=(*_THINKING, *_SILENT, _ACTION, _ACTION_END),
@@ -287,7 +287,6 @@ COMMAND_R = ToolFormat(
         close=f"\n]{_ACTION_END}",
         joint=",\n    ",
         trigger=_ACTION,
-        rest_of_list=True,
     ),
 )
 """Command R7B, Command A and Cohere's MoE: reasoning, then an answer or a list of actions::
@@ -326,13 +325,14 @@ def _whole_message(read: Parse, openings: tuple[str, ...], closings: tuple[str, 
     return parse
 
 
-def _xlam_calls(turn: StreamParser) -> Steps[None]:
-    yield from _PLAIN.calls(turn, strict=True)
-
-
 XLAM = ToolFormat(
     name="xlam",
-    parse=_whole_message(_xlam_calls, ("```json", "```", "[TOOL_CALLS]", "<tool_call>"), ("```", "</tool_call>"), "[{"),
+    parse=_whole_message(
+        partial(_PLAIN.calls, strict=True),
+        ("```json", "```", "[TOOL_CALLS]", "<tool_call>"),
+        ("```", "</tool_call>"),
+        "[{",
+    ),
     recognised_by=(('[{"name": "tool_call_name"',),),
     forced=json_list("", trigger='[{"name": "', by_name=True, at_start=True),
 )
@@ -378,7 +378,6 @@ GENERIC = ToolFormat(
         whole=WholeJson("arguments", "tool_calls"),
         trigger='{"tool_calls":',
         at_start=True,
-        rest_of_list=True,
     ),
 )
 """Models whose template knows no tools: JSON as the whole message, as the instructions demand::

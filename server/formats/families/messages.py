@@ -87,7 +87,6 @@ HARMONY = ToolFormat(
             for channel in ("", f"{_CHANNEL}commentary", f"{_CHANNEL}analysis")
             for kind in (" <|constrain|>json", " json", "")
         ),
-        trigger=f"{_CHANNEL}commentary{_TO}",
         triggers=(f"{_CHANNEL}analysis{_TO}", f"{_START}{_TO}"),
         elsewhere=(_TO,),
         also_before=(_TO,),  # as the template writes calls of earlier turns

@@ -7,9 +7,9 @@ import re
 from dataclasses import replace
 
 from server.formats.calls import json_text
-from server.formats.calls.json_calls import JsonCalls, NamedCalls, json_arguments, json_or
+from server.formats.calls.json_calls import JsonCalls, json_arguments, json_or, named_call
 from server.formats.calls.json_text import escaped
-from server.formats.parsing.frame import Frame
+from server.formats.parsing.frame import frame
 from server.formats.parsing.reader import EndOfText, NotMarkup, Steps
 from server.formats.parsing.stream_parser import StreamParser, anywhere
 from server.formats.tool_call_syntax import TOOL_NAME, ToolCallSyntax
@@ -18,14 +18,14 @@ from server.formats.tool_format import ToolFormat
 _SECTION, _SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 _CALL, _ARGUMENTS, _CALL_END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
 _NAME = TOOL_NAME.pattern
-_KIMI = NamedCalls(
-    re.compile(rf"(?=(?P<id>(?:functions\.)?{_NAME}?:\d+$)?)(?:functions\.)?(?P<name>{_NAME}?)(?::\d+)?"),
+_kimi_call = named_call(
+    rf"(?=(?P<id>(?:functions\.)?{_NAME}?:\d+$)?)(?:functions\.)?(?P<name>{_NAME}?)(?::\d+)?",
     (_ARGUMENTS,),
     (_CALL_END,),
 )
 KIMI_K2 = ToolFormat(
     name="kimi-k2",
-    parse=anywhere(_KIMI.call, _CALL, silent=(_SECTION, _SECTION_END)),
+    parse=anywhere({_CALL: _kimi_call}, _SECTION, _SECTION_END),
     recognised_by=((_SECTION, _CALL),),
     tags=(_SECTION, _SECTION_END, _CALL, _ARGUMENTS, _CALL_END),
     also_opened_by=(_CALL,),
@@ -35,8 +35,6 @@ KIMI_K2 = ToolFormat(
         _CALL_END,
         open=_SECTION,
         close=_SECTION_END,
-        trigger=_SECTION,
-        rest_of_list=True,
     ),
 )
 """Kimi K2: a section of calls, whose ids contain the function's name and a counter::
@@ -51,16 +49,8 @@ them in the results.
 _BEGIN, _END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _MISSPELT = ("<｜tool_calls_begin｜>", "<｜tool calls begin｜>", "<｜tool\\_calls\\_begin｜>", "<｜tool▁calls｜>")
 _DS_CALL, _SEP, _DS_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
-_DEEPSEEK = NamedCalls(
-    re.compile(rf"(?:.*{_SEP}(?=.))?(?P<name>.+?)(?:{_SEP})?", re.DOTALL),
-    ("```json", "```", "{"),
-    ("```", _DS_END, _END),
-)
-
-
-_DS_SYNTAX = ToolCallSyntax(
-    _DS_CALL, (_SEP,), _DS_END, _BEGIN, _END, trigger=_BEGIN, triggers=_MISSPELT, rest_of_list=True
-)
+_ds_call = named_call(rf"(?:.*{_SEP}(?=.))?(?P<name>.+?)(?:{_SEP})?", ("```json", "```", "{"), ("```", _DS_END, _END))
+_DS_SYNTAX = ToolCallSyntax(_DS_CALL, (_SEP,), _DS_END, _BEGIN, _END, triggers=_MISSPELT)
 _DS_FENCED = replace(
     _DS_SYNTAX,
     before=f"{_DS_CALL}function{_SEP}",
@@ -70,22 +60,15 @@ _DS_FENCED = replace(
 )
 
 
-def _deepseek(turn: StreamParser) -> Steps[None]:
-    """Parse calls in their section, or without it."""
-    while True:
-        opening = yield from turn.content_until(_BEGIN, *_MISSPELT, _DS_CALL)
-        yield from turn.attempt(opening, _DEEPSEEK.call(turn) if opening == _DS_CALL else _section(turn))
-
-
 def _section(turn: StreamParser) -> Steps[None]:
     yield from turn.spaces()
     yield from turn.expect(_DS_CALL)
-    yield from _DEEPSEEK.call(turn)
+    yield from _ds_call(turn)
 
 
 DEEPSEEK = ToolFormat(
     name="deepseek",
-    parse=_deepseek,
+    parse=anywhere({**dict.fromkeys((_BEGIN, *_MISSPELT), _section), _DS_CALL: _ds_call}),
     recognised_by=((_BEGIN,),),
     tags=(_BEGIN, _END, _DS_CALL, _SEP, _DS_END),
     also_opened_by=(_DS_CALL,),
@@ -109,14 +92,14 @@ _MCP, _MCP_END = "<use_mcp_tool>", "</use_mcp_tool>"
 _SERVER, _SERVER_END = "<server_name>", "</server_name>"
 _TOOL, _TOOL_END = "<tool_name>", "</tool_name>"
 _GIVEN, _GIVEN_END = "<arguments>", "</arguments>"
-_MCP_CALLS = NamedCalls(
-    re.compile(rf"(?:(?:{_SERVER})?.*?{_SERVER_END}\s*)?(?:{_TOOL})?(?P<name>.*?){_TOOL_END}", re.DOTALL),
+_mcp_call = named_call(
+    rf"(?:(?:{_SERVER})?.*?{_SERVER_END}\s*)?(?:{_TOOL})?(?P<name>.*?){_TOOL_END}",
     (_GIVEN,),
     (_GIVEN_END, _MCP_END),
 )
 MCP_TOOL = ToolFormat(
     name="mcp-tool",
-    parse=anywhere(_MCP_CALLS.call, _MCP, _SERVER, _TOOL),
+    parse=anywhere(dict.fromkeys((_MCP, _SERVER, _TOOL), _mcp_call)),
     recognised_by=((_MCP, _TOOL),),
     tags=(_MCP, _MCP_END),
     forced=ToolCallSyntax(
@@ -126,8 +109,6 @@ MCP_TOOL = ToolFormat(
         open=f"{_MCP}\n",
         close=f"\n{_MCP_END}",
         joint="\n",
-        trigger=_MCP,
-        rest_of_list=True,
     ),
 )
 """MiroThinker: a tool of a server, by their names, and JSON::
@@ -142,16 +123,15 @@ MCP_TOOL = ToolFormat(
 """
 
 _OPEN, _CALL_ID, _ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
-_MISTRAL = NamedCalls(  # Mistral's own tokenizer omits [ARGS] from the text
-    re.compile(r"(?P<name>.*?)(?:\[CALL_ID\](?P<id>.*))?", re.DOTALL), (_ARGS, "{")
-)
+# Mistral's own tokenizer omits [ARGS] from the text
+_mistral_call = named_call(r"(?P<name>.*?)(?:\[CALL_ID\](?P<id>.*))?", (_ARGS, "{"))
 MISTRAL_ARGS = ToolFormat(
     name="mistral-args",
-    parse=anywhere(json_or(JsonCalls((_OPEN,)), _MISTRAL.call), _OPEN),
+    parse=anywhere({_OPEN: json_or(JsonCalls((_OPEN,)), _mistral_call)}),
     recognised_by=((_OPEN, _ARGS),),
     tags=(_OPEN, _CALL_ID, _ARGS),
     id_length=9,
-    forced=ToolCallSyntax(_OPEN, (_ARGS, (_CALL_ID, re.compile("[A-Za-z0-9]{9}"), _ARGS)), trigger=_OPEN),
+    forced=ToolCallSyntax(_OPEN, (_ARGS, (_CALL_ID, re.compile("[A-Za-z0-9]{9}"), _ARGS))),
 )
 """Mistral Small 3.2, Magistral, Devstral, Ministral 3: the name before its JSON::
 
@@ -167,14 +147,10 @@ _SOLAR_CALL, _SOLAR_NAME, _SOLAR_ARGUMENTS = "<|tool_call:begin|>", "<|tool_call
 _SOLAR_END, _SOLAR_CALLS = "<|tool_call:end|>", "<|tool_calls|>"
 _BREAKS = ("<|content|>",)
 _SILENT = (_TURN, "<|content|>", _SOLAR_CALLS, "<|calls|>")
-_SOLAR = NamedCalls(
-    re.compile(rf"(?P<id>.*?){re.escape(_SOLAR_NAME)}(?P<name>.*)", re.DOTALL),
-    (_SOLAR_ARGUMENTS,),
-    (_SOLAR_END,),
-)
+_solar_call = named_call(rf"(?P<id>.*?){re.escape(_SOLAR_NAME)}(?P<name>.*)", (_SOLAR_ARGUMENTS,), (_SOLAR_END,))
 SOLAR = ToolFormat(
     name="solar",
-    parse=Frame(_THINK, _SILENT, {_SOLAR_CALL: _SOLAR.call}, breaks=_BREAKS, sections=(_SOLAR_CALLS,)).parse,
+    parse=frame(_THINK, _SILENT, {_SOLAR_CALL: _solar_call}, breaks=_BREAKS, sections=(_SOLAR_CALLS,)),
     breaks=_BREAKS,
     recognised_by=((_SOLAR_CALL, _SOLAR_NAME),),
     tags=(*_THINK, "<|begin|>", *_SILENT[1:], _SOLAR_CALL, _SOLAR_NAME, _SOLAR_ARGUMENTS, _SOLAR_END),
@@ -188,8 +164,6 @@ SOLAR = ToolFormat(
         (_SOLAR_ARGUMENTS,),
         _SOLAR_END,
         open=_SOLAR_CALLS,
-        trigger=_SOLAR_CALLS,
-        rest_of_list=True,
     ),
 )
 """Solar Open: each part of a turn has its own start; ids are the model's::
@@ -228,7 +202,7 @@ def _apertus_calls(turn: StreamParser) -> Steps[None]:
 
 APERTUS = ToolFormat(
     name="apertus",
-    parse=Frame(_INNER, ("<|assistant_end|>",), {_TOOLS: _apertus_calls}).parse,
+    parse=frame(_INNER, ("<|assistant_end|>",), {_TOOLS: _apertus_calls}),
     recognised_by=((_TOOLS,),),
     tags=(*_INNER, _TOOLS, _TOOLS_END),
     framed=True,
@@ -243,7 +217,6 @@ APERTUS = ToolFormat(
         close=f"]{_TOOLS_END}",
         joint=", ",
         trigger=_TOOLS,
-        rest_of_list=True,
     ),
 )
 """Apertus: a JSON list in which each call's name is its key; reasoning between its own prefixes::
@@ -291,7 +264,7 @@ Only for known functions, because only their names distinguish such a line from 
 """
 
 _FUNCTION, _FUNCTION_END, _CODE = "<function=", "</function>", "<|python_tag|>"
-_FUNCTIONARY = NamedCalls(re.compile("(?P<name>.*)", re.DOTALL), (">",), (_FUNCTION_END,))
+_functionary_call = named_call("(?P<name>.*)", (">",), (_FUNCTION_END,))
 
 
 def _functionary31(turn: StreamParser) -> Steps[None]:
@@ -300,7 +273,7 @@ def _functionary31(turn: StreamParser) -> Steps[None]:
         opening = yield from turn.content_until(_FUNCTION, _CODE) if runs_code else turn.content_until(_FUNCTION)
         if opening == _CODE:
             yield from _code(turn)
-        yield from turn.attempt(opening, _FUNCTIONARY.call(turn))
+        yield from turn.attempt(opening, _functionary_call(turn))
 
 
 def _code(turn: StreamParser) -> Steps[None]:
@@ -349,7 +322,7 @@ def _recipient(turn: StreamParser) -> Steps[None]:
 
 FUNCTIONARY_32 = ToolFormat(
     name="functionary-v3.2",
-    parse=anywhere(_recipient, _TO),
+    parse=anywhere({_TO: _recipient}),
     recognised_by=((">>>all", ">>>${recipient}"),),
     tags=(_TO,),
     framed=True,

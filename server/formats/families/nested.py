@@ -11,7 +11,7 @@ from server.formats.calls import python_calls
 from server.formats.calls.json_text import encodable
 from server.formats.calls.parameters import typed_value
 from server.formats.parameter_schema import member, referred, types_of
-from server.formats.parsing.frame import Frame
+from server.formats.parsing.frame import frame
 from server.formats.parsing.reader import EndOfText, NotMarkup, Steps
 from server.formats.parsing.stream_parser import Parse, StreamParser, anywhere
 from server.formats.tool_call_syntax import TOOL_NAME, Braces, Elements, ToolCallSyntax
@@ -39,10 +39,10 @@ _FUNCTION_CALL, _FUNCTION_END, _ESCAPE = "<start_function_call>call:", "<end_fun
 _STOP = "<start_function_response>"
 FUNCTION_GEMMA = ToolFormat(
     name="function-gemma",
-    parse=anywhere(_call(_FUNCTION_END, _ESCAPE), _FUNCTION_CALL, silent=(_STOP,)),
+    parse=anywhere({_FUNCTION_CALL: _call(_FUNCTION_END, _ESCAPE)}, _STOP),
     recognised_by=(("<start_function_call>", _ESCAPE),),
     tags=("<start_function_call>", _FUNCTION_END, _ESCAPE, _STOP),
-    forced=ToolCallSyntax(_FUNCTION_CALL, ("",), _FUNCTION_END, arguments=Braces(_ESCAPE), trigger=_FUNCTION_CALL),
+    forced=ToolCallSyntax(_FUNCTION_CALL, ("",), _FUNCTION_END, arguments=Braces(_ESCAPE)),
 )
 """FunctionGemma: Gemma 4's notation with its own tags, and ``<escape>`` for quotes::
 
@@ -56,13 +56,13 @@ _GEMMA_CALL, _GEMMA_CALL_END, _QUOTE = "<|tool_call>call:", "<tool_call|>", '<|"
 _SILENT = ("<|channel>", "<|turn>model\n", "<turn|>")
 GEMMA_4 = ToolFormat(
     name="gemma4",
-    parse=Frame((_REASONING, _END_REASONING), _SILENT, {_GEMMA_CALL: _call(_GEMMA_CALL_END, _QUOTE)}).parse,
+    parse=frame((_REASONING, _END_REASONING), _SILENT, {_GEMMA_CALL: _call(_GEMMA_CALL_END, _QUOTE)}),
     recognised_by=((_GEMMA_CALL,),),
     tags=("<|channel>", _END_REASONING, "<|tool_call>", _GEMMA_CALL_END, _QUOTE, "<|turn>"),
     framed=True,
     reads_reasoning=True,
     turn_start="<|turn>model\n",
-    forced=ToolCallSyntax(_GEMMA_CALL, ("",), _GEMMA_CALL_END, arguments=Braces(_QUOTE), trigger=_GEMMA_CALL),
+    forced=ToolCallSyntax(_GEMMA_CALL, ("",), _GEMMA_CALL_END, arguments=Braces(_QUOTE)),
 )
 """Gemma 4: reasoning in a channel; arguments with bare keys, and a token for quotes::
 
@@ -153,7 +153,7 @@ def _items(turn: StreamParser, schema: Any, root: Mapping[str, Any], closing: st
 
 MINIMAX_M3 = ToolFormat(
     name="minimax-m3",
-    parse=anywhere(_calls, _CALLS_OPEN),
+    parse=anywhere({_CALLS_OPEN: _calls}),
     recognised_by=((_NS, "<invoke"),),
     tags=(_NS, "<tool_call>", "</tool_call>"),
     forced=ToolCallSyntax(
@@ -163,8 +163,6 @@ MINIMAX_M3 = ToolFormat(
         close=f"\n{_CALLS_CLOSE}",
         joint="\n",
         arguments=Elements(_NS, _INVOKE_END),
-        trigger=_CALLS_OPEN,
-        rest_of_list=True,
     ),
 )
 """MiniMax M3: a namespace token before every tag, parameters and the parts of their values as elements::

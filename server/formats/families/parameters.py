@@ -14,7 +14,7 @@ from server.formats.calls.parameters import (
     parameter_calls,
     typed_call,
 )
-from server.formats.parsing.frame import Frame
+from server.formats.parsing.frame import frame
 from server.formats.parsing.reader import NotMarkup, Steps
 from server.formats.parsing.stream_parser import StreamParser, anywhere
 from server.formats.tool_call_syntax import Parameters, ToolCallSyntax, json_calls
@@ -23,19 +23,9 @@ from server.formats.tool_format import ToolFormat
 _DSML = "｜DSML｜"
 _SPACED = f"{_DSML} "
 _BLOCKS, _SPACED_BLOCKS = invokes(_DSML, "function_calls", "tool_calls"), invokes(_SPACED, "calls")
-
-
-def _deepseek(turn: StreamParser) -> Steps[None]:
-    """Parse blocks of either kind."""
-    while True:
-        opening = yield from turn.content_until(*_BLOCKS.openings, *_SPACED_BLOCKS.openings)
-        calls = _BLOCKS if opening in _BLOCKS.openings else _SPACED_BLOCKS
-        yield from turn.attempt(opening, calls.calls(turn))
-
-
 DEEPSEEK_DSML = ToolFormat(
     name="deepseek-dsml",
-    parse=_deepseek,
+    parse=anywhere(_BLOCKS.by_opening | _SPACED_BLOCKS.by_opening),
     recognised_by=((_DSML, "invoke"),),
     tags=(_DSML,),
     forced=invoke_syntax("function_calls", _DSML, typed=True),
@@ -95,7 +85,7 @@ MiniMax M1 uses `TOOL_CALLS_TAG`.
 _DOTS, _DOTS_END = "<dots_function_call>", "</dots_function_call>"
 DOTS = ToolFormat(
     name="dots",
-    parse=anywhere(json_or(JsonCalls((_DOTS,), _DOTS_END), invokes("", "dots_function_call").calls), _DOTS),
+    parse=anywhere({_DOTS: json_or(JsonCalls((_DOTS,), _DOTS_END), invokes("", "dots_function_call").calls)}),
     recognised_by=((_DOTS,),),
     tags=(_DOTS, _DOTS_END),
     forced=invoke_syntax("dots_function_call"),
@@ -126,7 +116,7 @@ def _step3_call(turn: StreamParser) -> Steps[None]:
 
 STEP3 = ToolFormat(
     name="step3",
-    parse=anywhere(_step3_call, _CALL, silent=(_BEGIN, _END)),
+    parse=anywhere({_CALL: _step3_call}, _BEGIN, _END),
     recognised_by=(("steptml:invoke",),),
     tags=(_BEGIN, _END, _CALL, _SEP, _CALL_END),
     also_opened_by=(_CALL,),
@@ -138,8 +128,6 @@ STEP3 = ToolFormat(
         close=_END,
         joint="\n",
         arguments=invoke_syntax("", "steptml:").arguments,
-        trigger=_BEGIN,
-        rest_of_list=True,
     ),
 )
 """Step 3: invocations in a section like DeepSeek's, with plain underscores; the schema determines the types::
@@ -174,7 +162,6 @@ _SOLAR = ToolCallSyntax(
     ("\n",),
     joint="\n",
     arguments=Parameters(_ARG, _ARG_VALUE, _ARG_END, joint="\n", end="<|tool_call:end|>"),
-    trigger="<|tool_call:start|>",
 )
 SOLAR_2 = ToolFormat(
     name="solar2",
@@ -212,13 +199,11 @@ _KIMI = ToolCallSyntax(
         end="<|close|>call<|sep|>",
         before_json_value=('" type="', re.compile("number|integer|boolean|object|array|null"), f'"{_TAG_END}'),
     ),
-    trigger=_TOOLS,
-    rest_of_list=True,
 )
 _KIMI_CALLS = parameter_calls(
     _KIMI, call="", name_end=('"', _TAG_END), key_end=('"', _TAG_END), type_in=re.compile(r'\s*type="(\w+)"')
 )
-_KIMI_FRAME = Frame(
+_kimi_k3 = frame(
     (_THINK, "<|close|>think<|sep|>"),
     _SILENT,
     {_KIMI_CALL: _KIMI_CALLS.calls},
@@ -227,7 +212,7 @@ _KIMI_FRAME = Frame(
 )
 KIMI_K3 = ToolFormat(
     name="kimi-k3",
-    parse=_KIMI_FRAME.parse,
+    parse=_kimi_k3,
     breaks=(_RESPONSE,),
     recognised_by=(("<|open|>", "<|close|>", "<|end_of_msg|>"),),
     tags=("<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>"),
@@ -362,8 +347,6 @@ def _glm_syntax(prefix: str = "", suffix: str = "", *, section: bool = False, li
         close=f"\n{after}" if section else "",
         joint="\n",
         arguments=Parameters(key, f"{key_end}{line}{value}", value_end, line, end),
-        trigger=before if section else opening,
-        rest_of_list=section,
     )
 
 
@@ -429,7 +412,7 @@ _LONGCAT = "longcat_"
 _LONGCAT_OPEN, _LONGCAT_CLOSE, *_LONGCAT_ARGUMENT = _tags(*_GLM_TAGS, prefix=_LONGCAT)
 LONGCAT = ToolFormat(
     name="longcat",
-    parse=anywhere(json_or(JsonCalls((_LONGCAT_OPEN,), _LONGCAT_CLOSE), _glm_calls(_LONGCAT).calls), _LONGCAT_OPEN),
+    parse=anywhere({_LONGCAT_OPEN: json_or(JsonCalls((_LONGCAT_OPEN,), _LONGCAT_CLOSE), _glm_calls(_LONGCAT).calls)}),
     recognised_by=((_LONGCAT_OPEN,),),
     tags=(_LONGCAT_OPEN, _LONGCAT_CLOSE, *_LONGCAT_ARGUMENT),
     forced=json_calls(f"{_LONGCAT_OPEN}\n", f"\n{_LONGCAT_CLOSE}", joint="\n"),

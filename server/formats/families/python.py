@@ -12,7 +12,7 @@ from server.formats.tool_format import ToolFormat
 _LFM2 = ("<|tool_call_start|>", "<|tool_call_end|>")
 LFM2 = ToolFormat(
     name="lfm2",
-    parse=anywhere(python_calls.calls, _LFM2[0], silent=_LFM2[1:]),
+    parse=anywhere({_LFM2[0]: python_calls.calls}, _LFM2[1]),
     recognised_by=(("<|tool_list_start|>", "<|tool_list_end|>"), ("List of tools: [",), _LFM2[:1]),
     tags=_LFM2,
     forced=python_list(f"{_LFM2[0]}[", f"]{_LFM2[1]}", trigger=_LFM2[0]),
@@ -24,15 +24,9 @@ LFM2 = ToolFormat(
 
 _OLMO3 = ("<function_calls>", "</function_calls>")
 
-
-def _olmo3_calls(turn: StreamParser) -> Steps[None]:
-    yield from turn.spaces()
-    yield from python_calls.calls(turn)
-
-
 OLMO3 = ToolFormat(
     name="olmo3",
-    parse=anywhere(_olmo3_calls, _OLMO3[0], silent=_OLMO3[1:]),
+    parse=anywhere({_OLMO3[0]: python_calls.calls}, _OLMO3[1]),
     recognised_by=((*_OLMO3, "<functions>"),),
     tags=_OLMO3,
     forced=python_list(*_OLMO3, joint="\n"),
@@ -59,7 +53,7 @@ def _or_list(parse: Parse) -> Parse:
 
 PYTHONIC = ToolFormat(
     name="pythonic",
-    parse=_or_list(anywhere(python_calls.calls, *_TAGS[:2], silent=_TAGS[2:])),
+    parse=_or_list(anywhere(dict.fromkeys(_TAGS[:2], python_calls.calls), _TAGS[2])),
     recognised_by=(("[func_name1(",), ("[func1(params_name1=",)),
     tags=_TAGS,
     forced=python_list("[", "]", elsewhere=("<|python_start|>[",), by_name=True, at_start=True),
@@ -92,9 +86,9 @@ def _fence(turn: StreamParser) -> Steps[None]:
 
 GEMMA_3 = ToolFormat(
     name="gemma3",
-    parse=_or_list(anywhere(_fence, _FENCE)),
+    parse=_or_list(anywhere({_FENCE: _fence})),
     recognised_by=(("<start_of_turn>", "tool_code"), ("<start_of_turn>", "[func_name1(")),
-    forced=python_list(f"{_FENCE}\n", f"\n{_FENCE_END}", joint="\n", trigger=_FENCE),
+    forced=python_list(f"{_FENCE}\n", f"\n{_FENCE_END}", joint="\n"),
 )
 """Gemma 3, whose template has no tools: Python in a fence, as Google's guide asks for it, or a list of calls::
 

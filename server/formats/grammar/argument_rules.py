@@ -6,7 +6,6 @@ notations of Gemma 4 (`Braces`) and MiniMax M3 (`Elements`), which are converted
 
 import json
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -70,7 +69,7 @@ def argument_rule(form: Arguments, function: Mapping[str, Any], text: LarkText) 
                     raise not_a_name(key)
             return text.rule(_members(schema, text, _keyword(schema, text), text.literal(form.end), '", "'))
         case Braces() | Elements():
-            rules = _InBraces(form, schema, text) if isinstance(form, Braces) else _InElements(form, schema, text)
+            rules = _Nested(form, schema, text)
             if "anyOf" not in schema and rules.kinds(referred(schema, schema) or {}) != ["object"]:
                 raise InvalidRequest(f"tools: the parameters of {function['name']!r} must be an object", "tools")
             return text.rule(rules.value(schema, rules.end))
@@ -220,14 +219,15 @@ def _keyword(root: Mapping[str, Any], text: LarkText) -> MakeMember:
     return member
 
 
-class _Nested(ABC):
-    """Converts a schema to rules of one notation. ``end``: the markup after the whole value."""
+class _Nested:
+    """Converts a schema to rules of a nested notation. ``end``: the markup after the whole value.
 
-    end = ""
+    In `Elements` the schema distinguishes objects, lists, text and numbers.
+    """
 
-    def __init__(self, root: Schema, text: LarkText) -> None:
-        self._root = root
-        self._text = text
+    def __init__(self, form: Braces | Elements, root: Schema, text: LarkText) -> None:
+        self._form, self._root, self._text = form, root, text
+        self.end = form.end if isinstance(form, Elements) else ""
         self._loops: dict[tuple[str, str], str] = {}
 
     def value(self, schema: Any, end: str) -> str:
@@ -245,14 +245,14 @@ class _Nested(ABC):
         _refuse(schema, _REFUSED_NESTED)
         values = values_of(schema)
         if values is not None:
-            return self._one_of(f"{self.literal(value)} {self._text.literal(end)}" for value in values)
+            return self._one_of(f"{self._literal(value)} {self._text.literal(end)}" for value in values)
         if parts := schema.get("anyOf"):
             rest = {key: value for key, value in schema.items() if key != "anyOf"}
             return self._one_of(
                 self.value({**rest, **part} if isinstance(part, Mapping) else part, end) for part in parts
             )
         kinds = self.kinds(schema)
-        return self._one_of(self._kind(kind, schema, end) for kind in kinds) if kinds else self.anything(end)
+        return self._one_of(self._kind(kind, schema, end) for kind in kinds) if kinds else self._anything(end)
 
     def kinds(self, schema: Schema) -> list[str]:
         """Return the JSON types in the schema; empty if any type is allowed."""
@@ -260,7 +260,12 @@ class _Nested(ABC):
         named = [given] if isinstance(given, str) else given if isinstance(given, list) else []
         if not named and "properties" in schema:
             return ["object"]
-        return [kind for kind in _KINDS if kind in named]
+        found = [kind for kind in _KINDS if kind in named]
+        if isinstance(self._form, Braces) or "string" not in found:
+            return found
+        if {"array", "object"}.intersection(found):
+            raise InvalidRequest("tools: a parameter that is a text or a list or an object can't be enforced", "tools")
+        return ["string"]  # a text may also contain null and numbers
 
     def _kind(self, kind: str, schema: Schema, end: str) -> str:
         match kind:
@@ -269,14 +274,7 @@ class _Nested(ABC):
             case "object":
                 return self._object(schema, end)
             case "array":
-                least, most = schema.get("minItems", 0), schema.get("maxItems")
-                if (
-                    not isinstance(least, int)
-                    or not isinstance(most, int | None)
-                    or (most is not None and most < least)
-                ):
-                    raise InvalidRequest("tools: minItems and maxItems of a parameter contradict each other", "tools")
-                return self._array(schema.get("items", {}), least, most, end)
+                return self._array(schema, end)
         kept = {key: value for key, value in schema.items() if key not in ("enum", "const")}
         return f"{json_rule({**kept, 'type': kind}, {}, self._text)} {self._text.literal(end)}"
 
@@ -292,93 +290,59 @@ class _Nested(ABC):
         unique = list(dict.fromkeys(options))
         return self._text.rule(" | ".join(unique)) if len(unique) > 1 else unique[0]
 
-    @abstractmethod
-    def anything(self, end: str) -> str:
+    def _anything(self, end: str) -> str:
         """Return the rule of a value of any type and its `end`."""
-
-    @abstractmethod
-    def literal(self, value: Any) -> str:
-        """Return the rule of exactly that value."""
-
-    @abstractmethod
-    def _string(self, schema: Schema, end: str) -> str: ...
-
-    @abstractmethod
-    def _array(self, items: Any, least: int, most: int | None, end: str) -> str: ...
-
-    @abstractmethod
-    def _object(self, schema: Schema, end: str) -> str: ...
-
-
-class _InBraces(_Nested):
-    """``{city:<|"|>Paris<|"|>,days:3,hours:[8,12]}``."""
-
-    def __init__(self, form: Braces, root: Schema, text: LarkText) -> None:
-        super().__init__(root, text)
-        self._quote = form.quote
-
-    def anything(self, end: str) -> str:
+        if isinstance(self._form, Elements):
+            return self._text.text_until(end)
         rule = self._looped("", lambda: self._one_of(self._kind(kind, {}, "") for kind in _KINDS), "")
         return f"{rule} {self._text.literal(end)}"
 
-    def literal(self, value: Any) -> str:
-        return self._text.literal(braced(value, self._quote))
+    def _literal(self, value: Any) -> str:
+        """Return the rule of exactly that value."""
+        if isinstance(self._form, Braces):
+            return self._text.literal(braced(value, self._form.quote))
+        if isinstance(value, list | Mapping):
+            raise InvalidRequest("tools: lists and objects in an enum can't be enforced in a tool call", "tools")
+        return self._text.literal(value if isinstance(value, str) else json.dumps(value))
 
     def _string(self, schema: Schema, end: str) -> str:
-        text = self._text.text_until(self._quote, *text_limits(schema), empty=not schema.get("minLength"))
-        return f"{self._text.literal(self._quote)} {text} {self._text.literal(end)}"
+        text = self._text
+        if isinstance(self._form, Braces):
+            quote = self._form.quote
+            held = text.text_until(quote, *text_limits(schema), empty=not schema.get("minLength"))
+            return f"{text.literal(quote)} {held} {text.literal(end)}"
+        limited = schema if schema.get("type") == "string" else {}
+        return text.text_until(end, *text_limits(limited), empty=not limited.get("minLength"))
 
-    def _array(self, items: Any, least: int, most: int | None, end: str) -> str:
-        closing = self._text.literal("]" + end)
+    def _array(self, schema: Schema, end: str) -> str:
+        text, items = self._text, schema.get("items", {})
+        least, most = schema.get("minItems", 0), schema.get("maxItems")
+        if not isinstance(least, int) or not isinstance(most, int | None) or (most is not None and most < least):
+            raise InvalidRequest("tools: minItems and maxItems of a parameter contradict each other", "tools")
+        if isinstance(self._form, Elements):
+            item = text.rule(self._element("item", items))
+            return f"{item}{{{least},{'' if most is None else most}}} {text.literal(end)}"
+        closing = text.literal("]" + end)
         if most == 0:
             return f'"[" {closing}'
-        item = self._text.rule(self.value(items, ""))
+        item = text.rule(self.value(items, ""))
         more = f'("," {item}){{{max(least - 1, 0)},{"" if most is None else most - 1}}}'
         listed = f"{item} {more}" if most != 1 else item
         return f'"[" {listed} {closing}' if least else f'"[" ({listed})? {closing}'
 
     def _object(self, schema: Schema, end: str) -> str:
+        text = self._text
+        if isinstance(self._form, Elements):
+            found = names_in_markup(schema, never=":").items()
+            members = [(text.rule(self._element(key, value)), needed) for key, (value, needed) in found]
+            return text.in_any_order(members, text.literal(end))
+
         def member(key: str, value: Any) -> str:
             return f'{key} ":" {self.value(value, "")}'
 
-        closing = self._text.literal("}" + end)
-        return '"{" ' + _members(schema, self._text, member, closing, '","', never=":")
-
-
-class _InElements(_Nested):
-    """``]<]minimax[>[<city>Paris]<]minimax[>[</city>``; the schema distinguishes objects, lists, text and numbers."""
-
-    def __init__(self, form: Elements, root: Schema, text: LarkText) -> None:
-        super().__init__(root, text)
-        self._prefix = form.prefix
-        self.end = form.end
-
-    def anything(self, end: str) -> str:
-        return self._text.text_until(end)
-
-    def literal(self, value: Any) -> str:
-        if isinstance(value, list | Mapping):
-            raise InvalidRequest("tools: lists and objects in an enum can't be enforced in a tool call", "tools")
-        return self._text.literal(value if isinstance(value, str) else json.dumps(value))
-
-    def kinds(self, schema: Schema) -> list[str]:
-        found = super().kinds(schema)
-        if "string" in found and {"array", "object"}.intersection(found):
-            raise InvalidRequest("tools: a parameter that is a text or a list or an object can't be enforced", "tools")
-        return ["string"] if "string" in found else found  # a text may also contain null and numbers
-
-    def _string(self, schema: Schema, end: str) -> str:
-        limited = schema if schema.get("type") == "string" else {}
-        return self._text.text_until(end, *text_limits(limited), empty=not limited.get("minLength"))
-
-    def _array(self, items: Any, least: int, most: int | None, end: str) -> str:
-        item = self._text.rule(self._element("item", items))
-        return f"{item}{{{least},{'' if most is None else most}}} {self._text.literal(end)}"
-
-    def _object(self, schema: Schema, end: str) -> str:
-        found = names_in_markup(schema, never=":").items()
-        members = [(self._text.rule(self._element(key, value)), needed) for key, (value, needed) in found]
-        return self._text.in_any_order(members, self._text.literal(end))
+        return '"{" ' + _members(schema, text, member, text.literal("}" + end), '","', never=":")
 
     def _element(self, name: str, schema: Any) -> str:
-        return f"{self._text.literal(f'{self._prefix}<{name}>')} {self.value(schema, f'{self._prefix}</{name}>')}"
+        assert isinstance(self._form, Elements)
+        prefix = self._form.prefix
+        return f"{self._text.literal(f'{prefix}<{name}>')} {self.value(schema, f'{prefix}</{name}>')}"

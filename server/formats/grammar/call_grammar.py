@@ -99,7 +99,7 @@ class _Calls:
     def after(self, begun: str) -> str:
         """Return the rule of the calls after the text `begun`."""
         form, text, one = self.form, self.text, self._one()
-        more = self._more(one, form.rest_of_list)
+        more = self._more(one, form.is_list)
         if form.open:
             return f"{text.literal(form.open.removeprefix(begun))} {one}{more} {text.literal(form.close)}"
         return f"{self._one(begun)}{more} {text.literal(form.close)}"
@@ -111,7 +111,7 @@ class _Calls:
         assert isinstance(after_name, str)
         arguments = argument_rule(form.arguments, function, text)
         call = f"{text.literal(after_name[1:])} {arguments} {text.literal(form.after)}"
-        if form.rest_of_list:
+        if form.is_list:
             call = f"{call}{self._more(self._one(), form.several)} {text.literal(form.close)}"
         lark = text.whole(call)
         name = _written(function["name"], form)

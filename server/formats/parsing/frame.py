@@ -1,71 +1,68 @@
-"""Content with its own markup: with reasoning in any order (`Frame`), or after reasoning (`AnswerTags`)."""
+"""Content with its own markup: with reasoning in any order (`frame`), or after reasoning (`answer_tags`)."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 from server.formats.calls.json_calls import JsonCalls
 from server.formats.parsing.reader import Steps
-from server.formats.parsing.stream_parser import StreamParser
+from server.formats.parsing.stream_parser import Parse, StreamParser
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """``tags``: tags around reasoning. ``silent``: markup without meaning. ``calls``: openings and their parsers.
-    ``sections``: silent markup before calls. Reasoning also ends with ``breaks``. Calls in reasoning only count if
-    the text ends before the reasoning does.
+def frame(
+    tags: tuple[str, str],
+    silent: tuple[str, ...],
+    calls: Mapping[str, Parse],
+    *,
+    breaks: tuple[str, ...] = (),
+    sections: tuple[str, ...] = (),
+) -> Parse:
+    """Create a parser of reasoning between `tags`, content and `calls`, by their openings, in any order.
+
+    ``silent``: markup without meaning. ``sections``: silent markup before calls. Reasoning also ends with ``breaks``.
+    Calls in reasoning only count if the text ends before the reasoning does.
     """
+    opening, closing = tags
 
-    tags: tuple[str, str]
-    silent: tuple[str, ...]
-    calls: Mapping[str, Callable[[StreamParser], Steps[None]]]
-    breaks: tuple[str, ...] = ()
-    sections: tuple[str, ...] = ()
-
-    def parse(self, turn: StreamParser) -> Steps[None]:
-        """Parse an output."""
-        opening, closing = self.tags
-        calls = tuple(self.calls) if turn.how.callable else ()
-        opened = (*self.sections, *calls) if turn.how.callable else ()
+    def parse(turn: StreamParser) -> Steps[None]:
+        callable_ = tuple(calls) if turn.how.callable else ()
+        opened = (*sections, *callable_) if turn.how.callable else ()
         marker = ""
         while True:
             if not marker:
-                marker = yield from turn.content_until(opening, closing, *self.silent, *calls)
+                marker = yield from turn.content_until(opening, closing, *silent, *callable_)
             if marker == opening:
                 turn.reasoning_tag(opening)
-                marker = yield from turn.read_reasoning((closing, *self.breaks), opened, self.parse)
+                marker = yield from turn.read_reasoning((closing, *breaks), opened, parse)
                 if marker == closing:
                     turn.reasoning_tag(closing)
                     marker = ""
                 continue
-            if marker in calls:
-                yield from turn.attempt(marker, self.calls[marker](turn))
+            if marker in callable_:
+                yield from turn.attempt(marker, calls[marker](turn))
             marker = ""
 
+    return parse
 
-@dataclass(frozen=True, slots=True)
-class AnswerTags:
-    """Drops the tags of an answer, and the white space inside of them, if it begins with the opening tag."""
 
-    opening: str
-    closing: str
-    calls: JsonCalls
+def answer_tags(opening: str, closing: str, calls: JsonCalls) -> Parse:
+    """Create a parser that drops the tags of an answer, and the white space inside of them, if it begins with a tag."""
 
-    def parse(self, turn: StreamParser) -> Steps[None]:
-        """Parse an output."""
+    def parse(turn: StreamParser) -> Steps[None]:
         turn.mark()
         yield from turn.spaces()
-        framed = yield from turn.take(self.opening)
+        framed = yield from turn.take(opening)
         if framed:
             turn.mark()
             yield from turn.spaces()
             turn.mark()
         turn.give_back()
-        openings = self.calls.openings if turn.how.callable else ()
-        markers = (*openings, self.closing) if framed else openings
+        openings = calls.openings if turn.how.callable else ()
+        markers = (*openings, closing) if framed else openings
         while markers:
             found = yield from turn.content_until(*markers)
-            if found == self.closing:
+            if found == closing:
                 turn.drop_spaces()
                 yield from turn.spaces()
             else:
-                yield from turn.attempt(found, self.calls.calls(turn))
+                yield from turn.attempt(found, calls.calls(turn))
+
+    return parse

@@ -306,16 +306,16 @@ def plain(turn: StreamParser) -> Steps[None]:
         yield from turn.content_until()
 
 
-def anywhere(read: Parse, *openings: str, silent: tuple[str, ...] = ()) -> Parse:
-    """Create a format's generator: `read` parses the text after each of `openings`, at any position; `silent` markup is
+def anywhere(calls: Mapping[str, Parse], *silent: str) -> Parse:
+    """Create a format's generator. `calls` parse the text after their openings, at any position; `silent` markup is
     dropped.
     """
 
     def parse(turn: StreamParser) -> Steps[None]:
         while True:
-            found = yield from turn.content_until(*openings, *silent)
-            if found in openings:
-                yield from turn.attempt(found, read(turn))
+            found = yield from turn.content_until(*calls, *silent)
+            if found in calls:
+                yield from turn.attempt(found, calls[found](turn))
 
     return parse
 
