@@ -27,7 +27,7 @@ from typing import Any
 from jsonschema import Draft202012Validator
 from jsonschema.validators import validator_for
 
-from benchmarks.schemas.instances import spellings, write
+from benchmarks.schemas.instances import is_repetition, spellings, write
 from benchmarks.schemas.maskbench import FIELD, MAX_MB, MAX_S, ready_compiler
 from benchmarks.schemas.walk import BenchVocab, NoEndError, Walker, endings
 from benchmarks.schemas.workers import Limits, measured, tree_cpu_s
@@ -190,6 +190,8 @@ class Fuzzer:
             except NoEndError:
                 continue
             except InvalidRequest as error:
+                if is_repetition(error):
+                    continue
                 return "failed mid-reply", error.message
             text = b"".join(self._vocab.pieces[token] for token in tokens).decode("utf-8", "replace")
             if (refused := _refused(validator, json.loads(text))) is not None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from server.errors import InternalError, InvalidRequest
+from server.errors import InternalError, InvalidRequest, LlamapoolError
 from server.structured.constraint import Constraint
 from server.vocab import Vocab
 
@@ -39,8 +39,13 @@ def write(constraint: Constraint, tokens: Sequence[int]) -> Reply:
             reply.mask_us.append((masked_ns + time.thread_time_ns() - began) // 1000)
         reply.accepted = may_end(constraint)
     except (InvalidRequest, InternalError) as error:
-        reply.failure = error.message
+        reply.failure = "" if is_repetition(error) else error.message
     return reply
+
+
+def is_repetition(error: LlamapoolError) -> bool:
+    """Whether a reply failed as documented: each continuation repeats an item of a `uniqueItems` array."""
+    return "'uniqueItems'" in error.message
 
 
 def may_end(constraint: Constraint) -> bool:

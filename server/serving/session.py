@@ -24,7 +24,7 @@ from server.media.source import NOTHING_SEEN, FileContent, Media, Seen
 from server.pool.model import Lease, LoadedModel
 from server.pool.spec import Task
 from server.serving.services import RunningCompletion, key_of, services, wants_load
-from server.structured.grammar.attempt import Attempt, CompileLater, cached_only, within
+from server.structured.grammar.attempt import Attempt, CompileLater, within
 from server.structured.reasoning_end import ReasoningSwitch
 from server.telemetry.record import CANCELLED, FAILED, RECORD, Record, Usage, reason_of
 from server.transport.admission import admission_of, scheduled_client
@@ -308,7 +308,7 @@ class Session:
 
     async def _run(self, threads: Executor, work: Callable[[], T], attempt: Attempt | None = None) -> T:
         def run() -> T:
-            with cached_only() if attempt is None else within(attempt):
+            with within(attempt):
                 return work()
 
         self._preparing = running = threads.submit(run)

@@ -15,7 +15,7 @@ class TextGrammar:
 
     def in_json(self) -> str:
         """Return the Lark element for such a text inside a JSON string, without the quotes."""
-        return self._element(escaped=True)
+        return self._element(escaped=True, end='"', never=['"'])
 
     def up_to(self, end: str, never: Sequence[str]) -> str:
         """Return the Lark element for such a text as it is, before `end` ("": before a control token).

@@ -1,7 +1,7 @@
 """How a thread may compile a client's grammar: only if that is cheap, or for as long as the client waits.
 
 Compiling in the sandbox can take seconds, so a thread that serves many requests must not wait for it. Such a thread
-runs its work in `cached_only`: a grammar that needs the sandbox raises `CompileLater` there. The caller then repeats
+runs its work `within` no attempt: a grammar that needs the sandbox raises `CompileLater` there. The caller then repeats
 the work in another thread within an `Attempt`, which it cancels when the client disconnects.
 """
 
@@ -61,23 +61,14 @@ class Attempt:
         return self._cancelled
 
 
-_ATTEMPT: ContextVar[Attempt | None] = ContextVar("attempt", default=None)
-_CACHED_ONLY: ContextVar[bool] = ContextVar("cached_only", default=False)
+_ATTEMPT: ContextVar[Attempt | None] = ContextVar("attempt")
 
 
 @contextlib.contextmanager
-def cached_only() -> Iterator[None]:
-    """Let grammars in this thread raise `CompileLater` instead of going to the sandbox."""
-    token = _CACHED_ONLY.set(True)
-    try:
-        yield
-    finally:
-        _CACHED_ONLY.reset(token)
-
-
-@contextlib.contextmanager
-def within(attempt: Attempt) -> Iterator[None]:
-    """Let grammars in this thread be compiled for as long as `attempt` is not cancelled."""
+def within(attempt: Attempt | None) -> Iterator[None]:
+    """Let grammars in this thread be compiled for as long as `attempt` is not cancelled. None: let those that need the
+    sandbox raise `CompileLater`.
+    """
     token = _ATTEMPT.set(attempt)
     try:
         yield
@@ -85,11 +76,8 @@ def within(attempt: Attempt) -> Iterator[None]:
         _ATTEMPT.reset(token)
 
 
-def may_wait() -> bool:
-    """Return whether this thread may wait for the sandbox."""
-    return not _CACHED_ONLY.get()
-
-
-def current() -> Attempt:
-    """Return this thread's attempt, or a new one if the caller has none, such as during a model's load."""
-    return _ATTEMPT.get() or Attempt()
+def current() -> Attempt | None:
+    """Return this thread's attempt, None if it must not wait for the sandbox. Outside of `within`, such as during a
+    model's load, return a new one.
+    """
+    return _ATTEMPT.get(Attempt())

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar, cast
 import llguidance
 
 from server.errors import InvalidRequest
-from server.structured.grammar.attempt import CompileLater, may_wait
+from server.structured.grammar.attempt import CompileLater, current
 from server.structured.grammar.build import SCHEMA, Grammar, Kind, build
 from server.structured.grammar.embedded_text import EmbeddedText, EmbeddedTexts
 from server.structured.grammar.lark import literal, without_anchors
@@ -23,7 +23,7 @@ from server.structured.grammar.panics import contained
 from server.structured.grammar.sandbox import Sandbox
 from server.structured.grammar.schema.plain import is_plain
 from server.structured.grammar.text_tokens import Markers, TextTokens
-from server.structured.grammar.tokenizer import TokenTable, byte_tokenizer, end_tokens, special_tokens
+from server.structured.grammar.tokenizer import TokenTable, end_tokens, special_tokens
 from server.structured.grammar.unique_items import Cursor, UniqueItems
 from server.vocab import Vocab
 
@@ -37,7 +37,7 @@ class _Entry(Generic[T]):
         self.refused: InvalidRequest | None = None
 
     def get(self, make: Callable[[], T]) -> T:
-        if not self.lock.acquire(blocking=may_wait()):
+        if not self.lock.acquire(blocking=current() is not None):
             raise CompileLater
         try:
             if self.refused is not None:
@@ -119,24 +119,25 @@ class GrammarCompiler:
             self.tokens.feed(made, recipe.begun)
         return made
 
-    def _made(self, kind: Kind, request: Any, param: str) -> MatcherConstraint:
-        """Return the constraint of what `build` makes of a request. ``param``: the field that errors name."""
+    def _made(self, kind: Kind, request: Any, param: str, *, is_own: bool = False) -> MatcherConstraint:
+        """Return the constraint of what `build` makes of a request. ``param``: the field that errors name. ``is_own``:
+        it is no client's, and cheap.
+        """
         try:
             text = json.dumps([kind, request, param])
         except (ValueError, TypeError, RecursionError):  # no JSON, or too deep: `build` raises the specific error
             return self._compile(kind, request, param, "")
-        return self._compiled.get(text, lambda: self._compile(kind, request, param, text)).fork()
+        return self._compiled.get(text, lambda: self._compile(kind, request, param, text, is_own=is_own)).fork()
 
-    def _compile(self, kind: Kind, request: Any, param: str, text: str) -> MatcherConstraint:
-        if self._sandbox is None or not text or (kind == "schema" and is_plain(request)):
+    def _compile(self, kind: Kind, request: Any, param: str, text: str, *, is_own: bool = False) -> MatcherConstraint:
+        if self._sandbox is None or not text or is_own or (kind == "schema" and is_plain(request)):
             grammar = build(kind, request, self)
         else:
             grammar = Grammar.from_json(self._sandbox.compile(self._sent_tokens(), text.encode(), param))
         made = self._constraint(grammar, request, text)
         if grammar.unique is not None:
-            bytewise = grammar.matcher(byte_tokenizer(), request)
-            self.tokens.build("item_ends", "quotes", "items")
-            return UniqueItems(made, Cursor(grammar.unique), self.tokens, bytewise)
+            self.tokens.build("quotes", "items")
+            return UniqueItems(made, Cursor(grammar.unique.root), self.tokens)
         if not grammar.texts:
             return made
         texts = tuple(
@@ -146,7 +147,7 @@ class GrammarCompiler:
             )
             for inner, place in grammar.texts
         )
-        self.tokens.build("plain", "text", "quoted")
+        self.tokens.build("plain", "text", "escapes")
         return EmbeddedTexts(made, texts, grammar.hole, self.tokens)
 
     def _constraint(self, grammar: Grammar, request: Any, text: str) -> MatcherConstraint:
@@ -160,6 +161,11 @@ class GrammarCompiler:
     def lark(self, text: str, *, max_chars: int = MAX_TEXT_CHARS) -> MatcherConstraint:
         """Return llguidance's dialect of Lark: rule `start`, inline ``%json {...}``."""
         return self._made("lark", [text, max_chars], "grammar")
+
+    def own_lark(self, text: str) -> MatcherConstraint:
+        """Return Lark that this project has written, compiled without the sandbox."""
+        grammar = llguidance.LLMatcher.grammar_from_lark(text)
+        return self._made("grammar", [grammar, "grammar", "grammar"], "grammar", is_own=True)
 
     def markers(self, texts: Sequence[str]) -> Markers:
         """Return how the vocabulary tokenizes these markers in free text."""

@@ -1,12 +1,11 @@
 """Enforces a client's grammar for a custom tool's input inside the grammar of the call.
 
-The grammar of the call has a hole where the input is. At the hole, a second matcher follows the input: the text between
-the quotes of a JSON string with its escapes decoded, or plain text up to an end marker. So the client's grammar is
-compiled as it is. In the call's grammar, hole number n is a control token that occurs nowhere else, n + 1 times.
+The grammar of the call has a hole where the input is. At the hole, a second matcher follows the input up to an end
+marker, which is the quote in a JSON string, where escapes are decoded. So the client's grammar is compiled as it is. In
+the call's grammar, hole number n is a control token that occurs nowhere else, n + 1 times.
 """
 
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 
@@ -14,14 +13,14 @@ from server.errors import InvalidRequest
 from server.structured.grammar.matcher import MatcherConstraint
 from server.structured.grammar.text_tokens import TextTokens, is_plain
 
-_QUOTE, _BACKSLASH, _SPACE = b'"'[0], b"\\"[0], b" "[0]
+_BACKSLASH, _SPACE = b"\\"[0], b" "[0]
 _SHORT_ESCAPES = dict(zip(b'"\\/bfnrt', b'"\\/\b\f\n\r\t', strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedText:
-    """A text's constraint at its start, and where it is. ``escaped``: in a JSON string. Otherwise it is before ``end``,
-    and contains none of ``never``.
+    """A text's constraint at its start, and where it is: before ``end``, with none of ``never`` in it. ``escaped``:
+    with short JSON escapes, as in schemas.
     """
 
     constraint: MatcherConstraint
@@ -68,10 +67,10 @@ class EmbeddedTexts(MatcherConstraint):
         if self._text is None:
             return self._outer.mask()
         bits = self._text.mask()
-        if isinstance(self._text, _EscapedText):
-            for token in self._tokens.quoted if not self._text.pending else self._tokens.single.values():
-                if self.allows(token):
-                    bits[token // 8] |= np.uint8(1 << token % 8)
+        escapes = self._tokens.single.values() if self._text.pending else self._tokens.escapes
+        for token in escapes if self._text.is_escaped else ():
+            if self.allows(token):
+                bits[token // 8] |= np.uint8(1 << token % 8)
         if not bits.any():
             raise InvalidRequest("the output cannot be constrained to the grammar of the tool's input", self._param)
         return bits.tobytes()
@@ -134,63 +133,17 @@ class EmbeddedTexts(MatcherConstraint):
             n_marks += 1
         if n_marks:
             text = self._texts[n_marks - 1]
-            kind = _EscapedText if text.escaped else _PlainText
-            self._text = kind(text, text.constraint.fork(), self._outer, self._tokens)
+            self._text = _Text(text, text.constraint.fork(), self._outer, self._tokens)
 
 
-class _EscapedText:
-    """A text in a JSON string, with short escapes only, as in schemas. ``pending``: a backslash was the last byte.
-    ``after``: the call after the text.
-    """
-
-    __slots__ = ("_outer", "_text", "_tokens", "after", "inner", "pending")
-
-    def __init__(
-        self, text: EmbeddedText, inner: MatcherConstraint, outer: MatcherConstraint, tokens: TextTokens
-    ) -> None:
-        self._text, self.inner, self._outer, self._tokens = text, inner, outer, tokens
-        self.pending = False
-        self.after: MatcherConstraint | None = None
-
-    def fork(self) -> "_EscapedText":
-        copy = _EscapedText(self._text, self.inner.fork(), self._outer.fork(), self._tokens)
-        copy.pending = self.pending
-        return copy
-
-    def allows_whole(self, token: int, piece: bytes) -> bool:
-        return not self.pending and bool(piece) and is_plain(piece) and self.inner.allows(token)
-
-    def accept_whole(self, token: int, _: bytes) -> None:
-        self.inner.accept(token)
-
-    def mask(self) -> "np.ndarray[tuple[int], np.dtype[np.uint8]]":
-        if self.pending:
-            return np.zeros_like(self._tokens.plain)
-        return np.frombuffer(self.inner.mask(), np.uint8)[: len(self._tokens.plain)] & self._tokens.plain
-
-    def take(self, byte: int) -> bool:
-        feed, single = self._tokens.feed, self._tokens.single
-        if self.pending:
-            self.pending = False
-            return byte in _SHORT_ESCAPES and feed(self.inner, bytes([_SHORT_ESCAPES[byte]]))
-        if byte == _QUOTE:
-            if not self.inner.complete or not feed(self._outer, b'"'):
-                return False
-            self.after = self._outer
-            return True
-        if byte == _BACKSLASH:
-            self.pending = True
-            return any(self.inner.allows(single.get(char, -1)) for char in _SHORT_ESCAPES.values())
-        return byte >= _SPACE and feed(self.inner, bytes([byte]))
-
-
-class _PlainText:
+class _Text:
     """A text before an end marker. The bytes of the marker may belong to the text until the marker is complete.
 
     ``inner`` is None if they can't. ``_exits``: the call after each possible end, with the bytes of the marker so far.
+    ``after``: the call after the text. ``pending``: the last byte was the backslash of an escape.
     """
 
-    __slots__ = ("_exits", "_forbidden", "_outer", "_tail", "_text", "_tokens", "after", "inner")
+    __slots__ = ("_exits", "_outer", "_tail", "_text", "_tokens", "after", "inner", "pending")
 
     def __init__(
         self, text: EmbeddedText, inner: MatcherConstraint | None, outer: MatcherConstraint, tokens: TextTokens
@@ -199,17 +152,24 @@ class _PlainText:
         self._exits: list[tuple[MatcherConstraint, int]] = []
         self._tail = b""
         self.after: MatcherConstraint | None = None
+        self.pending = False
 
-    def fork(self) -> "_PlainText":
+    @property
+    def is_escaped(self) -> bool:
+        return self._text.escaped
+
+    def fork(self) -> "_Text":
         inner = None if self.inner is None else self.inner.fork()
-        copy = _PlainText(self._text, inner, self._outer.fork(), self._tokens)
+        copy = _Text(self._text, inner, self._outer.fork(), self._tokens)
         copy._exits, copy._tail = [(exit_.fork(), n) for exit_, n in self._exits], self._tail
+        copy.pending = self.pending
         return copy
 
     def allows_whole(self, token: int, piece: bytes) -> bool:
         if not piece:  # a control token
             return any(exit_.allows(token) for exit_ in self._ended())
-        return self.inner is not None and not self._exits and self._is_inside(piece) and self.inner.allows(token)
+        is_inside = not (self._exits or self.pending) and self._is_inside(piece)
+        return is_inside and self.inner is not None and self.inner.allows(token)
 
     def accept_whole(self, token: int, piece: bytes) -> None:
         if not piece:
@@ -221,10 +181,11 @@ class _PlainText:
         self._tail = self._kept(self._tail + piece)
 
     def mask(self) -> "np.ndarray[tuple[int], np.dtype[np.uint8]]":
-        n_bytes = len(self._tokens.text)
+        whole = self._tokens.plain if self.is_escaped else self._tokens.text
+        n_bytes = len(whole)
         bits = np.zeros(n_bytes, np.uint8)
-        if self.inner is not None:
-            bits = np.frombuffer(self.inner.mask(), np.uint8)[:n_bytes] & self._tokens.text
+        if self.inner is not None and not self.pending:
+            bits = np.frombuffer(self.inner.mask(), np.uint8)[:n_bytes] & whole
             for token in {token for text in self._text.never for token in self._tokens.containing(text[-1])}:
                 if self._contains(self._tokens.pieces[token]):
                     bits[token // 8] &= np.uint8(~(1 << token % 8) & 255)
@@ -236,6 +197,15 @@ class _PlainText:
 
     def take(self, byte: int) -> bool:
         text, feed, end = bytes([byte]), self._tokens.feed, self._text.end
+        if self.is_escaped and self.inner is not None:
+            if self.pending:
+                self.pending = False
+                return byte in _SHORT_ESCAPES and feed(self.inner, bytes([_SHORT_ESCAPES[byte]]))
+            if byte == _BACKSLASH:
+                self.pending = True
+                return any(self.inner.allows(self._tokens.single.get(char, -1)) for char in _SHORT_ESCAPES.values())
+            if byte < _SPACE:
+                return False
         begun = [*self._exits]
         if end and self.inner is not None and self.inner.complete and byte == end[0]:
             begun.append((self._outer.fork(), 0))
@@ -260,8 +230,10 @@ class _PlainText:
         return found
 
     def _is_inside(self, piece: bytes) -> bool:
-        """Return whether `piece` belongs to the text and contains no start of the end marker."""
-        return (not self._text.end or self._text.end[0] not in piece) and not self._contains(piece)
+        """Return whether `piece` belongs to the text as it is and contains no start of the end marker."""
+        if self._contains(piece) or (self.is_escaped and not is_plain(piece)):
+            return False
+        return not self._text.end or self._text.end[0] not in piece
 
     def _contains(self, piece: bytes) -> bool:
         """Return whether `piece` would complete a forbidden text."""
@@ -270,6 +242,3 @@ class _PlainText:
     def _kept(self, text: bytes) -> bytes:
         longest = max(map(len, self._text.never), default=0)
         return text[-longest + 1 :] if longest > 1 else b""
-
-
-_Text: TypeAlias = _EscapedText | _PlainText

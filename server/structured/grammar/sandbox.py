@@ -11,7 +11,7 @@ from typing import Any
 from server.errors import InternalError, InvalidRequest, ShuttingDown, TooLate, Unavailable
 from server.sandbox.process import Killed, MemoryShort, NoAnswer, Process, Processes, Stopped, TookTooLong, WorkLimits
 from server.sandbox.worker import FAULT
-from server.structured.grammar.attempt import MAX_SANDBOX_S, CompileCancelled, CompileLater, current, may_wait
+from server.structured.grammar.attempt import MAX_SANDBOX_S, CompileCancelled, CompileLater, current
 
 VOCABULARY, COMPILE = b"v", b"c"
 """Requests: a pickled `TokenTable`; in JSON the kind and the request for `build`, and the field that errors name."""
@@ -38,9 +38,9 @@ class Sandbox:
         ``vocabulary``: a pickled `TokenTable`. ``param``: the field that a refusal names. Raises `InvalidRequest` for a
         grammar that is wrong or takes too much, `CompileLater`, `CompileCancelled`, and `Unavailable`.
         """
-        if not may_wait():
-            raise CompileLater
         attempt = current()
+        if attempt is None:
+            raise CompileLater
         if attempt.left_s <= 0:
             raise TooLate(f"{param}: compiling the grammars of this request took {MAX_SANDBOX_S:g} s", RETRY_S)
         is_fresh = True

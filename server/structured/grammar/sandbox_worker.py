@@ -16,7 +16,7 @@ from server.structured.grammar.build import Grammar, Kind, build
 from server.structured.grammar.limits import SANDBOX_STACK_BYTES
 from server.structured.grammar.matcher import first_line
 from server.structured.grammar.sandbox import DONE, REFUSED, VOCABULARY
-from server.structured.grammar.tokenizer import TokenTable, byte_tokenizer
+from server.structured.grammar.tokenizer import TokenTable
 
 _N_WALKS, _N_STEPS = 2, 24
 """Tokens that a grammar is tried with: some fail at the first text that they are given."""
@@ -63,8 +63,6 @@ def _built(vocabulary: _Vocabulary, kind: Kind, request: Any, _: str) -> Any:
     grammar = build(kind, request, vocabulary)
     for each in (grammar, *(inner for inner, _ in grammar.texts)):
         _try_out(each.matcher(vocabulary.tokenizer, request), each)
-    if grammar.unique is not None:
-        grammar.matcher(byte_tokenizer(), request)
     return grammar.as_json()
 
 

@@ -1,6 +1,5 @@
 """The tokens of a vocabulary by their text, for constraints that follow the text byte by byte."""
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,7 +10,6 @@ from numpy.typing import NDArray
 from server.structured.grammar.matcher import MatcherConstraint
 from server.vocab import Vocab
 
-_ITEM_ENDS = frozenset(b'",]} \t\n\r')  # one of these is in every token that ends an item of a JSON array
 _QUOTE, _BACKSLASH, _SPACE = b'"'[0], b"\\"[0], b" "[0]
 
 
@@ -27,10 +25,9 @@ class Markers:
 class TextTokens:
     """Indexes of one vocabulary. Each is made when it is first used, with a look at every token. Thread-safe.
 
-    ``item_ends``: the tokens that may end an item of an array; ``quotes``: those of them that may do so inside a
-    string; ``items``: those that may open an array and end two of its items. ``plain``: a mask of the tokens that are
-    the same in a JSON string; ``text``: of all that have a text. ``quoted``: tokens that start with a quote or a
-    backslash.
+    ``quotes``: the tokens that may end a string; ``items``: those that may open an array and end two of its items.
+    ``plain``: a mask of the tokens that are the same in a JSON string; ``text``: of all that have a text. ``escapes``:
+    tokens that start with a backslash.
     """
 
     def __init__(self, vocab: Vocab) -> None:
@@ -85,27 +82,13 @@ class TextTokens:
             self._containing[byte] = [token for token, piece in enumerate(self.pieces) if byte in piece]
         return self._containing[byte]
 
-    def beginning_with(self, text: bytes) -> NDArray[np.intp]:
-        """Return the tokens whose text begins with `text`."""
-        first = bisect_left(self._sorted, text, key=self.pieces.__getitem__)
-        after = bisect_right(self._sorted, text, first, key=lambda token: self.pieces[token][: len(text)])
-        return np.array(self._sorted[first:after], np.intp)
-
-    @cached_property
-    def _sorted(self) -> list[int]:
-        return sorted(range(self.vocab.n_tokens), key=self.pieces.__getitem__)
-
-    @cached_property
-    def item_ends(self) -> NDArray[np.intp]:
-        return np.array([t for t, piece in enumerate(self.pieces) if not _ITEM_ENDS.isdisjoint(piece)], np.intp)
-
     @cached_property
     def quotes(self) -> NDArray[np.intp]:
-        return np.array([t for t in self.item_ends if b'"' in self.pieces[t]], np.intp)
+        return np.array([t for t, piece in enumerate(self.pieces) if b'"' in piece], np.intp)
 
     @cached_property
     def items(self) -> NDArray[np.intp]:
-        return np.array([t for t in self.item_ends if b"[" in self.pieces[t] and b"," in self.pieces[t]], np.intp)
+        return np.array([t for t, piece in enumerate(self.pieces) if b"[" in piece and b"," in piece], np.intp)
 
     @cached_property
     def plain(self) -> NDArray[np.uint8]:
@@ -116,8 +99,8 @@ class TextTokens:
         return self._mask(t for t, piece in enumerate(self.pieces) if piece)
 
     @cached_property
-    def quoted(self) -> list[int]:
-        return [t for t, piece in enumerate(self.pieces) if piece[:1] in (b'"', b"\\")]
+    def escapes(self) -> list[int]:
+        return [t for t, piece in enumerate(self.pieces) if piece[:1] == b"\\"]
 
     def _mask(self, tokens: Iterable[int]) -> NDArray[np.uint8]:
         bits = np.zeros(self.n_mask_bytes * 8, np.uint8)

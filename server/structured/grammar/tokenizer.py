@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from functools import cache
 
 import llguidance
 
@@ -85,13 +84,6 @@ class TokenTable:
         """Return the token of each text. A special token takes precedence over others with the same text."""
         found = {piece: token for token, piece in reversed(list(enumerate(self.tokens)))}
         return found | {self.tokens[token]: token for token in reversed(self.special)}
-
-
-@cache
-def byte_tokenizer() -> llguidance.LLTokenizer:
-    """Return a tokenizer whose tokens 0 to 255 are the bytes."""
-    end = 256
-    return TokenTable((*(bytes([byte]) for byte in range(end)), b"</s>"), (end,), -1, (end,)).tokenizer()
 
 
 def end_tokens(vocab: Vocab) -> list[int]:
