@@ -16,7 +16,7 @@ from server.formats.chat_format import ChatFormat
 from server.formats.parsing.reasoning import OutputParser
 from server.media.source import Seen
 from server.pool.model import LoadedModel
-from server.structured.after_reasoning import AfterReasoning, Framing
+from server.structured.after_reasoning import AfterReasoning
 from server.structured.constraint import Constraint
 from server.structured.grammar.limits import MAX_CALLS_CHARS
 from server.structured.grammar.matcher import MatcherConstraint
@@ -114,8 +114,10 @@ def _held(
     lead = "" if calls and tools.choice != "none" else lead  # with calls it is in their grammar
     if not (opened or may_think or lead):
         return constraint
-    framing = Framing(tags[0].encode(), tags[1].encode(), lead.encode(), tool_format.again.encode())
-    return AfterReasoning(constraint, model.vocab, framing, begun=opened, may_think=may_think)
+    markup = model.vocab.tokenize("".join((*tags, tool_format.again, lead)), add_special=False, parse_special=True)
+    marks = {model.vocab.piece(token).decode(errors="replace") for token in markup}
+    lark = chat_format.framing(lead, model.grammar.control_token, [*marks], begun=opened, may_think=may_think)
+    return AfterReasoning(constraint, model.vocab, model.grammar.own_lark(lark), tags[0].encode())
 
 
 def _limited(

@@ -14,6 +14,9 @@ from server.formats.parsing.stream_parser import Parser, Reading
 from server.formats.tool_call_syntax import ToolCallSyntax
 from server.formats.tool_format import ToolFormat
 
+_SPACES = "(/[ \\t\\r\\n]{1,16}/)?"
+"""Lark of the white space that models write around reasoning."""
+
 
 @dataclass(frozen=True, slots=True)
 class ChatFormat:
@@ -89,6 +92,21 @@ class ChatFormat:
             taken=taken,
         )
         return tool_format.reader(how, self.reasoning_tags, generation_prompt, opened=opened)
+
+    def framing(self, lead: str, control: ControlToken, tags: Sequence[str], *, begun: bool, may_think: bool) -> str:
+        """Return Lark for the reasoning before a reply and the reply's markup, `lead`.
+
+        ``begun``: the prompt opened the reasoning. ``may_think``: the model may open it. ``tags``: the control tokens
+        in the markup. Without markup there may be white space before the reply, and before the opening tag.
+        """
+        opening, closing = self.reasoning_tags
+        text, again = LarkText(control, tags), self.tool_format.again
+        before = text.literal(lead) if lead else "" if begun and again else _SPACES
+        reasoning = f"{text.text_until(closing)} {text.literal(again)}" if begun or may_think else ""
+        if may_think:
+            opened = text.literal(opening) if lead else f"{_SPACES} {text.literal(opening.lstrip())}"
+            reasoning = f"({opened} {reasoning})?"
+        return text.whole(f"{reasoning} {before}")
 
     def forced_calls(
         self,

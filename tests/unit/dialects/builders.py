@@ -30,8 +30,10 @@ from server.formats.parsing.reasoning import open_reasoning
 from server.pool.protocols import MediaReader
 from server.pool.spec import ChatParams, LoadParams, ModelSpec
 from server.structured.constraint import Constraint
+from server.structured.grammar.matcher import MatcherConstraint
 from server.templates.template import RenderedPrompt
 from tests.support.fakes import CHATML, FakeVocab
+from tests.unit.structured.builders import BYTES
 
 HEADER = Header("demo", "chatcmpl-1", 1700000000)
 
@@ -61,6 +63,12 @@ class FakeCompiler:
 
     def json_schema(self, schema: Any) -> FakeConstraint:
         return self._make("json_schema", schema)
+
+    def own_lark(self, text: str) -> MatcherConstraint:
+        return BYTES.own_lark(text)
+
+    def control_token(self, text: str) -> int | None:
+        return BYTES.control_token(text)
 
     def gbnf(self, text: str) -> FakeConstraint:
         return self._make("gbnf", text)

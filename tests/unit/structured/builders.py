@@ -2,9 +2,12 @@
 
 import random
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from server.formats import GENERIC
+from server.formats.chat_format import ChatFormat
+from server.structured.after_reasoning import AfterReasoning
 from server.structured.constraint import Constraint
 from server.structured.grammar.compiler import GrammarCompiler
 from server.structured.grammar.matcher import MatcherConstraint
@@ -40,6 +43,24 @@ class WordVocab(FakeVocab):
 
 
 WORDS = GrammarCompiler(WordVocab())
+
+
+def after_reasoning(
+    inner: Constraint,
+    vocab: FakeVocab | None = None,
+    *,
+    tags: tuple[str, str] = ("<t>", "</t>"),
+    lead: str = "",
+    again: str = "",
+    begun: bool = False,
+    may_think: bool = False,
+) -> AfterReasoning:
+    """That constraint, after reasoning and markup of a format with those tags."""
+    chat_format = ChatFormat(replace(GENERIC, again=again), GENERIC.forced, "", tags, has_reasoning_tags=True)
+    vocab = vocab or FakeVocab()
+    compiler = GrammarCompiler(vocab)
+    lark = chat_format.framing(lead, compiler.control_token, tags, begun=begun, may_think=may_think)
+    return AfterReasoning(inner, vocab, compiler.own_lark(lark), tags[0].encode())
 
 
 def takes(constraint: Constraint, tokens: Iterable[int]) -> bool:

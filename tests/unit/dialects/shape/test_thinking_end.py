@@ -3,11 +3,11 @@ import pytest
 from server.chat.prompt import ReasoningBudget, ended_by
 from server.errors import InvalidRequest
 from server.formats.parsing.reasoning import open_reasoning
-from server.structured.after_reasoning import AfterReasoning, Framing
+from server.structured.after_reasoning import AfterReasoning
 from server.structured.constraint import Constraint
 from server.structured.reasoning_end import ReasoningEnd, ReasoningSwitch
 from tests.support.fakes import FakeVocab
-from tests.unit.structured.builders import Only, say
+from tests.unit.structured.builders import Only, after_reasoning, say
 
 TAGS = ("<think>", "</think>")
 VOCAB = FakeVocab()
@@ -38,7 +38,7 @@ def budget(
 
 def behind(text: bytes) -> AfterReasoning:
     """That text, behind thoughts that the prompt has opened."""
-    return AfterReasoning(Only(text), VOCAB, Framing(b"<think>", b"</think>"), begun=True, may_think=False)
+    return after_reasoning(Only(text), tags=TAGS, begun=True)
 
 
 def test_choices_share_the_switch_and_nothing_else() -> None:

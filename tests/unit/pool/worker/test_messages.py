@@ -36,13 +36,13 @@ from server.pool.worker.messages import (
     merged,
     texts_of,
 )
-from server.structured.after_reasoning import AfterReasoning, Framing
 from server.structured.constraint import Constraint
 from server.structured.grammar.compiler import GrammarCompiler
 from server.structured.grammar.matcher import Recipe
 from server.structured.lazy import Lazy
 from server.structured.reasoning_end import Ending, ReasoningEnd, ReasoningSwitch
 from tests.support.fakes import FakeVocab
+from tests.unit.structured.builders import after_reasoning
 
 BIG = 1 << 18
 VOCAB, COMPILER = FakeVocab(), GrammarCompiler(FakeVocab())
@@ -133,8 +133,7 @@ def begun() -> Constraint:
 
 
 def after_thinking() -> Constraint:
-    framing = Framing(b"<think>", b"</think>")
-    return AfterReasoning(COMPILER.choice(["yes", "no"]), VOCAB, framing, begun=False, may_think=True)
+    return after_reasoning(COMPILER.choice(["yes", "no"]), tags=("<think>", "</think>"), may_think=True)
 
 
 def thinking_end() -> Constraint:
