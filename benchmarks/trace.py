@@ -1,9 +1,9 @@
 """One request's way through the files, as text: `make trace`, or `python -m benchmarks.trace [--path P] [--body JSON]`.
 
-In four acts: the event loop reads, a worker prepares, a step thread generates, the event loop replies. A line is a
+In acts: the event loop reads, a worker prepares, a step thread generates, the event loop replies. A line is a
 file, below the one that calls it first in that act, with what is called there, each function once (a step for each
 token). Left out are functions of a single statement, which nobody needs to follow, and private ones of files that
-have others. With `--all` nothing is folded or left out: a line is a stay in a file.
+have others. With `--all` nothing is folded or left out: a line is a stay in a file, a stop.
 """
 
 import argparse

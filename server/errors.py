@@ -158,21 +158,23 @@ class ModelRestarting(Unavailable):
 
 
 class QueueFull(Unavailable):
-    """The instance's queue is full."""
+    """As much waits or is open as there may be. ``full``: what, and the option that limits it."""
 
-    def __init__(self, n_queued: int, retry_after_s: int) -> None:
-        super().__init__(f"the request queue is full ({n_queued} waiting), retry in {retry_after_s} s")
+    def __init__(self, full: str, retry_after_s: int) -> None:
+        super().__init__(f"{full}, retry in {retry_after_s} s")
         self.retry_after_s = retry_after_s
+
+
+def request_queue_full(n_queued: int, retry_after_s: int) -> QueueFull:
+    """Return the error of a request that a model's queue does not take."""
+    return QueueFull(f"the request queue is full ({n_queued} waiting, limited by max_queue)", retry_after_s)
 
 
 class MediaFull(QueueFull):
     """The decoded media of requests take all the memory that there is for them."""
 
     def __init__(self, retry_after_s: int) -> None:
-        Unavailable.__init__(
-            self, f"the memory for decoded media is in use by other requests, retry in {retry_after_s} s"
-        )
-        self.retry_after_s = retry_after_s
+        super().__init__("the memory for decoded media is in use by other requests", retry_after_s)
 
 
 class TooLate(Unavailable):

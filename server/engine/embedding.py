@@ -20,7 +20,7 @@ from server.engine.params import EngineParams
 from server.engine.runner_api import EmbedderInfo, EmbeddingRunner, Vectors
 from server.engine.snapshots import SlotSnapshot
 from server.engine.stats import EngineStats
-from server.errors import CONTAINED, ContextExceeded, InternalError, InvalidRequest, LlamapoolError, QueueFull
+from server.errors import CONTAINED, ContextExceeded, InternalError, InvalidRequest, LlamapoolError, request_queue_full
 
 log = logging.getLogger(__name__)
 
@@ -299,7 +299,7 @@ class EmbeddingEngine(Instances[EmbeddingInstance]):
         for prompt in prompts:
             check_input(prompt, self.info, self.vocab.n_tokens, media=self.takes_media)
         if self.n_load >= len(self._instances) * self.params.max_queue + self.n_slots:
-            raise QueueFull(self.n_load - self.n_slots, self._retry_after_s())
+            raise request_queue_full(self.n_load - self.n_slots, self._retry_after_s())
         job = EmbeddingJob(prompts, self._loop.create_future(), self._clock())
         job.done.add_done_callback(lambda _: self._left(job))
         self._idle.clear()

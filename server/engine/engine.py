@@ -33,7 +33,7 @@ from server.engine.snapshots import (
     snapshot,
 )
 from server.engine.stats import EngineStats
-from server.errors import InternalError, PermissionDenied, QueueFull
+from server.errors import InternalError, PermissionDenied, request_queue_full
 
 T = TypeVar("T")
 
@@ -197,7 +197,7 @@ class Engine(Instances[Instance]):
             open_ = [ticket for ticket in open_ if ticket.instance == named]
         n_slots = n * self.n_slots_each
         if not admits(request, open_, n_slots, n * self.params.max_queue):
-            raise QueueFull(sum(ticket.request.n for ticket in open_) - n_slots, self._retry_after_s())
+            raise request_queue_full(sum(ticket.request.n for ticket in open_) - n_slots, self._retry_after_s())
 
     def _left(self, tickets: Sequence[Ticket]) -> None:
         for ticket in tickets:

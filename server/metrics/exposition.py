@@ -24,7 +24,7 @@ from server import __version__
 from server.metrics.collector import MAX_TOKENS_NAMES, EngineCollector, Ledger, ServerCollector, Windows
 from server.pool.events import StatusChanged
 from server.pool.state import ModelState, Status
-from server.telemetry.record import Record, Usage
+from server.telemetry.record import ModelUse, Record
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # ``_created`` series, which Prometheus ignores
 
@@ -134,7 +134,7 @@ class Metrics:
         if record.key:
             self._of_key.labels(record.key, str(record.status)).inc()
 
-    def used(self, usage: Usage, key: str) -> None:
+    def used(self, usage: ModelUse, key: str) -> None:
         """Count the usage of a request. `key`: the name of its API key, "" = none."""
         for reason in usage.reasons:
             self._choices.labels(usage.model, reason).inc()

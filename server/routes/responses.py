@@ -226,7 +226,7 @@ async def _start_in_background(request: Request, asked: ResponseRequest) -> Resp
     """Store the response as queued and generate it in a task of its own. Reply at once, or with its events."""
     used, owner = services(request), owner_of(request)
     if len(used.background) >= MAX_BACKGROUND:
-        raise QueueFull(MAX_BACKGROUND, 1)
+        raise QueueFull(f"{MAX_BACKGROUND} responses are in the background, and no more are possible", 1)
     options, response_id, exchange = asked.options, asked.response_id, Exchange(request, RESPONSES, asked)
     header = Header(used.pool.resolve(asked.model).id, response_id)
     fields = response_fields(asked, header, options.temperature, options.top_p)

@@ -26,7 +26,7 @@ from server.pool.spec import Task
 from server.serving.services import RunningCompletion, key_of, services, wants_load
 from server.structured.grammar.attempt import Attempt, CompileLater, within
 from server.structured.reasoning_end import ReasoningSwitch
-from server.telemetry.record import CANCELLED, FAILED, RECORD, Record, Usage, reason_of
+from server.telemetry.record import CANCELLED, FAILED, RECORD, ModelUse, Record, reason_of
 from server.transport.admission import admission_of, scheduled_client
 
 log = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class Session:
         """`keep_alive_s`: see `Lease.keep_alive_s`. `salt` is the body's cache salt, "" for none, None if unknown."""
         self.warnings: Sequence[str] = ()
         self._scope, self._services = request.scope, services(request)
-        self._usage = Usage()
+        self._usage = ModelUse()
         self._end = CANCELLED  # the outcome of choices that do not end by themselves
         self._record: Record = request.scope[RECORD]
         self._record.usage = self._usage

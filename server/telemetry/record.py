@@ -19,7 +19,7 @@ _WORD_BEGINS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 
 @dataclass(slots=True)
-class Usage:
+class ModelUse:
     """A request's usage of a model, summed over its choices.
 
     Seconds are those of the slowest choice. ``reasons`` are the finish reasons in the order of the choices' ends.
@@ -96,7 +96,7 @@ class Record:
     headers: Mapping[bytes, bytes] = field(default_factory=dict, repr=False)  # that it came with
     error: str = ""  # why it failed: `reason_of` the exception
     subject: str = ""  # the model that an administrative request names, as the client wrote it
-    usage: Usage | None = None
+    usage: ModelUse | None = None
 
     @property
     def outcome(self) -> str:

@@ -21,30 +21,27 @@ from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_contex
 from opentelemetry.util.types import AttributeValue
 
 from server.errors import ConfigError
-from server.telemetry.record import Record, Usage
+from server.telemetry.record import ModelUse, Record
 
 _NS = 1_000_000_000
 WANTED = "OTEL_METRICS_EXPORTER"
 """OpenTelemetry's variable for the metrics exporter. Nothing is sent unless it is ``otlp``: a collector of traces may
 not accept metrics, and ``GET /metrics`` has more.
 """
-_OPERATIONS = {
-    "/v1/chat/completions": "chat",
-    "/v1/messages": "chat",
-    "/v1/responses": "chat",
-    "/api/chat": "chat",
-    "/v1/embeddings": "embeddings",
-    "/embedding": "embeddings",
-    "/embeddings": "embeddings",
-    "/api/embed": "embeddings",
-}
-_OTHER = "text_completion"
 _DURATIONS = [0.01 * 2**n for n in range(14)]
 _FIRST = [0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0]
 _FURTHER = [0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5]
 
 
-def called(usage: Usage, operation: str) -> dict[str, AttributeValue]:
+def operation_of(route: str) -> str:
+    """Return the ``gen_ai.operation.name`` of a path: its words tell, with and without ``/v1``."""
+    words = {*route.strip("/").split("/")}
+    if words & {"embeddings", "embedding", "embed"}:
+        return "embeddings"
+    return "chat" if words & {"chat", "messages", "responses"} else "text_completion"
+
+
+def called(usage: ModelUse, operation: str) -> dict[str, AttributeValue]:
     """Return the attributes for a request's operation and model, which spans and metrics share."""
     return {
         "gen_ai.operation.name": operation,
@@ -69,7 +66,7 @@ class GenAiMetrics:
             )
         )
 
-    def ended(self, record: Record, usage: Usage, operation: str) -> None:
+    def ended(self, record: Record, usage: ModelUse, operation: str) -> None:
         """Count a request; the time of tokens only where nothing failed."""
         attributes = called(usage, operation)
         if record.error:
@@ -111,7 +108,7 @@ class Tracing:
         """Export a request, except polled endpoints."""
         if record.polled:
             return
-        operation = _OPERATIONS.get(record.route, _OTHER)
+        operation = operation_of(record.route)
         if self._metrics is not None and record.usage is not None and record.usage.model:
             self._metrics.ended(record, record.usage, operation)
         at = _Clock()
@@ -131,7 +128,7 @@ class Tracing:
                 self._model(record, record.usage, operation, set_span_in_context(span), at)
         span.end(end)
 
-    def _model(self, record: Record, usage: Usage, operation: str, inside: Context, at: "_Clock") -> None:
+    def _model(self, record: Record, usage: ModelUse, operation: str, inside: Context, at: "_Clock") -> None:
         stages = list(_stages(usage))
         start = usage.began_at or record.started_at
         end = max([record.started_at + record.elapsed_s, *(begun + took for _, begun, took in stages)])
@@ -180,7 +177,7 @@ def _http(record: Record, user_agent: str) -> dict[str, AttributeValue]:
     return attributes
 
 
-def _gen_ai(usage: Usage, operation: str) -> dict[str, AttributeValue]:
+def _gen_ai(usage: ModelUse, operation: str) -> dict[str, AttributeValue]:
     attributes = called(usage, operation) | {
         "gen_ai.usage.input_tokens": usage.n_prompt,
         "gen_ai.usage.cache_read.input_tokens": usage.n_cached,
@@ -200,7 +197,7 @@ def _gen_ai(usage: Usage, operation: str) -> dict[str, AttributeValue]:
     return attributes
 
 
-def _stages(usage: Usage) -> Iterator[tuple[str, float, float]]:
+def _stages(usage: ModelUse) -> Iterator[tuple[str, float, float]]:
     """Return each stage with its start (`time.perf_counter`) and duration in seconds, without the stages that the
     request did not reach.
     """

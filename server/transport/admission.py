@@ -185,7 +185,7 @@ class ConcurrencyLimiter:
     def entered(self) -> Iterator[None]:
         """Count a request on its way to a queue. Raises `QueueFull`."""
         if 0 < self._limit <= self.n:
-            raise QueueFull(self.n, _RETRY_AFTER_S)
+            raise QueueFull(f"{self.n} requests are being prepared (limited by max_preparing)", _RETRY_AFTER_S)
         self.n += 1
         try:
             yield

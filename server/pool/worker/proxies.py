@@ -22,7 +22,7 @@ from server.engine.sequence import Ticket
 from server.engine.snapshots import ChoiceView, InstanceView, SlotSnapshot, TierView
 from server.engine.stats import EngineStats, combined
 from server.engine.stats import ended as without_gauges
-from server.errors import InvalidRequest, LlamapoolError, ModelEnded, QueueFull, ShuttingDown
+from server.errors import InvalidRequest, LlamapoolError, ModelEnded, ShuttingDown, request_queue_full
 from server.media.bitmap import Bitmap, BitmapKind
 from server.pool.block_events import BlockReport
 from server.pool.worker.messages import EmbedderFacts, EngineStatus, GeneratorFacts, ReaderFacts, RemoteChunk
@@ -187,7 +187,7 @@ class IsolatedEngine(EngineProxy):
             check_adapters(request.adapters, self.adapters)
         full = len(self._open) >= self._params.max_queue + self.n_slots
         if self.supervisor.down and full and not request.asked_again:
-            raise QueueFull(len(self._open), 10)
+            raise request_queue_full(len(self._open), 10)
         if not request.arrived_at:
             request = replace(request, arrived_at=self.now)
         ticket = _SentTicket(request, sink, request.arrived_at, n_open=request.n)

@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from server.errors import ConfigError
-from server.telemetry.tracing import WANTED, GenAiMetrics, Tracing, wanted_metrics
+from server.telemetry.tracing import WANTED, GenAiMetrics, Tracing, operation_of, wanted_metrics
 from tests.api.conftest import Serve, make_settings
 from tests.support.fakes import FakeLoader
 
@@ -159,3 +159,17 @@ def test_nothing_of_it_is_imported_unless_it_is_asked_for() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
     assert done.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize(
+    ("route", "operation"),
+    [
+        *((f"{root}/chat/completions", "chat") for root in ("", "/v1")),
+        *((f"{root}/responses", "chat") for root in ("", "/v1")),
+        *(("/v1/messages", "chat"), ("/api/chat", "chat")),
+        *((path, "embeddings") for path in ("/v1/embeddings", "/embedding", "/embeddings", "/api/embed")),
+        *((path, "text_completion") for path in ("/completion", "/v1/completions", "/infill", "/api/generate")),
+    ],
+)
+def test_the_words_of_a_path_tell_its_operation(route: str, operation: str) -> None:
+    assert operation_of(route) == operation

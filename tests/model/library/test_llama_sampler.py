@@ -4,12 +4,12 @@ import gc
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
-from server.engine.request import RANDOM_SEED, SamplingParams
+from server.engine.request import PARAMETERS, RANDOM_SEED, SAMPLERS, SamplingParams
 from server.errors import InternalError, InvalidRequest
 from server.llama.context.runner import LlamaRunner
 from server.llama.sampling import candidates as parallel_sampling
@@ -25,6 +25,28 @@ from tests.model.native_fixtures import (
     raw_probabilities,
 )
 from tests.support.ggufs import TinyModel, gguf_file
+
+
+class Watched(SamplingParams):
+    """Notes which parameters a chain is made of."""
+
+    read: ClassVar[set[str]] = set()
+
+    def __getattribute__(self, name: str) -> Any:
+        type(self).read.add(name)
+        return super().__getattribute__(name)
+
+
+def test_every_parameter_is_used(runner: LlamaRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.llama.sampling.sampler.check_sampling", lambda *_: None)  # it reads all of them
+    Watched.read.clear()
+    for params in (
+        Watched(samplers=tuple(SAMPLERS)),
+        Watched(samplers=("dry",), dry_multiplier=1.0),
+        Watched(mirostat=1),
+    ):
+        runner.sampler(params, [])
+    assert {*PARAMETERS, "logit_bias", "dry_sequence_breakers"} - Watched.read == {"backend_sampling"}  # the engine's
 
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0])

@@ -27,7 +27,7 @@ from server.transport.limits import RateLimited
         (BodyTimeout(1.0), "request_timeout"),
         (BodyTooLarge(1), "request_too_large"),
         (RateLimited("tokens a minute", 3, 7), "rate_limit_exceeded"),
-        (errors.QueueFull(3, 2), "rate_limit_exceeded"),
+        (errors.QueueFull("full", 2), "rate_limit_exceeded"),
         (errors.InternalError("x"), "server_error"),
         (errors.NotSupported("x"), "not_supported"),
         (errors.ModelLoading(), "service_unavailable"),

@@ -15,7 +15,7 @@ from server.metrics.collector import ServerCollector
 from server.metrics.exposition import Metrics
 from server.pool.events import StatusChanged
 from server.pool.state import Status
-from server.telemetry.record import Record, Usage
+from server.telemetry.record import ModelUse, Record
 
 MONITORING = Path(__file__).resolve().parents[3] / "deploy/monitoring"
 DASHBOARD = json.loads((MONITORING / "grafana-dashboard.json").read_text(encoding="utf-8"))
@@ -36,7 +36,7 @@ def exported() -> dict[str, set[str]]:
     metrics.ledger.note({"demo": Engine()})
     record = Record("1", "GET", "/", key="ada", route="/", status=500, error="internal_error")
     metrics.ended(record)
-    metrics.used(Usage("demo", reasons=["eos"]), "ada")
+    metrics.used(ModelUse("demo", reasons=["eos"]), "ada")
     for status, previous in ((Status.LOADING, Status.UNLOADED), (Status.READY, Status.LOADING)):
         metrics.status_changed(StatusChanged("demo", status, previous))
     found: dict[str, set[str]] = {}

@@ -82,7 +82,7 @@ def test_events_keep_every_field_and_those_of_several_steps_are_merged_in_order(
 
 
 @pytest.mark.parametrize(
-    "error", [InvalidRequest("bad", "prompt"), ContextExceeded(5, 4), QueueFull(3, 2), TooLate("late", 5)]
+    "error", [InvalidRequest("bad", "prompt"), ContextExceeded(5, 4), QueueFull("full", 2), TooLate("late", 5)]
 )
 def test_errors_keep_their_class_message_and_fields(error: LlamapoolError) -> None:
     failed = to_server(Failed(error))

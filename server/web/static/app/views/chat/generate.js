@@ -262,7 +262,7 @@ export function sentence(error) {
   if (!(error instanceof ApiError)) return String(error instanceof Error ? error.message : error);
   if (error.status === 0) return t("errorLost");
   if (error.status === 401) return t("errorKey");
-  if (error.status === 429) return t("errorFull", error.retryAfter || 1);
+  if (error.status === 429 && error.type === "unavailable_error") return t("errorFull", error.retryAfter || 1);
   if (error.message.includes("cancelled by the operator")) return t("errorCancelled");
   if (error.type === "unavailable_error") return `${t("errorModel")} ${error.message}`;
   return error.message;
