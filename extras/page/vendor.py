@@ -144,6 +144,13 @@ PACKAGES = (
         {"dist/katex.min.js": ("katex.js", universal), "dist/katex.min.css": ("katex.css", woff2_only)},
         fonts="dist/fonts",
     ),
+    Package(
+        "@mermaid-js/tiny",
+        "11.17.2",
+        "MIT",
+        "sha512-PmFr1c5cSfNf5AngLLR98DrbvR4U5KeD7I+hQkGqG5w5Veu3QT4dG0qu9f99cpn/sKj2XxRBK0q7EL6hr9NY/A==",
+        {"dist/mermaid.tiny.js": ("mermaid.js", same)},
+    ),
 )
 
 

@@ -9,7 +9,7 @@ import gzip
 import hashlib
 import json
 import mimetypes
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -52,13 +52,14 @@ async function leave() {
 
 @dataclass(frozen=True, slots=True)
 class PageFile:
-    """One file as it is sent. ``gzipped`` None: it would not get smaller."""
+    """One file as it is sent. ``gzipped`` None: it would not get smaller. ``policy``: replaces the page's CSP."""
 
     body: bytes
     media_type: str
     etag: str
     gzipped: bytes | None = None
     cache: str = ASKED
+    policy: str | None = None
 
 
 class FileSource:
@@ -77,9 +78,10 @@ class FileSource:
 
 
 class BuiltIn(FileSource):
-    """The package's web UI. All files are read and compressed at the first request."""
+    """The package's web UI. All files are read at the first request; each is compressed when it is first sent."""
 
     def __init__(self) -> None:
+        self._made: dict[str, PageFile] = {}
         self._top = {"/", "/sw.js"} | {f"/{entry.name}" for entry in STATIC.iterdir() if entry.is_file()}
 
     @cached_property
@@ -96,19 +98,16 @@ class BuiltIn(FileSource):
         about = json.dumps({"version": version, "server": __version__}).encode()
         return kept | top | {"/": top["/index.html"], "/sw.js": REMOVE_WORKER, f"/{APP}/version.json": about}
 
-    @cached_property
-    def _files(self) -> dict[str, PageFile]:
-        made = {}
-        for path, body in self._sources.items():
-            is_kept = path.startswith(f"/{APP}/") and path != f"/{APP}/version.json"
-            made[path] = page_file(body, ".html" if path == "/" else Path(path).suffix, KEPT if is_kept else ASKED)
-        return made
-
     def has(self, path: str) -> bool:
         return path in self._top or (path.startswith(f"/{APP}/") and path in self._sources)
 
     def read(self, path: str) -> PageFile | None:
-        return self._files.get(path)
+        if path not in self._made and path in self._sources:
+            is_kept = path.startswith(f"/{APP}/") and path != f"/{APP}/version.json"
+            suffix = ".html" if path == "/" else Path(path).suffix
+            made = page_file(self._sources[path], suffix, KEPT if is_kept else ASKED)
+            self._made[path] = replace(made, policy=_DIAGRAM_POLICY) if path.endswith("/diagram.html") else made
+        return self._made.get(path)
 
 
 class Folder(FileSource):
@@ -154,8 +153,13 @@ def page_file(body: bytes, suffix: str, cache: str = ASKED) -> PageFile:
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; font-src 'self'; img-src 'self' data: blob:; "
     "media-src data: blob:; manifest-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'self'; "
-    "connect-src 'self'"
+    "frame-src 'self'; connect-src 'self'"
 )
+_DIAGRAM_POLICY = (
+    "sandbox allow-scripts; default-src 'none'; script-src 'self'; style-src 'unsafe-inline'; img-src data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
+)
+"""Of the frame that runs Mermaid, which writes styles: no origin, no storage, no requests."""
 _LOOPBACK = ("http://127.0.0.1:*", "http://localhost:*")
 _NO_SNIFFING = {"X-Content-Type-Options": "nosniff"}
 
@@ -198,6 +202,8 @@ class Page:
 
     def _reply(self, file: PageFile, scope: Scope) -> Response:
         headers = {"ETag": file.etag, "Cache-Control": file.cache, "Vary": "Accept-Encoding", **self._headers}
+        if file.policy is not None:
+            headers["Content-Security-Policy"] = file.policy
         asked = dict(scope["headers"])
         known = [
             tag.strip().removeprefix("W/") for tag in asked.get(b"if-none-match", b"").decode("latin-1").split(",")

@@ -1,7 +1,8 @@
-// Renders Markdown: marked parses it, DOMPurify sanitizes it, and complete code and maths blocks are highlighted and typeset.
+// Renders Markdown: marked parses it, DOMPurify sanitizes it. Complete code is highlighted, maths typeset, diagrams drawn.
 import createPurifier from "../../vendor/dompurify.js";
 import { Marked } from "../../vendor/marked.js";
 import { copyText } from "./clipboard.js";
+import { diagram } from "./diagrams.js";
 import { html, useEffect, useLayoutEffect, useMemo, useRef } from "./dom.js";
 import { t } from "./texts.js";
 
@@ -176,6 +177,7 @@ async function dressCode(/** @type {Element} */ root) {
   if (!found.length) return;
   for (const node of found) {
     if (node instanceof HTMLElement) frame(node);
+    if (node instanceof HTMLElement && node.classList.contains("language-mermaid")) void dressDiagram(node);
   }
   const hljs = await loadCode();
   for (const node of found) {
@@ -185,6 +187,24 @@ async function dressCode(/** @type {Element} */ root) {
       node.innerHTML = hljs.highlight(node.textContent ?? "", { language: name, ignoreIllegals: true }).value;
     }
   }
+}
+
+/** Show the diagram of a Mermaid block, and its source on demand. Invalid source stays as it is. @param {HTMLElement} code */
+async function dressDiagram(code) {
+  const theme = document.documentElement.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+  const source = code.textContent ?? "";
+  const url = await diagram(source, theme === "dark");
+  const pre = code.parentElement;
+  if (!url || !pre) return;
+  const image = document.createElement("img");
+  image.src = url;
+  image.alt = source;
+  image.className = `diagram ${theme}`;
+  const details = document.createElement("details");
+  const summary = document.createElement("summary");
+  summary.textContent = t("diagramSource");
+  pre.replaceWith(image, details);
+  details.append(summary, pre);
 }
 
 /** Add a bar above a code block: its language and a copy button. */

@@ -94,6 +94,10 @@ send: Send | Senden
 stop: Stop | Stopp
 attach: Attach a file | Datei anhängen
 detach: Remove | Entfernen
+mic: Record audio | Audio aufnehmen
+micStop: Stop recording | Aufnahme beenden
+micFailed: The microphone cannot be used: {0} | Das Mikrofon kann nicht verwendet werden: {0}
+diagramSource: Source | Quelltext
 edit: Edit | Bearbeiten
 save: Save | Speichern
 ask: Send as new branch | Als neuen Zweig senden
@@ -299,6 +303,18 @@ outcome_waiting: waiting | wartet
 details: Details | Details
 bodiesOff: Bodies are not stored; start the server with --log-bodies. | Bodys werden nicht gespeichert; starte den Server mit --log-bodies.
 reply: Reply | Antwort
+batches: Batches | Batches
+batch: Batch | Batch
+endpoint: Endpoint | Endpunkt
+batchDone: {0} of {1} requests | {0} von {1} Anfragen
+batch_in_progress: running | läuft
+batch_finalizing: finalizing | wird abgeschlossen
+batch_completed: completed | abgeschlossen
+batch_failed: failed | fehlgeschlagen
+batch_expired: expired | abgelaufen
+batch_cancelling: cancelling | wird abgebrochen
+batch_cancelled: cancelled | abgebrochen
+batchFailed: {0} failed | {0} fehlgeschlagen
 measure: Run | Starten
 benchAbout: Runs llamapool bench on the server's machine. Prompts are new to every cache unless the scenario measures caching.
   | Führt llamapool bench auf der Maschine des Servers aus. Prompts sind in keinem Cache, außer wenn das Szenario den Cache misst.

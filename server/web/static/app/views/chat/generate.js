@@ -68,7 +68,7 @@ function parsed(text, what) {
 /** @param {string} system @param {Message[]} path */
 export function conversation(system, path) {
   const sent = path.map((one) => {
-    const content = one.attached?.length ? [...one.attached.map(part), { type: "text", text: one.content }] : one.content;
+    const content = one.attached?.length ? [...one.attached.map(part), ...(one.content ? [{ type: "text", text: one.content }] : [])] : one.content;
     if (one.role === "tool") return { role: "tool", tool_call_id: one.callId, content };
     if (one.role === "user") return { role: "user", content };
     /** @type {Record<string, any>} */

@@ -5,6 +5,7 @@ import { batch, classes, computed, html, signal, useEffect, useLayoutEffect, use
 import { number } from "../../lib/format.js";
 import { Icon, IconButton } from "../../lib/icons.js";
 import { chosen } from "../../lib/models.js";
+import { canRecord, record } from "../../lib/recorder.js";
 import { go, link, place } from "../../lib/router.js";
 import { t } from "../../lib/texts.js";
 import { ModelPicker } from "../model-picker.js";
@@ -373,6 +374,13 @@ const Greeting = () => html`<div class="greeting">
 /** What was begun and not sent, by chat: other views may be looked at meanwhile. @type {Map<string, string>} */
 const drafts = new Map();
 
+/** Call `work` once; later calls return the first result. @template T @param {() => Promise<T>} work */
+function once(work) {
+  /** @type {Promise<T> | undefined} */
+  let result;
+  return () => (result ??= work());
+}
+
 const Composer = () => {
   const chat = open.value.leaf ? open.value.id : ""; // the draft of a new chat is kept for the next new chat
   const [text, write] = useState(drafts.get(chat) ?? "");
@@ -394,6 +402,20 @@ const Composer = () => {
     if (read.length) setAttached([...attached, ...read]);
   };
   const [inserting, setInserting] = useState(false);
+  const [stopRecording, setStopRecording] = useState(/** @type {{end: () => Promise<File>} | null} */ (null));
+  const [wrong, setWrong] = useState("");
+  useEffect(() => () => void stopRecording?.end().catch(() => {}), [stopRecording]); // also when another chat opens
+  const microphone = async () => {
+    setWrong("");
+    try {
+      if (!stopRecording) return setStopRecording({ end: once(await record()) });
+      const recorded = await asAttached(await stopRecording.end());
+      setAttached([...attached, recorded]);
+    } catch (error) {
+      setWrong(t("micFailed", String(/** @type {Error} */ (error).message)));
+    }
+    setStopRecording(null);
+  };
   const field = useRef(/** @type {HTMLTextAreaElement | null} */ (null));
   const busy = path.value.map((message) => running.value.get(message.id)).find(Boolean);
   const last = path.value.at(-1);
@@ -409,8 +431,9 @@ const Composer = () => {
     area.style.height = `${Math.min(area.scrollHeight, 260)}px`;
   }, [text]);
   useEffect(() => field.current?.focus(), [open.value.id]);
+  const sendable = text.trim() || attached.length > 0;
   const send = () => {
-    if (busy || !text.trim() || !chosen.value) return;
+    if (busy || !sendable || !chosen.value) return;
     setText("");
     setAttached([]);
     void say(text.trim(), attached);
@@ -428,6 +451,7 @@ const Composer = () => {
     }
   };
   return html`<p class="hidden" role="status">${!busy && wrote.current && last?.role === "assistant" && !last.error && t("answerDone")}</p>
+  ${wrong && html`<p class="notice warn" role="alert">${wrong}</p>`}
   <form class="composer" onSubmit=${(/** @type {Event} */ event) => {
     event.preventDefault();
     send();
@@ -437,6 +461,8 @@ const Composer = () => {
       event.target.value = "";
     }} />
     <${IconButton} icon="file" label=${t("attach")} onClick=${() => picker.current?.click()} />
+    ${takes.includes("audio") && canRecord() && html`<${IconButton} icon=${stopRecording ? "stop" : "mic"} onClick=${microphone}
+      label=${t(stopRecording ? "micStop" : "mic")} pressed=${Boolean(stopRecording)} />`}
     ${insertions().length > 0 && html`<${IconButton} icon="plug" label=${t("insertMcp")} onClick=${() => setInserting(true)} />`}
     ${attached.map((file) => html`<button type="button" class="attached" key=${file.url} title=${t("detach")}
       aria-label=${`${t("detach")}: ${file.name}`} onClick=${() => setAttached(attached.filter((one) => one !== file))}>
@@ -446,7 +472,7 @@ const Composer = () => {
       onPaste=${(/** @type {ClipboardEvent} */ event) => attach(event.clipboardData?.files)}></textarea>
     ${busy
       ? html`<${IconButton} icon="stop" label=${t("stop")} tone="strong" onClick=${busy.stop} />`
-      : html`<${IconButton} icon="send" label=${t("send")} tone="strong" type="submit" disabled=${!text.trim() || !chosen.value} />`}
+      : html`<${IconButton} icon="send" label=${t("send")} tone="strong" type="submit" disabled=${!sendable || !chosen.value} />`}
   </form>
   ${inserting && html`<${InsertDialog} onClose=${() => setInserting(false)} onInsert=${insert} />`}`;
 };

@@ -1,8 +1,8 @@
 // The last requests: time, duration of each phase, tokens, finish reason.
-import { json } from "../../lib/api.js";
+import { call, json } from "../../lib/api.js";
 import { config } from "../../lib/config.js";
 import { html, useEffect, useRef, useState } from "../../lib/dom.js";
-import { clock, number, seconds, short } from "../../lib/format.js";
+import { clock, day, number, seconds, short } from "../../lib/format.js";
 import { IconButton } from "../../lib/icons.js";
 import { requests, state, trouble, useLive } from "../../lib/live.js";
 import { t } from "../../lib/texts.js";
@@ -57,8 +57,43 @@ export const RequestsView = () => {
         </tr>`;
       })}</tbody>
     </table></div>`}
+    <${Batches} />
     ${details && html`<${Details} key=${read} one=${details} now=${now} onClose=${() => setRead("")} />`}
   </div>`;
+};
+
+/**
+ * A batch as `GET /v1/batches` lists it.
+ * @typedef {{id: string, endpoint: string, status: string, created_at: number, request_counts: {total: number, completed: number, failed: number}}} Batch
+ */
+
+const BATCHES_INTERVAL_MS = 5000;
+
+/** The newest batches of this key, in any state. */
+const Batches = () => {
+  const [all, setAll] = useState(/** @type {Batch[]} */ ([]));
+  const refresh = () => json("v1/batches?limit=20").then(({ data }) => setAll(data), () => {});
+  const unfinished = all.some(({ status }) => ["in_progress", "finalizing", "cancelling"].includes(status));
+  useEffect(() => {
+    void refresh();
+    const timer = unfinished ? setInterval(() => document.hidden || void refresh(), BATCHES_INTERVAL_MS) : undefined;
+    return () => clearInterval(timer);
+  }, [unfinished]);
+  if (!all.length) return null;
+  /** @param {string} id */
+  const cancel = (id) => call(`v1/batches/${id}/cancel`, { method: "POST" }).then(refresh, () => {});
+  return html`<section aria-labelledby="batches-title"><h2 id="batches-title">${t("batches")}</h2>
+    <div class="table-box" tabindex="0"><table class="batches">
+      <thead><tr><th scope="col">${t("time")}</th><th scope="col">${t("batch")}</th><th scope="col">${t("endpoint")}</th>
+        <th scope="col" class="right">${t("load_")}</th><th scope="col">${t("standing")}</th></tr></thead>
+      <tbody>${all.map(({ id, endpoint, status, created_at, request_counts: { total, completed, failed } }) => html`<tr key=${id}>
+        <td>${day(created_at * 1000)}</td><td class="code">${id.slice(-12)}</td><td class="code">${endpoint}</td>
+        <td class="right">${t("batchDone", number(completed), number(total))}${failed > 0 && `, ${t("batchFailed", number(failed))}`}</td>
+        <td>${t(`batch_${status}`)}${status === "in_progress" &&
+          html` <button type="button" class="small" onClick=${() => cancel(id)} aria-label=${`${t("cancel")}: ${id}`}>${t("cancel")}</button>`}</td>
+      </tr>`)}</tbody>
+    </table></div>
+  </section>`;
 };
 
 /**
