@@ -17,7 +17,7 @@ CONFORMANCE := build/conformance/venv
 
 PAGE := build/page
 
-.PHONY: batches gateway fuzz-schemas figures maskbench image pod ray isolated overload soak chaos schemathesis wheel locks profile trace fuzz-engine fuzz-media serve test test-failed quick nightly kinds coverage check bench bench-wrk bench-gpu docs conformance clients page types vendor clean
+.PHONY: batches gateway fuzz-schemas figures maskbench image pod ray isolated overload soak chaos schemathesis wheel locks profile trace fuzz-engine fuzz-media serve test test-failed quick nightly kinds coverage check bench bench-wrk bench-gpu docs conformance clients page page-firefox types vendor clean
 
 # Slots of the default configuration can be saved (examples/slot_moved.py); a file of your own says where itself.
 SLOTS := $(if $(filter config/default.yaml,$(CONFIG)),--slot-save-path build/slots)
@@ -150,6 +150,7 @@ check: $(VENV)/.installed-dev
 	for each in demo-model demo-vision; do (cd extras/$$each && ../../$(BIN)/mypy --config-file ../mypy.ini .) || exit 1; done
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/vulture
+	$(BIN)/codespell *.md docs examples deploy llamapool server
 	$(BIN)/python -m tests.unit.test_language
 
 # At most 30 minutes on a quiet machine with two cores; the first time some more, to compile llama-server. A run that was
@@ -242,6 +243,10 @@ clients: $(VENV)/.installed-dev $(VENV)/.templates $(VENV)/.smollm2
 # quiet machine; Playwright is PyPI's, TypeScript and axe-core are npm's, in build/page.
 page: $(VENV)/.installed-page types
 	AXE_CORE=$(CURDIR)/$(PAGE)/node_modules/axe-core/axe.min.js $(BIN)/python -m pytest -q tests/page/browser.py
+
+# The same tests in Firefox (Debian: firefox-esr), over WebDriver BiDi.
+page-firefox: export FIREFOX ?= $(shell command -v firefox-esr || command -v firefox)
+page-firefox: page
 
 # The types of the page's modules: TypeScript reads their JSDoc. Half a second; CI runs it.
 types: $(PAGE)/.installed

@@ -1,10 +1,11 @@
 """The web page in a real browser, against real servers with the demo model: `make page`, not part of `make test`.
 
-Needs Playwright's Python package and a Chromium of the system (``CHROMIUM`` names another one). axe-core, which looks
-for what keeps people out, lies where ``AXE_CORE`` says.
+Needs Playwright's Python package and a Chromium of the system (``CHROMIUM`` names another one), or a Firefox that
+``FIREFOX`` names. ``AXE_CORE`` is the file of axe-core, which checks accessibility.
 """
 
 import hashlib
+import math
 import os
 import shutil
 import socket
@@ -20,9 +21,11 @@ import pytest
 import uvicorn
 from starlette.middleware.cors import CORSMiddleware
 
+from tests.media_files import wav
 from tests.support.mcp_server import Tools
 from tests.support.real_server import ROOT, RealServer, llamapool_config
 
+FIREFOX = os.environ.get("FIREFOX")
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
 KEY = "sk-of-the-tests"
 DEMO = ROOT / "models" / "demo.gguf"
@@ -124,16 +127,61 @@ def full_queue(guarded: RealServer) -> Iterator[None]:
             time.sleep(0.05)
 
 
+def tone() -> bytes:
+    """Return a second of 440 Hz as WAV."""
+    samples = (int(12000 * math.sin(2 * math.pi * 440 * i / 16000)) for i in range(16000))
+    return wav(b"".join(sample.to_bytes(2, "little", signed=True) for sample in samples))
+
+
 @pytest.fixture(scope="session")
-def browser() -> Iterator[Any]:
-    """One Chromium for all tests."""
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Return one browser for all tests: Chromium, or the Firefox that ``FIREFOX`` names, over WebDriver BiDi."""
     from playwright.sync_api import sync_playwright
 
-    assert CHROMIUM is not None, "no Chromium is installed"
+    assert FIREFOX or CHROMIUM, "no Chromium is installed"
+    if FIREFOX:
+        os.environ["NODE_OPTIONS"] = f"--require={Path(__file__).with_name('firefox.cjs')}"
     with sync_playwright() as running:
-        started = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        if FIREFOX:
+            preferences: dict[str, str | float | bool] = {
+                "media.navigator.streams.fake": True,
+                "media.navigator.permission.disabled": True,
+            }
+            started = running.firefox.launch(
+                executable_path=FIREFOX, channel="moz-firefox", firefox_user_prefs=preferences
+            )
+        else:
+            microphone = tmp_path_factory.mktemp("microphone") / "tone.wav"
+            microphone.write_bytes(tone())
+            fakes = ("device-for-media-stream", "ui-for-media-stream")
+            arguments = [f"--use-fake-{name}" for name in fakes] + [f"--use-file-for-fake-audio-capture={microphone}"]
+            started = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", *arguments])
         yield started
         started.close()
+
+
+RECORD_CHATS = """
+window.chats = [];
+const send = window.fetch;
+window.fetch = (url, options) => {
+  if (String(url).endsWith("/v1/chat/completions")) window.chats.push(JSON.parse(options.body));
+  return send(url, options);
+};
+"""
+"""Keeps the bodies of the page's chat requests; BiDi does not have them."""
+
+
+def chat_body(page: Any) -> Any:
+    """Wait for the next chat request of `page`, and return its body."""
+    return page.wait_for_function("() => window.chats.shift()").json_value()
+
+
+def with_key(visit: "Visit") -> Any:
+    """Open the chat with the tests' key in the browser's storage."""
+    visit.context.add_init_script(f"if (location.host) localStorage.setItem('llamapool.key', '{KEY}')")
+    page = visit.open()
+    page.wait_for_selector(".model-picker select")
+    return page
 
 
 class Visit:
@@ -144,6 +192,7 @@ class Visit:
         self.base = base
         self.hosts: tuple[str, ...] = (base, "blob:", "data:")
         self.context = browser.new_context(viewport={"width": 1280, "height": 860}, **{"locale": "en-GB", **options})
+        self.context.add_init_script(RECORD_CHATS)
         self.page = self.context.new_page()
         self.page.set_default_timeout(60_000)
         self.faults: list[str] = []

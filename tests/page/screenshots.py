@@ -51,7 +51,7 @@ PHONE: dict[str, Any] = {"is_mobile": True, "has_touch": True, "device_scale_fac
 
 
 SIZES: dict[str, dict[str, Any]] = {"light": LIGHT, "dark": DARK, "phone": PHONE}
-IMAGE_DECODER: dict[str, tuple[str, dict[str, Any]]] = {
+VIEWS: dict[str, tuple[str, dict[str, Any]]] = {
     f"{view}-{size}": (view, options | (DARK if size == "phone" and i % 2 else {}))
     for i, view in enumerate(("chat", "prompt", "tokens", "engine", "requests", "metrics", "models", "bench"))
     for size, options in SIZES.items()
@@ -95,7 +95,7 @@ def take(browser: Any, server: RealServer, view: str, name: str, **options: Any)
             page.wait_for_selector("button[aria-label=Send]", timeout=120_000)
     elif view == "engine":
         if not options.get("is_mobile"):
-            page.set_viewport_size({"width": 1280, "height": 1320})  # down to the kept states
+            page.set_viewport_size({"width": 1280, "height": 1320})  # down to the cached KV states
         page.wait_for_selector(".slot")
         busy(server, 7, 700)
         page.wait_for_selector(".slot.decode")
@@ -111,7 +111,9 @@ def take(browser: Any, server: RealServer, view: str, name: str, **options: Any)
         if options.get("is_mobile"):
             page.locator(".scene").first.scroll_into_view_if_needed()
     elif view == "tokens":
-        page.fill("label:has-text('Grammar') textarea", 'root ::= "The " [a-z]+ " " [a-z]+ " of the " [a-z]+ "."')
+        page.fill(
+            "label:has-text('Grammar') textarea", 'root ::= "The " [a-z]{3,8} " " [a-z]{3,8} " of the " [a-z]{3,8} "."'
+        )
         page.click("button[type=submit]")
         page.wait_for_selector("button[type=submit]")
         page.locator(".chip.forced").first.click()
@@ -213,7 +215,7 @@ def main(talker: Path, only: list[str]) -> None:
     config.write_text(CONFIG.format(folder=folder, root=ROOT, talker=talker))
     with llamapool_config(config) as server, guarded_server(folder) as guarded, sync_playwright() as running:
         browser = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        for name, (view, options) in IMAGE_DECODER.items():
+        for name, (view, options) in VIEWS.items():
             if not only or name in only:
                 take(browser, server, view, name, **options)
         for name in STATES:

@@ -85,5 +85,5 @@ async function download() {
   link.href = URL.createObjectURL(new Blob([await exported()], { type: "application/json" }));
   link.download = "llamapool-chats.json";
   link.click();
-  URL.revokeObjectURL(link.href);
+  setTimeout(() => URL.revokeObjectURL(link.href), 60_000); // after the browser has read it
 }
