@@ -99,9 +99,9 @@ def create_app(
 ) -> FastAPI:
     """Return the application. It loads and serves nothing before its lifespan starts.
 
-    `models` has been opened, and perhaps started, by the caller; otherwise it is opened with the other parameters:
+    `models` has been opened, and perhaps started, by the caller; otherwise it is opened with the other parameters.
     `loader` replaces the native library's (tests), `in_process` creates one in a model's own process, `sandbox`
-    replaces the one that compiles grammars, and `reread` returns the settings as they are now. `addresses` are shown in
+    replaces the one that compiles grammars. `reread` returns the settings as they are now. `addresses` are shown in
     the startup banner. Raises `ConfigError`.
     """
     server = settings.server

@@ -159,8 +159,9 @@ def configure(server: ServerSettings) -> None:
 
 
 def _is_worth_logging(record: logging.LogRecord) -> bool:
-    """Return False for the error that uvicorn logs for each WebSocket that was refused with an HTTP status, and for
-    tracebacks of requests that it cancels at shutdown, whose number it logs.
+    """Return False for the error that uvicorn logs for each WebSocket that was refused with an HTTP status.
+
+    The same holds for tracebacks of requests that it cancels at shutdown, whose number it logs.
     """
     cancelled = record.exc_info is not None and isinstance(record.exc_info[1], asyncio.CancelledError)
     return not cancelled and record.msg != "ASGI callable returned without completing handshake."

@@ -315,7 +315,7 @@ def _continued(conversation: Conversation, chat_format: ChatFormat, model: Loade
     assistant message at the end.
 
     Unlike llama-server, this accepts a conversation that ends with a tool call, with two assistant messages, or with
-    reasoning that this model can't continue, because clients send back what a model generated.
+    reasoning that this model can't continue. Clients send back what a model generated.
     """
     wanted, messages = conversation.continues, conversation.messages
     if wanted and conversation.opens:

@@ -59,7 +59,7 @@ class Connection:
         except (OSError, ValueError, HTTPException) as error:
             reason = getattr(error, "reason", error)
             raise LlamapoolError(
-                f"no server at {self.url} ({reason}); start one with llamapool, or give its address with --url"
+                f"no server at {self.url} ({reason}); start one with llamapool, or give its URL with --url"
             ) from None
 
     def model(self, name: str = "") -> dict[str, Any]:

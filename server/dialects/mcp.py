@@ -1,7 +1,7 @@
 """MCP tools that this server calls for a model, in any dialect: their names, the calls of a round, and the next round.
 
-A reply consists of rounds. In each the model generates; if it called such tools, the server calls them and the model
-continues with their results, until it calls none, the client has to act, or a limit is reached (`ToolRounds`).
+A reply consists of rounds. In each the model generates. If it called such tools, the server calls them and the model
+continues with their results. The last round calls none, needs the client, or reaches a limit (`ToolRounds`).
 """
 
 import asyncio

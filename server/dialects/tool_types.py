@@ -31,7 +31,7 @@ class ToolType:
     may give its own. The other fields are for Responses. ``call`` and ``output`` are the types of the items, ``prefix``
     is the prefix of the call's id, ``payload`` its member that has the arguments; without one they are members of
     the item. ``fixed`` is added to the payload, ``item`` to the item. ``nothing`` are the arguments of a call that must
-    not be executed (a limit cut it off, or its arguments don't fit), and ``unfinished`` is the status of such a call.
+    not be executed (a limit cut it off, or its arguments don't fit). ``unfinished`` is the status of such a call.
     """
 
     name: str

@@ -278,9 +278,9 @@ class ToolReader(ABC):
     def _with_introduced(self, required: str) -> list[Tool]:
         """Return the offered tools and the introduced ones, which are deferred.
 
-        Templates explain how to call tools, so nothing is deferred if no tool is offered, or if the client requires
-        a call of a waiting tool, named by `required`. An introduced definition replaces an offered one of the same
-        name.
+        Templates explain how to call tools, so nothing is deferred if no tool is offered. The same holds if the client
+        requires a call of a waiting tool, named by `required`. An introduced definition replaces an offered one of
+        the same name.
         """
         forced = {required: self.waiting[required]} if required in self.waiting else {}
         added = {**forced, **self._introduced}

@@ -2,7 +2,7 @@
 between cells, RAM and disk. Used by the step thread.
 
 Moving a state stops every sequence of the instance, and the library moves it in one piece. So a state is moved only
-if that is faster than recomputing, and only if it is predicted to stall nobody for longer than a step. Anything
+if that is faster than recomputing, and if it is predicted to stall nobody for longer than a step. Anything
 longer waits until no other sequence runs, or is recomputed.
 """
 
@@ -315,7 +315,7 @@ class Cells:
     def prepare_rollback(self, entries: list[TokenRun]) -> None:
         """Make it possible to roll back the draft tokens of `entries`, which are about to be decoded.
 
-        A micro-batch replaces no cell in the window of its first token (llama-kv-cache.cpp, find_slot), so a sliding
+        A micro-batch replaces no cell in the window of its first token (llama-kv-cache.cpp, find_slot). So a sliding
         window can be truncated after a decode in one piece. Several sequences with separate KV are decoded in
         pieces.
         """

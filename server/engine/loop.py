@@ -254,8 +254,8 @@ class Instance(StepThread):
     def _recover(self, entries: list[TokenRun], error: Exception) -> None:
         """Decode each of `entries` alone after the library rejected their batch, so that only faulty ones fail.
 
-        If the model's memory cannot be truncated, the sequence is preempted and recomputed, in quarantine (alone in
-        its steps) until it is past the fault, at most `MAX_FAULTS` times. The same holds for a medium that was
+        If the model's memory cannot be truncated, the sequence is preempted and recomputed. It is in quarantine (alone
+        in its steps) until it is past the fault, at most `MAX_FAULTS` times. The same holds for a medium that was
         decoded in part.
         """
         about = log_fields(*(entry.sequence.request for entry in entries))

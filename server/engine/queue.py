@@ -7,14 +7,14 @@ placement in `MAX_BYPASSES` ignores priority, so urgent requests delay others bu
 Fairness uses virtual token counters (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024). A
 client's counter grows by the prompt tokens to compute when a request gets a slot, and by each generated token. The
 smallest counter is served next. Tokens that are not computed after all are given back. A client that returns after a
-pause starts at the current virtual time, as in start-time fair queueing (Goyal et al., SIGCOMM 1996), so it
+pause starts at the current virtual time, as in start-time fair queueing (Goyal et al., SIGCOMM 1996). It
 accumulates no credit.
 
 Until an instance takes it, a request waits in the `ModelQueue`: the event loop adds, and step threads take as many
 as they have slots for, by the same rule. A request prefers the instance where it costs least (`preferred_instance`).
 Other instances take it while that one has no free slot. A single instance takes everything at once.
 
-Admission (`admits`): the queue has `max_queue` places besides the slots, and as many again in reserve, so that a
+Admission (`admits`): the queue has `max_queue` places besides the slots, and as many again in reserve. So a
 client that filled the queue keeps no other client out. When all places are taken, a client above an equal share is
 refused, and a client below it uses the reserve. Requests that are more urgent than nearly all of their own client's
 may use half of the reserve. An admitted request is never refused later.

@@ -503,8 +503,8 @@ class Scheduler:
 def in_batch_order(decode: list[TokenRun], prefill: list[TokenRun], *, is_split: bool) -> list[TokenRun]:
     """Return the runs of a step in the order of the batch: by sequence.
 
-    With separate KV (`is_split`), neighbouring prefills that are longer than all `decode` runs go where they are
-    evaluated apart from these, because the library evaluates a run together with the one before it in the batch.
+    With separate KV (`is_split`) the library evaluates a run together with the one before it in the batch. So
+    neighbouring prefills that are longer than all `decode` runs go where they are evaluated apart from these.
     Together, all of them would attend to as many cells as the prompt has. They stay if both of their neighbours are
     in the step, which they join to one evaluation.
     """

@@ -335,7 +335,7 @@ def _text(slot: Slot) -> Seq[int]:
 def shared_prefixes(texts: Seq[CachedText]) -> list[tuple[int, int, int]]:
     """Return a spanning forest of longest common prefixes, in whole blocks: (number, number, tokens).
 
-    Each text is linked to the one before it that shares the longest prefix, so the common prefix of any two is the
+    Each text is linked to the one before it that shares the longest prefix. The common prefix of any two is the
     minimum on the path between them. After `MAX_COMPARED` tokens the other texts are not linked: this runs on the event
     loop, and clients choose the texts.
     """

@@ -2,8 +2,8 @@
 
 A long text is split after special tokens, so that tokenizing takes linear time: for every special token llama.cpp
 walks the list of fragments from its start (src/llama-vocab.cpp, tokenizer_st_partition); 400 kB of ``<|im_end|>x``
-take 44 s, 4 MB over an hour. The tokens of a text that ends in a special token do not depend on what follows, and
-what follows is tokenized as after a start without BOS, so the parts can be tokenized one by one.
+take 44 s, 4 MB over an hour. The tokens of a text that ends in a special token do not depend on what follows.
+What follows is tokenized as after a start without BOS. So the parts can be tokenized one by one.
 """
 
 import ctypes

@@ -497,7 +497,7 @@ class ContextSettings(SettingsModel):
     """Physical batch size: maximum number of tokens computed at once. Lower it to save memory in compute buffers."""
     flash_attn: Switch = option("auto", "-fa --flash-attn", env=True)
     """Flash attention; auto = where supported. On many CPUs, off decodes up to twice as fast beyond some thousand
-    tokens of context and prefills a quarter slower, with larger compute buffers (benchmarks/experiments.md).
+    tokens of context. Prefill is a quarter slower then, and compute buffers are larger (benchmarks/experiments.md).
     """
     cache_type_k: CacheType = option("f16", "-ctk --cache-type-k", env=True, metavar="TYPE")
     """Data type of the keys in the KV cache. q8_0 takes about half of the memory of f16."""

@@ -272,8 +272,10 @@ def new_file(filename: str, purpose: str, n_bytes: int, expires_at: int | None =
 
 @dataclass(frozen=True, slots=True)
 class BatchInput:
-    """The requests of a new batch in the order in which they run, what is wrong with its file as OpenAI's batch errors,
-    and the models that it names."""
+    """The requests of a new batch in the order in which they run, and the models that it names.
+
+    ``errors``: what is wrong with its file, as OpenAI's batch errors.
+    """
 
     lines: list[BatchLine]
     errors: list[Json]

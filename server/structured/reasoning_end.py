@@ -2,7 +2,7 @@
 
 The end is forced into the output as if the model had generated it: a closing message, if there is one, and the
 closing tag. As in llama.cpp's common/reasoning-budget.cpp, tokens after the opening tag count, including those of
-the prompt, no character is cut, and reasoning that opens again has a new budget.
+the prompt. No character is cut, and reasoning that opens again has a new budget.
 """
 
 import codecs

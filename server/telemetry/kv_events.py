@@ -5,7 +5,7 @@ zmq_subscriber.go, engineadapter/vllm_adapter.go).
 
 A message has three frames: the topic ``kv@POD@MODEL``, the sequence number (8 bytes, big-endian), and in msgpack
 ``[unix time, [event, ...]]``. An event is an array that starts with its name. A subscriber that missed messages
-requests them from the replay address by the first sequence number, and receives them one by one, then one with an
+requests them from the replay address by the first sequence number. It receives them one by one, then one with an
 empty last frame.
 """
 

@@ -79,8 +79,10 @@ def formed(messages: Sequence[TemplateMessage], caps: Capabilities) -> list[dict
 
 
 def labelled(messages: Sequence[TemplateMessage]) -> tuple[list[dict[str, Any]], list[str], list[int]]:
-    """Return the same conversation with a short word for each text and each call's arguments, these words, and which
-    of them begin a system message that is not the first message."""
+    """Return the same conversation with a short word for each text and each call's arguments.
+
+    Also return these words, and which of them begin a system message that is not the first message.
+    """
     words: list[str] = []
     late: list[int] = []
 

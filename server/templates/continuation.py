@@ -2,8 +2,8 @@
 
 As in Hugging Face (transformers, utils/chat_template_utils.py, render_jinja_template), the message is rendered with a
 mark after the text to continue, and the prompt is truncated there. If the template does not show that text, the
-message's parts are written after the start of a turn instead, as in llama-server (llama.cpp common/chat.cpp and
-common/chat-auto-parser-generator.cpp, common_chat_continuation).
+message's parts are written after the start of a turn, as in llama-server (llama.cpp common/chat.cpp,
+common/chat-auto-parser-generator.cpp: common_chat_continuation).
 """
 
 from typing import Any, Literal

@@ -43,7 +43,7 @@ NO_VERBS = re.compile(
 LONG_SENTENCE = 25  # words
 _TERM = re.compile(rf"\b(?:{'|'.join(TERMS)})\b", re.IGNORECASE)
 _QUOTED = re.compile(r"```.*?^```|``[^`\n]*``|`[^`\n]*`|\]\([^)]*\)|<!--.*?-->|\"[^\"\n]*\"", re.MULTILINE | re.DOTALL)
-_SENTENCE = re.compile(r"(?<=[.!?:;])\s+|\n\s*\n|\n\s*[-|#]|\s\|\s")
+_SENTENCE = re.compile(r"(?<=[.!?:;])\s+|\n\s*\n|\n\s*[-|#├└│=]|\s\|\s")
 _LEVELS = ("debug", "info", "warning", "error", "critical", "exception")
 _PAGES = ("README.md", "SECURITY.md", "CHANGELOG.md", "docs/**/*.md", "examples/*.md", "extras/**/*.md")
 _VALUE = re.compile(r"%[-.0-9]*[a-z]|\{[^}]*\}")

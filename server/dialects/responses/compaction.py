@@ -1,7 +1,7 @@
 """``POST /v1/responses/compact``: a conversation as one opaque item that replaces it in later requests.
 
 The model summarizes the conversation. The item holds the summary and the newest messages of the user, encrypted as
-reasoning is (`server.dialects.reasoning_cipher`), so a client can keep it for as long as it likes and cannot change it.
+reasoning is (`server.dialects.reasoning_cipher`). A client can keep it for as long as it likes and cannot change it.
 """
 
 from collections.abc import Mapping, Sequence

@@ -47,8 +47,8 @@ class StepCost:
     """Seconds of a step by its number of tokens, interpolated linearly between measured sizes.
 
     A size costs what the fastest of its last steps took, and no less than a smaller size. Until enough steps were
-    measured, it costs no more than a larger size, and the expectation counts as one measurement, so that one
-    disturbed step does not exclude a size.
+    measured, it costs no more than a larger size, and the expectation counts as one measurement. One disturbed
+    step does not exclude a size then.
     """
 
     _seconds: dict[int, deque[float]] = field(default_factory=dict)  # last measurements per size

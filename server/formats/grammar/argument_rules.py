@@ -1,7 +1,7 @@
 """Creates grammar rules of a call's arguments from the function's schema, in each notation of `tool_call_syntax`.
 
-Arguments may be in any order. Values are JSON, for which llguidance supports most of JSON Schema, except in the nested
-notations of Gemma 4 (`Braces`) and MiniMax M3 (`Elements`), which are converted value by value.
+Arguments may be in any order. Values are JSON, for which llguidance supports most of JSON Schema. The nested
+notations of Gemma 4 (`Braces`) and MiniMax M3 (`Elements`) are converted value by value.
 """
 
 import json

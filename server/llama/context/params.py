@@ -204,7 +204,7 @@ def _decoder_sizes(native: LoadParams, n_ctx: int, n_seq: int, n_vocab: int, *, 
 
 def _multiple(n: int, of: int) -> int:
     """Return the next multiple. The library tries its graph with as many tokens of each sequence, rounded up, but with
-    the outputs of the number before, which an average over them does not survive (llama-context.cpp, graph_reserve).
+    the outputs of the number before. An average over them fails then (llama-context.cpp, graph_reserve).
     """
     return -(-n // of) * of
 

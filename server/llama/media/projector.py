@@ -138,7 +138,7 @@ class Projector:
         """Embeddings of as many of the first chunks as can be computed together, of one at least: each
         [n_tokens, n_embd] 32-bit floats. Raises `InternalError`, and `InvalidRequest` where they are no numbers.
 
-        Each call uses a new thread. OpenMP's compute threads belong to the calling thread, and if there are more of
+        Each call uses a new thread. OpenMP's compute threads belong to the calling thread. If there are more of
         them than CPUs, those of a step no longer spin while they wait for each other (libgomp, GOMP_SPINCOUNT). It is
         a daemon thread, since an executor would keep the process from ending while the library hangs.
         """
@@ -190,8 +190,8 @@ class Projector:
 
 
 def check_projector(name: str, path: Path, header: GgufHeader, sizes: set[int]) -> None:
-    """Check that the file is a projector, that its output size fits one of `sizes` (the library notices only after
-    loading, and keeps the memory), and that it can be computed (the library would abort). Raises `ModelFailed`.
+    """Check that the file is a projector that can be computed (the library would abort). Check that its output size
+    fits one of `sizes` (the library notices only after loading, and keeps the memory). Raises `ModelFailed`.
     """
     check_is_projector(name, path, header)
     if not any(sizes & set(tensor.shape) for tensor in header.tensors if not tensor.name.startswith(_ENCODERS)):

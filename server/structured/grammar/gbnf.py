@@ -1,8 +1,8 @@
 """Converts GBNF to Lark for llguidance (llama.cpp grammars/README.md, src/llama-grammar.cpp: llama_grammar_parser).
 
 llguidance's lexer takes the longest match: its own converter's ``[a-z]+ "a"`` never matches "xa". GBNF has no lexer,
-so here every terminal is one character, and the Earley parser keeps all alternatives. The cost is a slower mask
-(about 12 ms on average for 150,000 tokens in JSON-like grammars, similar to llama-server's), which only applies when
+so here every terminal is one character, and the Earley parser keeps all alternatives. The cost is a slower mask:
+about 12 ms on average for 150,000 tokens in JSON-like grammars, similar to llama-server's. It only applies when
 the model's first choice is rejected.
 """
 

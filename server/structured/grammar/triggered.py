@@ -185,8 +185,8 @@ class TriggeredConstraint:
     def mask(self) -> bytes:
         """Return the allowed tokens. Outside of a constrained part these are all except those that start one wrongly.
 
-        If a trigger's pattern ends inside the rejected token, only the tokens that contain the same byte are checked,
-        and at most `MAX_CHECKED` of them are allowed.
+        If a trigger's pattern ends inside the rejected token, only the tokens that contain the same byte are checked.
+        At most `MAX_CHECKED` of them are allowed.
         """
         inner = self.masked_by()
         if inner is not None:
