@@ -14,6 +14,7 @@ import pytest
 from server.engine.engine import Engine
 from server.engine.params import EngineParams
 from server.engine.request import SamplingParams
+from server.errors import ModelFailed
 from server.llama.context.batch import Run
 from server.llama.context.runner import LlamaRunner
 from server.llama.loader import LlamaLoader
@@ -43,6 +44,14 @@ def load(path: Path, **native: Any) -> LlamaWeights:
     weights = LlamaLoader().load(spec, lambda _fraction: True)
     assert isinstance(weights, LlamaWeights)  # one set of devices
     return weights
+
+
+def failure(path: Path, **native: Any) -> str:
+    """Return the reason for which a model cannot be loaded."""
+    with pytest.raises(ModelFailed) as caught:
+        load(path, **native).runner()
+    assert caught.value.model == "tiny"
+    return caught.value.reason
 
 
 @contextmanager

@@ -9,10 +9,9 @@ import pytest
 from gguf import GGUFWriter
 
 from server.engine.request import Adapters
-from server.errors import ModelFailed
 from server.llama.context.runner import LlamaRunner
 from server.pool.spec import ScaledFile
-from tests.model.native_fixtures import load, open_runner, prefill, prompt_tokens, raw_logits
+from tests.model.native_fixtures import failure, open_runner, prefill, prompt_tokens, raw_logits
 from tests.support.closeness import same_vectors
 from tests.support.ggufs import TinyModel, control_vector_file, gguf_file, lora_file, truncated
 from tests.support.ggufs.writing import finish
@@ -43,12 +42,6 @@ def controlled(path: Path, *files: tuple[Path, float], **native: Any) -> list[fl
     vectors = tuple(ScaledFile(*file) for file in files)
     with open_runner(path, control_vectors=vectors, **native) as runner:
         return logits(runner)
-
-
-def failure(path: Path, **native: Any) -> str:
-    with pytest.raises(ModelFailed) as caught:
-        load(path, **native)
-    return caught.value.reason
 
 
 def test_an_adapter_changes_what_is_computed_by_its_scale_and_not_when_it_is_off(tiny_path: Path, lora: Path) -> None:

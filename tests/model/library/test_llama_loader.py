@@ -16,18 +16,11 @@ from server.llama.library import C
 from server.llama.loader import LlamaLoader
 from server.llama.vocab import LlamaVocab
 from server.pool.spec import ModelSpec
-from tests.model.native_fixtures import load, open_runner
+from tests.model.native_fixtures import failure, load, open_runner
 from tests.support.ggufs import CHATML, TinyModel, damaged, gguf_file, truncated
 from tests.support.ggufs.model import Arch
 from tests.support.ggufs.writing import finish
 from tests.support.real_server import ROOT
-
-
-def failure(path: Path, **native: object) -> str:
-    with pytest.raises(ModelFailed) as caught:
-        load(path, **native).runner()
-    assert caught.value.model == "tiny"
-    return caught.value.reason
 
 
 def test_a_loaded_model_describes_itself(tiny_path: Path) -> None:

@@ -4,12 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from server.errors import ModelFailed
 from server.llama.files.model_file import check_files
 from server.llama.weights.params import override_array, overrides
 from server.options.values import metadata_override, tensor_override
 from server.pool.spec import LoadParams, MetadataOverride, TensorOverride
-from tests.model.native_fixtures import generate, load, open_runner, prompt_tokens
+from tests.model.native_fixtures import failure, generate, load, open_runner, prompt_tokens
 from tests.support.ggufs import EXPERTS, gguf_file
 
 
@@ -60,9 +59,7 @@ def test_the_configured_patterns_count_first_and_missing_layers_are_left_out(ggu
 def test_what_the_library_cannot_place_is_refused_and_the_process_lives(
     tiny_path: Path, text: str, problem: str
 ) -> None:
-    with pytest.raises(ModelFailed) as caught:
-        load(tiny_path, tensor_overrides=tensors(text))
-    assert problem in caught.value.reason
+    assert problem in failure(tiny_path, tensor_overrides=tensors(text))
 
 
 def test_rows_are_looked_up_on_the_processor_only(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,26 +125,20 @@ def test_metadata_overrules_the_file(tiny_path: Path) -> None:
 def test_values_that_would_be_ignored_or_end_the_process_are_refused(
     gguf_folder: Path, text: str, problem: str
 ) -> None:
-    with pytest.raises(ModelFailed) as caught:
-        load(gguf_file(gguf_folder, EXPERTS), metadata_overrides=metadata(text))
-    assert problem in caught.value.reason
+    assert problem in failure(gguf_file(gguf_folder, EXPERTS), metadata_overrides=metadata(text))
 
 
 def test_a_file_that_does_not_say_how_many_experts_are_used_is_refused(gguf_folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "experts.gguf"
     path.write_bytes(gguf_file(gguf_folder, EXPERTS).read_bytes().replace(b"expert_used_count", b"expert_uzed_count"))
-    with pytest.raises(ModelFailed) as caught:
-        load(path)
-    assert "llama.expert_used_count is 0, outside 1 to 4" in caught.value.reason
+    assert "llama.expert_used_count is 0, outside 1 to 4" in failure(path)
 
 
 def test_a_file_without_a_vocabulary_is_refused(tiny_path: Path, tmp_path: Path) -> None:
     path = tmp_path / "none.gguf"
     name = b"\x04\0\0\0\0\0\0\0"
     path.write_bytes(tiny_path.read_bytes().replace(name + b"gpt2", name + b"none"))
-    with pytest.raises(ModelFailed) as caught:
-        load(path)
-    assert "tokenizer.ggml.model is 'none': a file without a vocabulary" in caught.value.reason
+    assert "tokenizer.ggml.model is 'none': a file without a vocabulary" in failure(path)
 
 
 @pytest.mark.parametrize(
