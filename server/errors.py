@@ -26,6 +26,7 @@
 `transport.errors` gives each class its status and llama-server's ``type``.
 """
 
+import json
 import re
 
 _SHOWN_CHARS = 100
@@ -36,6 +37,11 @@ MASK = "****"  # a secret, where others may read
 def short(words: str) -> str:
     """Return a client's own words as a message repeats them."""
     return words if len(words) <= _SHOWN_CHARS else words[:_SHOWN_CHARS] + "…"
+
+
+def short_json(value: object) -> str:
+    """Return a client's value as a message repeats it, as JSON."""
+    return short(json.dumps(value, ensure_ascii=False))
 
 
 def without_credentials(address: str) -> str:
@@ -71,6 +77,11 @@ class InvalidRequest(LlamapoolError):
         super().__init__(message)
         self.param = param
         self.code = code
+
+
+def invalid(path: str, reason: str) -> InvalidRequest:
+    """Return the error of the field at `path`, with which its message begins."""
+    return InvalidRequest(f"{path}: {reason}", path)
 
 
 class ContextExceeded(InvalidRequest):

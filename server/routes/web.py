@@ -12,9 +12,9 @@ from fastapi import APIRouter, Query, Request, Response
 
 from server.dialects.fields import parse
 from server.engine.request import NUMBERS
-from server.errors import InvalidRequest, NotFound, NotSupported, ShuttingDown
+from server.errors import NotFound, NotSupported, ShuttingDown, invalid
 from server.routes.models import model_named
-from server.serving.services import key_of, services, target_of
+from server.serving.services import key_of, services, target_of, whole_number
 from server.transport.body import read_body, read_json
 from server.transport.errors import json_reply
 from server.transport.forward import forward
@@ -49,8 +49,9 @@ async def config(request: Request) -> Response:
 
 
 @router.get("/page/log")
-async def log(request: Request, after: int = 0) -> Response:
+async def log(request: Request) -> Response:
     """Return the last lines of the server's log, of those ``after`` a number."""
+    after = whole_number(request, "after", 0)
     return json_reply({"lines": [asdict(line) for line in services(request).log.after(after)]})
 
 
@@ -122,9 +123,9 @@ async def call_tool(request: Request) -> Response:
     body = await read_json(request)
     name, params, stream = body.get("tool"), body.get("params", {}), body.get("stream", False)
     if not isinstance(name, str):
-        raise InvalidRequest("tool: must be the name of a tool", "tool")
+        raise invalid("tool", "must be the name of a tool")
     if not isinstance(params, dict):
-        raise InvalidRequest("params: must be an object", "params")
+        raise invalid("params", "must be an object")
     of_servers = _mcp_tools(request)
     if name in of_servers and stream is not True:
         server, mcp_tool = of_servers[name]

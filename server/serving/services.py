@@ -9,7 +9,7 @@ from fastapi import Request
 
 from server.dialects.reasoning_cipher import ReasoningCipher
 from server.engine.cache_scope import Mode
-from server.errors import PermissionDenied
+from server.errors import PermissionDenied, invalid
 from server.mcp.servers import McpServers
 from server.media.loader import MediaLoader
 from server.metrics.exposition import Metrics
@@ -179,3 +179,11 @@ def wants_load(request: Request) -> bool | None:
         return None
     said = request.query_params.get("autoload")
     return said in ("true", "1") if said else None
+
+
+def whole_number(request: Request, name: str, default: int) -> int:
+    """Return a number of the query. Raises `InvalidRequest`."""
+    given = request.query_params.get(name, "")
+    if given and not (given.isascii() and given.isdigit() and len(given) < 20):
+        raise invalid(name, "must be a whole number of 0 or more")
+    return int(given) if given else default

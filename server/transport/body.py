@@ -163,12 +163,25 @@ def parse_value(body: bytes, expected: str = "a JSON object") -> Any:
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError as error:
+        _check_utf8(body)
         place = f"at line {error.lineno}, column {error.colno}: {error.msg}"
         path = _half_character(body) if _SURROGATE.search(body) else ""
         if path:
             reason = "half of a character: the text was cut between two UTF-16 units"
             raise InvalidRequest(f"{path}: contains {reason}; not valid JSON {place}", path) from None
         raise InvalidRequest(f"the request body is not valid JSON {place}") from None
+
+
+def _check_utf8(body: bytes) -> None:
+    """Raise `InvalidRequest` with line and column of the first byte that is not UTF-8."""
+    try:
+        body.decode()
+    except UnicodeDecodeError as error:
+        before = body[: error.start].decode()
+        line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
+        raise InvalidRequest(
+            f"the request body is not valid UTF-8 at line {line}, column {column}: byte 0x{body[error.start]:02x}"
+        ) from None
 
 
 def _half_character(body: bytes) -> str:

@@ -121,6 +121,7 @@ ENDPOINTS = tuple(
 OPEN_PATHS = frozenset(endpoint.path for endpoint in ENDPOINTS if endpoint.need == "nothing")
 _RELOADS = {path: Endpoint("GET", path, "models") for path in ("/models", "/v1/models")}
 _FIXED = {(each.method, each.path): each for each in ENDPOINTS if "{" not in each.path}
+_FIXED_PATHS = frozenset(path for _, path in _FIXED)
 
 
 def _pattern(path: str) -> re.Pattern[str]:
@@ -134,10 +135,15 @@ _PATTERNS = [(each.method, _pattern(each.path), each) for each in ENDPOINTS if "
 
 
 def endpoint_of(method: str, path: str, query: bytes = b"") -> Endpoint:
-    """Return the endpoint that serves `path`, compared letter by letter as the router does; `UNKNOWN` if none does."""
+    """Return the endpoint that serves `path`, compared letter by letter as the router does; `UNKNOWN` if none does.
+
+    A path without parameters is not also one with them: ``/v1/responses/compact`` is no stored response.
+    """
     method = "GET" if method == "HEAD" else method
     fixed = _FIXED.get((method, path))
     if fixed is None:
+        if path in _FIXED_PATHS:
+            return UNKNOWN
         return next((each for of, pattern, each in _PATTERNS if of == method and pattern.fullmatch(path)), UNKNOWN)
     if method == "GET" and path in _RELOADS and b"reload" in unquote_to_bytes(query):
         return _RELOADS[path]
@@ -146,7 +152,7 @@ def endpoint_of(method: str, path: str, query: bytes = b"") -> Endpoint:
 
 def methods_of(path: str) -> list[str]:
     """Return the methods that endpoints have at `path`."""
-    return [method for method in ("GET", "POST", "DELETE") if endpoint_of(method, path) is not UNKNOWN]
+    return [method for method in ("GET", "HEAD", "POST", "DELETE") if endpoint_of(method, path) is not UNKNOWN]
 
 
 TARGET = "llamapool.target"

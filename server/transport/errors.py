@@ -7,8 +7,6 @@ from typing import Any
 
 import orjson
 from fastapi import FastAPI
-from fastapi.exceptions import RequestValidationError
-from pydantic import ValidationError
 from sse_starlette.sse import SendTimeoutError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -56,7 +54,7 @@ _KINDS: tuple[tuple[type[LlamapoolError], int, str], ...] = (  # the first that 
 )
 _HTTP_TYPES = {404: "not_found_error", 401: "authentication_error", 403: "permission_error"}
 
-EXPECTED = (LlamapoolError, RequestValidationError, ValidationError, RecursionError, HTTPException)
+EXPECTED = (LlamapoolError, RecursionError, HTTPException)
 """Errors that endpoints raise to be answered; any other one is a fault of ours."""
 
 ErrorReply = tuple[int, dict[str, Any], dict[str, str]]
@@ -68,8 +66,6 @@ def error_body(error: Exception) -> ErrorReply:
     """
     if isinstance(error, LlamapoolError):
         return _known(error)
-    if isinstance(error, ValidationError | RequestValidationError):
-        return _known(_first_fault(error.errors()))
     if isinstance(error, RecursionError):
         logger.warning("a request nests too deeply: it was refused", exc_info=error)
         return _known(InvalidRequest("the request nests too deeply"))
@@ -128,13 +124,6 @@ def _known(error: LlamapoolError) -> ErrorReply:
     if isinstance(error, Unavailable) and error.retry_after_s:
         headers["Retry-After"] = str(error.retry_after_s)
     return code, body, headers
-
-
-def _first_fault(faults: Any) -> InvalidRequest:
-    """pydantic's first fault as ``messages.0.role: Field required``."""
-    fault = faults[0]
-    where = ".".join(str(part) for part in fault["loc"] if part not in ("body", "query", "path"))
-    return InvalidRequest(f"{where}: {fault['msg']}" if where else fault["msg"], where or None)
 
 
 def _http(error: HTTPException) -> ErrorReply:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from urllib.parse import quote
 
 from sse_starlette.sse import SendTimeoutError
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -20,7 +21,7 @@ from server.errors import AuthenticationFailed, LlamapoolError, NotFound
 from server.telemetry.record import RECORD, REQUEST_ID, Record, reason_of
 from server.transport.admission import Admission, AdmissionControl
 from server.transport.cors import CorsPolicy
-from server.transport.endpoints import OPEN_PATHS, TARGET, Resolver, Target
+from server.transport.endpoints import OPEN_PATHS, TARGET, UNKNOWN, Resolver, Target, methods_of
 from server.transport.errors import error_response
 from server.transport.keys import KeyStore, given_name
 from server.transport.limits import Rates
@@ -156,7 +157,7 @@ class Middleware:
         try:
             exchange.admission = self._control.admission(scope)
             async with self._control.admit(exchange.admission, scope, headers):
-                await (self._app if target.path else _outside(target))(scope, receive, exchange.send)
+                await self._application(target, scope)(scope, receive, exchange.send)
         except ClientDisconnect:
             record.status = record.status or CLIENT_GONE
         except SendTimeoutError as error:
@@ -166,6 +167,14 @@ class Middleware:
             await self._fail(error, scope, receive, exchange)
         finally:
             self._record(scope, exchange)
+
+    def _application(self, target: Target, scope: Scope) -> ASGIApp:
+        """Return what answers a request: the routes, unless they lack its path or its method."""
+        if not target.path:
+            return _outside(target)
+        if target.endpoint is UNKNOWN and (methods := methods_of(target.path)):
+            return error_response(HTTPException(405, headers={"Allow": ", ".join(methods)}), scope)
+        return self._app
 
     async def _fail(self, error: Exception, scope: Scope, receive: Receive, exchange: _Exchange) -> None:
         """Answer an error that no handler answered, or end the connection if the reply has started."""

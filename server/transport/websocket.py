@@ -16,6 +16,7 @@ from starlette.types import Scope
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from server.dialects.errors import openai_error
+from server.errors import short_json
 from server.transport.admission import admission_of
 from server.transport.internal import post
 from server.transport.limits import TooManyBodies
@@ -94,7 +95,7 @@ class EventSocket:
                 body = {"type": "error", "status": reply.status, "error": orjson.loads(reply.body).get("error")}
                 await self._send(orjson.dumps(body))
         elif kind != "response.processed":  # Codex sends it after it has read everything
-            await self._fail(400, f"type: messages of type {ascii(kind)[:60]} are not supported", "type")
+            await self._fail(400, f"type: messages of type {short_json(kind)} are not supported", "type")
 
     def _request(self) -> Scope:
         """Return the scope of a request. Its request id is the connection's, if that has one."""

@@ -36,6 +36,7 @@ _OPTIONS = {
     "coerce_one_of": False,
     "lenient": False,
 }
+_BOUNDS = frozenset(["minLength", "maxLength", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"])
 _SHORT_ESCAPES = 'nrbtf\\"'
 _CONTROL = re.compile(r"\\u00[01]")  # a character without a short escape, as JSON
 
@@ -202,6 +203,9 @@ def unsupported(error: str, schema: object, narrowed: str) -> InvalidRequest:
         return InvalidRequest(f"{place}: 'oneOf' whose branches may overlap cannot be enforced, use 'anyOf'", place)
     for keyword, place in _patterns_in(error, schema) if "regex" in error else ():
         return InvalidRequest(f"{place}: the keyword '{keyword}' cannot be enforced: {error}", place)
+    if "regex" in error and (bounds := list(_bounds_in(schema))):  # llguidance writes bounds as regexes
+        bound, place, keyword = max(bounds)
+        return InvalidRequest(f"{place}: the keyword '{keyword}' cannot be enforced: {bound:g} is too large", place)
     return InvalidRequest(f"json_schema: {_GENERATED_PLACE.sub('', error)}", "json_schema")
 
 
@@ -216,6 +220,14 @@ def _patterns_in(error: str, schema: object) -> Iterator[tuple[str, str]]:
             for pattern, keyword in patterns.items():
                 if pattern and _as_quoted(pattern) in quoted:
                     yield keyword, place
+
+
+def _bounds_in(schema: object) -> Iterator[tuple[float, str, str]]:
+    """Yield the absolute value of each bound of texts and numbers, its place and its keyword."""
+    for place, value in _places(schema):
+        if isinstance(value, dict):
+            given = ((value.get(keyword), keyword) for keyword in _BOUNDS)
+            yield from ((abs(bound), place, keyword) for bound, keyword in given if isinstance(bound, int | float))
 
 
 def _as_quoted(pattern: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from server.errors import InvalidRequest, NotFound, short
+from server.errors import InvalidRequest, NotFound, short, short_json
 
 SHELL, EVERY = "exec_shell_command", "all"
 Json = dict[str, Any]
@@ -68,4 +68,5 @@ class PageTools:
         strict = validators.extend(Draft202012Validator, type_checker=types)  # type: ignore[no-untyped-call]
         for error in strict(tool["parameters"]).iter_errors(params):
             at = ".".join(map(str, ("params", *error.absolute_path)))
-            raise InvalidRequest(f"{at}: {short(error.message)}", at)
+            message = error.message.replace(repr(error.instance), short_json(error.instance), 1)
+            raise InvalidRequest(f"{at}: {short(message)}", at)

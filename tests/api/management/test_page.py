@@ -138,7 +138,8 @@ async def test_the_log_is_told_from_a_line_on(client: httpx.AsyncClient) -> None
     logging.getLogger("server.test").warning("another")
     later = (await client.get("/page/log", params={"after": said["number"]})).json()["lines"]
     assert [line["text"] for line in later if line["origin"] == "test"] == ["another"]
-    assert (await client.get("/page/log", params={"after": "x"})).status_code == 400
+    wrong = await client.get("/page/log", params={"after": "x"})
+    assert (wrong.status_code, wrong.json()["error"]["message"]) == (400, "after: must be a whole number of 0 or more")
 
 
 async def test_bodies_are_kept_only_where_that_is_on(serve: Serve) -> None:

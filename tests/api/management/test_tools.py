@@ -67,6 +67,12 @@ async def test_output_comes_as_it_is_written(serve: Serve) -> None:
         assert events == [{"chunk": "hello\n"}, {"chunk": "\n[exit code: 0]"}, {"done": True}]
 
 
+async def test_errors_of_parameters_show_values_as_json(serve: Serve) -> None:
+    async with serve(server=ALL) as api:
+        reply = await use(api.client, "read_file", {"path": None})
+    assert reply.json()["error"]["message"] == "params.path: null is not of type 'string'"
+
+
 async def test_pages_of_others_and_other_machines_use_no_tools(serve: Serve) -> None:
     async with serve(server=ALL) as api:
         foreign = await use(api.client, "get_info", {}, Origin="http://evil.example")

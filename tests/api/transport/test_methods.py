@@ -96,9 +96,21 @@ async def test_streams_are_never_compressed(live: GoLive) -> None:
             assert (await reply.aread()).endswith(b"data: [DONE]\n\n")
 
 
-async def test_a_wrong_method_says_which_are_right(client: httpx.AsyncClient) -> None:
-    reply = await client.get("/v1/completions")
-    assert (reply.status_code, reply.headers["allow"]) == (405, "POST")
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("GET", "/v1/completions", "POST"),
+        ("PUT", "/v1/conversations/conv_1", "GET, HEAD, POST, DELETE"),
+        ("GET", "/v1/responses/compact", "POST"),
+        ("DELETE", "/responses/input_tokens", "POST"),
+        ("POST", "/v1/models", "GET, HEAD"),
+    ],
+)
+async def test_a_wrong_method_says_which_are_right(
+    client: httpx.AsyncClient, method: str, path: str, allowed: str
+) -> None:
+    reply = await client.request(method, path)
+    assert (reply.status_code, reply.headers["allow"]) == (405, allowed)
     assert reply.json()["error"]["type"] == "invalid_request_error"
 
 

@@ -19,7 +19,7 @@ def test_of_equal_keys_the_last_counts() -> None:
         (b'{"a": Infinity}', "line 1, column 7"),
         (b'{"a": 1e999}', "line 1, column 7"),
         (b'{"a": "\\ud800"}', "low surrogate"),
-        (b'{"a": "\xff"}', "not valid UTF-8"),
+        (b'{"a":\n "\xc3\xa4\xff"}', "not valid UTF-8 at line 2, column 4: byte 0xff"),
         (b'{"a": ' + b"[" * 5000, "depth limit"),
         ('{"a": 1}'.encode("utf-16"), "not valid"),
     ],

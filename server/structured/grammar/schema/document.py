@@ -8,7 +8,7 @@ from itertools import count
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
-from server.errors import InvalidRequest, short
+from server.errors import InvalidRequest, short_json
 from server.structured.grammar.limits import MAX_PROPERTIES
 from server.structured.grammar.schema.keywords import (
     COUNTS,
@@ -174,8 +174,7 @@ class Document:
     def _check(self, is_valid: bool, given: Any, place: str, form: str) -> bool:
         """Return whether a value is valid; False for one that its draft ignores. Raises `InvalidRequest` otherwise."""
         if not is_valid and not self._is_unknown:
-            found = short(repr(given))
-            raise InvalidRequest(f"{place} is not a valid JSON Schema: {found} should be {form}", place)
+            raise InvalidRequest(f"{place} is not a valid JSON Schema: {short_json(given)} should be {form}", place)
         return is_valid
 
     def _refused(self, message: str, place: str) -> InvalidRequest:
