@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from server.errors import InvalidRequest
+from server.errors import InvalidRequest, invalid
 from server.media.source import Media
 from server.structured.lazy import Lazy
 from server.structured.response_format import ResponseFormat
@@ -190,7 +190,7 @@ def unseen(medium: Media) -> InvalidRequest:
     hint = "hint: if this is unexpected, you may need to provide the mmproj"
     if medium.source is None:
         hint = "there is no address and no file in it, and no file_id"
-    return InvalidRequest(f"{medium.at}: {medium.kind} input is not supported - {hint}", medium.at)
+    return invalid(medium.at, f"{medium.kind} input is not supported - {hint}")
 
 
 def refuse_unseen(messages: Sequence[Message], shown: Callable[[Media], bool]) -> None:

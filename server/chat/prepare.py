@@ -11,7 +11,7 @@ from server.chat.conversation import Conversation, Tools
 from server.chat.prompt import Prompt, ended_by, render
 from server.chat.triggered_calls import blamed, triggered_calls
 from server.engine.media import MediaPrompt
-from server.errors import InvalidRequest
+from server.errors import InvalidRequest, invalid
 from server.formats.chat_format import ChatFormat
 from server.formats.parsing.reasoning import OutputParser
 from server.media.source import Seen
@@ -153,7 +153,7 @@ def _answer(conversation: Conversation, chat_format: ChatFormat, model: LoadedMo
     if not tools.callable:
         return compiled(shape, lazy, model.vocab, model.grammar)
     if shape is not None and shape.kind != "schema":
-        raise InvalidRequest(f"{shape.at}: can't be used together with tools that may be called", shape.at)
+        raise invalid(shape.at, "can't be used together with tools that may be called")
     if tools.choice == "required" or shape is None:
         return _calls(tools, chat_format, model)
     shape.constraint(model.grammar)  # for its message: that of the whole grammar would not name the schema
@@ -168,7 +168,7 @@ def _gone_on(constraint: MatcherConstraint, prefilled: str, at: str, model: Load
     """
     if len(prefilled) > MAX_PREFILLED_CHARS:
         reason = f"to continue it as JSON, the last message must have at most {MAX_PREFILLED_CHARS} characters"
-        raise InvalidRequest(f"{at}: {reason}", at)
+        raise invalid(at, reason)
     begun = constraint.fork()
     if not model.grammar.tokens.feed(begun, prefilled.encode()):
         return constraint
@@ -210,7 +210,7 @@ def prepare(conversation: Conversation, model: LoadedModel, seen: Seen) -> Prepa
     tokens = prompt.read(model, seen)
     if not tokens.tokens:
         at = conversation.messages_at
-        raise InvalidRequest(f"{at}: the chat template renders them to an empty prompt", at)
+        raise invalid(at, "the chat template renders them to an empty prompt")
     return Prepared(prompt, tokens, decide(conversation, chat_format, prompt, model))
 
 

@@ -24,7 +24,7 @@ from server.chat.conversation import (
     template_tools,
 )
 from server.engine.media import MediaPrompt
-from server.errors import InvalidRequest
+from server.errors import InvalidRequest, invalid
 from server.formats.chat_format import ChatFormat
 from server.formats.parsing.reasoning import open_reasoning
 from server.media.bitmap import Bitmap, Document
@@ -296,7 +296,7 @@ def render(conversation: Conversation, chat_format: ChatFormat, model: LoadedMod
         if (error.param or "").partition(".")[0] != "messages" or conversation.messages_at == "messages":
             raise
         at, said = conversation.messages_at, error.message
-        raise InvalidRequest(f"{at}: {said.partition(': ')[2] or said}", at) from error
+        raise invalid(at, said.partition(": ")[2] or said) from error
     parts, marker = marks.cut(rendered.text), "" if model.media is None else model.media.marker
     text, generation_prompt = (marks.replaced(each, marker) for each in (rendered.text, rendered.generation_prompt))
     return Prompt(
@@ -324,9 +324,7 @@ def _continued(conversation: Conversation, chat_format: ChatFormat, model: Loade
         )
     if not messages or messages[-1].role != "assistant":
         if wanted:
-            raise InvalidRequest(
-                "continue_final_message: the last message must be the assistant's", "continue_final_message"
-            )
+            raise invalid("continue_final_message", "the last message must be the assistant's")
         return False
     if not wanted:
         last = messages[-1]

@@ -6,10 +6,9 @@ If a function's parameters can't be enforced, only its name is, unless the clien
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from server.chat.conversation import Tool, Tools
-from server.errors import InvalidRequest
+from server.errors import InvalidRequest, invalid
 from server.formats.chat_format import ChatFormat
 from server.formats.grammar.call_grammar import Function
 from server.pool.model import LoadedModel
@@ -17,11 +16,7 @@ from server.structured.grammar.limits import MAX_CALLS_CHARS
 from server.structured.grammar.text_tokens import Markers
 from server.structured.grammar.triggered import Rules, TriggeredConstraint, TriggeredTag
 
-
-@dataclass(frozen=True, slots=True)
-class _Begun:
-    begun: tuple[TriggeredTag, ...]
-    markers: Markers | None
+_Begun = tuple[tuple[TriggeredTag, ...], Markers | None]
 
 
 def triggered_calls(
@@ -33,13 +28,13 @@ def triggered_calls(
     which is not constrained. Raises `InvalidRequest` for a strict function that can't be enforced.
     """
     shape = [[[tool.function, tool.at, repr(tool.text)] for tool in tools.tools], sorted(tools.strict), tools.parallel]
-    made = model.grammar.remembered(f"calls:{json.dumps(shape)}", lambda: _make(tools, chat_format, model))
-    if made.markers is None:
+    begun, markers = model.grammar.remembered(f"calls:{json.dumps(shape)}", lambda: _make(tools, chat_format, model))
+    if markers is None:
         return None
     tool_format = chat_format.tool_format
     opening, closing = chat_format.reasoning_tags
     ends = tuple(end.encode() for end in (closing, *tool_format.breaks))
-    rules = Rules(made.begun, made.markers, shown, (opening.encode(), ends), anywhere=tool_format.reads_reasoning)
+    rules = Rules(begun, markers, shown, (opening.encode(), ends), anywhere=tool_format.reads_reasoning)
     return TriggeredConstraint(rules, thinking=thinking)
 
 
@@ -64,7 +59,7 @@ def _named(tool: Tool, error: InvalidRequest, model: LoadedModel) -> InvalidRequ
         model.grammar.json_schema(tool.function["parameters"])
     except InvalidRequest as own:
         return InvalidRequest(own.message.replace("json_schema", tool.at, 1), tool.at)
-    return InvalidRequest(f"{tool.at}: {error.message}", tool.at)
+    return invalid(tool.at, error.message)
 
 
 def _make(tools: Tools, chat_format: ChatFormat, model: LoadedModel) -> _Begun:
@@ -86,7 +81,7 @@ def _make(tools: Tools, chat_format: ChatFormat, model: LoadedModel) -> _Begun:
     except InvalidRequest:
         if tools.strict:
             raise
-        return _Begun((), None)  # a name that the markup has no place for, or too much in all
+        return (), None  # a name that the markup has no place for, or too much in all
 
 
 def _compiled(functions: Sequence[Function], tools: Tools, chat_format: ChatFormat, model: LoadedModel) -> _Begun:
@@ -97,4 +92,4 @@ def _compiled(functions: Sequence[Function], tools: Tools, chat_format: ChatForm
         TriggeredTag(each.text.encode(), grammar.lark(each.lark, max_chars=MAX_CALLS_CHARS), each.at_start)
         for each in found
     )
-    return _Begun(begun, grammar.markers([each.text for each in found]) if found else None)
+    return begun, grammar.markers([each.text for each in found]) if found else None

@@ -8,7 +8,7 @@ the scales that are set for all requests. llama-server ignores unknown ids; here
 from collections.abc import Sequence
 from typing import Annotated
 
-from pydantic import AfterValidator, Field, TypeAdapter
+from pydantic import AfterValidator, ConfigDict, Field, RootModel
 
 from server.dialects.common import Json
 from server.dialects.fields import Body, field_error, parse
@@ -39,7 +39,12 @@ def _unique(given: list[AdapterScale]) -> list[AdapterScale]:
 
 
 AdapterScales = Annotated[list[AdapterScale], Field(max_length=MAX_ADAPTERS), AfterValidator(_unique)]
-_SCALES = TypeAdapter(AdapterScales)
+
+
+class _Scales(RootModel[AdapterScales]):
+    """The body of ``POST /lora-adapters``."""
+
+    model_config = ConfigDict(defer_build=True)
 
 
 def pairs(given: Sequence[AdapterScale] | None) -> Adapters:
@@ -62,7 +67,7 @@ def read_scales(body: object, loaded: Sequence[Adapter]) -> Adapters:
     """Parse the body of ``POST /lora-adapters``. Raises `InvalidRequest`."""
     if not isinstance(body, list):
         raise InvalidRequest("Request body must be an array")  # llama-server's text
-    given = parse(_SCALES, body)
+    given = parse(_Scales, body).root
     if fault := _unknown(given, loaded):
         raise InvalidRequest(f"the request body is wrong: {fault}", "id")
     return _set_of(given)

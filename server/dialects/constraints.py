@@ -13,8 +13,8 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 from pydantic_core import from_json
 
-from server.dialects.fields import Body, json_kind
-from server.errors import InvalidRequest
+from server.dialects.fields import Body, Format, json_kind
+from server.errors import InvalidRequest, invalid, short_json
 from server.structured.lazy import TOKEN, Lazy
 from server.structured.response_format import ANY_OBJECT, ResponseFormat
 
@@ -73,7 +73,7 @@ class StructuredOutputs(Body):
 class ConstraintFields(Body):
     """The response format fields: OpenAI's, llama-server's with triggers, and vLLM's."""
 
-    response_format: dict[str, Any] | None = None
+    response_format: Format | None = None
     json_schema: JsonSchema | None = None
     grammar: str | None = None
     grammar_lazy: bool | None = None
@@ -105,15 +105,13 @@ _KINDS = ("json", "regex", "choice", "grammar", "json_object")
 def guide(fields: ConstraintFields) -> ResponseFormat | None:
     """Return the requested response format. Raises `InvalidRequest` for several, naming two, and for an invalid one."""
     if fields.guided_whitespace_pattern is not None:
-        raise InvalidRequest(
-            "guided_whitespace_pattern: is not supported; the model chooses white space", "guided_whitespace_pattern"
-        )
+        raise invalid("guided_whitespace_pattern", "is not supported; the model chooses white space")
     given = {f"guided_{kind}": getattr(fields, f"guided_{kind}") for kind in _KINDS}
     if (outputs := fields.structured_outputs) is not None:
         values = (outputs.json_schema, outputs.regex, outputs.choice, outputs.grammar, outputs.json_object)
         given |= {f"structured_outputs.{kind}": value for kind, value in zip(_KINDS, values, strict=True)}
         if values == (None,) * len(_KINDS):
-            raise InvalidRequest(f"structured_outputs: needs one of {', '.join(_KINDS)}", "structured_outputs")
+            raise invalid("structured_outputs", f"needs one of {', '.join(_KINDS)}")
     found = [_guided(at, value) for at, value in given.items() if value is not None and value is not False]
     if len(found) > 1:
         raise conflict(found[1].at, found[0].at)
@@ -122,7 +120,7 @@ def guide(fields: ConstraintFields) -> ResponseFormat | None:
 
 def conflict(field: str, other: str) -> InvalidRequest:
     """Return the error for two fields that both constrain the output."""
-    return InvalidRequest(f"{field}: can't be used together with {other}", field)
+    return invalid(field, f"can't be used together with {other}")
 
 
 def _guided(at: str, value: Any) -> ResponseFormat:
@@ -162,10 +160,10 @@ def read_shape(
         return guided
     if fields.json_schema is not None:
         if shape is not None and shape.value != ANY_OBJECT:
-            raise InvalidRequest(f"json_schema: can't be used with a {at} that has a schema", "json_schema")
+            raise invalid("json_schema", f"can't be used with a {at} that has a schema")
         shape = _schema(fields.json_schema, "json_schema")
     if shape is not None and fields.grammar:
-        raise InvalidRequest("grammar: Cannot use both json_schema and grammar", "grammar")
+        raise invalid("grammar", "Cannot use both json_schema and grammar")
     return ResponseFormat("gbnf", fields.grammar, "grammar") if fields.grammar else shape
 
 
@@ -180,15 +178,16 @@ def _format_shape(given: dict[str, Any] | None, at: str, *, flat: bool) -> Respo
         return _schema(given.get("schema"), f"{at}.schema")
     if kind != "json_schema":
         raise InvalidRequest(
-            f'{at} type must be one of "text", "json_object" or "json_schema", but got: {str(kind)[:60]}', f"{at}.type"
+            f'{at} type must be one of "text", "json_object" or "json_schema", but got: {short_json(kind)}',
+            f"{at}.type",
         )
     wrapper = given.get("json_schema")
     if flat:
         if "schema" not in given:
-            raise InvalidRequest(f"{at}.schema: is required", f"{at}.schema")
+            raise invalid(f"{at}.schema", "is required")
         return _schema(given["schema"], f"{at}.schema")
     if wrapper is not None and not isinstance(wrapper, dict):
-        raise InvalidRequest(f"{at}.json_schema: must be an object, not {json_kind(wrapper)}", f"{at}.json_schema")
+        raise invalid(f"{at}.json_schema", f"must be an object, not {json_kind(wrapper)}")
     if wrapper is None and given.get("schema") is not None:
         return _schema(given["schema"], f"{at}.schema")
     return _schema((wrapper or {}).get("schema"), f"{at}.json_schema.schema")
@@ -198,5 +197,5 @@ def _schema(value: object, path: str) -> ResponseFormat:
     if value is None or value == {}:
         return ResponseFormat("schema", ANY_OBJECT, path)
     if not isinstance(value, dict | bool):
-        raise InvalidRequest(f"{path}: must be a JSON Schema, not {json_kind(value)}", path)
+        raise invalid(path, f"must be a JSON Schema, not {json_kind(value)}")
     return ResponseFormat("schema", value, path)

@@ -14,7 +14,7 @@ import pydantic_core
 
 from server.chat.conversation import Tool
 from server.dialects.fields import as_object, wrong_type
-from server.errors import InvalidRequest
+from server.errors import invalid
 from server.formats.grammar.argument_rules import INPUT
 from server.structured.text_grammar import TextGrammar
 
@@ -52,11 +52,11 @@ def _grammar(given: object, path: str) -> TextGrammar | None:
             inner = given.get("grammar", given)  # a chat's form has one more level
             inner, path = (inner, f"{path}.grammar") if inner is not given else (given, path)
         case _:
-            raise InvalidRequest(f'{path}.type: must be "text" or "grammar"', f"{path}.type")
+            raise invalid(f"{path}.type", 'must be "text" or "grammar"')
     inner = as_object(inner, path)
     syntax, definition = inner.get("syntax"), inner.get("definition")
     if not isinstance(syntax, str) or syntax not in _LANGUAGES:
-        raise InvalidRequest(f'{path}.syntax: must be "lark" or "regex"', f"{path}.syntax")
+        raise invalid(f"{path}.syntax", 'must be "lark" or "regex"')
     if not isinstance(definition, str) or not definition:
         raise wrong_type(f"{path}.definition", "a grammar", definition)
     return TextGrammar(_LANGUAGES[syntax], definition)

@@ -1,24 +1,23 @@
-"""The interface between the API dialects and the routes: a parsed request, its generation, and a dialect's conventions.
+"""The interface between the API dialects and the routes: a generation, and a dialect's conventions.
 
-A `Dialect` parses a body to a `ParsedRequest`, which keeps nothing of the body. For a loaded model, the parsed request
-creates a `Generation`: the engine requests and the writer of the reply.
+A `Dialect` parses a body to a `ParsedRequest` (`server.dialects.generation`), which keeps nothing of the body. For a
+loaded model, the parsed request creates a `Generation`: the engine requests and the writer of the reply.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from server.dialects.common import Json
 from server.dialects.errors import openai_error_event
 from server.engine.request import Adapters, Event, Request
 from server.errors import PermissionDenied
-from server.media.source import Media, Seen
+from server.media.source import Seen
 from server.pool.model import LoadedModel
 from server.structured.reasoning_end import ReasoningSwitch
 
 if TYPE_CHECKING:
-    from server.dialects.generation import GenerationFields
     from server.dialects.mcp import ToolRounds
 
 
@@ -75,21 +74,21 @@ class Writer(ABC):
     def feed(self, prompt: int, event: Event) -> list[bytes]:
         """Take one event. Return the server-sent events that follow from it, each one whole."""
 
-    @abstractmethod
     def finish(self) -> list[bytes]:
-        """Return the last events of the stream."""
+        """Return the last events of the stream; none if each choice has its own."""
+        return []
 
     @abstractmethod
     def body(self) -> Json | list[Json]:
         """Return the whole reply, after every choice has finished."""
 
+    def failure(self, status: int, body: Json) -> bytes:
+        """Return the end of a stream that fails, b"" if it is the dialect's. `status`, `body`: of the error."""
+        return b""
 
-@dataclass(frozen=True, slots=True)
-class NextRound:
-    """The continuation of a reply after tool calls: creates its next generation, with the media that it needs."""
-
-    prepare: Callable[[LoadedModel, Seen, Caller], "Generation"]
-    media: Sequence[Media]
+    def ping(self) -> bytes:
+        """Return a keep-alive event, b"" if it is the dialect's."""
+        return b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +96,7 @@ class Generation:
     """A parsed request for one model: the engine requests, and the writer of the reply.
 
     ``reasoning`` ends the reasoning early if the client requests it. ``commit`` stores the finished reply; awaited
-    before its end is sent. ``follow_up``: calls server-side tools and generates again. ``error`` and ``ping``: those of
-    this stream, if they differ from the dialect's once it has begun. ``convert`` returns what a whole reply is instead
-    of the writer's body.
+    before its end is sent. ``follow_up``: calls server-side tools and generates again.
     """
 
     requests: Sequence[Request]
@@ -107,67 +104,10 @@ class Generation:
     reasoning: ReasoningSwitch | None = None
     commit: Callable[[], Awaitable[None]] | None = None
     follow_up: "ToolRounds | None" = None
-    error: Callable[[int, Json], bytes] | None = None
-    ping: Callable[[], bytes] | None = None
-    convert: Callable[[Any], Json] | None = None
 
 
-class ModelRequest(Protocol):
-    """A parsed request to a model. ``salt``: the body's cache salt, "" for none; None if the body can have none.
-
-    ``warnings``: fields without effect.
-    """
-
-    @property
-    def model(self) -> str | None: ...
-
-    @property
-    def salt(self) -> str | None: ...
-
-    @property
-    def warnings(self) -> Sequence[str]: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParsedRequest(ABC):
-    """A body of a generating endpoint, checked as far as that needs no model.
-
-    ``options``: sampling, limits and delivery. ``warnings``: fields without effect. ``keep_alive_s``: how long the
-    model stays loaded afterwards, None as configured.
-    """
-
-    options: "GenerationFields"
-    media: Sequence[Media] = ()
-    warnings: Sequence[str] = ()
-    keep_alive_s: float | None = None
-
-    @abstractmethod
-    def generation(self, model: LoadedModel, seen: Seen, caller: Caller = NO_CALLER) -> Generation:
-        """Return the engine requests and the writer of the reply. Blocking, for a worker thread.
-
-        `seen`: the loaded media. Raises `InvalidRequest`, `PermissionDenied`.
-        """
-
-    @property
-    def model(self) -> str | None:
-        """Return the model that the body names."""
-        return self.options.model
-
-    @property
-    def salt(self) -> str:
-        """Return the body's cache salt, "" for none."""
-        return self.options.cache_salt or ""
-
-    async def loaded_media(self) -> Sequence[Media]:
-        """Return the media of the prompt, after the work that precedes it."""
-        return self.media
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether `loaded_media` has nothing to wait for."""
-        return not self.media
-
-
+Generate = Callable[[LoadedModel, Seen, Caller], Generation]
+"""Creates the engine requests of a parsed request for a model; blocking."""
 P = TypeVar("P")
 
 

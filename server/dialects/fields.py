@@ -8,8 +8,9 @@ are errors (`within`).
 import json
 import re
 from collections import ChainMap
-from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Annotated, Any, ClassVar, TypeVar, overload
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import orjson
 from pydantic import (
@@ -18,14 +19,13 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    TypeAdapter,
     ValidationError,
     WithJsonSchema,
     model_validator,
 )
 from pydantic_core import ErrorDetails
 
-from server.errors import InvalidRequest, short
+from server.errors import InvalidRequest, invalid, short, short_json
 
 INT32_MAX = 2**31 - 1
 MAX_MAGNITUDE = 1e6
@@ -81,21 +81,71 @@ Number = Annotated[float, Field(allow_inf_nan=False), AfterValidator(clamped(-MA
 Fraction = Annotated[float, Field(allow_inf_nan=False), AfterValidator(clamped(0.0, 1.0))]
 
 
+@dataclass(frozen=True, slots=True, eq=False)  # typing needs hashes
+class Members:
+    """The known members of an object, or of the objects in a list.
+
+    ``inner``: those whose values are such objects. ``types``: of the objects that have these members; objects of other
+    types are omitted or rejected as a whole.
+    """
+
+    names: frozenset[str]
+    types: Sequence[str] = ()
+    inner: Mapping[str, "Members"] = field(default_factory=dict)
+
+
+def _members(names: str, types: str = "", /, **inner: Members) -> Members:
+    return Members(frozenset((*names.split(), *inner)), types.split(), inner)
+
+
+_FUNCTION = _members("name description parameters strict arguments index")
+_URLS = dict.fromkeys(
+    ("image_url", "input_audio", "audio_url", "input_video", "video_url"),
+    _members("url data format detail file_data"),
+)
+_PART_NAMES = (
+    "type text refusal annotations logprobs thinking reasoning data signature file_id file_data file_url filename file "
+    "detail source title context citations id name input tool_use_id is_error toolset_name caller"
+)
+_PART_TYPES = (
+    "text input_text output_text refusal thinking reasoning redacted_thinking image_url input_image input_audio "
+    "audio_url video_url file input_file image document tool_use tool_result"
+)
+_PART = _members(_PART_NAMES, _PART_TYPES, content=_members(_PART_NAMES, _PART_TYPES, **_URLS), **_URLS)
+"""The names of all dialects, because clients mix them."""
+_MESSAGE = _members(
+    "role name tool_call_id tool_name images refusal annotations audio thinking reasoning reasoning_content "
+    "reasoning_details provider_specific_fields output_config type id status phase",
+    "message",
+    content=_PART,
+    tool_calls=_members("type id index custom", "function custom", function=_FUNCTION),
+)
+_TOOL = _members(
+    "type name description parameters strict format custom input_schema defer_loading eager_input_streaming "
+    "allowed_callers input_examples",
+    "function custom",
+    function=_FUNCTION,
+)
+_FORMAT = _members("type name schema strict description", json_schema=_members("name schema strict description"))
+
 _STRING, _OBJECT = {"type": "string"}, {"type": "object"}
 _STRINGS, _OBJECTS = {"type": "array", "items": _STRING}, {"type": "array", "items": _OBJECT}
 _PROMPTS = {"type": "array", "items": {"anyOf": [_STRING, {"type": "integer"}, {"type": "array"}, _OBJECT]}}
 _CONTENT = {"anyOf": [_STRING, {"type": "array", "items": {**_OBJECT, "required": ["type"]}}, {"type": "null"}]}
-_MESSAGE = {**_OBJECT, "properties": {"role": _STRING, "content": _CONTENT}, "required": ["role"]}
-Text = Annotated[Any, WithJsonSchema(_STRING)]
-"""Like the next ones: a field that is parsed by hand, with its schema for `/openapi.json`."""
+_MESSAGE_SCHEMA = {**_OBJECT, "properties": {"role": _STRING, "content": _CONTENT}, "required": ["role"]}
 Strings = Annotated[Any, WithJsonSchema(_STRINGS)]
+"""Like the next ones: a field that is parsed by hand, with its schema for `/openapi.json`."""
 TextOrStrings = Annotated[Any, WithJsonSchema({"anyOf": [_STRING, _STRINGS]})]
 Object = Annotated[Any, WithJsonSchema(_OBJECT)]
 Objects = Annotated[Any, WithJsonSchema(_OBJECTS)]
+ToolObjects = Annotated[Objects, _TOOL]
 TextOrObject = Annotated[Any, WithJsonSchema({"anyOf": [_STRING, _OBJECT]})]
-TextOrObjects = Annotated[Any, WithJsonSchema({"anyOf": [_STRING, _OBJECTS]})]
-Schema = Annotated[Any, WithJsonSchema({"type": ["object", "boolean", "string"], "description": "A JSON Schema."})]
-Messages = Annotated[Any, WithJsonSchema({"type": "array", "items": _MESSAGE})]
+_TEXT_OR_OBJECTS = WithJsonSchema({"anyOf": [_STRING, _OBJECTS]})
+Input = Annotated[Any, _TEXT_OR_OBJECTS, _MESSAGE]
+Blocks = Annotated[Any, _TEXT_OR_OBJECTS, _PART]
+Messages = Annotated[Any, WithJsonSchema({"type": "array", "items": _MESSAGE_SCHEMA}), _MESSAGE]
+Format = Annotated[dict[str, Any], _FORMAT]
+"""``response_format``, and what other dialects have in its place."""
 Prompt = Annotated[Any, WithJsonSchema({"anyOf": [_STRING, _PROMPTS, _OBJECT]})]
 """A text, token ids, both mixed, a list of such, or an object with ``prompt_string``."""
 Refused = Annotated[Any, WithJsonSchema({"description": "Refused unless it is empty."})]
@@ -119,21 +169,15 @@ class Body(BaseModel):
         return body
 
 
-B = TypeVar("B", bound=Body)
-T = TypeVar("T")
+B = TypeVar("B", bound=BaseModel)
 
 
-@overload
-def parse(schema: type[B], body: object, at: str = "") -> B: ...
-@overload
-def parse(schema: TypeAdapter[T], body: object, at: str = "") -> T: ...
-def parse(schema: type[B] | TypeAdapter[T], body: object, at: str = "") -> B | T:
+def parse(schema: type[B], body: object, at: str = "") -> B:
     """Return `body` as `schema`. Raises `InvalidRequest` for the first field that is wrong. `at`: path of `body`."""
     try:
-        return schema.validate_python(body) if isinstance(schema, TypeAdapter) else schema.model_validate(body)
+        return schema.model_validate(body)
     except ValidationError as error:
-        bases = () if isinstance(schema, TypeAdapter) or at else schema.__mro__
-        texts = ChainMap(*(vars(base).get("texts_of_errors", {}) for base in bases))
+        texts = ChainMap(*(vars(base).get("texts_of_errors", {}) for base in (() if at else schema.__mro__)))
         raise _first_fault(error, body, at, texts) from None
 
 
@@ -178,14 +222,14 @@ def _reason(kind: str, message: str, value: object) -> str:
     if kind == "missing":
         return "is required"
     if kind == "int_type" and isinstance(value, float):
-        return f"must be a whole number, got {short(repr(value))}"
+        return f"must be a whole number, got {short_json(value)}"
     if kind in _WANTED:
         return f"type must be {_WANTED[kind]}, but is {json_type(value)}"
     if kind == "value_error":
         return message.removeprefix("Value error, ")
     if kind == "extra_forbidden":
         return "is not permitted"
-    shown = "" if isinstance(value, dict | list) else f", got {short(repr(value))}"
+    shown = "" if isinstance(value, dict | list) else f", got {short_json(value)}"
     return _SUBJECT.sub("must ", message).partition(" after validation")[0].partition(", unable to")[0] + shown
 
 
@@ -214,7 +258,7 @@ def json_kind(value: object) -> str:
 
 def wrong_type(path: str, wanted: str, value: object) -> InvalidRequest:
     """Return the error for a value of the wrong type at `path`."""
-    return InvalidRequest(f"{path}: must be {wanted}, not {json_kind(value)}", path)
+    return invalid(path, f"must be {wanted}, not {json_kind(value)}")
 
 
 def as_object(value: object, path: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 `Request`.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
@@ -13,15 +14,15 @@ from server.chat.prepare import Prepared, prepare
 from server.dialects.adapters import AdapterScales, request_adapters
 from server.dialects.common import Json
 from server.dialects.constraints import ConstraintFields
-from server.dialects.dialect import NO_CALLER, Caller, ParsedRequest
+from server.dialects.dialect import NO_CALLER, Caller, Generation
 from server.dialects.fields import (
     Body,
     Count,
     CountOrAll,
     EndUser,
     Fraction,
-    Objects,
     TextOrObject,
+    ToolObjects,
     Whole,
     field_error,
     out_of_range,
@@ -31,8 +32,8 @@ from server.dialects.fields import (
 from server.dialects.sampling import MAX_BATCH, SamplingFields, sampling_params
 from server.engine.media import MediaPrompt
 from server.engine.request import Request
-from server.errors import InvalidRequest
-from server.media.source import Seen
+from server.errors import invalid
+from server.media.source import Media, Seen
 from server.pool.model import LoadedModel
 from server.structured.constraint import Constraint
 from server.structured.lazy import preserved
@@ -56,7 +57,6 @@ MAX_CLOSING_CHARS = 4096
 MAX_ALTERNATIVES = 400_000
 """Most in one reply with more than `FEW_PROBS` per token: about 40 MB."""
 
-Limit = CountOrAll
 Priority = Annotated[Whole, AfterValidator(within(-(2**31), 2**31 - 1))]
 """vLLM's ``priority``: lower is served earlier."""
 CacheSalt = Annotated[str, Field(min_length=1)]
@@ -111,9 +111,9 @@ class GenerationFields(ServingFields, SamplingFields, ConstraintFields):
     """
 
     stop: Stop | None = None
-    n_predict: Limit | None = None
-    max_completion_tokens: Limit | None = None
-    max_tokens: Limit | None = None
+    n_predict: CountOrAll | None = None
+    max_completion_tokens: CountOrAll | None = None
+    max_tokens: CountOrAll | None = None
     n_indent: Count | None = None
     t_max_predict_ms: Annotated[Whole, AfterValidator(within(-1, 2**63 - 1))] | None = None
     stream_options: StreamOptions | None = None
@@ -132,8 +132,8 @@ class GenerationFields(ServingFields, SamplingFields, ConstraintFields):
     user: EndUser = None
     safety_identifier: EndUser = None
     reasoning_control: bool | None = None
-    reasoning_budget_tokens: Limit | None = None
-    thinking_budget_tokens: Limit | None = None
+    reasoning_budget_tokens: CountOrAll | None = None
+    thinking_budget_tokens: CountOrAll | None = None
     reasoning_budget_message: Annotated[str, Field(max_length=MAX_CLOSING_CHARS)] | None = None
     spec_n_max: Annotated[Count | None, Field(alias="speculative.n_max")] = None
     spec_n_min: Annotated[Count | None, Field(alias="speculative.n_min")] = None
@@ -266,32 +266,45 @@ def prompt_requests(
     return requests
 
 
-def prepared_request(
-    prepared: Prepared,
-    fields: GenerationFields,
-    model: LoadedModel,
-    request_id: str,
-    logprobs: Logprobs = NO_LOGPROBS,
-    *,
-    max_tokens: int | None = None,
-    caller: Caller = NO_CALLER,
-) -> Request:
-    """Return the engine request of a conversation. Raises `InvalidRequest`, `PermissionDenied`."""
-    (request,) = prompt_requests(
-        *(fields, model, request_id, [prepared.tokens], prepared.output.constraint, logprobs),
-        print_special=prepared.output.shown,
-        max_tokens=max_tokens,
-        caller=caller,
-    )
-    return request
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConversationRequest(ParsedRequest):
-    """A request to answer a conversation, before a model renders it."""
+class ParsedRequest(ABC):
+    """A body of a generating endpoint, checked as far as that needs no model.
 
-    conversation: Conversation
+    ``options``: sampling, limits and delivery. ``warnings``: fields without effect. ``keep_alive_s``: how long the
+    model stays loaded afterwards, None as configured.
+    """
+
+    options: GenerationFields
+    media: Sequence[Media] = ()
+    warnings: Sequence[str] = ()
+    keep_alive_s: float | None = None
     logprobs: Logprobs = NO_LOGPROBS
+
+    @abstractmethod
+    def generation(self, model: LoadedModel, seen: Seen, caller: Caller = NO_CALLER) -> Generation:
+        """Return the engine requests and the writer of the reply. Blocking, for a worker thread.
+
+        `seen`: the loaded media. Raises `InvalidRequest`, `PermissionDenied`.
+        """
+
+    @property
+    def model(self) -> str | None:
+        """Return the model that the body names."""
+        return self.options.model
+
+    @property
+    def salt(self) -> str:
+        """Return the body's cache salt, "" for none."""
+        return self.options.cache_salt or ""
+
+    async def loaded_media(self) -> Sequence[Media]:
+        """Return the media of the prompt, after the work that precedes it."""
+        return self.media
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `loaded_media` has nothing to wait for."""
+        return not self.media
 
     def prepare(
         self,
@@ -307,9 +320,20 @@ class ConversationRequest(ParsedRequest):
         `max_tokens` overrides that of the body. Raises `InvalidRequest`, `PermissionDenied`.
         """
         prepared = prepare(conversation, model, seen)
-        return prepared, prepared_request(
-            prepared, self.options, model, request_id, self.logprobs, max_tokens=max_tokens, caller=caller
+        (request,) = prompt_requests(
+            *(self.options, model, request_id, [prepared.tokens], prepared.output.constraint, self.logprobs),
+            print_special=prepared.output.shown,
+            max_tokens=max_tokens,
+            caller=caller,
         )
+        return prepared, request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConversationRequest(ParsedRequest):
+    """A request to answer a conversation, before a model renders it."""
+
+    conversation: Conversation
 
 
 def check_totals(requests: Sequence[Request], n_ctx: int) -> None:
@@ -363,15 +387,15 @@ _REASONING = frozenset(
 class ChatFields(GenerationFields):
     """Fields of chat completions and Responses about tools, reasoning and the prompt, besides the common ones."""
 
-    tools: Objects = None
+    tools: ToolObjects = None
     tool_choice: TextOrObject = None
     parallel_tool_calls: bool | None = None
     parse_tool_calls: bool | None = None
     logprobs: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | Literal["content", "reasoning_content"] | None = None
-    thinking_token_budget: Limit | None = None
-    thinking_budget: Limit | None = None
+    thinking_token_budget: CountOrAll | None = None
+    thinking_budget: CountOrAll | None = None
     thinking: ReasoningOption | None = None
     reasoning_format: Literal["none", "auto", "deepseek", "deepseek-legacy"] | None = None
     reasoning_effort: str | None = None
@@ -383,9 +407,9 @@ class ChatFields(GenerationFields):
     ) -> Conversation:
         """Return the conversation of `messages`, which the field `at` has. Raises `InvalidRequest`."""
         if tools.callable and self.grammar:
-            raise InvalidRequest("grammar: Cannot use custom grammar constraints with tools.", "grammar")
+            raise invalid("grammar", "Cannot use custom grammar constraints with tools.")
         if tools.callable and self.grammar_lazy:
-            raise InvalidRequest("grammar_lazy: tools have triggers of their own", "grammar_lazy")
+            raise invalid("grammar_lazy", "tools have triggers of their own")
         return Conversation(
             tuple(messages),
             tools,

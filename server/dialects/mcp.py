@@ -8,11 +8,11 @@ import asyncio
 import re
 import time
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated
 
 import orjson
 from pydantic import AfterValidator, BeforeValidator, Field
@@ -21,12 +21,12 @@ from server.chat.assembler import Assembler, Item, NewParser
 from server.chat.conversation import Call, Conversation, Message, TextPart, Tool, text_content
 from server.chat.prepare import Prepared
 from server.dialects.common import Json
-from server.dialects.dialect import Caller, Generation, NextRound, Writer
+from server.dialects.dialect import Caller, Generate, Generation, Writer
 from server.dialects.fields import Body
 from server.dialects.generation import GenerationFields, token_limit
 from server.dialects.usage import Usage
 from server.engine.request import FinishReason, Request
-from server.errors import InvalidRequest
+from server.errors import invalid
 from server.mcp.config import McpServer, is_web_url
 from server.mcp.results import McpFault, McpResult, McpTool
 from server.media.source import Media, Seen
@@ -151,43 +151,17 @@ class CallableTool:
 def check_labels(requests: Sequence[McpRequest], field_name: str, key: str) -> None:
     """Raise `InvalidRequest` where there are too many servers or two with one label."""
     if len(requests) > MAX_SERVERS:
-        raise InvalidRequest(f"{field_name}: must have at most {MAX_SERVERS} MCP servers", field_name)
+        raise invalid(field_name, f"must have at most {MAX_SERVERS} MCP servers")
     labels: set[str] = set()
     for request in requests:
         if request.label in labels:
-            raise InvalidRequest(f"{request.at}.{key}: two MCP servers have the same label", f"{request.at}.{key}")
+            raise invalid(f"{request.at}.{key}", "two MCP servers have the same label")
         labels.add(request.label)
 
 
 def function_name(label: str, tool: str) -> str:
     """Return the model's name of a tool: characters that tool formats can't parse become underscores."""
     return f"{_OTHER.sub('_', label)}__{_OTHER.sub('_', tool)}"[:_MAX_NAME_CHARS]
-
-
-class OfferedTools:
-    """The tools of a request's MCP servers: ``callable`` by the model's names, ``functions`` by the path of the server.
-
-    Names of functions in the body's `own` tools are taken; tools with such names, or with equal ones, get a number. The
-    first function of a server describes the server, too.
-    """
-
-    def __init__(self, servers: Iterable[OfferedServer] = (), own: object = None) -> None:
-        self.callable: dict[str, CallableTool] = {}
-        self.functions: dict[str, list[Tool]] = {}
-        taken = set(_names(own))
-        for each in servers:
-            about, at = each.request.description or each.server.description, each.request.at
-            functions = self.functions[at] = []
-            for tool in each.tools:
-                name = base = function_name(each.request.label, tool.name)
-                number = 1
-                while name in self.callable or name in taken:
-                    number += 1
-                    name = f"{base[: _MAX_NAME_CHARS - 5]}_{number}"
-                self.callable[name] = CallableTool(each.server, tool, each.request.approval.needed(tool))
-                description = "\n\n".join(filter(None, [about, tool.description]))
-                functions.append(Tool(name, description, {**tool.schema, "type": "object"}, at=at))
-                about = ""
 
 
 def _names(tools: object) -> Iterator[str]:
@@ -199,15 +173,6 @@ def _names(tools: object) -> Iterator[str]:
             for tool in inner if isinstance(inner, list) else ():
                 if isinstance(tool, dict):
                     yield f"{entry.get('name')}__{tool.get('name')}"
-
-
-@dataclass(frozen=True, slots=True)
-class ServerCall:
-    """One call for this server: `id` is the conversation's, `name` the model's."""
-
-    id: str
-    name: str
-    arguments: str
 
 
 NOTHING = McpResult("")
@@ -246,29 +211,53 @@ Execute = Callable[[McpServer, str, Json], Awaitable[McpResult]]
 """Calls a tool of a server. Raises `McpFault`."""
 
 
-@dataclass(slots=True)
 class ServerTools:
-    """The tools that this server calls for one request, by the model's names, and the remaining limits.
+    """The tools of a request's MCP servers, which this server calls, and the remaining limits of the calls.
 
-    ``max_calls`` None = unlimited. ``left_s``: remaining seconds for calls.
+    ``tools``: by the model's names. ``functions``: as the model sees them, by the path of their server; the first one
+    of a server describes the server, too. ``left_s``: remaining seconds for calls. ``left_calls`` None = unlimited.
     """
 
-    tools: Mapping[str, CallableTool]
-    execute: Execute
-    left_rounds: int
-    left_s: float
-    left_calls: int | None = None
-    clock: Callable[[], float] = field(default=time.monotonic, repr=False)
+    def __init__(
+        self,
+        offered: Sequence[OfferedServer],
+        own: object,
+        execute: Execute,
+        left_rounds: int,
+        left_s: float,
+    ) -> None:
+        """Name the tools of `offered` servers. Tools with equal names, or with those of functions in the body's `own`
+        tools, get a number.
+        """
+        self.offered, self.left_rounds, self.left_s = offered, left_rounds, left_s
+        self.left_calls: int | None = None
+        self.tools: dict[str, CallableTool] = {}
+        self.functions: dict[str, list[Tool]] = {}
+        self._execute = execute
+        taken = set(_names(own))
+        for each in offered:
+            about, at = each.request.description or each.server.description, each.request.at
+            functions = self.functions[at] = []
+            for tool in each.tools:
+                name = base = function_name(each.request.label, tool.name)
+                number = 1
+                while name in self.tools or name in taken:
+                    number += 1
+                    name = f"{base[: _MAX_NAME_CHARS - 5]}_{number}"
+                self.tools[name] = CallableTool(each.server, tool, each.request.approval.needed(tool))
+                description = "\n\n".join(filter(None, [about, tool.description]))
+                functions.append(Tool(name, description, {**tool.schema, "type": "object"}, at=at))
+                about = ""
 
     @property
     def is_exhausted(self) -> bool:
         """Whether the model must answer without another call."""
         return self.left_rounds <= 0 or self.left_s <= 0 or self.left_calls == 0
 
-    async def outcomes(self, calls: Sequence[ServerCall]) -> AsyncGenerator[tuple[ServerCall, Outcome], None]:
+    async def outcomes(self, calls: Sequence[Call]) -> AsyncGenerator[tuple[Call, Outcome], None]:
         """Yield calls with their outcomes in the order of completion. Cancelling it cancels running calls."""
         self.left_rounds -= 1
-        began = self.clock()
+        began = time.monotonic()
         tasks = {asyncio.create_task(self._call(call)): call for call in calls}
         try:
             while tasks:
@@ -279,9 +268,9 @@ class ServerTools:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            self.left_s -= self.clock() - began
+            self.left_s -= time.monotonic() - began
 
-    async def _call(self, call: ServerCall) -> Outcome:
+    async def _call(self, call: Call) -> Outcome:
         known = self.tools.get(call.name)
         if known is None:
             return Outcome(fault=McpFault(f"there is no tool {call.name[:80]!a}"))
@@ -297,7 +286,7 @@ class ServerTools:
             return Outcome(fault=McpFault("the arguments are not a JSON object"))
         try:
             async with asyncio.timeout(max(self.left_s, 0.0)):
-                return Outcome(await self.execute(known.server, known.tool.name, arguments))
+                return Outcome(await self._execute(known.server, known.tool.name, arguments))
         except McpFault as fault:
             return Outcome(fault=fault)
         except TimeoutError:
@@ -323,7 +312,7 @@ class RoundWriter(Writer):
         """Return the id of a call in the reply."""
 
     @abstractmethod
-    def completed(self, call: ServerCall, outcome: Outcome) -> list[bytes]:
+    def completed(self, call: Call, outcome: Outcome) -> list[bytes]:
         """Take the outcome of a call; return its events."""
 
     @property
@@ -336,11 +325,11 @@ class RoundWriter(Writer):
         """Whether a limit ended the round."""
         return self.said.finished.reason is FinishReason.LIMIT
 
-    def server_calls(self) -> list[ServerCall]:
+    def server_calls(self) -> list[Call]:
         """Return the round's calls for this server that need no approval; none if a limit cut the round off."""
         if self.is_cut_off:
             return []
-        return [ServerCall(self.call_id(item), item.name, item.text) for item in self.said.calls if self._makes(item)]
+        return [Call(item.name, item.text, self.call_id(item)) for item in self.said.calls if self._makes(item)]
 
     @property
     def waits_for_client(self) -> bool:
@@ -402,8 +391,8 @@ class ToolRounds:
                 yield event
         self._results = [outcomes[call.id].message(call.id, call.name if self._names else "") for call in calls]
 
-    def next(self) -> NextRound | None:
-        """Return the next round; None if the reply is complete."""
+    def next(self) -> tuple[Generate, Sequence[Media]] | None:
+        """Return what creates the next round, and its media; None if the reply is complete."""
         if not self._results or self._writer.waits_for_client:
             return None
         before = self._conversation
@@ -415,7 +404,7 @@ class ToolRounds:
         messages = (*before.messages, self._writer.message(), *self._results)
         conversation = replace(before, messages=messages, tools=tools, opens=None, continues=None)
         self._conversation = conversation
-        return NextRound(partial(self._generate, conversation), conversation.media)
+        return partial(self._generate, conversation), conversation.media
 
     def _generate(self, conversation: Conversation, model: LoadedModel, seen: Seen, caller: Caller) -> Generation:
         """Return the next round's generation, with the tokens that earlier rounds left of the request's limit."""
@@ -426,12 +415,18 @@ class ToolRounds:
         return Generation([request], self._writer, prepared.output.switch)
 
 
-def tool_of(given: Mapping[str, Any]) -> McpTool | None:
-    """Return a tool from a list that a client sent back; None if it is invalid."""
-    name, schema = given.get("name"), given.get("input_schema")
-    if not isinstance(name, str) or not isinstance(schema, dict):
-        return None
-    description, notes = given.get("description"), given.get("annotations")
-    return McpTool(
-        name, description if isinstance(description, str) else "", schema, notes if isinstance(notes, dict) else None
-    )
+def tools_of(listed: object) -> tuple[McpTool, ...]:
+    """Return the tools of a list that a client sent back, without invalid ones."""
+    found = []
+    for given in listed if isinstance(listed, list) else ():
+        match given:
+            case {"name": str(name), "input_schema": dict(schema), **more}:
+                about, notes = more.get("description"), more.get("annotations")
+                about = about if isinstance(about, str) else ""
+                found.append(McpTool(name, about, schema, notes if isinstance(notes, dict) else None))
+    return tuple(found)
+
+
+def shown_tool(tool: McpTool) -> Json:
+    """Return a tool as replies list it."""
+    return {"name": tool.name, "description": tool.description, "input_schema": dict(tool.schema)}

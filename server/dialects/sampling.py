@@ -15,24 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, Field, WithJsonSchema, create_model
 
-from server.dialects.fields import (
-    Body,
-    Number,
-    TextOrStrings,
-    Whole,
-    clamped,
-    field_error,
-    within,
-)
+from server.dialects.fields import Body, Number, TextOrStrings, Whole, clamped, field_error, within
 from server.dialects.warnings import GONE_SAMPLERS
-from server.engine.request import (
-    PARAMETERS,
-    SAMPLER_LETTERS,
-    SAMPLERS,
-    Parameter,
-    SamplingParams,
-    sampler_named,
-)
+from server.engine.request import PARAMETERS, SAMPLER_LETTERS, SAMPLERS, Parameter, SamplingParams, sampler_named
+from server.errors import short_json
 from server.vocab import Vocab
 
 Biases = tuple[tuple[int | str, float], ...]
@@ -130,7 +116,7 @@ def read_samplers(value: object) -> tuple[str, ...]:
     for name, sampler in found:
         if sampler is None:
             known = ", ".join(f"{letter} ({full})" for full, letter in SAMPLERS.items())
-            raise ValueError(f"unknown sampler {str(name)[:40]!r}; known: {known}")
+            raise ValueError(f"unknown sampler {short_json(name)}; known: {known}")
     return tuple(sampler for _, sampler in found if sampler is not None)
 
 

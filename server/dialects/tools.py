@@ -15,7 +15,7 @@ from server.dialects.custom_tools import MAX_GRAMMAR_CHARS, custom_tool
 from server.dialects.fields import as_object, json_text, objects_in, wrong_type
 from server.dialects.tool_types import RESPONSES, ToolType, left_out_reason
 from server.dialects.warnings import NO_TOOL_LEFT, Omitted, left_out, shown
-from server.errors import InvalidRequest
+from server.errors import InvalidRequest, invalid
 
 MAX_TOOLS = 1024
 NO_NAMESPACE = "functions"
@@ -101,10 +101,10 @@ def read_choice(given: object) -> ToolChoice:
     if isinstance(given, str) and given in _MODES:
         return ToolChoice(_MODES[given])
     if not isinstance(given, dict):
-        raise InvalidRequest(f"tool_choice: {_FORMS}", "tool_choice")
+        raise invalid("tool_choice", _FORMS)
     kind = given.get("type")
     if not isinstance(kind, str):
-        raise InvalidRequest(f"tool_choice.type: {_FORMS}", "tool_choice.type")
+        raise invalid("tool_choice.type", _FORMS)
     if kind == "allowed_tools":
         return _among(given)
     single = given.get("disable_parallel_tool_use")
@@ -116,8 +116,7 @@ def read_choice(given: object) -> ToolChoice:
     if kind in RESPONSES:
         return ToolChoice("required", Named(RESPONSES[kind].name, "tool_choice.type"), parallel=parallel)
     if kind not in _NAMING:
-        reason = f"no model here can use tools of type {shown(kind)}"
-        raise InvalidRequest(f"tool_choice.type: {reason}", "tool_choice.type")
+        raise invalid("tool_choice.type", f"no model here can use tools of type {shown(kind)}")
     return ToolChoice("required", _named(given, "tool_choice"), parallel=parallel)
 
 
@@ -141,7 +140,7 @@ def _among(given: Mapping[str, Any]) -> ToolChoice:
         inner = as_object(given["allowed_tools"], path)
     mode, listed = inner.get("mode", "auto"), inner.get("tools")
     if mode not in ("auto", "required"):
-        raise InvalidRequest(f'{path}.mode: must be "auto" or "required"', f"{path}.mode")
+        raise invalid(f"{path}.mode", 'must be "auto" or "required"')
     allowed, warnings = [], []
     for entry, where in objects_in(listed, f"{path}.tools"):
         if entry.get("type") in _NAMING:
@@ -158,7 +157,7 @@ def _among(given: Mapping[str, Any]) -> ToolChoice:
 def entries(given: object, path: str) -> Iterator[tuple[dict[str, Any], str]]:
     """Yield the entries of a list of tools, and their paths. Raises `InvalidRequest`."""
     if isinstance(given, list) and len(given) > MAX_TOOLS:
-        raise InvalidRequest(f"{path}: must have at most {MAX_TOOLS} tools", path)
+        raise invalid(path, f"must have at most {MAX_TOOLS} tools")
     return objects_in([] if given is None else given, path)
 
 
@@ -185,7 +184,7 @@ class ToolReader(ABC):
         later: set[str] = set()
         for tool, at, waits in self._listed(given, "tools"):
             if self.offered.setdefault(tool.name, tool) is not tool:
-                raise InvalidRequest(f"{at}: two tools have the same name", at)
+                raise invalid(at, "two tools have the same name")
             if waits:
                 later.add(tool.name)
         if later and self.client_searches:
@@ -256,7 +255,7 @@ class ToolReader(ABC):
         self._n_grammar_chars += 0 if tool.text is None else len(tool.text.definition)
         if self._n_grammar_chars > MAX_GRAMMAR_CHARS:
             said = f"the grammars of a request's custom tools may have {MAX_GRAMMAR_CHARS} characters together"
-            raise InvalidRequest(f"{tool.at}: {said}", tool.at)
+            raise invalid(tool.at, said)
         return tool
 
     def omit(self, kind: str, name: object = None) -> None:
@@ -308,9 +307,9 @@ class ToolReader(ABC):
             reason = f"no tool is called {shown(named.name)}"
             if (kind := self._omitted_names.get(named.name)) is not None:
                 reason = f"{shown(named.name)} is a tool of type {shown(kind)}: {left_out_reason(kind)}"
-            raise InvalidRequest(f"{named.at}: {reason}", named.at)
+            raise invalid(named.at, reason)
         return found
 
 
 def _none_given() -> InvalidRequest:
-    return InvalidRequest("tool_choice: asks for a tool, but tools is empty", "tool_choice")
+    return invalid("tool_choice", "asks for a tool, but tools is empty")

@@ -16,16 +16,15 @@ import orjson
 
 from server.chat.assembler import Assembler, Delta, Kind
 from server.chat.conversation import Conversation, Message, ReasoningSettings, TextPart
-from server.chat.prepare import prepare
 from server.dialects.common import DONE, Header, Json, event, random_id
-from server.dialects.dialect import NO_CALLER, Caller, Dialect, Generation, ParsedRequest, Writer
-from server.dialects.fields import Body, Fraction, Number, SoftCount, field_error, parse
-from server.dialects.generation import GenerationFields, Limit, Logprobs, prepared_request
+from server.dialects.dialect import NO_CALLER, Caller, Dialect, Generation, Writer
+from server.dialects.fields import Body, CountOrAll, Fraction, Number, SoftCount, field_error, parse
+from server.dialects.generation import GenerationFields, Logprobs, ParsedRequest
 from server.dialects.sampling import Seed
 from server.dialects.usage import Usage
 from server.dialects.warnings import unknown_fields
 from server.engine.request import Event, Finished, Request, Text
-from server.errors import InvalidRequest, NotSupported
+from server.errors import NotSupported, invalid
 from server.formats.parsing.reasoning import OutputParser
 from server.media.bitmap import bitmaps_of
 from server.media.source import Media, Seen
@@ -56,8 +55,8 @@ class TranscriptionForm(Body):
     top_k: SoftCount | None = None
     min_p: Fraction | None = None
     seed: Seed | None = None
-    max_tokens: Limit | None = None
-    max_completion_tokens: Limit | None = None
+    max_tokens: CountOrAll | None = None
+    max_completion_tokens: CountOrAll | None = None
     language: str = ""
     stream: bool = False
 
@@ -87,11 +86,9 @@ class TranscriptionRequest(ParsedRequest):
             raise NotSupported("The current model does not support audio input.")
         audio, *more = (bitmap for found in seen.values() for bitmap in bitmaps_of(found))
         if more or audio.kind != "audio":
-            raise InvalidRequest("file: is not an audio file", "file")
+            raise invalid("file", "is not an audio file")
         header = Header(model.spec.id, f"transcript-{random_id()}")
-        logprobs = Logprobs(self.format == "verbose_json")
-        prepared = prepare(_conversation(self, model), model, seen)
-        request = prepared_request(prepared, self.options, model, header.id, logprobs, caller=caller)
+        prepared, request = self.prepare(header.id, _conversation(self, model), model, seen, caller)
         seconds = audio.width / model.media.sample_rate
         return Generation([request], TranscriptWriter(prepared.output.parser(), self, request, seconds))
 
@@ -101,7 +98,7 @@ def parse_transcription(
 ) -> TranscriptionRequest:
     """Validate the fields that don't depend on a model. Raises `InvalidRequest`."""
     if "file" not in files:
-        raise InvalidRequest("file: No input file found for transcription", "file")
+        raise invalid("file", "No input file found for transcription")
     said = {name: values[-1] for name, values in given.items()}
     warnings = unknown_fields(said, _FIELDS[task])
     form = parse(TranscriptionForm, {name: text for name, text in said.items() if name in _FIELDS[task] and text})
@@ -114,6 +111,7 @@ def parse_transcription(
         options=GenerationFields.of(form),
         media=[Media("audio", at="file", source=files["file"])],
         warnings=warnings,
+        logprobs=Logprobs(form.response_format == "verbose_json"),
         task=task,
         prompt=form.prompt,
         language=form.language,

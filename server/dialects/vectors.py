@@ -12,6 +12,7 @@ import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -20,15 +21,16 @@ from pydantic import AfterValidator, Field
 
 from server.chat.conversation import TextPart
 from server.dialects.common import Json
-from server.dialects.completions.prompt import FORMS, GivenPrompt, TextWithMedia, read_mixed, read_object, read_prompt
+from server.dialects.completions.prompt import FORMS, GivenPrompt, prompt_media, read_mixed, read_object
 from server.dialects.content import PartReader
 from server.dialects.fields import INT32_MAX, Body, Count, Prompt, Whole, field_error, parse, within
-from server.dialects.warnings import known_fields
+from server.dialects.warnings import known_fields, unused_fields
 from server.engine.media import MediaPrompt
 from server.engine.runner_api import Pooling, Vectors
 from server.errors import InvalidRequest
-from server.media.source import NOTHING_SEEN, Media, Seen
+from server.media.source import Media, Seen
 from server.pool.model import LoadedModel, cannot_rerank
+from server.pool.spec import Task
 from server.vocab import Vocab
 
 NONE, MAX_ABSOLUTE, TAXICAB, EUCLIDEAN = -1, 0, 1, 2
@@ -45,6 +47,22 @@ class VectorJob:
 
     inputs: Sequence[Sequence[int] | MediaPrompt]
     reply: Callable[[Sequence[Vectors]], bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class VectorRequest:
+    """A checked body of an endpoint that computes vectors.
+
+    ``job`` tokenizes its inputs for a model, with the loaded media. It blocks, and raises `InvalidRequest` and
+    `NotSupported`.
+    """
+
+    model: str | None
+    job: Callable[[LoadedModel, Seen], VectorJob]
+    warnings: Sequence[str]
+    task: Task = "embed"
+    media: Sequence[Media] = ()
+    keep_alive_s: float | None = None
 
 
 def normalized(vectors: Vectors, norm: int) -> Vectors:
@@ -83,43 +101,35 @@ class EmbeddingsBody(Body):
     embd_normalize: Annotated[Whole, AfterValidator(within(-1, MAX_NORM))] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ParsedEmbeddings:
-    """A checked body. ``native``: the reply is llama-server's own, as always with ``content``."""
+def read_embeddings(given: dict[str, Any], *, native: bool) -> VectorRequest:
+    """Validate the fields that don't depend on a model. `native`: the path is llama-server's. Raises `InvalidRequest`.
 
-    body: EmbeddingsBody
-    prompts: list[GivenPrompt]
-    native: bool
-
-
-def read_embeddings(given: object, *, native: bool) -> ParsedEmbeddings:
-    """Validate the fields that don't depend on a model. Raises `InvalidRequest`."""
-    body = parse(EmbeddingsBody, given)
-    if body.input is not None:
-        return ParsedEmbeddings(body, _prompts(body.input, "input"), native)
-    if body.content is not None:
-        return ParsedEmbeddings(body, _prompts(body.content, "content"), True)
-    raise InvalidRequest('"input" or "content" must be provided', "input")
-
-
-def embeddings_job(
-    request: ParsedEmbeddings, model: LoadedModel, seen: Seen = NOTHING_SEEN, *, openai: bool
-) -> VectorJob:
-    """Tokenize the inputs. Blocks. `openai`: the path is under ``/v1``. Raises `InvalidRequest`.
-
-    An input has one vector, or one for each token if there is no pooling.
+    An input has one vector, or one for each token if there is no pooling. The reply is llama-server's own, too, if the
+    body has ``content``.
     """
-    body, info = request.body, model.embedder.info
+    body = parse(EmbeddingsBody, given)
+    path, value = ("content", body.content) if body.input is None else ("input", body.input)
+    if value is None:
+        raise InvalidRequest('"input" or "content" must be provided', "input")
+    prompts = _prompts(value, path)
+    job = partial(_embeddings_job, body, prompts, openai=not native, native=native or path == "content")
+    return VectorRequest(body.model, job, unused_fields(given, EmbeddingsBody), media=prompt_media(prompts))
+
+
+def _embeddings_job(
+    body: EmbeddingsBody, prompts: Sequence[GivenPrompt], model: LoadedModel, seen: Seen, *, openai: bool, native: bool
+) -> VectorJob:
+    info = model.embedder.info
     if openai and info.pooling is Pooling.NONE:
         raise InvalidRequest("Pooling type 'none' is not OAI compatible. Please use a different pooling type")
     check_dimensions(body.dimensions or 0, info.n_embd)
     norm = model.spec.embd_normalize if body.embd_normalize is None else body.embd_normalize
     norm = NONE if info.pooling in (Pooling.NONE, Pooling.RANK) else norm
-    inputs = [_input(prompt, model, seen) for prompt in request.prompts]
+    inputs = [_input(prompt, model, seen) for prompt in prompts]
 
     def reply(found: Sequence[Vectors]) -> bytes:
         rows = [np.ascontiguousarray(normalized(vectors[:, : body.dimensions], norm)) for vectors in found]
-        if request.native:
+        if native:
             shown: Any = [{"index": i, "embedding": vectors} for i, vectors in enumerate(rows)]
         else:
             data = [_entry(i, vectors[0], body.encoding_format) for i, vectors in enumerate(rows)]
@@ -146,7 +156,7 @@ def _entry(index: int, vector: Vectors, encoding: str | None) -> Json:
 
 
 def _input(prompt: GivenPrompt, model: LoadedModel, seen: Seen) -> MediaPrompt:
-    found = read_prompt(prompt, model, seen, "input")
+    found = prompt.read(model, seen)
     if not found.tokens:
         raise InvalidRequest("Input content cannot be empty", "input")
     return found
@@ -183,7 +193,7 @@ def _content_text(parts: object, path: str) -> GivenPrompt:
         raise field_error(path, "unsupported content[].type")
     media = tuple(part for part in found if isinstance(part, Media))
     text = "".join(part for part in found if isinstance(part, str))
-    return TextWithMedia(text, media, lambda _: found) if media else text
+    return GivenPrompt(text, path, media, lambda _: found)
 
 
 class Document(Body):
@@ -217,20 +227,15 @@ class RerankBody(Body):
 
 
 ResponseFormat = Literal["jina", "tei", "cohere"]
-COHERE_FIELDS = known_fields(RerankBody).keys() - {"texts", "return_text", "raw_scores"}
+_COHERE_FIELDS = known_fields(RerankBody).names - {"texts", "return_text", "raw_scores"}
 
 
-@dataclass(frozen=True, slots=True)
-class Rerank:
-    """A checked body. ``shape``: whose reply is wanted."""
+def read_rerank(given: dict[str, Any], *, cohere: bool = False) -> VectorRequest:
+    """Validate the fields that don't depend on a model. `cohere`: the endpoint is Cohere's. Raises `InvalidRequest`.
 
-    body: RerankBody
-    documents: list[str]
-    shape: ResponseFormat
-
-
-def read_rerank(given: object, *, cohere: bool = False) -> Rerank:
-    """Validate the fields that don't depend on a model. `cohere`: the endpoint is Cohere's. Raises `InvalidRequest`."""
+    The job raises `NotSupported` for a model that is no reranker. The reply has the documents by falling score, which
+    is the first class of the model's head. Cohere's scores are between 0 and 1.
+    """
     body = parse(RerankBody, given)
     uses_texts = body.documents is None and body.texts is not None and not cohere
     documents = body.texts if uses_texts else body.documents
@@ -238,29 +243,27 @@ def read_rerank(given: object, *, cohere: bool = False) -> Rerank:
         raise InvalidRequest(_WANTED, "documents")
     texts = [each.text if isinstance(each, Document) else each for each in documents]
     shape: ResponseFormat = "cohere" if cohere else "jina" if body.texts is None else "tei"
-    return Rerank(body, texts, shape)
+    warnings = unused_fields(given, _COHERE_FIELDS if cohere else RerankBody)
+    return VectorRequest(body.model, partial(_rerank_job, body, texts, shape), warnings, "rerank")
 
 
-def rerank_job(request: Rerank, model: LoadedModel) -> VectorJob:
-    """Tokenize the query with each document. Blocks. Raises `NotSupported` for a model that is no reranker.
-
-    The reply has the documents by falling score, which is the first class of the model's head. Cohere's scores are
-    between 0 and 1.
-    """
+def _rerank_job(
+    body: RerankBody, documents: Sequence[str], shape: ResponseFormat, model: LoadedModel, _: Seen
+) -> VectorJob:
     if model.embedder.info.pooling is not Pooling.RANK:
         raise cannot_rerank(model.spec.id)
-    body, shape, template = request.body, request.shape, model.info.rerank_template
+    template = model.info.rerank_template
     if template:
-        inputs = [_filled(template, body.query, text, model.vocab) for text in request.documents]
+        inputs = [_filled(template, body.query, text, model.vocab) for text in documents]
     else:
-        inputs = _pairs(body.query, request.documents, model.vocab)
+        inputs = _pairs(body.query, documents, model.vocab)
 
     def reply(found: Sequence[Vectors]) -> bytes:
         scores = [float(vectors[0, 0]) for vectors in found]
         if body.raw_scores is False or shape == "cohere":
             scores = [_probability(vectors) for vectors in found]
         order = sorted(range(len(scores)), key=lambda i: -scores[i])
-        results = [_result(request, i, scores[i]) for i in order[: body.top_n]]
+        results = [_result(body, shape, i, documents[i], scores[i]) for i in order[: body.top_n]]
         if shape == "tei":
             return orjson.dumps(results)
         n_tokens = sum(map(len, inputs))
@@ -273,9 +276,8 @@ def rerank_job(request: Rerank, model: LoadedModel) -> VectorJob:
     return VectorJob(inputs, reply)
 
 
-def _result(request: Rerank, index: int, score: float) -> Json:
-    text, body = request.documents[index], request.body
-    if request.shape == "tei":
+def _result(body: RerankBody, shape: ResponseFormat, index: int, text: str, score: float) -> Json:
+    if shape == "tei":
         return {"index": index, "score": score} | ({"text": text} if body.return_text else {})
     return {"index": index, "relevance_score": score} | ({"document": {"text": text}} if body.return_documents else {})
 

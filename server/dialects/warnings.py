@@ -1,17 +1,18 @@
 """Fields of a body without effect: listed in a response header and in the log.
 
-An unknown field may be a typo. It is found in the body, in objects that have a schema of their own, such as
-``stream_options``, and in messages, content parts and tools (`NESTED`). Fields of older llama-servers (2023 and 2024)
-are accepted with any value.
+An unknown field may be a typo. It is found in the body and in the objects whose members are known: those with a schema
+of their own, such as ``stream_options``, messages, content parts and tools. Fields of older llama-servers (2023 and
+2024) are accepted with any value.
 """
 
 import logging
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from functools import cache
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args, get_origin
 
-from server.dialects.fields import Body
+from server.dialects.fields import Body, Members
 from server.dialects.tool_types import left_out_reason
 
 NO_EFFECT = frozenset(
@@ -36,66 +37,28 @@ They are accepted with any value, and reported with any but that one."""
 
 
 @cache
-def known_fields(schema: type[Body]) -> Mapping[str, type[Body] | None]:
-    """Return the names of a schema's fields, each with the schema of its value where that is an object."""
-    found: dict[str, type[Body] | None] = dict.fromkeys(schema.also_known)
-    for name, field in schema.model_fields.items():
-        types = (field.annotation, *get_args(field.annotation))
-        inner = [each for each in types if isinstance(each, type) and issubclass(each, Body)]
-        found[field.alias or name] = next(iter(inner), None)
-    return found
+def known_fields(schema: type[Body]) -> Members:
+    """Return the names of a schema's fields, with those of the objects in them."""
+    fields = schema.model_fields.items()
+    found = {field.alias or name: _members_in(field.annotation, *field.metadata) for name, field in fields}
+    inner = {name: members for name, members in found.items() if members is not None}
+    return Members(frozenset((*found, *schema.also_known)), inner=inner)
+
+
+def _members_in(*annotations: Any) -> Members | None:
+    """Return the known members of the objects that a field has, or a list in it; None for none."""
+    for each in annotations:
+        if isinstance(each, Members):
+            return each
+        if isinstance(each, type) and issubclass(each, Body):
+            return known_fields(each)
+        if get_origin(each) is not dict and (found := _members_in(*get_args(each))) is not None:
+            return found
+    return None
 
 
 Known = type[Body] | Collection[str]
 """The known fields of a body: its schema, or their names."""
-
-
-class Objects(NamedTuple):
-    """The known fields of objects that are parsed by hand, in all dialects. ``inner``: those whose values are objects.
-
-    ``types``: the types of the objects that have these fields. Others are omitted or rejected as a whole.
-    """
-
-    names: frozenset[str]
-    types: Sequence[str]
-    inner: dict[str, "Objects"]
-
-
-def _objects(names: str, types: str = "", /, **inner: Objects) -> Objects:
-    return Objects(frozenset(names.split()), types.split(), inner)
-
-
-_URL, _FUNCTION = (
-    _objects("url data format detail file_data"),
-    _objects("name description parameters strict arguments index"),
-)
-_URLS = dict.fromkeys(("image_url", "input_audio", "audio_url", "input_video", "video_url"), _URL)
-_PART_NAMES = (
-    "type text refusal annotations logprobs thinking reasoning data signature file_id file_data file_url filename file "
-    "detail source title context citations id name input tool_use_id is_error toolset_name caller"
-)
-_PART_TYPES = (
-    "text input_text output_text refusal thinking reasoning redacted_thinking image_url input_image input_audio "
-    "audio_url video_url file input_file image document tool_use tool_result"
-)
-_PART = _objects(_PART_NAMES, _PART_TYPES, content=_objects(_PART_NAMES, _PART_TYPES, **_URLS), **_URLS)
-_MESSAGE = _objects(
-    "role name tool_call_id tool_name images refusal annotations audio thinking reasoning reasoning_content "
-    "reasoning_details provider_specific_fields output_config type id status phase",
-    "message",
-    content=_PART,
-    tool_calls=_objects("type id index custom", "function custom", function=_FUNCTION),
-)
-_TOOL = _objects(
-    "type name description parameters strict format custom input_schema defer_loading eager_input_streaming "
-    "allowed_callers input_examples",
-    "function custom",
-    function=_FUNCTION,
-)
-NESTED: Mapping[str, Objects] = {"messages": _MESSAGE, "input": _MESSAGE, "system": _PART, "tools": _TOOL}
-"""The objects in fields of a body that has one of `CONVERSATION`."""
-CONVERSATION = ("messages", "previous_response_id")
-
 
 logger = logging.getLogger(__name__)
 
@@ -137,40 +100,29 @@ def deprecated_fields(given: Mapping[str, Any], path: str = "") -> list[str]:
 def unknown_fields(given: Mapping[str, Any], known: Known) -> list[str]:
     """Return a sentence for each field of `given` that is unknown and might have changed the reply."""
     found: list[str] = []
-    for path, name, names in _unknown(given, known):
+    fields = known_fields(known) if isinstance(known, type) else Members(frozenset(known))
+    for path, name, names in _unknown(given, fields):
         like = get_close_matches(name[:_SHOWN_CHARS], names, 1, _SIMILAR) if len(found) < _MAX_SHOWN else []
         hint = f" (did you mean {like[0]!r}?)" if like else ""
         found.append(f"{path[:_MAX_PATH_CHARS]!a} is ignored: unknown field{hint}")
     return found
 
 
-def _unknown(given: Mapping[str, Any], known: Known, at: str = "") -> Iterator[tuple[str, str, Collection[str]]]:
-    """Yield the path and the name of each unknown field, and the known names."""
-    fields = known_fields(known) if isinstance(known, type) else dict.fromkeys(known)
-    for name, value in given.items():
-        if name in fields:
-            inner = fields[name]
-            if inner is not None and isinstance(value, dict):
-                yield from _unknown(value, inner, f"{at}{name}.")
-            elif name in NESTED and not at and any(each in fields for each in CONVERSATION):
-                yield from _unknown_inside(value, NESTED[name], name)
-        elif _matters(name, value):
-            yield f"{at}{name}", name, fields
+def _unknown(given: object, known: Members, at: str = "") -> Iterator[tuple[str, str, Collection[str]]]:
+    """Yield path and name of each unknown member of an object, or of the objects in a list, and the known names.
 
-
-def _unknown_inside(value: object, known: Objects, at: str) -> Iterator[tuple[str, str, Collection[str]]]:
-    """Yield what `_unknown` does, of an object or of the objects in a list."""
-    found: list[tuple[str, Mapping[str, Any]]] = [(at, value)] if isinstance(value, dict) else []
-    if isinstance(value, list):
-        found = [(f"{at}.{index}", each) for index, each in enumerate(value) if isinstance(each, dict)]
-    for path, entry in found:
-        if known.types and (entry.get("type") or known.types[0]) not in known.types:
-            continue
-        for name, member in entry.items():
+    `at`: the path of `given` and a point.
+    """
+    if isinstance(given, list):
+        for index, each in enumerate(given):
+            if isinstance(each, dict):
+                yield from _unknown(each, known, f"{at}{index}.")
+    elif isinstance(given, dict) and not (known.types and (given.get("type") or known.types[0]) not in known.types):
+        for name, value in given.items():
             if name in known.inner:
-                yield from _unknown_inside(member, known.inner[name], f"{path}.{name}")
-            elif name not in known.names and _matters(name, member):
-                yield f"{path}.{name}", name, (*known.names, *known.inner)
+                yield from _unknown(value, known.inner[name], f"{at}{name}.")
+            elif name not in known.names and _matters(name, value):
+                yield f"{at}{name}", name, known.names
 
 
 def _matters(name: str, value: object) -> bool:
@@ -205,24 +157,18 @@ def left_out(what: str, kind: str, number: int = 1) -> str:
     return f"{what} of type {shown(kind)} are left out{f' ({number})' if number > 1 else ''}{reason}"
 
 
-class Omitted:
+class Omitted(Counter[tuple[str, str]]):
     """Counts the objects of a body that are omitted, such as parts of an unknown type."""
-
-    def __init__(self) -> None:
-        self._counts: dict[tuple[str, str], int] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._counts)
 
     def add(self, what: str, kind: str) -> None:
         """Count an object of type `kind`. `what`: what such objects are, in the plural."""
-        self._counts[what, kind] = self._counts.get((what, kind), 0) + 1
+        self[what, kind] += 1
 
     @property
     def types(self) -> set[str]:
         """The types of the omitted objects."""
-        return {kind for _, kind in self._counts}
+        return {kind for _, kind in self}
 
     def warnings(self) -> list[str]:
         """Return a warning for each type."""
-        return [left_out(what, kind, number) for (what, kind), number in self._counts.items()]
+        return [left_out(what, kind, number) for (what, kind), number in self.items()]

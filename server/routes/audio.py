@@ -4,7 +4,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from server.dialects.transcriptions import TRANSCRIPTIONS, Task, rendered
-from server.routes.openapi import FORM, RUNS, describe
+from server.routes.openapi import FORM, computes
 from server.serving.generate import Exchange
 from server.transport.body import read_form
 
@@ -14,21 +14,14 @@ _FORM = {"file": "", "response_format": "json", "model?": "demo", "prompt?": "",
 
 @router.post("/v1/audio/transcriptions")
 @router.post("/audio/transcriptions")
-@describe(
-    "$Transcript",
-    example=_FORM | {"language?": "en", "stream?": False},
-    stream="$TranscriptEvent",
-    errors=RUNS,
-    loads=True,
-    takes=FORM,
-)
+@computes("$Transcript", example=_FORM | {"language?": "en", "stream?": False}, stream="$TranscriptEvent", takes=FORM)
 async def post_transcription(request: Request) -> Response:
     """Return the text of a recording, as JSON, plain text or subtitles, or as events while it is generated."""
     return await _answer(request, "transcribe")
 
 
 @router.post("/v1/audio/translations")
-@describe("$Transcript", example=_FORM, errors=RUNS, loads=True, takes=FORM)
+@computes("$Transcript", example=_FORM, takes=FORM)
 async def post_translation(request: Request) -> Response:
     """Return the English text of a recording in another language, as JSON, plain text or subtitles."""
     return await _answer(request, "translate")

@@ -15,7 +15,7 @@ from server.dialects.errors import anthropic_error
 from server.dialects.fields import parse
 from server.dialects.responses.parse import MetadataBody
 from server.dialects.warnings import as_header, unused_fields
-from server.errors import InvalidRequest, ModelNotFound
+from server.errors import InvalidRequest, ModelNotFound, invalid
 from server.pool.spec import Task
 from server.routes.files import Expiry
 from server.routes.openapi import HI, READS, describe
@@ -144,7 +144,7 @@ async def list_message_batches(request: Request) -> Response:
     limit = read_limit(query.get("limit", "20"), 1000)
     after, before = query.get("after_id"), query.get("before_id")
     if after and before:
-        raise InvalidRequest("before_id: cannot be combined with after_id; send one", "before_id")
+        raise invalid("before_id", "cannot be combined with after_id; send one")
     found = await ListQuery(after or before or None, limit, not before).find(request, "batch", "anthropic")
     shown = [await _anthropic(request, batch) for batch in (found.data[::-1] if before else found.data)]
     return json_reply(page_of(shown, has_more=found.has_more))
@@ -297,17 +297,17 @@ def _rfc3339(at: int | None) -> str | None:
 def _message_lines(given: object) -> BatchInput:
     """Read the requests of a Messages batch. Blocking, for a worker thread. Raises `InvalidRequest`."""
     if not isinstance(given, list) or not given:
-        raise InvalidRequest("requests: must be an array of at least one request", "requests")
+        raise invalid("requests", "must be an array of at least one request")
     _check_number(len(given), "requests")
     requests: list[tuple[int, str, Json]] = []
     seen: set[str] = set()
     for index, each in enumerate(given):
         at = f"requests.{index}"
         if not isinstance(each, dict) or not isinstance(each.get("params"), dict):
-            raise InvalidRequest(f"{at}.params: must be the body of a message", f"{at}.params")
+            raise invalid(f"{at}.params", "must be the body of a message")
         custom_id = each.get("custom_id")
         if not isinstance(custom_id, str) or not custom_id or custom_id in seen:
-            raise InvalidRequest(f"{at}.custom_id: must be a string that is unique in the batch", f"{at}.custom_id")
+            raise invalid(f"{at}.custom_id", "must be a string that is unique in the batch")
         seen.add(custom_id)
         requests.append((index, custom_id, each["params"]))
     return batch_input(requests, [])
@@ -315,7 +315,7 @@ def _message_lines(given: object) -> BatchInput:
 
 def _check_number(n: int, param: str) -> None:
     if n > MAX_REQUESTS:
-        raise InvalidRequest(f"{param}: a batch may have at most {MAX_REQUESTS} requests", param)
+        raise invalid(param, f"a batch may have at most {MAX_REQUESTS} requests")
 
 
 def _message_result(result: Mapping[str, Any]) -> Json:

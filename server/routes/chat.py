@@ -7,7 +7,7 @@ from fastapi.responses import Response
 
 from server.dialects.chat.parse import CHAT, ChatBody, ControlBody, apply_template, input_tokens
 from server.dialects.fields import parse
-from server.routes.openapi import HI, READS, RUNS, describe
+from server.routes.openapi import HI, READS, computes, describe
 from server.serving.generate import answer, compute
 from server.serving.services import key_of, services
 from server.transport.body import read_as, read_json
@@ -18,7 +18,7 @@ router = APIRouter(tags=["chat"])
 
 @router.post("/v1/chat/completions")
 @router.post("/chat/completions")
-@describe("$ChatCompletion", ChatBody, HI, "$ChatCompletionChunk", errors=RUNS, loads=True)
+@computes("$ChatCompletion", ChatBody, HI, "$ChatCompletionChunk")
 async def chat_completions(request: Request) -> Response:
     """OpenAI chat completions, with llama.cpp's sampling fields."""
     return await answer(request, CHAT)
@@ -26,7 +26,7 @@ async def chat_completions(request: Request) -> Response:
 
 @router.post("/v1/chat/completions/input_tokens")
 @router.post("/chat/completions/input_tokens")
-@describe("$InputTokens", ChatBody, HI, errors=RUNS, loads=True)
+@computes("$InputTokens", ChatBody, HI)
 async def chat_input_tokens(request: Request) -> Response:
     """Return how many tokens a chat body's prompt has, without generating."""
     chat = await read_as(request, CHAT.parse)
@@ -34,7 +34,7 @@ async def chat_input_tokens(request: Request) -> Response:
 
 
 @router.post("/apply-template")
-@describe("$Rendered", ChatBody, HI, errors=RUNS, loads=True)
+@computes("$Rendered", ChatBody, HI)
 async def post_apply_template(request: Request) -> Response:
     """Return the prompt that a chat body renders to, without generating."""
     chat = await read_as(request, CHAT.parse)

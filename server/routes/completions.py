@@ -6,7 +6,7 @@ from fastapi.responses import Response
 from server.dialects.completions.parse import COMPLETIONS, CompletionBody
 from server.dialects.native.parse import INFILL, NATIVE, InfillBody, NativeBody
 from server.errors import NotSupported
-from server.routes.openapi import RUNS, describe
+from server.routes.openapi import computes, describe
 from server.serving.generate import answer
 
 router = APIRouter(tags=["completions"])
@@ -14,7 +14,7 @@ _GAP = {"input_prefix": "def add(a, b):\n    return ", "input_suffix": "\n", "n_
 
 
 @router.post("/v1/completions")
-@describe("$Completion", CompletionBody, {"prompt": "Once", "max_tokens": 16}, "$Completion", errors=RUNS)
+@computes("$Completion", CompletionBody, {"prompt": "Once", "max_tokens": 16}, "$Completion")
 async def openai_completions(request: Request) -> Response:
     """OpenAI completions, with llama.cpp's sampling fields."""
     return await answer(request, COMPLETIONS)
@@ -22,14 +22,14 @@ async def openai_completions(request: Request) -> Response:
 
 @router.post("/completion")
 @router.post("/completions")
-@describe("$NativeCompletion", NativeBody, {"prompt": "Once", "n_predict": 16}, "$NativeChunk", errors=RUNS)
+@computes("$NativeCompletion", NativeBody, {"prompt": "Once", "n_predict": 16}, "$NativeChunk")
 async def native_completions(request: Request) -> Response:
     """Return a native completion of one prompt or of several."""
     return await answer(request, NATIVE)
 
 
 @router.post("/infill")
-@describe("$NativeCompletion", InfillBody, _GAP, "$NativeChunk", errors=RUNS, loads=True)
+@computes("$NativeCompletion", InfillBody, _GAP, "$NativeChunk")
 async def infill(request: Request) -> Response:
     """Code between a prefix and a suffix."""
     return await answer(request, INFILL)

@@ -9,7 +9,7 @@ from server.dialects.common import random_id
 from server.dialects.responses.input import items_to_store, read_input
 from server.dialects.responses.parse import read_metadata
 from server.dialects.warnings import as_header, unused_fields
-from server.errors import InvalidRequest, NotFound, short
+from server.errors import InvalidRequest, NotFound, invalid, short
 from server.routes.openapi import READS, describe
 from server.serving.services import owner_of, services
 from server.serving.stored import (
@@ -119,6 +119,6 @@ def _items(body: Json) -> list[Json]:
     """Return the body's items with ids, after checking that a response could continue them."""
     given = body.get("items")
     if not isinstance(given, list) or not 0 < len(given) <= MAX_NEW_ITEMS:
-        raise InvalidRequest(f"items: must be an array of 1 to {MAX_NEW_ITEMS} items", "items")
+        raise invalid("items", f"must be an array of 1 to {MAX_NEW_ITEMS} items")
     read_input(given, at="items")
     return items_to_store(given)

@@ -15,7 +15,7 @@ from pydantic import Field
 from server.dialects.common import Json, page_of, rfc3339
 from server.dialects.fields import Body, parse
 from server.dialects.warnings import as_header, unused_fields
-from server.errors import InvalidRequest
+from server.errors import invalid
 from server.routes.openapi import FORM, READS, describe
 from server.serving.batch_runner import new_file
 from server.serving.services import owner_of, services
@@ -48,10 +48,10 @@ async def upload_file(request: Request) -> Response:
     form = await read_form(request)
     fields = {name: values[-1] for name, values in form.fields.items()}
     if "file" not in form.files:
-        raise InvalidRequest("file: the form has no file", "file")
+        raise invalid("file", "the form has no file")
     purpose = fields.get("purpose", "user_data" if _speaks_anthropic(request) else "")
     if purpose not in PURPOSES:
-        raise InvalidRequest(f"purpose: must be one of {', '.join(PURPOSES)}", "purpose")
+        raise invalid("purpose", f"must be one of {', '.join(PURPOSES)}")
     seconds = _expiry_s(fields)
     if seconds is None and purpose == "batch":
         seconds = services(request).options.state_days * DAY_S or None

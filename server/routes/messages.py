@@ -1,23 +1,14 @@
 """``POST /v1/messages`` and its ``/count_tokens``: Anthropic's Messages API."""
 
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from server.dialects.mcp import OfferedTools
-from server.dialects.messages.mcp import (
-    has_toolsets,
-    listing_blocks,
-    pinned_lists,
-    read_mcp,
-    unlisted,
-    uses_mcp,
-)
+from server.dialects.messages.mcp import pinned_lists, read_mcp
 from server.dialects.messages.parse import MESSAGES, MessagesBody, MessagesRequest, count_message_tokens, parse_messages
-from server.routes.openapi import HI, RUNS, describe
+from server.routes.openapi import HI, computes
 from server.serving.generate import compute, respond
 from server.serving.mcp import offer, server_tools
 from server.serving.services import services
@@ -27,14 +18,14 @@ router = APIRouter(tags=["messages"])
 
 
 @router.post("/v1/messages")
-@describe("$AnthropicMessage", MessagesBody, HI, "$AnthropicEvent", errors=RUNS, loads=True)
+@computes("$AnthropicMessage", MessagesBody, HI, "$AnthropicEvent")
 async def post_messages(request: Request) -> Response:
     """Return a message that answers a conversation, whole or as a stream of typed events."""
     return await respond(request, MESSAGES, await _parsed(request))
 
 
 @router.post("/v1/messages/count_tokens")
-@describe("$InputTokens", MessagesBody, HI, errors=RUNS, loads=True)
+@computes("$InputTokens", MessagesBody, HI)
 async def post_count_tokens(request: Request) -> Response:
     """Return how many tokens a body's prompt has, without generating."""
     parsed = await _parsed(request, generate=False)
@@ -47,21 +38,13 @@ async def _parsed(request: Request, *, generate: bool = True) -> MessagesRequest
     parse = partial(parse_messages, cipher=services(request).reasoning, generate=generate)
 
     def first(given: dict[str, Any]) -> MessagesRequest | dict[str, Any]:
-        return given if servers.is_for_requests and uses_mcp(given) else parse(given)
+        return given if servers.is_for_requests and given.get("mcp_servers") else parse(given)
 
     given = await read_as(request, first)
     if isinstance(given, MessagesRequest):
         return given
     named = read_mcp(given, request.headers.get("anthropic-beta", ""))
     # Nothing is connected to for a body that is wrong anyway.
-    await read_later(request, lambda: parse({**given, "tool_choice": None}, mcp=OfferedTools()))
-    offered = await offer(request, named, "name", pinned_lists(given))
-    mcp = OfferedTools(offered, given.get("tools"))
-
-    def with_mcp() -> MessagesRequest:
-        parsed = parse(given, mcp=mcp)
-        warnings = [*parsed.warnings, *unlisted(offered)]
-        listings = listing_blocks(offered) if has_toolsets(given) else ()
-        return replace(parsed, server_tools=server_tools(servers, mcp.callable), listings=listings, warnings=warnings)
-
-    return await read_later(request, with_mcp)
+    await read_later(request, lambda: parse({**given, "tool_choice": None}, mcp=server_tools(servers)))
+    mcp = server_tools(servers, await offer(request, named, "name", pinned_lists(given)), given.get("tools"))
+    return await read_later(request, lambda: parse(given, mcp=mcp))

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 
-from server.errors import InvalidRequest, NotSupported
+from server.errors import NotSupported, invalid
 from server.routes.openapi import TEXT, describe
 from server.serving.services import caller_of, services
 from server.state.usage import UsageRow
@@ -58,7 +58,7 @@ async def usage(
     today = datetime.now(UTC).date()
     first, last = _day(start, "start", today.replace(day=1)), _day(end, "end", today)
     if form not in ("json", "csv"):
-        raise InvalidRequest("format: must be json or csv", "format")
+        raise invalid("format", "must be json or csv")
     caller, used = caller_of(request), services(request)
     own = caller is not None and not caller.sees_all
     name = caller.name if own and caller is not None else key or None
@@ -82,7 +82,7 @@ def _day(given: str, name: str, otherwise: date) -> date:
     try:
         return date.fromisoformat(given) if given else otherwise
     except ValueError:
-        raise InvalidRequest(f"{name}: must be a day such as 2026-11-24", name) from None
+        raise invalid(name, "must be a day such as 2026-11-24") from None
 
 
 def _values(row: UsageRow) -> tuple[str | int, ...]:

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 from server.dialects import common as wire
 from server.dialects.messages.write import ANTHROPIC_VERSION, anthropic_model, anthropic_models
 from server.engine.runner_api import Pooling
-from server.errors import ConfigError, InvalidRequest, ModelNotFound, Unavailable
+from server.errors import ConfigError, ModelNotFound, Unavailable, invalid
 from server.pool.events import (
     STAGES,
     DownloadEnded,
@@ -111,7 +111,7 @@ async def pin_model(request: Request) -> Response:
     body = await read_json(request)
     pinned = body.get("pinned", True)
     if not isinstance(pinned, bool):
-        raise InvalidRequest("pinned: must be true or false", "pinned")
+        raise invalid("pinned", "must be true or false")
     services(request).pool.pin(model_named(request, body), pinned=pinned)
     return json_reply(SUCCESS)
 
@@ -140,7 +140,7 @@ def model_named(request: Request, fields: Mapping[str, Any]) -> str:
     """Return the model that a body or a query names, and note it for the audit log. Raises `InvalidRequest`."""
     name = fields.get("model")
     if not isinstance(name, str) or not name:
-        raise InvalidRequest("model: must be a non-empty string", "model")
+        raise invalid("model", "must be a non-empty string")
     request.scope[RECORD].subject = name
     return name
 

@@ -3,7 +3,7 @@
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing, suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 from fastapi import APIRouter, Request
@@ -13,23 +13,15 @@ from server.dialects.common import Json
 from server.dialects.dialect import Dialect
 from server.dialects.ollama.models import SUCCESS, hub_name, pull_lines, running, shown, tags
 from server.dialects.ollama.parse import OLLAMA_CHAT, OLLAMA_GENERATE, OllamaChatBody, OllamaGenerateBody, OllamaRequest
-from server.dialects.ollama.vectors import Embed, EmbedBody, OldEmbedBody, embed_job, read_embed, read_old_embed
+from server.dialects.ollama.vectors import EmbedBody, EmbedRequest, OldEmbedBody, read_embed, read_old_embed
 from server.dialects.warnings import as_header
-from server.errors import (
-    DownloadFailed,
-    InvalidRequest,
-    LlamapoolError,
-    NotFound,
-    NotSupported,
-    PermissionDenied,
-    short,
-)
+from server.errors import DownloadFailed, LlamapoolError, NotFound, NotSupported, PermissionDenied, invalid, short
 from server.pool.events import Subscription
 from server.pool.names import LATEST
 from server.pool.pool import Pool
 from server.pool.spec import Task
 from server.pool.state import ModelState, Status
-from server.routes.openapi import FINDS, HI, NDJSON, READS, RUNS, TEXT, describe
+from server.routes.openapi import FINDS, HI, NDJSON, READS, TEXT, computes, describe
 from server.serving.generate import embed, respond
 from server.serving.services import lease_for, sees_files, services, target_of
 from server.telemetry.record import RECORD
@@ -37,6 +29,7 @@ from server.transport.body import read_as, read_json
 from server.transport.errors import JSON_TYPE, json_reply
 from server.transport.sse import NDJSON_TYPE, EventStream, while_connected
 
+R = TypeVar("R", OllamaRequest, EmbedRequest)
 router = APIRouter(prefix="/api", tags=["ollama"])
 _FEW = {"options": {"num_predict": 16}, "stream": False}
 
@@ -74,15 +67,7 @@ async def show(request: Request) -> Response:
 
 
 @router.post("/chat")
-@describe(
-    "$OllamaAnswer",
-    OllamaChatBody,
-    {"messages": HI["messages"], **_FEW},
-    "$OllamaAnswer",
-    NDJSON,
-    errors=RUNS,
-    loads=True,
-)
+@computes("$OllamaAnswer", OllamaChatBody, {"messages": HI["messages"], **_FEW}, "$OllamaAnswer", NDJSON)
 async def post_chat(request: Request) -> Response:
     """Return a message that answers a conversation: lines of JSON as it is written, or one object with ``"stream":
     false``. Without messages the model is only loaded, or freed with ``"keep_alive": 0``.
@@ -91,46 +76,40 @@ async def post_chat(request: Request) -> Response:
 
 
 @router.post("/generate")
-@describe("$OllamaText", OllamaGenerateBody, {"prompt": "Hi", **_FEW}, "$OllamaText", NDJSON, errors=RUNS)
+@computes("$OllamaText", OllamaGenerateBody, {"prompt": "Hi", **_FEW}, "$OllamaText", NDJSON)
 async def post_generate(request: Request) -> Response:
     """Generate from a prompt: a user message, a raw prompt (``raw``), or a prefix with a ``suffix``."""
     return await _answer(request, OLLAMA_GENERATE)
 
 
 async def _answer(request: Request, dialect: Dialect[OllamaRequest]) -> Response:
-    parsed = await read_as(request, dialect.parse)
-    keep_alive_s, ignored = keep_alive(request, parsed.keep_alive_s)
-    parsed = replace(parsed, keep_alive_s=keep_alive_s, warnings=[*parsed.warnings, *ignored])
+    parsed = _kept_alive(request, await read_as(request, dialect.parse))
     if parsed.loads:
-        stays = await stay(request, parsed.model, keep_alive_s)
+        stays = await stay(request, parsed.model, parsed.keep_alive_s)
         return json_reply(parsed.reply.nothing("load" if stays else "unload"), headers=as_header(parsed.warnings))
     return await respond(request, dialect, parsed)
 
 
 @router.post("/embed")
-@describe("$OllamaVectors", EmbedBody, {"input": ["Hi", "Hello"]}, errors=RUNS, loads=True)
+@computes("$OllamaVectors", EmbedBody, {"input": ["Hi", "Hello"]})
 async def post_embed(request: Request) -> Response:
     """Vectors of length 1, one for each text."""
     return await _embed(request, await read_as(request, read_embed))
 
 
 @router.post("/embeddings")
-@describe("$OllamaVector", OldEmbedBody, {"prompt": "Hi"}, errors=RUNS, loads=True)
+@computes("$OllamaVector", OldEmbedBody, {"prompt": "Hi"})
 async def post_embeddings(request: Request) -> Response:
     """Return the embedding of one text; superseded by `/api/embed`."""
     return await _embed(request, await read_as(request, read_old_embed))
 
 
-async def _embed(request: Request, wanted: Embed) -> Response:
-    keep_alive_s, ignored = keep_alive(request, wanted.keep_alive_s)
-    headers = as_header([*wanted.warnings, *ignored])
-    if not wanted.texts:
-        await stay(request, wanted.model, keep_alive_s, "embed")
-        return Response(wanted.empty, headers=headers, media_type=JSON_TYPE)
-    return await embed(
-        *(request, wanted.model, "embed", lambda model, _: embed_job(wanted, model), headers),
-        keep_alive_s=keep_alive_s,
-    )
+async def _embed(request: Request, parsed: EmbedRequest) -> Response:
+    parsed = _kept_alive(request, parsed)
+    if parsed.empty:
+        await stay(request, parsed.model, parsed.keep_alive_s, "embed")
+        return Response(parsed.empty, headers=as_header(parsed.warnings), media_type=JSON_TYPE)
+    return await embed(request, parsed)
 
 
 @router.post("/pull")
@@ -145,10 +124,10 @@ async def pull(request: Request) -> Response:
     given = await read_json(request)
     streams = given.get("stream")
     if not isinstance(streams, bool | None):
-        raise InvalidRequest("stream: must be a boolean", "stream")
+        raise invalid("stream", "must be a boolean")
     name = _model(given)
     if name is None:
-        raise InvalidRequest("model: is required", "model")
+        raise invalid("model", "is required")
     request.scope[RECORD].subject = name
     pool = services(request).pool
     events = pool.subscribe()
@@ -160,7 +139,7 @@ async def pull(request: Request) -> Response:
     except BaseException:
         events.close()
         raise
-    lines = _pulled(pool, model, events, begins=begins) if model else _nothing_to_pull()
+    lines = _pulled(pool, model, events, begins=begins)
     if streams is not False:
         return EventStream(request, _encoded(lines), on_close=events.close, ping_s=0, media_type=NDJSON_TYPE)
     with events:
@@ -194,11 +173,10 @@ async def _begun(pool: Pool, name: str) -> str:
     return model
 
 
-async def _nothing_to_pull() -> AsyncGenerator[Json, None]:
-    yield SUCCESS
-
-
 async def _pulled(pool: Pool, model: str, events: Subscription, *, begins: bool) -> AsyncGenerator[Json, None]:
+    if not model:  # its files are there
+        yield SUCCESS
+        return
     line: Json = {}
     try:
         async for line in pull_lines(model, events):
@@ -226,7 +204,7 @@ async def delete(request: Request) -> Response:
     """Unload a model of the hub's cache, or stop its download, and delete its files."""
     name = _model(await read_json(request))
     if name is None:
-        raise InvalidRequest("model: is required", "model")
+        raise invalid("model", "is required")
     request.scope[RECORD].subject = name
     await services(request).pool.remove(hub_name(name))
     return Response()
@@ -253,11 +231,12 @@ def _only_ollamas(what: str) -> NotSupported:
     return NotSupported(f"{what}: this server's models are files of a hub or of its configuration; change them there")
 
 
-def keep_alive(request: Request, wanted_s: float | None) -> tuple[float | None, list[str]]:
-    """Return the effective ``keep_alive`` and a warning: it frees models, so it needs permission to load and unload."""
-    if wanted_s is None or sees_files(request):
-        return wanted_s, []
-    return None, ["keep_alive: needs a key that may load and unload models"]
+def _kept_alive(request: Request, parsed: R) -> R:
+    """Return a request without ``keep_alive``, which frees models, if its key may not load and unload them."""
+    if parsed.keep_alive_s is None or sees_files(request):
+        return parsed
+    ignored = "keep_alive: needs a key that may load and unload models"
+    return replace(parsed, keep_alive_s=None, warnings=[*parsed.warnings, ignored])
 
 
 async def stay(request: Request, model: str | None, keep_alive_s: float | None, task: Task = "generate") -> bool:
@@ -275,7 +254,7 @@ def _model(given: dict[str, Any]) -> str | None:
     for field in ("model", "name"):
         name = given.get(field)
         if name is not None and not isinstance(name, str):
-            raise InvalidRequest(f"{field}: must be a string", field)
+            raise invalid(field, "must be a string")
         if name:
             return name
     return None

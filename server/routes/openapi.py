@@ -9,6 +9,7 @@ value, and ``#`` is the description. A test compares every example with the serv
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import resources
 from typing import Any, TypeVar
 
@@ -100,6 +101,10 @@ def describe(*args: Any, **fields: Any) -> Callable[[Endpoint], Endpoint]:
         return endpoint
 
     return described
+
+
+computes = partial(describe, errors=RUNS, loads=True)
+"""Describe a handler that computes with a model, which it loads."""
 
 
 def operation_of(endpoint: Callable[..., Any]) -> Operation:

@@ -10,11 +10,11 @@ from fastapi import APIRouter, Request, Response
 from server.dialects.adapters import adapter_objects, read_scales
 from server.dialects.common import FINGERPRINT
 from server.dialects.native.write import generation_settings
-from server.errors import InvalidRequest, NotSupported, short
+from server.errors import NotSupported, invalid, short
 from server.media.decode import reads_video
 from server.pool.state import ModelFacts, ModelState, Status
 from server.routes.models import memory_object
-from server.routes.openapi import FINDS, READS, RUNS, describe
+from server.routes.openapi import FINDS, READS, computes, describe
 from server.serving.services import Services, facts_of, lease_for, sees_files, services
 from server.templates.capabilities import Capabilities
 from server.transport.body import read_array, read_json
@@ -59,10 +59,10 @@ async def change_props(request: Request) -> Response:
     name = wanted.pop("model", None)
     if name is not None:
         if not isinstance(name, str):
-            raise InvalidRequest("model: must be a string", "model")
+            raise invalid("model", "must be a string")
         used.pool.resolve(name)
     for field in wanted:
-        raise InvalidRequest(f"{short(field)}: is not a property that can be changed", short(field))
+        raise invalid(short(field), "is not a property that can be changed")
     return json_reply({"success": True})
 
 
@@ -137,7 +137,7 @@ async def adapters(request: Request, model: str = "") -> Response:
 
 
 @router.post("/lora-adapters")
-@describe("$Success", example=[{"id": 0, "scale": 1.0}], errors=RUNS, loads=True)
+@computes("$Success", example=[{"id": 0, "scale": 1.0}])
 async def set_adapters(request: Request, model: str = "") -> Response:
     """Set default scales for new requests; adapters that are not listed are disabled."""
     body = await read_array(request)

@@ -19,31 +19,25 @@ from fastapi.responses import Response
 
 from server.dialects.chat.parse import input_tokens
 from server.dialects.common import Header, typed_event
-from server.dialects.mcp import OfferedTools
 from server.dialects.responses.compaction import compacted, compaction_body
 from server.dialects.responses.input import NO_HISTORY, History, references
 from server.dialects.responses.parse import (
     RESPONSES,
     ResponseRequest,
     ResponsesBody,
+    Store,
     new_response_id,
     parse_response,
     response_fields,
 )
-from server.dialects.responses.tools import (
-    McpRounds,
-    is_mcp,
-    known_lists,
-    list_item,
-    read_mcp,
-)
-from server.dialects.responses.write import EARLY_PING, Keep, response_body
-from server.errors import InvalidRequest, LlamapoolError, QueueFull, Unavailable, short
-from server.routes.openapi import RUNS, describe
+from server.dialects.responses.tools import is_mcp, known_lists, read_mcp
+from server.dialects.responses.write import EARLY_PING, response_body
+from server.errors import InvalidRequest, LlamapoolError, QueueFull, Unavailable, invalid, short
+from server.routes.openapi import computes, describe
 from server.serving.batch_runner import POLL_S
 from server.serving.generate import Exchange, compute, respond
 from server.serving.mcp import offer, server_tools
-from server.serving.services import Services, key_of, owner_of, services
+from server.serving.services import Services, key_of, owner_of, services, whole_number
 from server.serving.stored import find_object, list_items, object_reply, remove_object
 from server.state.objects import UNFINISHED, Json, Objects
 from server.transport.body import read_as, read_later
@@ -79,20 +73,13 @@ class ConnectionMemory:
 
 @router.post("/v1/responses")
 @router.post("/responses")
-@describe(
-    "$OpenAIResponse",
-    ResponsesBody,
-    {"input": "Hi", "max_output_tokens": 16},
-    "$ResponseEvent",
-    errors=RUNS,
-    loads=True,
-)
+@computes("$OpenAIResponse", ResponsesBody, {"input": "Hi", "max_output_tokens": 16}, "$ResponseEvent")
 async def create_response(request: Request) -> Response:
     """OpenAI Responses, with llama.cpp's fields."""
     asked = await _read(request)
     if asked.approved:  # one that can't be made is an error before anything starts
         asked.mcp.calls_of(asked.approved)
-    asked = replace(asked, response_id=new_response_id(), store=_keeper(request))
+    asked = replace(asked, response_id=new_response_id(), store=_store(request, asked))
     if asked.options.background:
         return await _start_in_background(request, asked)
     return await respond(request, RESPONSES, asked)
@@ -140,15 +127,8 @@ async def _read(request: Request, change: Callable[[Json], Json] = lambda given:
     given_items = found.get("input")
     known = known_lists([*history.items, *(given_items if isinstance(given_items, list) else ())])
     offered = await offer(request, list(places.values()), "server_label", known)
-    mcp = OfferedTools(offered, found["tools"])
-
-    def with_mcp() -> ResponseRequest:
-        asked = parse_response(found, history, cipher, mcp)
-        lead = [list_item(each) for each in offered if not each.is_known]
-        calls = server_tools(servers, mcp.callable, asked.options.max_tool_calls)
-        return replace(asked, mcp=McpRounds(calls, lead))
-
-    return await read_later(request, with_mcp)
+    mcp = server_tools(servers, offered, found["tools"])
+    return await read_later(request, lambda: parse_response(found, history, cipher, mcp))
 
 
 async def _history(request: Request, given: dict[str, Any]) -> History:
@@ -156,7 +136,7 @@ async def _history(request: Request, given: dict[str, Any]) -> History:
     state, owner = services(request).state, owner_of(request)
     previous, conversation = given.get("previous_response_id"), given.get("conversation")
     if previous and conversation:
-        raise InvalidRequest("conversation: cannot be combined with previous_response_id; send one", "conversation")
+        raise invalid("conversation", "cannot be combined with previous_response_id; send one")
     if isinstance(conversation, dict):
         conversation = conversation.get("id")
     items: list[Json] = []
@@ -178,42 +158,35 @@ async def _history(request: Request, given: dict[str, Any]) -> History:
     return History(items, named, referenced)
 
 
-def _keeper(request: Request) -> Callable[[ResponseRequest, bool], Keep]:
-    """Return what makes the function that stores a finished response."""
+def _store(request: Request, asked: ResponseRequest) -> Store:
+    """Return the function that stores the finished response."""
     used, owner, connection = services(request), owner_of(request), _connection(request)
-    remembers = CONNECTION in request.scope
+    options, earlier, remembers = asked.options, asked.history.items, CONNECTION in request.scope
 
-    def keeper(asked: ResponseRequest, prefilled: bool) -> Keep:
-        options = asked.options
-        # The output repeats the message that it continues.
-        inputs = asked.input_items[:-1] if prefilled else asked.input_items
+    async def store(response: Json, inputs: list[Json]) -> bool:
+        if remembers and not options.stored:
+            connection.remember(response["id"], [*earlier, *inputs, *response["output"]])
+        conversation = options.conversation_id
+        try:
+            if options.stored:
+                previous = options.previous_response_id
+                parent = None if previous in connection.histories else previous
+                await used.state.put(
+                    *(owner, "response", {**response, "output": []}),
+                    parent=parent,
+                    inputs=[*earlier, *inputs] if previous and parent is None else inputs,
+                    outputs=response["output"],
+                    expires_at=_expiry(used),
+                    append_to=conversation,
+                )
+            elif conversation is not None:
+                await used.state.append(owner, conversation, [*inputs, *response["output"]])
+        except LlamapoolError as error:
+            logger.warning("a response was not stored: %s", error.message)
+            return False
+        return options.stored
 
-        async def keep(response: Json) -> bool:
-            if remembers and not options.stored:
-                connection.remember(response["id"], [*asked.history.items, *inputs, *response["output"]])
-            conversation = options.conversation_id
-            try:
-                if options.stored:
-                    previous = options.previous_response_id
-                    parent = None if previous in connection.histories else previous
-                    await used.state.put(
-                        *(owner, "response", {**response, "output": []}),
-                        parent=parent,
-                        inputs=[*asked.history.items, *inputs] if previous and parent is None else inputs,
-                        outputs=response["output"],
-                        expires_at=_expiry(used),
-                        append_to=conversation,
-                    )
-                elif conversation is not None:
-                    await used.state.append(owner, conversation, [*inputs, *response["output"]])
-            except LlamapoolError as error:
-                logger.warning("a response was not stored: %s", error.message)
-                return False
-            return options.stored
-
-        return keep
-
-    return keeper
+    return store
 
 
 def _expiry(used: Services) -> float | None:
@@ -292,7 +265,7 @@ async def _start_in_background(request: Request, asked: ResponseRequest) -> Resp
 
 @router.post("/v1/responses/input_tokens")
 @router.post("/responses/input_tokens")
-@describe("$InputTokens", ResponsesBody, {"input": "Hi"}, errors=RUNS, loads=True)
+@computes("$InputTokens", ResponsesBody, {"input": "Hi"})
 async def count_input_tokens(request: Request) -> Response:
     """Return the number of prompt tokens of a body without generating."""
     asked = await _read(request)
@@ -301,12 +274,14 @@ async def count_input_tokens(request: Request) -> Response:
 
 @router.post("/v1/responses/compact")
 @router.post("/responses/compact")
-@describe("$CompactedResponse", ResponsesBody, {"input": "Hi"}, errors=RUNS, loads=True)
+@computes("$CompactedResponse", ResponsesBody, {"input": "Hi"})
 async def compact_response(request: Request) -> Response:
     """Return a conversation as one opaque item, which later requests send in its place."""
     asked = await _read(request, compaction_body)
-    convert = partial(compacted, messages=asked.conversation.messages, cipher=asked.cipher)
-    return await respond(request, RESPONSES, replace(asked, convert=convert))
+    exchange = Exchange(request, RESPONSES, asked)
+    response = await exchange.collect()
+    item = compacted(response, messages=asked.conversation.messages, cipher=asked.cipher)
+    return json_reply(item, headers=exchange.headers)
 
 
 @router.get("/v1/responses/{response_id}")
@@ -317,14 +292,14 @@ async def get_response(request: Request, response_id: str) -> Response:
     ``starting_after``, and those that follow while it is generated."""
     if request.query_params.get("stream", "false").lower() in ("false", "0", ""):
         return await object_reply(request, await _stored(request, response_id))
-    after = _whole_number(request, "starting_after", -1)
+    after = whole_number(request, "starting_after", -1)
     used, owner = services(request), owner_of(request)
     stream = used.background.get((owner, response_id))
     if stream is not None:
         return EventStream(request, _events_after(stream, after), ping=lambda: EARLY_PING)
     response = await _stored(request, response_id)
     if not response["background"]:
-        raise InvalidRequest("stream: only a response that was created with background has stored events", "stream")
+        raise invalid("stream", "only a response that was created with background has stored events")
     data = await used.state.data(owner, response_id)
     if data is not None:
         return EventStream(request, _each(await read_later(request, lambda: _events(zlib.decompress(data), after))))
@@ -425,10 +400,3 @@ def _connection(request: Request) -> ConnectionMemory:
     kept: dict[str, Any] | None = request.scope.get(CONNECTION)
     memory: ConnectionMemory = ConnectionMemory() if kept is None else kept.setdefault("responses", ConnectionMemory())
     return memory
-
-
-def _whole_number(request: Request, name: str, default: int) -> int:
-    given = request.query_params.get(name, "")
-    if given and not (given.isascii() and given.isdigit() and len(given) < 20):
-        raise InvalidRequest(f"{name}: must be a whole number of 0 or more", name)
-    return int(given) if given else default

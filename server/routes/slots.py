@@ -12,13 +12,21 @@ from server.dialects.common import Json
 from server.dialects.native.write import generation_settings
 from server.engine.cache_scope import owner_of as scope_owner
 from server.engine.snapshots import SlotSnapshot
-from server.errors import InvalidRequest, ModelLoading, ModelNotFound, NotSupported, PermissionDenied, Unavailable
+from server.errors import (
+    InvalidRequest,
+    ModelLoading,
+    ModelNotFound,
+    NotSupported,
+    PermissionDenied,
+    Unavailable,
+    invalid,
+)
 from server.pool.model import LoadedModel
 from server.pool.saved import slots as saved_slots
 from server.pool.saved.store import SavedFiles, check_name
 from server.pool.state import ModelState
 from server.routes.health import NO_SLOT, is_pending
-from server.routes.openapi import FINDS, RUNS, describe
+from server.routes.openapi import FINDS, RUNS, computes, describe
 from server.serving.services import cache_owner, caller_of, key_of, lease_for, owner_of, services
 from server.serving.session import PIN
 from server.transport.body import read_json
@@ -107,7 +115,7 @@ ACTIONS = ("save", "restore", "erase")
 
 
 @router.post("/slots/{id_slot}")
-@describe("$SlotAction", example={"filename": "talk.bin", "model?": "demo"}, errors=RUNS, loads=True)
+@computes("$SlotAction", example={"filename": "talk.bin", "model?": "demo"})
 async def act_on_slot(request: Request, id_slot: str, action: str = "", model: str = "") -> Response:
     """``action`` is save, restore or erase; waits until the slot is idle. The query or the body names the model."""
     used = services(request)
@@ -147,7 +155,7 @@ _PINNED = {"object": "cache.pin", "model": "demo", "n_tokens": 19, "expires_at":
 
 
 @router.post("/cache/pin")
-@describe(_PINNED, example={"prompt": "You are a helpful assistant.", "ttl_s": 3600}, errors=RUNS, loads=True)
+@computes(_PINNED, example={"prompt": "You are a helpful assistant.", "ttl_s": 3600})
 async def pin_prefix(request: Request) -> Response:
     """Compute a prompt and keep its KV state in RAM for ``ttl_s`` seconds, whatever else is cached.
 
@@ -157,14 +165,14 @@ async def pin_prefix(request: Request) -> Response:
     used, body = services(request), await read_json(request)
     ttl_s, name = body.pop("ttl_s", None), body.pop("key", None)
     if isinstance(ttl_s, bool) or not isinstance(ttl_s, int | float) or not 0 < ttl_s <= MAX_PIN_S:
-        raise InvalidRequest(f"ttl_s: must be a number of seconds, at most {MAX_PIN_S}", "ttl_s")
+        raise invalid("ttl_s", f"must be a number of seconds, at most {MAX_PIN_S}")
     key = caller = key_of(request)
     if "infer" not in caller.scopes or (name is not None and not caller.sees_all):
         raise PermissionDenied("a pin needs the scope infer, and one for another key the scope metrics as well")
     if name is not None:
         named = used.keys.named(name) if isinstance(name, str) and used.keys.required else None
         if named is None:
-            raise InvalidRequest("key: no valid API key has this name", "key")
+            raise invalid("key", "no valid API key has this name")
         key = named
     path = used.options.api_prefix + ("/v1/chat/completions" if "messages" in body else "/v1/completions")
     try:
@@ -199,5 +207,5 @@ async def _act(model: LoadedModel, id_slot: int, action: str, files: SavedFiles,
 def _named(body: dict[str, Any]) -> str | None:
     name = body.get("model")
     if name is not None and not isinstance(name, str):
-        raise InvalidRequest("model: must be a string", "model")
+        raise invalid("model", "must be a string")
     return name or None

@@ -4,7 +4,7 @@ statuses and messages are llama-server's (tools/server/server-stream.cpp, server
 
 from fastapi import APIRouter, Request, Response
 
-from server.errors import InvalidRequest, ModelLoading, NotFound
+from server.errors import InvalidRequest, ModelLoading, NotFound, invalid
 from server.routes.openapi import FINDS, READS, describe
 from server.serving.services import services, stream_owner
 from server.transport.body import read_json
@@ -50,7 +50,7 @@ async def look_up_streams(request: Request) -> Response:
     wanted = (await read_json(request)).get("conversation_ids")
     names = dict.fromkeys(name for name in wanted if isinstance(name, str) and name) if isinstance(wanted, list) else {}
     if len(names) > MAX_LOOKUPS:
-        raise InvalidRequest(f"conversation_ids: at most {MAX_LOOKUPS} ids", "conversation_ids")
+        raise invalid("conversation_ids", f"at most {MAX_LOOKUPS} ids")
     found = await services(request).streams.of(stream_owner(request), list(names))
     return json_reply(
         [  # llama-server's description; times are unix seconds, 0 = not yet

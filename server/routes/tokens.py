@@ -3,12 +3,7 @@
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from server.dialects.native.tokens import (
-    DetokenizeBody,
-    TokenizeBody,
-    read_detokenize,
-    read_tokenize,
-)
+from server.dialects.native.tokens import DetokenizeBody, TokenizeBody, read_detokenize, read_tokenize
 from server.routes.openapi import FINDS, READS, describe
 from server.serving.generate import compute
 from server.serving.services import facts_of

@@ -10,7 +10,7 @@ import orjson
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from server.errors import InvalidRequest, LlamapoolError, NotFound, short
+from server.errors import InvalidRequest, LlamapoolError, NotFound, invalid, short
 from server.routes.openapi import HI, READS, describe
 from server.serving.services import key_of, services
 from server.transport.body import read_json
@@ -51,9 +51,9 @@ async def predict(request: Request) -> Response:
     if not services(request).options.predicts:
         raise NotFound("File Not Found")
     if not isinstance(instances, list):
-        raise InvalidRequest("instances: must be an array of requests", "instances")
+        raise invalid("instances", "must be an array of requests")
     if len(instances) > MAX_INSTANCES:
-        raise InvalidRequest(f"instances: may contain at most {MAX_INSTANCES} requests", "instances")
+        raise invalid("instances", f"may contain at most {MAX_INSTANCES} requests")
     with Watch(request.receive):
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(_predict(request, index, each)) for index, each in enumerate(instances)]
@@ -72,7 +72,7 @@ async def _predict(request: Request, index: int, instance: Any) -> Any:
     except LlamapoolError as error:
         return error_body(error)[1]
     except TypeError:  # orjson reads deeper than it writes
-        return error_body(InvalidRequest(f"instances.{index}: is nested too deeply", f"instances.{index}"))[1]
+        return error_body(invalid(f"instances.{index}", "is nested too deeply"))[1]
     if reply.status != HTTPStatus.OK and not reply.body:
         return {"error": {"code": reply.status, "message": "the request failed without a reply"}}
     return orjson.loads(reply.body)
@@ -82,7 +82,7 @@ def _read(index: int, instance: Any) -> tuple[str, dict[str, Any]]:
     """Return the path and body of an instance. Raises `InvalidRequest`."""
     at = f"instances.{index}"
     if not isinstance(instance, dict):
-        raise InvalidRequest(f"{at}: must be an object", at)
+        raise invalid(at, "must be an object")
     name = instance.get("@requestFormat")
     path = _FORMATS.get(name) if isinstance(name, str) else None
     if path is None:

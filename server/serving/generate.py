@@ -11,13 +11,14 @@ from fastapi import Request
 from fastapi.responses import Response
 
 from server.dialects.common import Json
-from server.dialects.dialect import Dialect, Generation, ModelRequest, ParsedRequest, Writer
-from server.dialects.vectors import VectorJob
+from server.dialects.dialect import Dialect, Generation, Writer
+from server.dialects.generation import ParsedRequest
+from server.dialects.native.tokens import TokensRequest
+from server.dialects.vectors import VectorRequest
 from server.dialects.warnings import as_header
 from server.errors import ModelEnded
 from server.media.source import Media, Seen
 from server.pool.model import LoadedModel, cannot_embed, cannot_rerank
-from server.pool.spec import Task
 from server.serving.services import services, stream_owner
 from server.serving.session import FAR_BEHIND, PromptEvents, Session
 from server.transport.admission import admission_of
@@ -29,7 +30,10 @@ CONVERSATION = "X-Conversation-Id"
 
 
 async def compute(
-    request: Request, parsed: ModelRequest, work: Callable[[LoadedModel, Seen], Json], media: Sequence[Media] = ()
+    request: Request,
+    parsed: ParsedRequest | TokensRequest,
+    work: Callable[[LoadedModel, Seen], Json],
+    media: Sequence[Media] = (),
 ) -> Response:
     """Return the result of `work` with the request's model and its `media`. It is serialized in the same thread."""
     session = Session(request, salt=parsed.salt)
@@ -42,23 +46,15 @@ async def compute(
         session.close()
 
 
-async def embed(
-    request: Request,
-    model: str | None,
-    task: Task,
-    prepare: Callable[[LoadedModel, Seen], VectorJob],
-    headers: Mapping[str, str] | None = None,
-    keep_alive_s: float | None = None,
-    media: Sequence[Media] = (),
-) -> Response:
-    """Return the reply, with `headers`, of the job that `prepare` makes. The client's disconnect cancels it."""
-    state = services(request).pool.state(model, task)
+async def embed(request: Request, parsed: VectorRequest) -> Response:
+    """Return the reply with the vectors that a body requests. The client's disconnect cancels it."""
+    state = services(request).pool.state(parsed.model, parsed.task)
     if state.info is not None and not state.info.embeds:  # known before the model is loaded
-        raise cannot_rerank(state.spec.id) if task == "rerank" else cannot_embed(state.spec.id)
-    session = Session(request, keep_alive_s)
+        raise cannot_rerank(state.spec.id) if parsed.task == "rerank" else cannot_embed(state.spec.id)
+    session = Session(request, parsed.keep_alive_s)
     try:
-        embedding = session.retried(lambda: session.embed(model, task, prepare, media))
-        return Response(await while_connected(request, embedding), headers=headers, media_type=JSON_TYPE)
+        written = await while_connected(request, session.retried(lambda: session.embed(parsed)))
+        return Response(written, headers=as_header(parsed.warnings), media_type=JSON_TYPE)
     finally:
         session.close()
 
@@ -141,56 +137,58 @@ class Exchange:
         """Return the last event of a stream that `error` ends."""
         status, body, _ = error_body(error)
         self.failure = status, body
-        write = None if self._generation is None else self._generation.error
-        return (write or self._dialect.error)(status, body)
+        begun = b"" if self._generation is None else self._generation.writer.failure(status, body)
+        return begun or self._dialect.error(status, body)
 
     def _ping(self) -> bytes:
-        write = None if self._generation is None else self._generation.ping
-        return self._dialect.ping if write is None else write()
+        begun = b"" if self._generation is None else self._generation.writer.ping()
+        return begun or self._dialect.ping
 
     async def _start(self) -> Generation:
         """Submit the requests; once more if the model's process ends while it loads media."""
         session, parsed = self._session, self._parsed
         media = await parsed.loaded_media()
-        generation = await session.retried(lambda: session.start(parsed.model, parsed.generation, media))
-        session.announce(generation.reasoning)
-        self._generation = generation
-        return generation
+        self._generation = await session.retried(lambda: session.start(parsed.model, parsed.generation, media))
+        return self._generation
 
     async def _whole(self) -> Json | list[Json]:
         generation = await self._start()
-        session, writer = self._session, generation.writer
-        writer.streams = False
+        generation.writer.streams = False
         try:
-            while True:
-                while session.open:
-                    number, events = await session.next()
-                    for item in events:
-                        writer.feed(number, item)
-                if generation.follow_up is None:
-                    break
-                async for _ in generation.follow_up.act():
+            async with contextlib.aclosing(self._rounds(generation)) as rounds:
+                async for _ in rounds:
                     pass
-                if not await self._next_round(generation):
-                    break
         except ModelEnded as ended:
             # Tools must not be called a second time.
             has_acted = generation.follow_up is not None and generation.follow_up.has_acted
             ended.asked_again = ended.asked_again or has_acted
             raise
+        return generation.writer.body()
+
+    async def _rounds(self, generation: Generation) -> AsyncGenerator[list[bytes], None]:
+        """Feed the events of all rounds to the writer, and commit the reply. Yield what the writer returns: for each
+        step, or for all available ones if the stream is far behind.
+        """
+        session, writer, follow_up = self._session, generation.writer, generation.follow_up
+        while True:
+            while session.open:
+                chunks = _written(writer, await session.next())
+                if session.is_far_behind or len(chunks) >= FAR_BEHIND:
+                    while session.ready:
+                        chunks += _written(writer, await session.next())
+                    chunks = [b"".join(chunks)]
+                yield chunks
+            if follow_up is None:
+                break
+            async with contextlib.aclosing(follow_up.act()) as acted:
+                async for event in acted:
+                    yield [event]
+            following = follow_up.next()
+            if following is None:
+                break
+            await session.start(None, *following)
         if generation.commit is not None:
             await generation.commit()
-        body = writer.body()
-        return body if generation.convert is None else generation.convert(body)
-
-    async def _next_round(self, generation: Generation) -> bool:
-        """Start the next round of the reply. Return False if there is none."""
-        following = None if generation.follow_up is None else generation.follow_up.next()
-        if following is None:
-            return False
-        await self._session.resume(following.prepare, following.media)
-        self._session.announce(generation.reasoning)
-        return True
 
     async def _kept(self, conversation: str) -> Response:
         """Return a stream that continues when its client disconnects (`transport.resumable`)."""
@@ -215,8 +213,8 @@ class Exchange:
 
     async def _events(self) -> AsyncGenerator[bytes, None]:
         try:
-            generation = await self._start()
-            async with contextlib.aclosing(self._chunks(generation, await self._session.next())) as chunks:
+            await self._start()
+            async with contextlib.aclosing(self._chunks(await self._session.next())) as chunks:
                 async for chunk in chunks:
                     yield chunk
         finally:
@@ -231,25 +229,12 @@ class Exchange:
         if starting is not None:
             await asyncio.wait((starting,), timeout=patience_s)
             if not starting.done():
-                return self._late(starting)
-        generation = await (starting or self._start())
+                return self._chunks(None, starting)
+        await (starting or self._start())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(patience_s):
                 first = await self._session.next()
-        return self._chunks(generation, first)
-
-    async def _late(self, starting: asyncio.Task[Generation]) -> AsyncGenerator[bytes, None]:
-        """Yield the events of a stream that begins before its model is loaded."""
-        try:
-            yield self._ping()
-            generation = await starting
-        except Exception as error:  # noqa: BLE001 (as in `_chunks`)
-            self._session.failed(error)
-            yield self.fail(error)
-            return
-        async with contextlib.aclosing(self._chunks(generation, None)) as chunks:
-            async for chunk in chunks:
-                yield chunk
+        return self._chunks(first)
 
     def _give_up(self, starting: asyncio.Task[Generation] | None) -> None:
         """Close the session, whose model may still be loading."""
@@ -264,43 +249,31 @@ class Exchange:
             starting.add_done_callback(ended)
         self._session.close()
 
-    async def _chunks(self, generation: Generation, first: PromptEvents | None) -> AsyncGenerator[bytes, None]:
-        """Yield the stream's events one at a time, or all available ones in one piece if the stream is far behind.
+    async def _chunks(
+        self, first: PromptEvents | None, starting: asyncio.Task[Generation] | None = None
+    ) -> AsyncGenerator[bytes, None]:
+        """Yield the stream's events, after a ping without `first` ones. `starting` loads the model or media meanwhile.
 
         An error is the last event, as in llama-server.
         """
-        session, writer = self._session, generation.writer
         try:
             if first is None:
                 yield self._ping()
-            else:
-                for chunk in _written(writer, first):
-                    yield chunk
-            while True:
-                while session.open:
-                    chunks = _written(writer, await session.next())
-                    if session.is_far_behind or len(chunks) >= FAR_BEHIND:
-                        while session.ready:
-                            chunks += _written(writer, await session.next())
-                        chunks = [b"".join(chunks)]
+            generation = self._generation if starting is None else await starting
+            assert generation is not None, "the requests have been submitted"
+            for chunk in () if first is None else _written(generation.writer, first):
+                yield chunk
+            async with contextlib.aclosing(self._rounds(generation)) as rounds:
+                async for chunks in rounds:
                     for chunk in chunks:
                         yield chunk
-                if generation.follow_up is None:
-                    break
-                async with contextlib.aclosing(generation.follow_up.act()) as acted:
-                    async for event_ in acted:
-                        yield event_
-                if not await self._next_round(generation):
-                    break
-            if generation.commit is not None:
-                await generation.commit()
-            for chunk in writer.finish():
+            for chunk in generation.writer.finish():
                 yield chunk
         except Exception as error:  # noqa: BLE001 (the status is sent: `error_body` logs what is unexpected)
-            session.failed(error)
+            self._session.failed(error)
             yield self.fail(error)
         finally:
-            session.close()
+            self._session.close()
 
 
 def _written(writer: Writer, batch: PromptEvents) -> list[bytes]:

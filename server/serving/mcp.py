@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 
 from fastapi import Request
 
-from server.dialects.mcp import CallableTool, McpRequest, OfferedServer, ServerTools
-from server.errors import InvalidRequest, PermissionDenied
+from server.dialects.mcp import McpRequest, OfferedServer, ServerTools
+from server.errors import PermissionDenied, invalid
 from server.mcp.config import McpServer, host_of, named
 from server.mcp.results import McpFault, McpTool
 from server.mcp.servers import McpServers
@@ -27,18 +27,14 @@ def allowed_server(request: Request, wanted: McpRequest, label_field: str) -> Mc
     if wanted.url and not (is_configured and not wanted.headers):
         host = host_of(wanted.url)
         if not servers.hosts.allow(host):
-            raise InvalidRequest(
-                f"{wanted.url_at}: this server's option mcp_hosts does not allow the host {host}", wanted.url_at
-            )
+            raise invalid(wanted.url_at, f"this server's option mcp_hosts does not allow the host {host}")
         if not key.may_call(host):
             raise PermissionDenied(f"{wanted.url_at}: this API key may not use MCP servers of the host {host}")
         return McpServer(wanted.label, url=wanted.url, headers=wanted.headers, owner=owner_of(request) or "anybody")
     if wanted.label not in usable:
-        raise InvalidRequest(
-            f"{at}: no MCP server is called '{wanted.label}' here; this request may use: {named(usable)}", at
-        )
+        raise invalid(at, f"no MCP server is called '{wanted.label}' here; this request may use: {named(usable)}")
     if wanted.headers:
-        raise InvalidRequest(f"{at}: a configured MCP server takes no headers or tokens of requests", at)
+        raise invalid(at, "a configured MCP server takes no headers or tokens of requests")
     return servers.configured[wanted.label]
 
 
@@ -63,6 +59,7 @@ async def offer(request: Request, wanted: Sequence[McpRequest], label_field: str
         return await asyncio.gather(*(listed(each, server) for each, server in allowed))
 
 
-def server_tools(servers: McpServers, tools: Mapping[str, CallableTool], max_calls: int | None = None) -> ServerTools:
+def server_tools(servers: McpServers, offered: Sequence[OfferedServer] = (), own: object = None) -> ServerTools:
+    """Return the tools of servers for a request whose body has `own` tools."""
     rules = servers.rules
-    return ServerTools(tools, servers.call, rules.max_rounds, float(rules.max_s), max_calls)
+    return ServerTools(offered, own, servers.call, rules.max_rounds, float(rules.max_s))

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 from fastapi import Request as HttpRequest
 
 from server.chat.prompt import can_show
-from server.dialects.dialect import Caller, Generation
-from server.dialects.vectors import VectorJob
+from server.dialects.dialect import Caller, Generate, Generation
+from server.dialects.vectors import VectorRequest
 from server.engine.cache_scope import cache_scope, is_lasting
 from server.engine.request import Event, Failed, Finished, Started, Text
 from server.engine.sequence import Ticket
@@ -25,7 +25,6 @@ from server.pool.model import Lease, LoadedModel
 from server.pool.spec import Task
 from server.serving.services import RunningCompletion, key_of, services, wants_load
 from server.structured.grammar.attempt import Attempt, CompileLater, within
-from server.structured.reasoning_end import ReasoningSwitch
 from server.telemetry.record import CANCELLED, FAILED, RECORD, ModelUse, Record, reason_of
 from server.transport.admission import admission_of, scheduled_client
 
@@ -39,8 +38,6 @@ LONG_WITH_MEDIA = 16 << 20
 _NOT_IN_GRAPH = "backend_sampling is ignored: the model was loaded without it"
 Preparation = Callable[[LoadedModel, Seen], T]
 """What is done with a model, and with what of a request's media it can be shown; blocking."""
-Generate = Callable[[LoadedModel, Seen, Caller], Generation]
-"""Creates the engine requests of a parsed request for a model; blocking."""
 PromptEvents = tuple[int, list[Event]]
 """The number of a request within the session, and its events of one step."""
 
@@ -87,57 +84,46 @@ class Session:
             return await self._in_thread(lambda: work(model, seen))
 
     async def start(self, name: str | None, work: Generate, media: Sequence[Media] = ()) -> Generation:
-        """`prepare`, then submit the requests of its result; those that arrive together share a batch."""
-        with self._services.preparing.entered():
-            return await self._submit(await self._acquire(name), work, media)
+        """`prepare`, then submit the requests of its result; those that arrive together share a batch.
 
-    async def resume(self, work: Generate, media: Sequence[Media] = ()) -> Generation:
-        """`start` the next round of the same reply with the same model."""
-        assert self._lease is not None
+        A further round of the same reply has the same model.
+        """
         with self._services.preparing.entered():
-            return await self._submit(self._lease.model, work, media)
-
-    async def _submit(self, model: LoadedModel, work: Generate, media: Sequence[Media]) -> Generation:
-        seen = await self._see(media, model)
-        caller = Caller(
-            *(self._client, self._cache_scope, self._key.priority, "lora" in self._key.scopes),
-            *(self._record.id, self._is_retry, self._arrived_at),
-            verbose=self._services.options.verbose,
-            pin_s=self._scope.get(PIN, 0.0),
-        )
-        with model.engine.preparing():
-            result = await self._in_thread(lambda: work(model, seen, caller))
-            self._usage.submitted_at = time.perf_counter()
-            for number, request in enumerate(result.requests):
-                if request.sampling.backend_sampling and not model.spec.engine.backend_sampling:
-                    self.warnings = [*self.warnings, _NOT_IN_GRAPH]
-                self._usage.n_prompt += len(request.prompt)
-                self._tickets.append(model.engine.submit(request, partial(self._take, number)))
-                self._usage.n_open += request.n
+            model = await self._acquire(name) if self._lease is None else self._lease.model
+            seen = await self._see(media, model)
+            caller = Caller(
+                *(self._client, self._cache_scope, self._key.priority, "lora" in self._key.scopes),
+                *(self._record.id, self._is_retry, self._arrived_at),
+                verbose=self._services.options.verbose,
+                pin_s=self._scope.get(PIN, 0.0),
+            )
+            with model.engine.preparing():
+                result = await self._in_thread(lambda: work(model, seen, caller))
+                self._usage.submitted_at = time.perf_counter()
+                for number, request in enumerate(result.requests):
+                    if request.sampling.backend_sampling and not model.spec.engine.backend_sampling:
+                        self.warnings = [*self.warnings, _NOT_IN_GRAPH]
+                    self._usage.n_prompt += len(request.prompt)
+                    self._tickets.append(model.engine.submit(request, partial(self._take, number)))
+                    self._usage.n_open += request.n
+            for ticket in self._tickets:  # which are reached by their ids until `close`
+                self._services.running[ticket.request.id] = RunningCompletion(
+                    model.spec.id, result.reasoning, self._abort, self._key.owner
+                )
         return result
 
-    async def embed(
-        self, name: str | None, task: Task, work: Preparation[VectorJob], media: Sequence[Media] = ()
-    ) -> bytes:
-        """Return the reply of the job that `work` makes in a thread. Cancelled, take its inputs out of the queue."""
+    async def embed(self, parsed: VectorRequest) -> bytes:
+        """Return the reply with the vectors of a request. Cancelled, take its inputs out of the queue."""
         with self._services.preparing.entered():
-            model = await self._acquire(name, task)
+            model = await self._acquire(parsed.model, parsed.task)
             embedder = model.embedder
-            seen = await self._see(media, model)
+            seen = await self._see(parsed.media, model)
             with embedder.preparing():
-                job = await self._in_thread(lambda: work(model, seen))
+                job = await self._in_thread(lambda: parsed.job(model, seen))
                 computing = embedder.submit(job.inputs)
                 self._usage.n_prompt += sum(map(len, job.inputs))
         found = await computing
         return await self._in_thread(lambda: job.reply(found))
-
-    def announce(self, reasoning: ReasoningSwitch | None) -> None:
-        """Let what was started be reached by its id, until `close`."""
-        assert self._lease is not None
-        for ticket in self._tickets:
-            self._services.running[ticket.request.id] = RunningCompletion(
-                self._lease.model.spec.id, reasoning, self._abort, self._key.owner
-            )
 
     def _abort(self) -> None:
         """Cancel the request by the operator: the reader of its events gets an error, and closes."""

@@ -11,7 +11,7 @@ from fastapi import Request
 from fastapi.responses import Response
 
 from server.dialects.common import page_of
-from server.errors import InvalidRequest, NotFound, short
+from server.errors import NotFound, invalid, short
 from server.serving.services import owner_of, services
 from server.state.objects import Json, Kind, Page
 from server.transport.body import read_later
@@ -57,7 +57,7 @@ async def remove_object(request: Request, kind: Kind, object_id: str) -> None:
 def read_limit(given: str, most: int) -> int:
     """Return the ``limit`` of a query. Raises `InvalidRequest`."""
     if len(given) > len(str(most)) or not given.isdecimal() or not 1 <= int(given) <= most:
-        raise InvalidRequest(f"limit: must be a whole number between 1 and {most}", "limit")
+        raise invalid("limit", f"must be a whole number between 1 and {most}")
     return int(given)
 
 
@@ -75,7 +75,7 @@ class ListQuery:
         query = request.query_params
         limit, order = read_limit(query.get("limit", str(default_limit)), max_limit), query.get("order", "desc")
         if order not in ("asc", "desc"):
-            raise InvalidRequest("order: must be asc or desc", "order")
+            raise invalid("order", "must be asc or desc")
         return cls(query.get("after") or None, limit, order == "desc")
 
     async def find(self, request: Request, kind: Kind, label: str | None = None) -> Page:

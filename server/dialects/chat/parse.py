@@ -35,17 +35,11 @@ from server.dialects.fields import (
     text_of,
     wrong_type,
 )
-from server.dialects.generation import (
-    MAX_PROBS,
-    ChatFields,
-    ConversationRequest,
-    GenerationFields,
-    Logprobs,
-)
+from server.dialects.generation import MAX_PROBS, ChatFields, ConversationRequest, GenerationFields, Logprobs
 from server.dialects.native.write import verbose
 from server.dialects.tools import ReadTool, ToolReader
 from server.dialects.warnings import Omitted, unused_fields
-from server.errors import InvalidRequest
+from server.errors import invalid
 from server.media.source import NOTHING_SEEN, Seen
 from server.pool.model import LoadedModel
 
@@ -58,13 +52,13 @@ def read_messages(value: object, omitted: Omitted | None = None) -> list[Message
     as ``messages.0.content.1.text``.
     """
     if value is None:
-        raise InvalidRequest("messages: 'messages' is required", "messages")
+        raise invalid("messages", "'messages' is required")
     if not isinstance(value, list):
-        raise InvalidRequest("messages: Expected 'messages' to be an array", "messages")
+        raise invalid("messages", "Expected 'messages' to be an array")
     if not value:
-        raise InvalidRequest("messages: must have at least one message", "messages")
+        raise invalid("messages", "must have at least one message")
     if len(value) > MAX_MESSAGES:
-        raise InvalidRequest(f"messages: must have at most {MAX_MESSAGES} messages", "messages")
+        raise invalid("messages", f"must have at most {MAX_MESSAGES} messages")
     reader = _MessageReader(PartReader(Omitted() if omitted is None else omitted))
     return [reader.message(message, f"messages.{index}") for index, message in enumerate(value)]
 
@@ -77,12 +71,11 @@ class _MessageReader:
         given = as_object(given, path)
         role = given.get("role")
         if role is None:
-            raise InvalidRequest(f"{path}.role: is required", f"{path}.role")
+            raise invalid(f"{path}.role", "is required")
         if not isinstance(role, str) or not role:
             raise wrong_type(f"{path}.role", "a text such as user", role)
         if "content" not in given and role != "assistant":
-            where = f"{path}.content"
-            raise InvalidRequest(f"{where}: All non-assistant messages must contain 'content'", where)
+            raise invalid(f"{path}.content", "All non-assistant messages must contain 'content'")
         content = "" if given.get("content") is None else given["content"]
         if not isinstance(content, str):
             content = tuple(self.parts.read(content, f"{path}.content")) or ""
@@ -121,7 +114,7 @@ class _MessageReader:
         if kind == "custom":
             return Call(name, input_arguments(text_of(called, "input", f"{path}.custom")), call_id)
         if "arguments" not in called:
-            raise InvalidRequest(f"{path}.function.arguments: is required", f"{path}.function.arguments")
+            raise invalid(f"{path}.function.arguments", "is required")
         arguments = {} if called["arguments"] is None else called["arguments"]
         return Call(name, arguments if isinstance(arguments, str) else json_text(arguments), call_id)
 
@@ -220,15 +213,15 @@ def parse_chat(given: dict[str, Any]) -> ChatRequest:
     body = parse(ChatBody, given)
     for name, reason in _REFUSED.items():
         if getattr(body, name) is not None:  # OpenAI's own example of a search is {}
-            raise InvalidRequest(f"{name}: {reason}", name)
+            raise invalid(name, reason)
     if body.modalities not in (None, ["text"]):
-        raise InvalidRequest('modalities: only ["text"] is supported', "modalities")
+        raise invalid("modalities", 'only ["text"] is supported')
     omitted = Omitted()
     messages, reader = read_messages(body.messages, omitted), ChatTools(body.tools)
     warnings = omitted.warnings()
     tools = reader.finish(body.tool_choice, body.parallel_tool_calls, warnings)
     if body.top_logprobs is not None and not body.logprobs:
-        raise InvalidRequest("top_logprobs: top_logprobs requires logprobs to be set to true", "top_logprobs")
+        raise invalid("top_logprobs", "top_logprobs requires logprobs to be set to true")
     conversation = body.as_conversation(messages, tools, read_shape(body))
     return ChatRequest(
         options=body.model_copy(update=_CONVERSATION_FIELDS),

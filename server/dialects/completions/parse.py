@@ -11,14 +11,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from server.dialects.common import Header
-from server.dialects.completions.prompt import (
-    GivenPrompt,
-    PromptRequest,
-    TextWithMedia,
-    prompt_media,
-    read_prompts,
-    tokenize_mixed,
-)
+from server.dialects.completions.prompt import GivenPrompt, PromptRequest, prompt_media, read_prompts
 from server.dialects.completions.write import CompletionForm, CompletionWriter, Echo, echo
 from server.dialects.constraints import read_shape
 from server.dialects.dialect import NO_CALLER, Caller, Dialect, Generation
@@ -90,11 +83,10 @@ class CompletionRequest(PromptRequest):
     def _around_gap(self, model: LoadedModel) -> list[MediaPrompt]:
         """Return each prompt as the tokens around the gap between it and the ``suffix``. Raises `InvalidRequest`."""
         found = []
-        for prompt, path in zip(self.prompts, self.paths, strict=True):
-            if isinstance(prompt, TextWithMedia):
+        for prompt in self.prompts:
+            if prompt.media:
                 raise field_error("suffix", "can't be used with media")
-            prefix = tokenize_mixed(model.vocab, prompt, path, add_special=False, parse_special=False)
-            found.append(MediaPrompt(suffix_prompt(model, prefix, self.options.suffix or "")))
+            found.append(MediaPrompt(suffix_prompt(model, prompt.tokens(model.vocab), self.options.suffix or "")))
         return found
 
 
@@ -127,14 +119,9 @@ COMPLETIONS = Dialect(parse_completion)
 def _echo(body: CompletionBody, prompt: GivenPrompt, tokens: MediaPrompt, model: LoadedModel) -> Echo:
     if not body.echo:
         return Echo()
-    marker = ""
-    match prompt:
-        case TextWithMedia():
-            text, marker = prompt.text, model.media.marker if model.media is not None else ""
-        case str():
-            text = prompt
-        case _:
-            text = model.vocab.detokenize(tokens.tokens).decode("utf-8", "replace")
+    text, marker = prompt.content, model.media.marker if prompt.media and model.media is not None else ""
+    if not isinstance(text, str):
+        text = model.vocab.detokenize(tokens.tokens).decode("utf-8", "replace")
     return echo(model.vocab, text, tokens, marker) if _scores_prompt(body) else Echo(text)
 
 

@@ -6,15 +6,15 @@ text}`` is equivalent to the text. It may have ``multimodal_data``, files in bas
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from server.chat.conversation import unseen
 from server.chat.prompt import can_show, read_parts
-from server.dialects.dialect import ParsedRequest
 from server.dialects.fields import json_kind
+from server.dialects.generation import ParsedRequest
 from server.engine.media import MediaPrompt
-from server.errors import InvalidRequest
+from server.errors import InvalidRequest, invalid
 from server.media.source import Media, MediaUrl, Seen
 from server.pool.model import LoadedModel
 from server.vocab import Vocab
@@ -27,29 +27,65 @@ FORMS = (
 _CANNOT = "Multimodal data provided, but model does not support multimodal requests."
 
 
-@dataclass(frozen=True, slots=True)
-class TextWithMedia:
-    """A text with media. ``cut``: splits it at the model's marker; raises `InvalidRequest`."""
-
-    text: str
-    media: tuple[Media, ...]
-    cut: Callable[[str], Sequence[str | Media]]
-
-
 Mixed = str | list[int | str]
-GivenPrompt = Mixed | TextWithMedia
+
+
+@dataclass(frozen=True, slots=True)
+class GivenPrompt:
+    """A prompt before a model tokenizes it: a text, or a list of token ids and texts. ``at``: its path.
+
+    ``media``: of a text. ``cut`` splits the text at the model's marker for them, and raises `InvalidRequest`.
+    """
+
+    content: Mixed
+    at: str
+    media: tuple[Media, ...] = ()
+    cut: Callable[[str], Sequence[str | Media]] = field(default=lambda _: (), repr=False)
+
+    def tokens(self, vocab: Vocab, *, add_special: bool = False, parse_special: bool = False) -> list[int]:
+        """Return the tokens of a prompt without media. `add_special`: add the vocabulary's BOS and EOS.
+
+        Raises `InvalidRequest` for a token id past the vocabulary.
+        """
+        if isinstance(self.content, str):
+            return vocab.tokenize(self.content, add_special=add_special, parse_special=parse_special)
+        tokens: list[int] = []
+        for index, entry in enumerate(self.content):
+            if isinstance(entry, str):
+                first = add_special and index == 0
+                tokens += vocab.tokenize(entry, add_special=first, parse_special=parse_special)
+            else:
+                check_token(vocab, entry, f"{self.at}.{index}")
+                tokens.append(entry)
+        return tokens
+
+    def read(
+        self, model: LoadedModel, seen: Seen, *, add_special: bool = True, parse_special: bool = True
+    ) -> MediaPrompt:
+        """Return the tokens of the prompt and its media. Raises `InvalidRequest`."""
+        if not self.media:
+            return MediaPrompt(self.tokens(model.vocab, add_special=add_special, parse_special=parse_special))
+        if model.media is None:
+            named = self.media[0]  # a message part has a type
+            raise invalid(self.at, _CANNOT) if named.kind == "file" else unseen(named)
+        shown = can_show(model)
+        for medium in self.media:
+            if not shown(medium):
+                raise unseen(medium)
+        parts = self.cut(model.media.marker)
+        return read_parts(parts, model, seen, add_special=add_special, parse_special=parse_special)
 
 
 def read_prompts(value: object) -> list[GivenPrompt]:
     """Return the prompts of the batch, at least one. Raises `InvalidRequest` with a path such as ``prompt.2``."""
     if value is None:
-        raise InvalidRequest('prompt: "prompt" is required', "prompt")
+        raise invalid("prompt", '"prompt" is required')
     if not isinstance(value, list) or any(_is_token(entry) for entry in value):
         return [_prompt(value, "prompt")]
     if not value:
-        raise InvalidRequest('prompt: "prompt" must not be empty', "prompt")
+        raise invalid("prompt", '"prompt" must not be empty')
     if len(value) > MAX_PROMPTS:
-        raise InvalidRequest(f"prompt: must have at most {MAX_PROMPTS} prompts", "prompt")
+        raise invalid("prompt", f"must have at most {MAX_PROMPTS} prompts")
     return [_prompt(entry, f"prompt.{index}") for index, entry in enumerate(value)]
 
 
@@ -59,48 +95,18 @@ class PromptRequest(ParsedRequest):
 
     prompts: list[GivenPrompt]
 
-    @property
-    def paths(self) -> list[str]:
-        """Return the path of each prompt in the client's body."""
-        n = len(self.prompts)
-        return ["prompt"] if n == 1 else [f"prompt.{number}" for number in range(n)]
-
     def tokens(self, model: LoadedModel, seen: Seen) -> list[MediaPrompt]:
         """Return the tokens of each prompt. Raises `InvalidRequest` for an empty one."""
-        found = [read_prompt(prompt, model, seen, path) for prompt, path in zip(self.prompts, self.paths, strict=True)]
-        for path, prompt in zip(self.paths, found, strict=True):
-            if not prompt.tokens:
-                raise InvalidRequest(f"{path}: is empty, and the model has no start token", path)
+        found = [prompt.read(model, seen) for prompt in self.prompts]
+        for prompt, read in zip(self.prompts, found, strict=True):
+            if not read.tokens:
+                raise invalid(prompt.at, "is empty, and the model has no start token")
         return found
 
 
 def prompt_media(prompts: Sequence[GivenPrompt]) -> tuple[Media, ...]:
     """Return the media of all prompts."""
-    return tuple(medium for prompt in prompts if isinstance(prompt, TextWithMedia) for medium in prompt.media)
-
-
-def read_prompt(
-    prompt: GivenPrompt,
-    model: LoadedModel,
-    seen: Seen,
-    path: str,
-    *,
-    add_special: bool = True,
-    parse_special: bool = True,
-) -> MediaPrompt:
-    """Return the tokens of one prompt. `add_special`: add the vocabulary's BOS and EOS. Raises `InvalidRequest`."""
-    if not isinstance(prompt, TextWithMedia):
-        tokens = tokenize_mixed(model.vocab, prompt, path, add_special=add_special, parse_special=parse_special)
-        return MediaPrompt(tokens)
-    if model.media is None:
-        named = prompt.media[0]  # a message part has a type
-        raise InvalidRequest(f"{path}: {_CANNOT}", path) if named.kind == "file" else unseen(named)
-    shown = can_show(model)
-    for medium in prompt.media:
-        if not shown(medium):
-            raise unseen(medium)
-    parts = prompt.cut(model.media.marker)
-    return read_parts(parts, model, seen, add_special=add_special, parse_special=parse_special)
+    return tuple(medium for prompt in prompts for medium in prompt.media)
 
 
 def prompt_text(tokens: Sequence[int], model: LoadedModel) -> str:
@@ -109,40 +115,22 @@ def prompt_text(tokens: Sequence[int], model: LoadedModel) -> str:
     return text.decode("utf-8", "replace")
 
 
-def tokenize_mixed(vocab: Vocab, prompt: Mixed, path: str, *, add_special: bool, parse_special: bool) -> list[int]:
-    """Return the tokens of one prompt. Raises `InvalidRequest` for a token id past the vocabulary."""
-    if isinstance(prompt, str):
-        return vocab.tokenize(prompt, add_special=add_special, parse_special=parse_special)
-    tokens: list[int] = []
-    for index, entry in enumerate(prompt):
-        if isinstance(entry, str):
-            first = add_special and index == 0
-            tokens += vocab.tokenize(entry, add_special=first, parse_special=parse_special)
-        else:
-            check_token(vocab, entry, f"{path}.{index}")
-            tokens.append(entry)
-    return tokens
-
-
-def read_mixed(value: object, path: str) -> Mixed:
+def read_mixed(value: object, path: str) -> GivenPrompt:
     """Return a text, or a list of token ids and texts. Raises `InvalidRequest`."""
     if isinstance(value, str):
-        return value
+        return GivenPrompt(value, path)
     if not isinstance(value, list):
-        raise InvalidRequest(
-            f"{path}: must be a string or a list of token ids and strings, not {json_kind(value)}", path
-        )
+        raise invalid(path, f"must be a string or a list of token ids and strings, not {json_kind(value)}")
     for index, entry in enumerate(value):
         if not isinstance(entry, str) and not _is_token(entry):
-            where = f"{path}.{index}"
-            raise InvalidRequest(f"{where}: must be a token id or a string, not {json_kind(entry)}", where)
-    return value
+            raise invalid(f"{path}.{index}", f"must be a token id or a string, not {json_kind(entry)}")
+    return GivenPrompt(value, path)
 
 
 def check_token(vocab: Vocab, token: int, path: str) -> None:
     """Raise `InvalidRequest` for an id past the vocabulary: the native library would end the process."""
     if not 0 <= token < vocab.n_tokens:
-        raise InvalidRequest(f"{path}: token id {token} is outside of the vocabulary (0 to {vocab.n_tokens - 1})", path)
+        raise invalid(path, f"token id {token} is outside of the vocabulary (0 to {vocab.n_tokens - 1})")
 
 
 def _prompt(value: object, path: str) -> GivenPrompt:
@@ -150,10 +138,9 @@ def _prompt(value: object, path: str) -> GivenPrompt:
         return read_object(value, path)
     if not isinstance(value, str | list):
         raise InvalidRequest(FORMS, path)
-    prompt = read_mixed(value, path)
-    if prompt == []:
-        raise InvalidRequest(f"{path}: must not be empty", path)
-    return prompt
+    if value == []:
+        raise invalid(path, "must not be empty")
+    return read_mixed(value, path)
 
 
 def read_object(value: dict[str, Any], path: str) -> GivenPrompt:
@@ -165,27 +152,26 @@ def read_object(value: dict[str, Any], path: str) -> GivenPrompt:
         return read_mixed(value["prompt_string"], f"{path}.prompt_string")
     text = value["prompt_string"]
     if not isinstance(text, str):
-        raise InvalidRequest(f"{path}.prompt_string: must be a string", f"{path}.prompt_string")
+        raise invalid(f"{path}.prompt_string", "must be a string")
     files = [given] if isinstance(given, str) else given
     if not isinstance(files, list):
-        raise InvalidRequest(f"{where}: must be a list of files in base64, not {json_kind(given)}", where)
+        raise invalid(where, f"must be a list of files in base64, not {json_kind(given)}")
     for index, file in enumerate(files):
         if not isinstance(file, str):
-            at = f"{where}.{index}"
-            raise InvalidRequest(f"{at}: must be a file in base64, not {json_kind(file)}", at)
+            raise invalid(f"{where}.{index}", f"must be a file in base64, not {json_kind(file)}")
     media = tuple(Media("file", at=f"{where}.{index}", source=MediaUrl(file)) for index, file in enumerate(files))
 
     def cut(marker: str) -> Sequence[str | Media]:
         pieces = text.split(marker)
         if len(pieces) != len(media) + 1:
             said = f"it has the marker {marker} {len(pieces) - 1} times, and there are {len(media)} files"
-            raise InvalidRequest(f"{path}: Failed to tokenize prompt: {said}", path)
+            raise invalid(path, f"Failed to tokenize prompt: {said}")
         parts: list[str | Media] = [pieces[0]]
         for medium, piece in zip(media, pieces[1:], strict=True):
             parts += (medium, piece)
         return [part for part in parts if part != ""]
 
-    return TextWithMedia(text, media, cut)
+    return GivenPrompt(text, path, media, cut)
 
 
 def _is_token(value: object) -> bool:

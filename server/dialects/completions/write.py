@@ -25,40 +25,33 @@ _LISTS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
 _MAYBE_ADDED = 2  # tokens at the prompt's start that its text may lack
 
 
-@dataclass(frozen=True, slots=True)
 class Echo:
     """The prompt at the start of a choice's text.
 
-    ``pieces``: the prompt's tokens if their log probabilities are requested. The first token of a media part, or a
-    slice of one, is its ``marker``, and the others are empty.
+    `pieces`: the prompt's tokens if their log probabilities are requested. The first token of a media part, or a slice
+    of one, is its `marker`, and the others are empty. ``lists`` grow with the log probabilities, step by step for a
+    long prompt.
     """
 
-    text: str = ""
-    pieces: tuple[bytes, ...] = ()
-    marker: bytes = b""
-
-
-class PromptLists:
-    """The lists of an echoed prompt. They grow with the prompt's log probabilities, step by step for a long prompt."""
-
-    def __init__(self, echo: Echo) -> None:
+    def __init__(self, text: str = "", pieces: Sequence[bytes] = (), marker: bytes = b"") -> None:
+        self.text, self.pieces = text, pieces
         self.lists: Json = {name: [] for name in _LISTS}
-        self._pieces, self._marker = echo.pieces, echo.marker
-        self._encoded = echo.text.encode("utf-8", "replace")
+        self._marker = marker
+        self._encoded = text.encode("utf-8", "replace")
         self._at = 0  # the bytes of the text that tokens have taken
         self._n_chars = 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self.add([None] * bool(echo.pieces))  # the first token has no log probability
+        self.add([None] * bool(pieces))  # the first token has no log probability
 
     @property
     def complete(self) -> bool:
         """Whether every token is there."""
-        return len(self.lists["tokens"]) == len(self._pieces)
+        return len(self.lists["tokens"]) == len(self.pieces)
 
     def add(self, scores: Sequence[TokenLogprob | None]) -> None:
         """Take the log probabilities of the next tokens; those of media have none."""
         start = len(self.lists["tokens"])
-        for piece, score in zip(self._pieces[start : start + len(scores)], scores, strict=True):
+        for piece, score in zip(self.pieces[start : start + len(scores)], scores, strict=True):
             text = "" if piece == self._marker else _shown(piece)
             _add(self.lists, text, score, self._n_chars)
             taken = self._encoded[self._at : self._at + self._length(piece)]
@@ -90,7 +83,7 @@ def echo(vocab: Vocab, text: str, prompt: MediaPrompt, marker: str = "") -> Echo
     pieces = (
         vocab.piece(token) if token >= 0 else encoded if at in starts else b"" for at, token in enumerate(prompt.tokens)
     )
-    return Echo(text, tuple(pieces), encoded)
+    return Echo(text, list(pieces), encoded)
 
 
 class TokenLists:
@@ -174,9 +167,8 @@ class CompletionWriter(Writer):
     def __init__(self, header: Header, echoes: Sequence[Echo], form: CompletionForm) -> None:
         n = form.n
         self._form, self._n, self._echoes = form, n, echoes
-        self._prompts = [PromptLists(echo) for echo in echoes]
         self._choices = [_Choice(prompt) for prompt in range(len(echoes)) for _ in range(n)]
-        self._held: dict[int, list[Event]] = {p: [] for p, lists in enumerate(self._prompts) if not lists.complete}
+        self._held: dict[int, list[Event]] = {p: [] for p, echo in enumerate(echoes) if not echo.complete}
         self._lists = [TokenLists(len(echo.text)) for echo in echoes for _ in range(n)] if form.lists else []
         self._head: Json = {
             "created": header.created,
@@ -205,10 +197,10 @@ class CompletionWriter(Writer):
         if prompt not in self._held or isinstance(event, Progress):
             return self._written(prompt, event)
         if isinstance(event, PromptLogprobs):
-            self._prompts[prompt].add(event.tokens)
+            self._echoes[prompt].add(event.tokens)
         else:
             self._held[prompt].append(event)
-        if not self._prompts[prompt].complete:
+        if not self._echoes[prompt].complete:
             return []
         return [chunk for one in self._held.pop(prompt) for chunk in self._written(prompt, one)]
 
@@ -223,7 +215,7 @@ class CompletionWriter(Writer):
                 return self._delta(index, text, logprobs, extra)
             case Started(index=index):
                 echo = self._echoes[prompt]
-                logprobs = {"content": [], **self._prompts[prompt].lists} if echo.pieces else None
+                logprobs = {"content": [], **echo.lists} if echo.pieces else None
                 return self._delta(prompt * self._n + index, echo.text, logprobs)
             case Finished():
                 return [self._last(prompt, event)]

@@ -20,10 +20,11 @@ from server.dialects.mcp import (
     Token,
     Url,
     check_labels,
-    tool_of,
+    shown_tool,
+    tools_of,
     with_token,
 )
-from server.errors import InvalidRequest
+from server.errors import invalid
 from server.mcp.results import McpTool
 
 TOOLSET = "mcp_toolset"
@@ -74,11 +75,6 @@ class McpServerParam(Body):
     tool_configuration: ToolConfiguration = Field(default_factory=ToolConfiguration)
 
 
-def uses_mcp(given: Mapping[str, Any]) -> bool:
-    """Return whether a body names MCP servers."""
-    return bool(given.get("mcp_servers"))
-
-
 def has_toolsets(given: Mapping[str, Any]) -> bool:
     """Return whether a body uses toolsets, whose clients know ``mcp_tool_listing`` blocks."""
     return bool(_toolsets(given.get("tools")))
@@ -87,14 +83,18 @@ def has_toolsets(given: Mapping[str, Any]) -> bool:
 def read_mcp(given: Mapping[str, Any], betas: str) -> list[McpRequest]:
     """Return the servers that a body names. `betas`: the header ``anthropic-beta``. Raises `InvalidRequest`."""
     toolsets = _toolsets(given.get("tools"))
-    found = [
-        _server(entry, at, toolsets, strict=STRICT_BETA in betas)
-        for entry, at in objects_in(given["mcp_servers"], "mcp_servers")
-    ]
+    found = []
+    for entry, at in objects_in(given["mcp_servers"], "mcp_servers"):
+        server = parse(McpServerParam, entry, at)
+        toolset, _ = toolsets.get(server.name, (None, ""))
+        if toolset is None and STRICT_BETA in betas:
+            raise invalid(f"{at}.name", "no mcp_toolset in tools refers to this server")
+        token, allowed = with_token({}, server.authorization_token), (toolset or server.tool_configuration).enables
+        found.append(McpRequest(server.name, at, server.url, f"{at}.url", token, allowed=allowed))
     check_labels(found, "mcp_servers", "name")
     for name, (_, at) in toolsets.items():
         if name not in {server.label for server in found}:
-            raise _refused(f"{at}.mcp_server_name", "mcp_servers has no server of that name")
+            raise invalid(f"{at}.mcp_server_name", "mcp_servers has no server of that name")
     return found
 
 
@@ -113,8 +113,7 @@ def pinned_lists(given: Mapping[str, Any]) -> dict[str, tuple[McpTool, ...]]:
 
 
 def _tools_of(listed: object, at: str) -> tuple[McpTool, ...]:
-    tools = [tool_of(tool) for tool, _ in objects_in(listed, f"{at}.tools")]
-    return tuple(tool for tool in tools if tool is not None)
+    return tools_of([tool for tool, _ in objects_in(listed, f"{at}.tools")])
 
 
 def _listings(messages: object) -> Iterator[tuple[Mapping[str, Any], str]]:
@@ -129,14 +128,7 @@ def _listings(messages: object) -> Iterator[tuple[Mapping[str, Any], str]]:
 def listing_blocks(offered: Iterable[OfferedServer]) -> list[Json]:
     """Return an ``mcp_tool_listing`` block for each server that was asked for its tools. Clients return it later."""
     return [
-        {
-            "type": LISTING,
-            "mcp_server_name": each.request.label,
-            "tools": [
-                {"name": tool.name, "description": tool.description, "input_schema": dict(tool.schema)}
-                for tool in each.tools
-            ],
-        }
+        {"type": LISTING, "mcp_server_name": each.request.label, "tools": list(map(shown_tool, each.tools))}
         for each in offered
         if not each.is_known and each.fault is None
     ]
@@ -150,27 +142,9 @@ def _toolsets(tools: object) -> dict[str, tuple[McpToolset, str]]:
             at = f"tools.{place}"
             toolset = parse(McpToolset, entry, at)
             if toolset.mcp_server_name in found:
-                raise _refused(f"{at}.mcp_server_name", "two toolsets have the same server")
+                raise invalid(f"{at}.mcp_server_name", "two toolsets have the same server")
             found[toolset.mcp_server_name] = toolset, at
     return found
-
-
-def _server(entry: object, at: str, toolsets: Mapping[str, tuple[McpToolset, str]], *, strict: bool) -> McpRequest:
-    server = parse(McpServerParam, entry, at)
-    if strict and server.name not in toolsets:
-        raise _refused(f"{at}.name", "no mcp_toolset in tools refers to this server")
-    return McpRequest(
-        server.name,
-        at,
-        server.url,
-        f"{at}.url",
-        with_token({}, server.authorization_token),
-        allowed=toolsets[server.name][0].enables if server.name in toolsets else server.tool_configuration.enables,
-    )
-
-
-def _refused(path: str, reason: str) -> InvalidRequest:
-    return InvalidRequest(f"{path}: {reason}", path)
 
 
 def without_toolsets(tools: object) -> object:

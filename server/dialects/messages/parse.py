@@ -39,12 +39,13 @@ from server.dialects.dialect import NO_CALLER, Caller, Dialect, Generation
 from server.dialects.errors import anthropic_error_event
 from server.dialects.fields import (
     MAX_MESSAGES,
+    Blocks,
     Body,
     Count,
+    Format,
     Messages,
-    Objects,
     TextOrObject,
-    TextOrObjects,
+    ToolObjects,
     as_array,
     as_object,
     as_string,
@@ -63,15 +64,15 @@ from server.dialects.generation import (
     asked_to_think,
     template_kwargs,
 )
-from server.dialects.mcp import NO_SERVER_TOOLS, OfferedTools, ServerTools, ToolRounds, function_name
-from server.dialects.messages.mcp import LISTING, ToolConfig, without_toolsets
+from server.dialects.mcp import NO_SERVER_TOOLS, ServerTools, ToolRounds, function_name
+from server.dialects.messages.mcp import LISTING, ToolConfig, has_toolsets, listing_blocks, unlisted, without_toolsets
 from server.dialects.messages.write import PING, MessageWriter, Names
 from server.dialects.reasoning_cipher import NO_CIPHER, ReasoningCipher, TamperedReasoning
 from server.dialects.sampling import SamplingFields
 from server.dialects.tool_types import TOOLSETS, Toolset, ToolType, anthropic_type
 from server.dialects.tools import ClientName, ReadTool, ToolReader, is_strict, model_name, name_and_description
 from server.dialects.warnings import FOREIGN_REASONING, left_out, unused_fields
-from server.errors import InvalidRequest, short
+from server.errors import InvalidRequest, invalid, short
 from server.media.source import NOTHING_SEEN, Media, MediaUrl, Seen, Source, StoredFile
 from server.pool.model import LoadedModel
 from server.structured.response_format import ANY_OBJECT, ResponseFormat
@@ -87,7 +88,7 @@ class OutputConfig(Body):
     """``output_config``."""
 
     effort: str | None = None
-    format: dict[str, Any] | None = None
+    format: Format | None = None
 
 
 class MessagesBody(ServingFields, SamplingFields):
@@ -96,14 +97,14 @@ class MessagesBody(ServingFields, SamplingFields):
     also_known = (*_SERVERS_OWN, "context_management")
     max_tokens: Count | None = None
     messages: Messages = None
-    system: TextOrObjects = None
+    system: Blocks = None
     stop_sequences: Stops | None = None
-    tools: Objects = None
+    tools: ToolObjects = None
     tool_choice: TextOrObject = None
     thinking: ReasoningOption | None = None
     metadata: dict[str, Any] | None = None
     output_config: OutputConfig | None = None
-    output_format: dict[str, Any] | None = None
+    output_format: Format | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 
@@ -145,7 +146,7 @@ def parse_messages(
     cipher: ReasoningCipher = NO_CIPHER,
     *,
     generate: bool = True,
-    mcp: OfferedTools | None = None,
+    mcp: ServerTools | None = None,
 ) -> MessagesRequest:
     """Validate the fields that don't depend on a model. Raises `InvalidRequest`.
 
@@ -157,6 +158,7 @@ def parse_messages(
         body = body.model_copy(update={"max_tokens": DEFAULT_MAX_TOKENS})
     warnings = list(_left_out(given, has_mcp=mcp is not None))
     own = body.tools if mcp is None else without_toolsets(body.tools)
+    offered = () if mcp is None else mcp.offered
     functions = [] if mcp is None else list(chain.from_iterable(mcp.functions.values()))
     choice = None if mcp is not None and not (own or functions) else body.tool_choice  # no server could list its tools
     reader, omitted = MessageTools(own, functions), list[str]()
@@ -173,11 +175,13 @@ def parse_messages(
     return MessagesRequest(
         options=GenerationFields.of(body, stop=body.stop_sequences, user=(body.metadata or {}).get("user_id")),
         media=conversation.media,
-        warnings=unused_fields(given, MessagesBody, [*warnings, *omitted]),
+        warnings=[*unused_fields(given, MessagesBody, [*warnings, *omitted]), *unlisted(offered)],
         conversation=conversation,
         cipher=cipher,
         names=reader.names,
         show_reasoning=body.thinking is None or body.thinking.display != "omitted",
+        server_tools=mcp,
+        listings=listing_blocks(offered) if offered and has_toolsets(given) else (),
     )
 
 
@@ -211,10 +215,10 @@ def _shape(given: dict[str, Any] | None, at: str) -> ResponseFormat | None:
     if given is None:
         return None
     if given.get("type") != "json_schema":
-        raise InvalidRequest(f'{at}.type: must be "json_schema"', f"{at}.type")
+        raise invalid(f"{at}.type", 'must be "json_schema"')
     schema = given.get("schema")
     if not isinstance(schema, dict):
-        raise InvalidRequest(f"{at}.schema: must be a JSON Schema", f"{at}.schema")
+        raise invalid(f"{at}.schema", "must be a JSON Schema")
     return ResponseFormat("schema", schema or ANY_OBJECT, f"{at}.schema")
 
 
@@ -272,7 +276,7 @@ class MessageTools(ToolReader):
         configs, at = parse(ToolsetParam, given, path).configs, f"{path}.configs"
         for name in configs:
             if name not in toolset.functions:
-                raise InvalidRequest(f"{at}.{short(name)}: the toolset has no such tool", f"{at}.{short(name)}")
+                raise invalid(f"{at}.{short(name)}", "the toolset has no such tool")
         for name, (description, parameters) in toolset.functions.items():
             config = configs.get(name) or ToolConfig()
             if config.enabled is False or (config.enabled is None and name in toolset.off):
@@ -315,10 +319,10 @@ def read_conversation(
     the model starts. Raises `InvalidRequest` with a path such as ``messages.0.content.1.text``.
     """
     if messages is None:
-        raise InvalidRequest("messages: is required", "messages")
+        raise invalid("messages", "is required")
     messages = as_array(messages, "messages")
     if len(messages) > MAX_MESSAGES:
-        raise InvalidRequest(f"messages: must have at most {MAX_MESSAGES} messages", "messages")
+        raise invalid("messages", f"must have at most {MAX_MESSAGES} messages")
     reader = _Reader(warnings, tools, cipher)
     reader.read_system(system)
     for index, message in enumerate(messages):
@@ -371,7 +375,7 @@ class _Reader:
         given = as_object(given, path)
         role, content = given.get("role"), given.get("content")
         if role not in _ROLES:
-            raise InvalidRequest(f'{path}.role: must be "user", "assistant" or "system"', f"{path}.role")
+            raise invalid(f"{path}.role", 'must be "user", "assistant" or "system"')
         self.role = role
         if isinstance(content, str):
             self.messages.append(Message(role, content))
@@ -402,8 +406,7 @@ class _Reader:
 
     def _require(self, kind: str, path: str, *roles: str) -> None:
         if self.role not in roles:
-            said = f"a block of type {kind!r} can't be in a message of the role {self.role!r}"
-            raise InvalidRequest(f"{path}.type: {said}", f"{path}.type")
+            raise invalid(f"{path}.type", f"a block of type {kind!r} can't be in a message of the role {self.role!r}")
 
     def _end(self) -> None:
         """Create a message from the content so far."""
@@ -581,7 +584,7 @@ def _nested(given: Block, path: str) -> list[Part]:
     parts: list[Part] = []
     for block, where in _blocks(given.get("content"), f"{path}.content"):
         if block["type"] not in ("text", "image"):
-            raise InvalidRequest(f'{where}.type: must be "text" or "image"', f"{where}.type")
+            raise invalid(f"{where}.type", 'must be "text" or "image"')
         parts.append(TextPart(string_of(block, "text", where)) if block["type"] == "text" else _image(block, where))
     return parts
 

@@ -19,8 +19,9 @@ from types import MappingProxyType
 import orjson
 
 from server.chat.assembler import Delta, Item, Kind, NewParser
+from server.chat.conversation import Call
 from server.dialects.common import Header, Json, page_of, random_id, rfc3339, typed_event
-from server.dialects.mcp import NO_SERVER_TOOLS, CallableTool, Outcome, RoundWriter, ServerCall
+from server.dialects.mcp import NO_SERVER_TOOLS, CallableTool, Outcome, RoundWriter
 from server.dialects.messages.mcp import result_block
 from server.dialects.reasoning_cipher import NO_CIPHER
 from server.dialects.tools import ClientName
@@ -133,7 +134,7 @@ class MessageWriter(RoundWriter):
         """Return the last events; without server tools they came with the end of the only round."""
         return self._ending() if self.server_tools else []
 
-    def completed(self, call: ServerCall, outcome: Outcome) -> list[bytes]:
+    def completed(self, call: Call, outcome: Outcome) -> list[bytes]:
         """Take the outcome of a call; return its events."""
         self._results.append(result_block(call.id, outcome))
         return self._whole_block(self._results[-1])

@@ -27,6 +27,7 @@ _OWN_TOKENS = 2  # of the suffix's share: that of the suffix and that of the mid
 class Extra(Body):
     """A further file, or a part of one."""
 
+    also_known = ("time",)  # of llama.vim
     text: str
     filename: str = "tmp"
 

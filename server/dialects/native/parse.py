@@ -12,31 +12,16 @@ import orjson
 from pydantic import Field
 
 from server.chat.prompt import allowance, ended_by
-from server.dialects.adapters import pairs
 from server.dialects.common import Json, random_id
-from server.dialects.completions.prompt import (
-    Mixed,
-    PromptRequest,
-    prompt_media,
-    read_mixed,
-    read_prompts,
-    tokenize_mixed,
-)
+from server.dialects.completions.prompt import GivenPrompt, PromptRequest, prompt_media, read_mixed, read_prompts
 from server.dialects.constraints import read_shape
 from server.dialects.dialect import NO_CALLER, Caller, Dialect, Generation
 from server.dialects.fields import Object, Prompt, field_error, parse
-from server.dialects.generation import (
-    MAX_PROBS,
-    GenerationFields,
-    Logprobs,
-    prompt_requests,
-    refuse_thinking,
-)
+from server.dialects.generation import MAX_PROBS, GenerationFields, Logprobs, prompt_requests, refuse_thinking
 from server.dialects.native.fim import Extra, Gap, extra_tokens, fim_tokens, fitting_extra, require_fim
-from server.dialects.native.write import NativeWriter, whole_settings
+from server.dialects.native.write import NativeWriter
 from server.dialects.warnings import unused_fields
 from server.engine.media import MediaPrompt
-from server.engine.request import Request
 from server.formats.parsing.reasoning import open_reasoning
 from server.media.source import NOTHING_SEEN, Seen
 from server.pool.model import LoadedModel
@@ -108,8 +93,9 @@ class NativeRequest(PromptRequest):
         constraint, prompts = _budgeted(constraint, body, model), self.tokens(model, seen)
         request_id = f"cmpl-{random_id()}"
         requests = prompt_requests(body, model, request_id, prompts, constraint, body.wanted_probs, caller=caller)
-        settings = _settings(body, requests[0], model)
-        return Generation(requests, NativeWriter(requests, model, body, settings, body.response_fields or ()))
+        return Generation(
+            requests, NativeWriter(requests, model, body, body.response_fields or (), **_settings(body, model))
+        )
 
 
 def parse_native(given: dict[str, Any]) -> NativeRequest:
@@ -153,21 +139,16 @@ def _budgeted(constraint: Constraint | None, body: NativeBody, model: LoadedMode
     return ended_by(allowed, None, model.vocab, (opening, ends[0]), begun=begun, other_ends=others, reopens=True)
 
 
-def _settings(body: NativeBody, request: Request, model: LoadedModel) -> Json:
+def _settings(body: NativeBody, model: LoadedModel) -> Json:
     reasoning, schema = body.reasoning_format or model.spec.chat.reasoning_format, body.schema_wanted
-    return whole_settings(
-        request,
-        model.vocab,
-        stream=bool(body.stream),
+    return {
         # A schema has llguidance's form, as a llama-server that is built with llguidance shows it.
-        grammar=body.grammar or "" if schema is None else _LLGUIDANCE.format(orjson.dumps(schema).decode()),
-        reasoning_format="deepseek" if reasoning == "auto" else reasoning,
-        spec_type=model.spec.engine.asked_spec_type,
-        lora=pairs(body.lora),
-        generation_prompt=body.generation_prompt or "",
-        grammar_lazy=bool(body.grammar_lazy),
-        grammar_triggers=body.triggers.shown(model.vocab),
-    )
+        "grammar": body.grammar or "" if schema is None else _LLGUIDANCE.format(orjson.dumps(schema).decode()),
+        "reasoning_format": "deepseek" if reasoning == "auto" else reasoning,
+        "generation_prompt": body.generation_prompt or "",
+        "grammar_lazy": bool(body.grammar_lazy),
+        "grammar_triggers": body.triggers.shown(model.vocab),
+    }
 
 
 MAX_FILES = 1024
@@ -196,8 +177,8 @@ class InfillBody(NativeBody):
 class InfillRequest(NativeRequest):
     """An infill request before a model tokenizes it."""
 
-    prefix: Mixed
-    suffix: Mixed
+    prefix: GivenPrompt
+    suffix: GivenPrompt
     prompt: str
     files: list[Extra]
 
@@ -208,8 +189,8 @@ class InfillRequest(NativeRequest):
         vocab, spec = model.vocab, model.spec
         require_fim(vocab)
         gap = Gap(
-            prefix=tokenize_mixed(vocab, self.prefix, "input_prefix", add_special=False, parse_special=False),
-            suffix=tokenize_mixed(vocab, self.suffix, "input_suffix", add_special=False, parse_special=False),
+            prefix=self.prefix.tokens(vocab),
+            suffix=self.suffix.tokens(vocab),
             prompt=vocab.tokenize(self.prompt, add_special=False, parse_special=True),
         )
         extra = fitting_extra(

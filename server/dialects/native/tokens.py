@@ -7,13 +7,7 @@ from typing import Any
 import orjson
 
 from server.dialects.common import Json
-from server.dialects.completions.prompt import (
-    check_token,
-    prompt_media,
-    read_mixed,
-    read_object,
-    read_prompt,
-)
+from server.dialects.completions.prompt import check_token, prompt_media, read_mixed, read_object
 from server.dialects.fields import Body, Prompt, parse
 from server.dialects.warnings import unused_fields
 from server.media.source import Media, Seen
@@ -50,7 +44,7 @@ class DetokenizeBody(Body):
 
 @dataclass(frozen=True, slots=True)
 class TokensRequest:
-    """A checked body. ``work`` makes the reply with a model and the request's media. ``salt``: see `ModelRequest`."""
+    """A checked body. ``work`` makes the reply with a model and the request's media. It has no ``salt``."""
 
     model: str | None
     warnings: Sequence[str]
@@ -75,7 +69,7 @@ def read_tokenize(received: dict[str, Any]) -> TokensRequest:
     def tokenize(model: LoadedModel, seen: Seen) -> Json:
         if given is None:
             return {"tokens": []}
-        read = read_prompt(*(content, model, seen, path), add_special=add_special, parse_special=body.parse_special)
+        read = content.read(model, seen, add_special=add_special, parse_special=body.parse_special)
         tokens, vocab = [max(token, _MEDIUM) for token in read.tokens] if read.spans else read.tokens, model.vocab
         if len(tokens) > _SLICE:
             return {"tokens": orjson.Fragment(_written(tokens, vocab if body.with_pieces else None))}

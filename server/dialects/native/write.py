@@ -24,7 +24,6 @@ from server.dialects.dialect import Caller, Generation, Writer
 from server.dialects.generation import GenerationFields
 from server.engine.request import Adapters, Event, Finished, Progress, Request, SamplingParams, Text
 from server.pool.model import LoadedModel
-from server.vocab import Vocab
 
 
 def picked(reply: Mapping[str, Any], paths: Sequence[str]) -> Json:
@@ -51,17 +50,21 @@ class _Choice:
 
 
 class NativeWriter(Writer):
-    """Writes a native reply: an object, or an array of them where there are several choices."""
+    """Writes a native reply: an object, or an array of them where there are several choices.
+
+    `settings`: what ``generation_settings`` shows besides the `fields` that all dialects share.
+    """
 
     def __init__(
         self,
         requests: Sequence[Request],
         model: LoadedModel,
         fields: GenerationFields,
-        settings: Json,
         response_fields: Sequence[str] = (),
+        **settings: object,
     ) -> None:
-        self._requests, self._settings, self._response_fields = requests, settings, response_fields
+        self._requests, self._response_fields = requests, response_fields
+        self._settings = _whole_settings(requests[0], model, fields, settings)
         self._model = model.spec.id
         self._return_tokens = bool(fields.return_tokens)
         self._prompts = [prompt_text(request.prompt, model) for request in requests]
@@ -98,10 +101,6 @@ class NativeWriter(Writer):
                 if not self._requests[prompt].timings_per_token:
                     del extra["timings"]
                 return [self._chunk(prompt, event.index, "", (), extra)]
-        return []
-
-    def finish(self) -> list[bytes]:
-        """Return nothing: each choice has its own last event."""
         return []
 
     def final(
@@ -184,10 +183,14 @@ def generation_settings(
     return {name: value for name, value in _settings(shown, {"spec_type": spec_type}, ()).items() if name not in _LONG}
 
 
-def whole_settings(request: Request, vocab: Vocab, *, lora: Adapters, **given: object) -> dict[str, Any]:
-    """Return the whole object: ``grammar`` in the form of its source, `lora` as the client gave it."""
-    shown = _settings(request, given, lora)
-    never = vocab.eog if request.sampling.ignore_eos else ()
+def _whole_settings(
+    request: Request, model: LoadedModel, fields: GenerationFields, given: Mapping[str, object]
+) -> dict[str, Any]:
+    """Return the whole object: ``grammar`` in the form of its source, ``lora`` as the client gave it."""
+    spec_type = model.spec.engine.asked_spec_type
+    given = {"stream": bool(fields.stream), "grammar": fields.grammar or "", "spec_type": spec_type, **given}
+    shown = _settings(request, given, pairs(fields.lora))
+    never = model.vocab.eog if request.sampling.ignore_eos else ()
     return shown | {"logit_bias": shown["logit_bias"] + [{"bias": None, "token": token} for token in sorted(never)]}
 
 
@@ -238,16 +241,7 @@ def verbose(
     """
     if not (caller.verbose if fields.verbose is None else fields.verbose):
         return generation
-    settings = whole_settings(
-        generation.requests[0],
-        model.vocab,
-        lora=pairs(fields.lora),
-        stream=bool(fields.stream),
-        grammar=fields.grammar or "",
-        spec_type=model.spec.engine.asked_spec_type,
-        generation_prompt=generation_prompt,
-    )
-    native = NativeWriter(generation.requests, model, fields, settings)
+    native = NativeWriter(generation.requests, model, fields, generation_prompt=generation_prompt)
     return replace(generation, writer=_VerboseWriter(generation.writer, native))
 
 

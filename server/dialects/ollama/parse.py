@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
+from server.chat.assembler import NewParser
 from server.chat.conversation import (
     Call,
     Content,
@@ -24,13 +25,12 @@ from server.chat.conversation import (
     refuse_unseen,
     text_content,
 )
-from server.chat.prepare import Prepared, prepare
 from server.chat.prompt import can_show, read_parts
 from server.dialects.chat.parse import ChatTools
 from server.dialects.common import random_id
 from server.dialects.completions.prompt import check_token
 from server.dialects.content import link
-from server.dialects.dialect import NO_CALLER, Caller, Dialect, Generation, ParsedRequest
+from server.dialects.dialect import NO_CALLER, Caller, Dialect, Generation
 from server.dialects.errors import error_line
 from server.dialects.fields import (
     INT32_MAX,
@@ -39,8 +39,8 @@ from server.dialects.fields import (
     Body,
     CountOrAll,
     Messages,
-    Objects,
     Strings,
+    ToolObjects,
     Whole,
     as_array,
     as_object,
@@ -54,8 +54,8 @@ from server.dialects.generation import (
     MAX_TOP_LOGPROBS,
     GenerationFields,
     Logprobs,
+    ParsedRequest,
     Stop,
-    prepared_request,
     prompt_requests,
 )
 from server.dialects.native.fim import suffix_prompt
@@ -65,7 +65,7 @@ from server.dialects.sampling import SamplingFields
 from server.dialects.warnings import deprecated_fields, unknown_fields
 from server.engine.media import MediaPrompt
 from server.engine.request import Request
-from server.errors import InvalidRequest, short
+from server.errors import invalid, short_json
 from server.formats.parsing.stream_parser import plain_parser
 from server.media.source import NOTHING_SEEN, Media, Seen
 from server.pool.model import LoadedModel
@@ -132,7 +132,7 @@ def read_ollama_messages(value: object) -> list[Message]:
         return []
     value = as_array(value, "messages")
     if len(value) > MAX_MESSAGES:
-        raise InvalidRequest(f"messages: must have at most {MAX_MESSAGES} messages", "messages")
+        raise invalid("messages", f"must have at most {MAX_MESSAGES} messages")
     waiting: list[Call] = []  # calls without a result so far
     return [_message(message, f"messages.{index}", waiting) for index, message in enumerate(value)]
 
@@ -162,7 +162,7 @@ def _message(given: object, path: str, waiting: list[Call]) -> Message:
     given = as_object(given, path)
     role = text_of(given, "role", path).lower()
     if not role:
-        raise InvalidRequest(f"{path}.role: is required", f"{path}.role")
+        raise invalid(f"{path}.role", "is required")
     content = content_of(text_of(given, "content", path), given.get("images"), f"{path}.images")
     reasoning_text = text_of(given, "thinking", path)
     if role != "tool":
@@ -240,7 +240,7 @@ class OllamaChatBody(AskBody):
     """The body of ``POST /api/chat``."""
 
     messages: Messages = None
-    tools: Objects = None
+    tools: ToolObjects = None
 
 
 class OllamaGenerateBody(AskBody):
@@ -270,7 +270,6 @@ class OllamaRequest(ParsedRequest):
     reply: Reply
     conversation: Conversation | None
     response_format: ResponseFormat | None
-    logprobs: Logprobs
     began: float
     reasons: bool = False
     message: Message = _NO_MESSAGE
@@ -288,16 +287,15 @@ class OllamaRequest(ParsedRequest):
         loaded = time.perf_counter()
         reply = self.reply.named(model.spec.id)
         if self.reasons and not can_think(model.template):
-            raise InvalidRequest(f"think: {reply.model!r} does not support thinking", "think")
-        prepared = None if self.conversation is None else prepare(self.conversation, model, seen)
+            raise invalid("think", f"{reply.model!r} does not support thinking")
         request_id = f"ollama-{random_id()}"
-        if prepared is None:
+        parser: NewParser = plain_parser
+        if self.conversation is None:
             request = _raw_request(self, model, seen, request_id, caller)
         else:
-            prepared = _after_context(prepared, self.context, model)
-            request = prepared_request(prepared, self.options, model, request_id, self.logprobs, caller=caller)
+            prepared, request = self.prepare(request_id, self.conversation, model, seen, caller)
+            request, parser = _after_context(request, self.context, model), prepared.output.parser
         context = [token for token in request.prompt if token >= 0]  # media can't be sent back
-        parser = plain_parser if prepared is None else prepared.output.parser
         shown = context if self.returns_context else None
         writer = OllamaWriter(reply, parser, began=self.began, loaded=loaded, prompt=shown)
         return Generation([request], writer)
@@ -327,14 +325,14 @@ def parse_generate(given: dict[str, Any]) -> OllamaRequest:
     shape = _shape(body.format)
     if body.template:
         reason = "Ollama's templates can't be rendered here; leave it out, or send the whole prompt with raw"
-        raise InvalidRequest(f"template: {reason}", "template")
+        raise invalid("template", reason)
     if body.raw and (body.system or body.context):
         name = "system" if body.system else "context"
-        raise InvalidRequest(f"{name}: raw mode does not support template, system, or context", name)
+        raise invalid(name, "raw mode does not support template, system, or context")
     content = content_of(body.prompt or "", body.images, "images")
     user = Message("user", content)
     if body.suffix and body.images:
-        raise InvalidRequest("images: can't be used with a suffix", "images")
+        raise invalid("images", "can't be used with a suffix")
     conversation = None
     if not (body.raw or body.suffix) and (body.prompt or body.images):
         system = (Message("system", body.system),) if body.system else ()
@@ -378,22 +376,19 @@ def _shape(given: object) -> ResponseFormat | None:
     if given == "json":
         return ResponseFormat("schema", ANY_OBJECT, "format")
     if not isinstance(given, dict):
-        raise InvalidRequest(
-            f'format: must be "json" or a valid JSON Schema object, not {short(repr(given))}', "format"
-        )
+        raise invalid("format", f'must be "json" or a valid JSON Schema object, not {short_json(given)}')
     return ResponseFormat("schema", given or ANY_OBJECT, "format")
 
 
-def _after_context(prepared: Prepared, context: Sequence[int], model: LoadedModel) -> Prepared:
+def _after_context(request: Request, context: Sequence[int], model: LoadedModel) -> Request:
     """Return the prompt after the tokens of ``context``. Raises `InvalidRequest` for one past the vocabulary."""
     if not context:
-        return prepared
+        return request
     for index, token in enumerate(context):
         check_token(model.vocab, token, f"context.{index}")
-    tokens = prepared.tokens.tokens
-    n_dropped = int(tokens[0] == model.vocab.bos)
-    media = tuple(replace(span, start=span.start + len(context) - n_dropped) for span in prepared.tokens.spans)
-    return replace(prepared, tokens=MediaPrompt([*context, *tokens[n_dropped:]], media))
+    n_dropped = int(request.prompt[0] == model.vocab.bos)
+    media = tuple(replace(span, start=span.start + len(context) - n_dropped) for span in request.media)
+    return replace(request, prompt=[*context, *request.prompt[n_dropped:]], media=media)
 
 
 def _raw_request(ask: OllamaRequest, model: LoadedModel, seen: Seen, request_id: str, caller: Caller) -> Request:

@@ -9,11 +9,13 @@ import numpy as np
 import orjson
 from pydantic import AfterValidator
 
+from server.dialects.common import Json
 from server.dialects.fields import INT32_MAX, Body, TextOrStrings, Whole, field_error, parse, within
 from server.dialects.ollama.parse import KeepAlive, unused_options
-from server.dialects.vectors import EUCLIDEAN, MAX_INPUTS, VectorJob, check_dimensions, normalized
+from server.dialects.vectors import EUCLIDEAN, MAX_INPUTS, VectorJob, VectorRequest, check_dimensions, normalized
 from server.engine.runner_api import Pooling, Vectors
-from server.errors import InvalidRequest
+from server.errors import invalid
+from server.media.source import Seen
 from server.pool.model import LoadedModel
 
 
@@ -38,70 +40,67 @@ class OldEmbedBody(Body):
 
 
 @dataclass(frozen=True, slots=True)
-class Embed:
-    """A checked body of either. ``texts`` may be none: then the model is loaded and that is all."""
+class EmbedRequest(VectorRequest):
+    """A checked body of either. ``empty``: the reply if there is no text, so that the model is only loaded."""
 
-    model: str | None
-    texts: list[str]
-    keep_alive_s: float | None
-    began: float  # seconds of `time.perf_counter`
-    warnings: Sequence[str]
-    truncate: bool = False
-    dimensions: int = 0
-    old: bool = False
-
-    @property
-    def empty(self) -> bytes:
-        """Return the response for an empty input."""
-        return orjson.dumps({"embedding": []} if self.old else {"model": self.model or "", "embeddings": []})
+    empty: bytes = b""
 
 
-def read_embed(given: dict[str, Any]) -> Embed:
+def read_embed(given: dict[str, Any]) -> EmbedRequest:
     """Validate the fields that don't depend on a model. Raises `InvalidRequest`."""
     began, body = time.perf_counter(), parse(EmbedBody, given)
-    return Embed(
-        body.model or None,
-        _texts(body.input),
-        body.keep_alive,
-        truncate=body.truncate is not False,
-        dimensions=body.dimensions or 0,
-        began=began,
-        warnings=unused_options(given, EmbedBody),
-    )
+    texts, dimensions = _texts(body.input), body.dimensions or 0
+
+    def job(model: LoadedModel, _: Seen) -> VectorJob:
+        loaded = time.perf_counter()
+        check_dimensions(dimensions, model.embedder.info.n_embd)
+        inputs = _inputs(texts, model, truncate=body.truncate is not False)
+
+        def reply(found: Sequence[Vectors]) -> bytes:
+            rows = [vectors[:, : dimensions or None] for vectors in found]
+            return _written(
+                {
+                    "model": body.model or model.spec.id,
+                    "embeddings": [np.ascontiguousarray(normalized(row, EUCLIDEAN)[0]) for row in rows],
+                    "total_duration": int(1e9 * (time.perf_counter() - began)),
+                    "load_duration": int(1e9 * (loaded - began)),
+                    "prompt_eval_count": sum(map(len, inputs)),
+                }
+            )
+
+        return VectorJob(inputs, reply)
+
+    empty = b"" if texts else _written({"model": body.model or "", "embeddings": []})
+    warnings = unused_options(given, EmbedBody)
+    return EmbedRequest(body.model or None, job, warnings, keep_alive_s=body.keep_alive, empty=empty)
 
 
-def read_old_embed(given: dict[str, Any]) -> Embed:
-    """Parse the older body like `read_embed`; its text is never truncated."""
-    began, body = time.perf_counter(), parse(OldEmbedBody, given)
-    texts, warnings = [body.prompt] if body.prompt else [], unused_options(given, OldEmbedBody)
-    return Embed(body.model or None, texts, body.keep_alive, began=began, warnings=warnings, old=True)
+def read_old_embed(given: dict[str, Any]) -> EmbedRequest:
+    """Parse the older body. Its text is never truncated, and its vector has not the length one."""
+    body = parse(OldEmbedBody, given)
+    text = body.prompt or ""
+
+    def job(model: LoadedModel, _: Seen) -> VectorJob:
+        inputs = _inputs([text], model, truncate=False)
+        return VectorJob(inputs, lambda found: _written({"embedding": np.ascontiguousarray(found[0][0])}))
+
+    empty = b"" if text else _written({"embedding": []})
+    warnings = unused_options(given, OldEmbedBody)
+    return EmbedRequest(body.model or None, job, warnings, keep_alive_s=body.keep_alive, empty=empty)
 
 
-def embed_job(request: Embed, model: LoadedModel) -> VectorJob:
-    """Tokenize; blocking, for a thread. Raises `InvalidRequest`."""
-    loaded, info = time.perf_counter(), model.embedder.info
+def _written(reply: Json) -> bytes:
+    return orjson.dumps(reply, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def _inputs(texts: Sequence[str], model: LoadedModel, *, truncate: bool) -> list[list[int]]:
+    """Return the tokens of each text. Raises `InvalidRequest` for a model without pooling."""
+    info = model.embedder.info
     if info.pooling is Pooling.NONE:
         reason = "the model's pooling type is none, which returns one vector per token; choose another pooling type"
-        raise InvalidRequest(f"input: {reason}", "input")
-    check_dimensions(request.dimensions, info.n_embd)
-    longest = info.longest if request.truncate else None
-    inputs = [_tokens(text, model, longest) for text in request.texts]
-
-    def reply(found: Sequence[Vectors]) -> bytes:
-        if request.old:  # whose vector has no length of one
-            body: Any = {"embedding": np.ascontiguousarray(found[0][0])}
-        else:
-            rows = [vectors[:, : request.dimensions or None] for vectors in found]
-            body = {
-                "model": request.model or model.spec.id,
-                "embeddings": [np.ascontiguousarray(normalized(row, EUCLIDEAN)[0]) for row in rows],
-                "total_duration": int(1e9 * (time.perf_counter() - request.began)),
-                "load_duration": int(1e9 * (loaded - request.began)),
-                "prompt_eval_count": sum(map(len, inputs)),
-            }
-        return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
-
-    return VectorJob(inputs, reply)
+        raise invalid("input", reason)
+    longest = info.longest if truncate else None
+    return [_tokens(text, model, longest) for text in texts]
 
 
 def _tokens(text: str, model: LoadedModel, longest: int | None) -> list[int]:
@@ -121,7 +120,7 @@ def _texts(value: object) -> list[str]:
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
-        raise InvalidRequest("input: invalid input type; it must be a string or a list of strings", "input")
+        raise invalid("input", "invalid input type; it must be a string or a list of strings")
     if len(value) > MAX_INPUTS:
         raise field_error("input", f"has {len(value)} texts, at most {MAX_INPUTS} are possible")
     return value

@@ -76,10 +76,6 @@ class OllamaWriter(Writer):
         self._all += lines
         return []
 
-    def finish(self) -> list[bytes]:
-        """Return nothing: the last line came with the end."""
-        return []
-
     def body(self) -> Json:
         """Return the whole reply, after it has finished."""
         whole = dict(self._all[-1])

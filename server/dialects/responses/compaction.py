@@ -5,17 +5,14 @@ reasoning is (`server.dialects.reasoning_cipher`). A client can keep it for as l
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 
 from server.chat.conversation import Message
 from server.dialects.common import Json, random_id
 from server.dialects.reasoning_cipher import COMPACTION, ReasoningCipher
-from server.errors import InvalidRequest
-
-if TYPE_CHECKING:
-    pass
+from server.errors import invalid
 
 MAX_SUMMARY_TOKENS = 2048
 MAX_KEPT_CHARS = 16_000
@@ -32,7 +29,7 @@ def compaction_body(given: Mapping[str, Any]) -> Json:
     """Return the body of the response that writes the summary. Raises `InvalidRequest`."""
     items = given.get("input")
     if items is None and not given.get("previous_response_id"):
-        raise InvalidRequest("input: 'input' is required", "input")
+        raise invalid("input", "'input' is required")
     if isinstance(items, str):
         items = [{"role": "user", "content": items}]
     if isinstance(items, list) or items is None:
@@ -41,7 +38,7 @@ def compaction_body(given: Mapping[str, Any]) -> Json:
     return {"max_output_tokens": MAX_SUMMARY_TOKENS, **kept, "input": items, "tool_choice": "none", "store": False}
 
 
-def compacted(response: Json, *, messages: Sequence[Message], cipher: ReasoningCipher) -> Json:
+def compacted(response: Any, *, messages: Sequence[Message], cipher: ReasoningCipher) -> Json:
     """Return the reply, from the `response` with the summary of `messages`, of which the last asks for it."""
     parts = [part for item in response["output"] if item["type"] == "message" for part in item["content"]]
     summary = "".join(part["text"] for part in parts if part["type"] == "output_text").strip()

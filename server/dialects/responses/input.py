@@ -20,18 +20,13 @@ from server.dialects.fields import MAX_MESSAGES, as_object, json_text, objects_i
 from server.dialects.reasoning_cipher import COMPACTION, NO_CIPHER, REASONING, ReasoningCipher, TamperedReasoning
 from server.dialects.responses.compaction import compacted_text
 from server.dialects.responses.tools import ApprovedCall, ResponseTools, reader_name
+from server.dialects.responses.write import ITEM_TYPES, ItemType
 from server.dialects.tool_types import called
 from server.dialects.tools import model_name
 from server.dialects.warnings import FOREIGN_REASONING
-from server.errors import InvalidRequest
+from server.errors import InvalidRequest, invalid
 
-_PREFIXES = {
-    "message": "msg",
-    "reasoning": "rs",
-    "function_call": "fc",
-    "custom_tool_call": "ctc",
-    "compaction": "cmp",
-}
+_OTHER_TYPE = ItemType("item_")
 _PART_DEFAULTS: Mapping[object, Json] = {
     "output_text": {"annotations": []},
     "input_image": {"detail": "auto"},
@@ -79,7 +74,7 @@ def _with_id(item: Json) -> Json:
     kind = item.get("type") or "message"
     item_id = item.get("id")
     if not isinstance(item_id, str) or not item_id:
-        item_id = f"{_PREFIXES.get(kind, 'item')}_{random_id()}"
+        item_id = ITEM_TYPES.get(kind, _OTHER_TYPE).prefix + random_id()
     listed = {**item, "id": item_id, "type": kind, "status": item.get("status") or "completed"}
     if kind != "message":
         return listed
@@ -111,12 +106,12 @@ def read_input(
     `InvalidRequest` with a path such as ``input.0.content.1.text``.
     """
     if value is None and not history.items:
-        raise InvalidRequest(f"{at}: '{at}' is required", at)
+        raise invalid(at, f"'{at}' is required")
     items = [{"role": "user", "content": value}] if isinstance(value, str) else [] if value is None else value
     if not isinstance(items, list):
-        raise InvalidRequest(f"{at}: '{at}' must be a string or array of objects", at)
+        raise invalid(at, f"'{at}' must be a string or array of objects")
     if len(items) + len(history.items) > MAX_MESSAGES:
-        raise InvalidRequest(f"{at}: a conversation must have at most {MAX_MESSAGES} items", at)
+        raise invalid(at, f"a conversation must have at most {MAX_MESSAGES} items")
     reader = InputReader(history, tools or ResponseTools(), cipher)
     for item in history.items:
         reader.read(item, history.named_by)
@@ -152,7 +147,7 @@ class InputReader:
         if kind == "item_reference" or (kind is None and set(item) == {"id"}):
             item_id = string_of(item, "id", path)
             if item_id not in self.history.referenced:
-                raise InvalidRequest(f"{path}.id: Item with id '{item_id[:80]}' not found.", f"{path}.id")
+                raise invalid(f"{path}.id", f"Item with id '{item_id[:80]}' not found.")
             item = self.history.referenced[item_id]
             kind = item["type"]
         if not isinstance(kind, str | None):
@@ -239,7 +234,7 @@ class InputReader:
         request_id, approves = string_of(item, "approval_request_id", path), item.get("approve")
         asked, at = self.approvals.get(request_id), f"{path}.approval_request_id"
         if asked is None:
-            raise InvalidRequest(f"{at}: no approval request has the id '{request_id[:80]}'", at)
+            raise invalid(at, f"no approval request has the id '{request_id[:80]}'")
         if not isinstance(approves, bool):
             raise wrong_type(f"{path}.approve", "a boolean", approves)
         arguments = _as_json(asked.get("arguments") or {})
@@ -262,7 +257,7 @@ class InputReader:
     def _message(self, item: Mapping[str, Any], path: str) -> None:
         role = item.get("role")
         if role not in _ROLES:
-            raise InvalidRequest(f"{path}.role: must be one of {', '.join(_ROLES)}", f"{path}.role")
+            raise invalid(f"{path}.role", f"must be one of {', '.join(_ROLES)}")
         content = item.get("content")
         parts = self.parts.read("" if content is None and role == "assistant" else content, f"{path}.content")
         if role != "assistant":

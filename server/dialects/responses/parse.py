@@ -3,7 +3,7 @@
 llama.cpp's chat fields are accepted in addition to OpenAI's. `write` creates the response.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -17,32 +17,17 @@ from server.dialects.chat.parse import chat_logprobs
 from server.dialects.common import Header, Json, random_id
 from server.dialects.constraints import read_shape
 from server.dialects.dialect import NO_CALLER, Caller, Dialect, Generation
-from server.dialects.fields import (
-    Body,
-    Count,
-    Objects,
-    Refused,
-    TextOrObjects,
-    Whole,
-    field_error,
-    parse,
-)
-from server.dialects.generation import (
-    MAX_TOP_LOGPROBS,
-    ChatFields,
-    ConversationRequest,
-    Limit,
-    Logprobs,
-)
-from server.dialects.mcp import OfferedTools, ToolRounds
+from server.dialects.fields import Body, Count, CountOrAll, Format, Input, Objects, Refused, Whole, field_error, parse
+from server.dialects.generation import MAX_TOP_LOGPROBS, ChatFields, ConversationRequest, Logprobs
+from server.dialects.mcp import ServerTools, ToolRounds
 from server.dialects.reasoning_cipher import NO_CIPHER, ReasoningCipher
 from server.dialects.responses.input import NO_HISTORY, History, items_to_store, read_input
-from server.dialects.responses.tools import ApprovedCall, McpRounds, ResponseTools, function_choice
-from server.dialects.responses.write import EARLY_PING, Keep, OutputForm, ResponseWriter, failed_early
+from server.dialects.responses.tools import ApprovedCall, McpRounds, ResponseTools, function_choice, list_item
+from server.dialects.responses.write import EARLY_PING, OutputForm, ResponseWriter, failed_early
 from server.dialects.tools import ClientName
 from server.dialects.warnings import shown, unused_fields
 from server.engine.request import Request
-from server.errors import InvalidRequest
+from server.errors import invalid
 from server.media.source import NOTHING_SEEN, Media, Seen
 from server.pool.model import LoadedModel
 
@@ -74,7 +59,7 @@ class ReasoningOptions(Body):
 class TextOptions(Body):
     """``text``."""
 
-    format: dict[str, Any] | None = None
+    format: Format | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
@@ -98,12 +83,12 @@ class ConversationParam(Body):
 class ResponsesBody(ChatFields):
     """The body of ``POST /v1/responses``: OpenAI's fields, and llama.cpp's of a chat."""
 
-    input: TextOrObjects = None
+    input: Input = None
     instructions: str | None = None
     previous_response_id: str | None = None
     store: bool | None = None
     metadata: Metadata | None = None
-    max_output_tokens: Limit | None = None
+    max_output_tokens: CountOrAll | None = None
     max_tool_calls: Count | None = None
     include: list[str] | None = None
     top_logprobs: Annotated[Whole, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
@@ -143,15 +128,17 @@ def read_metadata(body: Mapping[str, Any]) -> dict[str, str]:
     return parse(MetadataBody, body).metadata or {}
 
 
+Store = Callable[[Json, list[Json]], Awaitable[bool]]
+"""Stores a finished response with the items of its input. Returns whether the client may retrieve it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseRequest(ConversationRequest):
     """A request for a response.
 
     ``options``: the fields without input and tools. ``names``: the client's names of functions, by the model's.
     ``shown_tools``: the tools as the response repeats them. ``input_items``: the input as it is stored. ``approved``:
-    calls of MCP tools that are yet to be made. ``mcp``: tools that this server calls. ``store``: returns the function
-    that stores the finished response; its flag is whether the last input message is the first part of the output.
-    ``convert``: see `Generation`.
+    calls of MCP tools that are yet to be made. ``mcp``: tools that this server calls.
     """
 
     options: ResponsesBody
@@ -163,8 +150,7 @@ class ResponseRequest(ConversationRequest):
     approved: Sequence[ApprovedCall] = ()
     mcp: McpRounds = field(default_factory=McpRounds)
     response_id: str = ""
-    convert: Callable[[Json], Json] | None = None
-    store: Callable[["ResponseRequest", bool], Keep] | None = None
+    store: Store | None = None
 
     @property
     def summary(self) -> str | None:
@@ -204,27 +190,18 @@ class ResponseRequest(ConversationRequest):
         )
         fields = response_fields(self, header, request.sampling.temperature, request.sampling.top_p)
         writer = ResponseWriter(fields, prepared.output.parser, form, prefill=prefilled, lead=mcp.lead)
-        keep = None if self.store is None else self.store(self, bool(prefilled))
+        # The output repeats the message that it continues.
+        inputs = self.input_items[:-1] if prefilled else self.input_items
 
         async def commit() -> None:
-            if keep is not None:
-                writer.final["store"] = await keep(writer.final)
+            if self.store is not None:
+                writer.final["store"] = await self.store(writer.final, inputs)
 
         follow_up = None
         if mcp.server_tools is not None:
-            # The output repeats the message that it continues.
             before = replace(conversation, messages=conversation.messages[:-1]) if prefilled else conversation
             follow_up = ToolRounds(mcp.server_tools, before, writer, prepare_round, options)
-        return Generation(
-            [request],
-            writer,
-            prepared.output.switch,
-            commit=commit,
-            follow_up=follow_up,
-            error=writer.failure,
-            ping=writer.ping,
-            convert=self.convert,
-        )
+        return Generation([request], writer, prepared.output.switch, commit, follow_up)
 
     def prepare(
         self,
@@ -248,29 +225,35 @@ def parse_response(
     given: Mapping[str, Any],
     history: History = NO_HISTORY,
     cipher: ReasoningCipher = NO_CIPHER,
-    mcp: OfferedTools | None = None,
+    mcp: ServerTools | None = None,
 ) -> ResponseRequest:
     """Validate the fields that don't depend on a model. Raises `InvalidRequest`.
 
     `history`: the earlier items. `cipher`: encrypts and decrypts reasoning. `mcp`: the tools of MCP servers.
     """
     body = parse(ResponsesBody, given)
-    _check_state(body)
+    if body.prompt:
+        raise invalid("prompt", "stored prompts are not supported; send instructions and input")
+    if body.background and not body.stored:
+        raise invalid("background", "needs store, since the client retrieves the response later")
     form = None if body.text is None else body.text.format
     if form is not None and body.response_format:
-        raise InvalidRequest("text.format: can't be used together with response_format", "text.format")
+        raise invalid("text.format", "can't be used together with response_format")
     shape = read_shape(body) if form is None else read_shape(body, form, at="text.format", flat=True)
     if body.n_choices != 1:
         raise field_error("n" if body.n_cmpl is None else "n_cmpl", "a response has one choice")
     reader = ResponseTools(body.tools, {} if mcp is None else mcp.functions)
     read = read_input(body.input, history, tools=reader, cipher=cipher)
-    choice = body.tool_choice if mcp is None else function_choice(body.tool_choice, mcp, len(body.tools))
+    choice, rounds = body.tool_choice, McpRounds()
+    if mcp is not None:
+        choice, mcp.left_calls = function_choice(choice, mcp, len(body.tools)), body.max_tool_calls
+        rounds = McpRounds(mcp, [list_item(each) for each in mcp.offered if not each.is_known])
     warnings = list(_without_effect(body))
     tools = reader.finish(choice, body.parallel_tool_calls, warnings)
     # A response's instructions come first and hold for that response only, so the history has none.
     messages = [Message("system", body.instructions), *read.messages] if body.instructions else read.messages
     if not messages:
-        raise InvalidRequest("input: must have at least one item", "input")
+        raise invalid("input", "must have at least one item")
     options = body.model_copy(update=_replaced(body))
     conversation = options.as_conversation(messages, tools, shape, at="input")
     return ResponseRequest(
@@ -285,6 +268,7 @@ def parse_response(
         cipher=cipher,
         input_items=items_to_store(body.input, history),
         approved=tuple(read.approved.values()),
+        mcp=rounds,
     )
 
 
@@ -311,14 +295,6 @@ def _without_effect(body: ResponsesBody) -> Iterator[str]:
     for name in body.include or ():
         if name not in _INCLUDES:
             yield f"include {shown(name)} is ignored: it is not known here"
-
-
-def _check_state(body: ResponsesBody) -> None:
-    """Raise `InvalidRequest` for fields about stored state that cannot be combined."""
-    if body.prompt:
-        raise InvalidRequest("prompt: stored prompts are not supported; send instructions and input", "prompt")
-    if body.background and not body.stored:
-        raise InvalidRequest("background: needs store, since the client retrieves the response later", "background")
 
 
 def _logprobs(body: ResponsesBody) -> Logprobs:

@@ -30,20 +30,19 @@ from server.dialects.mcp import (
     Label,
     McpRequest,
     OfferedServer,
-    OfferedTools,
     Outcome,
-    ServerCall,
     ServerTools,
     Token,
     Url,
     check_labels,
     function_name,
-    tool_of,
+    shown_tool,
+    tools_of,
     with_token,
 )
 from server.dialects.tool_types import RESPONSES, ToolType
 from server.dialects.tools import ClientName, ReadTool, ToolReader, entries, function_tool, name_and_description
-from server.errors import InvalidRequest
+from server.errors import invalid
 from server.mcp.config import origin_of
 from server.mcp.results import McpTool
 
@@ -183,7 +182,7 @@ def _server(entry: Mapping[str, Any], at: str, web_search: str) -> McpRequest:
         return McpRequest(web_search, at)
     for name in ("connector_id", "tunnel_id"):
         if entry.get(name) is not None:
-            raise InvalidRequest(f"{at}.{name}: only OpenAI has it; send server_url", f"{at}.{name}")
+            raise invalid(f"{at}.{name}", "only OpenAI has it; send server_url")
     given = parse(McpToolParam, entry, at)
     return McpRequest(
         given.server_label,
@@ -201,17 +200,15 @@ def known_lists(items: Iterable[object]) -> dict[str, tuple[McpTool, ...]]:
     """Return the tools that ``mcp_list_tools`` items list, by the label of their server."""
     found = {}
     for item in items:
-        if isinstance(item, dict) and item.get("type") == "mcp_list_tools" and not item.get("error"):
-            tools = item.get("tools")
-            each = [tool_of(tool) for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
-            if isinstance(label := item.get("server_label"), str):
-                found[label] = tuple(tool for tool in each if tool is not None)
+        match item:
+            case {"type": "mcp_list_tools", "server_label": str(label), **more} if not more.get("error"):
+                found[label] = tools_of(more.get("tools"))
     return found
 
 
-def function_choice(given: Any, mcp: OfferedTools, n_entries: int) -> Any:
+def function_choice(given: Any, mcp: ServerTools, n_entries: int) -> Any:
     """Return ``tool_choice`` as functions. `n_entries`: the length of ``tools``. Raises `InvalidRequest`."""
-    if given == "required" and not mcp.callable and len(mcp.functions) == n_entries:
+    if given == "required" and not mcp.tools and len(mcp.functions) == n_entries:
         return "auto"  # no server could list its tools; the response reports it
     if not isinstance(given, dict):
         return given
@@ -227,15 +224,15 @@ def function_choice(given: Any, mcp: OfferedTools, n_entries: int) -> Any:
     return chosen[0] if len(chosen) == 1 else {"type": "allowed_tools", "mode": "required", "tools": chosen}
 
 
-def _chosen(entry: Mapping[str, Any], mcp: OfferedTools, at: str) -> list[Json]:
+def _chosen(entry: Mapping[str, Any], mcp: ServerTools, at: str) -> list[Json]:
     label, tool = entry.get("server_label"), entry.get("name")
     names = [
         name
-        for name, known in mcp.callable.items()
+        for name, known in mcp.tools.items()
         if known.server.label == label and (tool is None or known.tool.name == tool)
     ]
     if not names:
-        raise InvalidRequest(f"{at}: no MCP server of the request has such a tool", at)
+        raise invalid(at, "no MCP server of the request has such a tool")
     return [{"type": "function", "name": name} for name in names]
 
 
@@ -254,23 +251,12 @@ def shown_server(entry: Json) -> Json:
 
 def list_item(offered: OfferedServer) -> Json:
     """Return the ``mcp_list_tools`` item of a server."""
-    tools = [
-        {
-            "name": tool.name,
-            "description": tool.description,
-            "input_schema": dict(tool.schema),
-            "annotations": tool.annotations,
-        }
-        for tool in offered.tools
-    ]
-    error = None if offered.fault is None else f"the tools could not be listed: {offered.fault.message}"
-    label = offered.request.label
     return {
         "id": f"mcpl_{random_id()}",
         "type": "mcp_list_tools",
-        "server_label": label,
-        "tools": tools,
-        "error": error,
+        "server_label": offered.request.label,
+        "tools": [shown_tool(tool) | {"annotations": tool.annotations} for tool in offered.tools],
+        "error": None if offered.fault is None else f"the tools could not be listed: {offered.fault.message}",
     }
 
 
@@ -288,12 +274,12 @@ def outcome_fields(outcome: Outcome) -> Json:
     return {"output": outcome.text, "error": None, "status": "completed"}
 
 
-def call_item(known: CallableTool, arguments: str, approval: str | None = None) -> Json:
+def call_item(item_id: str, known: CallableTool, arguments: str, status: str, approval: str | None = None) -> Json:
     """Return an ``mcp_call`` item whose outcome is not known yet; `approval`: the id of the request for it."""
     return {
-        "id": f"mcp_{random_id()}",
+        "id": item_id,
         "type": "mcp_call",
-        "status": "in_progress",
+        "status": status,
         "approval_request_id": approval,
         "arguments": arguments,
         "error": None,
@@ -320,7 +306,7 @@ class McpRounds:
         """Return the tools by the model's names."""
         return NO_SERVER_TOOLS if self.server_tools is None else self.server_tools.tools
 
-    def calls_of(self, approved: Sequence[ApprovedCall]) -> list[ServerCall]:
+    def calls_of(self, approved: Sequence[ApprovedCall]) -> list[Call]:
         """Return the calls that the client has approved.
 
         Raises `InvalidRequest` for one whose server is not among the request's tools.
@@ -330,22 +316,20 @@ class McpRounds:
             wanted = (each.label, each.name)
             name = next((n for n, known in self.tools.items() if (known.server.label, known.tool.name) == wanted), None)
             if name is None:
-                raise InvalidRequest(
-                    f"{each.at}: the request's tools lack the MCP server or the tool of the approved call", each.at
-                )
-            calls.append(ServerCall(each.id, name, each.arguments))
+                raise invalid(each.at, "the request's tools lack the MCP server or the tool of the approved call")
+            calls.append(Call(name, each.arguments, each.id))
         return calls
 
-    async def make(self, calls: Sequence[ServerCall]) -> None:
+    async def make(self, calls: Sequence[Call]) -> None:
         """Make approved calls, once, before the first round."""
         if self.added or self.server_tools is None:
             return
         outcomes = {call.id: outcome async for call, outcome in self.server_tools.outcomes(calls)}
-        made = tuple(Call(call.name, call.arguments, call.id) for call in calls)
-        self.added.append(Message("assistant", calls=made))
+        self.added.append(Message("assistant", calls=tuple(calls)))
         for call in calls:
             outcome = outcomes[call.id]
-            self.lead.append(call_item(self.tools[call.name], call.arguments, call.id) | outcome_fields(outcome))
+            item = call_item(f"mcp_{random_id()}", self.tools[call.name], call.arguments, "in_progress", call.id)
+            self.lead.append(item | outcome_fields(outcome))
             self.added.append(outcome.message(call.id))
 
     def continued(self, conversation: Conversation) -> Conversation:

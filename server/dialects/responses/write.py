@@ -9,51 +9,53 @@ llama-server's ``timings`` and ``prompt_progress`` are additional fields (server
 """
 
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from http import HTTPStatus
-from typing import Any, Literal
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
 
 import orjson
 
 from server.chat.assembler import Delta, Item, Kind, NewParser
+from server.chat.conversation import Call
 from server.dialects import common as wire
 from server.dialects.common import Json, random_id
 from server.dialects.custom_tools import CustomInput
 from server.dialects.errors import CONTEXT_EXCEEDED
-from server.dialects.mcp import CallableTool, Outcome, RoundWriter, ServerCall
-from server.dialects.responses.tools import outcome_fields
+from server.dialects.mcp import CallableTool, Outcome, RoundWriter
+from server.dialects.responses.tools import call_item, outcome_fields
 from server.dialects.tool_types import ToolType
 from server.dialects.tools import ClientName
 from server.engine.request import Event, Finished, Progress, Started, Text, TokenLogprob
 
-ItemType = str
-"""``message``, ``reasoning``, ``function_call``, ``custom_tool_call``, or the call of a type of `tool_types`."""
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
-_PREFIXES: dict[ItemType, str] = {
-    "message": "msg_",
-    "reasoning": "rs_",
-    "function_call": "fc_",
-    "custom_tool_call": "ctc_",
-    "mcp_call": "mcp_",
-    "mcp_approval_request": "mcpr_",
-}
-_PART_TYPES: dict[ItemType, str] = {"message": "output_text", "reasoning": "reasoning_text"}
 Encrypt = Callable[[str], str]
-_TYPES: dict[Kind, ItemType] = {Kind.TEXT: "message", Kind.REASONING: "reasoning", Kind.CALL: "function_call"}
-_CALL_DELTAS: dict[ItemType, str] = {
-    "function_call": "response.function_call_arguments",
-    "custom_tool_call": "response.custom_tool_call_input",
-    "mcp_call": "response.mcp_call_arguments",
+
+
+class ItemType(NamedTuple):
+    """How items of a type are written. ``prefix``: of their ids. ``empty``: members of an item that has just begun.
+
+    ``delta``: the type of its events without ``.delta`` or ``.done``; "" for a call that is sent when it is complete.
+    """
+
+    prefix: str
+    delta: str = ""
+    empty: Mapping[str, str] = MappingProxyType({})
+
+
+ITEM_TYPES = {
+    "message": ItemType("msg_", "response.output_text"),
+    "reasoning": ItemType("rs_", "response.reasoning_text"),
+    "function_call": ItemType("fc_", "response.function_call_arguments", {"arguments": ""}),
+    "custom_tool_call": ItemType("ctc_", "response.custom_tool_call_input", {"input": ""}),
+    "mcp_call": ItemType("mcp_", "response.mcp_call_arguments", {"arguments": ""}),
+    "mcp_approval_request": ItemType("mcpr_"),
+    "compaction": ItemType("cmp_"),
 }
-_EMPTY: dict[ItemType, Json] = {
-    "message": {},
-    "reasoning": {},
-    "function_call": {"arguments": ""},
-    "custom_tool_call": {"input": ""},
-    "mcp_call": {"arguments": ""},
-}
+"""Calls of other types are in `tool_types`."""
+_KINDS = {Kind.TEXT: "message", Kind.REASONING: "reasoning", Kind.CALL: "function_call"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,27 +93,26 @@ class OutputItem:
         self.server_tool = form.server_tools.get(said.name)
         self.custom = CustomInput()
         self.outcome: Json | None = None
-        self.type, self.call_id, self.is_call = _TYPES[said.kind], "", said.kind is Kind.CALL
+        self.type, self.call_id, self.is_call = _KINDS[said.kind], "", said.kind is Kind.CALL
         self._encrypted: str | None = None
-        prefix = ""
         if self.is_call:
             self.call_id = said.id or f"call_{random_id()}"
             if self.client.custom:
                 self.type = "custom_tool_call"
-            if self.client.type is not None:
-                self.type, prefix = self.client.type.call, self.client.type.prefix
             if self.server_tool is not None:
                 self.type = "mcp_approval_request" if self.server_tool.needs_approval else "mcp_call"
-        self.id = (prefix or _PREFIXES[self.type]) + random_id()
+        prefix, self.delta_kind, self.empty = ITEM_TYPES[self.type]
+        if self.client.type is not None:
+            self.type, prefix, self.delta_kind = self.client.type.call, self.client.type.prefix, ""
+        self.id = prefix + random_id()
         self.place: Json = {"item_id": self.id, "output_index": index}
         self.part_type = self.part_kind = ""
-        self.delta_kind = _CALL_DELTAS.get(self.type, "")
-        if not self.is_call:
-            summary = self.type == "reasoning" and form.summarizes
-            self.part_type = "summary_text" if summary else _PART_TYPES[self.type]
-            self.part_kind = "response.reasoning_summary_part" if summary else "response.content_part"
-            self.delta_kind = "response.reasoning_summary_text" if summary else f"response.{self.part_type}"
-            self.place["summary_index" if summary else "content_index"] = 0
+        if self.type == "reasoning" and form.summarizes:
+            self.part_type, self.part_kind = "summary_text", "response.reasoning_summary_part"
+            self.delta_kind, self.place["summary_index"] = "response.reasoning_summary_text", 0
+        elif not self.is_call:
+            self.part_type, self.part_kind = self.delta_kind.removeprefix("response."), "response.content_part"
+            self.place["content_index"] = 0
 
     @property
     def text(self) -> str:
@@ -159,16 +160,11 @@ class OutputItem:
 
     def _server_call(self, known: CallableTool, status: ItemStatus) -> Json:
         """Return a call that this server makes or lets the client approve. A call without an outcome was not made."""
-        item: Json = {"id": self.id, "type": self.type, "name": known.tool.name, "arguments": self.text}
-        item["server_label"] = known.server.label
         if self.type == "mcp_approval_request":
-            return item
-        item["status"] = "incomplete" if status == "completed" else status
-        return item | {"approval_request_id": None, "output": None, "error": None} | (self.outcome or {})
-
-
-Keep = Callable[[Json], Awaitable[bool]]
-"""Stores a finished response. Returns False if it could not be stored."""
+            tool = {"name": known.tool.name, "server_label": known.server.label}
+            return {"id": self.id, "type": self.type, "arguments": self.text, **tool}
+        item = call_item(self.id, known, self.text, "incomplete" if status == "completed" else status)
+        return item | (self.outcome or {})
 
 
 def response_body(fields: Json, status: str, output: Sequence[Json] = (), *, stored: bool = True) -> Json:
@@ -246,7 +242,7 @@ class ResponseWriter(RoundWriter):
         """See `RoundWriter`."""
         return self._shown[id(item)].call_id
 
-    def completed(self, call: ServerCall, outcome: Outcome) -> list[bytes]:
+    def completed(self, call: Call, outcome: Outcome) -> list[bytes]:
         """See `RoundWriter`."""
         item = next(item for item in self._server_items() if item.call_id == call.id)
         item.outcome = outcome_fields(outcome)
@@ -369,7 +365,7 @@ class ResponseWriter(RoundWriter):
         kind = f"{item.delta_kind}.delta"
         place = {"type": kind, **item.place}
         self._head = b"event: " + kind.encode() + b"\ndata: " + orjson.dumps(place)[:-1] + b',"delta":'
-        added = {"output_index": item.index, "item": item.body("in_progress") | _EMPTY[item.type]}
+        added = {"output_index": item.index, "item": {**item.body("in_progress"), **item.empty}}
         events = [self._event("response.output_item.added", added)]
         if item.type == "mcp_call":
             events.append(self._event("response.mcp_call.in_progress", item.place))

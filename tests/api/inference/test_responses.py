@@ -257,6 +257,8 @@ async def test_what_is_wrong_is_a_message_and_the_connection_goes_on(serve: Serv
             socket.tell(message)
             event = await socket.event()
             assert (event["type"], event["status"], event["error"]["param"]) == ("error", 400, param)
+        socket.tell({})
+        assert (await socket.event())["error"]["message"] == "type: messages of type null are not supported"
         wrong = await socket.response(input="Hi", temperature="hot")
         assert (wrong["type"], wrong["status"], wrong["error"]["param"]) == ("error", 400, "temperature")
         socket.tell({"type": "response.processed", "response_id": "x"})

@@ -102,3 +102,37 @@ async def test_a_wrong_body_is_a_400_that_names_the_field(serve: Serve) -> None:
                     continue
                 assert error["type"] == "invalid_request_error"
                 assert named in error["message"] if path == MESSAGES else error["param"] == named, (path, fields)
+
+
+SHOWN: list[tuple[str, dict[str, Any], str]] = [
+    (CHAT, {"response_format": {"type": None}}, "but got: null"),
+    (CHAT, {"thinking": {"type": True}}, "got true"),
+    (NATIVE, {"samplers": [None]}, "unknown sampler null;"),
+    (NATIVE, {"json_schema": {"type": None}}, "json_schema.type is not a valid JSON Schema: null should be"),
+    (NATIVE, {"json_schema": {"minLength": 1e10}}, "json_schema: the keyword 'minLength' cannot be enforced: 1e+10 is"),
+    (NATIVE, {"json_schema": {"items": {"type": "number", "minimum": 1e40}}}, "items: the keyword 'minimum'"),
+    (OLLAMA_CHAT, {"format": True}, "not true"),
+]
+
+
+async def test_errors_show_values_as_json_and_name_keywords(serve: Serve) -> None:
+    async with serve(models=MODELS) as api:
+        for path, fields, shown in SHOWN:
+            reply = await api.client.post(path, json=RIGHT[path] | fields)
+            assert (reply.status_code, shown in reply.text) == (400, True), (path, fields, reply.text)
+
+
+async def test_unknown_members_are_listed_by_their_paths(serve: Serve) -> None:
+    fields = {
+        "response_format": {"type": "text", "json_schema": {"yy": 1}, "zz": 1},
+        "messages": [HI | {"content": [{"type": "text", "text": "Hi", "xx": 1}]}],
+        "tools": [{"type": "function", "function": {"name": "f", "ww": 1}}],
+        "tool_choice": "none",
+    }
+    async with serve(FakeLoader(n_ctx_seq=2048), models=MODELS) as api:
+        reply = await api.client.post(CHAT, json=fields)
+        wrong = await api.client.post(CHAT, json=RIGHT[CHAT] | {"lora": [], "stream_options": {"vv": 1}})
+    paths = ("response_format.json_schema.yy", "response_format.zz", "messages.0.content.0.xx", "tools.0.function.ww")
+    listed = [f"'{path}' is ignored: unknown field" for path in paths]
+    assert reply.headers["x-llamapool-warning"].split("; ") == listed
+    assert wrong.headers["x-llamapool-warning"] == "'stream_options.vv' is ignored: unknown field"

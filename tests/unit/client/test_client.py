@@ -238,12 +238,12 @@ def test_a_server_that_hangs_does_not_outlast_the_wait(clock: Clock) -> None:
 
 INTERFACE = Path(__file__).with_name("interface.txt")
 BODIES = [
-    (ChatCompletionsAPI.create, fields.ChatFields, known_fields(ChatBody)),
-    (CompletionsClientAPI.create, fields.TextFields, known_fields(CompletionBody)),
-    (LlamaCppClient.complete, fields.CompletionFields, known_fields(NativeBody)),
-    (LlamaCppClient.infill, fields.InfillFields, known_fields(InfillBody)),
-    (MessagesClientAPI.create, fields.MessageFields, known_fields(MessagesBody).keys() - set(MessagesBody.also_known)),
-    (ResponsesClientAPI.create, fields.ResponseFields, known_fields(ResponsesBody)),
+    (ChatCompletionsAPI.create, fields.ChatFields, known_fields(ChatBody).names),
+    (CompletionsClientAPI.create, fields.TextFields, known_fields(CompletionBody).names),
+    (LlamaCppClient.complete, fields.CompletionFields, known_fields(NativeBody).names),
+    (LlamaCppClient.infill, fields.InfillFields, known_fields(InfillBody).names),
+    (MessagesClientAPI.create, fields.MessageFields, known_fields(MessagesBody).names - set(MessagesBody.also_known)),
+    (ResponsesClientAPI.create, fields.ResponseFields, known_fields(ResponsesBody).names),
 ]
 
 

@@ -31,5 +31,8 @@ def test_fields_that_clients_send_back_or_that_have_an_effect_are_known() -> Non
     assert unknown_fields({"messages": [called]}, OllamaChatBody) == [
         "'messages.0.tool_calls.0.function.x' is ignored: unknown field"
     ]
+    assert unknown_fields({"lora": [{"id": 0, "scale": 1, "zz": 1}]}, ChatBody) == [
+        "'lora.0.zz' is ignored: unknown field"
+    ]
     embedded = {"input": [{"prompt_string": "<__media__>", "multimodal_data": ["aGk="]}]}
     assert unknown_fields(embedded, EmbeddingsBody) == []

@@ -3,7 +3,7 @@
 import json
 
 from server.dialects.common import Header
-from server.dialects.completions.write import CompletionForm, CompletionWriter, Echo, PromptLists, TokenLists, echo
+from server.dialects.completions.write import CompletionForm, CompletionWriter, Echo, TokenLists, echo
 from server.engine.media import MediaPrompt, MediaSpan
 from server.engine.request import Finished, FinishReason, PromptLogprobs, Started, Text, Timings, TokenLogprob
 from tests.support.fakes import FakeVocab
@@ -34,7 +34,7 @@ def test_alternatives_are_named_by_their_text_and_hold_the_token_itself() -> Non
 def test_media_have_no_log_probabilities_and_stand_where_their_marker_is() -> None:
     spans = (MediaSpan(2, 2, 2, True, "a"), MediaSpan(4, 1, 1, True, "b"))
     prompt = MediaPrompt([FakeVocab.bos, ord("x"), -5, -6, -7, ord(" "), ord("y")], spans)
-    lists = PromptLists(echo(FakeVocab(), "x<m><m> y", prompt, "<m>"))
+    lists = echo(FakeVocab(), "x<m><m> y", prompt, "<m>")
     lists.add([token(b"x", -1.0), None, None, None, token(b" ", -2.0), token(b"y", -3.0)])
     assert lists.complete
     found = lists.lists

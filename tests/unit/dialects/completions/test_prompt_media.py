@@ -1,13 +1,17 @@
 """Prompts with media, over a reader that shows them as text."""
 
+from types import SimpleNamespace
+from typing import cast
+
 import pytest
 
-from server.dialects.completions.prompt import prompt_text, read_prompt, read_prompts
+from server.dialects.completions.prompt import prompt_text, read_prompts
 from server.dialects.vectors import read_embeddings
 from server.errors import InvalidRequest
 from server.media.bitmap import Bitmap
 from server.media.source import MediaUrl, Seen
-from tests.support.fakes import FakeReader, FakeVocab
+from server.pool.model import LoadedModel
+from tests.support.fakes import FakeEmbeddingRunner, FakeReader, FakeVocab
 from tests.unit.dialects.builders import make_model
 
 SEEING = make_model(media=FakeReader(FakeVocab(), frozenset({"image"})))
@@ -16,7 +20,7 @@ SEEN: Seen = {MediaUrl("aa"): Bitmap("image", 2, 1, b"", "a"), MediaUrl("bb"): B
 
 def shown(prompt: object, *, model: object = SEEING) -> str:
     (read,) = read_prompts(prompt)
-    return prompt_text(read_prompt(read, model, SEEN, "prompt").tokens, model)  # type: ignore[arg-type]
+    return prompt_text(read.read(model, SEEN).tokens, model)  # type: ignore[arg-type]
 
 
 def test_one_file_may_come_without_a_list() -> None:
@@ -25,6 +29,6 @@ def test_one_file_may_come_without_a_list() -> None:
 
 def test_parts_that_the_model_can_not_be_shown_are_named() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "input_audio", "input_audio": {"url": "aa"}}]
-    (prompt,) = read_embeddings({"input": {"content": parts}}, native=False).prompts
+    model = cast(LoadedModel, SimpleNamespace(**vars(SEEING), embedder=FakeEmbeddingRunner()))
     with pytest.raises(InvalidRequest, match=r"^input\.content\.1\.type: audio input"):
-        read_prompt(prompt, SEEING, SEEN, "input")
+        read_embeddings({"input": {"content": parts}}, native=False).job(model, SEEN)

@@ -7,7 +7,7 @@ from typing import Any, cast
 import orjson
 import pytest
 
-from server.dialects.vectors import VectorJob, embeddings_job, read_embeddings
+from server.dialects.vectors import VectorJob, read_embeddings
 from server.engine.media import MediaPrompt
 from server.engine.runner_api import Pooling
 from server.errors import InvalidRequest
@@ -30,7 +30,7 @@ def model(pooling: Pooling = Pooling.MEAN, *, norm: int = 2, vocab: FakeVocab | 
 
 
 def job(body: dict[str, Any], *, openai: bool = True, of: LoadedModel | None = None) -> VectorJob:
-    return embeddings_job(read_embeddings(body, native=not openai), of or model(), openai=openai)
+    return read_embeddings(body, native=not openai).job(of or model(), {})
 
 
 def tokens_of(made: VectorJob) -> list[list[int]]:

@@ -8,7 +8,7 @@ import numpy as np
 import orjson
 import pytest
 
-from server.dialects.vectors import VectorJob, read_rerank, rerank_job
+from server.dialects.vectors import VectorJob, read_rerank
 from server.engine.runner_api import Pooling
 from server.pool.model import LoadedModel
 from server.pool.protocols import ModelInfo
@@ -42,7 +42,7 @@ def model(vocab: FakeVocab | None = None, template: str = "", pooling: Pooling =
 
 def job(of: LoadedModel | None = None, **body: Any) -> VectorJob:
     body = {"query": "q", "documents": ["a", "b", "c"]} | body
-    return rerank_job(read_rerank(body), of or model())
+    return read_rerank(body).job(of or model(), {})
 
 
 def inputs(made: VectorJob) -> list[list[int]]:
