@@ -276,7 +276,7 @@ class Instance(StepThread):
 
     def _wipe(self, not_finite: list[Sequence]) -> None:
         """Recover from logits of `not_finite` that are not numbers. The cause is their own computation (an extreme LoRA
-        scale) or a value that another sequence left in the cells, because 0 times NaN is NaN.
+        scale) or a value that another sequence left in the cells: 0 times NaN is NaN.
 
         All cells are zeroed. Sequences with finite logits resume from their states; others are recomputed. A
         sequence whose logits are not finite again without any cache is faulty, and so is, immediately, one computed

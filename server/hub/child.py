@@ -183,9 +183,9 @@ class Downloader:
 
 
 def gguf_layer(registry: str, name: str, tag: str) -> dict[str, Any]:
-    """Return URL, SHA-256, size in bytes and request headers of the GGUF in a registry of container images, where
-    Docker's model runner stores it as a layer (OCI distribution specification 1.1).
+    """Return URL, SHA-256, size in bytes and request headers of the GGUF in a registry of container images.
 
+    Docker's model runner stores it there as a layer (OCI distribution specification 1.1).
     Raises `NotFound`, `DownloadFailed`, and the errors of httpx2.
     """
     image = Image(registry, name, tag)

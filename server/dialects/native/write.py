@@ -247,8 +247,9 @@ def verbose(
 
 @dataclass
 class _VerboseWriter(Writer):
-    """Adds the native response: next to the choices of a whole reply (with several choices, that of the first), and
-    without its text to the first event of each choice's end in a stream.
+    """Adds the native response: next to the choices of a whole reply (with several choices, that of the first).
+
+    A stream has it without its text, in the first event of each choice's end.
     """
 
     inner: Writer

@@ -1,8 +1,8 @@
 """LoRA adapters: checked against the model's tensors, then loaded.
 
 The library reports most mistakes in its log. It aborts on a metadata value of an unexpected type, and in the
-first decode on shapes that do not multiply (llama.cpp src/llama-adapter.cpp and llama-graph.cpp, build_lora_mm).
-Those are checked here. An adapter is freed with its model.
+first decode on shapes that do not multiply (llama-adapter.cpp; llama-graph.cpp, build_lora_mm). Those are checked
+here. An adapter is freed with its model.
 """
 
 import ctypes

@@ -190,9 +190,11 @@ class LlamaWeights:
         apply_configured(context, self._spec.id, self._adapters)
 
     def _largest_batch(self, context: int, model: int) -> int:
-        """Tokens of one decode. With a sliding window's small cache no more than one micro-batch: the library places
-        a batch's micro-batches one after the other to see whether they fit, and does not bring back the older tokens
-        that it drops for the later ones (llama-kv-cache.cpp, prepare and apply_ubatch), so the first lack them."""
+        """Return the tokens of one decode. With a sliding window's small cache these are one micro-batch at most.
+
+        The library places a batch's micro-batches one after the other to see whether they fit. It does not bring back
+        the older tokens that it drops for the later ones (llama-kv-cache.cpp, prepare and apply_ubatch).
+        """
         n_batch, n_ubatch, n_seq = C.llama_n_batch(context), C.llama_n_ubatch(context), C.llama_n_seq_max(context)
         return int(max(min(n_batch, n_ubatch), n_seq) if windowed(model, self._spec.native) else n_batch)
 

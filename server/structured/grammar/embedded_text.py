@@ -1,7 +1,7 @@
 """Enforces a client's grammar for a custom tool's input inside the grammar of the call.
 
 The grammar of the call has a hole where the input is. At the hole, a second matcher follows the input up to an end
-marker, which is the quote in a JSON string, where escapes are decoded. So the client's grammar is compiled as it is. In
+marker. In a JSON string this is the quote, and escapes are decoded. So the client's grammar is compiled as it is. In
 the call's grammar, hole number n is a control token that occurs nowhere else, n + 1 times.
 """
 
