@@ -1,7 +1,7 @@
 """The description of the API against the API: every route is in it, examples work, replies have its shapes."""
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any, cast
 
 import jsonschema
@@ -69,11 +69,16 @@ async def api(serve: Serve, tmp_path: Any) -> AsyncIterator[Api]:
         yield running
 
 
-async def described(api: Api) -> dict[str, Any]:
-    reply = await api.client.get("/openapi.json")
-    assert reply.status_code == 200
-    found: dict[str, Any] = reply.json()
-    return found
+@pytest.fixture
+async def document(api: Api) -> Any:
+    """The description."""
+    return (await api.expect("GET /openapi.json")).json()
+
+
+def operations(document: Any) -> Iterator[tuple[str, str, Any]]:
+    """Yield the method, the path and the description of each route."""
+    for method, path in ROUTES:
+        yield method, path, document["paths"][path.replace(":path", "")][method.lower()]
 
 
 def place(path: str) -> str:
@@ -94,18 +99,16 @@ def check(instance: object, schema: dict[str, Any], document: dict[str, Any]) ->
     jsonschema.Draft202012Validator({**schema, "components": document["components"]}).validate(instance)
 
 
-async def test_the_description_is_valid(api: Api) -> None:
-    OpenAPIV31SpecValidator(await described(api)).validate()
+def test_the_description_is_valid(document: Any) -> None:
+    OpenAPIV31SpecValidator(document).validate()
 
 
-async def test_every_endpoint_is_described_and_nothing_else(api: Api) -> None:
-    document = await described(api)
+def test_every_endpoint_is_described_and_nothing_else(document: Any) -> None:
     shown = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
     assert shown == {(method, path.replace(":path", "")) for method, path in ROUTES}
 
 
-async def test_every_operation_says_what_it_takes_what_it_gives_and_how_it_fails(api: Api) -> None:
-    document = await described(api)
+def test_every_operation_says_what_it_takes_what_it_gives_and_how_it_fails(document: Any) -> None:
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
             assert operation["summary"], (method, path)
@@ -125,8 +128,7 @@ async def test_every_operation_says_what_it_takes_what_it_gives_and_how_it_fails
                 assert {"400", "413"} <= set(operation["responses"])
 
 
-async def test_every_field_of_every_body_has_a_schema(api: Api) -> None:
-    document = await described(api)
+def test_every_field_of_every_body_has_a_schema(document: Any) -> None:
     bodies = {name: schema for name, schema in document["components"]["schemas"].items() if name.endswith("Body")}
     assert len(bodies) > 10
     nameless = [(name, field) for name, each in bodies.items() for field, its in each["properties"].items() if not its]
@@ -139,10 +141,8 @@ def example(operation: dict[str, Any]) -> dict[str, Any]:
     return {"files": content["example"]} if kind == FORM else {"json": content.get("example")}
 
 
-async def test_examples_work_and_their_replies_have_the_shapes(api: Api) -> None:
-    document = await described(api)
-    for method, path in ROUTES:
-        operation = document["paths"][path.replace(":path", "")][method.lower()]
+async def test_examples_work_and_their_replies_have_the_shapes(api: Api, document: Any) -> None:
+    for method, path, operation in operations(document):
         if SSE in operation["responses"].get("200", {}).get("content", {}) and method == "GET":
             continue  # endless
         reply = await api.client.request(method, place(path), **example(operation))
@@ -158,11 +158,9 @@ async def test_examples_work_and_their_replies_have_the_shapes(api: Api) -> None
             assert kind in content
 
 
-async def test_what_loads_a_model_says_so_and_reads_autoload(serve: Serve) -> None:
+async def test_what_loads_a_model_says_so_and_reads_autoload(serve: Serve, document: Any) -> None:
     async with serve(models={"demo": {"path": "d.gguf"}}, server={"slot_save_path": ".", "props": True}) as api:
-        document = await described(api)
-        for method, path in ROUTES:
-            operation = document["paths"][path.replace(":path", "")][method.lower()]
+        for method, path, operation in operations(document):
             if not any(each["name"] == "autoload" for each in operation.get("parameters", ())):
                 continue
             url = place(path)
@@ -172,14 +170,12 @@ async def test_what_loads_a_model_says_so_and_reads_autoload(serve: Serve) -> No
             assert (reply.status_code, "not loaded" in reply.text) == (400, True), (method, path, reply.text)
         assert api.pool.state("demo").status is Status.UNLOADED
     routes = [route for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)]
-    operations = [operation_of(route.endpoint) for route in routes if route.include_in_schema]
-    assert all(503 in operation.errors for operation in operations if operation.loads)
+    said = [operation_of(route.endpoint) for route in routes if route.include_in_schema]
+    assert all(503 in operation.errors for operation in said if operation.loads)
 
 
-async def test_a_broken_body_fails_in_the_shape_that_is_described(api: Api) -> None:
-    document = await described(api)
-    for method, path in ROUTES:
-        operation = document["paths"][path.replace(":path", "")][method.lower()]
+async def test_a_broken_body_fails_in_the_shape_that_is_described(api: Api, document: Any) -> None:
+    for method, path, operation in operations(document):
         if method == "POST":
             reply = await api.client.post(place(path), content=b"{", headers={"Content-Type": "application/json"})
             wanted = 400 if "requestBody" in operation else expected(method, path, 501)
@@ -188,8 +184,8 @@ async def test_a_broken_body_fails_in_the_shape_that_is_described(api: Api) -> N
             check(reply.json(), responses[str(reply.status_code)]["content"]["application/json"]["schema"], document)
 
 
-async def test_streams_have_the_events_that_are_described(api: Api) -> None:
-    document, found = await described(api), set()
+async def test_streams_have_the_events_that_are_described(api: Api, document: Any) -> None:
+    found = set()
     for path, methods in document["paths"].items():
         operation = methods.get("post", {})
         content = operation.get("responses", {}).get("200", {}).get("content", {})

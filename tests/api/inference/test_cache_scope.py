@@ -18,8 +18,7 @@ MESSAGES = [{"role": "user", "content": WORDS}]
 async def n_cached(api: Api, name: str = "", **body: Any) -> int:
     """What the reply says of the cache, in all of its places."""
     asked = {"messages": MESSAGES, "max_tokens": 2, **body}
-    reply = await api.client.post("/v1/chat/completions", json=asked, headers=bearer(name) if name else None)
-    assert reply.status_code == 200, reply.text
+    reply = await api.expect("POST /v1/chat/completions", asked, headers=bearer(name) if name else None)
     n = reply.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
     assert reply.json()["timings"]["cache_n"] == n
     return int(n)
@@ -195,8 +194,7 @@ N_PROMPT = len(PROMPT) + 1
 
 
 async def complete(api: Api, prompt: str = PROMPT) -> dict[str, Any]:
-    reply = await api.client.post("/completion", json={"prompt": prompt, "n_predict": 4, "temperature": 0})
-    assert reply.status_code == 200, reply.text
+    reply = await api.expect("POST /completion", {"prompt": prompt, "n_predict": 4, "temperature": 0})
     done: dict[str, Any] = reply.json()
     return done
 

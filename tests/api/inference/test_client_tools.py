@@ -30,8 +30,7 @@ FOUND = {
 
 async def respond(api: Any, **fields: Any) -> dict[str, Any]:
     """The whole response, checked as OpenAI's SDK reads it."""
-    reply = await api.client.post("/v1/responses", json={"max_output_tokens": 300, "seed": 1, **fields})
-    assert reply.status_code == 200, reply.text
+    reply = await api.expect("POST /v1/responses", {"max_output_tokens": 300, "seed": 1, **fields})
     assert "X-Llamapool-Warning" not in reply.headers
     body: dict[str, Any] = typed_events(reply.text, EVENT)[-1]["response"] if fields["stream"] else reply.json()
     Response.model_validate(body)
@@ -83,8 +82,7 @@ async def test_a_call_of_a_type_is_kept_to_its_parameters(serve: Serve, stream: 
 
 async def message(api: Any, **fields: Any) -> dict[str, Any]:
     """The whole message, checked as Anthropic's SDK reads it."""
-    reply = await api.client.post("/v1/messages", json={"max_tokens": 300, "seed": 1, **fields})
-    assert reply.status_code == 200, reply.text
+    reply = await api.expect("POST /v1/messages", {"max_tokens": 300, "seed": 1, **fields})
     assert "X-Llamapool-Warning" not in reply.headers
     body = whole_message(typed_events(reply.text, CLAUDES_EVENT)) if fields["stream"] else reply.json()
     return BetaMessage.model_validate(body).model_dump(exclude_unset=True)

@@ -44,8 +44,7 @@ def mcp(label: str = "calc", **fields: Any) -> dict[str, Any]:
 async def ask(api: Api, said: Any, *, stream: bool = False, **fields: Any) -> Response:
     """The response, whose events and body are the SDK's."""
     body = {"input": said, "temperature": 0, "max_output_tokens": 500, "tools": [mcp()], "stream": stream, **fields}
-    reply = await api.client.post(URL, json=body)
-    assert reply.status_code == 200, reply.text
+    reply = await api.expect(f"POST {URL}", body)
     if not stream:
         return ANSWER.validate_python(reply.json())
     found = [EVENT.validate_python(event) for event in typed_events(reply.text)]
@@ -274,8 +273,7 @@ async def test_secrets_are_neither_repeated_nor_stored(serve: Serve) -> None:
     async with serving(serve, SUM, mcp_hosts="127.0.0.1") as (api, tools), served(tools) as url:
         secrets = {"authorization": "SECRET1", "headers": {"X-Key": "SECRET2"}, "authorization_token": "SECRET3"}
         tool = mcp("calc2", server_url=f"{url}?key=SECRET4", **secrets)
-        reply = await api.client.post(URL, json={"input": "Hi", "tools": [tool], "max_output_tokens": 16})
-        assert reply.status_code == 200, reply.text
+        reply = await api.expect(f"POST {URL}", {"input": "Hi", "tools": [tool], "max_output_tokens": 16})
         stored = await api.client.get(f"{URL}/{reply.json()['id']}")
         for shown in (reply, stored):
             assert "SECRET" not in shown.text

@@ -28,16 +28,14 @@ def with_tools(**replies: str) -> dict[str, Any]:
 
 
 async def message(api: Api, **more: object) -> Any:
-    reply = await api.client.post(URL, json={**BODY, **more})
-    assert reply.status_code == 200, reply.text
+    reply = await api.expect(f"POST {URL}", {**BODY, **more})
     Message.model_validate(reply.json())
     return reply.json()
 
 
 async def events(api: Api, **more: object) -> list[Any]:
     """The parsed events of a stream; each is one that the official client knows, under its own name."""
-    reply = await api.client.post(URL, json={**BODY, **more, "stream": True})
-    assert reply.status_code == 200, reply.text
+    reply = await api.expect(f"POST {URL}", {**BODY, **more, "stream": True})
     assert reply.headers["content-type"].startswith("text/event-stream")
     return typed_events(reply.text, EVENT)
 
@@ -173,8 +171,7 @@ async def test_sessions_of_claude_code_share_their_cached_prompt(serve: Serve) -
     said: list[dict[str, Any]] = []
     async with serve(FakeLoader(n_ctx_seq=2048), models=CHATML) as api:
         for session, question in (("1c0", "Hello?"), ("8a5", "Anybody?")):
-            reply = await api.client.post(f"{URL}?beta=true", json=claude_code(session, question))
-            assert reply.status_code == 200, reply.text
+            reply = await api.expect(f"POST {URL}?beta=true", claude_code(session, question))
             assert "X-Llamapool-Warning" not in reply.headers
             parts = typed_events(reply.text)
             assert parts[-1]["type"] == "message_stop"

@@ -58,8 +58,7 @@ async def test_a_stop_string_is_named_and_its_tokens_are_counted(serve: Serve) -
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_context_without_samplers_in_its_graph_says_that_it_has_none(api: Api, stream: bool) -> None:
     wanted = {**GREEDY, "stream": stream, "backend_sampling": True}
-    reply = await api.client.post(URL, json=wanted)
-    assert reply.status_code == 200
+    reply = await api.expect(f"POST {URL}", wanted)
     assert reply.headers["x-llamapool-warning"].startswith("backend_sampling is ignored")
     for plain in (False, None):
         reply = await api.client.post(URL, json={**wanted, "backend_sampling": plain})

@@ -20,15 +20,11 @@ BOTH = {"demo": DEMO, "embedder": EMBED}
 
 
 async def get(api: Api, path: str) -> Any:
-    reply = await api.client.get(path)
-    assert reply.status_code == 200, reply.text
-    return reply.json()
+    return (await api.expect(f"GET {path}")).json()
 
 
 async def post(api: Api, path: str, **body: object) -> Any:
-    reply = await api.client.post(path, json=body)
-    assert reply.status_code == 200, reply.text
-    return reply.json()
+    return (await api.expect(f"POST {path}", body)).json()
 
 
 def loaded(api: Api, model: str) -> bool:
@@ -182,8 +178,7 @@ def model(template: str = "") -> dict[str, Any]:
 
 
 async def whole(api: Api, path: str = CHAT, **body: Any) -> Any:
-    reply = await api.client.post(path, json={"model": "demo", "stream": False, **body})
-    assert reply.status_code == 200, reply.text
+    reply = await api.expect(f"POST {path}", {"model": "demo", "stream": False, **body})
     assert reply.headers["content-type"] == "application/json; charset=utf-8"
     (ollama.ChatResponse if path == CHAT else ollama.GenerateResponse).model_validate(reply.json())
     return reply.json()
@@ -191,8 +186,7 @@ async def whole(api: Api, path: str = CHAT, **body: Any) -> Any:
 
 async def lines(api: Api, path: str = CHAT, **body: Any) -> list[Any]:
     """The lines of a stream, which is what nobody has to ask for; each is one that the official client takes."""
-    reply = await api.client.post(path, json={"model": "demo", **body})
-    assert reply.status_code == 200, reply.text
+    reply = await api.expect(f"POST {path}", {"model": "demo", **body})
     assert reply.headers["content-type"].split(";")[0] == "application/x-ndjson"
     found = [orjson.loads(line) for line in reply.text.splitlines()]
     for line in found:
@@ -336,8 +330,7 @@ async def test_nothing_to_say_loads_and_frees(serve: Serve) -> None:
 @pytest.mark.parametrize("path", [CHAT, GENERATE])
 async def test_a_page_of_another_site_frees_no_model(serve: Serve, path: str) -> None:
     async with serve() as api:
-        reply = await api.client.post(path, json={"keep_alive": 0}, headers={"Origin": "https://evil.example"})
-        assert reply.status_code == 200
+        reply = await api.expect(f"POST {path}", {"keep_alive": 0}, headers={"Origin": "https://evil.example"})
         assert reply.headers["x-llamapool-warning"] == "keep_alive: needs a key that may load and unload models"
         assert api.pool.state("demo").sleeps_in_s is None
 

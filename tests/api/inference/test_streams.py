@@ -34,8 +34,7 @@ def let_all_through(steps: threading.Semaphore) -> None:
 
 
 async def lookup(api: Api, *names: str, **headers: str) -> list[dict[str, Any]]:
-    reply = await api.client.post("/v1/streams/lookup", json={"conversation_ids": list(names)}, headers=headers)
-    assert reply.status_code == 200
+    reply = await api.expect("POST /v1/streams/lookup", {"conversation_ids": list(names)}, headers=headers)
     found: list[dict[str, Any]] = reply.json()
     return found
 
@@ -134,8 +133,7 @@ async def test_a_client_that_leaves_while_the_model_is_loaded_finds_the_answer(s
             await until(lambda: api.pool.state("late").status is Status.LOADING)
         gate.set()
         await until(lambda: api.pool.state("late").status is Status.READY)
-        reply = await api.client.get(AT)
-        assert reply.status_code == 200
+        reply = await api.expect(f"GET {AT}")
         assert events(reply.text)
 
 

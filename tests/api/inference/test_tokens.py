@@ -164,7 +164,6 @@ async def test_an_unknown_field_is_listed_by_its_path(serve: Serve) -> None:
     models = {"demo": DEMO, "e": EMBED, "r": RANKER}
     async with serve(FakeLoader(n_ctx_seq=2048), models=models) as api:
         for path, body, unknown in UNKNOWN:
-            reply = await api.client.post(path, json={**hints, **body})
-            assert reply.status_code == 200, reply.text
+            reply = await api.expect(f"POST {path}", {**hints, **body})
             said = [each for each in reply.headers["x-llamapool-warning"].split("; ") if "unknown field" in each]
             assert sorted(each.split("'")[1] for each in said) == sorted(unknown), path

@@ -51,8 +51,7 @@ async def test_a_failed_instance_does_not_fail_the_others(serve: Serve) -> None:
         {"@requestFormat": "chatCompletions", "model": "nobody", "messages": []},
     ]
     async with serve(server=ON, models={"demo": {"path": "d.gguf", "load": "startup"}}) as api:
-        reply = await api.client.post(PATH, json={"instances": [*bad, chat()]})
-        assert reply.status_code == 200
+        reply = await api.expect(f"POST {PATH}", {"instances": [*bad, chat()]})
         *failed, good = reply.json()["predictions"]
         assert all("message" in each["error"] for each in failed)
         assert "instances.3.@requestFormat: '/models/unload' is unknown" in failed[3]["error"]["message"]

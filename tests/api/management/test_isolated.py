@@ -183,8 +183,7 @@ async def test_killed_under_streams_it_ends_only_its_own_with_an_error_and_comes
         assert engine(api, "b").supervisor.pid == other
         assert (await api.client.get("/readyz")).status_code == 200
         # what has said nothing yet is asked once more
-        reply = await api.client.post("/v1/chat/completions", json=chat(f"!die once {tmp_path / 'died'}!", model="b"))
-        assert reply.status_code == 200
+        reply = await api.expect("POST /v1/chat/completions", chat(f"!die once {tmp_path / 'died'}!", model="b"))
         assert reply.json()["usage"]["completion_tokens"] == 20
         assert (engine(api, "a").supervisor.n_restarts, engine(api, "b").supervisor.n_restarts) == (1, 1)
 
@@ -194,8 +193,7 @@ async def test_a_whole_reply_that_had_begun_is_asked_for_once_more_and_counts_on
 ) -> None:
     async with start(metrics=True, api_keys=["secret"]) as api:
         asked = chat(f"!die late {tmp_path / 'died'}!", seed=7, n=2)
-        reply = await api.client.post("/v1/chat/completions", json=asked, headers=KEY)
-        assert reply.status_code == 200
+        reply = await api.expect("POST /v1/chat/completions", asked, headers=KEY)
         assert reply.json()["usage"]["completion_tokens"] == 40
         assert [choice["finish_reason"] for choice in reply.json()["choices"]] == ["length"] * 2
         assert engine(api).supervisor.n_restarts == 1
@@ -241,9 +239,7 @@ async def test_a_picture_that_was_seen_before_is_neither_decoded_nor_encoded(
 
         async def ask(messages: list[dict[str, Any]], **more: Any) -> Any:
             body = {"messages": messages, "temperature": 0, "max_tokens": 8, **more}
-            reply = await api.client.post("/v1/chat/completions", json=body)
-            assert reply.status_code == 200, reply.text
-            return reply.json()["choices"]
+            return (await api.expect("POST /v1/chat/completions", body)).json()["choices"]
 
         said = await ask(first, id_slot=0)
         await ask(second, id_slot=1, cache_prompt=False)
@@ -261,8 +257,7 @@ async def test_vectors_are_asked_for_once_more_too(start: Start, tmp_path: Path)
     picture = {"prompt_string": "a<__media__>", "multimodal_data": [base64.b64encode(media_file("tiny.png")).decode()]}
     models = {"demo": {**ONE["demo"], "embedding": True, "pooling": "mean"}}
     async with start(str(tmp_path / "died"), models=models) as api:
-        reply = await api.client.post("/v1/embeddings", json={"input": [picture, "c"]})
-        assert reply.status_code == 200
+        reply = await api.expect("POST /v1/embeddings", {"input": [picture, "c"]})
         assert len(reply.json()["data"]) == 2
 
 

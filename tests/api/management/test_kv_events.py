@@ -70,8 +70,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 async def complete(api: Api, headers: Any = None, **body: Any) -> list[int]:
     """The tokens of a prompt that was computed, in whole blocks."""
     asked = {"max_tokens": 2, "ignore_eos": True, "prompt": LONG, **body}
-    reply = await api.client.post("/v1/completions", json=asked, headers=headers)
-    assert reply.status_code == 200, reply.text
+    await api.expect("POST /v1/completions", asked, headers=headers)
     words = {"content": asked["prompt"], "add_special": True}
     tokens = (await api.client.post("/tokenize", json=words, headers=headers)).json()["tokens"]
     return list(tokens[: len(tokens) // BLOCK * BLOCK])

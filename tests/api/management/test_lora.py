@@ -19,8 +19,7 @@ async def scales(api: Any, query: str = "") -> list[float]:
 
 async def text(api: Any, **more: Any) -> str:
     body = {"prompt": "Hello", "n_predict": 12, "temperature": 0, **more}
-    reply = await api.client.post("/completion", json=body)
-    assert reply.status_code == 200, reply.text
+    reply = await api.expect("POST /completion", body)
     content: str = reply.json()["content"]
     return content
 
@@ -76,9 +75,7 @@ MISTAKES = [
 async def test_mistakes_change_nothing(serve: Serve) -> None:
     async with serve(models=MODELS) as api:
         for body, expected in MISTAKES:
-            reply = await api.client.post("/lora-adapters", content=body, headers={"Content-Type": "application/json"})
-            assert reply.status_code == 400, body
-            assert expected in reply.json()["error"]["message"]
+            await api.expect("POST /lora-adapters", body, 400, expected, headers={"Content-Type": "application/json"})
             assert await scales(api) == [0.5, 1.0], body
 
 

@@ -72,8 +72,7 @@ def serve_slots(serve: Serve, tmp_path: Path) -> Serve:
 
 async def complete(api: Api, slot: int, prompt: str = PROMPT, **more: Any) -> dict[str, Any]:
     body = {"prompt": prompt, "n_predict": 4, "id_slot": slot, "temperature": 0, **more}
-    reply = await api.client.post("/completion", json=body)
-    assert reply.status_code == 200, reply.text
+    reply = await api.expect("POST /completion", body)
     found: dict[str, Any] = reply.json()
     return found
 

@@ -14,12 +14,13 @@ import pytest
 
 from server.dialects.dialect import Dialect
 from server.errors import InvalidRequest
-from tests.api.conftest import GoLive, Live, Serve, idle, until
+from tests.api.conftest import Api, GoLive, Live, Serve, idle, until
 from tests.support.fakes import FakeLoader
 
 pytestmark = pytest.mark.slow
 
 COMPLETION = {"prompt": "Hi", "max_tokens": 2}
+BYTES = json.dumps(COMPLETION).encode()
 
 
 @pytest.mark.parametrize(
@@ -32,17 +33,15 @@ COMPLETION = {"prompt": "Hi", "max_tokens": 2}
         (b'{"a":' * 5000, "depth limit"),
     ],
 )
-async def test_a_malformed_body_is_the_clients_mistake(client: httpx.AsyncClient, content: bytes, message: str) -> None:
+async def test_a_malformed_body_is_the_clients_mistake(api: Api, content: bytes, message: str) -> None:
     for path in ("/v1/chat/completions", "/v1/completions", "/tokenize", "/models/load"):
-        reply = await client.post(path, content=content, headers={"Content-Type": "application/json"})
-        assert (reply.status_code, reply.json()["error"]["type"]) == (400, "invalid_request_error"), path
-        assert message in reply.json()["error"]["message"], path
+        part = ({"error": {"type": "invalid_request_error"}}, message)
+        await api.expect(f"POST {path}", content, 400, part, headers={"Content-Type": "application/json"})
 
 
-async def test_the_content_type_does_not_matter(client: httpx.AsyncClient) -> None:
+async def test_the_content_type_does_not_matter(api: Api) -> None:
     for kind in ("text/plain", "application/x-www-form-urlencoded", "", "???"):
-        reply = await client.post("/v1/completions", content=json.dumps(COMPLETION), headers={"Content-Type": kind})
-        assert reply.status_code == 200, kind
+        await api.expect("POST /v1/completions", BYTES, headers={"Content-Type": kind})
 
 
 @pytest.mark.parametrize(
@@ -84,20 +83,15 @@ async def test_a_long_body_is_read_beside_the_event_loop_without_the_garbage_col
 @pytest.mark.parametrize(
     "path", ["/v1/chat/completions", "/v1/completions", "/completion", "/tokenize", "/v1/messages"]
 )
-async def test_a_long_malformed_body_is_the_clients_mistake(client: httpx.AsyncClient, path: str) -> None:
-    for content, message in (
-        (b"{\n" + b" " * (1 << 16) + b"x", "is not valid JSON at line 2, column 65537"),
-        (b'["' + b"x" * (1 << 16) + b'"]', "an array"),
-    ):
-        reply = await client.post(path, content=content)
-        assert reply.status_code == 400
-        assert message in reply.json()["error"]["message"]
+async def test_a_long_malformed_body_is_the_clients_mistake(api: Api, path: str) -> None:
+    invalid = b"{\n" + b" " * (1 << 16) + b"x"
+    await api.expect(f"POST {path}", invalid, 400, "is not valid JSON at line 2, column 65537")
+    await api.expect(f"POST {path}", b'["' + b"x" * (1 << 16) + b'"]', 400, "an array")
 
 
-async def test_compressed_bodies_are_refused(client: httpx.AsyncClient) -> None:
-    body = gzip.compress(json.dumps(COMPLETION).encode())
-    reply = await client.post("/v1/completions", content=body, headers={"Content-Encoding": "gzip"})
-    assert (reply.status_code, reply.json()["error"]["code"]) == (415, "unsupported_media_type")
+async def test_compressed_bodies_are_refused(api: Api) -> None:
+    refused = {"error": {"code": "unsupported_media_type"}}
+    await api.expect("POST /v1/completions", gzip.compress(BYTES), 415, refused, headers={"Content-Encoding": "gzip"})
 
 
 async def test_a_body_over_the_limit_is_refused_by_its_length_or_by_its_size(serve: Serve) -> None:
@@ -109,23 +103,21 @@ async def test_a_body_over_the_limit_is_refused_by_its_length_or_by_its_size(ser
         for content in (b" " * 2049, chunks()):
             reply = await api.client.post("/v1/completions", content=content)
             assert (reply.status_code, reply.json()["error"]["code"]) == (413, "request_too_large")
-        exact = json.dumps(COMPLETION).encode().ljust(2048)
-        assert (await api.client.post("/v1/completions", content=exact)).status_code == 200
+        await api.expect("POST /v1/completions", BYTES.ljust(2048))
 
 
 async def test_bodies_of_all_requests_together_have_a_limit(live: GoLive) -> None:
     steps = threading.Semaphore(0)
     loader = FakeLoader(n_seq=1, steps=steps)
     async with live(loader, server={"max_body_bytes": 1024, "max_bodies_bytes": 1500}) as server:
-        long = json.dumps(COMPLETION).encode().ljust(1000)
+        long = BYTES.ljust(1000)
         head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 1000\r\n\r\n"
         reader, writer = await server.connect(head + long)
         loaded = server.api.loaded()
         await until(lambda: loaded.engine.busy)
-        reply = await server.api.client.post("/v1/completions", content=long)
-        assert (reply.status_code, reply.headers["retry-after"], reply.headers["connection"]) == (503, "5", "close")
-        assert reply.json()["error"]["type"] == "unavailable_error"
-        assert "limit of 1500 bytes" in reply.json()["error"]["message"]
+        said = ({"error": {"type": "unavailable_error"}}, "limit of 1500 bytes")
+        reply = await server.api.expect("POST /v1/completions", long, 503, said)
+        assert (reply.headers["retry-after"], reply.headers["connection"]) == ("5", "close")
         for _ in range(10):
             steps.release()
         assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
@@ -133,7 +125,7 @@ async def test_bodies_of_all_requests_together_have_a_limit(live: GoLive) -> Non
         await idle(loaded.engine)
         for _ in range(10):
             steps.release()
-        assert (await server.api.client.post("/v1/completions", content=long)).status_code == 200
+        await server.api.expect("POST /v1/completions", long)
 
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: test\r\nContent-Length: 100\r\n\r\n"
