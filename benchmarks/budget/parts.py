@@ -14,8 +14,8 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from server.dialects.chat import parse
 from server.dialects.chat.write import ChatWriter
+from server.engine.cache.kv_store import Cells
 from server.engine.engine import Engine
-from server.engine.kv_store import Cells
 from server.engine.loop import Instance
 from server.engine.requests import Mailbox
 from server.engine.sampling import NextTokens

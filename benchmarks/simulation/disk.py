@@ -8,10 +8,11 @@ import math
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from dataclasses import replace
 from typing import Any
 
-from server.engine.disk_cache import DiskCache
-from server.engine.prefix_cache import CacheEntry, SlotState, in_ram
+from server.engine.cache.disk_cache import DiskCache
+from server.engine.cache.prefix_cache import CacheEntry
 from server.errors import InvalidRequest
 
 HASHED = 1e9  # bytes per second
@@ -51,7 +52,7 @@ class Files:
     follow_s = None
 
     def __init__(self) -> None:
-        self._saved: dict[str, SlotState] = {}
+        self._saved: dict[str, CacheEntry] = {}
 
     def index(self) -> list[CacheEntry]:
         return []
@@ -59,14 +60,14 @@ class Files:
     def others(self) -> tuple[list[CacheEntry], list[str]]:
         return [], []
 
-    def write(self, name: str, saved: SlotState) -> int:
-        self._saved[name] = saved
-        return in_ram(saved, 0.0).size
+    def write(self, name: str, entry: CacheEntry) -> int:
+        self._saved[name] = entry
+        return entry.size
 
-    def read(self, name: str) -> SlotState:
+    def read(self, name: str) -> CacheEntry:
         if name not in self._saved:
             raise InvalidRequest("it had to go since it was found")
-        return self._saved[name]
+        return replace(self._saved[name])
 
     def used(self, name: str) -> None: ...
 

@@ -69,7 +69,7 @@ class Gpu:
 
 @dataclass
 class Machine:
-    """Carries out what `server.engine.kv_store.Cells` asks of a runner; ``now`` is the time in seconds."""
+    """Carries out what `server.engine.cache.kv_store.Cells` asks of a runner; ``now`` is the time in seconds."""
 
     info: RunnerInfo
     gpu: Gpu

@@ -3,9 +3,9 @@
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
+from server.engine.cache.prefix_cache import longest_match
 from server.engine.params import EngineParams
 from server.engine.placement import Placement, Placer
-from server.engine.prefix_cache import longest_match
 from server.engine.runner_api import RunnerInfo
 from server.engine.scheduler import Scheduler
 from server.engine.sequence import Sequence, Slot, first_to_evict

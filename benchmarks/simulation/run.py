@@ -20,9 +20,9 @@ from benchmarks.simulation.disk import Worker, disk_cache
 from benchmarks.simulation.machine import Machine, machine
 from benchmarks.simulation.policy import Policy
 from benchmarks.simulation.trace import Session, Trace, pause_s
-from server.engine.disk_cache import give_up_late, wait_s
-from server.engine.kv_store import Cells
-from server.engine.prefix_cache import MIB, CacheEntry
+from server.engine.cache.disk_cache import give_up_late, wait_s
+from server.engine.cache.kv_store import Cells
+from server.engine.cache.prefix_cache import MIB, CacheEntry
 from server.engine.request import Request
 from server.engine.scheduler import Scheduler, TokenRun
 from server.engine.sequence import Phase, Sequence, Ticket

@@ -94,7 +94,7 @@ def test_a_disk_behind_a_small_ram_is_read_and_costs_no_first_token() -> None:
 def test_a_copy_costs_the_whole_stream_whatever_it_holds() -> None:
     full, half = machine(16), machine(32)
     for one in (full, half):
-        one.slots = [Slot(i, tokens=[1] * 20) for i in range(one.info.n_seq)]
+        one.slots = [Slot(id=i, tokens=[1] * 20) for i in range(one.info.n_seq)]
         one.decode([], [])
         alone_s = one.now
         one.seq_copy(0, 1)

@@ -228,7 +228,6 @@ def prompt_requests(
         raise field_error(name, out_of_range(1, MAX_CHOICES, fields.n_choices))
     if fields.id_slot is not None and fields.id_slot >= model.engine.n_slots:
         raise field_error("id_slot", f"there are slots 0 to {model.engine.n_slots - 1}")
-    salt = fields.cache_salt or ""
     shared: Json = {name: getattr(model.spec.engine, name) for name in _MODEL_DEFAULTS}
     shared |= {name: value for name in _SAME_NAMES if (value := getattr(fields, name)) is not None}
     sampling = sampling_params(fields, model.spec.sampling, model.vocab, model.engine.n_ctx_seq)
@@ -251,8 +250,7 @@ def prompt_requests(
             adapters=caller.allowed_adapters(request_adapters(fields.lora, model)),
             priority=caller.allowed_priority(fields.priority or 0),
             client=caller.client(fields.end_user),
-            cache_salt=salt,
-            cache_scope=caller.cache_scope(salt),
+            cache_scope=caller.cache_scope(fields.cache_salt or ""),
             cache_key=fields.prompt_cache_key or "",
             log_id=caller.log_id,
             asked_again=caller.asked_again,

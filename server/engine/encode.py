@@ -12,7 +12,7 @@ import hashlib
 import logging
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from concurrent.futures import Future
 from typing import Protocol, TypeVar
 
 from server.engine.instances import yield_to_steps
@@ -158,21 +158,12 @@ MAX_BATCH = 64
 """Media offered to the projector at once; it decides how many it takes."""
 
 
-@dataclass(eq=False, slots=True)
-class Encoding:
-    """The embeddings of one medium, once available, or the error."""
+class Encoding(Future[bytes]):
+    """The embeddings of one medium, or the error, once available. ``n_wanting``: sequences that need it."""
 
-    chunk: MediaChunk
-    key: bytes
-    n_wanting: int = 0
-    embeddings: bytes | None = None
-    error: Exception | None = None
-    wakes: list[Callable[[], None]] = field(default_factory=list)
-
-    @property
-    def done(self) -> bool:
-        """Whether the result is final."""
-        return self.embeddings is not None or self.error is not None
+    def __init__(self, chunk: MediaChunk, key: bytes) -> None:
+        super().__init__()
+        self.chunk, self.key, self.n_wanting = chunk, key, 0
 
 
 def scoped_key(key: bytes, scope: str) -> bytes:
@@ -203,15 +194,17 @@ class Encoder:
         with self._changed:
             encoding = self._open.get(key)
             if encoding is None:
-                encoding = Encoding(chunk, key, embeddings=self.cache.get(key))
+                encoding = Encoding(chunk, key)
                 if self._closing:
-                    encoding.error = InternalError("the model was unloaded while it was in use")
-                if not encoding.done:
+                    encoding.set_exception(InternalError("the model was unloaded while it was in use"))
+                elif (kept := self.cache.get(key)) is not None:
+                    encoding.set_result(kept)
+                else:
                     self._open[key] = encoding
                     self._changed.notify_all()
             encoding.n_wanting += 1
-            if not encoding.done:
-                encoding.wakes.append(wake)
+            if not encoding.done():
+                encoding.add_done_callback(lambda _: wake())
             return encoding
 
     def leave(self, encoding: Encoding) -> None:
@@ -236,7 +229,8 @@ class Encoder:
             with self._changed:
                 self._changed.wait_for(lambda: self._open or self._closing)
                 if self._closing:
-                    self._finish(list(self._open.values()), InternalError("the model was unloaded while it was in use"))
+                    for one in list(self._open.values()):
+                        self._finish(one, InternalError("the model was unloaded while it was in use"))
                     return
                 self._open = {key: one for key, one in self._open.items() if one.n_wanting > 0}
                 wanted = list(self._open.values())[:MAX_BATCH]
@@ -245,16 +239,17 @@ class Encoder:
                     self._serve(wanted)
             except BaseException:  # the thread must survive, otherwise all requests wait forever
                 log.exception("media could not be encoded; this is a bug, please report it")
-                with self._changed:
-                    error = InternalError("the engine failed to encode this medium; see the server's log")
-                    self._finish([one for one in wanted if not one.done], error)
+                for one in wanted:
+                    if not one.done():
+                        error = InternalError("the engine failed to encode this medium; see the server's log")
+                        self._finish(one, error)
 
     def _serve(self, wanted: list[Encoding]) -> None:
         """Encode the first of `wanted` and those computed with it."""
         first = wanted[0]
         kept = self.cache.read(first.key)
         if kept is not None:
-            self._give(first, kept)
+            self._finish(first, kept)
             return
         try:
             found = self._projector.encode([one.chunk for one in wanted])
@@ -263,26 +258,19 @@ class Encoder:
                 self._serve(wanted[:1])
                 return
             log.warning("a medium could not be encoded: %r", error)
-            with self._changed:
-                self._finish([first], error)
+            self._finish(first, error)
             return
         for one, embeddings in zip(wanted, found, strict=False):
             self.n_encoded += 1
             self.cache.keep(one.key, embeddings)  # cache first: a request after the release would encode it again
-            self._give(one, embeddings)
+            self._finish(one, embeddings)
         for one, embeddings in zip(wanted, found, strict=False):
             self.cache.write(one.key, embeddings)
 
-    def _give(self, encoding: Encoding, embeddings: bytes) -> None:
+    def _finish(self, encoding: Encoding, result: bytes | Exception) -> None:
         with self._changed:
-            encoding.embeddings = embeddings
-            self._finish([encoding], None)
-
-    def _finish(self, encodings: list[Encoding], error: Exception | None) -> None:
-        """Mark as done; requires the lock."""
-        for encoding in encodings:
-            encoding.error = error
             self._open.pop(encoding.key, None)
-            wakes, encoding.wakes = encoding.wakes, []
-            for wake in wakes:
-                wake()
+            if isinstance(result, bytes):
+                encoding.set_result(result)
+            else:
+                encoding.set_exception(result)

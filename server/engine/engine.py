@@ -8,16 +8,16 @@ from pathlib import PurePath
 from typing import TypeVar
 
 from server.engine import snapshots
-from server.engine.cache_scope import owner_of
-from server.engine.disk_cache import DiskCache, StateFiles
+from server.engine.cache.disk_cache import DiskCache, StateFiles
+from server.engine.cache.kv_store import Cells
+from server.engine.cache.prefix_cache import MIB, CacheEntry, min_limit, state_cache
+from server.engine.cache.scope import owner_of
 from server.engine.encode import EmbeddingCache, EmbeddingFiles, Encoder
 from server.engine.instances import Instances, has_failed
-from server.engine.kv_store import Cells
 from server.engine.loop import Instance
 from server.engine.lora import AdapterSet, adapter_set, default_set, rescaled
 from server.engine.media import Spans
 from server.engine.params import EngineParams
-from server.engine.prefix_cache import MIB, SlotState, min_limit, state_cache
 from server.engine.queue import ModelQueue, admits, preferred_instance
 from server.engine.request import BATCH_PRIORITY, Adapters, Bounds, Event, Failed, Request, Sink
 from server.engine.requests import Command, Mailbox, Outlet
@@ -243,7 +243,7 @@ class Engine(Instances[Instance]):
                 tokens = slot.tokens.copy()  # one atomic copy, because the step thread may append
                 yield HeldText((i, slot.id), tokens, min(n, len(tokens)), "GPU", slot.adapter_set.scope)
         for state in list(self._ram):
-            n = _n_plain(state.adapter_set, state.saved.n_exact, state.saved.media)
+            n = _n_plain(state.adapter_set, state.n_exact, state.media)
             yield HeldText(id(state), state.tokens, min(n, len(state.tokens)), "CPU", state.adapter_set.scope)
 
     def _adapter_names(self, tickets: Iterable[Ticket]) -> frozenset[str]:
@@ -274,13 +274,13 @@ class Engine(Instances[Instance]):
         """
         self.adapters = rescaled(self.adapters, scales)
 
-    async def save_slot(self, id_slot: int, owner: str = "") -> SlotState:
+    async def save_slot(self, id_slot: int, owner: str = "") -> CacheEntry:
         """Return the state of a slot once it is idle. Raises `InvalidRequest` for an unknown slot and
         `PermissionDenied` if its contents belong to another owner.
         """
         return await self._command(id_slot, lambda cells, slot, now: cells.save(_own(slot, owner)))
 
-    async def restore_slot(self, id_slot: int, saved: SlotState) -> None:
+    async def restore_slot(self, id_slot: int, saved: CacheEntry) -> None:
         """Replace the contents of a slot once it is idle.
 
         Raises `InvalidRequest` if the state does not fit or the library rejects it; the slot is empty then.

@@ -221,28 +221,31 @@ class Instances(ABC, Generic[M]):
         """Totals over the instances; a copy."""
         return reduce(combined, (instance.stats for instance in self._instances), EngineStats())
 
-    @property
-    def heartbeats(self) -> tuple[tuple[int, bool], ...]:
-        """Per instance: its heartbeat, and whether it is idle or has ended."""
-        return tuple((one.heartbeat, one.at_rest or bool(one.failure)) for one in self._instances)
-
-    def check_progress(self, limit_s: float) -> None:
-        """Give up instances whose thread has made no progress for `limit_s` seconds: their requests fail. Their memory
-        stays allocated, because nothing can stop the thread. Called periodically.
+    def hung(self, limit_s: float) -> list[tuple[M, float]]:
+        """Return the instances whose thread has made no progress for `limit_s` seconds, and since how many. Called
+        periodically.
         """
         now = self._clock()
-        for i, instance in enumerate(self._instances):
-            heartbeat, since = self._heartbeats.get(i, (-1, now))
+        found: list[tuple[M, float]] = []
+        for instance in self._instances:
+            heartbeat, since = self._heartbeats.get(instance.number, (-1, now))
             if instance.failure or instance.at_rest or instance.heartbeat != heartbeat:
-                self._heartbeats[i] = instance.heartbeat, now
+                self._heartbeats[instance.number] = instance.heartbeat, now
             elif now - since >= limit_s:
-                self.hangs = True
-                log.critical(
-                    "no step has ended for %.0f s; only a restart ends it (isolation: process); every thread:\n%s",
-                    now - since,
-                    stacks(),
-                )
-                instance.give_up(f"no step has ended for {now - since:.0f} s")
+                found.append((instance, now - since))
+        return found
+
+    def check_progress(self, limit_s: float) -> None:
+        """Give up the `hung` instances: their requests fail. Their memory stays allocated, because nothing can stop
+        the thread. Called periodically.
+        """
+        for instance, seconds in self.hung(limit_s):
+            self.hangs = True
+            log.critical(
+                "no step has ended for %.0f s; only a restart ends it (isolation: process); every thread:\n%s",
+                *(seconds, stacks()),
+            )
+            instance.give_up(f"no step has ended for {seconds:.0f} s")
 
     async def wait_idle(self) -> None:
         """Return when no request waits or runs."""

@@ -5,12 +5,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from server.engine.disk_cache import give_up_late, wait_s
+from server.engine.cache.disk_cache import give_up_late, wait_s
+from server.engine.cache.kv_store import Cells, shift_sizes
+from server.engine.cache.prefix_cache import StateCache
 from server.engine.encode import Encoder
 from server.engine.instances import StepThread, has_failed
-from server.engine.kv_store import Cells, shift_sizes
 from server.engine.params import EngineParams
-from server.engine.prefix_cache import StateCache
 from server.engine.queue import ModelQueue
 from server.engine.request import FinishReason, Progress
 from server.engine.requests import Command, Mailbox, Requests

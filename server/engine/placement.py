@@ -9,22 +9,21 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-from server.engine.costs import MoveCost
-from server.engine.disk_cache import DiskCache
-from server.engine.lora import reusable
-from server.engine.media import whole
-from server.engine.params import EngineParams
-from server.engine.prefix_cache import (
+from server.engine.cache.costs import MoveCost
+from server.engine.cache.disk_cache import DiskCache
+from server.engine.cache.prefix_cache import (
     MIN_TOKENS,
     CacheEntry,
     Fetch,
-    SlotState,
     StateCache,
     checkpoint_positions,
     common_prefix,
     longest_common,
     longest_match,
 )
+from server.engine.lora import reusable
+from server.engine.media import whole
+from server.engine.params import EngineParams
 from server.engine.relocation import n_more_runs
 from server.engine.runner_api import RunnerInfo
 from server.engine.sequence import Phase, Sequence, Slot, first_to_evict
@@ -117,7 +116,7 @@ class Placer:
     params: EngineParams
     move_cost: MoveCost
     disk: DiskCache | None = None
-    may_load: Callable[[SlotState], bool] = lambda saved: True
+    may_load: Callable[[CacheEntry], bool] = lambda entry: True
     _awaited: dict[Sequence, tuple[Sequence, int]] = field(default_factory=dict)
     """Per waiting sequence: the sequence that prefills its prefix, and the number of tokens."""
 
@@ -138,7 +137,7 @@ class Placer:
         source: Slot | CacheEntry | None
         source, n = longest_match(self.slots, sequence.target, sequence.adapter_set, 0, sequence.n_reusable)
         stored, n_stored = self._stored(sequence, n)
-        if stored is not None and self.may_load(stored.saved):
+        if stored is not None and self.may_load(stored):
             source, n = stored, n_stored
         if self._awaits_disk(sequence, n) or self._awaits_prefill(sequence, n):
             return None

@@ -26,8 +26,8 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import chain
 
+from server.engine.cache.prefix_cache import common_prefix, longest_match
 from server.engine.lora import reusable
-from server.engine.prefix_cache import common_prefix, longest_match
 from server.engine.request import BATCH_PRIORITY, Request
 from server.engine.sequence import Phase, Sequence, Slot, Ticket
 

@@ -302,7 +302,7 @@ class Request:
     ``n_forbidden`` > 0: besides log probabilities, so many tokens that the constraint masked, and how many it allowed.
     ``post_sampling_probs``: log probabilities after the sampler chain, instead of the model's own.
     ``spec_n_max``, ``spec_n_min`` and ``spec_p_min`` limit the draft; negative = as configured.
-    ``cache_salt``: the client's salt. ``cache_scope``: the cache namespace of client and salt (`engine.cache_scope`).
+    ``cache_scope``: the cache namespace of the client and its salt (`engine.cache.scope`).
     ``cache_key``: requests of one client with the same key prefer the same instance (OpenAI's ``prompt_cache_key``).
     ``log_id``: the id of its HTTP request, for the log.
     ``asked_again``: a retry, because its worker process ended; there is one. ``arrived_at``: the time of the first
@@ -342,7 +342,6 @@ class Request:
     pin_s: float = 0.0
     priority: int = 0
     client: str = ""
-    cache_salt: str = ""
     cache_scope: str = ""
     cache_key: str = ""
     media: Spans = ()

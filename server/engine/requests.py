@@ -11,9 +11,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from server.engine.cache.kv_store import Cells
 from server.engine.encode import Encoder
 from server.engine.instances import notify
-from server.engine.kv_store import Cells
 from server.engine.queue import ModelQueue
 from server.engine.request import Event, Failed
 from server.engine.scheduler import Scheduler
@@ -216,9 +216,10 @@ class Requests:
         if self._encoder is None:
             return
         for sequence in list(self._scheduler.active()):
-            errors = (encoding.error for encoding in sequence.encodings.values() if encoding.error is not None)
-            if (error := next(errors, None)) is not None:
-                self.fail(sequence.ticket, error)
+            for encoding in sequence.encodings.values():
+                if encoding.done() and isinstance(error := encoding.exception(), Exception):
+                    self.fail(sequence.ticket, error)
+                    break
 
     def end(self, sequence: Sequence, outcome: Outcome = "done") -> None:
         """Free what a choice holds; the caller emits events."""

@@ -14,12 +14,12 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from math import inf
 
-from server.engine.costs import MoveCost
-from server.engine.kv_budget import KvBudget
+from server.engine.cache.costs import MoveCost
+from server.engine.cache.kv_budget import KvBudget
+from server.engine.cache.prefix_cache import Checkpoint, StateCache, state_cache
 from server.engine.media import MediaInput, MediaSpan, span_at
 from server.engine.params import EngineParams
 from server.engine.placement import Placement, Placer
-from server.engine.prefix_cache import Checkpoint, StateCache, state_cache
 from server.engine.queue import OUTPUT_WEIGHT, Queue, TokenCounters
 from server.engine.relocation import best_relocation, n_runs
 from server.engine.request import BATCH_PRIORITY, Adapters
@@ -185,7 +185,7 @@ class Scheduler:
         self.move_cost = MoveCost(copy_s=info.copy_s)
         self.n_copies = 0  # sequence copies that the next batch carries out
         self.params = params
-        self.slots = [Slot(i) for i in range(info.n_seq)]
+        self.slots = [Slot(id=i) for i in range(info.n_seq)]
         self.placer = Placer(self.slots, self.ram, info, params, self.move_cost)
         self.kv_budget = KvBudget(self.slots, info)
         self._counters = TokenCounters() if counters is None else counters
@@ -259,7 +259,7 @@ class Scheduler:
         self.may_be_apart = True
         slot.adapter_set = sequence.adapter_set
         slot.n_requests += 1
-        self.kv_budget.changes += 1
+        self.kv_budget.changed()
         sequence.n_bypasses = 0
         n_to_compute = len(sequence.target) - len(slot.tokens)
         self._counters.serve(sequence.request.client, n_to_compute)
@@ -475,7 +475,7 @@ class Scheduler:
             self._counters.serve(sequence.request.client, -n_left)
         slot.sequence, sequence.slot, slot.last = None, None, sequence
         slot.last_used = now
-        self.kv_budget.changes += 1
+        self.kv_budget.changed()
         self.may_be_apart = True
 
     def preempt(self, sequence: Sequence, now: float) -> None:
@@ -572,9 +572,7 @@ def _run_end(s: Sequence, span: MediaSpan | None, at: int, end: int, n_to_score:
 
 
 def _input(sequence: Sequence, span: MediaSpan, at: int) -> MediaInput:
-    embeddings = sequence.encodings[span.start].embeddings
-    assert embeddings is not None
-    return MediaInput(span, embeddings, at - span.start)
+    return MediaInput(span, sequence.encodings[span.start].result(), at - span.start)
 
 
 def is_batch(sequence: Sequence) -> bool:

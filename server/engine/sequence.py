@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
+from server.engine.cache.prefix_cache import CachedPrefix, CacheEntry, Fetch
 from server.engine.encode import Encoding
-from server.engine.lora import NEVER, NO_ADAPTERS, AdapterSet, reusable
-from server.engine.media import Spans, below, check_spans, position, span_at, whole
-from server.engine.prefix_cache import CacheEntry, Checkpoints, Fetch, eviction_priority, reach
+from server.engine.lora import NO_ADAPTERS, AdapterSet
+from server.engine.media import Spans, below, check_spans, position, span_at
 from server.engine.request import Adapters, Request, Sink, Timings
 from server.engine.runner_api import Sampler
 from server.engine.speculate.cost import DraftState
@@ -76,9 +76,7 @@ class Sequence:
     encodings: dict[int, Encoding] = field(default_factory=dict)  # of media that are not in the cells, by their start
     n_faults: int = 0  # failed batches after which it had to be recomputed
     quarantined_until: int = 0  # quarantine: it decodes alone until this many of its tokens are computed
-    n_needed: int = 0  # KV cells, at the last check
-    looked_at: int = -1  # see `KvBudget`; the same for ``n_bypasses``
-    n_bypasses: int = 0
+    n_bypasses: int = 0  # requests placed before it although it waited for cells
     n_scored: int = 0  # prompt tokens whose logits were read for ``prompt_logprobs``
     n_cached: int = -1  # cached prompt tokens; -1 until the first placement
     origin: tuple[str, int, str] = "", -1, ""  # source of the cached tokens (`snapshots.origin_of`)
@@ -138,7 +136,7 @@ class Sequence:
         span = span_at(self.media, self.n_computed)
         if span is None or span.start > self.n_computed:
             return False
-        return not self.encodings[span.start].done
+        return not self.encodings[span.start].done()
 
     @property
     def pending(self) -> list[int]:
@@ -176,26 +174,17 @@ class Sequence:
 
 
 @dataclass(eq=False, slots=True)
-class Slot:
+class Slot(CachedPrefix):
     """One native sequence. ``tokens`` always equals the contents of its KV cells, also while it is idle.
 
-    ``media`` are the media spans that begin in these tokens; the last one may be incomplete. The first ``n_shared``
-    tokens lie in cells that ``shares_with`` also holds (unified KV only). The first ``n_exact`` tokens are what a
-    fresh prefill under ``adapter_set`` would give; cells after that were moved.
+    The first ``n_shared`` tokens lie in cells that ``shares_with`` also holds (unified KV only).
     """
 
-    id: int
-    tokens: list[int] = field(default_factory=list)
-    media: Spans = ()
+    id: int = 0
     sequence: Sequence | None = None
-    last_used: float = 0.0
     n_shared: int = 0
     shares_with: "Slot | None" = None  # the slot whose cells it shares
     n_requests: int = 0
-    adapter_set: AdapterSet = NO_ADAPTERS
-    n_exact: int = NEVER
-    floor: int = 0  # it can be truncated to this many tokens or more; to fewer only at a checkpoint
-    checkpoints: Checkpoints = ()
     last: Sequence | None = None  # the last holder, for GET /slots
     offered: Sequence | None = None  # the last sequence whose state was written for other processes
 
@@ -214,10 +203,6 @@ class Slot:
         """The position of its next token; inside a medium, the position of the medium's first token."""
         return position(self.media, len(self.tokens)) if self.media else len(self.tokens)
 
-    def eviction_priority(self, now: float) -> float:
-        """Return the value of keeping its cells; the slot with the lowest one is evicted first."""
-        return eviction_priority(len(self.tokens), now - self.last_used)
-
     def check(self, n_ctx: int) -> None:
         """Verify that it holds at most `n_ctx` tokens and agrees with its sequence. Raises AssertionError."""
         assert len(self.tokens) <= n_ctx, f"slot {self.id} holds more than its context"
@@ -233,13 +218,6 @@ class Slot:
         assert s.phase in (Phase.PREFILL, Phase.DECODE), f"a {s.phase.value} sequence holds slot {self.id}"
         assert self.tokens == s.content[: len(self.tokens)], f"slot {self.id} holds other tokens than its sequence"
         assert self.media == below(s.media, len(self.tokens)), f"slot {self.id} holds other media than its sequence"
-
-    def reusable(self, n: int, wanted: AdapterSet) -> int:
-        """Return how many of its first `n` tokens a sequence with the adapter set `wanted` may reuse."""
-        n = reusable(min(n, self.n_exact), self.adapter_set, wanted)
-        if self.media:
-            n = whole(self.media, n)
-        return n if not self.floor else reach(n, len(self.tokens), self.floor, [c.n_tokens for c in self.checkpoints])
 
 
 def first_to_evict(

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from heapq import nlargest
 from typing import Literal, TypeAlias
 
+from server.engine.cache.prefix_cache import BLOCK, CacheEntry, StateCache, common_prefix
 from server.engine.lora import AdapterSet
 from server.engine.placement import Placement
-from server.engine.prefix_cache import BLOCK, CacheEntry, StateCache, common_prefix
 from server.engine.request import Adapters, Request
 from server.engine.scheduler import Scheduler, TokenRun
 from server.engine.sequence import Sequence, Slot, Ticket
@@ -304,7 +304,7 @@ class EntryView:
     size: int  # bytes
     used_at: float  # by the engine's clock
     n_used: int
-    value: float  # eviction priority, as in `engine.costs`
+    value: float  # eviction priority
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,7 +320,7 @@ def tier_view(cache: StateCache, now: float) -> tuple[TierView, list[CachedText]
     """Return the view of a cache tier, and the texts of the entries in it."""
     n, n_bytes = len(cache), cache.size  # read first: a step thread may add entries
     found = nlargest(MAX_STATES, cache, key=lambda state: state.eviction_priority(now))
-    views = [EntryView(id(s), len(s.tokens), s.size, s.used_at, s.n_used, s.eviction_priority(now)) for s in found]
+    views = [EntryView(id(s), len(s.tokens), s.size, s.last_used, s.n_used, s.eviction_priority(now)) for s in found]
     return TierView(n, n_bytes, tuple(views)), [(-id(s), s.adapter_set, s.tokens) for s in found]
 
 

@@ -14,7 +14,7 @@ from typing import Protocol
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from server.engine.prefix_cache import BLOCK
+from server.engine.cache.prefix_cache import BLOCK
 from server.engine.stats import EngineStats, combined, ended
 from server.pool.state import ModelState, Status
 

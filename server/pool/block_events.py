@@ -13,8 +13,8 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 
+from server.engine.cache.prefix_cache import BLOCK, common_prefix
 from server.engine.engine import Engine
-from server.engine.prefix_cache import BLOCK, common_prefix
 from server.engine.snapshots import HeldText
 
 Hash = bytes

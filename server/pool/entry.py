@@ -139,7 +139,6 @@ class Entry:
             load_s=self.load_s,
             leaving=self.leaving,
             giving_way=self.giving_way,
-            sleep_idle_s=self.sleep_idle_s,
             pinned=self.pinned,
             taken=(self.need or {}) if self.fitting else self.taken,
             need=self.need if sized else {},
@@ -166,7 +165,7 @@ class Entry:
             facts=self.facts,
             loaded=self.loaded,
             last_used=self.last_used,
-            sleeps_in_s=self._sleeps_in_s(now),
+            sleeps_in_s=self.sleeps_in_s(now),
             n_leases=len(self.leases),
             n_waiting=len(self.waiters),
             queued=queued,
@@ -175,7 +174,8 @@ class Entry:
             media=self.facts.info.media if self.facts else self.media or frozenset(),
         )
 
-    def _sleeps_in_s(self, now: float) -> float | None:
+    def sleeps_in_s(self, now: float) -> float | None:
+        """Return the seconds until it is freed if nothing uses it; None = never."""
         if self.status is not Status.READY or self.sleep_idle_s < 0:
             return None
         return max((self.last_used if self.idle else now) + self.sleep_idle_s - now, 0.0)

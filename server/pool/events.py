@@ -19,7 +19,6 @@ class StatusChanged:
 
     model: str
     status: Status
-    previous: Status
     reason: str = ""  # why it failed
     info: ModelInfo | None = None  # on READY, except when the model woke up (as llama-server)
 

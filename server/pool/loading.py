@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from server.engine.cache.prefix_cache import MIB
 from server.engine.embedding import EmbeddingEngine
 from server.engine.params import EngineParams
-from server.engine.prefix_cache import MIB
 from server.engine.runner_api import EmbeddingRunner, Runner
 from server.errors import InvalidRequest, ModelFailed
 from server.pool.block_events import ReportingEngine

@@ -1,12 +1,13 @@
-"""Decisions of the pool: which models load, are unloaded, or sleep. Pure; time is an argument.
+"""Decisions of the pool: which models load, and which are unloaded for them. Pure; time is an argument.
 
 Models hold and need amounts: one place each (``models_max``), and bytes of each device in the budget (``memory``).
 Other devices are ignored.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf, log2
+from operator import attrgetter
 
 from server.pool.state import LOADABLE, OCCUPYING, Status
 
@@ -32,7 +33,6 @@ class Candidate:
     load_s: float = 0.0  # what its last load took
     leaving: bool = False  # draining, or its load is being cancelled: its place becomes free by itself
     giving_way: bool = False
-    sleep_idle_s: float = -1.0  # negative = never; 0 = as soon as it is idle
     pinned: bool = False  # never evicted, never gives way
     taken: Amounts = field(default_factory=dict)  # bytes that it holds
     need: Amounts | None = field(default_factory=dict)  # bytes that it takes at least; None = not known yet
@@ -85,8 +85,8 @@ class _Deciding:
         self._budget = budget
         limits = {**budget, _PLACES: models_max} if models_max > 0 else dict(budget)
         held = [m for m in models if m.status in OCCUPYING]
-        self._free = _without(limits, held)
-        self._future = _without(limits, [m for m in held if not m.leaving])  # once those that leave have left
+        self._free = _less(limits, *map(_holds, held))
+        self._future = _less(limits, *[_holds(m) for m in held if not m.leaving])  # once those that leave have left
         self._most = {d: n - sum(m.taken.get(d, 0) for m in held if m.pinned) for d, n in budget.items()}
         self._one_at_a_time = bool(budget)
         self._busy_loading = any(m.fitting for m in models)
@@ -112,7 +112,7 @@ class _Deciding:
             if may_load and _fits(need, self._free) and _fits(need, self._future):
                 self._load.append(model.id)
                 self._busy_loading = self._one_at_a_time
-                self._free = _minus(self._free, need)
+                self._free = _less(self._free, need)
             elif waiting.at_start and not _fits(need, self._future):
                 if not self._busy_loading:  # that one may take less than it was given
                     self._left_out.append(model.id)
@@ -121,7 +121,7 @@ class _Deciding:
                 impatient = n_short == 0 and now - waiting.since >= patience_s
                 self._make_room(need, impatient=impatient)
                 n_short += 1
-            self._future = _minus(self._future, need)  # later loads may not take it
+            self._future = _less(self._future, need)  # later loads may not take it
         return self._decision()
 
     def _decision(self) -> Decision:
@@ -142,7 +142,7 @@ class _Deciding:
 
     def _make_room(self, need: Amounts, *, impatient: bool) -> None:
         """Unload idle models; busy ones that already drain continue to, and others start for an impatient queue."""
-        cost = value if any(key != _PLACES for key in _lack(need, self._future)) else _last_used
+        cost = value if any(key != _PLACES for key in _lack(need, self._future)) else attrgetter("last_used")
         idle, busy = _in_order(self._idle, cost), _in_order(self._busy, cost)
         already = [m for m in busy if m.giving_way]
         chosen = _least([*idle, *already], need, self._future)
@@ -158,23 +158,15 @@ class _Deciding:
             else:
                 self._busy.remove(model)
                 self._give_way.append(model.id)
-            self._future = _plus(self._future, model)
+            self._future = _less(self._future, {key: -n for key, n in _holds(model).items()})
 
 
 def _holds(model: Candidate) -> dict[str, int]:
     return {**model.taken, _PLACES: 1}
 
 
-def _without(limits: Amounts, held: Sequence[Candidate]) -> Amounts:
-    return {key: n - sum(_holds(m).get(key, 0) for m in held) for key, n in limits.items()}
-
-
-def _minus(free: Amounts, need: Amounts) -> Amounts:
-    return {key: n - need.get(key, 0) for key, n in free.items()}
-
-
-def _plus(free: Amounts, model: Candidate) -> Amounts:
-    return {key: n + _holds(model).get(key, 0) for key, n in free.items()}
+def _less(free: Amounts, *taken: Amounts) -> Amounts:
+    return {key: n - sum(one.get(key, 0) for one in taken) for key, n in free.items()}
 
 
 def _fits(need: Amounts, free: Amounts) -> bool:
@@ -229,22 +221,3 @@ def value(model: Candidate) -> float:
 def _in_order(models: Sequence[Candidate], cost: Callable[[Candidate], float]) -> list[Candidate]:
     """Return the order of unloading; models that already drain are first."""
     return sorted(models, key=lambda m: (not m.giving_way, cost(m), m.id))
-
-
-def _last_used(model: Candidate) -> float:
-    return model.last_used
-
-
-def overdue(models: Iterable[Candidate], now: float) -> list[str]:
-    """Return the ready models that have idled for their ``sleep_idle_s`` or longer."""
-    return [m.id for m in models if _sleeps(m) and m.idle and m.last_used + m.sleep_idle_s <= now]
-
-
-def next_sleep(models: Iterable[Candidate], now: float) -> float | None:
-    """Return the earliest time at which `overdue` may have an answer, if nothing is loaded until then; None = never."""
-    due = [(m.last_used if m.idle else now) + m.sleep_idle_s for m in models if _sleeps(m)]
-    return min(due, default=None)
-
-
-def _sleeps(model: Candidate) -> bool:
-    return model.status is Status.READY and model.sleep_idle_s >= 0

@@ -477,11 +477,10 @@ class Scheduler:
 
     def _move(self, entry: Entry, status: Status, *, first_load: bool = False) -> None:
         """Change the state and notify subscribers. Raises if the transition is not allowed."""
-        previous = entry.status
-        check_transition(entry.id, previous, status)
+        check_transition(entry.id, entry.status, status)
         entry.status = status
         info = entry.facts.info if first_load and entry.facts else None
-        self._fan_out.publish(StatusChanged(entry.id, status, previous, entry.failure, info))
+        self._fan_out.publish(StatusChanged(entry.id, status, entry.failure, info))
 
     # ---- time
 
@@ -501,14 +500,15 @@ class Scheduler:
             if entry.status is Status.READY and not entry.leases and not entry.idle:
                 entry.last_used = now  # the last step of a request whose client has left
         if not self.stopped:
-            for model in policy.overdue(self._candidates(), now):
-                self.drain(self._entries[model], Status.SLEEPING, 0.0)
+            for entry in self._entries.values():
+                if entry.idle and entry.sleeps_in_s(now) == 0:
+                    self.drain(entry, Status.SLEEPING, 0.0)
         self._decide()
         self._refuse_late(now)
         if self.queue:
             return POLL_S
-        due = policy.next_sleep(self._candidates(), now)
-        return None if due is None else max(due - now, POLL_S)
+        sleeps_in_s = [s for entry in self._entries.values() if (s := entry.sleeps_in_s(now)) is not None]
+        return max(min(sleeps_in_s), POLL_S) if sleeps_in_s else None
 
     def _refuse_late(self, now: float) -> None:
         """Requests don't wait for room for ever."""

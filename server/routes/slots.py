@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 
 from server.dialects.common import Json
 from server.dialects.native.write import generation_settings
-from server.engine.cache_scope import owner_of as scope_owner
+from server.engine.cache.scope import owner_of as scope_owner
 from server.engine.snapshots import SlotSnapshot
 from server.errors import (
     InvalidRequest,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from fastapi import Request
 
 from server.dialects.reasoning_cipher import ReasoningCipher
-from server.engine.cache_scope import Mode
+from server.engine.cache.scope import Mode
 from server.errors import PermissionDenied, invalid
 from server.mcp.servers import McpServers
 from server.media.loader import MediaLoader

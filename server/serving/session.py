@@ -14,7 +14,7 @@ from fastapi import Request as HttpRequest
 from server.chat.prompt import can_show
 from server.dialects.dialect import Caller, Generate, Generation
 from server.dialects.vectors import VectorRequest
-from server.engine.cache_scope import cache_scope, is_lasting
+from server.engine.cache.scope import cache_scope, is_lasting
 from server.engine.request import Event, Failed, Finished, Started, Text
 from server.engine.sequence import Ticket
 from server.errors import ModelEnded, Unavailable

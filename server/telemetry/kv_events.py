@@ -20,7 +20,7 @@ import msgpack
 import zmq
 import zmq.asyncio
 
-from server.engine.prefix_cache import BLOCK
+from server.engine.cache.prefix_cache import BLOCK
 from server.errors import ConfigError, Unavailable
 from server.pool.block_events import BlockReport, BlocksRemoved, BlocksStored
 from server.pool.state import ModelState

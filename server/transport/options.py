@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from server.engine.cache_scope import Mode
+from server.engine.cache.scope import Mode
 
 MIB = 1024 * 1024
 MAX_CONNECTIONS = 8192

@@ -21,6 +21,8 @@ import uvicorn
 from fastapi import FastAPI
 
 from server.app import create_app
+from server.engine.embedding import EmbeddingEngine
+from server.engine.engine import Engine
 from server.options.model import ModelSettings
 from server.options.server import ServerSettings
 from server.options.sources import Origin
@@ -167,7 +169,7 @@ async def check_nothing_leaked(api: Api) -> None:
         if state.loaded is not None:
             await idle(state.loaded)
             for engine in (state.loaded.generator, state.loaded.embedding):
-                if engine is not None:
+                if isinstance(engine, Engine | EmbeddingEngine):
                     engine.check_integrity()
     check_pool(api.pool)
 

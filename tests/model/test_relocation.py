@@ -6,7 +6,7 @@ from typing import cast
 
 import pytest
 
-from server.engine.kv_store import Cells
+from server.engine.cache.kv_store import Cells
 from server.engine.params import EngineParams
 from server.engine.request import Adapters, Request
 from server.engine.scheduler import Scheduler

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from server.engine.cache.prefix_cache import CacheEntry
 from server.engine.lora import NO_ADAPTERS
-from server.engine.prefix_cache import SlotState
 from server.llama.library import C
 from server.pool.saved.format import STATE_MAGIC, STATE_VERSION, Description, encode
 from tests.model.native_fixtures import open_runner, prefill, prompt_tokens
@@ -102,7 +102,7 @@ def test_the_file_is_what_the_library_itself_writes(tiny_path: Path, tmp_path: P
         n_bytes = C.llama_state_seq_save_file(runner._context, str(path).encode(), 1, words, len(words))
         state = runner.seq_save(1)
     description = Description({}, (), None, (), len(tokens), None)
-    ours = b"".join(encode(SlotState(tokens, state, NO_ADAPTERS, 0), description))
+    ours = b"".join(encode(CacheEntry(tokens, NO_ADAPTERS, 0, state=state), description))
     assert ours[:n_bytes] == path.read_bytes()
     path.write_bytes(ours)  # what comes behind the state does not trouble it
     with open_runner(tiny_path) as runner:

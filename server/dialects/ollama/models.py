@@ -190,7 +190,7 @@ async def pull_lines(model: str, events: AsyncIterable[PoolEvent]) -> AsyncItera
                 for file in files:
                     part = file.url.rpartition("/")[2]
                     yield {"status": f"pulling {part}", "digest": part, "total": file.total, "completed": file.done}
-            case StatusChanged(name, Status.FAILED, _, reason) if name == model:
+            case StatusChanged(name, Status.FAILED, reason) if name == model:
                 failure = reason
             case DownloadEnded(name, ok) if name == model:
                 yield SUCCESS if ok else {"error": failure}

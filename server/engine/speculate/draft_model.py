@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from math import expm1
 from typing import TypeAlias
 
-from server.engine.prefix_cache import common_prefix
+from server.engine.cache.prefix_cache import common_prefix
 from server.engine.runner_api import DraftRunner, MtpHeads
 from server.engine.scheduler import TokenRun
 from server.engine.sequence import Sequence

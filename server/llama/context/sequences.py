@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from server.engine.prefix_cache import new_bytes
+from server.engine.cache.prefix_cache import new_bytes
 from server.engine.runner_api import BatchEntry, RunnerInfo
 from server.errors import InternalError, Interrupted
 from server.llama.context.batch import Run

@@ -29,9 +29,9 @@ from typing import Annotated, BinaryIO, ClassVar
 
 from pydantic import ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationError
 
+from server.engine.cache.prefix_cache import CacheEntry, Checkpoint, new_bytes
 from server.engine.lora import NEVER, AdapterSet
 from server.engine.media import MediaSpan, Spans, media_tokens
-from server.engine.prefix_cache import Checkpoint, SlotState, new_bytes
 from server.errors import InternalError, InvalidRequest
 
 VERSION = 2  # MTMD_SERIALIZATION_VERSION
@@ -144,7 +144,7 @@ class Description:
     """What a saved slot's cells depend on; where they hold media, ``media`` says what made these.
 
     ``lora`` computed them from ``lora_start`` on; ``lora_for_all`` is what requests without a ``lora`` of their own got
-    at that time. ``n_exact`` as in `SlotState`; None = all.
+    at that time. ``n_exact`` as in `CacheEntry`; None = all.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
@@ -156,12 +156,12 @@ class Description:
     n_tokens: _Count
     n_exact: _Count | None
     checkpoints: tuple[tuple[_Count, _Count], ...] = ()  # tokens before each, bytes of its state
-    scope: str = ""  # `engine.cache_scope`
+    scope: str = ""  # `engine.cache.scope`
     media: str = ""
     blake2b: str = ""  # of the content; set by `encode`
 
 
-def encode(saved: SlotState, description: Description, secret: bytes = b"") -> Iterator[bytes | memoryview]:
+def encode(saved: CacheEntry, description: Description, secret: bytes = b"") -> Iterator[bytes | memoryview]:
     """Yield the file's parts in their order; the state is not copied. With a `secret` (`signing_key`) it is signed."""
     if not saved.state.startswith(DATA_PREFIX):
         raise InternalError("the library gave a state of an unknown form")
@@ -188,7 +188,7 @@ class Opened:
     description: Description
     n_bytes: int  # of the content
 
-    def read(self, n_vocab: int, adapter_set: AdapterSet, *, states: bool = True) -> SlotState:
+    def read(self, n_vocab: int, adapter_set: AdapterSet, *, states: bool = True) -> CacheEntry:
         """Read what was computed under `adapter_set`; the state as llama_state_seq_get_data gives it. Without `states`
         only the tokens are read, which may be corrupt.
 
@@ -217,7 +217,7 @@ class Opened:
         tokens, media = _text(words, found.n_tokens, n_vocab)
         checkpoints = tuple(Checkpoint(n, part) for (n, _), part in zip(found.checkpoints, parts, strict=True))
         n_exact = NEVER if found.n_exact is None else found.n_exact
-        return SlotState(tokens, state, adapter_set, n_exact, checkpoints, media)
+        return CacheEntry(tokens, adapter_set, n_exact, checkpoints, media, state=state)
 
 
 def open_saved(file: BinaryIO, size: int, secret: bytes = b"") -> Opened:

@@ -9,10 +9,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from server.engine.cache_scope import cache_scope, owner_of
+from server.engine.cache.prefix_cache import CacheEntry
+from server.engine.cache.scope import cache_scope, owner_of
 from server.engine.lora import NEVER, AdapterSet, default_set
 from server.engine.media import Spans
-from server.engine.prefix_cache import SlotState
 from server.engine.request import Adapters
 from server.errors import InvalidRequest
 from server.pool.model import LoadedModel
@@ -64,7 +64,7 @@ def origin_of_cells(model: LoadedModel, library: str) -> dict[str, str | int]:
     return origin | {"n_ctx": "longer than trained" if longer else "any", "library": library}
 
 
-def describe(model: LoadedModel, saved: SlotState) -> Description:
+def describe(model: LoadedModel, saved: CacheEntry) -> Description:
     """Return the description that is saved with the state of `saved`."""
     adapter_set = saved.adapter_set
     return Description(
@@ -186,7 +186,7 @@ def _scope_here(scope: str, owner: str) -> str:
     return cache_scope("key", owner, "")
 
 
-def _read(model: LoadedModel, files: SavedFiles, name: str) -> tuple[SlotState, int]:
+def _read(model: LoadedModel, files: SavedFiles, name: str) -> tuple[CacheEntry, int]:
     with files.opened(name) as (file, size):
         try:
             foreign = None if files.secret else read_foreign(file, size, model.vocab.n_tokens)
@@ -195,7 +195,7 @@ def _read(model: LoadedModel, files: SavedFiles, name: str) -> tuple[SlotState, 
                 (tokens, media), state = foreign
                 _check_projector(model, media)
                 adapter_set = AdapterSet(default_set(model.engine.adapters), NEVER)
-                return SlotState(tokens, state, adapter_set, NEVER, media=media), size
+                return CacheEntry(tokens, adapter_set, media=media, state=state), size
             file.seek(0)
             found = open_saved(file, size, files.secret)
             saved = found.read(model.vocab.n_tokens, adapter_set_here(model, found.description))

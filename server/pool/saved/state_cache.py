@@ -18,9 +18,9 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from server.engine.disk_cache import FolderInUse
+from server.engine.cache.disk_cache import FolderInUse
+from server.engine.cache.prefix_cache import CacheEntry
 from server.engine.lora import AdapterSet
-from server.engine.prefix_cache import CacheEntry, SlotState
 from server.errors import InternalError, InvalidRequest, LlamapoolError, without_credentials
 from server.pool.model import LoadedModel
 from server.pool.saved.format import FORMAT, Description, encode, open_saved
@@ -58,7 +58,7 @@ def _is_free(folder: Path) -> bool:
 
 
 class StateFolder:
-    """`server.engine.disk_cache.StateFiles` for one loaded model."""
+    """`server.engine.cache.disk_cache.StateFiles` for one loaded model."""
 
     def __init__(
         self, model: LoadedModel, root: Path | str, limit: int, *, shared: bool = False, secret: bytes = b""
@@ -135,9 +135,11 @@ class StateFolder:
             if not self._shared:  # else another may be able to use it
                 self.remove(name)
             return None
-        return None if saved is None else CacheEntry(saved, size, -listed.age_s, name=name)
+        if saved is not None:
+            saved.name, saved.size, saved.last_used = name, size, -listed.age_s
+        return saved
 
-    def _read(self, name: str, *, states: bool = True) -> tuple[SlotState | None, int]:
+    def _read(self, name: str, *, states: bool = True) -> tuple[CacheEntry | None, int]:
         """Return a file's content, None if it can't be used now, and its bytes."""
         with self._files.opened(name) as (file, size):
             found = open_saved(file, size, self._secret)
@@ -155,10 +157,10 @@ class StateFolder:
             return None
         return adapter_set_of(found, adapters)
 
-    def write(self, name: str, saved: SlotState) -> int:
+    def write(self, name: str, entry: CacheEntry) -> int:
         """Whole or not at all; its bytes. Raises `InternalError` with the system's reason."""
-        description = replace(describe(self._model, saved), origin=self._origin)
-        n_bytes = self._files.write(name, encode(saved, description, self._secret))
+        description = replace(describe(self._model, entry), origin=self._origin)
+        n_bytes = self._files.write(name, encode(entry, description, self._secret))
         self._ours.add(name)
         self._seen.add(name)
         if self._path is not None:
@@ -180,7 +182,7 @@ class StateFolder:
         except OSError as error:  # another process does the same
             log.warning("%s: %s", here.parent, error)
 
-    def read(self, name: str) -> SlotState:
+    def read(self, name: str) -> CacheEntry:
         """Raises `LlamapoolError` unless every byte is what was written, under the same model and settings."""
         saved, _ = self._read(name)
         if saved is None:

@@ -13,10 +13,11 @@ return events::
 
 - `loaders` chooses between the server's own loader and a process. `messages` defines what is sent and how. Each step
   sends one message with the events of all slots.
-- The worker sends its status (counters, slots, heartbeats) when requests end, at most every 50 ms while it is busy,
+- The worker sends its status (counters, slots) when requests end, at most every 50 ms while it is busy,
   and every two seconds otherwise. Nothing in the server waits for a model to report its state.
 - When a process ends, requests without any event are retried once; all others end with an error. `parent` restarts it
-  at once, then after 1, 2, 4 … 60 seconds. The watchdog kills a process whose steps or load do not advance.
+  at once, then after 1, 2, 4 … 60 seconds. The watchdog kills a process that is silent or whose load does not advance;
+  the worker itself ends when its steps do not.
 - A worker exits when its connection closes, and the system kills it with its parent. It inherits no other file
   descriptors and has its own session: a Ctrl-C is for the server. It is the first to go when memory is short.
 - The server's process opens no context on a GPU: the memory of devices is read in a worker.

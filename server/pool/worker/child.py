@@ -57,6 +57,10 @@ STATUS_INTERVAL_S = 0.05
 """The least time between two status messages of step threads, except when a request ends."""
 VIEWS_INTERVAL_S = 0.35
 SEND_BYTES = 4 << 20
+ENGINE_CALLS = (
+    *("set_adapter_scales", "limit_caches", "save_slot", "restore_slot", "erase_slot", "reset_cache", "block_changes"),
+)
+"""Methods of the generating engine that the server calls."""
 EXIT_FAILED = 70
 _PR_SET_PDEATHSIG = 1
 _OOM_SCORE = "500"  # of 1000: the kernel kills this process before the server
@@ -128,14 +132,14 @@ class Worker(Endpoint):
         self.tickets: dict[int, Ticket] = {}
         self.decoding: set[int] = set()  # requests
         self.switches: dict[int, ReasoningSwitch] = {}
-        self._numbers: dict[int, tuple[int, Request]] = {}  # by the request's identity
         self._status_when_idle: asyncio.Task[None] | None = None
         self._views: asyncio.Task[None] | None = None
         self._preparing: dict[str, Any] = {}
         self._chunks: HandleTable[MediaChunk] = HandleTable()
         self._status_lock = threading.Lock()
         self._status_at = 0.0
-        super().__init__(ends, {"start": self._start, "loader": self._ask_loader, "load": self._load})
+        functions: dict[str, Callable[..., Any]] = {"start": self._start, "check_progress": self._check_progress}
+        super().__init__(ends, functions | {"loader": self._ask_loader, "load": self._load})
 
     def _encode(self, message: object) -> Encoded:
         return Encoder().encode(message)
@@ -190,6 +194,13 @@ class Worker(Endpoint):
                 self.notify("loading", load_effort())
             await asyncio.sleep(BUSY_HEARTBEAT_S if self.model is None or self.busy else IDLE_HEARTBEAT_S)
 
+    def _check_progress(self, limit_s: float) -> None:
+        """Exit if a step thread has made no progress for `limit_s` seconds, with the stacks in the log."""
+        for engine in self._engines:
+            for _, seconds in engine.hung(limit_s):
+                faulthandler.dump_traceback()
+                self.fail(f"no step has ended for {seconds:.0f} s")
+
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Run blocking work in a thread."""
         return await self._loop.run_in_executor(self._threads, work)
@@ -240,13 +251,7 @@ class Worker(Endpoint):
                 "cancel": self._cancel,
                 "end_reasoning": self._end_reasoning,
                 "watch": self._watch,
-                "set_adapter_scales": generator.set_adapter_scales,
-                "limit_caches": generator.limit_caches,
-                "save_slot": generator.save_slot,
-                "restore_slot": generator.restore_slot,
-                "erase_slot": generator.erase_slot,
-                "reset_cache": generator.reset_cache,
-                "block_changes": generator.block_changes,
+                **{name: getattr(generator, name) for name in ENGINE_CALLS},
             }
         if embedder is not None:
             assert isinstance(embedder, EmbeddingEngine)
@@ -258,6 +263,11 @@ class Worker(Endpoint):
             self.functions |= {"tokenize": self._tokenize, "count": self._count, "release_chunk": self._chunks.release}
         gc.freeze()  # it lives as long as the process: full passes over it would delay steps
         return LoadedFacts(model.info, dict(model.weights.footprint()), generates, embeds, reads)
+
+    @property
+    def _engines(self) -> list[ReportingEngine | EmbeddingEngine]:
+        engines: list[ReportingEngine | EmbeddingEngine | None] = [self._generator, self._embedder]
+        return [engine for engine in engines if engine is not None]
 
     @property
     def busy(self) -> bool:
@@ -293,7 +303,6 @@ class Worker(Endpoint):
         """Submit a request to the engine; what it raises becomes the request's last event."""
         assert self._generator is not None
         self.decoding.discard(number)
-        self._numbers[id(request)] = number, request
         try:
             self.tickets[number] = self._generator.submit(request, _Sink(number, self))
         except CONTAINED as error:
@@ -316,23 +325,18 @@ class Worker(Endpoint):
             self.switches.setdefault(number, ReasoningSwitch()).end()
 
     def _clean(self) -> None:
-        """Forget requests that have ended and that no slot shows."""
-        assert self._generator is not None
+        """Forget requests that have ended."""
         for number in [number for number, ticket in self.tickets.items() if ticket.n_open <= 0]:
             del self.tickets[number]
             self.switches.pop(number, None)
-        if len(self._numbers) > 4 * (self._generator.n_slots + len(self.tickets)):
-            kept = {id(slot.request) for slot in self._generator.slots()}
-            kept |= {id(ticket.request) for ticket in self.tickets.values()}
-            self._numbers = {key: found for key, found in self._numbers.items() if key in kept}
 
     def _send_status_when_idle(self) -> None:
         if self._status_when_idle is None or self._status_when_idle.done():
             self._status_when_idle = self._loop.create_task(self._wait_idle())
 
     async def _wait_idle(self) -> None:
-        for engine in (self._generator, self._embedder):
-            while engine is not None and engine.busy:
+        for engine in self._engines:
+            while engine.busy:
                 await engine.wait_idle()
         self._send_status()
 
@@ -356,23 +360,14 @@ class Worker(Endpoint):
         """Send the engines' status. Locked, so that an older one is never sent after a newer one. Thread-safe."""
         with self._status_lock:
             self._status_at = time.monotonic()
-            self.notify_now("status", *self._status())
+            self.notify_now("status", *map(self._status, self._engines))
 
-    def _status(self) -> tuple[EngineStatus | None, EngineStatus | None]:
-        """Return the state of both engines. Thread-safe."""
-        generator, embedder = self._generator, self._embedder
-        generates = embeds = None
-        if generator is not None:
-            slots = generator.slots()
-            requests = tuple(self._numbers.get(id(slot.request), (-1,))[0] for slot in slots)
-            bare = tuple(replace(slot, request=None) for slot in slots)
-            busy = generator.busy or bool(self.decoding)
-            generates = EngineStatus(busy, generator.heartbeats, generator.stats, bare, requests)
-        if embedder is not None:
-            inputs = tuple(embedder.slots())
-            none = (-1,) * len(inputs)
-            embeds = EngineStatus(embedder.busy, embedder.heartbeats, embedder.stats, inputs, none)
-        return generates, embeds
+    def _status(self, engine: ReportingEngine | EmbeddingEngine) -> EngineStatus:
+        """Return the state of an engine. Thread-safe."""
+        slots = engine.slots()
+        requests = tuple("" if slot.request is None else slot.request.id for slot in slots)
+        bare = tuple(replace(slot, request=None) for slot in slots)
+        return EngineStatus(engine.busy or bool(self.decoding), engine.stats, bare, requests)
 
     def _watch(self, wanted: bool) -> None:
         assert self._generator is not None

@@ -34,8 +34,8 @@ from queue import SimpleQueue
 from typing import Any, TypeAlias, TypeVar
 
 from server import errors
+from server.engine.cache.prefix_cache import CacheEntry, Checkpoint, new_bytes
 from server.engine.lora import Adapter
-from server.engine.prefix_cache import Checkpoint, SlotState, new_bytes
 from server.engine.request import Bounds, Event, Text
 from server.engine.runner_api import EmbedderInfo
 from server.engine.snapshots import SlotSnapshot
@@ -88,56 +88,40 @@ class Reply:
 # ---- events and status of the worker
 
 
-Texts: TypeAlias = list[tuple[int, list[tuple[int, str, tuple[int, ...]]]]]
-"""Events of one step, by request number, that are all `Text` without logprobs and timings: their other fields. Nearly
-all steps are such; as dataclasses, they take the step thread three times as long to send.
+StepEvents: TypeAlias = list[tuple[int, list[Event | tuple[int, str, tuple[int, ...]]]]]
+"""Events of one step, by request number. A `Text` without logprobs and timings, as nearly all are, is sent as its other
+fields: as dataclasses they take the step thread three times as long to send.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class StepEvents:
-    """The events of one step, by request number."""
-
-    events: list[tuple[int, list[Event]]]
+def step_events(batch: Iterable[tuple[int, Sequence[Event]]]) -> StepEvents:
+    """Return the events of a step as they are sent."""
+    return [(number, [_packed(event) for event in events]) for number, events in batch]
 
 
-def texts_of(batch: Iterable[tuple[int, Sequence[Event]]]) -> Texts | None:
-    """Return the events as `Texts`, if possible."""
-    texts: Texts = []
-    for number, events in batch:
-        plain = []
-        for event in events:
-            if type(event) is not Text or event.logprobs or event.timings is not None:
-                return None
-            plain.append((event.index, event.text, event.tokens))
-        texts.append((number, plain))
-    return texts
+def _packed(event: Event) -> Event | tuple[int, str, tuple[int, ...]]:
+    if type(event) is Text and not event.logprobs and event.timings is None:
+        return event.index, event.text, event.tokens
+    return event
 
 
-def merged(messages: Iterable[StepEvents | Texts]) -> dict[int, list[Event]]:
+def merged(messages: Iterable[StepEvents]) -> dict[int, list[Event]]:
     """Return the events of several steps by request number, in order."""
     found: dict[int, list[Event]] = {}
     for message in messages:
-        if isinstance(message, StepEvents):
-            for number, events in message.events:
-                found.setdefault(number, []).extend(events)
-        else:
-            for number, texts in message:
-                found.setdefault(number, []).extend([Text(*text) for text in texts])
+        for number, events in message:
+            found.setdefault(number, []).extend([Text(*e) if isinstance(e, tuple) else e for e in events])
     return found
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
-    """The state of one engine. ``heartbeats``: of each instance a number that grows with its work, and whether it is
-    idle. ``requests``: for each slot its request's number; -1 = none.
-    """
+    """The state of one engine. ``requests``: for each slot its request's id; "" = none."""
 
     busy: bool
-    heartbeats: tuple[tuple[int, bool], ...]
     stats: EngineStats
     slots: tuple[SlotSnapshot, ...]
-    requests: tuple[int, ...]
+    requests: tuple[str, ...]
 
 
 # ---- results of calls
@@ -248,7 +232,7 @@ def _fields_of(kind: type) -> Callable[[Any], tuple[Any, ...]] | None:
     return get if len(fields) > 1 else lambda value: (get(value),)
 
 
-_LONG = frozenset({Array, Bitmap, Checkpoint, Reply, SlotState})
+_LONG = frozenset({Array, Bitmap, Checkpoint, Reply, CacheEntry})
 """Dataclasses with fields of megabytes."""
 
 
@@ -527,11 +511,11 @@ class Endpoint(ABC):
 
     def send_events(self, batch: list[tuple[int, list[Event]]]) -> None:
         """Send the events of a step in this thread; blocks while the other end does not read."""
-        texts = texts_of(batch)
-        if texts is None:
-            self._short.send(*self._encode(StepEvents(batch)))
+        events = step_events(batch)
+        if all(type(event) is tuple for _, one in events for event in one):
+            self._short.send(pickle.dumps(events, pickle.HIGHEST_PROTOCOL))
         else:
-            self._short.send(pickle.dumps(texts, pickle.HIGHEST_PROTOCOL))
+            self._short.send(*self._encode(events))
 
     def notify(self, function: str, *arguments: object) -> None:
         """Call a function of the other end without waiting for its result; never blocks."""
@@ -575,7 +559,7 @@ class Endpoint(ABC):
     def _handle_inbox(self) -> None:
         self._scheduled = False
         self.heard_at = time.monotonic()
-        events: list[StepEvents | Texts] = []
+        events: list[StepEvents] = []
         try:
             while self._inbox:
                 match self._decode(*self._inbox.popleft()):

@@ -427,11 +427,10 @@ class WorkerSupervisor:
         if self.generator is not None:
             self.generator.receive(events)
 
-    def update(self, generator: EngineStatus | None, embedder: EngineStatus | None) -> None:
+    def update(self, *states: EngineStatus) -> None:
         """Receive the state of the worker's engines."""
-        for engine, status in ((self.generator, generator), (self.embedder, embedder)):
-            if engine is not None and status is not None:
-                engine.update(status)
+        for engine, status in zip(self.engines, states, strict=False):  # before the end of the load there are fewer
+            engine.update(status)
 
     def show(self, *views: Any) -> None:
         """Receive views of the worker's generating engine."""
@@ -439,7 +438,9 @@ class WorkerSupervisor:
             self.generator.show(*views)
 
     def check_progress(self, limit_s: float) -> None:
-        """Kill a process that is silent or whose load makes no progress. Called periodically."""
+        """Kill a process that is silent or whose load makes no progress, and let it check its own steps. Called
+        periodically.
+        """
         process = self._process
         if process is None or process.kill_reason or process.ended.done():
             return
@@ -451,6 +452,8 @@ class WorkerSupervisor:
             self.kill(
                 f"its load has not advanced for {still_s:.0f} s" if loads else f"it has been silent for {still_s:.0f} s"
             )
+        elif not loads:
+            self.notify("check_progress", limit_s)
 
     def kill(self, reason: str) -> None:
         """Kill the process; it is restarted."""

@@ -5,9 +5,9 @@ import contextlib
 import itertools
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -15,7 +15,6 @@ from server.engine.embedding import check_input
 from server.engine.lora import Adapter, check_adapters, rescaled
 from server.engine.media import MediaPrompt, Spans
 from server.engine.params import EngineParams
-from server.engine.prefix_cache import SlotState
 from server.engine.request import Adapters, Event, Failed, Finished, Request, Sink
 from server.engine.runner_api import EmbedderInfo, Vectors
 from server.engine.sequence import Ticket
@@ -24,14 +23,12 @@ from server.engine.stats import EngineStats, combined
 from server.engine.stats import ended as without_gauges
 from server.errors import InvalidRequest, LlamapoolError, ModelEnded, ShuttingDown, request_queue_full
 from server.media.bitmap import Bitmap, BitmapKind
-from server.pool.block_events import BlockReport
+from server.pool.block_events import ReportingEngine
 from server.pool.worker.messages import EmbedderFacts, EngineStatus, GeneratorFacts, ReaderFacts, RemoteChunk
 
 if TYPE_CHECKING:
     from server.pool.worker.parent import WorkerSupervisor
 
-LEAST_LIMIT_S = 2.0
-"""The least watchdog limit of steps: a busy process sends a heartbeat every half second."""
 CLOSE_S = 60.0
 """Seconds for saving prompt states after the requests have ended."""
 
@@ -47,8 +44,8 @@ class EngineProxy:
         self._closing = False
         self._past, self._stats = EngineStats(), EngineStats()
         self._status: EngineStatus | None = None
+        self._shown: dict[str, Request] = {}  # requests that slots may show, by id
         self._n_preparing = 0
-        self._heartbeats: list[tuple[int, float, int]] = []  # last seen, since when, and in how many checks
 
     @property
     def failure(self) -> str:
@@ -77,10 +74,17 @@ class EngineProxy:
         """Receive the status of the worker's engine."""
         self._status, self._stats = status, status.stats
 
+    def slots(self) -> list[SlotSnapshot]:
+        """Return the last known state of every slot."""
+        if self._status is None:
+            return [SlotSnapshot(i, self.n_ctx_seq) for i in range(self.n_slots)]
+        pairs = zip(self._status.slots, self._status.requests, strict=True)
+        return [replace(slot, request=self._shown.get(id_)) for slot, id_ in pairs]
+
     def process_lost(self, _reason: str) -> None:
         """Handle the end of the process, which will be restarted."""
         self._past, self._stats = combined(self._past, without_gauges(self._stats)), EngineStats()
-        self._status, self._heartbeats = None, []
+        self._status = None
 
     def process_started(self) -> None:
         """Handle the start of a new process."""
@@ -88,23 +92,9 @@ class EngineProxy:
             self.supervisor.notify("preparing", self._name, True)
 
     def check_progress(self, limit_s: float) -> None:
-        """Kill a process whose steps do not advance. Called periodically."""
+        """Kill a process that is silent, or whose steps do not advance. Called periodically."""
         if self.is_first:
             self.supervisor.check_progress(limit_s)
-        status, now = self._status, time.monotonic()
-        if status is None or not self.supervisor.up:
-            return
-        if len(self._heartbeats) != len(status.heartbeats):
-            self._heartbeats = [(-1, now, 0)] * len(status.heartbeats)
-        for i, (heartbeat, is_idle) in enumerate(status.heartbeats):
-            seen, since, n_checks = self._heartbeats[i]
-            if is_idle or heartbeat != seen:
-                self._heartbeats[i] = heartbeat, now, 0
-            elif now - since >= max(limit_s, LEAST_LIMIT_S) and n_checks > 1:
-                self.supervisor.kill(f"no step has ended for {now - since:.0f} s")
-                return
-            else:
-                self._heartbeats[i] = heartbeat, since, n_checks + 1
 
     async def _drain(self, drain_s: float) -> None:
         """Give running requests of the worker's engine `drain_s` seconds; the caller fails what is left."""
@@ -152,6 +142,25 @@ class _SentTicket(Ticket):
     answered: bool = False
 
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _remote(
+    method: Callable[Concatenate[ReportingEngine, P], Coroutine[Any, Any, R]],
+) -> Callable[Concatenate[EngineProxy, P], Coroutine[Any, Any, R]]:
+    """Return a method that calls `method` of the worker's engine."""
+
+    async def call(self: EngineProxy, /, *args: P.args, **named: P.kwargs) -> R:
+        assert not named, "arguments are sent by position"
+        self._check_open()
+        result: R = await self.supervisor.call(method.__name__, *args)
+        return result
+
+    call.__doc__ = method.__doc__
+    return call
+
+
 class IsolatedEngine(EngineProxy):
     """`server.pool.model.Generator` of a worker."""
 
@@ -162,7 +171,6 @@ class IsolatedEngine(EngineProxy):
         self._bounds, self._params = facts.bounds, params
         self._numbers = itertools.count(1)
         self._open: dict[int, _SentTicket] = {}
-        self._shown: dict[int, Request] = {}  # requests that slots may show, by number
         self._cache_bytes = -1
         self._watched = False
         self._views: Sequence[InstanceView] = ()
@@ -199,7 +207,7 @@ class IsolatedEngine(EngineProxy):
         self._open[ticket.number] = ticket
         if self.supervisor.up:
             ticket.sent = True
-            self._shown[ticket.number] = ticket.request
+            self._shown[ticket.request.id] = ticket.request
             self.supervisor.submit(ticket.number, ticket.request)
 
     def cancel(self, ticket: Ticket) -> None:
@@ -230,8 +238,8 @@ class IsolatedEngine(EngineProxy):
         """Receive the status of the worker's engine."""
         super().update(status)
         if len(self._shown) > 4 * self.n_slots + len(self._open):
-            kept = self._open.keys() | set(status.requests)
-            self._shown = {number: request for number, request in self._shown.items() if number in kept}
+            kept = {ticket.request.id for ticket in self._open.values()} | set(status.requests)
+            self._shown = {id_: request for id_, request in self._shown.items() if id_ in kept}
 
     def process_lost(self, reason: str) -> None:
         """Retry requests without events once; fail all others. The caller retries those of which its client has seen
@@ -279,13 +287,6 @@ class IsolatedEngine(EngineProxy):
 
     # ---- views
 
-    def slots(self) -> list[SlotSnapshot]:
-        """Return the last known state of every slot."""
-        if self._status is None:
-            return [SlotSnapshot(i, self.n_ctx_seq) for i in range(self.n_slots)]
-        pairs = zip(self._status.slots, self._status.requests, strict=True)
-        return [replace(slot, request=self._shown.get(number)) for slot, number in pairs]
-
     def watch(self, *, wanted: bool) -> None:
         """Start or stop the publication of views."""
         if wanted is not self._watched:
@@ -313,10 +314,6 @@ class IsolatedEngine(EngineProxy):
         """The clock of views and of ``arrived_at``: the same in all processes of the system."""
         return time.perf_counter()
 
-    def check_integrity(self) -> None:
-        """Assert that no request is open."""
-        assert not self._open, "a request is open"
-
     # ---- settings and slots
 
     def set_adapter_scales(self, scales: Adapters) -> None:
@@ -329,35 +326,11 @@ class IsolatedEngine(EngineProxy):
         self._cache_bytes = n_bytes
         self.supervisor.notify_soon("limit_caches", n_bytes)
 
-    async def block_changes(self) -> BlockReport:
-        """Return the changes of cached blocks since the last call."""
-        found: BlockReport = await self.supervisor.call("block_changes")
-        return found
-
-    async def save_slot(self, id_slot: int, owner: str = "") -> SlotState:
-        """Return the content of a slot, once it is idle."""
-        self._check_slot(id_slot)
-        saved: SlotState = await self.supervisor.call("save_slot", id_slot, owner)
-        return saved
-
-    async def restore_slot(self, id_slot: int, saved: SlotState) -> None:
-        """Replace the content of a slot, once it is idle. Raises `InvalidRequest`."""
-        self._check_slot(id_slot)
-        await self.supervisor.call("restore_slot", id_slot, saved)
-
-    async def erase_slot(self, id_slot: int, owner: str = "") -> int:
-        """Erase a slot, once it is idle, and return the number of its tokens."""
-        self._check_slot(id_slot)
-        return int(await self.supervisor.call("erase_slot", id_slot, owner))
-
-    async def reset_cache(self) -> int:
-        """Drop every cached KV state and return the number of dropped tokens."""
-        self._check_open()
-        return int(await self.supervisor.call("reset_cache"))
-
-    def _check_slot(self, id_slot: int) -> None:
-        self._check_open()
-        self._bounds.check_slot(id_slot)
+    block_changes = _remote(ReportingEngine.block_changes)
+    save_slot = _remote(ReportingEngine.save_slot)
+    restore_slot = _remote(ReportingEngine.restore_slot)
+    erase_slot = _remote(ReportingEngine.erase_slot)
+    reset_cache = _remote(ReportingEngine.reset_cache)
 
 
 class IsolatedEmbedder(EngineProxy):
@@ -397,16 +370,6 @@ class IsolatedEmbedder(EngineProxy):
                 self._check_known(one.spans)
         found = await self.supervisor.call("embed", inputs)
         return [np.frombuffer(array.data, np.float32).reshape(array.shape) for array in found]
-
-    def slots(self) -> list[SlotSnapshot]:
-        """Return the last known state of every input that the instances' decodes can carry."""
-        if self._status is None:
-            return [SlotSnapshot(i, self.n_ctx_seq) for i in range(self.n_slots)]
-        return list(self._status.slots)
-
-    def check_integrity(self) -> None:
-        """Assert that no request is open."""
-        assert not self._jobs, "a request is open"
 
     async def close(self, drain_s: float = 0.0) -> None:
         """Give running requests `drain_s` seconds, then fail them."""

@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from server.engine import disk_cache
+from server.engine.cache import disk_cache
 from tests.api.conftest import Api, Serve
 from tests.api.transport.test_keys import bearer, key_file, server
 from tests.support.fakes import FakeLoader

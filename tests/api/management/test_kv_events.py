@@ -11,7 +11,7 @@ import zmq
 import zmq.asyncio
 
 from server.app import create_app
-from server.engine.prefix_cache import BLOCK
+from server.engine.cache.prefix_cache import BLOCK
 from server.errors import ConfigError
 from server.telemetry.kv_events import KvEvents
 from tests.api.conftest import TIMEOUT_S, Api, Serve, make_settings, until

@@ -27,7 +27,7 @@ def running(slot: Slot, n: int, *, done: int, instance: int = 0) -> Ticket:
 
 
 def test_a_large_prefix_outweighs_running_requests_and_a_small_one_does_not() -> None:
-    slots = {i: [Slot(j) for j in range(8)] for i in range(2)}
+    slots = {i: [Slot(id=j) for j in range(8)] for i in range(2)}
     busy = [running(slot, 50, done=50) for slot in slots[0][:5]]
     slots[0][5].tokens = list(range(1000))
     assert preferred_instance(asked(1200), busy, slots) == 0

@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
+from server.engine.cache.prefix_cache import CacheEntry
 from server.engine.engine import Engine
 from server.engine.instances import stacks
 from server.engine.loop import MAX_FAULTS
 from server.engine.lora import Adapter
 from server.engine.media import text_of
 from server.engine.params import EngineParams
-from server.engine.prefix_cache import SlotState
 from server.engine.request import BATCH_PRIORITY, Event, Failed, Finished, PromptLogprobs, Request, SamplingParams
 from server.engine.runner_api import BatchEntry
 from server.engine.scheduler import TokenRun
@@ -30,7 +30,7 @@ from server.errors import InternalError, InvalidRequest, LlamapoolError, NotNumb
 from tests.support.fakes import FakeChunk, FakeEncoder, FakeRunner, FakeSampler
 from tests.support.sampling import EXAMPLES_SHARE
 from tests.unit.engine.builders import Reply, alone
-from tests.unit.engine.kv.test_disk import Files
+from tests.unit.engine.cache.test_disk_cache import Files
 from tests.unit.engine.speculate.fake_draft import FakeDraft
 from tests.unit.engine.speculate.test_same_events import Letters
 from tests.unit.engine.test_media_requests import Part, picture, seen
@@ -165,11 +165,11 @@ class FaultyFiles(Files):
         super().__init__()
         self._faults = faults
 
-    def write(self, name: str, saved: SlotState) -> int:
+    def write(self, name: str, entry: CacheEntry) -> int:
         self._faults.strike(0.05)
-        return super().write(name, saved)
+        return super().write(name, entry)
 
-    def read(self, name: str) -> SlotState:
+    def read(self, name: str) -> CacheEntry:
         self._faults.strike(0.1, kinds=[InvalidRequest])
         if name not in self.saved:
             raise InvalidRequest("injected: it went meanwhile")
@@ -432,7 +432,7 @@ class Scenario:
             rng.random() < 0.2,
         )
         ended = [one for one in self.commands if one.done() and not one.cancelled() and one.exception() is None]
-        saved = [state for one in ended if isinstance(state := one.result(), SlotState)]
+        saved = [state for one in ended if isinstance(state := one.result(), CacheEntry)]
         work: Coroutine[Any, Any, object]
         if what == "save":
             work = engine.save_slot(slot)

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.engine.prefix_cache import BLOCK
+from server.engine.cache.prefix_cache import BLOCK
 from server.engine.snapshots import HeldText
 from server.pool.block_events import (
     Blocks,

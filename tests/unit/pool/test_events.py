@@ -20,7 +20,7 @@ from server.startup_banner import show_load_progress
 
 
 def changed(model: str, status: Status = Status.READY) -> StatusChanged:
-    return StatusChanged(model, status, Status.LOADING)
+    return StatusChanged(model, status)
 
 
 async def rest(subscription: Subscription) -> list[PoolEvent]:
@@ -81,7 +81,7 @@ async def test_long_loads_and_downloads_are_logged_now_and_then(caplog: pytest.L
     events = fan_out.subscribe()
     for percent in range(0, 100, 10):
         fan_out.publish(LoadProgress("demo", percent / 100))
-    fan_out.publish(StatusChanged("demo", Status.READY, Status.LOADING))
+    fan_out.publish(StatusChanged("demo", Status.READY))
     for done in range(4):
         fan_out.publish(DownloadProgress("other", (FileProgress("u/a", done << 20, 4 << 20),)))
     fan_out.close()

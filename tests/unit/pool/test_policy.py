@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.pool.policy import Candidate, Waiting, decide, next_sleep, overdue, used_again, value
+from server.pool.policy import Candidate, Waiting, decide, used_again, value
 from server.pool.state import LOADABLE, OCCUPYING, Status
 
 PATIENCE_S = 10.0
@@ -65,7 +65,6 @@ def pools(draw: st.DrawFn) -> tuple[list[Candidate], list[Waiting], int]:
                 last_used=draw(TIMES),
                 leaving=draining or (status is Status.LOADING and draw(st.booleans())),
                 giving_way=status is Status.READY and draw(st.booleans()),
-                sleep_idle_s=draw(st.sampled_from([-1.0, 5.0, 50.0])),
             )
         )
     wanted = draw(st.permutations(models))[: draw(st.integers(0, len(models)))]
@@ -98,17 +97,6 @@ def test_any_decision_keeps_the_rules(pool: tuple[list[Candidate], list[Waiting]
     if not loadable and not any(by_id[w.id].leaving for w in waiting):
         assert not decision.evict
         assert not decision.give_way
-
-
-@given(pools(), TIMES)
-def test_sleep_becomes_due_exactly_when_it_was_said_to(
-    pool: tuple[list[Candidate], list[Waiting], int], now: float
-) -> None:
-    idle = [m for m in pool[0] if m.idle]
-    due = next_sleep(idle, now)
-    if due is not None:
-        assert overdue(idle, due)
-        assert bool(overdue(idle, now)) == (due <= now)
 
 
 def sized(model: str, size: int, load_s: float, *used_at: float, **changes: object) -> Candidate:

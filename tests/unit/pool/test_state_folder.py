@@ -9,9 +9,9 @@ from typing import Any, cast
 
 import pytest
 
-from server.engine.disk_cache import FolderInUse
-from server.engine.lora import NEVER, NO_ADAPTERS, Adapter, AdapterSet
-from server.engine.prefix_cache import Checkpoint, SlotState
+from server.engine.cache.disk_cache import FolderInUse
+from server.engine.cache.prefix_cache import CacheEntry, Checkpoint
+from server.engine.lora import Adapter, AdapterSet
 from server.errors import InternalError, InvalidRequest
 from server.pool.model import LoadedModel
 from server.pool.protocols import ModelInfo
@@ -20,7 +20,7 @@ from server.pool.saved.state_cache import StateFolder
 from server.pool.spec import LoadParams, ModelSpec
 
 STATE = DATA_PREFIX + bytes(4) + b"state of the library"
-SAVED = SlotState([7, 8, 9], STATE, NO_ADAPTERS, NEVER, (Checkpoint(2, b"two"),))
+SAVED = CacheEntry([7, 8, 9], checkpoints=(Checkpoint(2, b"two"),), state=STATE)
 LORA = Adapter(0, "lora.gguf", 0.5)
 
 
@@ -49,7 +49,7 @@ def files(root: Path) -> list[str]:
     return sorted(path.name for path in root.rglob("*") if path.is_file() and path.name != ".lock")
 
 
-def save(root: Path, saved: SlotState = SAVED, of: LoadedModel | None = None) -> int:
+def save(root: Path, saved: CacheEntry = SAVED, of: LoadedModel | None = None) -> int:
     folder, _ = opened(root, of)
     n_bytes = folder.write("a.state", saved)
     folder.close()
@@ -72,7 +72,7 @@ def test_states_outlive_another_length_of_the_context(tmp_path: Path) -> None:
     save(tmp_path)
     folder, (entry,) = opened(tmp_path, model(n_ctx=512))
     assert entry.tokens == [7, 8, 9]
-    assert folder.read("a.state") == SAVED
+    assert folder.read("a.state").state == SAVED.state
     folder.close()
     folder, entries = opened(tmp_path, model(n_ctx=2))
     assert entries == []  # no slot has room for it
@@ -97,7 +97,7 @@ def test_processes_that_share_a_place_find_each_others_states(place: Path | str)
     assert ours.others() == ([], set())  # its own are known
     (entry,), gone = theirs.others()
     assert (entry.tokens, entry.name, gone) == ([7, 8, 9], "a.state", set())
-    assert theirs.read("a.state") == SAVED
+    assert theirs.read("a.state").state == SAVED.state
     theirs.used("a.state")
     assert theirs.others() == ([], set())
     ours.remove("a.state")
@@ -114,7 +114,7 @@ def test_what_another_secret_signed_is_left_and_not_used(place: Path | str) -> N
     assert theirs.others() == ([], set())
     with pytest.raises(InvalidRequest, match="was not signed with this server's secret"):
         theirs.read("a.state")
-    assert ours.read("a.state") == SAVED
+    assert ours.read("a.state").state == SAVED.state
     for folder in (ours, theirs):
         folder.close()
 

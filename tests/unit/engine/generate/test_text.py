@@ -66,3 +66,26 @@ def test_no_shown_part_ends_inside_a_stop_that_follows(text: str, stop: str) -> 
         seen = text[: i + 1]
         assert not any(stop.startswith(seen[at:]) for at in range(len(shown))), "a stop may begin in what was shown"
     assert stop not in shown
+
+
+def cut(n_indent: int, *texts: str) -> tuple[str, bool]:
+    stream = TextStream(n_indent=n_indent)
+    shown = ""
+    for text in texts:
+        part = stream.feed(0, text.encode(), None)
+        shown += "" if part is None else part.text
+        if stream.outdented:
+            break
+    return shown, stream.outdented
+
+
+def test_a_line_with_too_little_ends_the_text_before_its_first_letter() -> None:
+    assert cut(2, "a\n  b\n c") == ("a\n  b\n ", True)
+    assert cut(2, "a\n\tb") == ("a\n\t", True)
+    assert cut(1, "a\n\nb") == ("a\n", True)
+
+
+@given(st.text(" a\n", max_size=30), st.integers(1, 3), st.data())
+def test_pieces_give_what_the_whole_gives(text: str, n_indent: int, data: st.DataObject) -> None:
+    at = data.draw(st.integers(0, len(text)))
+    assert cut(n_indent, text[:at], text[at:]) == cut(n_indent, text)

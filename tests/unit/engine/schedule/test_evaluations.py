@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.engine.kv_store import Cells
+from server.engine.cache.kv_store import Cells
 from server.engine.params import EngineParams
 from server.engine.relocation import n_more_runs, n_runs
 from server.engine.scheduler import Scheduler, TokenRun, in_batch_order

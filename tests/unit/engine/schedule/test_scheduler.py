@@ -153,7 +153,8 @@ def test_a_picture_beside_streams_leaves_them_the_time_of_their_own_batch(
     span = MediaSpan(0, 192, 192, True, "a", chunk=FakeChunk("a"))
     seeing = waiting(s, [*media_tokens("a", 0, 192), 1, 2], media=(span,))
     place(s)
-    seeing.encodings[0] = Encoding(FakeChunk("a"), b"a", embeddings=b"")
+    seeing.encodings[0] = Encoding(FakeChunk("a"), b"a")
+    seeing.encodings[0].set_result(b"")
     assert [len(e.tokens) for e in s.plan() if e.sequence is seeing] == [n]
 
 

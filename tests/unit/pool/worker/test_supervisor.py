@@ -19,6 +19,9 @@ class Silent:
         self._effort: tuple[int, ...] = ()
         self.ended = asyncio.get_running_loop().create_future()
 
+    def notify(self, function: str, *arguments: object) -> None:
+        assert function == "check_progress"
+
     def kill(self, reason: str, *, stacks: bool = False) -> None:
         assert stacks
         self.kill_reason = reason

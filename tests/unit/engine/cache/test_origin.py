@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from server.engine.cache.prefix_cache import BLOCK, CacheEntry, common_prefix
 from server.engine.lora import AdapterSet
 from server.engine.placement import Placement
-from server.engine.prefix_cache import BLOCK, SlotState, common_prefix, in_ram
 from server.engine.sequence import Slot
 from server.engine.snapshots import RecomputeReason, origin_of, shared_prefixes
 from tests.unit.engine.builders import sequence
@@ -15,7 +15,7 @@ NO_ADAPTERS = AdapterSet()
 
 
 def slot(number: int, tokens: list[int], adapter_set: AdapterSet = NO_ADAPTERS) -> Slot:
-    made = Slot(number)
+    made = Slot(id=number)
     made.tokens, made.adapter_set = tokens, adapter_set
     return made
 
@@ -53,7 +53,7 @@ def test_nothing_was_taken() -> None:
 
 
 def test_a_kept_state_held_it() -> None:
-    stored = in_ram(SlotState([1, 2, 3], b"", NO_ADAPTERS, 3), 0.0)
+    stored = CacheEntry([1, 2, 3])
     origin = origin_of(Placement(sequence([1, 2, 3, 4, 5]), slot(0, []), stored, 3), [slot(0, [])])
     assert origin == ("ram", -1, "ends")
 

@@ -1,4 +1,4 @@
-"""The folder of saved slots: whole files only, and no way out."""
+"""Files of saved slots, in a folder or at a URL."""
 
 import os
 import stat
@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.errors import InternalError, InvalidRequest, PermissionDenied
-from server.pool.saved.store import STALE_S, SlotFiles, check_name
+from server.errors import ConfigError, InternalError, InvalidRequest, PermissionDenied
+from server.pool.saved.store import STALE_S, SavedFiles, SlotFiles, UrlFiles, check_name
 
 BAD_NAMES = [
     *("", ".", "..", "../x", "a/b", "/etc/passwd", "a\\b", "..\\x", "a\0b", "a\nb", "x..y", "x.", "x ", " x"),
@@ -111,3 +111,66 @@ def test_what_a_crash_left_behind_is_removed_after_a_day(tmp_path: Path) -> None
         os.utime(path, (0, new.stat().st_mtime - STALE_S - 60))
     SlotFiles(tmp_path).remove_stale()
     assert sorted(path.name for path in tmp_path.iterdir()) == [".saving-2", "slot"]
+
+
+@pytest.fixture(params=["folder", "address"])
+def files(request: pytest.FixtureRequest, tmp_path: Path) -> SavedFiles:
+    return SlotFiles(tmp_path, 20) if request.param == "folder" else UrlFiles(f"memory://slots{tmp_path}", 20)
+
+
+def content_of(files: SavedFiles, name: str) -> bytes:
+    with files.opened(name) as (file, size):
+        read = file.read()
+    assert len(read) == size
+    return read
+
+
+def test_what_is_written_is_listed_and_read(files: SavedFiles) -> None:
+    assert files.listed() == []
+    assert files.write("a", [b"one", memoryview(b"two")]) == 6
+    assert content_of(files, "a") == b"onetwo"
+    files.write("a", [b"anew"])
+    (found,) = files.listed()
+    assert (found.name, found.n_bytes) == ("a", 4)
+    assert 0 <= found.age_s < 60
+    files.used("a")
+    files.remove("a")
+    files.remove("a")
+    assert files.listed() == []
+    with pytest.raises(InvalidRequest, match="Unable to restore slot: there is no such file"):
+        content_of(files, "a")
+
+
+def test_no_more_than_the_quota(files: SavedFiles) -> None:
+    files.write("a", [bytes(15)])
+    with pytest.raises(PermissionDenied, match="more than the 20 bytes"):
+        files.write("b", [bytes(6)])
+    assert [one.name for one in files.listed()] == ["a"]
+    files.write("a", [bytes(20)])  # in its place
+
+
+def test_each_owner_has_its_own(files: SavedFiles) -> None:
+    ada, bert = files.of("ada"), files.of("bert")
+    ada.write("a", [b"hers"])
+    bert.write("a", [b"his"])
+    assert content_of(ada, "a") == b"hers"
+    assert content_of(bert, "a") == b"his"
+    assert [one.name for one in files.listed()] == []
+    assert files.of("") is files
+
+
+def test_an_address_that_nobody_speaks() -> None:
+    with pytest.raises(ConfigError, match=r"^nosuch://\*\*\*\*@bucket/a\?key=\*\*\*\*: ") as refused:
+        UrlFiles("nosuch://ada:secret@bucket/a?key=secret")
+    assert "secret" not in refused.value.message
+
+
+def test_a_store_that_fails_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = UrlFiles("memory://failing")
+
+    def fails(*_: object, **__: object) -> None:
+        raise RuntimeError("the network is down")
+
+    monkeypatch.setattr(files._store, "open", fails)
+    with pytest.raises(InternalError, match="memory://failing: the network is down"):
+        files.write("a", [b"x"])

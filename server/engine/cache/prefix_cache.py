@@ -12,12 +12,12 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from heapq import heapify, heappop
 from math import inf
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
-from server.engine.lora import AdapterSet, reusable
+from server.engine.lora import NEVER, NO_ADAPTERS, AdapterSet, reusable
 from server.engine.media import Spans, whole
 
 BEFORE_END = 4
@@ -36,32 +36,6 @@ class Checkpoint:
 
 Checkpoints = tuple[Checkpoint, ...]
 """In ascending order of ``n_tokens``."""
-
-
-@dataclass(frozen=True, slots=True)
-class SlotState:
-    """``state`` is the library's bytes of the sequence (llama_state_seq_get_data) for ``tokens``.
-
-    The first ``n_exact`` tokens are what a fresh prefill would give; a context shift or ``n_cache_reuse`` leaves
-    others. ``media`` describes negative tokens.
-    """
-
-    tokens: list[int]
-    state: bytes
-    adapter_set: AdapterSet
-    n_exact: int
-    checkpoints: Checkpoints = ()
-    media: Spans = ()
-
-    @property
-    def without_bytes(self) -> "SlotState":
-        """A copy without the bytes, for an index of files."""
-        return replace(self, state=b"", checkpoints=tuple(Checkpoint(c.n_tokens, b"") for c in self.checkpoints))
-
-    @property
-    def states(self) -> list[bytes]:
-        """All byte strings of the library."""
-        return [self.state, *(c.state for c in self.checkpoints)]
 
 
 def reach(n: int, n_tokens: int, floor: int, places: Iterable[int]) -> int:
@@ -167,17 +141,38 @@ tokens. Also the least gain for which another source (copy, entry, wait) is chos
 MOST = 16  # comparisons that find a longer, but not reusable prefix, after which a search ends
 
 
-class Held(Protocol):
-    """What a slot or a cache entry holds."""
+@dataclass(eq=False, slots=True)
+class CachedPrefix:
+    """The contents of a slot's cells or of a cached state, and how much of them another sequence may reuse.
 
-    @property
-    def tokens(self) -> list[int]: ...
-    @property
-    def adapter_set(self) -> AdapterSet: ...
-    def reusable(self, n: int, wanted: AdapterSet) -> int: ...
+    ``media`` are the media spans that begin in ``tokens``; a slot's last one may be incomplete. The first ``n_exact``
+    tokens are what a fresh prefill under ``adapter_set`` would give; a context shift or ``n_cache_reuse`` leaves
+    others after them. ``floor``: it can be truncated to this many tokens or more; to fewer only at a checkpoint.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    adapter_set: AdapterSet = NO_ADAPTERS
+    n_exact: int = NEVER
+    checkpoints: Checkpoints = ()
+    media: Spans = ()
+    floor: int = 0
+    last_used: float = 0.0
+
+    def reusable(self, n: int, wanted: AdapterSet) -> int:
+        """Return how many of its first `n` tokens a sequence with the adapter set `wanted` may reuse."""
+        n = whole(self.media, reusable(min(n, self.n_exact), self.adapter_set, wanted))
+        return reach(n, len(self.tokens), self.floor, [c.n_tokens for c in self.checkpoints])
+
+    def eviction_priority(self, now: float) -> float:
+        """Return the value of keeping it: its length over the time since its last use. The lowest is evicted first.
+
+        The number of uses does not count: in `benchmarks.simulation`, counting uses keeps finished conversations and
+        gives fewer hits.
+        """
+        return len(self.tokens) / (1.0 + max(now - self.last_used, 0.0))
 
 
-H = TypeVar("H", bound=Held)
+H = TypeVar("H", bound=CachedPrefix)
 
 
 def longest_match(
@@ -210,7 +205,7 @@ def longest_match(
     return best, longest if best is not None else 0
 
 
-def longest_common(held: Iterable[Held], tokens: Sequence[int], adapter_set: AdapterSet) -> int:
+def longest_common(held: Iterable[CachedPrefix], tokens: Sequence[int], adapter_set: AdapterSet) -> int:
     """Return the longest prefix that `tokens` shares with one of `held`, whether it can be reused or not."""
     longest = 0
     for one in held:
@@ -230,62 +225,59 @@ def min_limit(one: int, other: int) -> int:
 
 
 @dataclass(eq=False, slots=True)
-class CacheEntry:
-    """A cached KV state without a slot: in RAM, or on disk in the file ``name``, in which case ``saved`` has no bytes.
+class CacheEntry(CachedPrefix):
+    """A cached KV state without a slot: in RAM, or on disk in the file ``name``, in which case it has no bytes.
 
-    ``size`` in bytes. ``can_cut``: it can be truncated anywhere; otherwise it is usable whole and at its
-    checkpoints. ``used_at`` determines its eviction priority; ``n_used`` counts uses. ``pinned``: it is not evicted,
-    because it is the state of a preempted sequence. Before ``kept_until`` it is not evicted either.
+    ``state`` is the library's bytes of the sequence (llama_state_seq_get_data). ``size`` in bytes, by default of what
+    it has here. ``n_used`` counts uses. ``pinned``: it is not evicted, because it is the state of a preempted sequence.
+    Before ``kept_until`` it is not evicted either.
     """
 
-    saved: SlotState
-    size: int
-    used_at: float
-    can_cut: bool = True
+    state: bytes = b""
+    size: int = 0
     name: str = ""
     n_used: int = 0
     pinned: bool = False
     kept_until: float = -inf
-    tokens: list[int] = field(init=False)  # those of `saved`, which searches read
 
     def __post_init__(self) -> None:
-        self.tokens = self.saved.tokens
+        self.size = self.size or size_of(len(self.state), len(self.tokens), self.checkpoints)
 
     @property
-    def adapter_set(self) -> AdapterSet:
-        return self.saved.adapter_set
+    def states(self) -> list[bytes]:
+        """All byte strings of the library."""
+        return [self.state, *(c.state for c in self.checkpoints)]
 
-    def reusable(self, n: int, wanted: AdapterSet) -> int:
-        """Return how many of its first `n` tokens a sequence with adapter set `wanted` may reuse."""
-        saved = self.saved
-        n = whole(saved.media, reusable(min(n, saved.n_exact), saved.adapter_set, wanted))
-        floor = 0 if self.can_cut else len(saved.tokens)
-        return reach(n, len(saved.tokens), floor, [c.n_tokens for c in saved.checkpoints])
-
-    def eviction_priority(self, now: float) -> float:
-        """Return the value of keeping it."""
-        return eviction_priority(len(self.tokens), now - self.used_at)
+    def in_file(self, name: str, size: int) -> "CacheEntry":
+        """Return the index entry of the file `name` of `size` bytes that contains its state."""
+        checkpoints = tuple(Checkpoint(c.n_tokens, b"") for c in self.checkpoints)
+        return CacheEntry(
+            *(self.tokens, self.adapter_set, self.n_exact, checkpoints, self.media, self.floor, self.last_used),
+            *(b"", size, name),
+        )
 
 
 @dataclass(eq=False, slots=True)
 class Fetch:
-    """A disk read that a sequence waits for: ``n`` tokens of ``entry``. ``future`` is None until its turn."""
+    """A disk read that a sequence waits for: ``n`` tokens of ``entry``.
+
+    ``future`` is None until its turn. Its result is None if the file is damaged, or if it took too long.
+    """
 
     entry: CacheEntry
     n: int
     future: Future[CacheEntry | None] | None = None
     wait_until: float = 0.0
-    given_up: bool = False
 
     @property
     def pending(self) -> bool:
         """Whether it may still arrive."""
-        return not self.given_up and (self.future is None or not self.future.done())
+        return self.future is None or not self.future.done()
 
     @property
     def found(self) -> CacheEntry | None:
         """The state, once it was read."""
-        if self.given_up or self.future is None or not self.future.done() or self.future.cancelled():
+        if self.future is None or not self.future.done() or self.future.cancelled():
             return None
         return self.future.result()
 
@@ -293,12 +285,6 @@ class Fetch:
 def size_of(n_state: int, n_tokens: int, checkpoints: Checkpoints) -> int:
     """Return the RAM size in bytes of an entry whose state has `n_state` bytes."""
     return n_state + 8 * n_tokens + sum(len(c.state) for c in checkpoints)
-
-
-def in_ram(saved: SlotState, used_at: float, *, can_cut: bool = True) -> CacheEntry:
-    """Return `saved` as a RAM entry."""
-    size = size_of(len(saved.state), len(saved.tokens), saved.checkpoints)
-    return CacheEntry(saved, size, used_at, can_cut)
 
 
 @dataclass(slots=True)
@@ -334,11 +320,11 @@ class StateCache:
     def n_bytes(self) -> int:
         return self.size + self.n_beside
 
-    def holds(self, one: Held) -> bool:
+    def holds(self, one: CachedPrefix) -> bool:
         """Return whether nearly all of its tokens are available from an entry."""
         return self.match(one.tokens, one.adapter_set, len(one.tokens) - MIN_TOKENS)[0] is not None
 
-    def wants(self, one: Held, n_lost: int) -> bool:
+    def wants(self, one: CachedPrefix, n_lost: int) -> bool:
         """Return whether to save its state when all but its first tokens, `n_lost` of them, are removed."""
         return self.limit != 0 and n_lost >= MIN_TOKENS and not self.holds(one)
 
@@ -380,7 +366,7 @@ class StateCache:
                     del self._holders[id(state)]
                     self.n_beside -= len(state)
 
-    def replace(self, one: Held, now: float) -> list[CacheEntry]:
+    def replace(self, one: CachedPrefix, now: float) -> list[CacheEntry]:
         """Remove and return shorter entries of the same text before storing it, except pinned ones."""
         with self._lock:
             replaced = [entry for entry in self._evictable(now) if _is_within(entry, one)]
@@ -408,7 +394,7 @@ class StateCache:
         is no room.
         """
         with self._lock:
-            evicted = self.hold(entry.saved.states, now)
+            evicted = self.hold(entry.states, now)
             if evicted is not None:
                 entry.pinned = True
                 self._entries[id(entry)] = entry
@@ -470,7 +456,7 @@ class StateCache:
 
     def touch(self, entry: CacheEntry, now: float) -> None:
         with self._lock:
-            entry.used_at = now
+            entry.last_used = now
             entry.n_used += 1
             self.n_hits += 1
 
@@ -479,7 +465,7 @@ class StateCache:
         with self._lock:
             if self._entries.pop(id(entry), None) is not None:
                 if entry.pinned:
-                    self.let_go(entry.saved.states)
+                    self.let_go(entry.states)
                 else:
                     self.size -= entry.size
 
@@ -490,7 +476,7 @@ class StateCache:
             assert self.limit < 0 or not self.size or self.n_bytes <= self.limit
 
 
-def _is_within(entry: CacheEntry, one: Held) -> bool:
+def _is_within(entry: CacheEntry, one: CachedPrefix) -> bool:
     """Return whether `entry` has the text of `one` or a prefix of it."""
     n = len(entry.tokens)
     if n > len(one.tokens) or entry.adapter_set != one.adapter_set or entry.tokens[-1:] != one.tokens[n - 1 : n]:
@@ -504,12 +490,3 @@ def state_cache(mib: int, free_bytes: int) -> StateCache:
     """
     automatic = min(_DEFAULT_MIB * MIB, free_bytes // 4 or _DEFAULT_MIB * MIB)
     return StateCache(automatic if mib == AUTOMATIC else mib * MIB, automatic)
-
-
-def eviction_priority(n_tokens: int, idle_s: float) -> float:
-    """Return the value of keeping a cache of `n_tokens`: its length over the time since its last use.
-
-    The number of uses does not count: in `benchmarks.simulation`, counting uses keeps finished conversations and
-    gives fewer hits.
-    """
-    return n_tokens / (1.0 + max(idle_s, 0.0))

@@ -15,9 +15,9 @@ from collections.abc import Sequence as Seq
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Protocol
 
-from server.engine.costs import MoveCost
-from server.engine.prefix_cache import MIB, CacheEntry, Fetch, SlotState, StateCache, in_ram
-from server.engine.sequence import Sequence, Slot
+from server.engine.cache.costs import MoveCost
+from server.engine.cache.prefix_cache import MIB, CachedPrefix, CacheEntry, Fetch, StateCache
+from server.engine.sequence import Sequence
 from server.errors import CONTAINED, InternalError, LlamapoolError
 
 log = logging.getLogger(__name__)
@@ -47,14 +47,14 @@ class StateFiles(Protocol):
         """Return entries written by others, and names of files removed, since `index` or the last call."""
 
     def index(self) -> Iterable[CacheEntry]:
-        """Return the entries that exist and fit this model. ``used_at`` is minus the age in seconds. Raises
+        """Return the entries that exist and fit this model. ``last_used`` is minus the age in seconds. Raises
         `FolderInUse`.
         """
 
-    def write(self, name: str, saved: SlotState) -> int:
+    def write(self, name: str, entry: CacheEntry) -> int:
         """Write a file atomically; return its size in bytes."""
 
-    def read(self, name: str) -> SlotState:
+    def read(self, name: str) -> CacheEntry:
         """Read a file. Raises unless every byte is as written, under the same model and settings."""
 
     def used(self, name: str) -> None:
@@ -105,7 +105,7 @@ class DiskCache:
         """Whether other processes use the files too."""
         return self._files.follow_s is not None
 
-    def wants(self, one: Slot | CacheEntry, n_lost: int) -> bool:
+    def wants(self, one: CachedPrefix, n_lost: int) -> bool:
         """Decide like `StateCache.wants`; states being written count as present."""
         wanted = self._usable and self.kept.wants(one, n_lost)
         with self._lock:
@@ -202,11 +202,11 @@ class DiskCache:
         now, gone = self._clock(), set(names_gone)
         for entry in [entry for entry in self.kept if entry.name in gone]:
             self.kept.remove(entry)
-        for entry in sorted(entries, key=lambda e: e.used_at):
+        for entry in sorted(entries, key=lambda e: e.last_used):
             if self.shared and self.kept.holds(entry):
                 continue
-            entry.used_at += now
-            entry.can_cut = self._can_cut
+            entry.last_used += now
+            entry.floor = 0 if self._can_cut else len(entry.tokens)
             self._keep(entry, now)
 
     def _keep(self, entry: CacheEntry, now: float) -> None:
@@ -247,16 +247,16 @@ class DiskCache:
         now = self._clock()
         self._remove(self.kept.make_room(state.size + _DESCRIPTION_BYTES, now))
         name = f"{secrets.token_hex(8)}.state"
-        size = self._files.write(name, state.saved)
-        self._keep(CacheEntry(state.saved.without_bytes, size, state.used_at, state.can_cut, name), now)
+        self._keep(state.in_file(name, self._files.write(name, state)), now)
 
     def _read(self, entry: CacheEntry) -> CacheEntry | None:
         try:
-            saved = self._files.read(entry.name)
-            if (saved.tokens, saved.adapter_set) == (entry.tokens, entry.adapter_set):
+            found = self._files.read(entry.name)
+            if (found.tokens, found.adapter_set) == (entry.tokens, entry.adapter_set):
                 self.kept.touch(entry, self._clock())
                 self._files.used(entry.name)
-                return in_ram(saved, entry.used_at, can_cut=self._can_cut)
+                found.last_used, found.floor = entry.last_used, entry.floor
+                return found
             fault = "it has other tokens than when it was found"
         except LlamapoolError as error:
             fault = str(error)
@@ -324,7 +324,8 @@ def give_up_late(waiting: Iterable[Sequence], now: float) -> None:
     """Let sequences that waited long enough continue without the read."""
     for fetch in _reading(waiting):
         if now >= fetch.wait_until:
-            fetch.given_up, fetch.future = True, None  # a late result is dropped
+            fetch.future = Future()  # a late result is dropped
+            fetch.future.set_result(None)
 
 
 def _reading(waiting: Iterable[Sequence]) -> Iterator[Fetch]:

@@ -1,21 +1,26 @@
-"""Prompt states on disk, over files that a test holds in its hands."""
+"""Prompt states on disk: written, found again, read ahead for a queue, and saved at the end."""
 
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
+from typing import cast
 
 import pytest
 
-from server.engine.disk_cache import DiskCache, FolderInUse
+from server.engine.cache import disk_cache
+from server.engine.cache.costs import MoveCost
+from server.engine.cache.disk_cache import LEAST_S, DiskCache, FolderInUse
+from server.engine.cache.prefix_cache import CacheEntry, Fetch
 from server.engine.engine import Engine
-from server.engine.lora import NEVER, NO_ADAPTERS
-from server.engine.prefix_cache import CacheEntry, SlotState, in_ram
+from server.engine.lora import NO_ADAPTERS
+from server.engine.sequence import Sequence
 from server.errors import InternalError, InvalidRequest
 from tests.support.fakes import FakeRunner
 from tests.support.waiting import wait_until
-from tests.unit.engine.builders import alone, engine_over, request, run
+from tests.unit.engine.builders import alone, engine_over, request, run, sequence
 
 TEXT = list(range(100))
 SIZE = 10_000  # of every file
@@ -30,7 +35,7 @@ class Files:
     """A folder in memory. ``gate``: every read waits for it; ``failing``: what the next write or index raises."""
 
     def __init__(self) -> None:
-        self.saved: dict[str, SlotState] = {}
+        self.saved: dict[str, CacheEntry] = {}
         self.damaged: set[str] = set()
         self.gate = threading.Event()
         self.gate.set()
@@ -50,21 +55,21 @@ class Files:
     def index(self) -> list[CacheEntry]:
         if self.failing:
             raise self.failing
-        return [CacheEntry(s.without_bytes, SIZE, -10.0, name=name) for name, s in self.saved.items()]
+        return [replace(entry.in_file(name, SIZE), last_used=-10.0) for name, entry in self.saved.items()]
 
-    def write(self, name: str, saved: SlotState) -> int:
+    def write(self, name: str, entry: CacheEntry) -> int:
         if self.failing:
             raise self.failing
-        self.saved[name] = saved
+        self.saved[name] = entry
         return SIZE
 
-    def read(self, name: str) -> SlotState:
+    def read(self, name: str) -> CacheEntry:
         self.reading.set()
         assert self.gate.wait(60)
         self.n_reads += 1
         if name in self.damaged:
             raise InvalidRequest("it is damaged")
-        return self.saved[name]
+        return replace(self.saved[name])
 
     def used(self, name: str) -> None:
         assert name in self.saved
@@ -87,8 +92,8 @@ def disk_over(files: Files, limit: int = 10 * SIZE, *, can_cut: bool = True) -> 
         assert files.closed
 
 
-def state(tokens: list[int], used_at: float = 0.0) -> CacheEntry:
-    return in_ram(SlotState(tokens, bytes(100), NO_ADAPTERS, NEVER), used_at)
+def state(tokens: list[int], last_used: float = 0.0) -> CacheEntry:
+    return CacheEntry(tokens, last_used=last_used, state=bytes(100))
 
 
 def put(files: Files, *states: CacheEntry, limit: int = 10 * SIZE) -> None:
@@ -110,7 +115,7 @@ def test_what_was_put_there_is_found_and_read() -> None:
         assert not disk.wants(state(TEXT), 100)
         found = disk.read(entry).result(60)
         assert found is not None
-        assert found.saved == state(TEXT).saved
+        assert (found.tokens, found.state) == (TEXT, state(TEXT).state)
         assert disk.kept.n_hits == 1
 
 
@@ -212,7 +217,7 @@ async def test_the_wait_is_bounded() -> None:
 
 
 def test_files_of_another_process_are_taken_up_when_it_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.engine.disk_cache.RETRY_S", 0.001)
+    monkeypatch.setattr("server.engine.cache.disk_cache.RETRY_S", 0.001)
     files, woken = Files(), threading.Event()
     put(files, state([1] * 40))
     files.failing = FolderInUse("the folder is used by another process")
@@ -233,10 +238,100 @@ def test_what_other_processes_write_and_remove_is_seen() -> None:
     other = state([1] * 40)
     with disk_over(files) as disk:
         assert disk.shared
-        files.saved["other.state"] = other.saved
+        files.saved["other.state"] = other
         wait_until(lambda: len(disk.kept) == 1, "the file of the other process")
         assert not disk.wants(other, 40)
         entry, n = disk.kept.match([*other.tokens, 7], NO_ADAPTERS, 0)
         assert (entry and entry.name, n) == ("other.state", 40)
         del files.saved["other.state"]
         wait_until(lambda: not disk.kept, "its end")
+
+
+class Disk:
+    """Reads nothing until a test says that it is there."""
+
+    def __init__(self) -> None:
+        self.reading: dict[str, Future[CacheEntry | None]] = {}
+        self.asked: list[str] = []
+
+    def read(self, entry: CacheEntry) -> "Future[CacheEntry | None]":
+        self.asked.append(entry.name)
+        future = self.reading[entry.name] = Future()
+        return future
+
+    def arrival(self, name: str) -> None:
+        self.reading[name].set_result(CacheEntry([1]))
+
+
+class Queue:
+    """Sequences that each want a state from `disk`, in the order of placement."""
+
+    def __init__(self, *names: str) -> None:
+        self.disk = Disk()
+        self.entries: dict[str, CacheEntry] = {}
+        self.sequences = [self.wants(name, float(at)) for at, name in enumerate(names)]
+
+    def wants(self, name: str, at: float) -> Sequence:
+        entry = self.entries.setdefault(name, CacheEntry([1], name=name))
+        made = sequence([1], at=at, client=name)
+        made.fetch = Fetch(entry, 100)
+        return made
+
+    def start(self, now: float = 0.0) -> list[str]:
+        """Whose reading begins."""
+        before = len(self.disk.asked)
+        disk_cache.start_reading(self.sequences, cast(DiskCache, self.disk), MoveCost(), now)
+        return self.disk.asked[before:]
+
+    def held(self) -> list[str]:
+        """Who has a state, or one that comes."""
+        fetches = [(s.request.client, s.fetch) for s in self.sequences if s.fetch and s.fetch.future]
+        return [name for name, fetch in fetches if fetch.pending or fetch.found]
+
+
+def test_two_are_read_and_the_next_when_one_is_placed() -> None:
+    queue = Queue("a", "b", "c", "d")
+    assert queue.start() == ["a", "b"]
+    queue.disk.arrival("a")
+    assert queue.start() == []
+    del queue.sequences[0]
+    assert queue.start() == ["c"]
+
+
+def test_the_first_in_the_queue_is_read_although_others_are_held() -> None:
+    queue = Queue("a", "b", "c")
+    queue.start()
+    queue.disk.arrival("b")
+    queue.sequences.insert(0, queue.wants("urgent", 9.0))
+    assert queue.start() == ["urgent"]
+    assert queue.held() == ["urgent", "a", "b"]
+    del queue.sequences[:2]
+    assert queue.start() == ["c"]
+
+
+def test_what_was_waited_for_in_vain_is_let_go_and_makes_room() -> None:
+    queue = Queue("a", "b", "c")
+    queue.start()
+    assert disk_cache.wait_s(queue.sequences, 1.0) == 1.0
+    disk_cache.give_up_late(queue.sequences, 100.0)
+    assert queue.held() == []
+    assert queue.start(100.0) == ["c"]
+    assert (disk_cache.wait_s(queue.sequences, 100.0) or 0.0) >= LEAST_S
+
+
+@pytest.mark.timeout(60)
+async def test_the_most_valuable_are_written_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk_cache, "MAX_PENDING", 1)
+    written: list[int] = []
+
+    class Ordered(Files):
+        def write(self, name: str, entry: CacheEntry) -> int:
+            written.append(len(entry.tokens))
+            return super().write(name, entry)
+
+    async with engine_over(FakeRunner(n_seq=3, n_ctx_seq=512), clock=still, cache_disk=1, cache_ram=1) as engine:
+        await engine.use_disk(Ordered())
+        await run(engine, *(request(letter * n, max_tokens=1) for letter, n in zip("abc", (50, 150, 100), strict=True)))
+        await run(engine, request("d" * 200, max_tokens=1))  # one goes to RAM
+    assert written == sorted(written, reverse=True)
+    assert len(written) == 4

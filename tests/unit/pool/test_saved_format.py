@@ -1,25 +1,26 @@
-"""The bytes of a saved slot: what was written comes back, and nothing else does."""
+"""The bytes of a saved slot and of the media in it: what was written is read again, and nothing else is."""
 
 import hashlib
 import io
 import json
 import struct
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from server.engine.cache.prefix_cache import CacheEntry, Checkpoint
 from server.engine.lora import NO_ADAPTERS, AdapterSet
-from server.engine.prefix_cache import Checkpoint, SlotState
+from server.engine.media import MediaSpan, Spans, media_tokens
 from server.errors import InternalError, InvalidRequest
-from server.pool.saved.format import DATA_PREFIX, Description, encode, open_saved, read_foreign
+from server.pool.saved.format import DATA_PREFIX, Description, encode, open_saved, read_foreign, read_record
 
 DESCRIPTION = Description({"model": "abc", "n_ctx": 256}, (("lora", 0.5),), 3, (), 3, 2)
 PREFIX = DATA_PREFIX + bytes(4)
-SAVED = SlotState([7, 8, 9], PREFIX + b"state of the library", AdapterSet(((0, 0.5),), 3), 2)
+SAVED = CacheEntry([7, 8, 9], AdapterSet(((0, 0.5),), 3), 2, state=PREFIX + b"state of the library")
 WHOLE = b"".join(encode(SAVED, DESCRIPTION))
 
 
@@ -28,7 +29,7 @@ def read(content: bytes, n_vocab: int = 100) -> tuple[Description, list[int], by
     saved = opened.read(n_vocab, NO_ADAPTERS)
     assert not saved.media
     assert tuple((c.n_tokens, len(c.state)) for c in saved.checkpoints) == opened.description.checkpoints
-    assert opened.read(n_vocab, NO_ADAPTERS, states=False) == saved.without_bytes
+    assert astuple(opened.read(n_vocab, NO_ADAPTERS, states=False)) == astuple(saved.in_file("", 0))
     return replace(opened.description, blake2b=""), saved.tokens, saved.state
 
 
@@ -48,7 +49,7 @@ def test_what_was_saved_comes_back(
     tokens: list[int], state: bytes, scales: list[tuple[str, float]], exact: int | None
 ) -> None:
     description = Description({"model": "m"}, tuple(scales), None, tuple(scales), len(tokens), exact)
-    content = b"".join(encode(SlotState(tokens, PREFIX + state, NO_ADAPTERS, 0), description))
+    content = b"".join(encode(CacheEntry(tokens, NO_ADAPTERS, 0, state=PREFIX + state), description))
     assert read(content) == (description, tokens, PREFIX + state)
 
 
@@ -67,10 +68,10 @@ class Large(io.BytesIO):
 def test_a_state_is_read_to_where_it_stays() -> None:
     state = PREFIX + bytes(range(256)) * 200
     checkpoints = (Checkpoint(1, b"c" * 20_000), Checkpoint(2, b""))
-    saved = SlotState([7, 8, 9], state, NO_ADAPTERS, 2, checkpoints)
+    saved = CacheEntry([7, 8, 9], NO_ADAPTERS, 2, checkpoints, state=state)
     sizes = tuple((c.n_tokens, len(c.state)) for c in checkpoints)
     content = b"".join(encode(saved, replace(DESCRIPTION, checkpoints=sizes)))
-    assert open_saved(Large(content), len(content)).read(100, NO_ADAPTERS) == saved
+    assert astuple(open_saved(Large(content), len(content)).read(100, NO_ADAPTERS)) == astuple(saved)
 
 
 def test_the_file_begins_as_llama_server_writes_it() -> None:
@@ -193,4 +194,121 @@ def test_a_description_of_other_types_is_refused(changed: dict[str, object]) -> 
 
 def test_a_state_of_another_form_is_not_saved() -> None:
     with pytest.raises(InternalError):
-        b"".join(encode(SlotState([], b"something else", NO_ADAPTERS, 0), DESCRIPTION))
+        b"".join(encode(CacheEntry([], NO_ADAPTERS, 0, state=b"something else"), DESCRIPTION))
+
+
+NORMAL, MROPE, HUNYUAN = 0, 1, 2
+
+
+def _batch(n_entries: int, *, audio: bool) -> bytes:
+    return struct.pack("<BQ", audio, n_entries) + struct.pack("<BBiii", 0, 0, 0, 64, 64) * n_entries
+
+
+def image(id_: str, nx: int, ny: int, positions: int = NORMAL, n_entries: int = 1, n_merged: int = 1) -> bytes:
+    name = id_.encode()
+    head = struct.pack("<QIQB5I", 2, 1, 0, 1, nx, ny, positions, 0, n_merged)
+    return head + struct.pack("<Q", len(name)) + name + _batch(n_entries, audio=False) + b"\0"
+
+
+def audio(id_: str, n_tokens: int) -> bytes:
+    name = id_.encode()
+    head = struct.pack("<QIQBBI", 2, 2, 0, 0, 1, n_tokens)
+    return head + struct.pack("<Q", len(name)) + name + _batch(1, audio=True)
+
+
+@pytest.mark.parametrize(
+    ("record", "n_tokens", "n_pos", "linear"),
+    [
+        (image("a", 16, 1), 16, 16, True),
+        (image("a", 6, 5, MROPE), 30, 6, False),
+        (image("a", 6, 5, MROPE, n_entries=2, n_merged=2), 30, 6, False),
+        (image("a", 6, 5, MROPE, n_entries=3, n_merged=2), 60, 6, False),
+        (image("a", 6, 5, HUNYUAN), 37, 37, True),
+        (audio("a", 25), 25, 25, True),
+    ],
+)
+def test_sizes_follow_from_what_the_library_wrote(record: bytes, n_tokens: int, n_pos: int, *, linear: bool) -> None:
+    assert read_record(record, 7, {"a": 1}) == MediaSpan(7, n_tokens, n_pos, linear, "a", 2, record)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        b"",
+        struct.pack("<QIQ", 3, 1, 0) + image("a", 2, 2)[20:],  # another version
+        struct.pack("<QIQ", 2, 1, 9) + image("a", 2, 2)[20:],  # text in a medium
+        struct.pack("<QIQ", 2, 2, 0) + image("a", 2, 2)[20:],  # a picture that says it is a sound
+        struct.pack("<QIQ", 2, 1, 0) + audio("a", 2)[20:],
+        image("a", 0, 2),
+        image("a", 1 << 31, 1 << 31),
+        image("a", 2, 2, positions=3),
+        audio("a", 0),
+        image("a", 2, 2) + b"\0",
+    ],
+)
+def test_what_cant_be_is_refused(record: bytes) -> None:
+    with pytest.raises(InvalidRequest):
+        read_record(record, 0, {})
+
+
+@given(st.sampled_from([image("abc", 3, 4), audio("abc", 9)]), st.data())
+def test_no_change_of_bytes_ends_in_anything_but_a_refusal(record: bytes, data: st.DataObject) -> None:
+    at = data.draw(st.integers(0, len(record) - 1))
+    changed = record[:at] + data.draw(st.binary(max_size=9)) + record[at + data.draw(st.integers(0, 9)) :]
+    try:
+        span = read_record(changed, 0, {})
+    except InvalidRequest:
+        return
+    assert span.n_tokens > 0
+    assert span.n_pos > 0
+
+
+@st.composite
+def texts(draw: st.DrawFn) -> tuple[list[int], Spans]:
+    tokens: list[int] = []
+    spans: list[MediaSpan] = []
+    nth: dict[str, int] = {}
+    for _ in range(draw(st.integers(0, 4))):
+        tokens += draw(st.lists(st.integers(0, 99), max_size=5))
+        id_ = draw(st.sampled_from(["a", "b"]))
+        makers = [image(id_, 4, 1), image(id_, 2, 3, MROPE), audio(id_, 5)]
+        spans.append(read_record(draw(st.sampled_from(makers)), len(tokens), nth))
+        tokens += media_tokens(id_, spans[-1].nth, spans[-1].n_tokens)
+    return tokens + draw(st.lists(st.integers(0, 99), max_size=5)), tuple(spans)
+
+
+@given(texts())
+def test_a_text_with_media_comes_back(text: tuple[list[int], Spans]) -> None:
+    tokens, media = text
+    saved = CacheEntry(tokens, media=media, state=PREFIX + b"state")
+    content = b"".join(encode(saved, Description({}, (), None, (), len(tokens), None, media="m")))
+    opened = open_saved(io.BytesIO(content), len(content))
+    assert astuple(opened.read(100, NO_ADAPTERS, states=False)) == astuple(saved.in_file("", 0))
+    assert astuple(opened.read(100, NO_ADAPTERS)) == astuple(saved)
+    theirs = content[: content.index(b'{"')]
+    assert read_foreign(io.BytesIO(theirs), len(theirs), 100) == (text, PREFIX + b"state")
+
+
+def words(tokens: list[int], records: list[tuple[int, bytes]]) -> bytes:
+    """As llama-server packs them, whatever they say, with an empty state behind."""
+    packed = struct.pack(f"<iII{len(tokens)}iI", -1, 1, len(tokens), *tokens, len(records))
+    packed += struct.pack(f"<{len(records)}I", *(at for at, _ in records))
+    packed += b"".join(struct.pack("<I", len(record)) + record for _, record in records)
+    packed += bytes(-len(packed) % 4)
+    return struct.pack("<III", 0x67677371, 3, len(packed) // 4) + packed
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        words([1, -1, -1, 2], []),  # media without a description
+        words([1, 1, 1, 1], [(0, image("a", 4, 1))]),  # a description without media
+        words([-1] * 4, [(1, image("a", 4, 1))]),
+        words([-1] * 6, [(0, image("a", 4, 1)), (2, image("a", 4, 1))]),
+        words([-2, 1], []),
+        words([-1] * 4, [(0, image("a", 4, 1))])[:-8],
+    ],
+)
+def test_a_file_that_contradicts_itself_is_refused(content: bytes) -> None:
+    with pytest.raises(InvalidRequest):
+        read_foreign(io.BytesIO(content), len(content), 100)

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from server.engine.cache_scope import cache_scope, is_lasting, owner_of
+from server.engine.cache.scope import cache_scope, is_lasting, owner_of
 from server.engine.request import Finished, Progress, Request, Started
 from server.errors import PermissionDenied
 from tests.support.fakes import IM_END, FakeRunner, FakeVocab
 from tests.unit.engine.builders import GREEDY, alone, engine_over, request, run
-from tests.unit.engine.kv.test_disk import Files, still
+from tests.unit.engine.cache.test_disk_cache import Files, still
 
 SCOPES = ["", cache_scope("server", "", "salt"), cache_scope("key", "ada", ""), cache_scope("key", "bert", "")]
 TEXT = "what is said more than once. " * 8

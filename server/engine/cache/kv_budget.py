@@ -17,6 +17,7 @@ class KvBudget:
         self._info = info
         self._preempted: list[Sequence] = []  # preempted since the last sequence ended
         self._lost = 0  # cells that are occupied although no sequence accounts for them, until a sequence ends
+        self._needed: dict[Sequence, int] = {}  # cells for each sequence that was checked since the last change
         self.changes = 0  # counts changes of slot holders
         self.free = inf  # free cells; infinite with separate KV and while no slot is held
 
@@ -31,13 +32,12 @@ class KvBudget:
     def fits(self, sequence: Sequence, n_kept: int) -> bool:
         """Return whether enough cells are free for `sequence`, whose first `n_kept` tokens are in cells already."""
         n_preempted = len(sequence.preempted.tokens) if sequence.preempted else 0
-        sequence.n_needed = max(len(sequence.target), n_preempted) - n_kept + REPLY_CELLS
-        sequence.looked_at = self.changes
-        return sequence.n_needed <= self.free
+        n_needed = self._needed[sequence] = max(len(sequence.target), n_preempted) - n_kept + REPLY_CELLS
+        return n_needed <= self.free
 
     def refuses(self, sequence: Sequence) -> bool:
         """Return whether it is known without a prefix search that `sequence` does not fit."""
-        return sequence in self._preempted or (sequence.looked_at == self.changes and sequence.n_needed > self.free)
+        return sequence in self._preempted or self._needed.get(sequence, 0) > self.free
 
     def allows_bypass(self, blocked: list[Sequence]) -> bool:
         """Return whether a request may bypass those that are `blocked`, because they do not fit: cells for more than a
@@ -61,6 +61,11 @@ class KvBudget:
         n_held = sum(s.n_computed - s.held.n_shared for s in active)
         self._lost = max(self._lost, self._info.n_cells - n_held - n_tokens)
         return victim
+
+    def changed(self) -> None:
+        """Record that a slot has another holder."""
+        self.changes += 1
+        self._needed.clear()
 
     def ended(self) -> None:
         """Record that a sequence ended and gave up its slot: preempted ones may return."""

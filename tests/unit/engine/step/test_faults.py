@@ -1,13 +1,73 @@
-"""After logits that are no numbers: who is at fault fails, and what was kept of spoiled cells spoils nobody again."""
+"""Faults of a step end as few requests as possible, once each, and leave nothing."""
 
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
+
 from server.engine.lora import Adapter
+from server.engine.placement import Placement
+from server.engine.request import Event
 from server.engine.runner_api import BatchEntry
-from server.errors import NotNumbers
+from server.errors import InternalError, NotNumbers
 from tests.support.fakes import FakeRunner, FakeSampler
 from tests.unit.engine.builders import alone, engine_over, request, run
+
+pytestmark = pytest.mark.timeout(60)
+
+
+class PanicException(BaseException):
+    """As a Rust library's."""
+
+
+def panics(_: object) -> None:
+    raise PanicException("index out of bounds")
+
+
+async def test_other_instances_go_on_without_it() -> None:
+    failing = FakeRunner(n_seq=1, on_decode=panics)
+    async with engine_over(failing, FakeRunner(n_seq=1)) as engine:
+        ended = await run(engine, request("one"), request("two"))
+        assert InternalError in [type(reply.error) for reply in ended]
+        assert engine.failure
+        assert engine.serves
+        asked = [request(f"request {i}") for i in range(6)]
+        replies = await run(engine, *asked)
+        assert [reply.text for reply in replies] == [alone(one) for one in asked]
+
+
+async def test_a_parked_one_that_cannot_come_back_leaves_no_sampler_open() -> None:
+    runner = FakeRunner(n_seq=2, n_ctx_seq=1000, n_cells=1000, unified=True, n_batch=512)
+    async with engine_over(runner) as engine:
+        (instance,) = engine._instances
+        prepare = instance.cells.prepare
+
+        def fails(placement: Placement, now: float) -> None:
+            if placement.sequence.n_cached >= 0:
+                raise InternalError("it broke")
+            prepare(placement, now)
+
+        instance.cells.prepare = fails  # type: ignore[method-assign]
+        replies = await run(engine, *(request(letter * 400, max_tokens=300) for letter in "ab"))
+        assert engine.stats.n_preempted == 1
+        assert sorted(str(reply.error) for reply in replies) == ["None", "it broke"]
+        assert all(sampler.closed for sampler in runner.samplers)
+
+
+async def test_events_that_nobody_can_take_leave_others_theirs_and_no_request_open() -> None:
+    taken: list[Event] = []
+
+    def breaks(events: list[Event]) -> None:
+        taken.extend(events)
+        raise ZeroDivisionError("a bug")
+
+    async with engine_over(FakeRunner(n_seq=2)) as engine:
+        engine.submit(request("broken", max_tokens=5), breaks)
+        (fine,) = await run(engine, request("fine", max_tokens=5))
+        assert len(fine.text) == 5
+        await engine.wait_idle()
+        assert (engine.n_load, bool(taken)) == (0, True)
+
 
 ADAPTERS = (Adapter(0, "lora.gguf", scale=0.0),)
 
@@ -48,7 +108,7 @@ async def test_a_kept_state_that_spoils_is_not_used_again() -> None:
         await run(engine, first)
         await run(engine, other)  # the first one's cells go to RAM
         (kept,) = engine._ram
-        runner.bad = {kept.saved.state}
+        runner.bad = {kept.state}
         (reply,) = await run(engine, first)
         assert (reply.error, reply.text, runner.n_wipes) == (None, alone(first), 1)
         assert kept not in engine._ram

@@ -10,23 +10,22 @@ import logging
 import math
 from collections.abc import Callable, Iterable
 
-from server.engine.cache_scope import is_lasting
-from server.engine.disk_cache import DiskCache, start_reading
-from server.engine.lora import NEVER
-from server.engine.media import Spans, below, dropped, last_position, n_up_to, position, span_at, whole
-from server.engine.placement import Placement
-from server.engine.prefix_cache import (
+from server.engine.cache.disk_cache import DiskCache, start_reading
+from server.engine.cache.prefix_cache import (
     MIN_GAP,
     MIN_PROMPT,
+    CachedPrefix,
     CacheEntry,
     Checkpoint,
     Checkpoints,
-    SlotState,
     added,
-    in_ram,
     size_of,
     up_to,
 )
+from server.engine.cache.scope import is_lasting
+from server.engine.lora import NEVER
+from server.engine.media import Spans, below, dropped, last_position, n_up_to, position, span_at, whole
+from server.engine.placement import Placement
 from server.engine.runner_api import Runner
 from server.engine.scheduler import ALONE_S, Scheduler, TokenRun
 from server.engine.sequence import Phase, Sequence, Slot, first_to_evict, log_fields
@@ -85,9 +84,9 @@ class Cells:
             step_s = self._prompt_step_s
         return step_s
 
-    def may_load(self, saved: SlotState) -> bool:
-        """Return whether to load `saved`; otherwise its tokens are recomputed."""
-        return not self._refuses(len(saved.state))
+    def may_load(self, entry: CacheEntry) -> bool:
+        """Return whether to load `entry`; otherwise its tokens are recomputed."""
+        return not self._refuses(len(entry.state))
 
     def _refuses(self, n_bytes: int) -> bool:
         """Return whether moving `n_bytes` would stall others for more than a step. The first move is made in any case,
@@ -117,7 +116,7 @@ class Cells:
         to_ram = ram.limit != 0 and ram.fits(size)
         if not to_ram and not (disk_wants and disk is not None and disk.takes(size)):
             return
-        if self._refuses(n_bytes + (len(incoming.saved.state) if incoming is not None else 0)):
+        if self._refuses(n_bytes + (len(incoming.state) if incoming is not None else 0)):
             self._stats.n_cache_refused += 1
             log.debug("slot %d: %d tokens are not offloaded, saving them would stall other requests", slot.id, n)
             return
@@ -155,20 +154,24 @@ class Cells:
                 sequence.preempted = entry
         self.clear(slot)
 
-    def save(self, slot: Slot) -> SlotState:
+    def save(self, slot: Slot) -> CacheEntry:
         """Return the state of `slot`, without an incomplete medium."""
         if slot.ends_inside and not self.truncate(slot, len(slot.tokens)):
             self.clear(slot)
         return self._swap_out(slot)
 
-    def _swap_out(self, slot: Slot) -> SlotState:
+    def _swap_out(self, slot: Slot) -> CacheEntry:
         """Return the state of `slot`. Raises one of `CONTAINED` if the library fails or there is no memory."""
         started = self._clock()
         state = self._runner.seq_save(slot.id)
         if not state:
             raise InternalError(f"the library gave an empty state for slot {slot.id}")
         self._moved(len(slot.tokens), state, self._clock() - started)
-        return SlotState(list(slot.tokens), state, slot.adapter_set, slot.n_exact, slot.checkpoints, slot.media)
+        floor = 0 if self._can_cut else len(slot.tokens)
+        return CacheEntry(
+            *(list(slot.tokens), slot.adapter_set, slot.n_exact, slot.checkpoints, slot.media, floor, slot.last_used),
+            state,
+        )
 
     def _load(self, slot: Slot, state: bytes, n: int, media: Spans) -> bool:
         """Load `state`, of `n` tokens, into the empty `slot`. Return False if there is no room."""
@@ -184,9 +187,9 @@ class Cells:
             self._scheduler.move_cost.observe_move(n, len(state), seconds)
 
     def _entry_of(self, slot: Slot) -> CacheEntry | None:
-        """Return the state of `slot` as a cache entry; None if the library fails or there is no memory."""
+        """Return the state of `slot`; None if the library fails or there is no memory."""
         try:
-            return in_ram(self._swap_out(slot), slot.last_used, can_cut=self._can_cut)
+            return self._swap_out(slot)
         except CONTAINED as error:
             log.warning("slot %d: its state could not be kept: %s", slot.id, str(error) or repr(error))
             return None
@@ -451,7 +454,7 @@ class Cells:
         """Load `entry`. It leaves RAM if it is the state of `sequence`, which resumes."""
         ram, resumes = self._scheduler.ram, entry is sequence.preempted
         try:
-            if (resumes and not self.may_load(entry.saved)) or not self._put(slot, entry.saved, now):
+            if (resumes and not self.may_load(entry)) or not self._put(slot, entry, now):
                 what, about = "slot %d: no room or time for a cached state of %d tokens", log_fields(sequence.request)
                 log.info(what, slot.id, len(entry.tokens), extra=about)
             elif entry in ram and not resumes:  # otherwise it came from disk
@@ -488,11 +491,9 @@ class Cells:
         quicker = scheduler.move_cost.state_is_quicker(len(source.tokens), scheduler.params.target_s)
         if copies or not quicker or not self._carry(source, slot):
             self._copy(source, slot)
-        slot.tokens, slot.media, slot.n_exact = list(source.tokens), source.media, source.n_exact
+        self._contains(slot, source)
         if runner.info.unified:
             slot.n_shared, slot.shares_with = len(slot.tokens), source
-        self._checkpoints_are(slot, source.checkpoints)
-        self._look(slot)
 
     def _copy(self, source: Slot, target: Slot) -> None:
         self._runner.seq_copy(source.id, target.id)
@@ -592,7 +593,7 @@ class Cells:
         else:
             heir.n_shared, heir.shares_with = n, slot if n else None
 
-    def restore(self, slot: Slot, saved: SlotState, now: float) -> None:
+    def restore(self, slot: Slot, saved: CacheEntry, now: float) -> None:
         """Replace the contents of `slot` by a saved state; idle caches make room.
 
         Raises `InvalidRequest` if it does not fit or the library rejects it; the slot is empty then.
@@ -608,7 +609,7 @@ class Cells:
             raise InvalidRequest(f"the state of {n} tokens was refused by the library or finds no room")
         slot.adapter_set = saved.adapter_set
 
-    def _put(self, slot: Slot, saved: SlotState, now: float) -> bool:
+    def _put(self, slot: Slot, saved: CacheEntry, now: float) -> bool:
         """Load `saved` into the empty `slot`; idle caches make room. Return False, with the slot empty, if there is
         none.
         """
@@ -616,10 +617,14 @@ class Cells:
         while self._surely_full(slot, n) or not self._load(slot, saved.state, n, saved.media):
             if not self._make_room(slot, n, now):
                 return False
-        slot.tokens, slot.media, slot.n_exact = list(saved.tokens), saved.media, saved.n_exact
-        self._checkpoints_are(slot, saved.checkpoints)
-        self._look(slot)
+        self._contains(slot, saved)
         return True
+
+    def _contains(self, slot: Slot, contents: CachedPrefix) -> None:
+        """Record that the cells of `slot` have these `contents` now."""
+        slot.tokens, slot.media, slot.n_exact = list(contents.tokens), contents.media, contents.n_exact
+        self._checkpoints_are(slot, contents.checkpoints)
+        self._look(slot)
 
     def _surely_full(self, slot: Slot, n: int) -> bool:
         """Return whether fewer than `n` cells are free; then the library is not called, which would log an error."""

@@ -1,0 +1,349 @@
+"""Moves of states between cells, RAM and disk, where they pay and delay no other sequence by more than a step; and
+cells that several slots share.
+"""
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.engine.cache.disk_cache import DiskCache
+from server.engine.cache.kv_store import Cells, shift_sizes
+from server.engine.cache.prefix_cache import common_prefix
+from server.engine.params import EngineParams
+from server.engine.placement import Move, Placement, moves
+from server.engine.scheduler import ALONE_S, Scheduler
+from server.engine.sequence import Phase, Sequence, Slot
+from tests.support.fakes import FakeRunner
+from tests.unit.engine.builders import alone, engine_over, request, run, sequence
+from tests.unit.engine.cache.test_disk_cache import Files, on_disk, still
+
+STEP_S = 0.25
+
+
+class Slow(FakeRunner):
+    """Saving, loading and checkpoints take ``seconds`` of a clock that nothing else moves."""
+
+    def __init__(self, *, partial_removal: bool = True) -> None:
+        super().__init__(n_seq=3, n_ctx_seq=1024, partial_removal=partial_removal)
+        self.seconds = 0.0
+        self.now = 0.0
+        self.copies: list[tuple[int, int]] = []
+
+    def seq_copy(self, source: int, target: int) -> None:
+        self.copies.append((source, target))
+        super().seq_copy(source, target)
+
+    def seq_save(self, seq: int) -> bytes:
+        self.now += self.seconds
+        return super().seq_save(seq)
+
+    def seq_load(self, seq: int, state: bytes, n_tokens: int) -> bool:
+        self.now += self.seconds
+        return super().seq_load(seq, state, n_tokens)
+
+    def seq_checkpoint(self, seq: int) -> bytes:
+        self.now += self.seconds
+        return super().seq_checkpoint(seq)
+
+
+class Setup:
+    """Slots 0 and 1 hold idle caches; slot 2 generates when a test says so."""
+
+    def __init__(self, runner: Slow) -> None:
+        self.runner = runner
+        self.scheduler = Scheduler(runner.info, EngineParams(target_itl_ms=STEP_S * 1e3, cache_ram=100))
+        self.cells = Cells(runner, self.scheduler, lambda: runner.now)
+        for slot in self.scheduler.slots[:2]:
+            slot.tokens = [slot.id] * 200
+            runner.cells[slot.id] = list(slot.tokens)
+            runner.computed_by[slot.id] = [()] * 200
+
+    @property
+    def slots(self) -> list[Slot]:
+        return self.scheduler.slots
+
+    def generate(self, phase: Phase = Phase.DECODE) -> None:
+        self.slots[2].sequence = sequence([1, 2], phase=phase, slot=self.slots[2])
+
+    def keep(self, slot: int) -> bool:
+        before = len(self.scheduler.ram)
+        self.cells.offload(self.slots[slot], 200, self.runner.now)
+        return len(self.scheduler.ram) > before
+
+    def preempt(self) -> Sequence:
+        """What slot 0 holds, with the sequence that it is of."""
+        slot = self.slots[0]
+        slot.sequence = victim = sequence(slot.tokens, phase=Phase.DECODE, slot=slot)
+        self.cells.preempt(victim, self.runner.now)
+        return victim
+
+    def computes(self, seconds: float) -> None:
+        """The 200 tokens of a slot take so long to compute."""
+        self.scheduler.move_cost.computed = 200 / seconds
+
+    def take_over(self) -> list[tuple[int, int]]:
+        """Copies of streams, for a prompt that begins with what slot 0 holds and is put into slot 2."""
+        prompt = [*self.slots[0].tokens, 7]
+        self.runner.copies.clear()
+        self.cells.prepare(Placement(sequence(prompt), self.slots[2], self.slots[0], 200), self.runner.now)
+        assert self.runner.cells[2] == self.slots[2].tokens == prompt[:-1]
+        return self.runner.copies
+
+
+@pytest.fixture
+def setup() -> Setup:
+    return Setup(Slow())
+
+
+@pytest.mark.parametrize("quicker", [False, True])
+def test_a_beginning_is_taken_over_by_its_state_where_that_is_quicker_than_its_whole_stream(
+    setup: Setup, quicker: bool
+) -> None:
+    setup.runner.seconds = 0.003
+    setup.scheduler.move_cost.copy_s = 0.015 if quicker else 0.005
+    assert setup.take_over() == [(0, 2)]  # nobody knows yet what a state takes
+    setup.keep(1)
+    setup.cells.clear(setup.slots[2])
+    assert setup.take_over() == [(0, 2)]  # the first copy is still to be carried out, which a state would wait for
+    setup.scheduler.n_copies = 0
+    setup.cells.clear(setup.slots[2])
+    assert setup.take_over() == ([] if quicker else [(0, 2)])
+
+
+def test_moves_of_one_step_hold_others_up_for_no_longer_than_a_step_together(setup: Setup) -> None:
+    setup.runner.seconds = STEP_S * 0.6
+    setup.generate()
+    assert setup.keep(0)
+    assert not setup.keep(1)
+    setup.scheduler.spent_s = 0.0
+    assert setup.keep(1)
+
+
+@pytest.mark.parametrize("phase", [Phase.DECODE, Phase.PREFILL])
+@pytest.mark.parametrize(("steps", "loads"), [(0.9, True), (1.1, False)])
+def test_a_load_holds_nobody_up_for_longer_than_a_step(
+    setup: Setup, phase: Phase, steps: float, *, loads: bool
+) -> None:
+    step_s = STEP_S if phase is Phase.DECODE else ALONE_S
+    setup.computes(1000.0)  # however much it saves
+    setup.runner.seconds = steps * step_s
+    assert setup.keep(0)
+    (entry,) = setup.scheduler.ram
+    setup.scheduler.spent_s = 0.0
+    assert setup.cells.may_load(entry)
+    setup.generate(phase)
+    assert setup.cells.may_load(entry) == loads
+    assert setup.keep(1) == loads
+
+
+@pytest.mark.parametrize("phase", [Phase.DECODE, Phase.PREFILL])
+@pytest.mark.parametrize(("steps", "saves"), [(0.9, True), (1.1, False)])
+def test_a_victim_is_saved_only_where_that_takes_no_longer_than_a_step(
+    setup: Setup, phase: Phase, steps: float, *, saves: bool
+) -> None:
+    setup.computes(1000.0)
+    setup.runner.seconds = steps * (STEP_S if phase is Phase.DECODE else ALONE_S)
+    setup.keep(1)
+    setup.scheduler.spent_s = 0.0
+    setup.generate(phase)
+    victim = setup.preempt()
+    assert ([] if victim.preempted is None else victim.preempted.tokens) == ([0] * 200 if saves else [])
+    assert not setup.slots[0].tokens
+
+
+def test_idle_slots_are_written_once_for_other_processes(setup: Setup) -> None:
+    files = Files()
+    files.follow_s = 60.0
+    disk = DiskCache(files, 1 << 30, still, lambda: None, can_cut=True)
+    disk.ready.result(60)
+    cells = setup.cells
+    setup.scheduler.placer.disk = disk
+    setup.runner.seconds = 2 * STEP_S
+    setup.keep(0)  # which tells what it takes: longer than a step, less than a prompt's
+    for slot in setup.slots[:2]:
+        slot.last = sequence(slot.tokens)
+    setup.generate()
+    assert not cells.offer()  # others are at work
+    setup.slots[2].sequence = None
+    assert cells.offer()
+    assert not cells.offer()  # slot 0's went there with RAM's copy
+    disk.close()
+    assert sorted(saved.tokens[0] for saved in files.saved.values()) == [0, 1]
+
+
+class Counting(FakeRunner):
+    """Counts the states that it gives."""
+
+    n_saved = 0
+
+    def seq_save(self, seq: int) -> bytes:
+        self.n_saved += 1
+        return super().seq_save(seq)
+
+
+class Unified:
+    """Slot 0 holds 100 tokens, computed alone; slot 1 others."""
+
+    def __init__(self, n_seq: int = 3) -> None:
+        self.runner = Counting(n_seq=n_seq, n_ctx_seq=200, n_cells=600, unified=True)
+        self.scheduler = Scheduler(self.runner.info, EngineParams(cache_ram=0))
+        self.cells = Cells(self.runner, self.scheduler, lambda: 0.0)
+        self.fill(0, list(range(100)))
+        self.fill(1, list(range(100, 200)))
+
+    def fill(self, slot: int, tokens: list[int]) -> None:
+        self.runner.cells[slot], self.runner.computed_by[slot] = list(tokens), [()] * len(tokens)
+        self.slots[slot].tokens = list(tokens)
+
+    @property
+    def slots(self) -> list[Slot]:
+        return self.scheduler.slots
+
+    def copy(self, source: int, target: int, n: int) -> None:
+        prompt = self.slots[source].tokens[:n]
+        made = sequence(prompt, phase=Phase.DECODE, slot=self.slots[target])
+        self.cells.prepare(Placement(made, self.slots[target], self.slots[source], n), 0.0)
+
+    def shift(self, slot: int, keep: int, discard: int) -> None:
+        made = sequence(list(self.slots[slot].tokens), phase=Phase.DECODE, slot=self.slots[slot])
+        self.slots[slot].sequence = made
+        self.cells.shift(made, keep, discard, 0.0)
+        self.check()
+
+    def check(self) -> None:
+        """What slots say is what cells hold."""
+        assert [slot.tokens for slot in self.slots] == [self.runner.cells[slot.id] for slot in self.slots]
+
+
+@pytest.fixture
+def unified_cells() -> Unified:
+    return Unified()
+
+
+@pytest.mark.parametrize(("n_shared", "n_saved"), [(0, 0), (40, 0), (41, 1)])
+def test_runs_that_a_prompt_reuses_move_in_place(unified_cells: Unified, n_shared: int, n_saved: int) -> None:
+    if n_shared:
+        unified_cells.copy(0, 2, n_shared)
+    slot = unified_cells.slots[0]
+    prompt = [*range(10), *range(40, 100), 7]
+    placement = Placement(sequence(prompt, phase=Phase.DECODE, slot=slot), slot, slot, 10, (Move(40, 10, 60),))
+    unified_cells.cells.prepare(placement, 0.0)
+    assert unified_cells.runner.n_saved == n_saved
+    assert slot.tokens == prompt[:-1]
+    unified_cells.check()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_shared_cells_are_counted_once_whoever_leaves(seed: int) -> None:
+    """Beside what is counted by the slots, the cells themselves: one object each."""
+    draw, bench = random.Random(seed), Unified(n_seq=6)
+    slots = bench.slots
+    held: list[list[Any]] = [[object() for _ in range(100)], [object() for _ in range(100)], [], [], [], []]
+    for _ in range(60):
+        at, other = draw.sample(range(6), 2)
+        n, what = draw.randint(0, 100), draw.choice(["copy", "cut", "clear", "decode"])
+        if what == "copy" and held[other]:
+            n = min(n + 1, len(held[other]))
+            bench.copy(other, at, n)
+            held[at] = held[other][:n]
+        elif what == "cut" and n < len(held[at]):
+            bench.cells.truncate(slots[at], n)
+            del held[at][n:]
+        elif what == "clear":
+            bench.cells.clear(slots[at])
+            held[at] = []
+        elif what == "decode" and len(held[at]) < 150:
+            bench.fill(at, [*slots[at].tokens, *range(at, at + 10)])
+            held[at] += [object() for _ in range(10)]
+        assert sum(len(slot.tokens) - slot.n_shared for slot in slots) == len(set().union(*held))
+        for i, slot in enumerate(slots):
+            shared = [common_prefix(held[i], theirs) for j, theirs in enumerate(held) if j != i]
+            assert bench.cells.n_held_elsewhere(slot) == max(shared)
+
+
+@pytest.mark.timeout(60)
+async def test_a_shift_for_which_there_is_no_memory_has_its_request_computed_anew_though_nobody_else_is_there() -> None:
+    class Full(Counting):
+        """Has no memory for the first state."""
+
+        def seq_save(self, seq: int) -> bytes:
+            state = super().seq_save(seq)
+            if self.n_saved == 1:
+                raise MemoryError
+            return state
+
+    runner = Full(n_seq=2, n_ctx_seq=100, n_cells=400, unified=True)
+    async with engine_over(runner, context_shift=True, cache_ram=0) as engine:
+        await run(engine, request("a" * 80, id_slot=0, max_tokens=1))
+        (reply,) = await run(engine, request("a" * 80 + "b", id_slot=1, max_tokens=60, n_keep=0))
+    assert runner.n_saved > 0
+    assert len(reply.text) == 60
+
+
+def unified(n_cells: int = 2048, n_seq: int = 4) -> FakeRunner:
+    return FakeRunner(n_seq=n_seq, n_ctx_seq=n_cells, n_cells=n_cells, unified=True)
+
+
+async def test_a_kept_state_comes_back_when_idle_caches_fill_the_cells() -> None:
+    async with engine_over(unified(), clock=still) as engine:
+        for name, n in (("x", 500), ("a", 600), ("b", 600), ("c", 600), ("t", 20)):
+            await run(engine, request(name * n, max_tokens=2))
+        again = request("x" * 500 + "!")
+        (reply,) = await run(engine, again)
+        assert engine.stats.n_ram_hits == 1
+    assert reply.started.n_cached == 501
+    assert reply.text == alone(again)
+
+
+async def test_a_state_from_disk_takes_the_room_of_idle_caches() -> None:
+    files: Files = await on_disk("x" * 500)
+    async with engine_over(unified(), cache_disk=1, clock=still) as engine:
+        await engine.use_disk(files)
+        for name in "abc":
+            await run(engine, request(name * 650, max_tokens=2))
+        (reply,) = await run(engine, request("x" * 500 + "!"))
+    assert reply.started.n_cached == 501
+
+
+def running(n_prompt: int, n_computed: int, n_keep: int, n_discard: int) -> Sequence:
+    return sequence([1] * n_prompt, slot=Slot(tokens=[1] * n_computed), n_keep=n_keep, n_discard=n_discard)
+
+
+def test_half_of_what_follows_the_kept_beginning_is_dropped() -> None:
+    assert shift_sizes(running(10, 99, 10, 0), 100, add_bos=False) == (10, 44)
+    assert shift_sizes(running(10, 99, 10, 0), 100, add_bos=True) == (11, 44)
+    assert shift_sizes(running(10, 99, -1, 7), 100, add_bos=False) == (10, 7)
+
+
+@given(st.integers(1, 98), st.integers(-1, 200), st.integers(0, 200), st.booleans())
+def test_a_shift_always_makes_room_and_leaves_something(n_prompt: int, keep: int, discard: int, bos: bool) -> None:
+    kept, dropped = shift_sizes(running(n_prompt, 99, keep, discard), 100, add_bos=bos)
+    assert dropped >= 1
+    assert kept + dropped < 99
+
+
+def in_python(cached: list[int], prompt: list[int], prefix: int, smallest: int) -> list[Move]:
+    """As llama-server's loop says it."""
+    found: list[Move] = []
+    head = at = prefix
+    while head + smallest <= len(cached) and at + smallest <= len(prompt):
+        if cached[head : head + smallest] == prompt[at : at + smallest]:
+            n = common_prefix(cached[head:], prompt[at:])
+            found.append(Move(head, at, n))
+            head, at = head + n, at + n
+        else:
+            head += 1
+    return found
+
+
+@given(
+    st.lists(st.sampled_from([0, 1, 256, 65536, 1 << 24]), max_size=60),
+    st.lists(st.sampled_from([0, 1, 256, 65536, 1 << 24]), max_size=60),
+    st.integers(1, 4),
+)
+def test_runs_are_those_that_the_reference_finds(cached: list[int], prompt: list[int], smallest: int) -> None:
+    prefix = common_prefix(cached, prompt)
+    assert moves(cached, prompt, prefix, smallest) == in_python(cached, prompt, prefix, smallest)

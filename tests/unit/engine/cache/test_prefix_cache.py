@@ -1,0 +1,195 @@
+"""The search for a prefix, the RAM tier, and checkpoints of sequences that cannot be truncated."""
+
+from itertools import takewhile
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.engine.cache.prefix_cache import (
+    AUTOMATIC,
+    CacheEntry,
+    Checkpoint,
+    StateCache,
+    added,
+    checkpoint_positions,
+    common_prefix,
+    longest_common,
+    reach,
+    state_cache,
+)
+from server.engine.lora import NEVER, NO_ADAPTERS, AdapterSet
+from server.engine.request import Request
+from tests.support.fakes import FakeEncoder, FakeRunner, FakeVocab
+from tests.unit.engine.builders import GREEDY, alone, engine_over, request, run
+
+TOKENS = st.lists(st.integers(0, 2), max_size=60)
+
+
+@given(TOKENS, TOKENS, TOKENS)
+def test_it_is_the_longest_shared_beginning(head: list[int], a: list[int], b: list[int]) -> None:
+    assert common_prefix(head + a, head + b) == sum(
+        1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(head + a, head + b, strict=False))
+    )
+
+
+LORA = AdapterSet(((0, 1.0),), 0)
+SETS = st.sampled_from([NO_ADAPTERS, LORA, AdapterSet(((1, 1.0),), 19), AdapterSet(scope="ada/")])
+
+
+@given(
+    st.lists(st.tuples(TOKENS, SETS, st.booleans()), max_size=12), TOKENS, SETS, st.integers(0, 60), st.integers(0, 60)
+)
+def test_cached_entries_are_searched_for_the_longest(
+    kept: list[tuple[list[int], AdapterSet, bool]], prompt: list[int], wanted: AdapterSet, at_least: int, most: int
+) -> None:
+    """Entries that cannot be truncated have checkpoints after 8 and 32 tokens."""
+    cache, most = StateCache(-1), min(most, len(prompt))
+    checkpoints = (Checkpoint(8, b""), Checkpoint(32, b""))
+    for tokens, adapter_set, can_cut in kept:
+        cache.put(CacheEntry(tokens, adapter_set, NEVER, checkpoints, floor=0 if can_cut else len(tokens)), 0.0)
+    longest = max((e.reusable(min(common_prefix(prompt, e.tokens), most), wanted) for e in cache), default=0)
+    found, n = cache.match(prompt, wanted, at_least, most)
+    assert n == (longest if longest > at_least else 0)
+    assert (found is None) == (n == 0)
+    same = (common_prefix(prompt, e.tokens) for e in cache if e.adapter_set == wanted)
+    assert longest_common(cache, prompt, wanted) == max(same, default=0)
+    cache.match([1], wanted, -15)  # a shorter text than what is worth keeping, as `StateCache.holds` asks
+
+
+MIB = 1 << 20
+
+
+def ram_state(
+    tokens: list[int], size: int = 1000, used_at: float = 0.0, adapter_set: AdapterSet = NO_ADAPTERS
+) -> CacheEntry:
+    return CacheEntry(tokens, adapter_set, size=size, last_used=used_at)
+
+
+def test_length_is_worth_what_it_takes() -> None:
+    cache = StateCache(2500)
+    cache.put(ram_state([1] * 90, size=1800), 0.0)
+    cache.put(ram_state([2] * 30, size=600, used_at=5.0), 5.0)
+    cache.put(ram_state([3] * 30, size=600, used_at=10.0), 10.0)
+    assert {e.tokens[0] for e in cache} == {2, 3}
+
+
+def test_kept_states_and_others_stay_within_the_limit() -> None:
+    cache = StateCache(1000)
+    assert cache.keep(ram_state([1] * 9, size=500), until=60.0, now=0.0) == []
+    larger = ram_state([2] * 9, size=600)
+    assert cache.put(larger, 1.0) == [larger]
+    assert cache.hold([b"x" * 600], 1.0) is None
+    assert cache.put(larger, 61.0) != [larger]
+    assert cache.size == 600
+
+
+def test_the_automatic_limit_leaves_the_machine_its_memory() -> None:
+    assert state_cache(AUTOMATIC, 400 * MIB).limit == 100 * MIB
+    assert state_cache(AUTOMATIC, 0).limit == 8192 * MIB
+    assert state_cache(16, 0).limit == 16 * MIB
+    assert state_cache(-1, 0).limit < 0
+
+
+@given(st.lists(st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=20), st.integers(200, 900)), max_size=20))
+def test_the_bytes_add_up_and_keep_to_the_limit(puts: list[tuple[list[int], int]]) -> None:
+    cache = StateCache(2000)
+    for now, (tokens, size) in enumerate(puts):
+        entry = ram_state(tokens, size, float(now))
+        cache.put(entry, float(now))
+        assert entry in cache
+        cache.check_integrity()
+        assert cache.match([*tokens, 9], NO_ADAPTERS, 0)[1] >= len(tokens)
+
+
+async def test_embeddings_of_media_have_a_quarter_of_it_at_most() -> None:
+    async with engine_over(FakeRunner(encoder=FakeEncoder()), cache_ram=100, media_cache=1) as engine:
+        assert engine._encoder is not None
+        for limit, states, embeddings in ((100 * MIB, 99 * MIB, MIB), (400, 300, 100), (0, 0, 0), (-1, 100 * MIB, MIB)):
+            engine.limit_caches(limit)
+            assert (engine._ram.limit, engine._encoder.cache.ram_limit) == (states, embeddings)
+
+
+END = 7
+
+
+def checkpoints(*places: int, size: int = 10) -> tuple[Checkpoint, ...]:
+    return tuple(Checkpoint(n, bytes(size)) for n in places)
+
+
+def places(kept: tuple[Checkpoint, ...]) -> list[int]:
+    return [c.n_tokens for c in kept]
+
+
+def test_a_sequence_is_cut_where_it_can_be_and_else_at_a_checkpoint() -> None:
+    kept = (100, 200)
+    assert reach(300, 250, 250, kept) == 250  # goes on from its end
+    assert reach(240, 250, 230, kept) == 240  # still inside the window
+    assert reach(229, 250, 230, kept) == 200
+    assert reach(200, 250, 250, kept) == 200
+    assert reach(99, 250, 250, kept) == 0
+    assert reach(99, 250, 0, ()) == 99  # memory that can be cut anywhere
+
+
+def test_when_there_are_too_many_the_one_goes_that_saves_least() -> None:
+    kept = checkpoints(100, 130, 300)
+    assert places(added(kept, Checkpoint(400, b""), 3, 1000)) == [100, 300, 400]
+    assert places(added(kept, Checkpoint(310, b""), 3, 1000)) == [100, 300, 310]
+    assert places(added(kept, Checkpoint(130, b"new"), 3, 1000)) == [100, 130, 300]
+
+
+def test_one_checkpoint_is_kept_however_small_a_slots_part_is() -> None:
+    assert places(added(checkpoints(100, 200), Checkpoint(500, bytes(30)), 32, 20)) == [500]
+
+
+def chat(text: str) -> Request:
+    """A request whose tokens have the special ones of a chat."""
+    tokens = FakeVocab().tokenize(text, add_special=True, parse_special=True)
+    return Request("chat", tokens, GREEDY, max_tokens=8)
+
+
+def prompt(*turns: int) -> list[int]:
+    """Turns of so many tokens, each with its end token, and the header of the reply."""
+    return [t for n in turns for t in [1] * (n - 1) + [END]] + [2] * 6
+
+
+def test_the_system_prompt_and_the_last_turn_get_one() -> None:
+    assert checkpoint_positions(prompt(50, 100, 200, 300), 0, {END}, 8192) == (50, 650)
+
+
+def test_turns_between_them_get_one_where_they_are_far_enough_apart() -> None:
+    assert checkpoint_positions(prompt(50, 100, 200, 300), 0, {END}, 250) == (50, 350, 650)
+    assert checkpoint_positions(prompt(50, 100, 200, 300), 0, {END}, 0) == (50, 150, 350, 650)
+
+
+def test_text_without_turns_gets_one_before_its_end_and_where_another_parted() -> None:
+    assert checkpoint_positions([1] * 1000, 0, {END}, 0) == (996,)
+    assert checkpoint_positions([1] * 1000, 0, {END}, 400) == (400, 800, 996)
+    assert checkpoint_positions([1] * 1000, 0, {END}, 8192, divergence=600) == (600, 996)
+    assert checkpoint_positions([1] * 1000, 590, {END}, 8192, divergence=600) == (996,)
+
+
+@pytest.mark.parametrize("unified", [True, False])
+async def test_regenerated_turns_and_shared_system_prompts_come_from_checkpoints(unified: bool) -> None:
+    system = "<|im_start|>system\n" + "be brief. " * 12 + "<|im_end|>"
+    runner = FakeRunner(n_seq=3, n_ctx_seq=1024, partial_removal=False, unified=unified)
+    async with engine_over(runner) as engine:
+        for ask in ("one", "two", "three", "four"):
+            prompt = chat(system + ask * 10)
+            (first,) = await run(engine, prompt)
+            assert first.text == alone(prompt)
+            changed = chat(system + ask * 10 + "<|im_end|> as another text" + "x" * 20)
+            (second,) = await run(engine, changed)
+            assert second.text == alone(changed)
+            assert second.started.n_cached >= len(prompt.prompt) - 4
+            if ask != "one":
+                assert first.started.n_cached == len(chat(system).prompt)
+
+
+async def test_twins_wait_for_the_place_where_they_part() -> None:
+    runner = FakeRunner(n_seq=4, n_ctx_seq=1024, partial_removal=False)
+    prompts = [request("a" * 300 + end * 30) for end in "bcde"]
+    async with engine_over(runner) as engine:
+        replies = await run(engine, *prompts)
+    assert [r.text for r in replies] == [alone(p) for p in prompts]
+    assert sorted(r.started.n_cached for r in replies) == [0, 301, 301, 301]
