@@ -69,7 +69,7 @@ class AfterReasoning:
             assert self._reply is not None
             self._reply.accept(token)
             return
-        framed = self._frames(token)
+        framed = self._reply is None or self._frames(token)
         self._follow_start(token)
         if self._reply is not None and self._reply.allows(token):
             self._reply.accept(token)

@@ -19,6 +19,10 @@ CACHE_TYPES = MappingProxyType(
 _PLAIN_TYPES = ("f32", "f16", "bf16")
 _FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}  # enum llama_flash_attn_type
 _ROPE_SCALING = {"": -1, "none": 0, "linear": 1, "yarn": 2}  # enum llama_rope_scaling_type
+_SAME_NAMES = (  # of `LoadParams` and llama_context_params
+    *("n_ctx", "n_ubatch", "op_offload", "swa_full", "rope_freq_base", "yarn_orig_ctx"),
+    *("yarn_ext_factor", "yarn_attn_factor", "yarn_beta_slow", "yarn_beta_fast"),
+)
 MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ
 _MORE_LOGITS = 1 << 22
 """Numbers of logits that a batch may have for prompt tokens whose log probabilities are wanted: 16 MB of buffers, and
@@ -100,35 +104,23 @@ def context_params(model: str, native: LoadParams, n_more_outputs: int = 0) -> c
     _check(model, native)
     n_seq = native.n_slots
     params: ctypes.Structure = C.llama_context_default_params()
-    params.n_ctx = native.n_ctx
+    for name in _SAME_NAMES:
+        setattr(params, name, getattr(native, name))
     params.n_seq_max = n_seq
     params.kv_unified = native.unified
     params.n_outputs_max = n_seq + n_more_outputs
     params.n_outputs_max_per_seq = 1 + n_more_outputs
     params.n_batch = max(native.n_batch, n_seq)
-    params.n_ubatch = native.n_ubatch
     params.n_threads = n_threads(native.n_threads)
     params.n_threads_batch = params.n_threads if native.n_threads_batch < 0 else n_threads(native.n_threads_batch)
     params.flash_attn_type = _FLASH_ATTENTION[native.flash_attn]
     params.type_k = CACHE_TYPES[native.cache_type_k]
     params.type_v = CACHE_TYPES[native.cache_type_v]
     params.offload_kqv = native.kv_offload
-    params.op_offload = native.op_offload
-    params.swa_full = native.swa_full
-    _rope(params, native)
-    return params
-
-
-def _rope(params: ctypes.Structure, native: LoadParams) -> None:
     params.rope_scaling_type = _ROPE_SCALING[native.rope_scaling]
-    params.rope_freq_base = native.rope_freq_base
     # --rope-scale N is 1/N as frequency scale (llama.cpp common/arg.cpp)
     params.rope_freq_scale = 1.0 / native.rope_scale if native.rope_scale else native.rope_freq_scale
-    params.yarn_orig_ctx = native.yarn_orig_ctx
-    params.yarn_ext_factor = native.yarn_ext_factor
-    params.yarn_attn_factor = native.yarn_attn_factor
-    params.yarn_beta_slow = native.yarn_beta_slow
-    params.yarn_beta_fast = native.yarn_beta_fast
+    return params
 
 
 def _check(model: str, native: LoadParams) -> None:
