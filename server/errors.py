@@ -41,7 +41,7 @@ def short(words: str) -> str:
 
 def short_json(value: object) -> str:
     """Return a client's value as a message repeats it, as JSON."""
-    return short(json.dumps(value, ensure_ascii=False))
+    return short(json.dumps(value, ensure_ascii=False, default=str))
 
 
 def without_credentials(address: str) -> str:

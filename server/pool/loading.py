@@ -174,8 +174,8 @@ class Load:
 
     def _grammar(self, weights: Weights) -> "GrammarCompiler | None":
         """Return the compiler of constraints, if the settings have a grammar or nothing runs meanwhile."""
-        shape = self.spec.shape
-        if not weights.info.generates or (shape is None and not (self.spec.native.warmup and self.quiet())):
+        shape, warms = self.spec.shape, self.spec.native.warmup and not isinstance(weights, WorkerSupervisor)
+        if not weights.info.generates or (shape is None and not (warms and self.quiet())):
             return None
         grammar = self.factories.grammar(weights.vocab)
         if shape is not None:

@@ -87,7 +87,7 @@ class Scheduler:
 
     def _quiet(self) -> bool:
         """Return whether no request runs or waits for a model; called in other threads."""
-        return all(entry.idle and not entry.waiters for entry in self._entries.values())
+        return all(entry.idle and not entry.waiters for entry in list(self._entries.values()))
 
     async def close(self) -> None:
         """End downloads, and wait for abandoned loads to end."""

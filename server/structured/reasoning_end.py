@@ -136,7 +136,8 @@ class ReasoningEnd:
 
     def accept(self, token: int) -> None:
         """Advance by an allowed token."""
-        if self._inner is not None:
+        # Forced markup may be what the grammar of the reasoning does not contain, such as control tokens.
+        if self._inner is not None and (self._state is not _State.CLOSING or self._inner.allows(token)):
             self._inner.accept(token)
         if self._state is _State.CLOSING:
             self._n_forced += 1

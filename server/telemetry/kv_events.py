@@ -121,8 +121,10 @@ class KvEvents:
             for model in published:
                 await self._send(events, model, [CLEARED])
             answering.cancel()
-            await asyncio.wait((answering,))
-            context.destroy(linger=100)  # milliseconds, for unsent messages
+            try:
+                await asyncio.wait((answering,))
+            finally:
+                context.destroy(linger=100)  # milliseconds, for unsent messages
 
     def _sockets(self, context: zmq.asyncio.Context) -> tuple[zmq.asyncio.Socket, zmq.asyncio.Socket]:
         """Return the socket of events, and that of replay requests."""

@@ -73,7 +73,8 @@ class Admission:
         control = self._control
         if control.n_body_bytes + n_bytes > control.max_body_bytes:
             raise TooManyBodies(control.max_body_bytes)
-        self.give_back(-n_bytes)
+        control.n_body_bytes += n_bytes
+        self.n_body_bytes += n_bytes
 
     def give_back(self, n_bytes: int) -> None:
         """Stop counting `n_bytes` of those that were taken."""

@@ -103,7 +103,7 @@ class Guard:
             raise PermissionDenied(
                 f"this server does not answer to the name {host[:80]!r}; list it in --allowed-hosts, or use a key"
             )
-        if self._closed or target.changes_server:
+        if (self._closed and not target.is_page) or target.changes_server:
             refusal = self._refusal(target, scope, headers)
             if refusal is not None and target.endpoints == (UNKNOWN,):
                 if methods := methods_of(target.path):

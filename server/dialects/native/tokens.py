@@ -44,7 +44,7 @@ class DetokenizeBody(Body):
 
 @dataclass(frozen=True, slots=True)
 class TokensRequest:
-    """A checked body. ``work`` makes the reply with a model and the request's media. It has no ``salt``."""
+    """A checked body. ``work`` makes the reply with a model and the request's media. It names no cache namespace."""
 
     model: str | None
     warnings: Sequence[str]

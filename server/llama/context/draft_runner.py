@@ -60,6 +60,7 @@ class LlamaDraftRunner(NativeSequences):
         return self._decode_entries(entries)
 
     def _decode_entries(self, entries: Sequence[BatchEntry]) -> bool:
+        self._outputs = []  # also where the batch is refused
         return self._decode_batch(self._batch.native, self._batch.fill(entries), wait=self._deferred)
 
     def best(self, output: int) -> tuple[int, float]:

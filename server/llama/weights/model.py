@@ -22,7 +22,7 @@ from server.llama.context.params import (
 )
 from server.llama.context.runner import LlamaRunner
 from server.llama.devices import offloads, used_devices
-from server.llama.files.description import describe
+from server.llama.files.description import built_in_template, describe
 from server.llama.files.model_file import ModelFiles, fingerprint
 from server.llama.fit.measure import adapters
 from server.llama.fit.memory import Taken
@@ -66,8 +66,13 @@ class LlamaWeights:
         n_embd, n_layer = C.llama_model_n_embd(model), C.llama_model_n_layer(model)
         self._control = read_control_vectors(spec.id, spec.native, n_embd, n_layer)
         self.vocab = LlamaVocab(model)
+        facts = describe(spec, files)
+        # Without a template the library names a built-in one for some models (src/llama-model.cpp).
+        template = facts.chat_template or (C.llama_model_chat_template(model, None) or b"").decode("utf-8", "replace")
         self.info = replace(
-            describe(spec, files),
+            facts,
+            chat_template=template,
+            built_in_template=built_in_template(spec.chat.template or template),
             description=_description(model),
             ftype=(C.llama_ftype_name(C.llama_model_ftype(model)) or b"").decode(),
             vocab_type=self.vocab.type,

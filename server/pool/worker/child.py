@@ -135,6 +135,7 @@ class Worker(Endpoint):
         self._status_when_idle: asyncio.Task[None] | None = None
         self._views: asyncio.Task[None] | None = None
         self._preparing: dict[str, Any] = {}
+        self._was_late = False
         self._chunks: HandleTable[MediaChunk] = HandleTable()
         self._status_lock = threading.Lock()
         self._status_at = 0.0
@@ -195,11 +196,15 @@ class Worker(Endpoint):
             await asyncio.sleep(BUSY_HEARTBEAT_S if self.model is None or self.busy else IDLE_HEARTBEAT_S)
 
     def _check_progress(self, limit_s: float) -> None:
-        """Exit if a step thread has made no progress for `limit_s` seconds, with the stacks in the log."""
-        for engine in self._engines:
-            for _, seconds in engine.hung(limit_s):
-                faulthandler.dump_traceback()
-                self.fail(f"no step has ended for {seconds:.0f} s")
+        """Exit if a step thread has made no progress for `limit_s` seconds, with the stacks in the log.
+
+        Two checks in a row must find that: a process that was frozen looks so at the first one.
+        """
+        late_s = [seconds for engine in self._engines for _, seconds in engine.hung(limit_s)]
+        if late_s and self._was_late:
+            faulthandler.dump_traceback()
+            self.fail(f"no step has ended for {max(late_s):.0f} s")
+        self._was_late = bool(late_s)
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Run blocking work in a thread."""

@@ -1,5 +1,6 @@
 """What a web page can't make a visitor's browser do, and what it can as in llama-server."""
 
+import re
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -178,6 +179,16 @@ async def test_a_closed_server_takes_nothing_of_other_sites(live: GoLive) -> Non
         assert refused(await post("/v1/chat/completions", content=CHAT, headers={"Content-Type": "text/plain"}), 415)
         preflight = await server.api.client.options("/v1/models", headers=FOREIGN)
         assert "access-control-allow-origin" not in preflight.headers
+
+
+async def test_a_closed_server_gives_the_sandboxed_frame_of_the_page_its_scripts(live: GoLive) -> None:
+    opaque = {"Origin": "null", "Sec-Fetch-Site": "cross-site"}
+    async with live(server=CLOSED) as server:
+        found = re.search(r"[^\"']*/main\.js", (await server.api.client.get("/")).text)
+        assert found is not None
+        for file in ("diagram.html", "diagram.js"):
+            path = found.group().replace("main.js", file)
+            assert (await server.api.client.get(path, headers=opaque)).status_code == 200
 
 
 async def test_a_closed_server_serves_the_origins_that_are_listed(live: GoLive) -> None:

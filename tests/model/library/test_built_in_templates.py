@@ -11,7 +11,7 @@ from server.errors import ModelFailed
 from server.llama.files.description import built_in_template
 from server.llama.loader import LlamaLoader
 from server.pool.loading import chat_template
-from server.pool.spec import ChatParams, ModelSpec
+from server.pool.spec import ChatParams, LoadParams, MetadataOverride, ModelSpec
 from server.templates.built_in import names, source_of
 from server.templates.jinja import environment
 from tests.support.ggufs import TinyModel, gguf_file
@@ -98,3 +98,11 @@ def test_a_model_without_jinja(gguf_folder: Path) -> None:
             chat_template(replace(weights.info, built_in_template=""), unknown)
     finally:
         weights.close()
+
+
+def test_a_model_without_a_template_has_the_one_that_the_library_names(gguf_folder: Path) -> None:
+    path = gguf_file(gguf_folder, TinyModel(n_layer=40, chat_template=None))
+    tekken = LoadParams(metadata_overrides=(MetadataOverride("tokenizer.ggml.pre", "tekken"),))
+    weights = LlamaLoader().load(ModelSpec("m", path, native=tekken), lambda _: True)
+    assert weights.info.built_in_template == "mistral-v7-tekken"
+    weights.close()

@@ -1,12 +1,14 @@
 // Renders Mermaid diagrams in a sandboxed frame, which is loaded for the first one.
 
-/** @type {Promise<Window> | undefined} */
+/** @type {Promise<Window | undefined> | undefined} */
 let frame;
 /** By the number of the request. @type {Map<number, (svg: string) => void>} */
 const waiting = new Map();
 let n = 0;
 
-/** @returns {Promise<Window>} */
+const LOAD_MS = 10_000; // without an answer diagrams stay text
+
+/** @returns {Promise<Window | undefined>} */
 const loadFrame = () =>
   (frame ??= new Promise((resolve) => {
     const made = document.createElement("iframe");
@@ -23,6 +25,7 @@ const loadFrame = () =>
       waiting.delete(data.id);
     });
     document.body.append(made);
+    setTimeout(resolve, LOAD_MS);
   }));
 
 /**
@@ -31,6 +34,7 @@ const loadFrame = () =>
  */
 export async function diagram(text, dark) {
   const to = await loadFrame();
+  if (!to) return "";
   const id = (n += 1);
   const svg = await new Promise((/** @type {(svg: string) => void} */ resolve) => {
     waiting.set(id, resolve);

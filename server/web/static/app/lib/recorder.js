@@ -11,7 +11,15 @@ export const canRecord = () => "mediaDevices" in navigator && "MediaRecorder" in
  */
 export async function record() {
   const stream = await navigator.mediaDevices.getUserMedia({ audio: true });
-  const recorder = new MediaRecorder(stream);
+  const release = () => stream.getTracks().forEach((track) => track.stop());
+  /** @type {MediaRecorder} */
+  let recorder;
+  try {
+    recorder = new MediaRecorder(stream);
+  } catch (error) {
+    release();
+    throw error;
+  }
   /** @type {Blob[]} */
   const chunks = [];
   const begun = new Promise((resolve) => {
@@ -22,10 +30,10 @@ export async function record() {
   const ended = new Promise((resolve) => (recorder.onstop = resolve));
   recorder.start(CHUNK_MS);
   return async () => {
-    await begun; // an empty recording cannot be decoded
-    if (recorder.state !== "inactive") recorder.stop(); // the device may be gone
+    await Promise.race([begun, ended]); // an empty recording cannot be decoded; the device may be gone
+    if (recorder.state !== "inactive") recorder.stop();
     await ended;
-    for (const track of stream.getTracks()) track.stop();
+    release();
     const encoded = await new Blob(chunks).arrayBuffer();
     const audio = await new OfflineAudioContext(1, 1, RATE).decodeAudioData(encoded); // resampled
     return new File([wav(audio.getChannelData(0))], "recording.wav", { type: "audio/wav" });
