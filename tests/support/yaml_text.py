@@ -1,12 +1,29 @@
-"""Write values as YAML that people read: what fits a line is on one line, and texts have no line breaks."""
+"""YAML that people read: what fits a line is on one line, texts have no line breaks, and no key is there twice."""
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 WIDTH = 118
+
+
+class UniqueLoader(yaml.SafeLoader):
+    """PyYAML keeps the last of two equal keys: a second case of the same name would remove the first."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Return the mapping. Raises ValueError for a key that is there twice."""
+        found = super().construct_mapping(node, deep)
+        if len(found) < len(node.value):
+            raise ValueError(f"a key is there twice: {node.start_mark}")
+        return found
+
+
+def loaded(path: Path) -> Any:
+    """Return the value of a file."""
+    return yaml.load(path.read_text(encoding="utf-8"), UniqueLoader)
 
 
 def dumped(value: dict[str, Any]) -> str:

@@ -38,7 +38,10 @@ async def test_fields_of_a_request_have_their_effect(serve: Serve) -> None:
     async with serve(scripted("    a\n    b\nc")) as api:
         await api.expect(f"POST {URL}", {"prompt": "Hi", "n_indent": 4}, 200, indented)
         for fields, part in (
-            ({"n_predict": -1, "ignore_eos": True}, {"stop_type": "limit", "truncated": True}),
+            (
+                {"n_predict": -1, "ignore_eos": True},
+                {"stop_type": "limit", "truncated": True, "tokens_evaluated": 3, "tokens_predicted": 253},
+            ),
             ({"id_slot": 2}, {"id_slot": 2}),
             ({"id_slot": 0}, {"id_slot": 0}),
             ({"generation_prompt": "<think>"}, {"generation_settings": {"generation_prompt": "<think>"}}),

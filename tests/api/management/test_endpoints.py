@@ -308,6 +308,7 @@ STATES: dict[str, tuple[dict[str, Any], list[Row]]] = {
         {"server": {"predict_route": "/predict", "health_route": "/alive", "api_prefix": "/llm"}},
         [
             ("POST /llm/predict", {"instances": []}, 200, {"predictions": []}),
+            ("POST /llm/predict", {"instances": [{"@requestFormat": "chatCompletions", **HI}]}, 200, '"choices":[{'),
             ("GET /llm/alive", None, 200, {"status": "ok"}),
             ("GET /alive", None, 404),
             *(("POST /llm/predict", body, 400, INVALID) for body in NO_INSTANCES),

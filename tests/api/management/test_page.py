@@ -37,7 +37,7 @@ async def test_the_page_is_public_and_its_data_is_not(serve: Serve) -> None:
 
 async def test_the_page_runs_no_script_that_stands_in_it(serve: Serve) -> None:
     """It connects where the operator allows it."""
-    for origins in (None, ["https://mcp.example.com", "https://*.example.org:8443"], []):
+    for origins in (None, ["https://mcp.example.com", "https://*.example.org:8443"], [], ["*"]):
         async with serve(server={} if origins is None else {"ui_connect": origins}) as api:
             page = await api.client.get("/")
         policy = dict(part.split(" ", 1) for part in page.headers["content-security-policy"].split("; "))

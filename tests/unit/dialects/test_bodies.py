@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from server.dialects.chat.parse import ControlBody, parse_chat
 from server.dialects.completions.parse import parse_completion
@@ -23,6 +22,7 @@ from server.dialects.ollama.parse import parse_generate
 from server.dialects.responses.parse import parse_response
 from server.dialects.vectors import read_embeddings, read_rerank
 from server.errors import InvalidRequest
+from tests.support.yaml_text import loaded
 
 Read = Callable[[dict[str, Any]], object]
 MISSING: Any = object()
@@ -47,7 +47,7 @@ READERS: dict[str, Read] = {
     "tokenize": read_tokenize,
     "detokenize": read_detokenize,
 }
-BODIES = yaml.safe_load(Path(__file__).with_name("bodies.yaml").read_text(encoding="utf-8"))
+BODIES = loaded(Path(__file__).with_name("bodies.yaml"))
 FORMATS: dict[str, tuple[Read, dict[str, Any]]] = {name: (READERS[name], body) for name, body in BODIES.items()}
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from server.dialects.chat.parse import parse_chat
 from server.dialects.completions.parse import parse_completion
@@ -22,12 +21,12 @@ from server.dialects.ollama.parse import parse_chat as parse_ollama
 from server.dialects.responses.parse import parse_response
 from server.engine.lora import Adapter
 from server.errors import InvalidRequest
-from tests.support.yaml_text import dumped
+from tests.support.yaml_text import dumped, loaded
 from tests.unit.dialects.builders import make_model
 
 CONVERSATIONS, REQUESTS = (Path(__file__).with_name(f"{name}.yaml") for name in ("conversations", "requests"))
-CASES: dict[str, dict[str, Any]] = yaml.safe_load(CONVERSATIONS.read_text(encoding="utf-8"))
-ENGINE_CASES: dict[str, list[dict[str, Any]]] = yaml.safe_load(REQUESTS.read_text(encoding="utf-8"))
+CASES: dict[str, dict[str, Any]] = loaded(CONVERSATIONS)
+ENGINE_CASES: dict[str, list[dict[str, Any]]] = loaded(REQUESTS)
 PARSERS: dict[str, tuple[Callable[[dict[str, Any]], Any], dict[str, Any]]] = {
     "chat": (parse_chat, {"messages": [{"role": "user", "content": "Hi"}]}),
     "completion": (parse_completion, {"prompt": "a"}),

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
+from tests.support.yaml_text import loaded
 
 PARAMETERS: dict[str, Any] = {
     "type": "object",
@@ -51,6 +51,6 @@ def _recorded(form: str, *, calls: list[str | list[str]] | None = None, **fields
 
 RECORDED = tuple(
     _recorded(form, **output)
-    for form, outputs in yaml.safe_load(Path(__file__).with_name("outputs.yaml").read_text(encoding="utf-8")).items()
+    for form, outputs in loaded(Path(__file__).with_name("outputs.yaml")).items()
     for output in outputs
 )

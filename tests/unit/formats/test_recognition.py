@@ -7,19 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from server.formats import BY_NAME, FORMATS, recognised
 from server.formats.tool_call_syntax import Parameters
 from server.templates.built_in import format_of, names
 from server.templates.template import ChatTemplate
 from tests.support.downloads import TEMPLATES, needs_templates
+from tests.support.yaml_text import loaded
 from tests.unit.formats.reading import output_parser, parser, read, template
 from tests.unit.formats.recorded import FULL, PARAMETERS, tool
 
 pytestmark = pytest.mark.slow
 
-FORMATS_OF_TEMPLATES = yaml.safe_load(Path(__file__).with_name("shipped.yaml").read_text(encoding="utf-8"))
+FORMATS_OF_TEMPLATES = loaded(Path(__file__).with_name("shipped.yaml"))
 SHIPPED = {name: form for form, templates in FORMATS_OF_TEMPLATES.items() for name in templates}
 WITHOUT_CALLS = {
     "HuggingFaceTB-SmolLM3-3B",

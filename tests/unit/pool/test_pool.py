@@ -141,6 +141,17 @@ async def test_an_idle_model_sleeps_and_the_next_request_wakes_it() -> None:
         assert s.status("a") is READY
 
 
+async def test_the_next_tick_is_when_the_first_of_several_models_may_sleep() -> None:
+    async with pool_of(spec("a", sleep_idle_s=60), spec("b", sleep_idle_s=20)) as s:
+        (await loaded(s, "a")).release()
+        held = await loaded(s, "b")
+        s.clock.now += 30
+        assert s.pool.tick() == pytest.approx(20)  # as if b were released now; a may sleep in 30 s
+        held.release()
+        s.clock.now += 5
+        assert s.pool.tick() == pytest.approx(15)
+
+
 async def test_a_sleeping_model_can_be_unloaded() -> None:
     async with pool_of(spec("a", sleep_idle_s=60)) as s:
         (await loaded(s, "a")).release()

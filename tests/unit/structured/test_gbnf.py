@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from server.errors import InvalidRequest
+from tests.support.yaml_text import loaded
 from tests.unit.structured.builders import BYTES, WORDS, WordVocab, allowed, matches
 
-CASES = yaml.safe_load(Path(__file__).with_name("grammars.yaml").read_text(encoding="utf-8"))
+CASES = loaded(Path(__file__).with_name("grammars.yaml"))
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if "error" not in case], ids=lambda case: case["grammar"][:50])

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from server.errors import InvalidRequest
+from tests.support.yaml_text import loaded
 from tests.unit.structured.builders import BYTES, WORDS, WordVocab, matches, walk
 
 PERSON = {
@@ -38,8 +38,10 @@ SCHEMAS: list[Any] = [
     {"type": ["integer", "boolean"]},
 ]
 
-CASES = yaml.safe_load(Path(__file__).with_name("schemas.yaml").read_text(encoding="utf-8"))
+CASES = loaded(Path(__file__).with_name("schemas.yaml"))
 ALLOWED = [case for case in CASES if "error" not in case]
+assert all(case.keys() - {"schema", "error"} <= {"allows", "refuses"} and len(case) > 1 for case in CASES)
+assert all(case.keys() == {"schema", "error"} for case in CASES if "error" in case)
 
 
 def name_of(case: dict[str, Any]) -> str:

@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from server.errors import InvalidRequest
 from server.templates.template import ChatTemplate
-from tests.support.yaml_text import dumped
+from tests.support.yaml_text import dumped, loaded
 
 GOLDEN = Path(__file__).with_name("prompts.yaml")
-FILE: dict[str, dict[str, Any]] = yaml.safe_load(GOLDEN.read_text(encoding="utf-8"))
+FILE: dict[str, dict[str, Any]] = loaded(GOLDEN)
+
+KEYS = {"template", "messages", "tool_source", "options", "result"}
+assert all(case.keys() <= KEYS for case in FILE["cases"].values())
 
 
 def result(case: Mapping[str, Any]) -> dict[str, Any]:

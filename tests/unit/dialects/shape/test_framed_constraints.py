@@ -4,18 +4,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from server.chat.conversation import Tools, template_tools
 from server.errors import InvalidRequest
 from server.structured.constraint import Constraint
 from server.structured.grammar.compiler import GrammarCompiler
+from tests.support.yaml_text import loaded
 from tests.unit.dialects.builders import answer_of, make_model
 from tests.unit.dialects.chat.test_chat_output import FORMAT, accepts, choosing
 from tests.unit.formats.reading import Read, output_parser, read
 
-TURNS = yaml.safe_load(Path(__file__).with_name("turns.yaml").read_text(encoding="utf-8"))
+TURNS = loaded(Path(__file__).with_name("turns.yaml"))
 PARTS = ("prompt", "reasoning", "lead", "call")
+assert all(turn.keys() <= {*PARTS} for turn in TURNS.values())
 CASES = [pytest.param(signs, *(turn.get(part, "") for part in PARTS), id=signs) for signs, turn in TURNS.items()]
 ANSWER = '{"b": 1}'
 OTHER = '{"b": 2}'

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from server.structured.after_reasoning import AfterReasoning
-from tests.support.fakes import BOS, IM_START, FakeVocab
+from tests.support.fakes import BOS, EOS, IM_START, FakeVocab
 from tests.unit.dialects.chat.test_chat_output import accepts
 from tests.unit.structured.builders import Only, after_reasoning, allowed
 
@@ -74,6 +74,24 @@ def test_the_mask_of_the_beginning_has_both_ways() -> None:
     assert bits(made.mask()) == {ord("s"), ord("u")}
     made.accept(ord("u"))
     assert bits(made.mask()) == {ord("s")}
+
+
+def test_copies_think_apart() -> None:
+    made = after_reasoning(Only(b"ok"), begun=True)
+    copy = made.fork()
+    for token in b"h</t>":
+        made.accept(token)
+    assert accepts(copy, "hm</t>ok")
+    assert accepts(made, "ok")
+
+
+def test_what_begins_as_reasoning_is_no_reply() -> None:
+    assert not accepts(may_think(b"<t>no"), "<t>no")
+    assert accepts(may_think(b"<t>no"), "<t>hm</t><t>no")
+
+
+def test_no_end_token_comes_before_the_reply() -> None:
+    assert not may_think().allows(EOS)
 
 
 @pytest.mark.parametrize("text", ["ok", "<t>hm</t>ok", "<t>hm</t>L:ok", "again L:ok", "L: ok"])
