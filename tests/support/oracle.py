@@ -76,6 +76,7 @@ def _serve(chosen: Mapping[str, Any]) -> None:
     server = xllamacpp.Server(params)  # loads the model, then listens on threads of its own
     print(f"listening on {server.listening_address}", flush=True)
     sys.stdin.read()  # until the parent closes the pipe or dies
+    signal.raise_signal(signal.SIGTERM)  # ends as with the parent's signal, whichever comes first
 
 
 if __name__ == "__main__":
