@@ -127,7 +127,7 @@ def create_app(
 
     def n_slots() -> int:
         """Return the slots of all loaded models."""
-        return sum(each.loaded.engine.n_slots for each in pool.states() if each.loaded is not None)
+        return sum(each.loaded.n_slots for each in pool.states() if each.loaded is not None)
 
     def may_run(batch: Json) -> bool:
         """Return whether this server knows a batch's key and models."""

@@ -137,6 +137,7 @@ class BatchRunner:
                         last = order
                         await self._enter()
                         lines.add(asyncio.create_task(self._run_line(owner, batch, line)))
+                        await asyncio.sleep(0)  # one that is cancelled before it begins would not leave
                         lines = _unfinished(lines)
                 await asyncio.gather(*lines)
             finally:

@@ -37,10 +37,13 @@ async def opened(
     steps: threading.Semaphore | None = None,
     *,
     n_parallel: int = 4,
+    models: Mapping[str, Mapping[str, Any]] | None = None,
     **server: Any,
 ) -> AsyncIterator[tuple[Api, AsyncOpenAI]]:
-    """Serve a model that answers the user's messages in `replies`. ``steps`` lets single steps through."""
-    models = {"demo": CHATML["demo"] | {"n_parallel": n_parallel}}
-    async with serve(answering(replies, n_ctx=4096, steps=steps), models=models, server=server) as api:
+    """Serve a model that answers the user's messages in `replies`, and other `models`. ``steps`` lets single steps
+    through.
+    """
+    every = {"demo": CHATML["demo"] | {"n_parallel": n_parallel}, **(models or {})}
+    async with serve(answering(replies, n_ctx=4096, steps=steps), models=every, server=server) as api:
         http: Any = api.client  # httpx and the client's own copy of it have the same interface
         yield api, AsyncOpenAI(base_url="http://test/v1", api_key="sk-one", http_client=http, max_retries=0, timeout=60)

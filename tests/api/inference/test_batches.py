@@ -132,6 +132,15 @@ async def test_a_batch_writes_its_results_in_file_order(serve: Serve) -> None:
     assert texts == [f"reply {n}" for n in order]
 
 
+async def test_a_batch_runs_beside_a_model_that_only_embeds(serve: Serve) -> None:
+    embedder = {"path": "e.gguf", "load": "startup", "embedding": True, "pooling": "mean"}
+    async with opened(serve, models={"embedder": embedder}) as (api, client):
+        embeds = {"input": "hi", "model": "embedder"}
+        assert (await api.client.post("/v1/embeddings", json=embeds)).status_code == 200
+        done = await ended(api, client, (await start(client, [line(1)])).id)
+    assert done.status == "completed"
+
+
 async def test_a_request_that_fails_is_in_the_error_file(serve: Serve) -> None:
     async with opened(serve) as (api, client):
         batch = await start(client, [line(1), line(2, temperature="hot"), line(3, max_tokens="many")])
