@@ -209,7 +209,7 @@ class GrammarCompiler:
         with self._lock:
             if self._tokenizer is None:
                 table = TokenTable.of(self._vocab)
-                self._tokenizer = table.tokenizer(self)
+                self._tokenizer = table.tokenizer()
                 if self._sandbox is not None:
                     self._table = pickle.dumps(table)
             return self._tokenizer

@@ -27,7 +27,7 @@ class _Vocabulary:
 
     def __init__(self, table: TokenTable) -> None:
         self._table = table
-        self.tokenizer = table.tokenizer(self)
+        self.tokenizer = table.tokenizer()
         self.ends = frozenset(table.ends)
         self.special = [token for token in table.special if token not in self.ends]
 

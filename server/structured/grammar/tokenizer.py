@@ -1,6 +1,5 @@
 """The model's vocabulary as llguidance wants it: the bytes of every token, which are special, which end the output."""
 
-import weakref
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -74,12 +73,11 @@ class TokenTable:
         special = sorted({*special_tokens(vocab), *ends})
         return cls(tuple(tokens), tuple(special), vocab.bos, tuple(ends))
 
-    def tokenizer(self, owner: object) -> llguidance.LLTokenizer:
-        """Build llguidance's tokenizer: about 0.7 s for 150,000 tokens. It is freed after `owner`."""
+    def tokenizer(self) -> llguidance.LLTokenizer:
+        """Build llguidance's tokenizer: about 0.7 s for 150,000 tokens."""
         wrapped = _Wrapped(list(self.tokens), list(self.special), self.bos, self.ends[0])
         tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(wrapped), eos_token=list(self.ends))
         wrapped.greedy = tokenizer
-        weakref.finalize(owner, setattr, wrapped, "greedy", None)  # a cycle that the collector does not see
         return tokenizer
 
     def ids(self) -> dict[bytes, int]:

@@ -1,9 +1,5 @@
 """Lark, regex and choice; forks, ends and limits of every constraint."""
 
-import gc
-import weakref
-
-import llguidance
 import pytest
 
 from server.errors import InvalidRequest
@@ -23,23 +19,6 @@ def test_a_vocabulary_with_a_token_too_long_for_llguidance_is_told_to_who_asks(n
     else:
         with pytest.raises(InvalidRequest, match="a token of 1025 bytes"):
             compiler.regex("a+")
-
-
-def test_a_compiler_is_freed_with_its_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tokenizer and what it calls to encode text refer to each other, which the collector does not see."""
-    freed: list[weakref.ref[object]] = []
-    usual = llguidance.TokenizerWrapper
-
-    def watched(wrapped: object) -> object:
-        freed.append(weakref.ref(wrapped))
-        return usual(wrapped)
-
-    monkeypatch.setattr("llguidance.TokenizerWrapper", watched)
-    compiler = GrammarCompiler(WordVocab())
-    assert matches(compiler.regex("a+"), "aa")
-    del compiler
-    gc.collect()
-    assert [each() for each in freed] == [None]
 
 
 @pytest.mark.parametrize(
