@@ -169,6 +169,13 @@ class Body(BaseModel):
         return body
 
 
+def build_validators(base: type[Body] = Body) -> None:
+    """Build the validators of all bodies (55 ms), which the first request of each endpoint would wait for."""
+    for schema in base.__subclasses__():
+        schema.model_rebuild()
+        build_validators(schema)
+
+
 B = TypeVar("B", bound=BaseModel)
 
 
