@@ -5,10 +5,10 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from server.engine.cache.prefix_cache import MIB
 from server.engine.embedding import EmbeddingEngine
@@ -17,16 +17,13 @@ from server.engine.runner_api import EmbeddingRunner, Runner
 from server.errors import InvalidRequest, ModelFailed
 from server.pool.block_events import ReportingEngine
 from server.pool.memory import Fit, totals
-from server.pool.model import GrammarFactory, LoadedModel, compile_grammars, prepare
+from server.pool.model import GrammarFactory, LoadedModel, compile_grammars
 from server.pool.protocols import Loader, ModelInfo, Weights
 from server.pool.saved.state_cache import EmbeddingFolder, StateFolder
 from server.pool.spec import ModelSpec
 from server.pool.worker.parent import WorkerSupervisor
 from server.templates.rendering import Renderer
 from server.templates.template import ChatTemplate
-
-if TYPE_CHECKING:  # llguidance takes its time to import
-    from server.structured.grammar.compiler import GrammarCompiler
 
 log = logging.getLogger(__name__)
 
@@ -83,19 +80,16 @@ class Factories:
 
 @dataclass(slots=True)
 class LoadedParts:
-    """The results of a load, before engines own the runners."""
+    """A model without engines, and the runners for these."""
 
-    fit: Fit
-    weights: Weights
-    template: ChatTemplate
+    model: LoadedModel
     runners: list[Runner] = field(default_factory=list)
     embedders: list[EmbeddingRunner] = field(default_factory=list)
-    grammar: "GrammarCompiler | None" = None
 
     def close(self) -> None:
         """Free all of it, contexts before weights."""
         with contextlib.ExitStack() as stack:
-            stack.callback(self.weights.close)
+            stack.callback(self.model.free)
             for runner in self.runners:
                 stack.callback(runner.close)
             for embedder in self.embedders:
@@ -156,47 +150,36 @@ class Load:
         weights = self.loader.load(fit.spec, self._progress)
         with contextlib.ExitStack() as undo:
             undo.callback(weights.close)
-            parts = LoadedParts(fit, weights, self.factories.template(weights.info, self.spec))
+            parts = LoadedParts(self._model(fit, weights))
             undo.pop_all()
             undo.callback(parts.close)
-            parts.grammar = self._grammar(weights)
-            with self._prepared(parts.grammar):
-                for _ in range(0 if isinstance(weights, WorkerSupervisor) else self.spec.native.instances):
+            if weights.info.generates and self.spec.native.warmup:
+                parts.model.prepare_grammar(self.quiet)
+            for _ in range(0 if isinstance(weights, WorkerSupervisor) else self.spec.native.instances):
+                self._check_wanted()
+                if weights.info.generates:
+                    parts.runners.append(weights.runner())
+                if weights.info.embeds:
                     self._check_wanted()
-                    if weights.info.generates:
-                        parts.runners.append(weights.runner())
-                    if weights.info.embeds:
-                        self._check_wanted()
-                        parts.embedders.append(weights.embedding_runner())
+                    parts.embedders.append(weights.embedding_runner())
             self._check_wanted()
             undo.pop_all()
         return parts
 
-    def _grammar(self, weights: Weights) -> "GrammarCompiler | None":
-        """Return the compiler of constraints, if the settings have a grammar or nothing runs meanwhile."""
-        shape, warms = self.spec.shape, self.spec.native.warmup and not isinstance(weights, WorkerSupervisor)
-        if not weights.info.generates or (shape is None and not (warms and self.quiet())):
-            return None
-        grammar = self.factories.grammar(weights.vocab)
-        if shape is not None:
+    def _model(self, fit: Fit, weights: Weights) -> LoadedModel:
+        """Return the model, whose configured grammar compiles."""
+        template = self.factories.template(weights.info, self.spec)
+        model = LoadedModel(
+            *(self.spec, weights.info, weights.vocab, None, None, template, weights, fit),
+            loaded_at=time.time(),
+            make_grammar=self.factories.grammar,
+        )
+        if weights.info.generates and self.spec.shape is not None:
             try:
-                shape.constraint(grammar)
+                self.spec.shape.constraint(model.grammar)
             except InvalidRequest as error:
                 raise ModelFailed(self.spec.id, error.message) from None
-        return grammar
-
-    @contextlib.contextmanager
-    def _prepared(self, grammar: "GrammarCompiler | None") -> Iterator[None]:
-        """Read the vocabulary into `grammar` while the native library creates and warms contexts without Python."""
-        if grammar is None:
-            yield
-            return
-        reading = threading.Thread(target=prepare, args=(grammar, self.spec.id), name="grammar")
-        reading.start()
-        try:
-            yield
-        finally:
-            reading.join()  # it reads the vocabulary, which a failed load frees
+        return model
 
     def _check_wanted(self) -> None:
         if self.cancelled:
@@ -213,21 +196,14 @@ class Load:
 
 async def assemble(load: Load, parts: LoadedParts, in_thread: InThread) -> LoadedModel:
     """Put engines over the runners; frees the parts when that fails or the load was cancelled."""
-    spec, weights, loop = load.spec, parts.weights, asyncio.get_running_loop()
-    factories = load.factories
-    model = LoadedModel(
-        *(spec, weights.info, weights.vocab, None, None, parts.template, weights, parts.fit),
-        loaded_at=time.time(),
-        make_grammar=factories.grammar,
-        _grammar=parts.grammar,
-    )
+    spec, model, loop = load.spec, parts.model, asyncio.get_running_loop()
     try:
         if load.cancelled:
             raise ModelFailed(spec.id, "the load was cancelled")
-        if isinstance(weights, WorkerSupervisor):
-            model.generator, model.embedding = weights.generator, weights.embedder
+        if isinstance(model.weights, WorkerSupervisor):
+            model.generator, model.embedding = model.weights.generator, model.weights.embedder
         if parts.runners:
-            model.generator = engine = factories.engine(parts.runners, spec.engine, loop)
+            model.generator = engine = load.factories.engine(parts.runners, spec.engine, loop)
             parts.runners = []  # the engine frees them
             if (place := spec.engine.disk_place) is not None:
                 if isinstance(place, Path):
@@ -237,12 +213,10 @@ async def assemble(load: Load, parts: LoadedParts, in_thread: InThread) -> Loade
                     StateFolder(model, place, limit, shared=spec.engine.cache_disk_shared, secret=secret)
                 )
         if parts.embedders:
-            model.embedding = factories.embedder(parts.embedders, spec.engine, loop)
+            model.embedding = load.factories.embedder(parts.embedders, spec.engine, loop)
             parts.embedders = []
     except BaseException:
         await model.close()
         await in_thread(parts.close)
         raise
-    if model.generator is not None and parts.grammar is None and spec.native.warmup:
-        model.prepare_when_idle(load.quiet, in_thread)
     return model

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import TYPE_CHECKING, Self, TypeAlias
@@ -42,16 +42,6 @@ def compile_grammars(vocab: Vocab, sandbox: Sandbox | None = None) -> "GrammarCo
     from server.structured.grammar.compiler import GrammarCompiler
 
     return GrammarCompiler(vocab, sandbox)
-
-
-def prepare(grammar: "GrammarCompiler", model: str) -> None:
-    """Read the vocabulary into `grammar`; a vocabulary that it can't take is only logged."""
-    try:
-        grammar.prepare()
-    except Exception:  # only constrained requests need it, and get the error
-        log.warning(
-            "model '%s': no grammar can be compiled for its vocabulary; what needs one is refused", model, exc_info=True
-        )
 
 
 def cannot_generate(model: str) -> NotSupported:
@@ -97,8 +87,8 @@ class LoadedModel:
     make_grammar: GrammarFactory = compile_grammars
     _grammar: "GrammarCompiler | None" = None
     _grammar_lock: threading.Lock = field(default_factory=threading.Lock)
-    _timer: asyncio.TimerHandle | None = None
-    _preparing: asyncio.Future[None] | None = None
+    _preparing: threading.Thread | None = None
+    _closing: threading.Event = field(default_factory=threading.Event)
 
     @property
     def engine(self) -> Generator:
@@ -161,11 +151,15 @@ class LoadedModel:
 
     async def close(self, drain_s: float = 0.0) -> None:
         """Give running requests `drain_s` seconds, then fail them and free the contexts; the weights stay."""
-        if self._timer is not None:
-            self._timer.cancel()
+        self._closing.set()
         await asyncio.gather(*(engine.close(drain_s) for engine in self.engines))
+
+    def free(self) -> None:
+        """Free the weights, after `close`; blocking."""
+        self._closing.set()
         if self._preparing is not None:
-            await self._preparing  # it reads the vocabulary, which is freed next
+            self._preparing.join()  # it reads the vocabulary
+        self.weights.close()
 
     @property
     def grammar(self) -> "GrammarCompiler":
@@ -176,22 +170,33 @@ class LoadedModel:
                     self._grammar = self.make_grammar(self.vocab)
         return self._grammar
 
-    def prepare_when_idle(
-        self, quiet: Callable[[], bool], in_thread: Callable[[Callable[[], None]], Awaitable[None]]
-    ) -> None:
-        """Build the compiler of constraints in the first moment without requests, instead of at the first constraint.
+    def prepare_grammar(self, quiet: Callable[[], bool]) -> None:
+        """Build the compiler of constraints in a thread as soon as no request runs, not at the first constraint.
 
-        For a load while others run: llguidance keeps the interpreter's lock for up to half a second. Call `quiet` every
-        `_IDLE_S` seconds. A busy server has such moments between requests, where a longer pause would not occur.
+        llguidance keeps the interpreter's lock for up to half a second. At the start that is while the native library
+        creates contexts. `quiet` is called every `_IDLE_S` seconds: a busy server has such moments between requests,
+        where a longer pause would not occur.
         """
 
-        def check() -> None:
-            if quiet():
-                self._preparing = asyncio.ensure_future(in_thread(lambda: prepare(self.grammar, self.spec.id)))
-            else:
-                self.prepare_when_idle(quiet, in_thread)
+        def prepare() -> None:
+            while not self._closing.is_set():
+                if quiet():
+                    self._read_vocabulary()
+                    return
+                self._closing.wait(_IDLE_S)
 
-        self._timer = asyncio.get_running_loop().call_later(_IDLE_S, check)
+        self._preparing = threading.Thread(target=prepare, name="grammar")
+        self._preparing.start()
+
+    def _read_vocabulary(self) -> None:
+        try:
+            self.grammar.prepare()
+        except Exception:  # only constrained requests need it, and get the error
+            log.warning(
+                "model '%s': no grammar can be compiled for its vocabulary; what needs one is refused",
+                self.spec.id,
+                exc_info=True,
+            )
 
 
 class Lease:

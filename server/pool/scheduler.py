@@ -408,7 +408,7 @@ class Scheduler:
                     *(entry.id, len(entry.leases)),
                 )
                 return
-            await self._in_thread(model.weights.close)
+            await self._in_thread(model.free)
         except Exception as error:
             log.exception(
                 "model '%s' could not be freed; a restart gives its memory back. Report what follows", entry.id

@@ -140,7 +140,7 @@ class Worker(Endpoint):
         self._status_lock = threading.Lock()
         self._status_at = 0.0
         functions: dict[str, Callable[..., Any]] = {"start": self._start, "check_progress": self._check_progress}
-        super().__init__(ends, functions | {"loader": self._ask_loader, "load": self._load})
+        super().__init__(ends, functions | {"ping": self._ping, "loader": self._ask_loader, "load": self._load})
 
     def _encode(self, message: object) -> Encoded:
         return Encoder().encode(message)
@@ -205,6 +205,9 @@ class Worker(Endpoint):
             faulthandler.dump_traceback()
             self.fail(f"no step has ended for {max(late_s):.0f} s")
         self._was_late = bool(late_s)
+
+    async def _ping(self) -> None:
+        """Answer."""
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Run blocking work in a thread."""
@@ -372,7 +375,7 @@ class Worker(Endpoint):
         slots = engine.slots()
         requests = tuple("" if slot.request is None else slot.request.id for slot in slots)
         bare = tuple(replace(slot, request=None) for slot in slots)
-        return EngineStatus(engine.busy or bool(self.decoding), engine.stats, bare, requests)
+        return EngineStatus(engine.busy, engine.stats, bare, requests)
 
     def _watch(self, wanted: bool) -> None:
         assert self._generator is not None

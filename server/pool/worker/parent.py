@@ -49,6 +49,8 @@ STACKS_S = 2.0
 """Seconds that a process has to write its stacks and exit before it is killed; a stopped process does neither."""
 SILENT_S = 10.0
 """The least silence after which a process counts as hanging; its heartbeats are two seconds apart."""
+ANSWER_S = 5.0
+"""Seconds in which a process must answer before its engines are closed; otherwise it is frozen."""
 STUCK_S = 60.0
 """The least time without progress after which a load counts as hanging; a slow disk may take as long to start."""
 _BOOT = (
@@ -224,7 +226,7 @@ class WorkerSupervisor:
     everything that could crash runs in the worker. The server reads only the file's header, with our own code, and its
     vocabulary after the worker has survived it.
 
-    Used on the event loop, except the methods of `Loader` and `Weights`, which block, and `notify_soon`. ``generator``
+    Used on the event loop, except the methods of `Loader` and `Weights`, which block, and `notify`. ``generator``
     and ``embedder`` are proxies of the worker's engines. ``down``: why no process serves, "" otherwise. ``pause_s``:
     seconds until the next start.
     """
@@ -272,7 +274,12 @@ class WorkerSupervisor:
     @property
     def up(self) -> bool:
         """Whether a process serves."""
-        return self._process is not None and not self.down
+        return self._serving is not None
+
+    @property
+    def _serving(self) -> WorkerProcess | None:
+        """The process that serves, if any."""
+        return None if self.down else self._process
 
     @property
     def pid(self) -> int:
@@ -400,25 +407,20 @@ class WorkerSupervisor:
     # ---- calls
 
     def notify(self, function: str, *arguments: object) -> None:
-        """Call a function of the worker without waiting for a result; nothing while no process serves."""
-        if self._process is not None and self.up:
-            self._process.notify(function, *arguments)
-
-    def notify_soon(self, function: str, *arguments: object) -> None:
-        """Notify from any thread, also after the event loop has ended."""
-        with contextlib.suppress(RuntimeError):
-            self.loop.call_soon_threadsafe(self.notify, function, *arguments)
+        """Call a function of the worker without waiting for a result; nothing while no process serves. Thread-safe."""
+        if (process := self._serving) is not None:
+            process.notify(function, *arguments)
 
     def submit(self, number: int, request: Request) -> None:
         """Send a request, if a process serves."""
-        if self._process is not None and self.up:
-            self._process.submit(number, request)
+        if (process := self._serving) is not None:
+            process.submit(number, request)
 
     async def call(self, function: str, *arguments: object) -> Any:
         """Call a function of the process. Raises `ModelEnded` while no process serves."""
-        if self._process is None or not self.up:
+        if (process := self._serving) is None:
             raise ModelEnded(f"model '{self.name}' is being loaded again: {self.down}")
-        return await self._process.call(function, *arguments)
+        return await process.call(function, *arguments)
 
     # ---- messages
 
@@ -522,6 +524,17 @@ class WorkerSupervisor:
         for engine in self.engines:
             engine.process_started()
         return process
+
+    async def end_frozen(self) -> None:
+        """Kill a process that does not answer, such as a stopped one, and start no other."""
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                await self.call("ping")
+        except TimeoutError:
+            self._closing = True
+            self.kill(f"it has not answered for {ANSWER_S:g} s")
+        except LlamapoolError:
+            return  # no process serves
 
     async def end(self) -> None:
         """End the process for good."""

@@ -99,6 +99,7 @@ class EngineProxy:
     async def _drain(self, drain_s: float) -> None:
         """Give running requests of the worker's engine `drain_s` seconds; the caller fails what is left."""
         self._closing = True
+        await self.supervisor.end_frozen()
         if self.supervisor.up:
             with contextlib.suppress(TimeoutError, LlamapoolError):
                 async with asyncio.timeout(drain_s + CLOSE_S):
@@ -324,7 +325,7 @@ class IsolatedEngine(EngineProxy):
     def limit_caches(self, n_bytes: int) -> None:
         """Limit the RAM for prompt states and embeddings. Thread-safe."""
         self._cache_bytes = n_bytes
-        self.supervisor.notify_soon("limit_caches", n_bytes)
+        self.supervisor.notify("limit_caches", n_bytes)
 
     block_changes = _remote(ReportingEngine.block_changes)
     save_slot = _remote(ReportingEngine.save_slot)
@@ -404,7 +405,7 @@ class IsolatedReader:
     def _forget(self, number: int, generation: int) -> None:
         """Release a chunk of the worker. Thread-safe."""
         if generation == self._supervisor.n_restarts:
-            self._supervisor.notify_soon("release_chunk", number)
+            self._supervisor.notify("release_chunk", number)
 
     def count(self, parts: Sequence[str | Bitmap], *, add_special: bool, parse_special: bool) -> int:
         """Return the number of tokens that `tokenize` would return; blocking."""

@@ -339,6 +339,21 @@ async def test_a_load_that_gets_no_further_is_ended_by_the_watchdog(
         await api.expect(CHAT, chat("Hi", model="good"))
 
 
+async def test_an_unload_ends_a_frozen_process(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parent, "ANSWER_S", 0.05)
+    monkeypatch.setattr(parent, "STACKS_S", 0.01)
+    async with start() as api:
+        supervisor = engine(api).supervisor
+        process = supervisor._process
+        assert process is not None
+        os.kill(process.pid, signal.SIGSTOP)
+        await api.expect("POST /models/unload", {"model": "demo"})
+        await api.settled()
+        assert (await process.ended, supervisor.n_restarts) == ("it has not answered for 0.05 s", 0)
+        assert api.pool.state("demo").failure == ""
+        await api.expect(CHAT, chat("Hi"))
+
+
 async def test_a_step_that_hangs_is_ended_by_the_watchdog(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
     async with start() as api:
         body = chat("!wait 1!", stream=True, max_tokens=3000)
