@@ -49,7 +49,7 @@ class Worker(Executor):
 class Files:
     """`StateFiles` in memory."""
 
-    follow_s = None
+    shared, follow_s = False, 3600.0
 
     def __init__(self) -> None:
         self._saved: dict[str, CacheEntry] = {}
@@ -73,8 +73,6 @@ class Files:
 
     def remove(self, name: str) -> None:
         self._saved.pop(name, None)
-
-    def close(self) -> None: ...
 
 
 def disk_cache(limit: int, clock: Callable[[], float]) -> tuple[DiskCache, Worker, Worker]:

@@ -674,12 +674,12 @@ class SchedulingSettings(SettingsModel):
     cache_disk: Int = option(0, "--cache-disk", metavar="MIB", ge=0)
     """MiB of disk, in cache_disk_path, for KV states evicted from RAM; they survive a restart. 0 = off."""
     cache_disk_path: Place | None = option(None, "--cache-disk-path", metavar="FOLDER")
-    """Folder for cache_disk, created if missing; each model gets a subfolder, used by one process at a time unless
-    cache_disk_shared. Or a URL such as s3://bucket/folder, which is shared (docs/scaling.md).
+    """Folder for cache_disk, created if missing; each model gets a subfolder. Or a URL such as s3://bucket/folder,
+    which is shared (docs/scaling.md).
     """
     cache_disk_shared: Bool = option(False, "--cache-disk-shared")
-    """Share cache_disk_path between processes: each one finds the others' KV states, so a conversation may continue at
-    any of them. slot_save_secret_file signs the files.
+    """Share cache_disk_path between processes: each one soon finds the others' KV states, so a conversation may
+    continue at any of them. slot_save_secret_file signs the files.
     """
     context_shift: Bool = option(False, "--context-shift", env=True, off=True)
     """When a slot's context is full, drop the older half after the kept prefix and continue."""

@@ -18,13 +18,12 @@ from typing import Protocol
 from server.engine.cache.costs import MoveCost
 from server.engine.cache.prefix_cache import MIB, CachedPrefix, CacheEntry, Fetch, StateCache
 from server.engine.sequence import Sequence
-from server.errors import CONTAINED, InternalError, LlamapoolError
+from server.errors import CONTAINED, LlamapoolError
 
 log = logging.getLogger(__name__)
 
 
 MAX_PENDING = 512 * MIB  # bytes waiting to be written; further states are dropped
-RETRY_S = 1.0
 CLOSE_S = 5.0  # longest time to write states when the model is unloaded
 LEAST_S = 0.05
 UNKNOWN_S = 2.0  # longest wait before the prefill rate is known
@@ -32,24 +31,22 @@ READ_AHEAD = 2  # states read or held for an instance's queue: one is loaded whi
 _DESCRIPTION_BYTES = 4096  # upper bound of a file's size besides tokens and states
 
 
-class FolderInUse(InternalError):
-    """Another process uses these files now; it may end soon."""
-
-
 class StateFiles(Protocol):
     """File storage; `server.pool` implements it. Every method blocks and may raise `LlamapoolError`."""
 
     @property
-    def follow_s(self) -> float | None:
-        """Seconds between checks for files written by other processes; None if nobody else writes."""
+    def shared(self) -> bool:
+        """Whether states are written for other processes, too."""
+
+    @property
+    def follow_s(self) -> float:
+        """Seconds between checks for files of other processes."""
 
     def others(self) -> tuple[Iterable[CacheEntry], Iterable[str]]:
         """Return entries written by others, and names of files removed, since `index` or the last call."""
 
     def index(self) -> Iterable[CacheEntry]:
-        """Return the entries that exist and fit this model. ``last_used`` is minus the age in seconds. Raises
-        `FolderInUse`.
-        """
+        """Return the entries that exist and fit this model. ``last_used`` is minus the age in seconds."""
 
     def write(self, name: str, entry: CacheEntry) -> int:
         """Write a file atomically; return its size in bytes."""
@@ -61,8 +58,6 @@ class StateFiles(Protocol):
         """Record the time of use for the next `index`."""
 
     def remove(self, name: str) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class DiskCache:
@@ -102,8 +97,8 @@ class DiskCache:
 
     @property
     def shared(self) -> bool:
-        """Whether other processes use the files too."""
-        return self._files.follow_s is not None
+        """Whether states are written for other processes, too."""
+        return self._files.shared
 
     def wants(self, one: CachedPrefix, n_lost: int) -> bool:
         """Decide like `StateCache.wants`; states being written count as present."""
@@ -166,34 +161,18 @@ class DiskCache:
         self._reader.shutdown(cancel_futures=True)
         self._writer.shutdown()
         self._usable = False
-        self._files.close()
 
     # ---- the threads of files
 
     def _begin(self) -> None:
-        """Load the index. While another process uses the files, retry and neither read nor write."""
-        while not self._closing.is_set():
-            try:
-                self._take_up(self._files.index(), ())
-                self._usable = True
-                if self.shared:
-                    self._following.start()
-            except FolderInUse as error:
-                if self._usable:
-                    log.warning("%s; prompt states are kept on disk once it has ended", error)
-                self._usable = False
-                self._has_looked()
-                self._closing.wait(RETRY_S)
-                continue
-            except Exception as error:  # noqa: BLE001 - the server works without it
-                self._give_up(error)
-            break
-        self._has_looked()
+        """Load the index."""
+        try:
+            self._take_up(self._files.index(), ())
+            self._following.start()
+        except Exception as error:  # noqa: BLE001 - the server works without it
+            self._give_up(error)
+        self.ready.set_result(None)
         self._wake()
-
-    def _has_looked(self) -> None:
-        if not self.ready.done():
-            self.ready.set_result(None)
 
     def _take_up(self, entries: Iterable[CacheEntry], names_gone: Iterable[str]) -> None:
         """Update the index with entries that exist now and names that are gone; equal states of several processes count
@@ -222,7 +201,9 @@ class DiskCache:
     def _look(self) -> None:
         try:
             if self._usable:
-                self._take_up(*self._files.others())
+                entries, names_gone = self._files.others()
+                # Two processes that each replaced the other's equal state would lose both.
+                self._take_up([each for each in entries if not self.kept.holds(each)], names_gone)
         except LlamapoolError as error:  # the next check may succeed
             log.warning("what others keep on disk is not known: %s", error)
         except Exception as error:  # noqa: BLE001 - as above

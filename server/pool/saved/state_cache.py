@@ -1,24 +1,21 @@
 """What a model caches on disk (``cache_disk``): prompt states (`StateFolder`), embeddings of media (`EmbeddingFolder`).
 
 The folder of a model id contains one folder per `slots.origin_of_cells`, so that other settings, adapters or versions
-keep their states. One process at a time uses such a folder, unless it is shared. The oldest files are removed when all
-files of the model exceed the limit. A shared folder is listed again for states of other processes (`others`).
-A URL is always shared and has no locks; files of other settings there are removed by rules of the store.
+keep their states. Any number of processes may use such a folder: each one lists it again for states of the others. The
+oldest files are removed when all files of the model exceed the limit; at a URL, files of other settings are removed by
+rules of the store. Where a folder is shared (a URL always is), states are written early, and unusable files stay.
 
 Keys of embeddings include the projector and its settings, so any process may read and write them. All methods block.
 """
 
-import fcntl
 import hashlib
 import importlib.metadata
 import json
 import logging
-import os
 import re
 from dataclasses import replace
 from pathlib import Path
 
-from server.engine.cache.disk_cache import FolderInUse
 from server.engine.cache.prefix_cache import CacheEntry
 from server.engine.lora import AdapterSet
 from server.errors import InternalError, InvalidRequest, LlamapoolError, without_credentials
@@ -30,9 +27,10 @@ from server.pool.saved.store import Listed, SavedFiles, SlotFiles, UrlFiles
 log = logging.getLogger(__name__)
 
 SUFFIX = ".state"
-_LOCK = ".lock"
-FOLDER_S = 1.0
-ADDRESS_S = 10.0  # each look is a request to the store
+FOLDER_S = 1.0  # seconds between two looks for states of other processes
+SELDOM_S = 10.0  # of a URL, where each look is a request, and of a folder that is not shared
+STALE_S = 600.0
+"""A file that was not written to its end within this time is left over from a process that was killed."""
 _NOT_PLAIN = re.compile(r"[^A-Za-z0-9._-]+")
 
 
@@ -43,18 +41,6 @@ def folder_name(model_id: str) -> str:
 
 def _digest(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
-
-
-def _is_free(folder: Path) -> bool:
-    """Return whether no process uses a folder of states."""
-    try:
-        with (folder / _LOCK).open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return True
-    except BlockingIOError:
-        return False
-    return True
 
 
 class StateFolder:
@@ -77,21 +63,24 @@ class StateFolder:
         else:
             self._path = root.joinpath(*own)
             self._files, self._where = SlotFiles(self._path), str(self._path)
-        self._shared = shared or self._path is None
-        self._locked: int | None = None
+        self.shared = shared or self._path is None
         self._ours: set[str] = set()  # names of files that are in use
         self._seen: set[str] = set()  # names that were looked at
 
     @property
-    def follow_s(self) -> float | None:
-        """Seconds between two calls of `others`; None if no other process writes here."""
-        return None if not self._shared else FOLDER_S if self._path is not None else ADDRESS_S
+    def follow_s(self) -> float:
+        """Seconds between two calls of `others`."""
+        return FOLDER_S if self.shared and self._path is not None else SELDOM_S
 
     def index(self) -> list[CacheEntry]:
-        """Return the states that fit this model; remove damaged files. Raises `FolderInUse` when another process uses
-        the folder, and `InternalError`."""
+        """Return the states that fit this model; remove damaged files. Raises `InternalError`."""
         if self._path is not None:
-            self._take(self._path)
+            try:
+                for folder in (self._path.parent, self._path):  # states reveal conversations
+                    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                SlotFiles(self._path).remove_stale(STALE_S)
+            except OSError as error:
+                raise InternalError(f"{self._path}: {error.strerror or error}") from error
         self._ours, self._seen = set(), set()
         return self.others()[0]
 
@@ -106,33 +95,13 @@ class StateFolder:
         self._ours |= {entry.name for entry in entries}
         return entries, gone
 
-    def _take(self, path: Path) -> None:
-        try:
-            for folder in (path.parent, path):  # states reveal conversations
-                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._lock(path)
-        except OSError as error:
-            raise InternalError(f"{path}: {error.strerror or error}") from error
-        if self._shared:
-            SlotFiles(path).remove_stale()
-        else:
-            SlotFiles(path).remove_stale(0.0)
-
-    def _lock(self, path: Path) -> None:
-        self._locked = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            fcntl.flock(self._locked, (fcntl.LOCK_SH if self._shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self.close()
-            raise FolderInUse(f"{path} is used by another process") from None
-
     def _entry(self, listed: Listed) -> CacheEntry | None:
         name = listed.name
         try:
             saved, size = self._read(name, states=False)
         except LlamapoolError as error:
-            log.warning("%s/%s is %s: %s", self._where, name, "left" if self._shared else "removed", error)
-            if not self._shared:  # else another may be able to use it
+            log.warning("%s/%s is %s: %s", self._where, name, "left" if self.shared else "removed", error)
+            if not self.shared:  # otherwise another process may be able to use it
                 self.remove(name)
             return None
         if saved is not None:
@@ -168,7 +137,7 @@ class StateFolder:
         return n_bytes
 
     def _forget_others(self, here: Path) -> None:
-        """Remove the oldest files that nobody uses now, as long as there are too many bytes of all."""
+        """Remove the oldest files that this process does not use, while there are too many bytes of all."""
         try:
             every = [(path, path.stat()) for path in here.parent.rglob(f"*{SUFFIX}")]
             others = [each for each in every if each[0].parent != here or each[0].name not in self._ours]
@@ -176,9 +145,8 @@ class StateFolder:
             for path, found in sorted(others, key=lambda each: each[1].st_mtime):
                 if n_bytes <= self._limit:
                     return
-                if path.parent == here or _is_free(path.parent):
-                    path.unlink(missing_ok=True)
-                    n_bytes -= found.st_size
+                path.unlink(missing_ok=True)
+                n_bytes -= found.st_size
         except OSError as error:  # another process does the same
             log.warning("%s: %s", here.parent, error)
 
@@ -203,12 +171,6 @@ class StateFolder:
             self._files.remove(name)
         except LlamapoolError as error:
             log.warning("%s/%s cannot be removed: %s", self._where, name, error)
-
-    def close(self) -> None:
-        """Let another process use the folder."""
-        locked, self._locked = self._locked, None
-        if locked is not None:
-            os.close(locked)
 
 
 EMBEDDINGS_SUFFIX = ".embeddings"

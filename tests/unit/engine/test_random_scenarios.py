@@ -340,7 +340,6 @@ class Scenario:
                 await engine.close()
                 await self._all_told()
         assert all(runner.closed for runner in self.runners)
-        assert self.files is None or self.files.closed
         for one in self.asked:
             if not one.cancelled:
                 one.check(self.replies, self.shifts, partial(self._explains, one, closed))

@@ -9,14 +9,13 @@ from typing import Any, cast
 
 import pytest
 
-from server.engine.cache.disk_cache import FolderInUse
 from server.engine.cache.prefix_cache import CacheEntry, Checkpoint
 from server.engine.lora import Adapter, AdapterSet
 from server.errors import InternalError, InvalidRequest
 from server.pool.model import LoadedModel
 from server.pool.protocols import ModelInfo
 from server.pool.saved.format import DATA_PREFIX
-from server.pool.saved.state_cache import StateFolder
+from server.pool.saved.state_cache import STALE_S, StateFolder
 from server.pool.spec import LoadParams, ModelSpec
 
 STATE = DATA_PREFIX + bytes(4) + b"state of the library"
@@ -46,26 +45,22 @@ def opened(root: Path, of: LoadedModel | None = None, limit: int = 1 << 30) -> t
 
 
 def files(root: Path) -> list[str]:
-    return sorted(path.name for path in root.rglob("*") if path.is_file() and path.name != ".lock")
+    return sorted(path.name for path in root.rglob("*") if path.is_file())
 
 
 def save(root: Path, saved: CacheEntry = SAVED, of: LoadedModel | None = None) -> int:
     folder, _ = opened(root, of)
-    n_bytes = folder.write("a.state", saved)
-    folder.close()
-    return n_bytes
+    return folder.write("a.state", saved)
 
 
 def test_lora_sets_come_back_under_the_ids_of_today(tmp_path: Path) -> None:
     other = Adapter(0, "other.gguf", 0.5)
     save(tmp_path, replace(SAVED, adapter_set=AdapterSet(((0, 0.5),), 1)), model(adapters=(LORA,)))
-    folder, (entry,) = opened(tmp_path, model(adapters=(other, replace(LORA, id=1))))
+    _, (entry,) = opened(tmp_path, model(adapters=(other, replace(LORA, id=1))))
     assert entry.adapter_set == AdapterSet(((1, 0.5),), 1)
-    folder.close()
-    folder, entries = opened(tmp_path, model(adapters=(other,)))
+    _, entries = opened(tmp_path, model(adapters=(other,)))
     assert entries == []
     assert files(tmp_path) == ["a.state"]  # they may be loaded again
-    folder.close()
 
 
 def test_states_outlive_another_length_of_the_context(tmp_path: Path) -> None:
@@ -73,15 +68,13 @@ def test_states_outlive_another_length_of_the_context(tmp_path: Path) -> None:
     folder, (entry,) = opened(tmp_path, model(n_ctx=512))
     assert entry.tokens == [7, 8, 9]
     assert folder.read("a.state").state == SAVED.state
-    folder.close()
-    folder, entries = opened(tmp_path, model(n_ctx=2))
+    _, entries = opened(tmp_path, model(n_ctx=2))
     assert entries == []  # no slot has room for it
-    folder.close()
     assert files(tmp_path) == ["a.state"]
 
 
-def shared(root: Path | str, secret: bytes = b"") -> StateFolder:
-    folder = StateFolder(model(), root, 1 << 30, shared=True, secret=secret)
+def shared(root: Path | str, secret: bytes = b"", *, is_shared: bool = True) -> StateFolder:
+    folder = StateFolder(model(), root, 1 << 30, shared=is_shared, secret=secret)
     folder.index()
     return folder
 
@@ -91,8 +84,9 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Path | str:
     return tmp_path if request.param == "folder" else f"memory://states{tmp_path}"
 
 
-def test_processes_that_share_a_place_find_each_others_states(place: Path | str) -> None:
-    ours, theirs = shared(place), shared(place)
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_processes_in_one_place_find_each_others_states(place: Path | str, is_shared: bool) -> None:
+    ours, theirs = shared(place, is_shared=is_shared), shared(place, is_shared=is_shared)
     ours.write("a.state", SAVED)
     assert ours.others() == ([], set())  # its own are known
     (entry,), gone = theirs.others()
@@ -104,8 +98,6 @@ def test_processes_that_share_a_place_find_each_others_states(place: Path | str)
     assert theirs.others() == ([], {"a.state"})
     with pytest.raises(InvalidRequest, match="no such file"):
         theirs.read("a.state")
-    for folder in (ours, theirs):
-        folder.close()
 
 
 def test_what_another_secret_signed_is_left_and_not_used(place: Path | str) -> None:
@@ -115,19 +107,6 @@ def test_what_another_secret_signed_is_left_and_not_used(place: Path | str) -> N
     with pytest.raises(InvalidRequest, match="was not signed with this server's secret"):
         theirs.read("a.state")
     assert ours.read("a.state").state == SAVED.state
-    for folder in (ours, theirs):
-        folder.close()
-
-
-def test_who_shares_and_who_does_not_are_not_in_a_folder_at_once(tmp_path: Path) -> None:
-    sharing = shared(tmp_path)
-    with pytest.raises(FolderInUse):
-        opened(tmp_path)
-    sharing.close()
-    alone, _ = opened(tmp_path)
-    with pytest.raises(FolderInUse):
-        shared(tmp_path)
-    alone.close()
 
 
 def test_the_length_counts_where_longer_contexts_rotate_otherwise(tmp_path: Path) -> None:
@@ -137,14 +116,8 @@ def test_the_length_counts_where_longer_contexts_rotate_otherwise(tmp_path: Path
         return found
 
     save(tmp_path, of=of(4096))
-    assert len(opened_and_closed(tmp_path, of(1024))) == 1
-    assert opened_and_closed(tmp_path, of(8192)) == []
-
-
-def opened_and_closed(root: Path, of: LoadedModel) -> list[Any]:
-    folder, entries = opened(root, of)
-    folder.close()
-    return entries
+    assert len(opened(tmp_path, of(1024))[1]) == 1
+    assert opened(tmp_path, of(8192))[1] == []
 
 
 def test_states_of_an_older_llamapool_stay_where_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,18 +125,13 @@ def test_states_of_an_older_llamapool_stay_where_they_are(tmp_path: Path, monkey
         for module in ("format", "state_cache"):
             older.setattr(f"server.pool.saved.{module}.FORMAT", 0)
         save(tmp_path)
-    assert opened_and_closed(tmp_path, model()) == []
+    newer, entries = opened(tmp_path)
+    assert entries == []
     (old,) = tmp_path.rglob("a.state")
-    newer, _ = opened(tmp_path)
-    (tmp_path / newer_path(tmp_path, old) / "a.state").write_bytes(old.read_bytes())
+    (own,) = (folder for folder in old.parent.parent.iterdir() if folder != old.parent)
+    (own / "a.state").write_bytes(old.read_bytes())
     with pytest.raises(InvalidRequest, match="it has the format 0, this Llamapool reads 1"):
         newer.read("a.state")
-    newer.close()
-
-
-def newer_path(root: Path, old: Path) -> Path:
-    (found,) = (lock.parent for lock in root.rglob(".lock") if lock.parent != old.parent)
-    return found
 
 
 def test_what_nobody_uses_goes_when_files_become_too_many(tmp_path: Path) -> None:
@@ -177,32 +145,18 @@ def test_what_nobody_uses_goes_when_files_become_too_many(tmp_path: Path) -> Non
     assert files(tmp_path) == ["a.state", "b.state"]
     folder.write("c.state", SAVED)
     assert files(tmp_path) == ["b.state", "c.state"]
-    folder.close()
-
-
-def test_what_another_process_uses_stays(tmp_path: Path) -> None:
-    other = model()
-    other.spec = replace(other.spec, native=LoadParams(cache_type_k="q8_0"))
-    save(tmp_path, of=other)
-    theirs, _ = opened(tmp_path, other)
-    ours, _ = opened(tmp_path, limit=1)
-    ours.write("b.state", SAVED)
-    assert files(tmp_path) == ["a.state", "b.state"]
-    theirs.close()
-    ours.write("c.state", SAVED)
-    assert files(tmp_path) == ["b.state", "c.state"]
-    ours.close()
 
 
 def test_what_was_not_written_to_its_end_is_removed_and_foreign_files_are_left_alone(tmp_path: Path) -> None:
     save(tmp_path)
     (path,) = tmp_path.rglob("a.state")
-    (path.parent / ".saving-1234").write_bytes(b"half")
+    for name, age_s in ((".saving-old", STALE_S), (".saving-new", 0.0)):
+        (path.parent / name).write_bytes(b"half")
+        os.utime(path.parent / name, (time.time() - age_s,) * 2)
     (path.parent / "notes.txt").write_bytes(b"mine")
-    folder, entries = opened(tmp_path)
+    _, entries = opened(tmp_path)
     assert len(entries) == 1
-    assert files(tmp_path) == ["a.state", "notes.txt"]
-    folder.close()
+    assert files(tmp_path) == [".saving-new", "a.state", "notes.txt"]
 
 
 def test_others_can_not_read_it(tmp_path: Path) -> None:

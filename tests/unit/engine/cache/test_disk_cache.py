@@ -12,7 +12,7 @@ import pytest
 
 from server.engine.cache import disk_cache
 from server.engine.cache.costs import MoveCost
-from server.engine.cache.disk_cache import LEAST_S, DiskCache, FolderInUse
+from server.engine.cache.disk_cache import LEAST_S, DiskCache
 from server.engine.cache.prefix_cache import CacheEntry, Fetch
 from server.engine.engine import Engine
 from server.engine.lora import NO_ADAPTERS
@@ -42,8 +42,7 @@ class Files:
         self.reading = threading.Event()
         self.failing: Exception | None = None
         self.n_reads = 0
-        self.closed = False
-        self.follow_s: float | None = None
+        self.shared, self.follow_s = False, 60.0
         self.known: set[str] = set()
 
     def others(self) -> tuple[list[CacheEntry], set[str]]:
@@ -77,9 +76,6 @@ class Files:
     def remove(self, name: str) -> None:
         self.saved.pop(name, None)
 
-    def close(self) -> None:
-        self.closed = True
-
 
 @contextmanager
 def disk_over(files: Files, limit: int = 10 * SIZE, *, can_cut: bool = True) -> Iterator[DiskCache]:
@@ -89,7 +85,6 @@ def disk_over(files: Files, limit: int = 10 * SIZE, *, can_cut: bool = True) -> 
         yield disk
     finally:
         disk.close()
-        assert files.closed
 
 
 def state(tokens: list[int], last_used: float = 0.0) -> CacheEntry:
@@ -216,28 +211,11 @@ async def test_the_wait_is_bounded() -> None:
         files.gate.set()
 
 
-def test_files_of_another_process_are_taken_up_when_it_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.engine.cache.disk_cache.RETRY_S", 0.001)
-    files, woken = Files(), threading.Event()
-    put(files, state([1] * 40))
-    files.failing = FolderInUse("the folder is used by another process")
-    disk = DiskCache(files, 10 * SIZE, lambda: 100.0, woken.set, can_cut=True)
-    disk.ready.result(60)
-    assert not disk.takes(1)
-    assert len(disk.kept) == 0
-    files.failing = None
-    assert woken.wait(60)
-    assert disk.takes(1)
-    assert len(disk.kept) == 1
-    disk.close()
-
-
 def test_what_other_processes_write_and_remove_is_seen() -> None:
     files = Files()
     files.follow_s = 0.001
     other = state([1] * 40)
     with disk_over(files) as disk:
-        assert disk.shared
         files.saved["other.state"] = other
         wait_until(lambda: len(disk.kept) == 1, "the file of the other process")
         assert not disk.wants(other, 40)

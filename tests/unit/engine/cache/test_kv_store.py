@@ -156,7 +156,7 @@ def test_a_victim_is_saved_only_where_that_takes_no_longer_than_a_step(
 
 def test_idle_slots_are_written_once_for_other_processes(setup: Setup) -> None:
     files = Files()
-    files.follow_s = 60.0
+    files.shared = True
     disk = DiskCache(files, 1 << 30, still, lambda: None, can_cut=True)
     disk.ready.result(60)
     cells = setup.cells
