@@ -26,7 +26,7 @@ from server.errors import MASK, ConfigError, LlamapoolError
 from server.listen import Listener, check_reach, open_listeners, published
 from server.options.flags import COMPLETION_FLAG, DEVICES_FLAG
 from server.options.option import SettingsModel
-from server.options.reference import GENERATED, completion, help_text, json_schema, markdown
+from server.options.reference import completion, help_text
 from server.options.values import without_secrets
 from server.pool.spec import ModelSpec
 from server.settings import Settings, check_files, load_settings, model_specs
@@ -40,7 +40,6 @@ logger = logging.getLogger(__name__)
 OK, NOT_STARTED, WRONG = 0, 1, 2
 _HELP = frozenset({"-h", "--help", "--usage"})
 _CACHE_LIST = frozenset({"-cl", "--cache-list"})
-_ROOT = Path(__file__).resolve().parents[2]
 _PREPARE_GRACE_S = 2.0  # for threads that prepare a request, after everything else has ended
 
 
@@ -182,30 +181,10 @@ def _fit_tables(specs: Sequence[ModelSpec], settings: Settings) -> Iterator[tupl
             yield fit_table(loader, spec, settings.server.budget)
 
 
-def docs(words: list[str]) -> int:
-    """Print the reference; with ``--write``, regenerate the reference and the schema in a checkout."""
-    if words not in ([], ["--write"]):
-        raise ConfigError(f"docs: unknown argument '{words[0]}'; write llamapool docs or llamapool docs --write")
-    if not words:
-        print(markdown(), end="")
-        return OK
-    for path, text in reference_files().items():
-        (_ROOT / path).parent.mkdir(exist_ok=True)
-        (_ROOT / path).write_text(text, encoding="utf-8")
-    return OK
-
-
 def imported(module: str, words: list[str]) -> int:
     """Run the `main` of a module that other commands do not need. Raises LlamapoolError."""
     status: int = import_module(module).main(words)
     return status
-
-
-def reference_files() -> dict[str, str]:
-    """Return the generated files by their path in the checkout."""
-    page = "docs/configuration.md"
-    written = (_ROOT / page).read_text(encoding="utf-8").partition(GENERATED)[0]
-    return {page: written + markdown(), "config/schema.json": json_schema(Settings)}
 
 
 def effective_yaml(settings: Settings) -> str:
@@ -250,8 +229,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     **{name: partial(hub_command, name) for name in ("pull", "list", "rm")},
     "keys": partial(imported, "server.cli.key_commands"),
     "bench": partial(imported, "server.bench.command"),
-    **{name: partial(imported, f"server.cli.{name}") for name in ("chat", "doctor", "launch")},
-    "docs": docs,
+    **{name: partial(imported, f"server.cli.{name}") for name in ("chat", "docs", "doctor", "launch")},
 }
 
 

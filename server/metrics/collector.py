@@ -49,28 +49,28 @@ _GAUGES: _Table = (
     ("requests_deferred", "Number of requests deferred", "n_deferred"),
 )
 _OWN_COUNTERS: _Table = (
-    ("model_restarts_total", "Number of times that a model's process (isolation) was restarted", "n_restarts"),
-    ("preempted_requests_total", "Number of times a running request was preempted, to be resumed later", "n_preempted"),
+    ("model_restarts_total", "Restarts of the process of a model with `isolation: process`", "n_restarts"),
+    ("preempted_requests_total", "Preemptions of running requests, which resume later", "n_preempted"),
     ("parked_requests_total", "Deprecated name of preempted_requests_total", "n_preempted"),
-    ("cache_ram_hits_total", "Number of prompts whose KV state was loaded from RAM (cache_ram)", "n_ram_hits"),
+    ("cache_ram_hits_total", "Prompts whose KV state was loaded from RAM (`cache_ram`)", "n_ram_hits"),
     (
         "cache_refused_total",
-        "Number of KV states that were not cached because saving them would have blocked others for more than a step",
+        "KV states that were not cached because saving would have delayed other requests",
         "n_cache_refused",
     ),
-    ("cache_disk_hits_total", "Number of KV states that were read from disk (cache_disk)", "n_disk_hits"),
-    ("cache_disk_dropped_total", "Number of files on disk that were deleted because they changed", "n_disk_dropped"),
-    ("checkpoints_total", "Number of checkpoints of slots whose memory cannot be truncated", "n_checkpoints"),
-    ("checkpoint_hits_total", "Number of prompts that continued from a checkpoint", "n_checkpoint_hits"),
-    ("media_encoded_total", "Number of images and audio segments that were encoded", "n_media_encoded"),
-    ("media_cache_hits_total", "Number of media whose embeddings were cached", "n_media_hits"),
+    ("cache_disk_hits_total", "KV states that were read from disk (`cache_disk`)", "n_disk_hits"),
+    ("cache_disk_dropped_total", "Damaged files on disk that were deleted", "n_disk_dropped"),
+    ("checkpoints_total", "Checkpoints of models whose KV cache cannot be truncated", "n_checkpoints"),
+    ("checkpoint_hits_total", "Prompts that continued from a checkpoint", "n_checkpoint_hits"),
+    ("media_encoded_total", "Images and audio segments that were encoded", "n_media_encoded"),
+    ("media_cache_hits_total", "Images and audio segments whose embeddings were cached", "n_media_hits"),
 )
 _OWN_GAUGES: _Table = (
-    ("cache_ram_bytes", "Bytes of KV states, preempted requests and checkpoints in RAM (cache_ram)", "cache_ram_bytes"),
-    ("cache_ram_states", "Number of KV states in RAM", "cache_ram_states"),
-    ("cache_disk_bytes", "Bytes of KV states on disk (cache_disk)", "cache_disk_bytes"),
-    ("media_cache_bytes", "Bytes of embeddings of media, in RAM and on disk", "media_cache_bytes"),
-    ("cache_disk_states", "Number of KV states on disk", "cache_disk_states"),
+    ("cache_ram_bytes", "KV states, preempted requests and checkpoints in RAM (`cache_ram`)", "cache_ram_bytes"),
+    ("cache_ram_states", "KV states in RAM", "cache_ram_states"),
+    ("cache_disk_bytes", "KV states on disk (`cache_disk`)", "cache_disk_bytes"),
+    ("media_cache_bytes", "Embeddings of images and audio, in RAM and on disk", "media_cache_bytes"),
+    ("cache_disk_states", "KV states on disk", "cache_disk_states"),
 )
 _HISTOGRAMS: _Table = (
     ("time_to_first_token_seconds", "From a request's arrival to its first token", "time_to_first_token"),
@@ -288,15 +288,15 @@ def _of_models(states: Sequence[ModelState]) -> Iterator[Metric]:
     def gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
         return GaugeMetricFamily(_OURS + name, text, labels=["model", *labels])
 
-    status = gauge("model_status", "1 for the state that a model is in, 0 for the others", "status")
-    memory = gauge("model_memory_bytes", "Bytes that a model takes, by device", "device")
+    status = gauge("model_status", "1 for the state that a model is in (`status`), 0 for the others", "status")
+    memory = gauge("model_memory_bytes", "Memory of a model, by `device`", "device")
     loaded_at = gauge("model_loaded_seconds", "Unix time of a model's load")
-    slots = gauge("slots", "Slots of a loaded model, of all its instances")
-    waiting = gauge("model_waiting_requests", "Requests that wait for a model to be loaded")
-    leases = gauge("model_leases", "Requests that hold a model in memory")
-    cells = gauge("kv_cells", "KV cells (tokens) of a loaded model")
-    used = gauge("kv_cells_used", "KV cells that running requests hold (running) or caches hold (cached)", "by")
-    ratio = gauge("kv_cache_usage_ratio", "Part of a model's KV cells that running requests hold, 0 to 1")
+    slots = gauge("slots", "Slots of all instances of a model")
+    waiting = gauge("model_waiting_requests", "Requests that wait for the load")
+    leases = gauge("model_leases", "Requests that hold the model in memory")
+    cells = gauge("kv_cells", "KV cells; one cell holds one token")
+    used = gauge("kv_cells_used", "KV cells that running requests or cached prefixes hold (`by`)", "by")
+    ratio = gauge("kv_cache_usage_ratio", "Share of the KV cells that running requests hold, 0 to 1")
     for state in states:
         model = state.spec.id
         for one in Status:
@@ -324,19 +324,17 @@ def _of_all(states: Sequence[ModelState]) -> Iterator[Metric]:
     stats = [one.stats for one in loaded]
     total = reduce(combined, stats, EngineStats())
     waiting = total.n_deferred + sum(state.n_waiting for state in states)
-    yield GaugeMetricFamily(
-        _ALL + "requests_waiting", "Requests that wait for a slot or for a model's load, of all models", waiting
-    )
-    yield GaugeMetricFamily(_ALL + "requests_running", "Requests that hold a slot, of all models", total.n_processing)
+    yield GaugeMetricFamily(_ALL + "requests_waiting", "Requests that wait for a slot or for a load", waiting)
+    yield GaugeMetricFamily(_ALL + "requests_running", "Requests with a slot", total.n_processing)
     fullest = max((one.kv_cells_running / one.kv_cells for one in stats if one.kv_cells), default=0.0)
     yield GaugeMetricFamily(
         _ALL + "kv_cache_usage_ratio",
-        "Part of the KV cells that running requests hold, 0 to 1: the fullest model's",
+        "Share of the KV cells that running requests hold, 0 to 1, of the fullest model",
         fullest,
     )
     info = GaugeMetricFamily(
         _ALL + "cache_config_info",
-        "Tokens of a block as the prefix search and KV events count them, and such blocks of all loaded models",
+        "1; `block_size` in tokens, and the blocks of all loaded models",
         labels=["block_size", "num_gpu_blocks"],
     )
     info.add_metric([str(BLOCK), str(total.kv_cells // BLOCK)], 1)
@@ -344,7 +342,7 @@ def _of_all(states: Sequence[ModelState]) -> Iterator[Metric]:
     n_adapters = sum(len(one.generator.adapters) for one in loaded if one.generator is not None)
     lora = GaugeMetricFamily(
         _ALL + "lora_requests_info",
-        "LoRA adapters of running and of waiting requests; the value is the unix time of this reading",
+        "Comma-separated LoRA adapters of running and of waiting requests; the value is the unix time of the reading",
         labels=["max_lora", "running_lora_adapters", "waiting_lora_adapters"],
     )
     if n_adapters:

@@ -65,27 +65,42 @@ class Metrics:
         if gpus is not None:
             self._registry.register(gpus)
         ProcessCollector(registry=self._registry)
-        self._requests = self._counter("http_requests", "HTTP requests answered", "path_template", "method", "status")
-        self._errors = self._counter("request_errors", "Requests that were refused or have failed, by reason", "reason")
-        self._of_key = self._counter("key_requests", "HTTP requests per key, by its name", "key", "status")
+        self._requests = self._counter(
+            "http_requests",
+            "HTTP requests; status 499: the client left before the reply began",
+            "path_template",
+            "method",
+            "status",
+        )
+        self._errors = self._counter(
+            "request_errors",
+            "Refused or failed requests by `reason`, the log's `outcome`, such as queue_full or rate_limited",
+            "reason",
+        )
+        self._of_key = self._counter(
+            "key_requests", "HTTP requests by the name of the key and `status`", "key", "status"
+        )
         self._tokens_of_key = self._counter(
-            "key_tokens", "Tokens per key: of prompts, of these cached, and predicted", "key", "kind"
+            "key_tokens",
+            "Tokens by the name of the key and `kind`: prompt, cached (part of prompt), predicted",
+            "key",
+            "kind",
         )
         self._budget_of_key = Gauge(
             "llamapool_key_budget_used_tokens",
-            "Tokens of a key that count against its budgets: of today and of this month, UTC",
+            "Tokens that count against the budgets of a key, by `period`: day, month (UTC)",
             ["key", "period"],
             registry=self._registry,
         )
         self._choices = self._counter(
             "choices",
-            "Choices that have ended, by reason: eos, word (a stop string), limit, cancelled, failed",
+            "Ended choices by `reason`: eos, word (a stop string), limit, cancelled, failed",
             *("model", "reason"),
         )
-        self._loads = self._counter("model_loads", "Loads of a model, by result", "model", "result")
+        self._loads = self._counter("model_loads", "Loads by `result`: ready, failed, cancelled", "model", "result")
         self._load_seconds = Histogram(
             "llamapool_model_load_seconds",
-            "Time of a model's loads",
+            "Time of loads",
             ["model"],
             buckets=_LOAD_SECONDS,
             registry=self._registry,

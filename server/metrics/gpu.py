@@ -15,13 +15,14 @@ from prometheus_client.registry import Collector
 logger = logging.getLogger(__name__)
 
 INTERVAL_S = 5.0
-_GAUGES = {
-    "gpu_info": "1, with the name and the UUID of a GPU",
-    "gpu_utilization_ratio": "Share of the last sample period in which a kernel ran on a GPU, 0 to 1",
-    "gpu_memory_used_bytes": "Memory of a GPU in use, by all processes",
-    "gpu_memory_total_bytes": "Memory of a GPU",
-    "gpu_power_watts": "Power draw of a GPU",
-    "gpu_temperature_celsius": "Temperature of a GPU",
+_INFO = "llamapool_gpu_info"
+GAUGES = {
+    _INFO: "1; `gpu` is NVML's index",
+    "llamapool_gpu_utilization_ratio": "Share of the last sample period in which a kernel ran on a GPU, 0 to 1",
+    "llamapool_gpu_memory_used_bytes": "Memory of a GPU in use, by all processes",
+    "llamapool_gpu_memory_total_bytes": "Memory of a GPU",
+    "llamapool_gpu_power_watts": "Power draw of a GPU",
+    "llamapool_gpu_temperature_celsius": "Temperature of a GPU",
 }
 Reading = dict[str, list[tuple[list[str], float]]]
 """The values of each gauge, each with its labels."""
@@ -40,9 +41,9 @@ class GpuCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Return the last reading."""
-        for name, text in _GAUGES.items():
-            labels = ["gpu", "name", "uuid"] if name == "gpu_info" else ["gpu"]
-            family = GaugeMetricFamily("llamapool_" + name, text, labels=labels)
+        for name, text in GAUGES.items():
+            labels = ["gpu", "name", "uuid"] if name == _INFO else ["gpu"]
+            family = GaugeMetricFamily(name, text, labels=labels)
             for values, value in self._reading.get(name, ()):
                 family.add_metric(values, value)
             yield family
@@ -58,14 +59,16 @@ class GpuCollector(Collector):
         nvml = self._nvml
         found: Reading = {}
         reads: dict[str, Callable[[Any], float]] = {
-            "gpu_utilization_ratio": lambda gpu: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100,
-            "gpu_memory_used_bytes": lambda gpu: nvml.nvmlDeviceGetMemoryInfo(gpu).used,
-            "gpu_memory_total_bytes": lambda gpu: nvml.nvmlDeviceGetMemoryInfo(gpu).total,
-            "gpu_power_watts": lambda gpu: nvml.nvmlDeviceGetPowerUsage(gpu) / 1000,
-            "gpu_temperature_celsius": lambda gpu: nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU),
+            "llamapool_gpu_utilization_ratio": lambda gpu: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100,
+            "llamapool_gpu_memory_used_bytes": lambda gpu: nvml.nvmlDeviceGetMemoryInfo(gpu).used,
+            "llamapool_gpu_memory_total_bytes": lambda gpu: nvml.nvmlDeviceGetMemoryInfo(gpu).total,
+            "llamapool_gpu_power_watts": lambda gpu: nvml.nvmlDeviceGetPowerUsage(gpu) / 1000,
+            "llamapool_gpu_temperature_celsius": lambda gpu: nvml.nvmlDeviceGetTemperature(
+                gpu, nvml.NVML_TEMPERATURE_GPU
+            ),
         }
         for index, (gpu, name, uuid) in enumerate(self._gpus):
-            found.setdefault("gpu_info", []).append(([str(index), name, uuid], 1.0))
+            found.setdefault(_INFO, []).append(([str(index), name, uuid], 1.0))
             for gauge, read in reads.items():
                 try:
                     found.setdefault(gauge, []).append(([str(index)], float(read(gpu))))

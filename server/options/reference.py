@@ -25,8 +25,6 @@ USAGE = """llamapool [serve] [flags]
        llamapool keys --help
        llamapool health [FILE]
        llamapool bench --help"""
-GENERATED = "<!-- generated from the option table in server/options/ by `llamapool docs --write` -->\n"
-"""The line of docs/configuration.md below which everything is generated."""
 _NOT_HERE = """
 ## llama-server's options that are fixed here
 
@@ -116,7 +114,7 @@ def _item(text: str) -> str:
 
 def markdown() -> str:
     """Return the generated part of docs/configuration.md."""
-    parts = [GENERATED]
+    parts = []
     for name, entries in _groups():
         home = "`server`" if entries[0].section == "server" else "`models.<id>`"
         if entries[0].section == "model" and name != "Model":
