@@ -6,7 +6,7 @@
 - Options of llama-server that set nothing in Llamapool are listed here: from its README (llama.cpp 0c1e570).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from server.errors import ConfigError
@@ -40,99 +40,92 @@ DEVICES_FLAG = "--list-devices"
 
 
 @dataclass(frozen=True, slots=True)
-class FixedOption:
-    """A boolean of llama-server that has one value in Llamapool; None = neither value has an effect.
+class ForeignOption:
+    """Flags and variables of llama-server that set nothing in Llamapool; ``reason`` says why.
 
-    ``reason`` completes "Llamapool ...". The other value is refused, or skipped with a warning if no reply depends on
-    it (``affects_replies`` False).
+    ``names`` are refused, or skipped with a warning (``is_refused`` False) if no reply depends on them. Of a boolean,
+    ``met`` are the names that ask for what Llamapool does anyway. ``has_value``: the flags take a value.
     """
 
-    on: tuple[str, ...]
-    off: tuple[str, ...]
-    env: str
-    value: bool | None
+    names: str
     reason: str
-    affects_replies: bool = False
+    is_refused: bool = True
+    met: str = ""
+    has_value: bool = False
 
 
-FIXED = (
-    FixedOption(
-        ("-cb", "--cont-batching"),
-        ("-nocb", "--no-cont-batching"),
-        "LLAMA_ARG_CONT_BATCHING",
-        True,
-        "always batches continuously",
-        affects_replies=True,
+def _skipped(names: str, reason: str, met: str = "") -> ForeignOption:
+    return ForeignOption(names, reason, is_refused=False, met=met)
+
+
+def _valued(names: str, reason: str) -> ForeignOption:
+    return ForeignOption(names, reason, is_refused=False, has_value=True)
+
+
+FOREIGN_OPTIONS = (
+    ForeignOption(
+        "-nocb --no-cont-batching LLAMA_ARG_NO_CONT_BATCHING",
+        "Llamapool always batches continuously",
+        met="-cb --cont-batching LLAMA_ARG_CONT_BATCHING",
     ),
-    FixedOption(
-        ("--cache-idle-slots",),
-        ("--no-cache-idle-slots",),
-        "LLAMA_ARG_CACHE_IDLE_SLOTS",
-        True,
-        "keeps the KV cache of idle slots until other requests need the cells, then in RAM (cache_ram 0: not in RAM)",
+    _skipped(
+        "--no-cache-idle-slots LLAMA_ARG_NO_CACHE_IDLE_SLOTS",
+        "Llamapool keeps the KV cache of idle slots until other requests need the cells, then in RAM (cache_ram 0: not "
+        "in RAM)",
+        met="--cache-idle-slots LLAMA_ARG_CACHE_IDLE_SLOTS",
     ),
-    FixedOption(("-e", "--escape"), ("--no-escape",), "", None, "reads no prompts from flags or files"),
-    FixedOption(("--perf",), ("--no-perf",), "LLAMA_ARG_PERF", False, "does not print the library's timings"),
-    FixedOption(
-        ("--skip-chat-parsing",),
-        ("--no-skip-chat-parsing",),
-        "LLAMA_ARG_SKIP_CHAT_PARSING",
-        False,
-        "always parses chat replies",
-        affects_replies=True,
+    _skipped("-e --escape --no-escape", "Llamapool reads no prompts from flags or files"),
+    _skipped(
+        "--perf LLAMA_ARG_PERF",
+        "Llamapool does not print the library's timings",
+        met="--no-perf LLAMA_ARG_NO_PERF",
     ),
-    FixedOption(
-        ("--spec-draft-backend-sampling",),
-        ("--no-spec-draft-backend-sampling",),
-        "LLAMA_ARG_SPEC_DRAFT_BACKEND_SAMPLING",
-        False,
-        "samples from a draft model's logits on the CPU",
+    ForeignOption(
+        "--skip-chat-parsing LLAMA_ARG_SKIP_CHAT_PARSING",
+        "Llamapool always parses chat replies",
+        met="--no-skip-chat-parsing LLAMA_ARG_NO_SKIP_CHAT_PARSING",
+    ),
+    _skipped(
+        "--spec-draft-backend-sampling LLAMA_ARG_SPEC_DRAFT_BACKEND_SAMPLING",
+        "Llamapool samples from a draft model's logits on the CPU",
+        met="--no-spec-draft-backend-sampling LLAMA_ARG_NO_SPEC_DRAFT_BACKEND_SAMPLING",
+    ),
+    ForeignOption(
+        "--video-ffmpeg-dir LLAMA_ARG_VIDEO_FFMPEG_DIR",
+        "Llamapool decodes videos with the FFmpeg libraries of its extra `video` and starts no program",
+    ),
+    ForeignOption(
+        "--tools-runtime LLAMA_ARG_TOOLS_RUNTIME", "Llamapool runs tools on this machine, not in a container"
+    ),
+    ForeignOption("--log-prompts-dir", "Llamapool does not write prompts to disk"),
+    ForeignOption(
+        "-lcs --lookup-cache-static -lcd --lookup-cache-dynamic",
+        "Llamapool looks n-grams up in the request's own text, not in files; use --spec-type auto",
+    ),
+    ForeignOption(
+        "--spec-ngram-map-k4v-min-hits --spec-ngram-mod-n-min",
+        "Llamapool drafts what followed the newest match; use --spec-ngram-map-k4v-size-m or --spec-ngram-mod-n-max",
+    ),
+    ForeignOption("stop-timeout", "Llamapool has one shutdown time for all models: drain_s"),
+    ForeignOption(
+        "--spec-ngram-size-n --spec-ngram-size-m --spec-ngram-min-hits --spec-ngram-simple-min-hits "
+        "--spec-ngram-map-k-min-hits LLAMA_ARG_DRAFT_MAX LLAMA_ARG_DRAFT_MIN",
+        "Llamapool does not have this option, and current versions of llama-server do not have it either",
+    ),
+    _valued(
+        "-dt --defrag-thold LLAMA_ARG_DEFRAG_THOLD --spec-draft-p-split --draft-p-split LLAMA_ARG_SPEC_DRAFT_P_SPLIT",
+        "llama-server ignores it too",
+    ),
+    _valued(
+        "--poll --poll-batch --spec-draft-poll --poll-draft --spec-draft-poll-batch --poll-batch-draft",
+        "the library's threads are OpenMP's; set OMP_WAIT_POLICY or GOMP_SPINCOUNT instead",
+    ),
+    _valued(
+        "--prio-batch --spec-draft-prio --prio-draft --spec-draft-prio-batch --prio-batch-draft",
+        "all threads of an instance, including its draft model's, have one priority; set --prio instead",
     ),
 )
-_REFUSED = {
-    "decodes videos with the FFmpeg libraries of its extra `video` and starts no program": """
-        --video-ffmpeg-dir LLAMA_ARG_VIDEO_FFMPEG_DIR
-    """,
-    "runs tools on this machine, not in a container": "--tools-runtime LLAMA_ARG_TOOLS_RUNTIME",
-    "does not write prompts to disk": "--log-prompts-dir",
-    "looks n-grams up in the request's own text, not in files; use --spec-type auto": """
-        -lcs --lookup-cache-static -lcd --lookup-cache-dynamic
-    """,
-    "drafts what followed the newest match; use --spec-ngram-map-k4v-size-m or --spec-ngram-mod-n-max": """
-        --spec-ngram-map-k4v-min-hits --spec-ngram-mod-n-min
-    """,
-    "has one shutdown time for all models: drain_s": "stop-timeout",
-    "does not have this option, and current versions of llama-server do not have it either": """
-        --spec-ngram-size-n --spec-ngram-size-m --spec-ngram-min-hits --spec-ngram-simple-min-hits
-        --spec-ngram-map-k-min-hits LLAMA_ARG_DRAFT_MAX LLAMA_ARG_DRAFT_MIN
-    """,
-}
-"""By the reason, which completes "Llamapool ..."."""
-_WITHOUT_EFFECT = {
-    "llama-server ignores it too": """
-        -dt --defrag-thold LLAMA_ARG_DEFRAG_THOLD
-        --spec-draft-p-split --draft-p-split LLAMA_ARG_SPEC_DRAFT_P_SPLIT
-    """,
-    "the library's threads are OpenMP's; set OMP_WAIT_POLICY or GOMP_SPINCOUNT instead": """
-        --poll --poll-batch --spec-draft-poll --poll-draft --spec-draft-poll-batch --poll-batch-draft
-    """,
-    "all threads of an instance, including its draft model's, have one priority; set --prio instead": """
-        --prio-batch --spec-draft-prio --prio-draft --spec-draft-prio-batch --prio-batch-draft
-    """,
-}
-"""Options that take a value and change no reply, by the reason."""
-
-
-def _reasons(names_by_reason: Mapping[str, str]) -> dict[str, str]:
-    return {name: reason for reason, names in names_by_reason.items() for name in names.split()}
-
-
-REFUSED, WITHOUT_EFFECT = _reasons(_REFUSED), _reasons(_WITHOUT_EFFECT)
-FIXED_NAMES = {
-    **{name: (option, True) for option in FIXED for name in (*option.on, option.env) if name},
-    **{name: (option, False) for option in FIXED for name in option.off},
-    **{option.env.replace("ARG_", "ARG_NO_"): (option, False) for option in FIXED if option.env},
-}
+FOREIGN = {name: option for option in FOREIGN_OPTIONS for name in f"{option.names} {option.met}".split()}
 
 
 def unsupported(name: str, shown: str, remedy: str, *, on: bool = True) -> str | None:
@@ -141,26 +134,14 @@ def unsupported(name: str, shown: str, remedy: str, *, on: bool = True) -> str |
     `shown` is its name in messages. `on` False means that a boolean is switched off. Return None for an unknown name,
     "" if Llamapool does what the option asks for, otherwise a warning. Raises ConfigError if the option is refused.
     """
-    if name in WITHOUT_EFFECT:
-        return f"{shown} has no effect: {WITHOUT_EFFECT[name]}"
-    if name in REFUSED:
-        raise ConfigError(f"{shown} is not supported: Llamapool {REFUSED[name]}; {remedy}")
-    if name not in FIXED_NAMES:
+    option = FOREIGN.get(name)
+    if option is None:
         return None
-    fixed, value = FIXED_NAMES[name]
-    if (value is on) is fixed.value:
+    if option.met and (name in option.met.split()) is on:
         return ""
-    if fixed.affects_replies:
-        raise ConfigError(f"{shown} is not supported: Llamapool {fixed.reason}; {remedy}")
-    return f"{shown} has no effect: Llamapool {fixed.reason}"
-
-
-def unsupported_flags() -> Iterator[tuple[bool, str, list[str]]]:
-    """Yield whether the flags are refused, the reason, and the flags."""
-    for refused, reasons in ((False, _WITHOUT_EFFECT), (True, _REFUSED)):
-        for reason, names in reasons.items():
-            if flags := [name for name in names.split() if name.startswith("-")]:
-                yield refused, reason, flags
+    if option.is_refused:
+        raise ConfigError(f"{shown} is not supported: {option.reason}; {remedy}")
+    return f"{shown} has no effect: {option.reason}"
 
 
 def expand_shorthands(words: Sequence[str]) -> Iterator[str]:
@@ -180,11 +161,11 @@ def read_flags(argv: Sequence[str]) -> Source:
         elif flag in TABLE.by_flag:
             _set(flags, TABLE.by_flag[flag], flag, inline, words)
         else:
-            if flag in WITHOUT_EFFECT:
-                _value(flag, inline, words)
             warning = unsupported(flag, flag, "remove it")
             if warning is None:
                 raise ConfigError(_unknown(flag))
+            if FOREIGN[flag].has_value:
+                _value(flag, inline, words)
             flags.skipped += [warning] if warning else []
     return flags
 

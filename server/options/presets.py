@@ -28,7 +28,7 @@ from server.hub.cache import CachedModel
 from server.hub.choice import parts_of
 from server.hub.hub import Hub
 from server.hub.reference import Reference
-from server.options.flags import FIXED_NAMES, unsupported
+from server.options.flags import FOREIGN, unsupported
 from server.options.model import WHERE, ModelSettings
 from server.options.option import Layer, Option, SourcedValue, nearest
 from server.options.server import ServerSettings
@@ -189,11 +189,9 @@ def _option(section: str, key: str, given: SourcedValue, skipped: list[str]) -> 
     entry = TABLE.by_flag[flag] if flag else TABLE.by_env.get(key)
     if entry is None:
         shown = f"{start} '{key}'"
-        warnings = [
-            unsupported(name, shown, "remove it", on=name not in FIXED_NAMES or _bool(section, key, given))
-            for name in (*spellings, key)
-        ]
-        warning = next((text for text in warnings if text is not None), None)
+        name = next((name for name in (*spellings, key) if name in FOREIGN), "")
+        is_on = not (name and FOREIGN[name].met) or _bool(section, key, given)
+        warning = unsupported(name, shown, "remove it", on=is_on)
         if warning is None:
             known = [spelling.lstrip("-") for spelling, row in TABLE.by_flag.items() if row.section == "model"]
             hint = nearest(key, [*known, LOAD_ON_STARTUP], "; see docs/configuration.md")

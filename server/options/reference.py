@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from server.options.flags import COMPLETION_FLAG, CONFIG_FLAG, DEVICES_FLAG, FIXED, SHORTHANDS, unsupported_flags
+from server.options.flags import COMPLETION_FLAG, CONFIG_FLAG, DEVICES_FLAG, FOREIGN_OPTIONS, SHORTHANDS
 from server.options.model import ModelDefaults, ModelSettings
 from server.options.option import Option, descriptions
 from server.options.server import ServerSettings
@@ -122,25 +122,23 @@ def markdown() -> str:
         parts.append(f"\n## {name}\n\nIn {home}.\n\n| name | flags | variable | default | |\n|---|---|---|---|---|\n")
         parts += [_row(entry) for entry in entries]
     parts.append(_NOT_HERE)
-    for fixed in FIXED:
-        honoured, other = (fixed.on, fixed.off) if fixed.value else (fixed.off, fixed.on)
-        if fixed.value is None:
-            honoured, other = (), (*fixed.on, *fixed.off)
-        skipped = other if not fixed.affects_replies else ()
-        parts.append(f"- {_flags(honoured or other)}: Llamapool {fixed.reason}.")
-        parts.append(f" Skipped: {_flags(skipped)}.\n" if skipped and honoured else "\n")
-    parts += [
-        f"- Skipped: {_flags(flags)}: {reason}.\n" for refused, reason, flags in unsupported_flags() if not refused
-    ]
+    for option in FOREIGN_OPTIONS:
+        if option.met:
+            skipped = "" if option.is_refused else f" Skipped: {_flags(option.names)}."
+            parts.append(f"- {_flags(option.met)}: {option.reason}.{skipped}\n")
+        elif not option.is_refused:
+            parts.append(f"- Skipped: {_flags(option.names)}: {option.reason}.\n")
     parts.append("\n## Flags that stand for others\n\nAs in llama-server; on the command line only.\n\n")
     parts += [f"- `{flag}`: `{words}`\n" for flag, words in SHORTHANDS.items()]
     parts.append("\n## llama-server's options that are not supported\n\nRefused with one line that says why.\n\n")
-    parts += [f"- {_flags(flags)}: Llamapool {reason}.\n" for refused, reason, flags in unsupported_flags() if refused]
+    refused = [(_flags(each.names), each.reason) for each in FOREIGN_OPTIONS if each.is_refused and not each.met]
+    parts += [f"- {flags}: {reason}.\n" for flags, reason in refused if flags]
     return "".join(parts)
 
 
-def _flags(flags: Iterable[str]) -> str:
-    return ", ".join(f"`{flag}`" for flag in flags)
+def _flags(names: str) -> str:
+    """Return the flags among `names`, separated by spaces, as Markdown."""
+    return ", ".join(f"`{name}`" for name in names.split() if name.startswith("-"))
 
 
 def _row(entry: Option) -> str:

@@ -25,7 +25,7 @@ import yaml
 from pydantic_core import ErrorDetails
 
 from server.errors import ConfigError, without_credentials
-from server.options.flags import unsupported
+from server.options.flags import FOREIGN, unsupported
 from server.options.model import WHERE
 from server.options.option import (
     Layer,
@@ -245,7 +245,7 @@ def _read_llama(found: Source, name: str, text: str) -> None:
         target = found.of(entry.section)
         if text and not (entry.key in target and target[entry.key].source.startswith(_NEGATED)):
             target[entry.key] = SourcedValue(entry.parse(text, name), name)
-    elif text or unsupported(name, name, "unset it") is None:
+    elif text or name not in FOREIGN:
         on = name.startswith(_NEGATED) or text not in FALSE
         warning = unsupported(name, name, "unset it", on=on)
         if warning is None:

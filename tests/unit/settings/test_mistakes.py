@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from server.cli import main
 from server.errors import ConfigError
-from server.options.flags import FIXED, REFUSED, WITHOUT_EFFECT
+from server.options.flags import FOREIGN, FOREIGN_OPTIONS
 from server.options.table import TABLE
 from server.settings import check_files, load_settings
 
@@ -44,15 +44,13 @@ def test_a_configuration_file_that_is_no_text(tmp_path: Path) -> None:
     assert "is not UTF-8 text" in mistake(config=tmp_path / "latin.yaml")
 
 
-def test_an_option_is_supported_or_fixed_or_refused_and_only_one_of_them() -> None:
-    fixed = {name for item in FIXED for name in (*item.on, *item.off, item.env) if name}
-    supported = {*TABLE.by_flag, *TABLE.by_env}
-    kinds = [supported, fixed, set(REFUSED), set(WITHOUT_EFFECT)]
-    assert len(set().union(*kinds)) == sum(map(len, kinds))
+def test_an_option_is_supported_or_foreign_and_is_listed_once() -> None:
+    foreign = [name for option in FOREIGN_OPTIONS for name in f"{option.names} {option.met}".split()]
+    assert len({*TABLE.by_flag, *TABLE.by_env, *foreign}) == len({*TABLE.by_flag, *TABLE.by_env}) + len(foreign)
 
 
 @examples(deadline=None, max_examples=60)
-@given(words=st.lists(st.text(min_size=1) | st.sampled_from(sorted(TABLE.by_flag) + sorted(REFUSED)), max_size=6))
+@given(words=st.lists(st.text(min_size=1) | st.sampled_from(sorted(TABLE.by_flag) + sorted(FOREIGN)), max_size=6))
 def test_no_command_line_does_worse_than_a_config_error(words: list[str]) -> None:
     harmless = [word for word in words if word not in ("--models-dir", "--models-preset", "--config")]
     assert len(outcome([*MODEL, *harmless]).splitlines()) <= 1

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from server.options.flags import REFUSED
+from server.options.flags import FOREIGN_OPTIONS
 from tests.model.oracle.compatibility.compare import Found
 
 PAGE = Path(__file__).parents[4] / "docs" / "compatibility.md"
@@ -66,7 +66,8 @@ def _name(found: Found) -> str:
 
 
 def _flags() -> str:
-    refused = [name for name in REFUSED if name.startswith("-")]
+    names = [name for each in FOREIGN_OPTIONS if each.is_refused and not each.met for name in each.names.split()]
+    refused = [name for name in names if name.startswith("-")]
     return (
         "## Flags and variables\n\n"
         "[configuration.md](configuration.md) has every flag with its variable, those with one accepted form, and the "
