@@ -36,6 +36,7 @@ from server.errors import (
     Unavailable,
     invalid,
 )
+from server.serving.services import target_of
 from server.transport.body import BodyTimeout, BodyTooLarge, UnsupportedEncoding
 from server.transport.endpoints import OPEN_PATHS
 from server.transport.errors import error_body
@@ -333,10 +334,11 @@ async def docs() -> Response:
     )
 
 
-@router.get("/docs/{name}")
-def asset(name: str) -> Response:
+@router.get("/docs/swagger-ui-bundle.js")
+@router.get("/docs/swagger-ui.css")
+@router.get("/docs/favicon-32x32.png")
+def asset(request: Request) -> Response:
     """Return a file of the page, read in a thread."""
-    if name not in _ASSETS:
-        raise NotFound("File Not Found")
+    name = target_of(request).path.rpartition("/")[2]
     body = resources.files("fastapi_swagger.resources").joinpath(name).read_bytes()
     return Response(body, media_type=_ASSETS[name], headers={"Cache-Control": "max-age=86400"})

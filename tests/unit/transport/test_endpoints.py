@@ -4,63 +4,29 @@ import re
 
 import pytest
 from fastapi.routing import APIRoute
-from hypothesis import example, given
-from hypothesis import strategies as st
 from starlette.routing import Match
 
-from server.routes import ROUTERS
-from server.transport.endpoints import ENDPOINTS, UNKNOWN, Endpoint, endpoint_of
+from server.routes import ROUTERS, Dispatch
+from server.transport.endpoints import ENDPOINTS, UNKNOWN, Endpoint, Resolver, endpoint_of
 
 ROUTES = [route for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)]
-ASSETS = "/docs/{name}"
-"""Listed file by file in the table: any other name is nobody's."""
-
-
-def sample(path: str) -> str:
-    """A path that a route with parameters serves."""
-    return re.sub(r"\{\w+(:path)?\}", "x1", path)
+DISPATCH = Dispatch(ROUTES)
 
 
 def test_the_table_lists_every_route_and_nothing_else() -> None:
-    routes = {(method, route.path) for route in ROUTES for method in route.methods or () if route.path != ASSETS}
-    listed = [(each.method, each.path) for each in ENDPOINTS if not each.path.startswith("/docs/")]
+    routes = {(method, route.path) for route in ROUTES for method in route.methods or ()}
+    listed = [(each.method, each.path) for each in ENDPOINTS]
     assert set(listed) == routes
     assert len(listed) == len(set(listed))
 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS, ids=lambda each: f"{each.method} {each.path}")
 def test_each_path_of_the_table_is_found_and_leads_to_its_own_route(endpoint: Endpoint) -> None:
-    path = sample(endpoint.path)
+    path = re.sub(r"\{\w+(:path)?\}", "x1", endpoint.path)
     assert endpoint_of(endpoint.method, path) == endpoint
-    served = ASSETS if endpoint.path.startswith("/docs/") else endpoint.path
-    assert first_route(endpoint.method, path) == served
-
-
-def first_route(method: str, path: str) -> str | None:
-    """The route that the router would call."""
-    scope = {"type": "http", "method": method, "path": path, "root_path": ""}
-    return next((route.path for route in ROUTES if route.matches(scope)[0] is Match.FULL), None)
-
-
-SPOILED = st.sampled_from(["/", "//", "\n", "\r", " ", ".", "..", "/..", "%2f", "%2e", "\\", ";", "\0", "x", "ſ", ""])
-
-
-@given(
-    st.sampled_from([(each.method, sample(each.path)) for each in ENDPOINTS]),
-    st.lists(st.tuples(st.integers(0, 60), SPOILED), max_size=3),
-    st.booleans(),
-)
-@example(("POST", "/models/unload"), [(60, "\n")], False)
-def test_the_router_serves_nothing_under_another_name(
-    at: tuple[str, str], spoiled: list[tuple[int, str]], upper: bool
-) -> None:
-    """Whatever a path looks like: an endpoint that is found is the router's, or needs a key with every scope."""
-    method, path = at[0], at[1].upper() if upper else at[1]
-    for where, what in spoiled:
-        path = path[:where] + what + path[where:]
-    found, served = endpoint_of(method, path), first_route(method, path)
-    if found is not UNKNOWN:
-        assert served == (ASSETS if found.path.startswith("/docs/") else found.path)
+    scope = {"type": "http", "method": endpoint.method, "path": path, "root_path": "", "query_string": b""}
+    match, found = DISPATCH.matches(Resolver().target(scope).scope(scope))
+    assert (match, found["route"].path) == (Match.FULL, endpoint.path)
 
 
 def test_what_changes_the_server_is_known() -> None:
