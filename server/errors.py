@@ -122,9 +122,15 @@ class NotSupported(LlamapoolError):
 
 
 class Unavailable(LlamapoolError):
-    """Not now; the message says why. ``retry_after_s``: seconds until a retry is worthwhile, 0 = unknown."""
+    """Not now; the message says why. ``retry_after_s``: seconds until a retry is worthwhile, 0 = unknown. The message
+    ends with those that are passed here.
+    """
 
     retry_after_s: int = 0
+
+    def __init__(self, message: str, retry_after_s: int = 0) -> None:
+        super().__init__(f"{message}, retry in {retry_after_s} s" if retry_after_s else message)
+        self.retry_after_s = retry_after_s or self.retry_after_s
 
 
 class ModelLoading(Unavailable):
@@ -169,11 +175,7 @@ class ModelRestarting(Unavailable):
 
 
 class QueueFull(Unavailable):
-    """As much waits or is open as there may be. ``full``: what, and the option that limits it."""
-
-    def __init__(self, full: str, retry_after_s: int) -> None:
-        super().__init__(f"{full}, retry in {retry_after_s} s")
-        self.retry_after_s = retry_after_s
+    """As much waits or is open as there may be; the message says what, and the option that limits it."""
 
 
 def request_queue_full(n_queued: int, retry_after_s: int) -> QueueFull:
@@ -191,19 +193,14 @@ class MediaFull(QueueFull):
 class TooLate(Unavailable):
     """The server's own limit of time for a request is over."""
 
-    def __init__(self, message: str, retry_after_s: int) -> None:
-        super().__init__(f"{message}, retry in {retry_after_s} s")
-        self.retry_after_s = retry_after_s
-
 
 class NoRoom(Unavailable):
     """The models in memory are at work, and this one waited for its place for too long."""
 
     def __init__(self, model: str, waited_s: float, retry_after_s: int) -> None:
         super().__init__(
-            f"model '{model}' waited {waited_s:.0f} s for memory; the other models are busy, retry in {retry_after_s} s"
+            f"model '{model}' waited {waited_s:.0f} s for memory; the other models are busy", retry_after_s
         )
-        self.retry_after_s = retry_after_s
 
 
 class ShuttingDown(Unavailable):

@@ -43,8 +43,7 @@ class RateLimited(Unavailable):
 
     def __init__(self, what: str, limit: int, retry_after_s: float, windows: Windows | None = None) -> None:
         self.windows: Windows = windows or {}
-        self.retry_after_s = max(math.ceil(retry_after_s), 1)
-        super().__init__(f"this key's limit of {limit} {what} is reached, retry in {self.retry_after_s} s")
+        super().__init__(f"this key's limit of {limit} {what} is reached", max(math.ceil(retry_after_s), 1))
 
 
 class Rates:
@@ -197,18 +196,14 @@ def _a_minute(limit: int) -> "Item":
     return RateLimitItemPerMinute(limit)
 
 
-BODIES_RETRY_S = 5
+_BODIES_RETRY_S = 5
 
 
 class TooManyBodies(Unavailable):
     """The bodies of all requests together are over the server's limit (HTTP 503)."""
 
-    retry_after_s = BODIES_RETRY_S
-
     def __init__(self, limit: int) -> None:
-        super().__init__(
-            f"the bodies of the running requests would exceed the limit of {limit} bytes, retry in {BODIES_RETRY_S} s"
-        )
+        super().__init__(f"the bodies of the running requests would exceed the limit of {limit} bytes", _BODIES_RETRY_S)
 
 
 SPARE_CONNECTIONS = 64
@@ -220,10 +215,8 @@ _OTHER_DESCRIPTORS = 256  # models, files, processes, logs
 class TooManyConnections(Unavailable):
     """As many requests are in progress as there may be connections (HTTP 503)."""
 
-    retry_after_s = _CONNECTIONS_RETRY_S
-
     def __init__(self) -> None:
-        super().__init__(f"there are too many connections, retry in {_CONNECTIONS_RETRY_S} s")
+        super().__init__("there are too many connections", _CONNECTIONS_RETRY_S)
 
 
 def connection_limit(configured: int) -> int:
