@@ -27,6 +27,11 @@ logger = logging.getLogger(__name__)
 
 GRACE_S = 10.0
 """Seconds that uvicorn gives connections to close after the application has drained."""
+HEADERS = ((b"server", b"llamapool"),)
+"""Headers of every reply, also of uvicorn's own 400 and 503 and of a WebSocket's 101. ``--no-server-header`` of uvicorn
+leaves them out.
+"""
+_UVICORN = (b"server", b"uvicorn")
 _DEFAULTS = {name: each.default for name, each in inspect.signature(uvicorn.Config).parameters.items()}
 _NEED_UVICORN = ("keep_alive_s", "max_connections", "ssl_cert_file")
 
@@ -155,7 +160,9 @@ def configure(server: ServerSettings) -> None:
         if getattr(config, name) == _DEFAULTS[name]:
             setattr(config, name, value)
     logging.getLogger("uvicorn.error").addFilter(_is_worth_logging)
-    config.encoded_headers = [header for header in config.encoded_headers if header != (b"server", b"uvicorn")]
+    config.encoded_headers = [
+        header for uvicorns in config.encoded_headers for header in (HEADERS if uvicorns == _UVICORN else (uvicorns,))
+    ]
 
 
 def _is_worth_logging(record: logging.LogRecord) -> bool:

@@ -49,7 +49,6 @@ _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _QUIET = frozenset(
     {*OPEN_PATHS, "/metrics", "/props", "/models", "/v1/models", "/api/tags", "/api/ps", "/page/log", "/page/config"}
 )  # polled: logged at debug level
-_SERVER = (b"server", b"llamapool")
 
 
 class _Exchange:
@@ -62,7 +61,7 @@ class _Exchange:
     ) -> None:
         id_ = request_id(headers)
         self._send = send
-        self._extra = [_SERVER, (b"x-request-id", id_), *cors]
+        self._extra = [(b"x-request-id", id_), *cors]
         if b"anthropic-version" in headers:  # the name that Anthropic's clients read
             self._extra.append((b"request-id", id_))
         self.admission: Admission | None = None

@@ -50,9 +50,23 @@ async def test_an_administration_port_that_uvicorn_does_not_open_is_named(
     assert "admin_port" not in caplog.text
 
 
-async def test_the_reply_names_one_server(live: GoLive) -> None:
+HANDSHAKE = (
+    b"GET /v1/responses HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+    b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n", 200), (b"nonsense\r\n\r\n", 400), (HANDSHAKE, 101)],
+)
+async def test_every_reply_names_one_server(live: GoLive, request_: bytes, status: int) -> None:
     async with live() as server:
-        assert (await server.api.client.get("/health")).headers.get_list("server") == ["llamapool"]
+        reader, writer = await server.connect(request_)
+        head = (await reader.readuntil(b"\r\n\r\n")).lower()
+        writer.close()
+        assert head.startswith(b"http/1.1 %d " % status)
+        assert head.count(b"\r\nserver: ") == head.count(b"\r\nserver: llamapool\r\n") == 1
 
 
 async def test_options_that_only_uvicorn_can_have_are_named_under_another_server(
