@@ -17,11 +17,11 @@ class SlotLocal(Placer):
 
     def find(self, sequence: Sequence) -> Placement | None:
         """Return the placement in an idle slot."""
-        if sequence.preempted is not None:
+        if sequence.offloaded is not None:
             return super().find(sequence)
         idle = [slot for slot in self.slots if slot.idle]
         source, n = longest_match(idle, sequence.target, sequence.adapter_set, 0, sequence.n_reusable)
-        return self._in_cells(sequence, source, n, -1)
+        return self._in_cells(sequence, source, n, None)
 
     def _cheapest(self, spare: Slot | None) -> Slot:
         return first_to_evict((slot for slot in self.slots if slot.idle), spare)

@@ -19,7 +19,7 @@ from server.engine.lora import AdapterSet, adapter_set, default_set, rescaled
 from server.engine.media import Spans
 from server.engine.params import EngineParams
 from server.engine.queue import ModelQueue, admits, preferred_instance
-from server.engine.request import BATCH_PRIORITY, Adapters, Bounds, Event, Failed, Request, Sink
+from server.engine.request import BACKGROUND_PRIORITY, Adapters, Bounds, Event, Failed, Request, Sink
 from server.engine.requests import Command, Mailbox, Outlet
 from server.engine.runner_api import Runner
 from server.engine.sequence import Slot, Ticket
@@ -173,7 +173,7 @@ class Engine(Instances[Instance]):
         if self._queue.add(ticket):
             self._idle.clear()
             self._wake_all()
-            if request.priority < BATCH_PRIORITY:
+            if request.priority < BACKGROUND_PRIORITY:
                 for instance in self._instances:
                     instance.runner.interrupt()
         else:  # the requested instance has failed

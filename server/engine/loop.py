@@ -16,8 +16,8 @@ from server.engine.request import FinishReason, Progress
 from server.engine.requests import Command, Mailbox, Requests
 from server.engine.runner_api import Runner
 from server.engine.sampling import NextTokens
-from server.engine.scheduler import Scheduler, TokenRun, batches, is_batch
-from server.engine.sequence import Phase, Sequence, Slot, log_fields
+from server.engine.scheduler import Scheduler, TokenRun, batches, is_background
+from server.engine.sequence import Phase, Sequence, log_fields
 from server.engine.snapshots import Snapshots, origin_of
 from server.engine.speculate.speculation import speculation
 from server.errors import CONTAINED, ContextExceeded, Interrupted, LlamapoolError, NotNumbers, ShuttingDown
@@ -202,8 +202,8 @@ class Instance(StepThread):
         if not decoded:
             if self._speculation is not None and any(entry.draft_tokens for entry in entries):
                 self._speculation.no_room()  # no sequence is preempted for a draft
-            else:
-                self._make_room(entries)
+            elif (ending := self.cells.make_room(entries, self._clock())) is not None:
+                self._end_at_limit(ending, self._clock())
             return False
         self.heartbeat += 1
         all_stay = self._take_results(entries, self._clock() - started)
@@ -212,9 +212,9 @@ class Instance(StepThread):
         return all_stay
 
     def _decoded_by_runner(self, entries: list[TokenRun]) -> bool:
-        """Decode. A live request interrupts a step that prefills batch requests, so that it does not wait for it."""
+        """Decode. A live request interrupts a step that prefills background requests, so it does not wait for it."""
         prefills = [entry.sequence for entry in entries if entry.sequence.phase is Phase.PREFILL]
-        if not (self.runner.info.can_cut and prefills and is_batch(prefills[0])):
+        if not (self.runner.info.can_cut and prefills and is_background(prefills[0])):
             return self.runner.decode(entries)
         self.runner.interruptible(wanted=True)
         try:
@@ -302,7 +302,7 @@ class Instance(StepThread):
             if sequence.n_faults > (1 if tuned else most):
                 self._requests.fail(sequence.ticket, NotNumbers())
             else:
-                self.scheduler.preempt(sequence, now)
+                self.scheduler.requeue(sequence, now)
             self.cells.clear(slot)
         for slot in self.scheduler.slots:
             self.cells.evict(slot, now)
@@ -327,7 +327,7 @@ class Instance(StepThread):
         if sequence.n_faults > MAX_FAULTS:
             self._requests.fail(sequence.ticket, error)
         elif not can_forget:
-            self.scheduler.preempt(sequence, self._clock())
+            self.scheduler.requeue(sequence, self._clock())
         return False
 
     def _seen(self, entries: list[TokenRun], seconds: float) -> tuple[float, bool]:
@@ -344,9 +344,8 @@ class Instance(StepThread):
 
     def _place(self) -> None:
         give_up_late(self.scheduler.waiting, self._clock())
-        if not self.cells.busy and (preempted := self.scheduler.preempts()) is not None:
-            self.stats.n_preempted += 1
-            self.cells.preempt(preempted, self._clock())
+        if not self.cells.busy and (victim := self.scheduler.background_victim()) is not None:
+            self.cells.preempt(victim, self._clock())
         while not self.cells.busy and (placement := self.scheduler.place()) is not None:
             sequence = placement.sequence
             now = self._clock()
@@ -395,18 +394,6 @@ class Instance(StepThread):
                 except Exception as error:  # noqa: BLE001 - as above
                     self._requests.fail(sequence.ticket, error)
                     self.cells.clear(slot)  # the state of the cells is unknown after a fault
-
-    def _make_room(self, entries: list[TokenRun]) -> None:
-        """Free cells after a decode found none."""
-        victim = self.scheduler.victim(entries)
-        now = self._clock()
-        if isinstance(victim, Slot):
-            self.cells.evict(victim, now)
-        elif victim is not None and self.scheduler.n_active > 1:
-            self.stats.n_preempted += 1
-            self.cells.preempt(victim, now)
-        elif victim is not None:
-            self._end_at_limit(victim, now)
 
     def _end_at_limit(self, sequence: Sequence, now: float) -> None:
         """End the only sequence, for whose next token there is no cell."""

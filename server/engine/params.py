@@ -38,7 +38,7 @@ class EngineParams:
     checkpoint_min_step: int = 8192  # tokens between checkpoints in the middle of a prompt
     cache_ram: int = -2  # MiB of the RAM tier, for all instances; -1 = no limit, -2 = automatic
     spec_type: str = "none"  # speculation types, separated by commas
-    spec_ngrams: tuple[tuple[int, int], ...] = ((3, 16),)  # n-gram size and longest draft of each n-gram type in use
+    spec_ngram: tuple[int, int] = (3, 16)  # n-gram size and longest draft of drafts from the text
     spec_draft_max: int = 16  # longest draft of the draft model
     spec_draft_min: int = 0  # shorter drafts are dropped
     spec_draft_p_min: float = 0.0  # the draft model stops at a less probable token
@@ -84,5 +84,4 @@ class EngineParams:
     @property
     def n_draft_max(self) -> int:
         """The largest number of draft tokens per sequence and step."""
-        of_text = max([longest for _, longest in self.spec_ngrams], default=0) if self.looks_up else 0
-        return max(of_text, self.spec_draft_max if self.drafts else 0)
+        return max(self.spec_ngram[1] if self.looks_up else 0, self.spec_draft_max if self.drafts else 0)

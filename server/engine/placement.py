@@ -4,7 +4,6 @@ Prompts are compared token by token, and not in a radix tree: see docs/adr/0002.
 """
 
 import math
-from array import array
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
@@ -54,31 +53,16 @@ def moves(cached: Seq[int], prompt: Seq[int], prefix: int, smallest: int) -> lis
     continues the prompt. Positions of later moves refer to the cache before any move.
     """
     found: list[Move] = []
-    packed, wanted = _packed(cached), _packed(prompt)  # `bytes.find` is a thousand times faster
+    held, wanted = "".join(map(chr, cached)), "".join(map(chr, prompt))  # `str.find` is a thousand times faster
     head, at = prefix, prefix
     while at + smallest <= len(prompt):
-        head = _find(packed, wanted[at * _WIDTH : (at + smallest) * _WIDTH], head)
+        head = held.find(wanted[at : at + smallest], head)
         if head < 0:
             break
-        n = common_prefix(packed[head * _WIDTH :], wanted[at * _WIDTH :]) // _WIDTH
+        n = common_prefix(cached[head:], prompt[at:])
         found.append(Move(head, at, n))
         head, at = head + n, at + n
     return found
-
-
-_WIDTH = array("i").itemsize
-
-
-def _packed(tokens: Seq[int]) -> bytes:
-    return array("i", tokens).tobytes()
-
-
-def _find(packed: bytes, run: bytes, start: int) -> int:
-    """Return the first token index >= `start` where `run` begins, -1 if there is none."""
-    at = packed.find(run, start * _WIDTH)
-    while at >= 0 and at % _WIDTH:
-        at = packed.find(run, at + 1)
-    return at // _WIDTH
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,15 +108,16 @@ class Placer:
         """Return the placement with the longest cached prefix. None: the sequence waits, because its slot is busy or
         its prefix is being computed or read. Others may be placed first.
         """
-        pinned = sequence.request.id_slot
-        if pinned >= 0:
-            pinned %= self.info.n_seq  # ids run on across instances
-        if (pinned >= 0 and not self.slots[pinned].idle) or self._keeps_waiting(sequence):
+        id_slot = sequence.request.id_slot
+        wanted = self.slots[id_slot % self.info.n_seq] if id_slot >= 0 else None  # ids run on across instances
+        if (wanted is not None and not wanted.idle) or self._keeps_waiting(sequence):
             return None
-        if sequence.preempted is not None:
-            return Placement(sequence, self._anywhere(pinned), sequence.preempted, len(sequence.preempted.tokens))
+        if sequence.offloaded is not None:
+            return Placement(
+                sequence, wanted or self._cheapest(None), sequence.offloaded, len(sequence.offloaded.tokens)
+            )
         if not (sequence.request.cache_prompt and self.params.cache_prompt):
-            return Placement(sequence, self._anywhere(pinned), None, 0)
+            return Placement(sequence, wanted or self._cheapest(None), None, 0)
         self._awaited.pop(sequence, None)
         source: Slot | CacheEntry | None
         source, n = longest_match(self.slots, sequence.target, sequence.adapter_set, 0, sequence.n_reusable)
@@ -142,11 +127,8 @@ class Placer:
         if self._awaits_disk(sequence, n) or self._awaits_prefill(sequence, n):
             return None
         if isinstance(source, CacheEntry):
-            return Placement(sequence, self._anywhere(pinned), source, n)
-        return self._in_cells(sequence, source, n, pinned)
-
-    def _anywhere(self, pinned: int) -> Slot:
-        return self.slots[pinned] if pinned >= 0 else self._cheapest(None)
+            return Placement(sequence, wanted or self._cheapest(None), source, n)
+        return self._in_cells(sequence, source, n, wanted)
 
     def _keeps_waiting(self, sequence: Sequence) -> bool:
         """Return whether the awaited prefix may still arrive; so a long prompt is compared once, not in every step. The
@@ -166,30 +148,30 @@ class Placer:
         """
         return MIN_TOKENS if self.info.can_cut else 1
 
-    def _in_cells(self, sequence: Sequence, source: Slot | None, n: int, pinned: int) -> Placement:
+    def _in_cells(self, sequence: Sequence, source: Slot | None, n: int, wanted: Slot | None) -> Placement:
         """Place the sequence on `n` tokens of `source`, in place or as a copy if copying pays."""
-        slot = self.slots[pinned] if pinned >= 0 else self._choose(sequence, source, n)
+        slot = wanted or self._choose(sequence, source, n)
         own = slot.reusable(min(common_prefix(sequence.target, slot.tokens), sequence.n_reusable), sequence.adapter_set)
         if source is not slot and (own >= n or not self._copy_pays(n, len(source.tokens) if source else 0)):
             source, n = (slot, own) if own else (None, 0)
         placement = Placement(sequence, slot, source, n)
         # a recurrent state cannot drop its middle, and a medium cannot be split
         movable = self.info.can_shift and self.info.can_cut and not sequence.media
-        return self._with_moves(placement, pinned) if sequence.request.n_cache_reuse > 0 and movable else placement
+        return self._with_moves(placement, wanted) if sequence.request.n_cache_reuse > 0 and movable else placement
 
-    def _with_moves(self, placement: Placement, pinned: int) -> Placement:
+    def _with_moves(self, placement: Placement, wanted: Slot | None) -> Placement:
         """Return the placement in the idle slot with the most reusable tokens if runs may move; otherwise `placement`.
 
         Only the most recently used slots are checked, because each check reads the whole context.
         """
         sequence, best = placement.sequence, placement
-        wanted = sequence.target[: sequence.n_reusable]
-        idle = [self.slots[pinned]] if pinned >= 0 else [slot for slot in self.slots if slot.idle]
+        prompt = sequence.target[: sequence.n_reusable]
+        idle = [slot for slot in self.slots if slot.idle] if wanted is None else [wanted]
         candidates = [s for s in idle if s.adapter_set == sequence.adapter_set and s.tokens and not s.media]
         candidates.sort(key=lambda slot: (slot is not placement.slot, -slot.last_used))
         for slot in candidates[:MAX_MOVE_SOURCES]:
-            n = slot.reusable(common_prefix(wanted, slot.tokens), sequence.adapter_set)
-            runs = moves(slot.tokens, wanted, n, sequence.request.n_cache_reuse)
+            n = slot.reusable(common_prefix(prompt, slot.tokens), sequence.adapter_set)
+            runs = moves(slot.tokens, prompt, n, sequence.request.n_cache_reuse)
             found = Placement(sequence, slot, slot, n, tuple(runs))
             if found.n_kept > best.n_kept:
                 best = found

@@ -2,7 +2,8 @@
 
 Lower `priority` first, as in vLLM. Within a priority: preempted sequences, then the client that was served least,
 then requests of a client in order of arrival. A single client without priorities therefore has a plain queue. One
-placement in `MAX_BYPASSES` ignores priority, so urgent requests delay others but starve none, except batch requests.
+placement in `MAX_BYPASSES` ignores priority, so urgent requests delay others but starve none, except background
+requests.
 
 Fairness uses virtual token counters (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024). A
 client's counter grows by the prompt tokens to compute when a request gets a slot, and by each generated token. The
@@ -28,7 +29,7 @@ from itertools import chain
 
 from server.engine.cache.prefix_cache import common_prefix, longest_match
 from server.engine.lora import reusable
-from server.engine.request import BATCH_PRIORITY, Request
+from server.engine.request import BACKGROUND_PRIORITY, Request
 from server.engine.sequence import Phase, Sequence, Slot, Ticket
 
 MAX_BYPASSES = 8
@@ -100,7 +101,7 @@ class Queue:
         self._counters.asks(client, again=all(client != other for _, other in self._lines))
         self._lines.setdefault((sequence.request.priority, client), deque()).append(sequence)
 
-    def come_back(self, sequence: Sequence) -> None:
+    def requeue(self, sequence: Sequence) -> None:
         """Add a preempted choice before all others of its priority; among preempted ones the oldest is first."""
         preempted = self._lines.setdefault((sequence.request.priority, None), deque())
         preempted.insert(sum(other.arrival < sequence.arrival for other in preempted), sequence)
@@ -120,7 +121,7 @@ class Queue:
         """Iterate in placement order. The queue must not change meanwhile."""
         lines, served, first = self._lines, self._counters.served, None
         if len({priority for priority, _ in lines}) > 1 and self._n_placed % MAX_BYPASSES == MAX_BYPASSES - 1:
-            live = [line[0] for (priority, _), line in lines.items() if priority < BATCH_PRIORITY]
+            live = [line[0] for (priority, _), line in lines.items() if priority < BACKGROUND_PRIORITY]
             heads = live or [line[0] for line in lines.values()]
             first = min(heads, key=lambda head: (served(head.request.client), head.ticket.submitted_at))
             yield first
@@ -201,7 +202,7 @@ class ModelQueue:
                 return self._take(waiting, instance)
             room = [0 if i in self._closed else self._n_slots for i in range(self._n_instances)]
             for ticket in list(self.open.values()):
-                if id(ticket) not in self._waiting and ticket.request.priority < BATCH_PRIORITY:
+                if id(ticket) not in self._waiting and ticket.request.priority < BACKGROUND_PRIORITY:
                     room[ticket.instance] -= ticket.request.n
             room[instance] = 0 if instance in self._closed else n_free
             no_priority = self._n_taken % MAX_BYPASSES == MAX_BYPASSES - 1  # as in `Queue.candidates`

@@ -11,9 +11,9 @@ from server.engine.media import Spans
 from server.errors import ContextExceeded, InvalidRequest
 from server.structured.constraint import Constraint
 
-BATCH_PRIORITY = 1 << 20
-"""Requests of this priority or more use only idle capacity. A more urgent request that waits for a slot preempts them,
-and no step contains them while a more urgent prompt is prefilled.
+BACKGROUND_PRIORITY = 1 << 20
+"""Requests of this priority or more run in the background: they use only idle capacity. A more urgent (live) request
+that waits for a slot preempts them, and no step contains them while a live prompt is prefilled.
 """
 SAMPLERS = {
     "penalties": "e",

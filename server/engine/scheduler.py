@@ -1,6 +1,6 @@
 """Which request gets a slot, and which tokens the next step decodes. Pure: no threads, clock or native calls.
 
-One step: `place` until nothing can be placed, `plan`, decode, `commit` (or `victim` if cells ran out), sample,
+One step: `place` until nothing can be placed, `plan`, decode, `commit` (`KvBudget.victim` if cells ran out), sample,
 `release` ended sequences.
 
 Prefill tokens go to one prompt after the other, because many short runs cost more than one long run (`in_order`). The
@@ -22,7 +22,7 @@ from server.engine.params import EngineParams
 from server.engine.placement import Placement, Placer
 from server.engine.queue import OUTPUT_WEIGHT, Queue, TokenCounters
 from server.engine.relocation import best_relocation, n_runs
-from server.engine.request import BATCH_PRIORITY, Adapters
+from server.engine.request import BACKGROUND_PRIORITY, Adapters
 from server.engine.runner_api import RunnerInfo
 from server.engine.sequence import Phase, Sequence, Slot
 
@@ -194,7 +194,6 @@ class Scheduler:
         self.step_size = StepSize(params.target_s, *sizes)
         self.step_size_alone = StepSize(ALONE_S, *sizes, size=min(info.n_ubatch, info.n_batch))
         self.spent_s = 0.0  # seconds of this step spent on copies and moved states
-        self._limit = info.n_batch
         self._turn: StepSharers = ((), -1)  # the LoRA set whose turn it is
         self._turn_s = self._last_s = 0.0  # seconds of the current turn, and of its last step
         self.may_be_apart = False  # slots in use have changed since the last relocation check
@@ -214,9 +213,9 @@ class Scheduler:
         budget.measure()
         blocked: list[Sequence] = []  # sequences that do not fit
         n_searches = 0
-        has_live = not all(map(is_batch, self.waiting))
+        has_live = not all(map(is_background, self.waiting))
         for sequence in self.waiting.candidates():
-            if has_live and is_batch(sequence):  # slots are reserved for live requests, also while these wait
+            if has_live and is_background(sequence):  # slots are reserved for live requests, also while these wait
                 continue
             if not budget.allows_bypass(blocked):
                 return None
@@ -237,20 +236,20 @@ class Scheduler:
             blocked.append(sequence)
         return None
 
-    def preempts(self) -> Sequence | None:
-        """Return the batch sequence that must give its slot to a more urgent request, None if no one waits for it.
+    def background_victim(self) -> Sequence | None:
+        """Return the background sequence to preempt for a live request that waits for a slot, None if none waits.
 
         Of several the newest, since it has the least to lose.
         """
-        if not self.waiting or self.n_active < len(self.slots) or all(map(is_batch, self.waiting)):
+        if not self.waiting or self.n_active < len(self.slots) or all(map(is_background, self.waiting)):
             return None
-        return max(filter(is_batch, self.active()), key=lambda s: s.arrival, default=None)
+        return max(filter(is_background, self.active()), key=lambda s: s.arrival, default=None)
 
     @property
     def n_free(self) -> int:
-        """Return the slots that are idle or held by batch sequences, less the requests that wait for one."""
-        n_live = sum(not is_batch(s) for s in self.active())
-        return len(self.slots) - n_live - sum(not is_batch(s) for s in self.waiting)
+        """Return the slots that are idle or held by background sequences, less the requests that wait for one."""
+        n_live = sum(not is_background(s) for s in self.active())
+        return len(self.slots) - n_live - sum(not is_background(s) for s in self.waiting)
 
     def occupy(self, placement: Placement, now: float) -> None:
         """Record that `placement` was carried out; ``slot.tokens`` already describes the cells."""
@@ -291,7 +290,7 @@ class Scheduler:
         while n_pending > self.info.n_batch:  # decode the others in a later step
             n_pending -= 1 + fitting[-1].n_rolled_back
             fitting = fitting[:-1]
-        room = min(min(self._limit, self.info.n_batch) - n_pending, self.info.n_more_outputs)
+        room = min(self.kv_budget.max_batch - n_pending, self.info.n_more_outputs)
         return [
             TokenRun(s.held.id, len(s.held.tokens), [*s.pending, *draft], 1 + len(draft), s)
             for s, draft in zip(fitting, propose(fitting, room), strict=True)
@@ -300,10 +299,11 @@ class Scheduler:
     def _prefill_budget(self, n_decode: int, *, is_live: bool) -> int:
         """Return the prefill tokens of a step that also has `n_decode` decode tokens.
 
-        Steps are short while live sequences decode, and while only batch sequences run, because a live request may
-        arrive. Batch sequences wait for a live prefill of any length.
+        Steps are short while live sequences decode, and while only background sequences run, because a live request
+        may arrive. Background sequences wait for a live prefill of any length.
         """
-        others_wait = n_decode or not is_live or any(s.phase is Phase.DECODE and not is_batch(s) for s in self.active())
+        live = [s for s in self.active() if not is_background(s)]
+        others_wait = n_decode or not is_live or any(s.phase is Phase.DECODE for s in live)
         size = self.step_size.after(self.spent_s) if others_wait else self.step_size_alone.size
         if n_decode and self.params.max_prefill_tokens:
             return min(size, self.params.max_prefill_tokens)
@@ -317,8 +317,8 @@ class Scheduler:
         share an evaluation. In `benchmarks.simulation`, 64 slots would generate an eighth of the tokens otherwise.
         """
         n_decode = sum([len(run.tokens) for run in decode])
-        left = min(self._limit, self.info.n_batch) - n_decode
-        budget = min(self._prefill_budget(n_decode, is_live=not all(map(is_batch, prompts))), left)
+        left = self.kv_budget.max_batch - n_decode
+        budget = min(self._prefill_budget(n_decode, is_live=not all(map(is_background, prompts))), left)
         n_to_score = self.info.n_more_outputs - sum([run.n_outputs - 1 for run in decode])
         joining: set[int] = set()
         if decode and not self.info.unified:
@@ -402,8 +402,8 @@ class Scheduler:
         as long as the other sets can wait, all their turns together (`TURN`). The next set in order follows.
         """
         active = [s for slot in self.slots if (s := slot.sequence) and not (s.encodings and s.awaits_media)]
-        if [s for s in active if s.phase is Phase.PREFILL and not is_batch(s)]:
-            active = [s for s in active if not is_batch(s)]
+        if [s for s in active if s.phase is Phase.PREFILL and not is_background(s)]:
+            active = [s for s in active if not is_background(s)]
         if _may_share_a_step(active):
             return active
         sets = sorted({_turn_of(s) for s in active})
@@ -418,7 +418,7 @@ class Scheduler:
         """Record that the batch was decoded in `seconds`: its tokens are in the cells. `is_seen`: the time is
         meaningful.
         """
-        self._limit = self.info.n_batch
+        self.kv_budget.decoded()
         self.spent_s = 0.0  # other sequences got their tokens; the next work has a full step's time
         self._turn_s, self._last_s = self._turn_s + seconds, seconds
         n_tokens, n_of_prompts, n_prompts, generating = 0, 0, 0, Phase.DECODE
@@ -449,21 +449,12 @@ class Scheduler:
             size = self.step_size_alone if n_prompts == len(entries) else self.step_size
             size.observe(n_tokens if self.info.unified else n_of_prompts, seconds)
 
-    def victim(self, entries: list[TokenRun]) -> Slot | Sequence | None:
-        """Return what to evict when cells ran out, as `KvBudget.victim`. None: retry with a smaller batch."""
-        n_tokens = sum(len(e.tokens) for e in entries)
-        can_split = n_tokens > 1 and not any(e.media is not None and not e.media.causal for e in entries)
-        victim = self.kv_budget.victim(n_tokens, can_split=can_split)
-        if victim is None:
-            self._limit = n_tokens // 2
-        return victim
-
     def release(self, sequence: Sequence, now: float) -> None:
         """Free the slot of a sequence that has ended; its cells remain as a cache."""
         if sequence.slot is None:
             self.waiting.remove(sequence)
-            if sequence.preempted is not None:
-                self.ram.remove(sequence.preempted)
+            if sequence.offloaded is not None:
+                self.ram.remove(sequence.offloaded)
         else:
             self._leave(sequence, now)
             self.kv_budget.ended()
@@ -478,9 +469,9 @@ class Scheduler:
         self.kv_budget.changed()
         self.may_be_apart = True
 
-    def preempt(self, sequence: Sequence, now: float) -> None:
-        """Return a sequence to the head of the queue. Its generated tokens must be in the cells again before it
-        continues.
+    def requeue(self, sequence: Sequence, now: float) -> None:
+        """Take the slot from a sequence and put it at the head of the queue. Its generated tokens must be in the cells
+        again before it continues.
         """
         self._leave(sequence, now)
         sequence.target = sequence.content
@@ -488,7 +479,7 @@ class Scheduler:
             del sequence.target[-1:]
         sequence.n_rolled_back = 0
         sequence.phase = Phase.WAITING
-        self.waiting.come_back(sequence)
+        self.waiting.requeue(sequence)
 
     def check_integrity(self) -> None:
         """Verify that every slot and cell is accounted for once. Raises AssertionError."""
@@ -575,9 +566,9 @@ def _input(sequence: Sequence, span: MediaSpan, at: int) -> MediaInput:
     return MediaInput(span, sequence.encodings[span.start].result(), at - span.start)
 
 
-def is_batch(sequence: Sequence) -> bool:
-    """Return whether a sequence uses only idle capacity."""
-    return sequence.request.priority >= BATCH_PRIORITY
+def is_background(sequence: Sequence) -> bool:
+    """Return whether a sequence uses only idle capacity (`BACKGROUND_PRIORITY`)."""
+    return sequence.request.priority >= BACKGROUND_PRIORITY
 
 
 def _turn_of(sequence: Sequence) -> StepSharers:

@@ -69,7 +69,7 @@ class Sequence:
     n_rolled_back: int = 0  # tokens before its newest one that a rollback removed, too: they are decoded again
     n_draft: int = 0
     n_draft_accepted: int = 0
-    preempted: CacheEntry | None = None  # its KV state, pinned in RAM while it waits to resume
+    offloaded: CacheEntry | None = None  # its KV state after it was preempted, reserved in RAM until it resumes
     fetch: Fetch | None = None  # the disk read that it waits for
     checkpoint_positions: tuple[int, ...] = ()  # places in ``target`` at which a step ends and a checkpoint is made
     media: Spans = ()  # in ``content``

@@ -162,11 +162,11 @@ def _engine_params(settings: ModelSettings) -> EngineParams:
         synthetic = rates_of_length(settings.spec_synth_len, settings.spec_draft_max)
     named = EngineParams(**_same_names(EngineParams, settings))
     kinds = spec_type(settings)
-    return replace(named, cpus=cpus, spec_type=kinds, spec_ngrams=_ngrams(settings, kinds), spec_synth=synthetic)
+    return replace(named, cpus=cpus, spec_type=kinds, spec_ngram=_ngram(settings, kinds), spec_synth=synthetic)
 
 
-def _ngrams(settings: ModelSettings, kinds: str) -> tuple[tuple[int, int], ...]:
-    """Return n-gram size and longest draft of each n-gram type among `kinds`."""
+def _ngram(settings: ModelSettings, kinds: str) -> tuple[int, int]:
+    """Return the smallest n-gram size and the longest draft of the n-gram types among `kinds`."""
     sizes = {
         LOOKUP: (settings.spec_lookup_size, settings.spec_lookup_max),
         "ngram-simple": (settings.spec_ngram_simple_size_n, settings.spec_ngram_simple_size_m),
@@ -175,7 +175,8 @@ def _ngrams(settings: ModelSettings, kinds: str) -> tuple[tuple[int, int], ...]:
         "ngram-mod": (settings.spec_ngram_mod_n_match, settings.spec_ngram_mod_n_max),
         "ngram-cache": (4, 8),
     }
-    return tuple(size for kind, size in sizes.items() if kind in kinds.split(","))
+    used = [sizes[kind] for kind in kinds.split(",") if kind in sizes] or [sizes[LOOKUP]]
+    return min(size for size, _ in used), max(longest for _, longest in used)
 
 
 def _sampling_params(settings: ModelSettings) -> SamplingParams:

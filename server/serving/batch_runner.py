@@ -1,8 +1,8 @@
 """Runs the requests of batches with the capacity that live clients leave.
 
-Requests of a batch have the engine's batch priority (`server.engine.request.BATCH_PRIORITY`): a live request takes a
-slot from them and is prefilled without them. They are run in an order that keeps equal prompt prefixes together. Each
-owner's batches run one after the other, and owners take turns.
+Requests of a batch have the engine's background priority (`server.engine.request.BACKGROUND_PRIORITY`): a live request
+takes a slot from them and is prefilled without them. They are run in an order that keeps equal prompt prefixes
+together. Each owner's batches run one after the other, and owners take turns.
 
 A batch is run by the server that created it. When that server has ended, another one on the same state file takes the
 batch over.
@@ -21,7 +21,7 @@ import orjson
 
 from server.dialects.common import random_id
 from server.dialects.usage import Usage
-from server.engine.request import BATCH_PRIORITY
+from server.engine.request import BACKGROUND_PRIORITY
 from server.errors import LlamapoolError
 from server.state.batches import BatchLine, BatchLines, Outcome
 from server.state.objects import Json, Objects
@@ -35,7 +35,7 @@ POLL_S = 2.0
 _PAGE = 64  # requests that are fetched from the state at once
 _RETRIED = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 _RETRY_AFTER_S = 1.0
-_FORCED = {"stream": False, "background": False, "priority": BATCH_PRIORITY}
+_FORCED = {"stream": False, "background": False, "priority": BACKGROUND_PRIORITY}
 
 Call = Callable[[str, str, bytes], Awaitable[InternalReply]]
 """Sends a request in the name of a key: the key's name, path, JSON body."""

@@ -167,7 +167,7 @@ def test_a_chain_continues_in_another_slot_and_on_the_cpu(runner: LlamaRunner) -
 
 def test_a_context_has_memory_for_the_largest_chain_from_the_start(gguf_folder: Path) -> None:
     """If a request's chain finds no memory, the library ends the process."""
-    path, params = gguf_file(gguf_folder, PLAIN), replace(ENGINE, spec_type="ngram-simple", spec_ngrams=((12, 48),))
+    path, params = gguf_file(gguf_folder, PLAIN), replace(ENGINE, spec_type="ngram-simple", spec_ngram=(12, 48))
     weights, without = load(path, params), load(path, replace(params, backend_sampling=False))
     runner, plain = weights.runner(), without.runner()
     taken = weights.footprint()[HOST].compute

@@ -66,7 +66,7 @@ def test_text_is_what_it_is_alone(runner: LlamaRunner, copies: bool) -> None:
     scheduler.release(running[1], 1.0)
     running[1].phase = Phase.ENDED
     scheduler.move_cost.copy_s = 0.0 if copies else 60.0
-    assert cells.relocate(scheduler.slots[2], scheduler.slots[1], 1.0)
+    cells.relocate(scheduler.slots[2], scheduler.slots[1], 1.0)
     assert running[2].slot is scheduler.slots[1]
     assert not scheduler.slots[2].tokens
     for _ in range(N):

@@ -134,7 +134,7 @@ async def test_every_token_is_what_it_is_without_a_draft(
     weights: LlamaWeights, sampling: SamplingParams, spec_type: str
 ) -> None:
     asked = [Request(said, prompt(weights, said), sampling=sampling, max_tokens=80) for said in ASKED]
-    params: dict[str, Any] = {"spec_draft_max": 8, "spec_ngrams": ((3, 8),)}
+    params: dict[str, Any] = {"spec_draft_max": 8, "spec_ngram": (3, 8)}
     drafted, _ = await answers(weights.runner(), asked, Machine(), spec_type=spec_type, **params)
     plain, _ = await answers(weights.runner(), asked, Machine(), spec_type="none", **params)
     if sampling is GREEDY:

@@ -1,5 +1,17 @@
-"""What happens when KV cells run short: which waiting requests fit, which ones may bypass a request that does not, and
-what is evicted or preempted when a batch finds no cells. Pure; `kv_store` carries it out.
+"""What happens when memory for KV states runs short. Pure; `kv_store` carries it out (`Cells.make_room`).
+
+| what is short | what happens | decided by |
+|---|---|---|
+| cells for a prompt (unified KV) | the request waits; others may bypass it | `KvBudget.fits`, `allows_bypass` |
+| cells for a batch | the idle slot with the lowest eviction priority is evicted | `KvBudget.victim` |
+| the same, all slots busy | the least urgent sequence is preempted until another one ends | `KvBudget.victim` |
+| the same, one sequence | smaller batches; if one token does not fit, its reply ends | `KvBudget.victim` |
+| RAM for an evicted slot | entries of lower priority per byte go to disk or are dropped | `StateCache.make_room` |
+| RAM for a preempted sequence | the same; if that is not enough, it is recomputed | `StateCache.hold` |
+| RAM for a checkpoint | the same, then idle slots lose theirs, then none is created | `Cells._checkpoint` |
+
+A slot is offloaded to RAM only if loading it takes less time than recomputing it, and stalls nobody (`Cells.offload`).
+Separate KV has cells for every slot, so only the RAM rows apply to it. Models are unloaded by `server.pool.policy`.
 """
 
 from math import inf
@@ -15,9 +27,10 @@ class KvBudget:
     def __init__(self, slots: list[Slot], info: RunnerInfo) -> None:
         self._slots = slots
         self._info = info
-        self._preempted: list[Sequence] = []  # preempted since the last sequence ended
+        self._victims: list[Sequence] = []  # preempted since the last sequence ended
         self._lost = 0  # cells that are occupied although no sequence accounts for them, until a sequence ends
         self._needed: dict[Sequence, int] = {}  # cells for each sequence that was checked since the last change
+        self.max_batch = info.n_batch  # tokens of the next batch
         self.changes = 0  # counts changes of slot holders
         self.free = inf  # free cells; infinite with separate KV and while no slot is held
 
@@ -25,19 +38,19 @@ class KvBudget:
         """Update the number of free cells. Call it before checking requests."""
         active = [s for slot in self._slots if (s := slot.sequence) is not None]
         if not active:
-            self._preempted = []
+            self._victims = []
         if self._info.unified:
             self.free = self._info.n_cells - self._lost - sum(map(_cells, active)) if active else inf
 
     def fits(self, sequence: Sequence, n_kept: int) -> bool:
         """Return whether enough cells are free for `sequence`, whose first `n_kept` tokens are in cells already."""
-        n_preempted = len(sequence.preempted.tokens) if sequence.preempted else 0
-        n_needed = self._needed[sequence] = max(len(sequence.target), n_preempted) - n_kept + REPLY_CELLS
+        n_offloaded = len(sequence.offloaded.tokens) if sequence.offloaded else 0
+        n_needed = self._needed[sequence] = max(len(sequence.target), n_offloaded) - n_kept + REPLY_CELLS
         return n_needed <= self.free
 
     def refuses(self, sequence: Sequence) -> bool:
         """Return whether it is known without a prefix search that `sequence` does not fit."""
-        return sequence in self._preempted or self._needed.get(sequence, 0) > self.free
+        return sequence in self._victims or self._needed.get(sequence, 0) > self.free
 
     def allows_bypass(self, blocked: list[Sequence]) -> bool:
         """Return whether a request may bypass those that are `blocked`, because they do not fit: cells for more than a
@@ -46,18 +59,20 @@ class KvBudget:
         return not blocked or (self.free > REPLY_CELLS and all(one.n_bypasses < MAX_BYPASSES for one in blocked))
 
     def victim(self, n_tokens: int, *, can_split: bool) -> Slot | Sequence | None:
-        """Return what to evict after a batch of `n_tokens` found no cells: an idle slot, or a sequence to preempt: the
-        least urgent one, and among equals the newest.
+        """Return what gives up its cells after a batch of `n_tokens` found none: an idle slot, or the least urgent
+        sequence, among equals the newest.
 
-        A sequence that is alone gets a smaller batch (None); if the batch cannot be split, it has to end.
+        None: the only sequence retries with a smaller batch. If the batch cannot be split, it is the victim itself.
         """
         if cached := [slot for slot in self._slots if slot.idle and slot.tokens]:
             return first_to_evict(cached)
         active = [s for slot in self._slots if (s := slot.sequence) is not None]
         if len(active) == 1:
+            if can_split:
+                self.max_batch = n_tokens // 2
             return None if can_split else active[0]
         victim = max(active, key=lambda s: (s.request.priority, s.arrival))
-        self._preempted.append(victim)
+        self._victims.append(victim)
         n_held = sum(s.n_computed - s.held.n_shared for s in active)
         self._lost = max(self._lost, self._info.n_cells - n_held - n_tokens)
         return victim
@@ -67,9 +82,13 @@ class KvBudget:
         self.changes += 1
         self._needed.clear()
 
+    def decoded(self) -> None:
+        """Record that a batch found cells: the next one may be full."""
+        self.max_batch = self._info.n_batch
+
     def ended(self) -> None:
         """Record that a sequence ended and gave up its slot: preempted ones may return."""
-        self._preempted, self._lost = [], 0
+        self._victims, self._lost = [], 0
 
 
 def _cells(sequence: Sequence) -> int:

@@ -107,14 +107,14 @@ class Cells:
         `incoming` is loaded after it in the same step.
         """
         ram, disk, n = self._scheduler.ram, self.disk, len(slot.tokens)
-        disk_wants = disk is not None and disk.wants(slot, n_lost)
-        if not _is_reusable(slot) or not (ram.wants(slot, n_lost) if ram.limit else disk_wants):
+        tier = ram if ram.limit else disk
+        if tier is None or not _is_reusable(slot) or not tier.wants(slot, n_lost):
             return
         if not self._scheduler.move_cost.pays(n, n_lost) or not (n_bytes := self._size(slot)):
             return
         size = size_of(n_bytes, n, slot.checkpoints)
-        to_ram = ram.limit != 0 and ram.fits(size)
-        if not to_ram and not (disk_wants and disk is not None and disk.takes(size)):
+        to_ram = ram.fits(size)
+        if not to_ram and (disk is None or not disk.wants(slot, n_lost) or not disk.takes(size)):
             return
         if self._refuses(n_bytes + (len(incoming.state) if incoming is not None else 0)):
             self._stats.n_cache_refused += 1
@@ -123,35 +123,49 @@ class Cells:
         if to_ram:
             ram.replace(slot, now)
             ram.make_room(size, now)
-        if (entry := self._entry_of(slot)) is None:
-            return
-        if to_ram:
-            ram.put(entry, now)
-        if disk is not None and (not to_ram or disk.shared):
-            disk.put(entry)
+        if (entry := self._entry_of(slot)) is not None:
+            ram.put(entry, now)  # spills it to disk if it does not fit
+            if to_ram and disk is not None and disk.shared:
+                disk.put(entry)
 
     def pin(self, slot: Slot, until: float, now: float) -> None:
         """Keep a copy of the state of `slot` in RAM until `until`. Raises `InvalidRequest` if there is no room."""
         entry = self._entry_of(slot) if _is_reusable(slot) else None
-        if entry is None or self._scheduler.ram.keep(entry, until, now) is None:
+        if entry is None or not self._scheduler.ram.pin(entry, until, now):
             raise InvalidRequest(
                 f"the prefix of {len(slot.tokens)} tokens was not pinned: pinned prefixes may take half of cache_ram; "
                 "raise it, or wait until others expire"
             )
 
+    def make_room(self, entries: list[TokenRun], now: float) -> Sequence | None:
+        """Free cells after a decode of `entries` found none (`KvBudget.victim`). Return the sequence that has to end,
+        because nothing else can give up cells and the batch cannot be smaller.
+        """
+        n_tokens = sum(len(entry.tokens) for entry in entries)
+        can_split = n_tokens > 1 and not any(e.media is not None and not e.media.causal for e in entries)
+        victim = self._scheduler.kv_budget.victim(n_tokens, can_split=can_split)
+        if isinstance(victim, Slot):
+            self.evict(victim, now)
+        elif victim is not None and self._scheduler.n_active > 1:
+            self.preempt(victim, now)
+        else:
+            return victim
+        return None
+
     def preempt(self, sequence: Sequence, now: float) -> None:
-        """Move a running sequence out of the cells and back into the queue. Its state is pinned in RAM, unless moving
-        it would stall others or there is no memory; its tokens are then recomputed.
+        """Move a running sequence out of the cells and back into the queue. Its state is reserved in RAM, unless
+        moving it would stall others or there is no memory; its tokens are then recomputed.
         """
         slot, ram = sequence.held, self._scheduler.ram
-        self._scheduler.preempt(sequence, now)
+        self._stats.n_preempted += 1
+        self._scheduler.requeue(sequence, now)
         n_bytes = 0 if slot.ends_inside else self._size(slot)
         if n_bytes and not self._refuses(n_bytes):
-            if ram.make_room_beside(n_bytes, now) is None:
+            if not ram.make_room_to_hold(n_bytes, now):
                 about = log_fields(sequence.request)
                 log.info("slot %d: no room in RAM for the state of a preempted request", slot.id, extra=about)
-            elif (entry := self._entry_of(slot)) is not None and ram.pin(entry, now) is not None:
-                sequence.preempted = entry
+            elif (entry := self._entry_of(slot)) is not None and ram.reserve(entry, now):
+                sequence.offloaded = entry
         self.clear(slot)
 
     def save(self, slot: Slot) -> CacheEntry:
@@ -353,7 +367,7 @@ class Cells:
         about = log_fields(sequence.request)
         what = "slot %d: rejected draft tokens could not be rolled back; recomputing its %d tokens"
         log.warning(what, slot.id, n_left, extra=about)
-        self._scheduler.preempt(sequence, now)
+        self._scheduler.requeue(sequence, now)
         self.clear(slot)
 
     def _look(self, slot: Slot) -> None:
@@ -394,15 +408,15 @@ class Cells:
         self._checkpoint_s = self._clock() - started
         self._scheduler.spent_s += self._checkpoint_s
         self._stats.n_checkpoints += 1
-        its_part = self._scheduler.ram.most_beside // self._runner.info.n_seq
+        its_part = self._scheduler.ram.most_held // self._runner.info.n_seq
         self._checkpoints_are(slot, added(slot.checkpoints, new, most, its_part))
 
     def _room_for_checkpoint(self, slot: Slot, n_bytes: int, now: float) -> bool:
         """Make room in RAM for a checkpoint of `slot`; idle slots lose theirs first, lowest eviction priority first."""
-        while self._scheduler.ram.make_room_beside(n_bytes, now) is None:
+        while not self._scheduler.ram.make_room_to_hold(n_bytes, now):
             others = [other for other in self._others(slot) if other.idle and other.checkpoints]
             n_idle = sum(len(c.state) for other in others for c in other.checkpoints)
-            if not others or not self._scheduler.ram.has_room_beside(n_bytes - n_idle):
+            if not others or not self._scheduler.ram.can_hold(n_bytes - n_idle):
                 return False
             self._checkpoints_are(first_to_evict(others), ())
         return True
@@ -413,7 +427,7 @@ class Cells:
         if not (before or checkpoints):
             return
         ram = self._scheduler.ram
-        if checkpoints and ram.hold([c.state for c in checkpoints], slot.last_used) is not None:
+        if checkpoints and ram.hold([c.state for c in checkpoints], slot.last_used):
             slot.checkpoints = checkpoints
         ram.let_go([c.state for c in before])
 
@@ -442,7 +456,10 @@ class Cells:
             self._cut(slot, placement.n_reuse)
             return
         if source is not slot:
-            self._take_over(source, slot)
+            self._copy(source, slot)
+            self._contains(slot, source)
+            if self._runner.info.unified:
+                slot.n_shared, slot.shares_with = len(slot.tokens), source
         if placement.moves:
             self._move(placement, now)
             return
@@ -452,7 +469,7 @@ class Cells:
 
     def _bring_entry(self, slot: Slot, entry: CacheEntry, sequence: Sequence, now: float) -> None:
         """Load `entry`. It leaves RAM if it is the state of `sequence`, which resumes."""
-        ram, resumes = self._scheduler.ram, entry is sequence.preempted
+        ram, resumes = self._scheduler.ram, entry is sequence.offloaded
         try:
             if (resumes and not self.may_load(entry)) or not self._put(slot, entry, now):
                 what, about = "slot %d: no room or time for a cached state of %d tokens", log_fields(sequence.request)
@@ -461,7 +478,7 @@ class Cells:
                 ram.touch(entry, now)
         finally:
             if resumes:
-                sequence.preempted = None
+                sequence.offloaded = None
                 ram.remove(entry)
 
     def _move(self, placement: Placement, now: float) -> None:
@@ -481,55 +498,39 @@ class Cells:
         self._runner.seq_remove(slot.id, len(kept))
         slot.tokens = kept
 
-    def _take_over(self, source: Slot, slot: Slot) -> None:
-        """Copy what `source` holds to the empty `slot`. A separate stream is copied whole, so its state is moved
+    def _copy(self, source: Slot, target: Slot) -> None:
+        """Copy what `source` holds to the empty `target`. A separate stream is copied whole, so its state is moved
         instead if that is faster. Not if copies already wait for the next decode, and not with MTP heads, whose
         state only a copy preserves.
         """
-        scheduler, runner = self._scheduler, self._runner
-        copies = runner.info.unified or scheduler.n_copies > 0 or runner.heads is not None
-        quicker = scheduler.move_cost.state_is_quicker(len(source.tokens), scheduler.params.target_s)
-        if copies or not quicker or not self._carry(source, slot):
-            self._copy(source, slot)
-        self._contains(slot, source)
-        if runner.info.unified:
-            slot.n_shared, slot.shares_with = len(slot.tokens), source
+        scheduler, runner, cost = self._scheduler, self._runner, self._scheduler.move_cost
+        quicker = cost.state_is_quicker(len(source.tokens), scheduler.params.target_s)
+        by_state = quicker and not (runner.info.unified or scheduler.n_copies or runner.heads is not None)
+        if not (by_state and self._copied_by_state(source, target)):
+            runner.seq_copy(source.id, target.id)
+            if not runner.info.unified:
+                scheduler.n_copies += 1
+                scheduler.spent_s += cost.copy_s
 
-    def _copy(self, source: Slot, target: Slot) -> None:
-        self._runner.seq_copy(source.id, target.id)
-        if not self._runner.info.unified:
-            self._scheduler.n_copies += 1
-            self._scheduler.spent_s += self._scheduler.move_cost.copy_s
-
-    def relocate(self, source: Slot, target: Slot, now: float) -> bool:
-        """Move the sequence in `source` to the idle slot `target`, whose contents are evicted.
-
-        Return False if it stays because its state cannot be loaded there; no relocation is tried again until other
-        slots are in use.
-        """
-        self.evict(target, now)
-        cost = self._scheduler.move_cost
-        if not cost.state_is_quicker(len(source.tokens), self._scheduler.params.target_s):
-            self._copy(source, target)
-        elif not self._carry(source, target):
-            self._scheduler.may_be_apart = False
-            return False
-        slots = self._scheduler.slots
-        slots[source.id], slots[target.id] = target, source
-        source.id, target.id = target.id, source.id
-        source.n_requests, target.n_requests = target.n_requests, source.n_requests
-        self.clear(target)
-        self._look(source)
-        return True
-
-    def _carry(self, source: Slot, target: Slot) -> bool:
-        """Copy the state of `source` to the empty `target`. Return False with `target` empty."""
+    def _copied_by_state(self, source: Slot, target: Slot) -> bool:
+        """Save the state of `source` and load it into the empty `target`. Return False with `target` empty."""
         try:
             return self._load(target, self._swap_out(source).state, len(source.tokens), source.media)
         except CONTAINED as error:
             log.warning("slot %d: its sequence could not be brought to slot %d: %r", source.id, target.id, error)
             self.clear(target)
             return False
+
+    def relocate(self, source: Slot, target: Slot, now: float) -> None:
+        """Move the sequence in `source` to the idle slot `target`, whose contents are evicted."""
+        self.evict(target, now)
+        self._copy(source, target)
+        slots = self._scheduler.slots
+        slots[source.id], slots[target.id] = target, source
+        source.id, target.id = target.id, source.id
+        source.n_requests, target.n_requests = target.n_requests, source.n_requests
+        self.clear(target)
+        self._look(source)
 
     def shift(self, sequence: Sequence, keep: int, discard: int, now: float) -> None:
         """Drop `discard` tokens after the first `keep` (context shift); later tokens move down and generation
@@ -541,7 +542,7 @@ class Cells:
         sequence.media = dropped(sequence.media, keep, keep + discard)
         sequence.base_output = len(sequence.output) - len(sequence.pending)
         if not self._own(slot, keep + discard, now):
-            self._scheduler.preempt(sequence, now)
+            self._scheduler.requeue(sequence, now)
             return
         self._runner.seq_drop(slot.id, keep, keep + discard)
         slot.n_exact = min(slot.n_exact, keep)

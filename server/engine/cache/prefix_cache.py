@@ -229,16 +229,16 @@ class CacheEntry(CachedPrefix):
     """A cached KV state without a slot: in RAM, or on disk in the file ``name``, in which case it has no bytes.
 
     ``state`` is the library's bytes of the sequence (llama_state_seq_get_data). ``size`` in bytes, by default of what
-    it has here. ``n_used`` counts uses. ``pinned``: it is not evicted, because it is the state of a preempted sequence.
-    Before ``kept_until`` it is not evicted either.
+    it has here. ``n_used`` counts uses. It is not evicted before ``pinned_until``, nor while it is ``reserved`` for the
+    preempted sequence that resumes from it.
     """
 
     state: bytes = b""
     size: int = 0
     name: str = ""
     n_used: int = 0
-    pinned: bool = False
-    kept_until: float = -inf
+    reserved: bool = False
+    pinned_until: float = -inf
 
     def __post_init__(self) -> None:
         self.size = self.size or size_of(len(self.state), len(self.tokens), self.checkpoints)
@@ -291,15 +291,15 @@ def size_of(n_state: int, n_tokens: int, checkpoints: Checkpoints) -> int:
 class StateCache:
     """Cached states of at most `limit` bytes; 0 = none, negative = unlimited.
 
-    Slot checkpoints and pinned entries live in the same memory, count towards the limit, and displace other entries. If
-    `limit` is 0 they get `limit_besides`. There a state counts once however many holders it has; a state held by a
-    slot and an entry counts twice. ``spill`` gets what is evicted.
+    Checkpoints of slots and reserved entries are held in the same memory. They count towards the limit, and other
+    entries are evicted for them. If `limit` is 0 they get `limit_held`. There a state counts once however many holders
+    it has; a state held by a slot and an entry counts twice. ``spill`` gets what is evicted.
     """
 
     limit: int
-    limit_besides: int = 0
+    limit_held: int = 0
     size: int = 0  # bytes of the entries that may be evicted
-    n_beside: int = 0  # bytes of checkpoints and pinned entries
+    n_held: int = 0  # bytes of checkpoints and reserved entries
     n_hits: int = 0  # entries used
     _entries: dict[int, CacheEntry] = field(default_factory=dict)
     _holders: Counter[int] = field(default_factory=Counter)  # by id of a state, which stays alive while it is held
@@ -318,7 +318,7 @@ class StateCache:
 
     @property
     def n_bytes(self) -> int:
-        return self.size + self.n_beside
+        return self.size + self.n_held
 
     def holds(self, one: CachedPrefix) -> bool:
         """Return whether nearly all of its tokens are available from an entry."""
@@ -329,33 +329,34 @@ class StateCache:
         return self.limit != 0 and n_lost >= MIN_TOKENS and not self.holds(one)
 
     @property
-    def most_beside(self) -> int:
-        """Bytes available to other holders; negative = unlimited."""
-        return self.limit or self.limit_besides
+    def most_held(self) -> int:
+        """Bytes available to checkpoints and reserved entries; negative = unlimited."""
+        return self.limit or self.limit_held
 
     def fits(self, n_bytes: int) -> bool:
         """Return whether an entry of `n_bytes` can be stored at all."""
-        return self.limit < 0 or self.n_beside + n_bytes <= self.limit
+        return self.limit < 0 or self.n_held + n_bytes <= self.limit
 
-    def has_room_beside(self, n_bytes: int) -> bool:
-        """Return whether `n_bytes` more can be held besides the entries if these are evicted as needed."""
-        return not 0 <= self.most_beside < self.n_beside + n_bytes
+    def can_hold(self, n_bytes: int) -> bool:
+        """Return whether `n_bytes` more can be held if entries are evicted as needed."""
+        return not 0 <= self.most_held < self.n_held + n_bytes
 
-    def make_room_beside(self, n_bytes: int, now: float) -> list[CacheEntry] | None:
-        """Evict entries for `n_bytes` more held besides them; return the evicted ones. None, with nothing changed, if
-        there is no room.
-        """
-        return self.make_room(n_bytes, now) if self.has_room_beside(n_bytes + self._n_kept(now)) else None
+    def make_room_to_hold(self, n_bytes: int, now: float) -> bool:
+        """Evict entries until `n_bytes` more can be held. Return False, with nothing changed, if there is no room."""
+        has_room = self.can_hold(n_bytes + self._n_pinned(now))
+        if has_room:
+            self.make_room(n_bytes, now)
+        return has_room
 
-    def hold(self, states: Collection[bytes], now: float) -> list[CacheEntry] | None:
-        """Hold `states` besides the entries; otherwise as `make_room_beside`."""
+    def hold(self, states: Collection[bytes], now: float) -> bool:
+        """Hold `states`; otherwise as `make_room_to_hold`."""
         with self._lock:
             n_new = sum(len(state) for state in states if id(state) not in self._holders)
-            evicted = self.make_room_beside(n_new, now)
-            if evicted is not None:
+            has_room = self.make_room_to_hold(n_new, now)
+            if has_room:
                 self._holders.update(map(id, states))
-                self.n_beside += n_new
-            return evicted
+                self.n_held += n_new
+            return has_room
 
     def let_go(self, states: Iterable[bytes]) -> None:
         """Release held `states`."""
@@ -364,10 +365,12 @@ class StateCache:
                 self._holders[id(state)] -= 1
                 if not self._holders[id(state)]:
                     del self._holders[id(state)]
-                    self.n_beside -= len(state)
+                    self.n_held -= len(state)
 
     def replace(self, one: CachedPrefix, now: float) -> list[CacheEntry]:
-        """Remove and return shorter entries of the same text before storing it, except pinned ones."""
+        """Remove and return shorter entries of the same text before storing it, except reserved and
+        pinned ones.
+        """
         with self._lock:
             replaced = [entry for entry in self._evictable(now) if _is_within(entry, one)]
             for other in replaced:
@@ -377,10 +380,10 @@ class StateCache:
     def put(self, entry: CacheEntry, now: float) -> list[CacheEntry]:
         """Store `entry`, replacing shorter entries of the same text; return the other entries evicted for it.
 
-        An entry that does not fit next to the kept ones is not stored and is returned alone.
+        An entry that does not fit next to the pinned ones is not stored and is returned alone.
         """
         with self._lock:
-            if not self.fits(entry.size + self._n_kept(now)):
+            if not self.fits(entry.size + self._n_pinned(now)):
                 self.spill(entry)
                 return [entry]
             self.replace(entry, now)
@@ -389,39 +392,36 @@ class StateCache:
             self.size += entry.size
             return evicted
 
-    def pin(self, entry: CacheEntry, now: float) -> list[CacheEntry] | None:
-        """Store `entry` until it is removed; return the entries evicted for it. None, with nothing stored, if there
-        is no room.
-        """
+    def reserve(self, entry: CacheEntry, now: float) -> bool:
+        """Store `entry` until it is removed. Return False, with nothing stored, if there is no room."""
         with self._lock:
-            evicted = self.hold(entry.states, now)
-            if evicted is not None:
-                entry.pinned = True
+            entry.reserved = self.hold(entry.states, now)
+            if entry.reserved:
                 self._entries[id(entry)] = entry
-            return evicted
+            return entry.reserved
 
-    def keep(self, entry: CacheEntry, until: float, now: float) -> list[CacheEntry] | None:
-        """Store `entry` and do not evict it before `until`; return the entries evicted for it.
-
-        None, with nothing changed, if such entries would take more than half of the limit.
+    def pin(self, entry: CacheEntry, until: float, now: float) -> bool:
+        """Store `entry` and do not evict it before `until`. Return False, with nothing changed, if pinned entries would
+        take more than half of the limit.
         """
         with self._lock:
-            kept = [e for e in self._entries.values() if e.kept_until > now]
-            same = [e for e in kept if e.tokens == entry.tokens and e.adapter_set == entry.adapter_set]
-            n_bytes = entry.size + sum(e.size for e in kept) - sum(e.size for e in same)
+            pinned = [e for e in self._entries.values() if e.pinned_until > now]
+            same = [e for e in pinned if e.tokens == entry.tokens and e.adapter_set == entry.adapter_set]
+            n_bytes = entry.size + sum(e.size for e in pinned) - sum(e.size for e in same)
             if 0 <= self.limit < 2 * n_bytes or not self.fits(entry.size):
-                return None
+                return False
             for other in same:
                 self.remove(other)
-            entry.kept_until = until
-            return self.put(entry, now)
+            entry.pinned_until = until
+            self.put(entry, now)
+        return True
 
-    def _n_kept(self, now: float) -> int:
-        """Return the bytes that may not be evicted yet."""
-        return sum([entry.size for entry in self._entries.values() if entry.kept_until > now])
+    def _n_pinned(self, now: float) -> int:
+        """Return the bytes of pinned entries."""
+        return sum([entry.size for entry in self._entries.values() if entry.pinned_until > now])
 
     def _evictable(self, now: float) -> list[CacheEntry]:
-        return [entry for entry in self._entries.values() if not entry.pinned and entry.kept_until <= now]
+        return [entry for entry in self._entries.values() if not entry.reserved and entry.pinned_until <= now]
 
     def limit_to(self, limit: int, now: float) -> None:
         """Set a new limit."""
@@ -464,7 +464,7 @@ class StateCache:
         """Remove `entry` if present."""
         with self._lock:
             if self._entries.pop(id(entry), None) is not None:
-                if entry.pinned:
+                if entry.reserved:
                     self.let_go(entry.states)
                 else:
                     self.size -= entry.size
@@ -472,7 +472,7 @@ class StateCache:
     def check_integrity(self) -> None:
         """Verify that the bytes add up and respect the limit. Raises AssertionError."""
         with self._lock:
-            assert self.size == sum(e.size for e in self._entries.values() if not e.pinned)
+            assert self.size == sum(e.size for e in self._entries.values() if not e.reserved)
             assert self.limit < 0 or not self.size or self.n_bytes <= self.limit
 
 

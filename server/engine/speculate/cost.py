@@ -23,6 +23,7 @@ FORGET = 256  # steps after which an unused measurement is dropped, because it m
 SEEN = 8  # measurements kept per size
 _SAME = 8  # steps for which an answer is cached
 _EXACT = 32  # exact sizes up to here; larger ones in eighths of their power of two
+_FAR = 1 << 20  # tokens beyond the largest measured step
 _PART = 16  # least prefill tokens that show the cost of an additional token
 
 LENGTHS = (*range(1, 17), 24, 32, 48, 64)  # of drafts
@@ -82,47 +83,43 @@ class StepCost:
 
     def of(self, n_tokens: int) -> float:
         """Return the seconds of a step of `n_tokens`; 0.0 before the first measurement."""
-        if not self._asked:
+        if not self._asked and self._seconds:
             self._learn()
         seconds = self._asked.get(n_tokens)
         if seconds is None:
-            self._asked[n_tokens] = seconds = self._of(_size(n_tokens), n_tokens)
+            self._asked[n_tokens] = seconds = self._interpolated(n_tokens)
         return seconds
 
     def _learn(self) -> None:
-        self._sizes, self._known = sorted(self._seconds), []
-        for size in self._sizes:
-            last = self._seconds[size]
-            expected = [self._expected(size)] if self._known and len(last) < SEEN else []
-            self._known.append(_quick([*last, *expected]))
-        for at in range(len(self._known) - 2, -1, -1):
-            if len(self._seconds[self._sizes[at]]) < SEEN:
-                self._known[at] = min(self._known[at], self._known[at + 1])
-        self._known = list(accumulate(self._known, max))
+        """Compute the curve through the measured sizes, and two points that extend it to all sizes."""
+        sizes = sorted(self._seconds)
+        first, last = sizes[0], sizes[-1]
+        first_s = _quick(self._seconds[first])
+        unseen_s = UNKNOWN_SHARE * first_s / first  # of another token, before any but the smallest step was measured
+        if self._prompt_token_s:
+            unseen_s = min(_quick(self._prompt_token_s), unseen_s)
+        known = [first_s]
+        for size in sizes[1:]:
+            expected = [first_s + unseen_s * (size - first)] if len(self._seconds[size]) < SEEN else []
+            known.append(_quick([*self._seconds[size], *expected]))
+        for at in range(len(known) - 2, -1, -1):
+            if len(self._seconds[sizes[at]]) < SEEN:
+                known[at] = min(known[at], known[at + 1])
+        known = list(accumulate(known, max))
+        token_s = (known[-1] - known[0]) / (last - first) if last > first else unseen_s
+        # at least half of the smallest step is assumed to be reading weights
+        self._sizes = [0, *sizes, last + _FAR]
+        self._known = [known[0] / 2, *known, known[-1] + token_s * _FAR]
 
-    def _expected(self, n_tokens: int) -> float:
-        """Return the expectation before any but the smallest step was measured."""
-        smallest, seconds = self._sizes[0], self._known[0]
-        most = UNKNOWN_SHARE * seconds / smallest
-        token_s = min(_quick(self._prompt_token_s), most) if self._prompt_token_s else most
-        return seconds + token_s * (n_tokens - smallest)
-
-    def _of(self, size: int, n_tokens: int) -> float:
+    def _interpolated(self, n_tokens: int) -> float:
         sizes, known = self._sizes, self._known
         if not sizes:
             return 0.0
-        at = bisect_left(sizes, size)
-        if at < len(sizes) and sizes[at] == size:
+        at = bisect_left(sizes, _size(n_tokens))
+        if sizes[at] == _size(n_tokens):
             return known[at]
-        if at == 0:
-            return known[0] * (1 + size / sizes[0]) / 2  # at least half is assumed to be reading weights
-        if len(sizes) == 1:
-            return self._expected(n_tokens)
-        low, high = (
-            (at - 1, at) if at < len(sizes) else (0, at - 1)
-        )  # beyond the largest size: slope from the smallest to the largest
-        slope = (known[high] - known[low]) / (sizes[high] - sizes[low])
-        return known[at - 1] + slope * (n_tokens - sizes[at - 1])
+        share = (n_tokens - sizes[at - 1]) / (sizes[at] - sizes[at - 1])
+        return known[at - 1] + share * (known[at] - known[at - 1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +181,7 @@ _LOOKED_UP = 0.3  # initial acceptance rate of text drafts: too low to pay on mo
 
 @dataclass(eq=False, slots=True)
 class DraftState:
-    """Speculation state of one sequence: limits, lookups and acceptance rates.
+    """Speculation state of one sequence: limits, lookup and acceptance rates.
 
     At most ``most`` tokens are from the text, and ``least_drafted`` to ``most_drafted`` from a draft model, which
     stops at a token less probable than ``p_min``. ``acceptance`` is the recent acceptance rate of text drafts,
@@ -193,7 +190,7 @@ class DraftState:
     """
 
     most: int
-    lookups: tuple[Lookup, ...] = ()
+    lookup: Lookup | None = None
     most_drafted: int = 0
     least_drafted: int = 0
     p_min: float = 0.0
@@ -205,14 +202,10 @@ class DraftState:
     dice: Random | None = None  # random acceptance for synthetic benchmarks (`rates_of_length`)
 
     def look_up(self, most: int) -> list[int]:
-        """Return the draft of the first lookup that has one."""
-        for lookup in self.lookups:
-            draft = lookup.propose(most)
-            if draft:
-                self.expected, self.is_text = draft[::-1], True
-                return draft
-        self.expected = []
-        return []
+        """Return a draft from the text."""
+        draft = self.lookup.propose(most) if self.lookup is not None else []
+        self.expected, self.is_text = draft[::-1], True
+        return draft
 
     def expect(self, drafted: Sequence[int]) -> None:
         """Record the tokens that a draft model proposed."""
@@ -220,8 +213,8 @@ class DraftState:
 
     def add(self, token: int) -> None:
         """Record that `token` was sampled."""
-        for lookup in self.lookups:
-            lookup.add(token)
+        if self.lookup is not None:
+            self.lookup.add(token)
         if not self.expected:
             return
         right = self.expected.pop() == token

@@ -53,13 +53,12 @@ class Speculation:
         most = self._info.n_draft_max if request.spec_n_max < 0 else min(request.spec_n_max, self._info.n_draft_max)
         if most < 1 or 0 <= request.max_tokens < _SHORT:
             return
-        n_more = _USUAL if request.max_tokens < 0 else min(request.max_tokens, _USUAL)
-        n_text = len(request.prompt) + n_more
-        types = params.spec_ngrams if params.looks_up else ()
-        lookups = tuple(Lookup(size, n_text, longest) for size, longest in types)
-        sequence.draft_state = state = DraftState(most, lookups)
-        for lookup in state.lookups:
-            lookup.extend(text_of(request.prompt, request.media))
+        sequence.draft_state = state = DraftState(most)
+        if params.looks_up:
+            size, longest = params.spec_ngram
+            n_more = _USUAL if request.max_tokens < 0 else min(request.max_tokens, _USUAL)
+            state.lookup = Lookup(size, len(request.prompt) + n_more, longest)
+            state.lookup.extend(text_of(request.prompt, request.media))
         if self._drafting is not None:
             state.most_drafted = min(most, params.spec_draft_max)
             state.least_drafted = params.spec_draft_min if request.spec_n_min < 0 else request.spec_n_min
@@ -72,9 +71,9 @@ class Speculation:
         """Index a part of the prompts that are being prefilled, to spread the work."""
         left = CHUNK
         for sequence in sequences:
-            if sequence.draft_state is not None:
-                for lookup in sequence.draft_state.lookups:
-                    left -= lookup.catch_up(left) if left > 0 else 0
+            state = sequence.draft_state
+            if state is not None and state.lookup is not None and left > 0:
+                left -= state.lookup.catch_up(left)
 
     def propose(self, generating: Seq[Sequence], room: int) -> list[list[int]]:
         """Return draft tokens after each sequence's next token, at most `room` in total.

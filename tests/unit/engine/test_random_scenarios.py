@@ -22,7 +22,7 @@ from server.engine.loop import MAX_FAULTS
 from server.engine.lora import Adapter
 from server.engine.media import text_of
 from server.engine.params import EngineParams
-from server.engine.request import BATCH_PRIORITY, Event, Failed, Finished, PromptLogprobs, Request, SamplingParams
+from server.engine.request import BACKGROUND_PRIORITY, Event, Failed, Finished, PromptLogprobs, Request, SamplingParams
 from server.engine.runner_api import BatchEntry
 from server.engine.scheduler import TokenRun
 from server.engine.sequence import Ticket
@@ -303,7 +303,7 @@ class Scenario:
             min_chunk=rng.choice([1, 8, 64]),
             target_itl_ms=rng.choice([0.0, 1.0, 300.0]),
             spec_type=rng.choice(spec_types),
-            spec_ngrams=rng.choice([((1, 16),), ((3, 16),), ((12, 48), (24, 64))]),
+            spec_ngram=rng.choice([(1, 16), (3, 16), (12, 64)]),
             backend_sampling=rng.random() < 0.3,
         )
         self.clock = jumping(Random(f"{seed} clock"))
@@ -407,7 +407,7 @@ class Scenario:
             stop=("row your",) if rng.random() < 0.3 else (),
             n=rng.choice([1, 1, 1, 2, 3]),
             id_slot=rng.randrange(self.n_slots) if rng.random() < 0.15 else -1,
-            priority=rng.choice([0, 0, 1, -1, BATCH_PRIORITY, BATCH_PRIORITY]),
+            priority=rng.choice([0, 0, 1, -1, BACKGROUND_PRIORITY, BACKGROUND_PRIORITY]),
             client=rng.choice("xyz"),
             cache_scope=rng.choice(["", "", "k/", "k/!1"]),
             cache_prompt=rng.random() < 0.9,
@@ -481,7 +481,7 @@ def check_nothing_kept(engine: Engine) -> None:
             assert [runner.cells[slot.id] for slot in scheduler.slots] == [slot.tokens for slot in scheduler.slots]
     slots = [slot for instance in engine._instances for slot in instance.scheduler.slots]
     held = {id(one.state): len(one.state) for slot in slots for one in slot.checkpoints}
-    assert engine._ram.n_beside == sum(held.values())
+    assert engine._ram.n_held == sum(held.values())
     assert engine._ram._holders.keys() == held.keys()
 
 

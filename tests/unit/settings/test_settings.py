@@ -123,7 +123,7 @@ def test_keys_of_the_file_are_added(tmp_path: Path) -> None:
 def test_every_field_of_the_inside_can_be_configured() -> None:
     derived = {
         ChatParams: {"template", "template_kwargs"},
-        EngineParams: {"cpus", "spec_ngrams", "spec_synth", "cache_disk_secret"},
+        EngineParams: {"cpus", "spec_ngram", "spec_synth", "cache_disk_secret"},
         LoadParams: {"devices", "placement", "tensor_overrides", "metadata_overrides", "n_ctx_slot", "mtp"},
     }
     names = {key for section, key in TABLE.entries if section == "model"}

@@ -5,10 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from server.engine.queue import MAX_BYPASSES, REPLY_CELLS
-from server.engine.request import BATCH_PRIORITY
+from server.engine.request import BACKGROUND_PRIORITY
 from server.engine.scheduler import Scheduler
 from server.engine.sequence import Phase, Sequence
-from tests.unit.engine.schedule.test_scheduler import finish, place, scheduler, waiting
+from tests.unit.engine.schedule.test_scheduler import finish, place, scheduler, victim, waiting
 
 
 def crowded(n_cells: int = 2000) -> tuple[Scheduler, Sequence, Sequence]:
@@ -21,16 +21,16 @@ def crowded(n_cells: int = 2000) -> tuple[Scheduler, Sequence, Sequence]:
 
 
 def run_out(s: Scheduler) -> Sequence:
-    victim = s.victim(s.plan())
-    assert isinstance(victim, Sequence)
-    preempt(s, victim)
-    return victim
+    found = victim(s)
+    assert isinstance(found, Sequence)
+    preempt(s, found)
+    return found
 
 
 def preempt(s: Scheduler, sequence: Sequence) -> None:
     slot = sequence.slot
     assert slot is not None
-    s.preempt(sequence, 1.0)
+    s.requeue(sequence, 1.0)
     slot.tokens, slot.n_shared = [], 0
 
 
@@ -155,10 +155,10 @@ def test_everybody_ends_and_a_large_one_waits_for_a_bounded_number_of_placements
 
 def test_a_batch_request_that_was_bypassed_keeps_no_live_request_waiting() -> None:
     s = scheduler(4, unified=True, n_cells=2000)
-    padded_lengths(s, waiting(s, [1] * 800, priority=BATCH_PRIORITY))
-    large = waiting(s, [2] * 1500, priority=BATCH_PRIORITY)
+    padded_lengths(s, waiting(s, [1] * 800, priority=BACKGROUND_PRIORITY))
+    large = waiting(s, [2] * 1500, priority=BACKGROUND_PRIORITY)
     for n in range(MAX_BYPASSES):
-        finish(s, padded_lengths(s, waiting(s, [3 + n] * 50, priority=BATCH_PRIORITY)), 1.0)
+        finish(s, padded_lengths(s, waiting(s, [3 + n] * 50, priority=BACKGROUND_PRIORITY)), 1.0)
     live = waiting(s, [99] * 50)
     assert place(s).sequence is live
     assert large in s.waiting

@@ -76,10 +76,10 @@ def test_length_is_worth_what_it_takes() -> None:
 
 def test_kept_states_and_others_stay_within_the_limit() -> None:
     cache = StateCache(1000)
-    assert cache.keep(ram_state([1] * 9, size=500), until=60.0, now=0.0) == []
+    assert cache.pin(ram_state([1] * 9, size=500), until=60.0, now=0.0)
     larger = ram_state([2] * 9, size=600)
     assert cache.put(larger, 1.0) == [larger]
-    assert cache.hold([b"x" * 600], 1.0) is None
+    assert not cache.hold([b"x" * 600], 1.0)
     assert cache.put(larger, 61.0) != [larger]
     assert cache.size == 600
 

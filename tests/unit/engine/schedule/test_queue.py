@@ -77,7 +77,7 @@ def test_a_parked_choice_comes_back_before_others_of_its_priority() -> None:
     preempted = q.ask("a")
     q.take(1000.0)
     other, urgent = q.ask("b"), q.ask("b", priority=-1)
-    q.waiting.come_back(preempted)
+    q.waiting.requeue(preempted)
     assert preempted in q.waiting
     assert q.drain() == [urgent, preempted, other]
 
@@ -87,7 +87,7 @@ def test_urgent_requests_without_end_do_not_starve_the_rest() -> None:
     patient = q.ask(priority=100)
     preempted = q.ask(priority=100)
     q.waiting.remove(preempted)
-    q.waiting.come_back(preempted)
+    q.waiting.requeue(preempted)
     taken = []
     for _ in range(2 * MAX_BYPASSES):
         q.ask(priority=-100)

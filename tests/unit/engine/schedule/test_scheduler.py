@@ -11,10 +11,10 @@ from server.engine.media import MediaSpan, media_tokens
 from server.engine.params import EngineParams
 from server.engine.placement import Placement
 from server.engine.queue import OUTPUT_WEIGHT
-from server.engine.request import BATCH_PRIORITY, Adapters
+from server.engine.request import BACKGROUND_PRIORITY, Adapters
 from server.engine.runner_api import RunnerInfo
 from server.engine.scheduler import Scheduler
-from server.engine.sequence import Phase, Sequence
+from server.engine.sequence import Phase, Sequence, Slot
 from tests.support.fakes import FakeChunk
 from tests.unit.engine.builders import sequence
 
@@ -197,17 +197,23 @@ def test_the_automatic_step_target_depends_on_the_device() -> None:
         assert Scheduler(replace(info, deferred=is_gpu), params).step_size.target_s == target_s
 
 
+def victim(s: Scheduler) -> Slot | Sequence | None:
+    """What gives up its cells after the next batch found none."""
+    n_tokens = sum(len(entry.tokens) for entry in s.plan())
+    return s.kv_budget.victim(n_tokens, can_split=n_tokens > 1)
+
+
 def test_room_is_made_from_caches_first_then_from_the_youngest() -> None:
     s = scheduler(3, unified=True, n_cells=400)
     old, young = waiting(s, [1] * 20, at=1.0), waiting(s, [2] * 20, at=2.0)
     place(s)
     place(s)
     s.slots[2].tokens = [7] * 50
-    assert s.victim(s.plan()) is s.slots[2]
+    assert victim(s) is s.slots[2]
     s.slots[2].tokens = []
-    assert s.victim(s.plan()) is young
+    assert victim(s) is young
     finish(s, young, 3.0)
-    assert s.victim(s.plan()) is None
+    assert victim(s) is None
     assert old.slot is not None
 
 
@@ -283,7 +289,7 @@ def test_a_prompt_is_charged_when_it_gets_a_slot_and_what_is_not_computed_is_giv
     assert s._counters.served("7") == 60
     place(s)
     n_served = s._counters.served("8")
-    s.preempt(preempted, 1.0)
+    s.requeue(preempted, 1.0)
     assert s._counters.served("8") == n_served - 60
     assert place(s).sequence is preempted
     assert s._counters.served("8") == n_served
@@ -295,7 +301,7 @@ def test_a_prompt_is_charged_when_it_gets_a_slot_and_what_is_not_computed_is_giv
 
 
 def batch_request(s: Scheduler, prompt: list[int], *, at: float = 0.0) -> Sequence:
-    return waiting(s, prompt, at=at, priority=BATCH_PRIORITY)
+    return waiting(s, prompt, at=at, priority=BACKGROUND_PRIORITY)
 
 
 def test_a_live_request_preempts_the_newest_batch_sequence() -> None:
@@ -303,9 +309,9 @@ def test_a_live_request_preempts_the_newest_batch_sequence() -> None:
     first, second = batch_request(s, [1] * 9), batch_request(s, [2] * 9, at=1.0)
     place(s)
     place(s)
-    assert s.preempts() is None
+    assert s.background_victim() is None
     waiting(s, [3] * 9)
-    assert s.preempts() is max(first, second, key=lambda each: each.arrival)
+    assert s.background_victim() is max(first, second, key=lambda each: each.arrival)
 
 
 def test_no_live_sequence_is_preempted() -> None:
@@ -314,7 +320,7 @@ def test_no_live_sequence_is_preempted() -> None:
     place(s)
     waiting(s, [2] * 9, priority=-5)
     batch_request(s, [3] * 9)
-    assert s.preempts() is None
+    assert s.background_victim() is None
 
 
 def test_no_step_has_batch_sequences_while_a_live_prompt_is_prefilled() -> None:

@@ -61,8 +61,9 @@ def test_a_size_that_was_not_seen_for_long_is_forgotten() -> None:
 
 
 def looking_up(tokens: list[int]) -> DraftState:
-    state = DraftState(16, lookups=(Lookup(2, 4096),))
-    state.lookups[0].extend(tokens)
+    state = DraftState(16, Lookup(2, 4096))
+    assert state.lookup is not None
+    state.lookup.extend(tokens)
     return state
 
 

@@ -88,7 +88,7 @@ async def everything(spec_type: str, wrong: int, unified: bool, wanted: list[Req
         on_decode=machine.step,
     )
     runner.draft = FakeDraft(runner, wrong=wrong, on_decode=machine.draft)
-    async with engine_over(runner, clock=machine, spec_type=spec_type, spec_ngrams=((2, 16),), cache_ram=0) as engine:
+    async with engine_over(runner, clock=machine, spec_type=spec_type, spec_ngram=(2, 16), cache_ram=0) as engine:
         replies = await run(engine, *wanted)
     assert [reply.error for reply in replies] == [None] * len(wanted)
     return [seen(reply.events) for reply in replies]

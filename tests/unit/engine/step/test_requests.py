@@ -9,7 +9,7 @@ import pytest
 
 from server.engine.params import EngineParams
 from server.engine.queue import ModelQueue
-from server.engine.request import BATCH_PRIORITY
+from server.engine.request import BACKGROUND_PRIORITY
 from server.engine.requests import Mailbox, Requests
 from server.engine.runner_api import BatchEntry
 from server.engine.scheduler import Scheduler
@@ -97,7 +97,7 @@ async def test_a_live_request_interrupts_the_prefill_of_a_batch_request() -> Non
 
     runner = FakeRunner(n_seq=2, n_ctx_seq=512, n_batch=256, on_decode=on_decode)
     async with engine_over(runner, gather_ms=0.0) as engine:
-        batch = asyncio.ensure_future(run(engine, request("b" * 100, priority=BATCH_PRIORITY)))
+        batch = asyncio.ensure_future(run(engine, request("b" * 100, priority=BACKGROUND_PRIORITY)))
         await asyncio.to_thread(arrived.wait, 100)
         live = request("a live one")
         reply = Reply()
