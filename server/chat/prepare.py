@@ -110,7 +110,7 @@ def _held(
     # A user's grammar may include the reasoning; llama-server applies it from the first token.
     own = shape is not None and shape.at == "grammar" and not lead
     may_think = prompt.thinks and chat_format.separates_reasoning and prompt.opens and not closed and not own
-    may_think = may_think and (separate_reasoning or tool_format.reads_reasoning)
+    may_think = may_think and (separate_reasoning or tool_format.inline_reasoning is not None)
     lead = "" if calls and tools.choice != "none" else lead  # with calls it is in their grammar
     if not (opened or may_think or lead):
         return constraint

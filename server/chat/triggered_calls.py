@@ -34,7 +34,7 @@ def triggered_calls(
     tool_format = chat_format.tool_format
     opening, closing = chat_format.reasoning_tags
     ends = tuple(end.encode() for end in (closing, *tool_format.breaks))
-    rules = Rules(begun, markers, shown, (opening.encode(), ends), anywhere=tool_format.reads_reasoning)
+    rules = Rules(begun, markers, shown, (opening.encode(), ends), anywhere=tool_format.inline_reasoning is not None)
     return TriggeredConstraint(rules, thinking=thinking)
 
 

@@ -1,9 +1,9 @@
 """The formats of tool calls and reasoning.
 
-A format is a generator that parses an output (`parsing`). Formats share parsers of calls (`calls`) and specify their
-syntax in `tool_call_syntax`, from which `grammar` creates grammars and `written` creates examples. `parameter_schema`
-answers what parsers and grammars need from a function's schema. `recognition` detects a template's format and creates
-its `chat_format`.
+A format is data (`tool_format`). The syntax of its calls (`tool_call_syntax`) determines their parser, which reads
+text in chunks (`parsing`, `calls`), their grammars (`grammar`) and examples (`written`). `parameter_schema` answers
+what parsers and grammars need from a function's schema. `recognition` detects a template's format and creates its
+`chat_format`.
 
 The order of `FORMATS` matters: the first format that matches a template is used. A format whose markup is a part of
 another one's follows it (`HERMES` is the last of those with <tool_call>).

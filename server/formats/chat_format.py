@@ -59,7 +59,7 @@ class ChatFormat:
 
         llama-server calls these preserved tokens (common/chat.cpp).
         """
-        own = self.tool_format.tags if calls or self.tool_format.framed else ()
+        own = self.tool_format.markup if calls or self.tool_format.framed else ()
         return (*self.reasoning_tags, *own)
 
     def parser(
@@ -126,7 +126,7 @@ class ChatFormat:
         """
         wanted = [function for function in functions if not name or function["name"] == name]
         instead = None if answer is None else (self.lead, answer)
-        text = LarkText(control, self.tool_format.tags)
+        text = LarkText(control, self.tool_format.markup)
         return calls_lark(self.tool_call_syntax, wanted, text, parallel=parallel and not name, answer=instead)
 
     def call_triggers(
@@ -137,5 +137,5 @@ class ChatFormat:
         """
         if not functions:
             return []
-        new_text = partial(LarkText, control, self.tool_format.tags)
+        new_text = partial(LarkText, control, self.tool_format.markup)
         return triggers(self.tool_call_syntax, functions, new_text, parallel=parallel)

@@ -26,7 +26,7 @@ class Parameters:
 
     Strings are text up to ``after``, other values are JSON. ``before_json_value``: replaces ``before_value`` before
     JSON, if the format has types. ``end`` closes the arguments. ``never``: other texts that end a string, so that no
-    string may contain them.
+    string may contain them. For parsers: ``verbatim`` is around values that are strings in any case.
     """
 
     before: str
@@ -36,6 +36,7 @@ class Parameters:
     end: str = ""
     before_json_value: Markup | None = None
     never: tuple[str, ...] = ()
+    verbatim: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +125,17 @@ class ToolCallSyntax:
         first = self.trigger or self.open.strip() or (self.before if isinstance(self.before, str) else "")
         here, elsewhere = (first, *self.triggers), self.elsewhere
         return [(text, self.at_start) for text in here] + [(text, not self.at_start) for text in elsewhere]
+
+    @property
+    def openings(self) -> tuple[str, ...]:
+        """Return the markup that opens calls at any position."""
+        return tuple(text for text, at_start in self.all_triggers if text and not at_start)
+
+    @property
+    def closing(self) -> str:
+        """Return the markup after calls, without the brackets of JSON; "" for none."""
+        after = f"{self.after}{self.close}".lstrip("]} \n")
+        return (after or getattr(self.arguments, "end", "")).strip()
 
 
 def _pattern(markup: Markup, space: str) -> str:

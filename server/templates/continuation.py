@@ -81,6 +81,6 @@ def _around(chat_format: ChatFormat, caps: Capabilities) -> tuple[str, str, bool
     if tool_format.leads:
         return (*chat_format.reasoning_tags, True) if chat_format.has_reasoning_tags else ("", "", False)
     start, end = caps.reasoning_tags
-    if tool_format.reads_reasoning and start and start == start.rstrip() and f"{start}\\n" in source:
+    if tool_format.inline_reasoning and start and start == start.rstrip() and f"{start}\\n" in source:
         start += "\n"  # Gemma 4: its template shows reasoning only before calls
     return start, end, bool(end) and end.strip() in source

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from server.formats.calls import json_text
 from server.formats.parsing.reader import NotMarkup, Steps
-from server.formats.parsing.stream_parser import Parse, StreamParser, anywhere
+from server.formats.parsing.stream_parser import Parse, StreamParser
+from server.formats.tool_call_syntax import ToolCallSyntax
 
 _ARGUMENTS = ("arguments", "parameters", "args")
 _KNOWN = frozenset(("type", "function", "id", "index", "name", "tool_name", "tool_call_id", *_ARGUMENTS))
@@ -18,21 +19,21 @@ _KNOWN = frozenset(("type", "function", "id", "index", "name", "tool_name", "too
 
 @dataclass(frozen=True, slots=True)
 class JsonCalls:
-    """``openings`` precede one call or several, in a JSON list or in sequence; ``close`` follows them. ``bare``: a
-    message that starts with ``{`` is also a call if it has a call's keys and the name of a known function.
-    """
+    """``openings`` precede one call or several, in a JSON list or in sequence; ``close`` follows them."""
 
-    openings: tuple[str, ...]
+    openings: tuple[str, ...] = ()
     close: str = ""
     separator: str = ","
-    bare: bool = False
 
-    def parse(self, turn: StreamParser) -> Steps[None]:
-        """Parse an output."""
-        if self.bare and (yield from turn.begins_with("{")):
-            yield from turn.attempt("", self.calls(turn, strict=True), doubtful=True)
-        if self.openings:
-            yield from anywhere(dict.fromkeys(self.openings, self.calls))(turn)
+    @classmethod
+    def of(cls, form: ToolCallSyntax) -> "JsonCalls":
+        """Return the parser of calls with the openings and the end of that syntax."""
+        return cls(form.openings, form.closing, form.joint.strip() or ",")
+
+    @property
+    def by_opening(self) -> dict[str, Parse]:
+        """Return the parser of the calls after each opening."""
+        return dict.fromkeys(self.openings, self.calls)
 
     def calls(self, turn: StreamParser, *, strict: bool = False) -> Steps[None]:
         """Parse the calls after the opening, and the closing markup. Raises `NotMarkup`."""

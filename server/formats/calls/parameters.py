@@ -11,8 +11,12 @@ from server.formats.calls.json_calls import json_arguments
 from server.formats.calls.json_text import encodable, escaped
 from server.formats.parameter_schema import NOT_STRING, STRING, kind_of, member, types_of
 from server.formats.parsing.reader import EndOfText, NotMarkup, Reader, Steps
-from server.formats.parsing.stream_parser import Parse, StreamParser, anywhere
-from server.formats.tool_call_syntax import TOOL_NAME, Parameters, ToolCallSyntax, parts
+from server.formats.parsing.stream_parser import Parse, StreamParser
+from server.formats.tool_call_syntax import TOOL_NAME, Markup, Parameters, ToolCallSyntax, parts
+
+_TAG = re.compile("<[^<>]+>")
+_TYPE = re.compile(r'\s*(?:(?:string|type)="|<\S*arg_type>\s*)(\w+)')
+"""A parameter's attribute with its type: ``string``, ``str``, ``true`` (for a string) or another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,92 +28,77 @@ class Argument:
     types: frozenset[str] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ParameterCalls:
-    """Parses calls with an element for each parameter.
+def parameter_calls(form: ToolCallSyntax) -> Parse:
+    """Return the parser of all calls after the markup before them; of one call if the syntax has no such markup."""
+    call = parameter_call(form)
+    before, closing = str(form.before), form.close.strip()
 
-    ``openings``: markup before all calls, or before each name if ``call`` is empty. ``call``: markup before each name.
-    ``name_end``, ``key_end``: the text after a name; two texts if attributes may be between them. ``key``: markup
-    before a parameter's name. ``value_end``, ``end``: markup after a value and after the last one. ``closings``:
-    markup after all calls. ``verbatim``: markup before and after a value that is a string in any case. ``type_in``:
-    matches a parameter's attributes; its group is ``string``, ``str``, ``true`` or another type. ``silent``: markup
-    without meaning. ``bare_name``: the name ends at white space, one of ``name_end`` or other markup, and the arguments
-    may be one JSON object.
-    """
-
-    openings: tuple[str, ...]
-    name_end: tuple[str, ...]
-    key: str
-    key_end: tuple[str, ...]
-    value_end: str
-    end: str
-    call: str = ""
-    closings: tuple[str, ...] = ()
-    verbatim: tuple[str, str] | None = None
-    type_in: re.Pattern[str] | None = None
-    silent: tuple[str, ...] = ()
-    bare_name: bool = False
-
-    @property
-    def by_opening(self) -> dict[str, Parse]:
-        """Return the parser of the calls after each opening."""
-        return dict.fromkeys(self.openings, self.calls)
-
-    @property
-    def parse(self) -> Parse:
-        """Return the parser of an output with calls at any position."""
-        return anywhere(self.by_opening, *self.silent)
-
-    def calls(self, turn: StreamParser) -> Steps[None]:
-        """Parse the calls after one of the openings. Raises `NotMarkup`."""
-        if not self.call:
-            yield from self.named_call(turn)
-            return
+    def calls(turn: StreamParser) -> Steps[None]:
         yield from turn.spaces()
-        yield from turn.expect(self.call)
+        yield from turn.expect(before)
         while True:
-            yield from self.named_call(turn)
+            yield from call(turn)
             turn.end_call()
             yield from turn.spaces()
-            if (yield from turn.expect(self.call, *self.closings)) in self.closings:
+            if (yield from turn.expect(before, closing)) == closing:
                 return
 
-    def named_call(self, turn: StreamParser) -> Steps[None]:
-        """Parse a call after the markup before its name."""
+    return calls if form.open else call
+
+
+def parameter_call(form: ToolCallSyntax) -> Parse:
+    """Return the parser of one call after the markup before its name, in a syntax whose arguments are `Parameters`.
+
+    A name may have quotes around it, with attributes after them. After a name without quotes the arguments may also be
+    one JSON object.
+    """
+    given, after_name = form.arguments, form.after_name[0]
+    assert isinstance(given, Parameters)
+    is_quoted = str(form.before).endswith('"')
+    name_ends = _name_ends(after_name) if is_quoted else (">", *_TAG.findall(str(after_name)))
+    key_ends = _name_ends(given.before_value)
+
+    def call(turn: StreamParser) -> Steps[None]:
         turn.certain()
-        if self.bare_name:
-            name = yield from self._bare_name(turn)
+        if is_quoted:
+            name, _ = yield from _name(turn, name_ends)
+        else:
+            yield from turn.spaces()
+            name = yield from turn.match(TOOL_NAME)
+            yield from turn.spaces()
+            yield from turn.take(*name_ends)
+            yield from turn.spaces()
             if (yield from turn.peek()) == "{":
                 yield from json_arguments(turn, name)
                 yield from turn.spaces()
-                if (yield from turn.take(self.end)):
+                if (yield from turn.take(given.end)):
                     turn.mark()
                 return
-            turn.back((yield from turn.expect(self.key, self.end)))
+            turn.back((yield from turn.expect(given.before, given.end)))
             if not name:
                 raise NotMarkup
-        else:
-            name, _ = yield from _name(turn, self.name_end)
-        yield from typed_call(turn, name, lambda: self._argument(turn))
+        yield from typed_call(turn, name, lambda: argument(turn))
 
-    def _bare_name(self, turn: StreamParser) -> Steps[str]:
+    def argument(turn: StreamParser) -> Steps[Argument | None]:
         yield from turn.spaces()
-        name = yield from turn.match(TOOL_NAME)
-        yield from turn.spaces()
-        yield from turn.take(*self.name_end)
-        yield from turn.spaces()
-        return name
-
-    def _argument(self, turn: StreamParser) -> Steps[Argument | None]:
-        yield from turn.spaces()
-        if (yield from turn.expect(self.key, self.end)) == self.end:
+        if (yield from turn.expect(given.before, given.end)) == given.end:
             return None
-        key, attributes = yield from _name(turn, self.key_end)
-        if self.verbatim and (yield from turn.take(self.verbatim[0])):
-            return Argument(key, self.verbatim[1:], STRING)
-        given = self.type_in.match(attributes) if self.type_in else None
-        types = None if given is None else STRING if given[1] in ("string", "str", "true") else NOT_STRING
-        return Argument(key, (self.value_end,), types)
+        key, attributes = yield from _name(turn, key_ends)
+        if given.verbatim and (yield from turn.take(given.verbatim[0])):
+            return Argument(key, given.verbatim[1:], STRING)
+        found = _TYPE.match(attributes)
+        types = None if found is None else STRING if found[1] in ("string", "str", "true") else NOT_STRING
+        return Argument(key, (given.after,), types)
+
+    return call
+
+
+def _name_ends(after: Markup) -> tuple[str, ...]:
+    """Return the text that ends a name before that markup, and the text that ends the attributes after the name."""
+    first, last = parts(after)[0], parts(after)[-1]
+    assert isinstance(first, str)
+    assert isinstance(last, str)
+    return ('"', last.rpartition('"')[2].strip()) if first[0] == '"' else tuple(_TAG.findall(first))
 
 
 def _name(turn: StreamParser, ends: tuple[str, ...]) -> Steps[tuple[str, str]]:
@@ -119,35 +108,6 @@ def _name(turn: StreamParser, ends: tuple[str, ...]) -> Steps[tuple[str, str]]:
     if not name.strip():
         raise NotMarkup
     return name.strip(), attributes
-
-
-def parameter_calls(form: ToolCallSyntax, **options: Any) -> ParameterCalls:
-    """Return the parser of calls in that syntax, whose arguments are `Parameters`. ``options`` replace its fields."""
-    given = form.arguments
-    assert isinstance(given, Parameters)
-    name_end, key_end = (str(parts(markup)[0]) for markup in (form.after_name[0], given.before_value))
-    derived: dict[str, Any] = {
-        "openings": tuple(text for text, _ in form.all_triggers),
-        "call": form.before if form.open else "",
-        "name_end": (name_end.strip() or name_end,),
-        "key": given.before,
-        "key_end": (key_end,),
-        "value_end": given.after,
-        "end": given.end,
-        "closings": (form.close.strip(),) if form.open else (),
-    }
-    return ParameterCalls(**{**derived, **options})
-
-
-def invokes(prefix: str, *blocks: str) -> ParameterCalls:
-    """Return the parser of `invoke_syntax` in blocks of these names, for parameters with types and without."""
-    return parameter_calls(
-        invoke_syntax(blocks[0], prefix),
-        openings=tuple(f"<{prefix}{name}>" for name in blocks),
-        closings=tuple(f"</{prefix}{name}>" for name in blocks),
-        key_end=('"', ">"),
-        type_in=re.compile(r'\s*string="(true|false)"'),
-    )
 
 
 def invoke_syntax(block: str, prefix: str = "", *, typed: bool = False, **options: Any) -> ToolCallSyntax:

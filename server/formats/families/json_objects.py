@@ -5,33 +5,15 @@ Each constant is followed by its models and an example of their output.
 
 import re
 from functools import partial
-from typing import Any
 
 from server.formats.calls import json_text
 from server.formats.calls.json_calls import JsonCalls, call_object
-from server.formats.parsing.frame import answer_tags, frame
 from server.formats.parsing.reader import Steps
 from server.formats.parsing.stream_parser import Parse, StreamParser
 from server.formats.tool_call_syntax import ToolCallSyntax, WholeJson, json_calls, json_list
 from server.formats.tool_format import ToolFormat
 
-_TOOL_CALL = ("<tool_call>", "</tool_call>")
-_TOOL_CALLS = ("<tool_calls>", "</tool_calls>")
-
-
-def _objects(name: str, form: ToolCallSyntax, closing: str = "", **more: Any) -> ToolFormat:
-    """Return the format of calls in that syntax, by default recognised by the markup before and after them."""
-    openings = tuple(text for text, _ in form.all_triggers)
-    tags = tuple(filter(None, (*openings, closing)))
-    derived: dict[str, Any] = {
-        "parse": JsonCalls(openings, closing).parse,
-        "recognised_by": (tags,),
-        "tags": tags,
-    }
-    return ToolFormat(name=name, forced=form, **{**derived, **more})
-
-
-HERMES = _objects("hermes", json_calls("<tool_call>\n", "\n</tool_call>", joint="\n"), "</tool_call>")
+HERMES = ToolFormat("hermes", json_calls("<tool_call>\n", "\n</tool_call>", joint="\n"))
 """Hermes 2 and 3, Qwen 2.5, 3 and QwQ, Granite 4, Bielik, MiMo, Reka: one call after the other::
 
 <tool_call>
@@ -40,14 +22,12 @@ HERMES = _objects("hermes", json_calls("<tool_call>\n", "\n</tool_call>", joint=
 """
 
 ERNIE = ToolFormat(
-    name="ernie",
-    parse=answer_tags("<response>", "</response>", JsonCalls(_TOOL_CALL[:1], _TOOL_CALL[1])),
+    "ernie",
+    HERMES.syntax,
     recognised_by=(("<response>", "</response>", "<tool_call>"),),
-    tags=(*_TOOL_CALL, "<response>", "</response>"),
-    framed=True,
+    answer_tags=("<response>", "</response>"),
     leads=("<response>\n",),
     again="\n\n",
-    forced=HERMES.forced,
 )
 """ERNIE 4.5 Thinking: Hermes' calls; the answer after the reasoning has its own tags::
 
@@ -64,7 +44,7 @@ It is sunny.
 </tool_call>
 """
 
-GRANITE_20B = _objects(
+GRANITE_20B = ToolFormat(
     "granite-20b",
     json_calls("<function_call> ", joint="\n"),
     recognised_by=(("<function_call>", "<function_response>"),),
@@ -76,12 +56,12 @@ GRANITE_20B = _objects(
 """
 
 GRANITE_3 = ToolFormat(
-    name="granite3",
-    parse=answer_tags("<response>", "</response>", JsonCalls(("<|tool_call|>", "<tool_call>"), "</tool_call>")),
+    "granite3",
+    json_list("<|tool_call|>", triggers=("<tool_call>",)),
     recognised_by=(("<|tool_call|>", "<|start_of_role|>"),),
-    tags=("<|tool_call|>", "</tool_call>", "<tool_call>"),
-    framed=True,
-    forced=json_list("<|tool_call|>", triggers=("<tool_call>",)),
+    calls=JsonCalls(("<|tool_call|>", "<tool_call>"), "</tool_call>").by_opening,
+    tags=("</tool_call>",),
+    answer_tags=("<response>", "</response>"),
 )
 """Granite 3.0 to 3.3: a list after a tag; an answer after reasoning has its own tags::
 
@@ -92,14 +72,12 @@ Granite 4 uses `HERMES`.
 """
 
 HUNYUAN_A13B = ToolFormat(
-    name="hunyuan-a13b",
-    parse=answer_tags("<answer>", "</answer>", JsonCalls(_TOOL_CALLS[:1], _TOOL_CALLS[1])),
+    "hunyuan-a13b",
+    json_list("<tool_calls>", "</tool_calls>"),
     recognised_by=(("<answer>", "</answer>", "<think>"),),
-    tags=(*_TOOL_CALLS, "<answer>", "</answer>"),
-    framed=True,
+    answer_tags=("<answer>", "</answer>"),
     leads=("<answer>\n",),
     again="\n",
-    forced=json_list(*_TOOL_CALLS),
 )
 """Hunyuan A13B and dense ones: a list in a tag; the answer after the reasoning has its own tags::
 
@@ -113,7 +91,7 @@ It is sunny.
 <tool_calls>[{"name": "get_weather", "arguments": {"city": "Paris"}}]</tool_calls>
 """
 
-TOOL_CALLS_TAG = _objects("tool-calls-tag", json_list(*_TOOL_CALLS), _TOOL_CALLS[1])
+TOOL_CALLS_TAG = ToolFormat("tool-calls-tag", HUNYUAN_A13B.syntax)
 """Apriel and MiniMax M1: a tag around all calls, as a list or line by line::
 
 <tool_calls>[{"name": "get_weather", "arguments": {"city": "Paris"}, "id": "call1"}]</tool_calls>
@@ -124,7 +102,7 @@ TOOL_CALLS_TAG = _objects("tool-calls-tag", json_list(*_TOOL_CALLS), _TOOL_CALLS
 </tool_calls>
 """
 
-NEMOTRON = _objects("nemotron", json_list("<TOOLCALL>", "</TOOLCALL>"), "</TOOLCALL>", recognised_by=(("<TOOLCALL>",),))
+NEMOTRON = ToolFormat("nemotron", json_list("<TOOLCALL>", "</TOOLCALL>"), recognised_by=(("<TOOLCALL>",),))
 """Nemotron Nano 2 and Llama Nemotron: a list in a tag::
 
     <think>
@@ -135,13 +113,13 @@ NEMOTRON = _objects("nemotron", json_list("<TOOLCALL>", "</TOOLCALL>"), "</TOOLC
 Nemotron 3 uses `QWEN3_CODER`.
 """
 
-PANGU = _objects("pangu", json_list("[unused11]", "[unused12]"), "[unused12]")
+PANGU = ToolFormat("pangu", json_list("[unused11]", "[unused12]"))
 """openPangu Embedded: a list between unnamed tokens, and reasoning between two others::
 
 [unused16]...[unused17]Let me look.[unused11][{"name": "get_weather", "arguments": {"city": "Paris"}}][unused12]
 """
 
-MISTRAL = _objects("mistral", json_list("[TOOL_CALLS]"), id_length=9)
+MISTRAL = ToolFormat("mistral", json_list("[TOOL_CALLS]"), id_length=9)
 """Mistral Nemo, Mistral Small 2409 and their relatives: a list after a tag::
 
     [TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Paris"}, "id": "a1b2c3d4e"}]
@@ -149,12 +127,11 @@ MISTRAL = _objects("mistral", json_list("[TOOL_CALLS]"), id_length=9)
 Ids have nine letters and digits: the template rejects others.
 """
 
-PHI4_MINI = _objects(
+PHI4_MINI = ToolFormat(
     "phi4-mini",
     json_list("<|tool_call|>", "<|/tool_call|>"),
-    "<|/tool_call|>",
-    parse=JsonCalls(("<|tool_call|>", "functools"), "<|/tool_call|>").parse,
     recognised_by=(("<|tool|>", "<|/tool|>"),),
+    calls=JsonCalls(("<|tool_call|>", "functools"), "<|/tool_call|>").by_opening,
 )
 """Phi-4-mini: a list after one of two openings::
 
@@ -163,22 +140,17 @@ functools[{"name": "get_weather", "arguments": {"city": "Paris"}}]
 """
 
 FIREFUNCTION = ToolFormat(
-    name="firefunction",
-    parse=JsonCalls(("functools",)).parse,
-    recognised_by=(("functools[",),),
-    forced=json_list("functools", trigger="functools["),
+    "firefunction", json_list("functools", trigger="functools["), calls=JsonCalls(("functools",)).by_opening
 )
 """Firefunction 2: a list after a word::
 
 functools[{"name": "get_weather", "arguments": {"city": "Paris"}}]
 """
 
-_GIGACHAT = ("<|function_call|>", "<|message_sep|>\n\nfunction call<|role_sep|>\n")
-GIGACHAT = _objects(
+GIGACHAT = ToolFormat(
     "gigachat",
-    json_calls(_GIGACHAT[0], triggers=_GIGACHAT[1:], several=False),
+    json_calls("<|function_call|>", triggers=("<|message_sep|>\n\nfunction call<|role_sep|>\n",), several=False),
     recognised_by=(("<|message_sep|>", "<|role_sep|>"),),
-    tags=("<|function_call|>", "<|message_sep|>", "<|role_sep|>"),
 )
 """GigaChat 3 and 3.1: one call after a tag, or as its own message::
 
@@ -190,13 +162,16 @@ function call<|role_sep|>
 {"name": "get_weather", "arguments": {"city": "Paris"}}
 """
 
-_INTERNLM = ("<|action_start|><|plugin|>", "<|action_start|> <|plugin|>")
-INTERNLM = _objects(
+INTERNLM = ToolFormat(
     "internlm",
-    json_calls(f"{_INTERNLM[0]}\n", "<|action_end|>", key="parameters", triggers=_INTERNLM[1:], joint="\n"),
-    "<|action_end|>",
+    json_calls(
+        "<|action_start|><|plugin|>\n",
+        "<|action_end|>",
+        key="parameters",
+        triggers=("<|action_start|> <|plugin|>",),
+        joint="\n",
+    ),
     recognised_by=(("<|action_start|>", "<|plugin|>"),),
-    tags=("<|action_start|>", "<|plugin|>", "<|action_end|>"),
 )
 """InternLM 2.5 and 3, Intern-S1: its own tags, with or without a space between two of them::
 
@@ -206,28 +181,30 @@ INTERNLM = _objects(
 Code for the interpreter (``<|action_start|><|interpreter|>``) stays content.
 """
 
-_LLAMA = ("<|python_tag|>", "<|python_start|>", "<|python_end|>")
+_PYTHON_TAGS = ("<|python_tag|>", "<|python_start|>")
+_LLAMA_CALLS = JsonCalls(_PYTHON_TAGS, "<|python_end|>", separator=";")
 _TRIGGERS = ('{"name": "', '{"name":"', '{"type": "function", "name": "', '{"type":"function","name":"')
 LLAMA_3 = ToolFormat(
-    name="llama3",
-    parse=JsonCalls(_LLAMA[:2], _LLAMA[2], separator=";", bare=True).parse,
-    recognised_by=(
-        ("<|python_tag|>", '"parameters": '),
-        ('in the format {"name": function name', '"parameters": '),
-    ),
-    tags=_LLAMA,
-    forced=ToolCallSyntax(
+    "llama3",
+    ToolCallSyntax(
         _TRIGGERS[0],
         ('", "parameters": ',),
         "}",
         joint="; ",
         whole=WholeJson("parameters"),
         triggers=_TRIGGERS[1:],
-        elsewhere=tuple(tag + trigger for tag in _LLAMA[:2] for trigger in _TRIGGERS),
+        elsewhere=tuple(tag + trigger for tag in _PYTHON_TAGS for trigger in _TRIGGERS),
         by_name=True,
         at_start=True,
         rest_of_list=True,
     ),
+    recognised_by=(
+        ("<|python_tag|>", '"parameters": '),
+        ('in the format {"name": function name', '"parameters": '),
+    ),
+    calls=_LLAMA_CALLS.by_opening,
+    call_first=("{", partial(_LLAMA_CALLS.calls, strict=True)),
+    tags=("<|python_end|>",),
 )
 """Llama 3.1 to 3.3 and Llama 4: the whole message is the call, sometimes after a tag::
 
@@ -237,21 +214,19 @@ LLAMA_3 = ToolFormat(
 Built-in tools (``<|python_tag|>brave_search.call(query="...")``) stay content.
 """
 
-_COMMAND_R_PLUS = ("Action:\n```json", "Action: ```json", "Action:```json")
 COMMAND_R_PLUS = ToolFormat(
-    name="command-r-plus",
-    parse=JsonCalls(_COMMAND_R_PLUS, "```").parse,
-    recognised_by=(("'Action:' followed by",), ("\\'Action:\\' followed by",)),
-    forced=ToolCallSyntax(
+    "command-r-plus",
+    ToolCallSyntax(
         '{\n        "tool_name": "',
         ('",\n        "parameters": ',),
         "\n    }",
-        open=f"{_COMMAND_R_PLUS[0]}\n[\n    ",
+        open="Action:\n```json\n[\n    ",
         close="\n]```",
         joint=",\n    ",
-        trigger=_COMMAND_R_PLUS[0],
-        triggers=_COMMAND_R_PLUS[1:],
+        trigger="Action:\n```json",
+        triggers=("Action: ```json", "Action:```json"),
     ),
+    recognised_by=(("'Action:' followed by",), ("\\'Action:\\' followed by",)),
 )
 """Command R and R+ (2024): a list of actions in a fence::
 
@@ -265,29 +240,23 @@ Action:
 ]```
 """
 
-_THINKING = ("<|START_THINKING|>", "<|END_THINKING|>")
 _ANSWER = ("<|START_RESPONSE|>", "<|START_TEXT|>")
-_SILENT = (*_ANSWER, "<|END_RESPONSE|>", "<|END_TEXT|>", "<|END_OF_TURN_TOKEN|>")
-_ACTION, _ACTION_END = "<|START_ACTION|>", "<|END_ACTION|>"
 COMMAND_R = ToolFormat(
-    name="command-r",
-    parse=frame(_THINKING, _SILENT, {_ACTION: JsonCalls((_ACTION,), _ACTION_END).calls}, breaks=_ANSWER),
-    breaks=_ANSWER,
-    recognised_by=((_ACTION, _ACTION_END),),
-    tags=(*_THINKING, *_SILENT, _ACTION, _ACTION_END),
-    framed=True,
-    reads_reasoning=True,
-    turn_start="<|CHATBOT_TOKEN|>",
-    leads=_ANSWER,
-    forced=ToolCallSyntax(
+    "command-r",
+    ToolCallSyntax(
         ('{"tool_call_id": "', re.compile("[0-9]{1,4}"), '", "tool_name": "'),
         ('", "parameters": ',),
         "}",
-        open=f"{_ACTION}[\n    ",
-        close=f"\n]{_ACTION_END}",
+        open="<|START_ACTION|>[\n    ",
+        close="\n]<|END_ACTION|>",
         joint=",\n    ",
-        trigger=_ACTION,
+        trigger="<|START_ACTION|>",
     ),
+    silent=(*_ANSWER, "<|END_RESPONSE|>", "<|END_TEXT|>", "<|END_OF_TURN_TOKEN|>"),
+    inline_reasoning=("<|START_THINKING|>", "<|END_THINKING|>"),
+    breaks=_ANSWER,
+    turn_start="<|CHATBOT_TOKEN|>",
+    leads=_ANSWER,
 )
 """Command R7B, Command A and Cohere's MoE: reasoning, then an answer or a list of actions::
 
@@ -300,7 +269,7 @@ COMMAND_R = ToolFormat(
 The MoE writes TEXT for RESPONSE. The template numbers calls itself, so the model's ids are not passed on.
 """
 
-_PLAIN = JsonCalls(())
+_PLAIN = JsonCalls()
 
 
 def _whole_message(read: Parse, openings: tuple[str, ...], closings: tuple[str, ...], starts: str) -> Parse:
@@ -326,15 +295,15 @@ def _whole_message(read: Parse, openings: tuple[str, ...], closings: tuple[str, 
 
 
 XLAM = ToolFormat(
-    name="xlam",
-    parse=_whole_message(
+    "xlam",
+    json_list("", trigger='[{"name": "', by_name=True, at_start=True),
+    recognised_by=(('[{"name": "tool_call_name"',),),
+    parser=_whole_message(
         partial(_PLAIN.calls, strict=True),
         ("```json", "```", "[TOOL_CALLS]", "<tool_call>"),
         ("```", "</tool_call>"),
         "[{",
     ),
-    recognised_by=(('[{"name": "tool_call_name"',),),
-    forced=json_list("", trigger='[{"name": "', by_name=True, at_start=True),
 )
 """xLAM 2: a JSON list as the whole message, sometimes in a fence or after a tag::
 
@@ -365,10 +334,8 @@ def _generic_calls(turn: StreamParser) -> Steps[None]:
 
 
 GENERIC = ToolFormat(
-    name="generic",
-    parse=_whole_message(_generic_calls, ("```json", "```"), ("```",), "{"),
-    recognised_by=(),
-    forced=ToolCallSyntax(
+    "generic",
+    ToolCallSyntax(
         '{"name": "',
         ('", "arguments": ',),
         "}",
@@ -379,6 +346,7 @@ GENERIC = ToolFormat(
         trigger='{"tool_calls":',
         at_start=True,
     ),
+    parser=_whole_message(_generic_calls, ("```json", "```"), ("```",), "{"),
 )
 """Models whose template knows no tools: JSON as the whole message, as the instructions demand::
 

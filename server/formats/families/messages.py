@@ -6,7 +6,7 @@ Each constant is followed by its models and an example of their output.
 import re
 
 from server.formats.calls.json_calls import call_object, json_arguments
-from server.formats.calls.parameters import invoke_syntax, invokes
+from server.formats.calls.parameters import invoke_syntax, parameter_calls
 from server.formats.parsing.reader import NotMarkup, Steps
 from server.formats.parsing.stream_parser import Parse, StreamParser
 from server.formats.tool_call_syntax import TOOL_NAME, ToolCallSyntax
@@ -69,18 +69,8 @@ def _function(turn: StreamParser, header: str) -> str:
 
 _TO = " to=functions."
 HARMONY = ToolFormat(
-    name="harmony",
-    parse=_by_message(_channel_message, _STARTS, _ENDS, inside=(_CHANNEL,)),
-    recognised_by=((_CHANNEL, _MESSAGE, "analysis"),),
-    tags=("<|start|>", "<|end|>", _MESSAGE, _CHANNEL, "<|constrain|>", "<|call|>", "<|return|>"),
-    framed=True,
-    reads_reasoning=True,
-    breaks=(*_ENDS, _START),
-    turn_start=_START,
-    leads=(f"{_CHANNEL}final{_MESSAGE}",),
-    preamble=f"{_CHANNEL}commentary{_MESSAGE}",
-    again=_START,
-    forced=ToolCallSyntax(
+    "harmony",
+    ToolCallSyntax(
         f"{_CHANNEL}commentary{_TO}",
         tuple(
             f"{channel}{kind}{_MESSAGE}"
@@ -92,6 +82,14 @@ HARMONY = ToolFormat(
         also_before=(_TO,),  # as the template writes calls of earlier turns
         several=False,
     ),
+    recognised_by=((_CHANNEL, _MESSAGE, "analysis"),),
+    parser=_by_message(_channel_message, _STARTS, _ENDS, inside=(_CHANNEL,)),
+    inline_reasoning=(f"{_CHANNEL}analysis{_MESSAGE}", _ENDS[0]),
+    breaks=(*_ENDS, _START),
+    leads=(f"{_CHANNEL}final{_MESSAGE}",),
+    again=_START,
+    preamble=f"{_CHANNEL}commentary{_MESSAGE}",
+    turn_start=_START,
 )
 """gpt-oss (harmony): messages with a header for channel and recipient; the prompt ends inside the first header::
 
@@ -126,20 +124,18 @@ def _block(turn: StreamParser) -> Steps[None]:
 
 
 INKLING = ToolFormat(
-    name="inkling",
-    parse=_by_message(_block, (_MODEL,), _BLOCK_ENDS, inside=(_THINKING, _TEXT, _CALL)),
-    recognised_by=((_MODEL, _CALL),),
-    tags=(_MODEL, _THINKING, _TEXT, _CALL, *_BLOCK_ENDS),
-    framed=True,
-    reads_reasoning=True,
-    breaks=(*_BLOCK_ENDS, _MODEL, _TEXT),
-    turn_start=_MODEL,
-    reasoning_tags=(_THINKING, _BLOCK_ENDS[0]),
-    leads=(_TEXT,),
-    again=_MODEL,
-    forced=ToolCallSyntax(
+    "inkling",
+    ToolCallSyntax(
         f'{_CALL}{{"name": "', ('", "args": ', '","args":'), "}", lead=("", ""), trigger=_CALL, several=False
     ),
+    recognised_by=((_MODEL, _CALL),),
+    parser=_by_message(_block, (_MODEL,), _BLOCK_ENDS, inside=(_THINKING, _TEXT, _CALL)),
+    reasoning_tags=(_THINKING, _BLOCK_ENDS[0]),
+    inline_reasoning=(_THINKING, _BLOCK_ENDS[0]),
+    breaks=(*_BLOCK_ENDS, _MODEL, _TEXT),
+    leads=(_TEXT,),
+    again=_MODEL,
+    turn_start=_MODEL,
 )
 """Inkling: blocks with their type; the prompt ends before the first one::
 
@@ -153,7 +149,8 @@ INKLING = ToolFormat(
 
 _RECIPIENT_IS = " to="
 _MESSAGE_ENDS = ("<|eom|>", "<|eot|>")
-_INVOKES = invokes("atem:", "function_calls")
+_INVOKES = invoke_syntax("function_calls", "atem:", lead=(_RECIPIENT_IS, _MESSAGE))
+_invokes = parameter_calls(_INVOKES)
 
 
 def _message(turn: StreamParser) -> Steps[None]:
@@ -167,24 +164,20 @@ def _message(turn: StreamParser) -> Steps[None]:
             raise NotMarkup
         yield from turn.spaces()
         yield from turn.expect(*_INVOKES.openings)
-        yield from _INVOKES.calls(turn)
+        yield from _invokes(turn)
 
 
 MUSE = ToolFormat(
-    name="muse",
-    parse=_by_message(_message, (_START,), _MESSAGE_ENDS),
+    "muse",
+    _INVOKES,
     recognised_by=(("<atem:function_calls>", "<|eom|>"),),
-    tags=(
-        *("<|start|>", _MESSAGE, *_MESSAGE_ENDS, "<atem:function_calls>", "</atem:function_calls>"),
-        *("<atem:invoke", "</atem:invoke>", "<atem:parameter", "</atem:parameter>"),
-    ),
-    framed=True,
-    reads_reasoning=True,
+    parser=_by_message(_message, (_START,), _MESSAGE_ENDS),
+    tags=("<atem:invoke", "<atem:parameter"),
+    inline_reasoning=(f"{_RECIPIENT_IS}self{_MESSAGE}", _MESSAGE_ENDS[0]),
     breaks=(*_MESSAGE_ENDS, _START),
-    turn_start=_START,
     leads=(f"{_RECIPIENT_IS}user{_MESSAGE}",),
     again=_START,
-    forced=invoke_syntax("function_calls", "atem:", lead=(_RECIPIENT_IS, _MESSAGE)),
+    turn_start=_START,
 )
 """Muse: messages with a recipient; the prompt ends before the first one::
 

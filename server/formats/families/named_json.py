@@ -9,9 +9,8 @@ from dataclasses import replace
 from server.formats.calls import json_text
 from server.formats.calls.json_calls import JsonCalls, json_arguments, json_or, named_call
 from server.formats.calls.json_text import escaped
-from server.formats.parsing.frame import frame
 from server.formats.parsing.reader import EndOfText, NotMarkup, Steps
-from server.formats.parsing.stream_parser import StreamParser, anywhere
+from server.formats.parsing.stream_parser import StreamParser
 from server.formats.tool_call_syntax import TOOL_NAME, ToolCallSyntax
 from server.formats.tool_format import ToolFormat
 
@@ -24,18 +23,17 @@ _kimi_call = named_call(
     (_CALL_END,),
 )
 KIMI_K2 = ToolFormat(
-    name="kimi-k2",
-    parse=anywhere({_CALL: _kimi_call}, _SECTION, _SECTION_END),
-    recognised_by=((_SECTION, _CALL),),
-    tags=(_SECTION, _SECTION_END, _CALL, _ARGUMENTS, _CALL_END),
-    also_opened_by=(_CALL,),
-    forced=ToolCallSyntax(
+    "kimi-k2",
+    ToolCallSyntax(
         f"{_CALL}functions.",
         ((":", re.compile("[0-9]{1,3}"), _ARGUMENTS),),
         _CALL_END,
         open=_SECTION,
         close=_SECTION_END,
     ),
+    recognised_by=((_SECTION, _CALL),),
+    calls={_CALL: _kimi_call},
+    silent=(_SECTION, _SECTION_END),
 )
 """Kimi K2: a section of calls, whose ids contain the function's name and a counter::
 
@@ -67,13 +65,11 @@ def _section(turn: StreamParser) -> Steps[None]:
 
 
 DEEPSEEK = ToolFormat(
-    name="deepseek",
-    parse=anywhere({**dict.fromkeys((_BEGIN, *_MISSPELT), _section), _DS_CALL: _ds_call}),
-    recognised_by=((_BEGIN,),),
-    tags=(_BEGIN, _END, _DS_CALL, _SEP, _DS_END),
-    also_opened_by=(_DS_CALL,),
-    forced=_DS_SYNTAX,
+    "deepseek",
+    _DS_SYNTAX,
     variants=(("```json", _DS_FENCED),),
+    recognised_by=((_BEGIN,),),
+    calls={**dict.fromkeys((_BEGIN, *_MISSPELT), _section), _DS_CALL: _ds_call},
 )
 """DeepSeek R1, V3 and their distillations, and DeepSeek V3.1::
 
@@ -98,11 +94,8 @@ _mcp_call = named_call(
     (_GIVEN_END, _MCP_END),
 )
 MCP_TOOL = ToolFormat(
-    name="mcp-tool",
-    parse=anywhere(dict.fromkeys((_MCP, _SERVER, _TOOL), _mcp_call)),
-    recognised_by=((_MCP, _TOOL),),
-    tags=(_MCP, _MCP_END),
-    forced=ToolCallSyntax(
+    "mcp-tool",
+    ToolCallSyntax(
         (_SERVER, re.compile("[A-Za-z0-9_-]{1,64}"), f"{_SERVER_END}\n{_TOOL}"),
         (f"{_TOOL_END}\n{_GIVEN}\n",),
         f"\n{_GIVEN_END}",
@@ -110,6 +103,8 @@ MCP_TOOL = ToolFormat(
         close=f"\n{_MCP_END}",
         joint="\n",
     ),
+    recognised_by=((_MCP, _TOOL),),
+    calls=dict.fromkeys((_MCP, _SERVER, _TOOL), _mcp_call),
 )
 """MiroThinker: a tool of a server, by their names, and JSON::
 
@@ -126,12 +121,11 @@ _OPEN, _CALL_ID, _ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 # Mistral's own tokenizer omits [ARGS] from the text
 _mistral_call = named_call(r"(?P<name>.*?)(?:\[CALL_ID\](?P<id>.*))?", (_ARGS, "{"))
 MISTRAL_ARGS = ToolFormat(
-    name="mistral-args",
-    parse=anywhere({_OPEN: json_or(JsonCalls((_OPEN,)), _mistral_call)}),
+    "mistral-args",
+    ToolCallSyntax(_OPEN, (_ARGS, (_CALL_ID, re.compile("[A-Za-z0-9]{9}"), _ARGS))),
     recognised_by=((_OPEN, _ARGS),),
-    tags=(_OPEN, _CALL_ID, _ARGS),
+    calls={_OPEN: json_or(JsonCalls((_OPEN,)), _mistral_call)},
     id_length=9,
-    forced=ToolCallSyntax(_OPEN, (_ARGS, (_CALL_ID, re.compile("[A-Za-z0-9]{9}"), _ARGS))),
 )
 """Mistral Small 3.2, Magistral, Devstral, Ministral 3: the name before its JSON::
 
@@ -141,30 +135,27 @@ MISTRAL_ARGS = ToolFormat(
 The older list (`json_objects.MISTRAL`) is parsed as well.
 """
 
-_THINK = ("<|think|>", "<|end|>")
 _TURN = "<|begin|>assistant"
 _SOLAR_CALL, _SOLAR_NAME, _SOLAR_ARGUMENTS = "<|tool_call:begin|>", "<|tool_call:name|>", "<|tool_call:args|>"
 _SOLAR_END, _SOLAR_CALLS = "<|tool_call:end|>", "<|tool_calls|>"
-_BREAKS = ("<|content|>",)
-_SILENT = (_TURN, "<|content|>", _SOLAR_CALLS, "<|calls|>")
 _solar_call = named_call(rf"(?P<id>.*?){re.escape(_SOLAR_NAME)}(?P<name>.*)", (_SOLAR_ARGUMENTS,), (_SOLAR_END,))
 SOLAR = ToolFormat(
-    name="solar",
-    parse=frame(_THINK, _SILENT, {_SOLAR_CALL: _solar_call}, breaks=_BREAKS, sections=(_SOLAR_CALLS,)),
-    breaks=_BREAKS,
-    recognised_by=((_SOLAR_CALL, _SOLAR_NAME),),
-    tags=(*_THINK, "<|begin|>", *_SILENT[1:], _SOLAR_CALL, _SOLAR_NAME, _SOLAR_ARGUMENTS, _SOLAR_END),
-    framed=True,
-    reads_reasoning=True,
-    turn_start=_TURN,
-    leads=("<|content|>",),
-    again=_TURN,
-    forced=ToolCallSyntax(
+    "solar",
+    ToolCallSyntax(
         (_SOLAR_CALL, re.compile("[A-Za-z0-9]{1,32}"), _SOLAR_NAME),
         (_SOLAR_ARGUMENTS,),
         _SOLAR_END,
         open=_SOLAR_CALLS,
     ),
+    recognised_by=((_SOLAR_CALL, _SOLAR_NAME),),
+    calls={_SOLAR_CALL: _solar_call},
+    silent=(_TURN, "<|content|>", "<|calls|>"),
+    sections=(_SOLAR_CALLS,),
+    inline_reasoning=("<|think|>", "<|end|>"),
+    breaks=("<|content|>",),
+    turn_start=_TURN,
+    leads=("<|content|>",),
+    again=_TURN,
 )
 """Solar Open: each part of a turn has its own start; ids are the model's::
 
@@ -201,15 +192,8 @@ def _apertus_calls(turn: StreamParser) -> Steps[None]:
 
 
 APERTUS = ToolFormat(
-    name="apertus",
-    parse=frame(_INNER, ("<|assistant_end|>",), {_TOOLS: _apertus_calls}),
-    recognised_by=((_TOOLS,),),
-    tags=(*_INNER, _TOOLS, _TOOLS_END),
-    framed=True,
-    reads_reasoning=True,
-    turn_start="<|assistant_start|>",
-    reasoning_tags=_INNER,
-    forced=ToolCallSyntax(
+    "apertus",
+    ToolCallSyntax(
         '{"',
         ('": ',),
         "}",
@@ -218,6 +202,12 @@ APERTUS = ToolFormat(
         joint=", ",
         trigger=_TOOLS,
     ),
+    recognised_by=((_TOOLS,),),
+    calls={_TOOLS: _apertus_calls},
+    silent=("<|assistant_end|>",),
+    reasoning_tags=_INNER,
+    inline_reasoning=_INNER,
+    turn_start="<|assistant_start|>",
 )
 """Apertus: a JSON list in which each call's name is its key; reasoning between its own prefixes::
 
@@ -249,11 +239,11 @@ def _glm4_call(turn: StreamParser) -> Steps[None]:
 
 
 GLM4 = ToolFormat(
-    name="glm4",
-    parse=_glm4,
+    "glm4",
+    ToolCallSyntax("", ("\n",), joint="\n", by_name=True, at_start=True, elsewhere=(_START,), rest_of_list=True),
     recognised_by=((_STOP, "Json 格式表示调用的参数"),),
-    tags=(_START, _STOP),
-    forced=ToolCallSyntax("", ("\n",), joint="\n", by_name=True, at_start=True, elsewhere=(_START,), rest_of_list=True),
+    parser=_glm4,
+    tags=(_STOP,),
 )
 """GLM-4 and GLM-4-0414: the function's name on its own line, then its JSON; further calls start a new message::
 
@@ -290,11 +280,10 @@ def _code(turn: StreamParser) -> Steps[None]:
 
 
 FUNCTIONARY_31 = ToolFormat(
-    name="functionary-v3.1",
-    parse=_functionary31,
-    recognised_by=((_FUNCTION, _FUNCTION_END),),
-    tags=(_FUNCTION, _FUNCTION_END, _CODE),
-    forced=ToolCallSyntax(_FUNCTION, (">",), _FUNCTION_END, joint="\n", by_name=True),
+    "functionary-v3.1",
+    ToolCallSyntax(_FUNCTION, (">",), _FUNCTION_END, joint="\n", by_name=True),
+    parser=_functionary31,
+    tags=(_CODE,),
 )
 """Functionary 3.1, and Llama models with custom functions: the name in the tag::
 
@@ -321,14 +310,12 @@ def _recipient(turn: StreamParser) -> Steps[None]:
 
 
 FUNCTIONARY_32 = ToolFormat(
-    name="functionary-v3.2",
-    parse=anywhere({_TO: _recipient}),
+    "functionary-v3.2",
+    ToolCallSyntax("", ("\n",), joint=_TO, by_name=True, at_start=True, elsewhere=(_TO,)),
     recognised_by=((">>>all", ">>>${recipient}"),),
-    tags=(_TO,),
-    framed=True,
-    turn_start="assistant<|end_header_id|>\n\n",
+    calls={_TO: _recipient},
     leads=("all\n",),
-    forced=ToolCallSyntax("", ("\n",), joint=_TO, by_name=True, at_start=True, elsewhere=(_TO,)),
+    turn_start="assistant<|end_header_id|>\n\n",
 )
 """Functionary 3.2: recipients, each on its own line; the prompt ends with the first ``>>>``::
 

@@ -11,9 +11,8 @@ from server.formats.calls import python_calls
 from server.formats.calls.json_text import encodable
 from server.formats.calls.parameters import typed_value
 from server.formats.parameter_schema import member, referred, types_of
-from server.formats.parsing.frame import frame
 from server.formats.parsing.reader import EndOfText, NotMarkup, Steps
-from server.formats.parsing.stream_parser import Parse, StreamParser, anywhere
+from server.formats.parsing.stream_parser import Parse, StreamParser
 from server.formats.tool_call_syntax import TOOL_NAME, Braces, Elements, ToolCallSyntax
 from server.formats.tool_format import ToolFormat
 
@@ -36,13 +35,12 @@ def _call(close: str, quote: str) -> Parse:
 
 
 _FUNCTION_CALL, _FUNCTION_END, _ESCAPE = "<start_function_call>call:", "<end_function_call>", "<escape>"
-_STOP = "<start_function_response>"
 FUNCTION_GEMMA = ToolFormat(
-    name="function-gemma",
-    parse=anywhere({_FUNCTION_CALL: _call(_FUNCTION_END, _ESCAPE)}, _STOP),
+    "function-gemma",
+    ToolCallSyntax(_FUNCTION_CALL, ("",), _FUNCTION_END, arguments=Braces(_ESCAPE)),
     recognised_by=(("<start_function_call>", _ESCAPE),),
-    tags=("<start_function_call>", _FUNCTION_END, _ESCAPE, _STOP),
-    forced=ToolCallSyntax(_FUNCTION_CALL, ("",), _FUNCTION_END, arguments=Braces(_ESCAPE)),
+    calls={_FUNCTION_CALL: _call(_FUNCTION_END, _ESCAPE)},
+    silent=("<start_function_response>",),
 )
 """FunctionGemma: Gemma 4's notation with its own tags, and ``<escape>`` for quotes::
 
@@ -51,18 +49,15 @@ FUNCTION_GEMMA = ToolFormat(
 The model stops with <start_function_response>, which is dropped.
 """
 
-_REASONING, _END_REASONING = "<|channel>thought", "<channel|>"
 _GEMMA_CALL, _GEMMA_CALL_END, _QUOTE = "<|tool_call>call:", "<tool_call|>", '<|"|>'
-_SILENT = ("<|channel>", "<|turn>model\n", "<turn|>")
 GEMMA_4 = ToolFormat(
-    name="gemma4",
-    parse=frame((_REASONING, _END_REASONING), _SILENT, {_GEMMA_CALL: _call(_GEMMA_CALL_END, _QUOTE)}),
+    "gemma4",
+    ToolCallSyntax(_GEMMA_CALL, ("",), _GEMMA_CALL_END, arguments=Braces(_QUOTE)),
     recognised_by=((_GEMMA_CALL,),),
-    tags=("<|channel>", _END_REASONING, "<|tool_call>", _GEMMA_CALL_END, _QUOTE, "<|turn>"),
-    framed=True,
-    reads_reasoning=True,
+    calls={_GEMMA_CALL: _call(_GEMMA_CALL_END, _QUOTE)},
+    silent=("<|channel>", "<|turn>model\n", "<turn|>"),
+    inline_reasoning=("<|channel>thought", "<channel|>"),
     turn_start="<|turn>model\n",
-    forced=ToolCallSyntax(_GEMMA_CALL, ("",), _GEMMA_CALL_END, arguments=Braces(_QUOTE)),
 )
 """Gemma 4: reasoning in a channel; arguments with bare keys, and a token for quotes::
 
@@ -152,11 +147,8 @@ def _items(turn: StreamParser, schema: Any, root: Mapping[str, Any], closing: st
 
 
 MINIMAX_M3 = ToolFormat(
-    name="minimax-m3",
-    parse=anywhere({_CALLS_OPEN: _calls}),
-    recognised_by=((_NS, "<invoke"),),
-    tags=(_NS, "<tool_call>", "</tool_call>"),
-    forced=ToolCallSyntax(
+    "minimax-m3",
+    ToolCallSyntax(
         _INVOKE,
         ('">',),
         open=f"{_CALLS_OPEN}\n",
@@ -164,6 +156,9 @@ MINIMAX_M3 = ToolFormat(
         joint="\n",
         arguments=Elements(_NS, _INVOKE_END),
     ),
+    recognised_by=((_NS, "<invoke"),),
+    calls={_CALLS_OPEN: _calls},
+    tags=(_NS,),
 )
 """MiniMax M3: a namespace token before every tag, parameters and the parts of their values as elements::
 

@@ -6,33 +6,22 @@ Each constant is followed by its models and an example of their output.
 import re
 
 from server.formats.calls.json_calls import JsonCalls, json_or
-from server.formats.calls.parameters import (
-    Argument,
-    ParameterCalls,
-    invoke_syntax,
-    invokes,
-    parameter_calls,
-    typed_call,
-)
-from server.formats.parsing.frame import frame
+from server.formats.calls.parameters import Argument, invoke_syntax, parameter_call, typed_call
 from server.formats.parsing.reader import NotMarkup, Steps
-from server.formats.parsing.stream_parser import StreamParser, anywhere
+from server.formats.parsing.stream_parser import StreamParser
 from server.formats.tool_call_syntax import Parameters, ToolCallSyntax, json_calls
 from server.formats.tool_format import ToolFormat
 
 _DSML = "｜DSML｜"
-_SPACED = f"{_DSML} "
-_BLOCKS, _SPACED_BLOCKS = invokes(_DSML, "function_calls", "tool_calls"), invokes(_SPACED, "calls")
 DEEPSEEK_DSML = ToolFormat(
-    name="deepseek-dsml",
-    parse=anywhere(_BLOCKS.by_opening | _SPACED_BLOCKS.by_opening),
-    recognised_by=((_DSML, "invoke"),),
-    tags=(_DSML,),
-    forced=invoke_syntax("function_calls", _DSML, typed=True),
+    "deepseek-dsml",
+    invoke_syntax("function_calls", _DSML, typed=True),
     variants=(
         (f"{_DSML}tool_calls", invoke_syntax("tool_calls", _DSML, typed=True)),
-        (f"{_SPACED}calls", invoke_syntax("calls", _SPACED, typed=True)),
+        (f"{_DSML} calls", invoke_syntax("calls", f"{_DSML} ", typed=True)),
     ),
+    recognised_by=((_DSML, "invoke"),),
+    tags=(_DSML,),
 )
 """DeepSeek V3.2 (function_calls) and V4 (tool_calls): invocations whose parameters specify whether they are strings::
 
@@ -48,11 +37,7 @@ V4.1 has a space before each name (``<｜DSML｜ calls>``).
 
 _GCML = "｜GCML｜"
 GIGACHAT_35 = ToolFormat(
-    name="gigachat-3.5",
-    parse=invokes(_GCML, "tool_calls").parse,
-    recognised_by=((_GCML,),),
-    tags=(_GCML,),
-    forced=invoke_syntax("tool_calls", _GCML, typed=True),
+    "gigachat-3.5", invoke_syntax("tool_calls", _GCML, typed=True), recognised_by=((_GCML,),), tags=(_GCML,)
 )
 """GigaChat 3.5: DeepSeek's invocations with another prefix::
 
@@ -63,13 +48,7 @@ GIGACHAT_35 = ToolFormat(
 </｜GCML｜tool_calls>
 """
 
-MINIMAX_M2 = ToolFormat(
-    name="minimax-m2",
-    parse=invokes("", "minimax:tool_call").parse,
-    recognised_by=(("<minimax:tool_call>",),),
-    tags=("<minimax:tool_call>", "</minimax:tool_call>"),
-    forced=invoke_syntax("minimax:tool_call"),
-)
+MINIMAX_M2 = ToolFormat("minimax-m2", invoke_syntax("minimax:tool_call"))
 """MiniMax M2: invocations in a block; the schema determines the types::
 
     <minimax:tool_call>
@@ -82,14 +61,7 @@ MINIMAX_M2 = ToolFormat(
 MiniMax M1 uses `TOOL_CALLS_TAG`.
 """
 
-_DOTS, _DOTS_END = "<dots_function_call>", "</dots_function_call>"
-DOTS = ToolFormat(
-    name="dots",
-    parse=anywhere({_DOTS: json_or(JsonCalls((_DOTS,), _DOTS_END), invokes("", "dots_function_call").calls)}),
-    recognised_by=((_DOTS,),),
-    tags=(_DOTS, _DOTS_END),
-    forced=invoke_syntax("dots_function_call"),
-)
+DOTS = ToolFormat("dots", invoke_syntax("dots_function_call"))
 """dots: invocations in a block, as MiniMax M2's; JSON in the same block is parsed as well::
 
 <dots_function_call>
@@ -102,12 +74,21 @@ DOTS = ToolFormat(
 _BEGIN, _END = "<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"
 _CALL, _SEP, _CALL_END = "<｜tool_call_begin｜>", "<｜tool_sep｜>", "<｜tool_call_end｜>"
 _INVOKE = '<steptml:invoke name="'
-_STEP_INVOKES = invokes("steptml:", "")
+_STEP = ToolCallSyntax(
+    f"{_CALL}function{_SEP}{_INVOKE}",
+    ('">\n',),
+    _CALL_END,
+    open=_BEGIN,
+    close=_END,
+    joint="\n",
+    arguments=invoke_syntax("", "steptml:").arguments,
+)
+_invoke = parameter_call(_STEP)
 
 
 def _step3_call(turn: StreamParser) -> Steps[None]:
     yield from turn.word(_INVOKE)  # "function", and the separator, which models sometimes omit
-    yield from _STEP_INVOKES.named_call(turn)
+    yield from _invoke(turn)
     for marker in (_CALL_END, _SEP):
         turn.end_call()
         yield from turn.spaces()
@@ -115,20 +96,11 @@ def _step3_call(turn: StreamParser) -> Steps[None]:
 
 
 STEP3 = ToolFormat(
-    name="step3",
-    parse=anywhere({_CALL: _step3_call}, _BEGIN, _END),
+    "step3",
+    _STEP,
     recognised_by=(("steptml:invoke",),),
-    tags=(_BEGIN, _END, _CALL, _SEP, _CALL_END),
-    also_opened_by=(_CALL,),
-    forced=ToolCallSyntax(
-        f"{_CALL}function{_SEP}{_INVOKE}",
-        ('">\n',),
-        _CALL_END,
-        open=_BEGIN,
-        close=_END,
-        joint="\n",
-        arguments=invoke_syntax("", "steptml:").arguments,
-    ),
+    calls={_CALL: _step3_call},
+    silent=(_BEGIN, _END),
 )
 """Step 3: invocations in a section like DeepSeek's, with plain underscores; the schema determines the types::
 
@@ -137,19 +109,19 @@ STEP3 = ToolFormat(
 </steptml:invoke><｜tool_call_end｜><｜tool_calls_end｜>
 """
 
-_MINICPM = ToolCallSyntax(
-    '<function name="',
-    ('">',),
-    joint="\n",
-    arguments=Parameters('<param name="', '">', "</param>", end="</function>"),
-    by_name=True,
-)
 MINICPM_5 = ToolFormat(
-    name="minicpm5",
-    parse=parameter_calls(_MINICPM, verbatim=("<![CDATA[", "]]></param>")).parse,
+    "minicpm5",
+    ToolCallSyntax(
+        '<function name="',
+        ('">',),
+        joint="\n",
+        arguments=Parameters(
+            '<param name="', '">', "</param>", end="</function>", verbatim=("<![CDATA[", "]]></param>")
+        ),
+        by_name=True,
+    ),
     recognised_by=(('<function name="', '<param name="'),),
-    tags=("<function", "<param", "</function>", "</param>"),
-    forced=_MINICPM,
+    tags=("<function", "<param"),
 )
 """MiniCPM 5: names in attributes, values in CDATA if they need it; the schema determines the types::
 
@@ -157,18 +129,15 @@ MINICPM_5 = ToolFormat(
 """
 
 _ARG, _ARG_VALUE, _ARG_END = "<|tool_arg:start|>", "<|tool_arg:value|>", "<|tool_arg:end|>"
-_SOLAR = ToolCallSyntax(
-    "<|tool_call:start|>",
-    ("\n",),
-    joint="\n",
-    arguments=Parameters(_ARG, _ARG_VALUE, _ARG_END, joint="\n", end="<|tool_call:end|>"),
-)
 SOLAR_2 = ToolFormat(
-    name="solar2",
-    parse=parameter_calls(_SOLAR).parse,
+    "solar2",
+    ToolCallSyntax(
+        "<|tool_call:start|>",
+        ("\n",),
+        joint="\n",
+        arguments=Parameters(_ARG, _ARG_VALUE, _ARG_END, joint="\n", end="<|tool_call:end|>"),
+    ),
     recognised_by=((_ARG, _ARG_VALUE),),
-    tags=("<|tool_call:start|>", "<|tool_call:end|>", _ARG, _ARG_VALUE, _ARG_END),
-    forced=_SOLAR,
 )
 """Solar Open 2: names and values between tokens; the schema determines the types::
 
@@ -179,13 +148,9 @@ SOLAR_2 = ToolFormat(
 """
 
 _TAG_END = "<|sep|>"
-_THINK, _RESPONSE = "<|open|>think<|sep|>", "<|open|>response<|sep|>"
+_RESPONSE = "<|open|>response<|sep|>"
 _MESSAGE = '<|open|>message role="assistant"<|sep|>'
 _TOOLS, _TOOLS_END = "<|open|>tools<|sep|>", "<|close|>tools<|sep|>"
-_SILENT = (
-    *(_RESPONSE, "<|close|>response<|sep|>", _TOOLS, _TOOLS_END),
-    *(_MESSAGE, "<|close|>message<|sep|>", "<|end_of_msg|>"),
-)
 _KIMI_CALL = '<|open|>call tool="'
 _KIMI = ToolCallSyntax(
     _KIMI_CALL,
@@ -200,27 +165,20 @@ _KIMI = ToolCallSyntax(
         before_json_value=('" type="', re.compile("number|integer|boolean|object|array|null"), f'"{_TAG_END}'),
     ),
 )
-_KIMI_CALLS = parameter_calls(
-    _KIMI, call="", name_end=('"', _TAG_END), key_end=('"', _TAG_END), type_in=re.compile(r'\s*type="(\w+)"')
-)
-_kimi_k3 = frame(
-    (_THINK, "<|close|>think<|sep|>"),
-    _SILENT,
-    {_KIMI_CALL: _KIMI_CALLS.calls},
-    breaks=(_RESPONSE,),
-    sections=(_TOOLS,),
-)
 KIMI_K3 = ToolFormat(
-    name="kimi-k3",
-    parse=_kimi_k3,
-    breaks=(_RESPONSE,),
+    "kimi-k3",
+    _KIMI,
     recognised_by=(("<|open|>", "<|close|>", "<|end_of_msg|>"),),
-    tags=("<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>"),
-    framed=True,
-    reads_reasoning=True,
+    calls={_KIMI_CALL: parameter_call(_KIMI)},
+    silent=(
+        *(_RESPONSE, "<|close|>response<|sep|>", _TOOLS_END),
+        *(_MESSAGE, "<|close|>message<|sep|>", "<|end_of_msg|>"),
+    ),
+    sections=(_TOOLS,),
+    inline_reasoning=("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
+    breaks=(_RESPONSE,),
     turn_start=_MESSAGE,
     leads=(_RESPONSE,),
-    forced=_KIMI,
 )
 """Kimi K3: each tag has three tokens, and names are plain text; arguments have types::
 
@@ -284,14 +242,13 @@ def _qwen_syntax(number: int, parameters: Parameters) -> ToolCallSyntax:
 
 _LINES = Parameters(_PARAMETER, ">\n", _OWN_LINE_ENDS[0], joint="\n", end=_FUNCTION_END, never=_OWN_LINE_ENDS[1:])
 QWEN3_CODER = ToolFormat(
-    name="qwen3-coder",
-    parse=_qwen3_coder,
-    recognised_by=((_FUNCTION, _PARAMETER),),
-    tags=(*_OPENINGS, *_CLOSINGS),
-    forced=_qwen_syntax(0, _LINES),
+    "qwen3-coder",
+    _qwen_syntax(0, _LINES),
     variants=(
         (_OPENINGS[1], _qwen_syntax(1, Parameters(_PARAMETER, ">", _PARAMETER_END, joint="\n", end=_FUNCTION_END))),
     ),
+    recognised_by=((_FUNCTION, _PARAMETER),),
+    parser=_qwen3_coder,
 )
 """Qwen3-Coder, Qwen 3.5, Nemotron 3, StepFun 3.5; Seed-OSS with a prefix and without the new lines around values::
 
@@ -312,51 +269,35 @@ All values are text: only the schema distinguishes "3" from 3. Qwen3-Coder somet
 known function opens a call as well. Some models of the family use Hermes' JSON.
 """
 
-_GLM_TAGS = ("tool_call", "/tool_call", "arg_key", "/arg_key", "arg_value", "/arg_value")
-_GLM_SECTION = ("tool_calls", "/tool_calls")
-
-
-def _tags(*names: str, prefix: str = "", suffix: str = "") -> tuple[str, ...]:
-    return tuple(f"<{'/' if name[0] == '/' else ''}{prefix}{name.removeprefix('/')}{suffix}>" for name in names)
-
-
-def _glm_calls(prefix: str = "", suffix: str = "", *, sections: bool = False) -> ParameterCalls:
-    """Return the parser of calls with `prefix` and `suffix` in every tag. ``sections``: tags around all calls."""
-    _, _, _, key_end, value, _ = _tags(*_GLM_TAGS, prefix=prefix, suffix=suffix)
-    before_type, after_type, separator = _tags("arg_type", "/arg_type", "tool_sep", prefix=prefix, suffix=suffix)
-    return parameter_calls(
-        _glm_syntax(prefix, suffix),
-        name_end=(separator, ">"),
-        key_end=(key_end, value),
-        silent=_tags(*_GLM_SECTION, prefix=prefix, suffix=suffix) if sections else (),
-        type_in=re.compile(rf"\s*{re.escape(before_type)}\s*(\w+)\s*{re.escape(after_type)}"),
-        bare_name=True,
-    )
-
 
 def _glm_syntax(prefix: str = "", suffix: str = "", *, section: bool = False, line: str = "\n") -> ToolCallSyntax:
-    """Return the syntax for grammars. ``section``: there are tags around all calls, and one after each name. ``line``
-    ends each line.
+    """Return the syntax with `prefix` and `suffix` in every tag. ``section``: there are tags around all calls, and one
+    after each name. ``line`` ends each line.
     """
-    opening, end, key, key_end, value, value_end = _tags(*_GLM_TAGS, prefix=prefix, suffix=suffix)
-    before, after, separator = _tags(*_GLM_SECTION, "tool_sep", prefix=prefix, suffix=suffix)
+
+    def tag(name: str) -> str:
+        return f"<{prefix}{name}{suffix}>"
+
+    def end(name: str) -> str:
+        return f"</{prefix}{name}{suffix}>"
+
     return ToolCallSyntax(
-        opening,
-        (f"{separator}{line}" if section else line,),
-        open=f"{before}\n" if section else "",
-        close=f"\n{after}" if section else "",
+        tag("tool_call"),
+        (f"{tag('tool_sep')}{line}" if section else line,),
+        open=f"{tag('tool_calls')}\n" if section else "",
+        close=f"\n{end('tool_calls')}" if section else "",
         joint="\n",
-        arguments=Parameters(key, f"{key_end}{line}{value}", value_end, line, end),
+        arguments=Parameters(
+            tag("arg_key"), f"{end('arg_key')}{line}{tag('arg_value')}", end("arg_value"), line, end("tool_call")
+        ),
     )
 
 
 GLM = ToolFormat(
-    name="glm",
-    parse=_glm_calls().parse,
-    recognised_by=(("<arg_key>", "<arg_value>"),),
-    tags=_tags(*_GLM_TAGS),
-    forced=_glm_syntax(),
+    "glm",
+    _glm_syntax(),
     variants=(("<tool_call>{function-name}<arg_key>", _glm_syntax(line="")),),
+    recognised_by=(("<arg_key>", "<arg_value>"),),
 )
 """GLM 4.5 to 4.7, Ling 3, Spark, Laguna: keys and values in tags, with new lines between them or without::
 
@@ -371,13 +312,13 @@ Strings have no quotes, everything else is JSON: only the schema distinguishes "
 writes all of them as one JSON object after the name (``get_weather>{"city": "Paris"}``).
 """
 
-_OPENSOURCE = ":opensource"
+_HUNYUAN = _glm_syntax(suffix=":opensource", section=True)
 HUNYUAN = ToolFormat(
-    name="hunyuan",
-    parse=_glm_calls(suffix=_OPENSOURCE, sections=True).parse,
-    recognised_by=((_OPENSOURCE, "<arg_key"),),
-    tags=_tags(*_GLM_SECTION, *_GLM_TAGS, "tool_sep", suffix=_OPENSOURCE),
-    forced=_glm_syntax(suffix=_OPENSOURCE, section=True),
+    "hunyuan",
+    _HUNYUAN,
+    recognised_by=((":opensource", "<arg_key"),),
+    calls={"<tool_call:opensource>": parameter_call(_HUNYUAN)},
+    silent=("<tool_calls:opensource>", "</tool_calls:opensource>"),
 )
 """Hunyuan 3: a suffix in every tag and a section around all calls::
 
@@ -389,13 +330,12 @@ HUNYUAN = ToolFormat(
 </tool_calls:opensource>
 """
 
-_IFM = "ifm|"
 K2_HORIZON = ToolFormat(
-    name="k2-horizon",
-    parse=_glm_calls(_IFM, sections=True).parse,
+    "k2-horizon",
+    _glm_syntax("ifm|"),
     recognised_by=(("<ifm|tool_call>",),),
-    tags=_tags(*_GLM_SECTION, *_GLM_TAGS, "arg_type", "/arg_type", prefix=_IFM),
-    forced=_glm_syntax(_IFM),
+    silent=("<ifm|tool_calls>", "</ifm|tool_calls>"),
+    tags=("<ifm|arg_type>", "</ifm|arg_type>"),
 )
 """K2 Horizon: a prefix in every tag, sometimes with the values' types, in a section::
 
@@ -408,15 +348,11 @@ K2_HORIZON = ToolFormat(
 </ifm|tool_calls>
 """
 
-_LONGCAT = "longcat_"
-_LONGCAT_OPEN, _LONGCAT_CLOSE, *_LONGCAT_ARGUMENT = _tags(*_GLM_TAGS, prefix=_LONGCAT)
 LONGCAT = ToolFormat(
-    name="longcat",
-    parse=anywhere({_LONGCAT_OPEN: json_or(JsonCalls((_LONGCAT_OPEN,), _LONGCAT_CLOSE), _glm_calls(_LONGCAT).calls)}),
-    recognised_by=((_LONGCAT_OPEN,),),
-    tags=(_LONGCAT_OPEN, _LONGCAT_CLOSE, *_LONGCAT_ARGUMENT),
-    forced=json_calls(f"{_LONGCAT_OPEN}\n", f"\n{_LONGCAT_CLOSE}", joint="\n"),
-    variants=(("<longcat_arg_key>", _glm_syntax(_LONGCAT)),),
+    "longcat",
+    json_calls("<longcat_tool_call>\n", "\n</longcat_tool_call>", joint="\n"),
+    variants=(("<longcat_arg_key>", _glm_syntax("longcat_")),),
+    recognised_by=(("<longcat_tool_call>",),),
 )
 """LongCat Flash: JSON in its own tags, or, in newer models, GLM's keys and values with a prefix::
 

@@ -4,6 +4,6 @@
 ``reader``       text in chunks, read by generators that yield when they need more
 ``stream_parser`` a reader that emits ``pieces`` of a message; start here
 ``reasoning``    reasoning at the start, and the turns of a model without any format
-``frame``        content with its own markup, with reasoning in any order or before it
+``frame``        structures of outputs: reasoning in any order, answers in tags, calls first
 ===============  ==========================================================================================
 """

@@ -1,8 +1,9 @@
-"""Content with its own markup: with reasoning in any order (`frame`), or after reasoning (`answer_tags`)."""
+"""Structures of outputs: content with its own markup, with reasoning in any order (`frame`) or after reasoning
+(`answer_tags`), and calls that start a message (`call_first`).
+"""
 
 from collections.abc import Mapping
 
-from server.formats.calls.json_calls import JsonCalls
 from server.formats.parsing.reader import Steps
 from server.formats.parsing.stream_parser import Parse, StreamParser
 
@@ -17,7 +18,7 @@ def frame(
 ) -> Parse:
     """Create a parser of reasoning between `tags`, content and `calls`, by their openings, in any order.
 
-    ``silent``: markup without meaning. ``sections``: silent markup before calls. Reasoning also ends with ``breaks``.
+    ``silent``: markup without meaning. ``sections``: the same, before calls. Reasoning also ends with ``breaks``.
     Calls in reasoning only count if the text ends before the reasoning does.
     """
     opening, closing = tags
@@ -28,7 +29,7 @@ def frame(
         marker = ""
         while True:
             if not marker:
-                marker = yield from turn.content_until(opening, closing, *silent, *callable_)
+                marker = yield from turn.content_until(opening, closing, *silent, *sections, *callable_)
             if marker == opening:
                 turn.reasoning_tag(opening)
                 marker = yield from turn.read_reasoning((closing, *breaks), opened, parse)
@@ -43,7 +44,7 @@ def frame(
     return parse
 
 
-def answer_tags(opening: str, closing: str, calls: JsonCalls) -> Parse:
+def answer_tags(opening: str, closing: str, calls: Mapping[str, Parse]) -> Parse:
     """Create a parser that drops the tags of an answer, and the white space inside of them, if it begins with a tag."""
 
     def parse(turn: StreamParser) -> Steps[None]:
@@ -55,7 +56,7 @@ def answer_tags(opening: str, closing: str, calls: JsonCalls) -> Parse:
             yield from turn.spaces()
             turn.mark()
         turn.give_back()
-        openings = calls.openings if turn.how.callable else ()
+        openings = tuple(calls) if turn.how.callable else ()
         markers = (*openings, closing) if framed else openings
         while markers:
             found = yield from turn.content_until(*markers)
@@ -63,6 +64,20 @@ def answer_tags(opening: str, closing: str, calls: JsonCalls) -> Parse:
                 turn.drop_spaces()
                 yield from turn.spaces()
             else:
-                yield from turn.attempt(found, calls.calls(turn))
+                yield from turn.attempt(found, calls[found](turn))
+
+    return parse
+
+
+def call_first(first: str, calls: Parse, rest: Parse) -> Parse:
+    """Create a parser of `calls` that start a message with the character `first`; `rest` parses all that follows."""
+
+    def parse(turn: StreamParser) -> Steps[None]:
+        turn.mark()
+        yield from turn.spaces()
+        turn.give_back()
+        if (yield from turn.peek()) == first:
+            yield from turn.attempt("", calls(turn), doubtful=True)
+        yield from rest(turn)
 
     return parse

@@ -175,13 +175,6 @@ class StreamParser(Reader):
         """Return whether a function may have that name."""
         return bool(name) and (name in self.how.functions or not self.how.functions)
 
-    def begins_with(self, *characters: str) -> Steps[bool]:
-        """Return whether one of these characters follows; whitespace before it becomes content."""
-        self.mark()
-        yield from self.spaces()
-        self.give_back()
-        return (yield from self.peek()) in characters
-
     def content_until(self, *markers: str) -> Steps[str]:
         """Emit content up to one of the markers and return the marker; further reasoning is emitted as such."""
         if self.later is None:

@@ -123,12 +123,12 @@ def _row(form: ToolFormat, told_of: str) -> str:
         models,
         _yes(any(found.calls for found in meant)),
         _yes(any(len(found.calls) > 1 for found in meant)),
-        "own" if any(found.reasoning for found in meant) and form.reads_reasoning else _tags(form.name),
+        "own" if any(found.reasoning for found in meant) and form.inline_reasoning else _tags(form.name),
         "stream" if _streams(own) else "whole",
         "schema" if any(_typed_by_schema(recorded) for recorded in own) else "format",
-        _enforced(form.forced.arguments),
+        _enforced(form.syntax.arguments),
         _yes(bool(form.leads)),
-        " or ".join(" + ".join(f"`{_cell(sign)}`" for sign in group) for group in form.recognised_by) or "nothing else",
+        " or ".join(" + ".join(f"`{_cell(sign)}`" for sign in group) for group in form.signs) or "nothing else",
     )
     return f"| {' | '.join(cells)} |\n"
 

@@ -25,7 +25,7 @@ SCHEMA: dict[str, Any] = {
 
 
 def written(form: str, given: list[tuple[str, Any]]) -> str:
-    return calls_text(BY_NAME[form].forced, [("f", json.dumps(dict(given)))])
+    return calls_text(BY_NAME[form].syntax, [("f", json.dumps(dict(given)))])
 
 
 FORMS = ["hermes", "qwen3-coder", "lfm2", "gemma4", "minimax-m3"]

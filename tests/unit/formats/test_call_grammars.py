@@ -157,13 +157,13 @@ NAMES = ("$filter", "@odata.type", "a/b", "é😀", "first-name")
 MARKED = [
     form.name
     for form in formats.FORMATS
-    if isinstance(form.forced.arguments, Parameters | Braces | Elements) and not form.framed
+    if isinstance(form.syntax.arguments, Parameters | Braces | Elements) and not form.framed
 ]
 
 
 @pytest.mark.parametrize("name", MARKED)
 def test_parameters_may_have_names_of_any_api(name: str) -> None:
-    form = formats.BY_NAME[name].forced
+    form = formats.BY_NAME[name].syntax
     given = dict.fromkeys(NAMES, "Paris")
     schema = {"type": "object", "properties": {key: {"type": "string"} for key in NAMES}, "required": [*NAMES]}
     tools = [{"type": "function", "function": {"name": "step", "parameters": schema}}]

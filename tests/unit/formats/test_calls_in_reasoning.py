@@ -11,7 +11,7 @@ from tests.unit.formats.recorded import PARIS, RECORDED, Recorded
 
 
 def tags(form: str) -> tuple[str, str]:
-    source = "<|channel|>analysis<|message|> … " if form == "harmony" else " ".join(formats.BY_NAME[form].tags)
+    source = "<|channel|>analysis<|message|> … " if form == "harmony" else " ".join(formats.BY_NAME[form].markup)
     return formats.BY_NAME[form].reasoning_tags or reasoning_tags_of(source)
 
 
@@ -43,7 +43,7 @@ FORMS = [form.name for form in formats.FORMATS if form.name not in NOT_MENTIONED
 
 
 def both_ways(form: str, text: str, opened: str) -> Read:
-    sign = "" if formats.BY_NAME[form].reads_reasoning else tags(form)[1]
+    sign = "" if formats.BY_NAME[form].inline_reasoning else tags(form)[1]
     prompt = formats.BY_NAME[form].turn_start + opened
     found = read(parser(form, sign=sign, prompt=prompt), text)
     assert read(parser(form, sign=sign, prompt=prompt), text, every_character(text)) == found

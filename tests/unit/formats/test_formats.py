@@ -74,7 +74,16 @@ def test_broken_output_reads_the_same_in_any_split_and_without_calls_nothing_is_
 @settings(max_examples=100, deadline=None)
 @given(st.sampled_from(sorted(BY_NAME)), st.data())
 def test_fragments_of_markup_in_any_order_never_raise(form: str, data: st.DataObject) -> None:
-    tags = [*BY_NAME[form].tags, '{"name": "get_weather", "arguments": ', "{}", "get_weather", "(city=", '"', "x", " "]
+    tags = [
+        *BY_NAME[form].markup,
+        '{"name": "get_weather", "arguments": ',
+        "{}",
+        "get_weather",
+        "(city=",
+        '"',
+        "x",
+        " ",
+    ]
     own = [recorded.text for recorded in RECORDED if recorded.format == form]
     tags += [text[n : n + 12] for text in own for n in range(0, len(text), 12)]
     text = "".join(data.draw(st.lists(st.sampled_from(tags), max_size=12)))

@@ -33,13 +33,13 @@ WITHOUT_CALLS = {
 }
 
 
-@pytest.mark.parametrize("form", [form for form in FORMATS if form.recognised_by], ids=lambda form: form.name)
+@pytest.mark.parametrize("form", [form for form in FORMATS if form.signs], ids=lambda form: form.name)
 def test_a_template_with_all_signs_of_a_group_speaks_that_format(form: Any) -> None:
-    for group in form.recognised_by:
+    for group in form.signs:
         assert recognised(" … ".join(group)) is form
         for missing in group:
             assert recognised(" … ".join(sign for sign in group if sign != missing)) is not form or missing in "".join(
-                sign for other in form.recognised_by if other != group for sign in other
+                sign for other in form.signs if other != group for sign in other
             )
 
 

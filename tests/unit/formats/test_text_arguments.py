@@ -23,7 +23,7 @@ LINES = TextGrammar(
     "lark", 'start: (SIGN | line | "é")+ "!"\nSIGN: "x" | "<" | "\\"" | "\\\\"\nline: /[^!]{0,3}/ "\\n"'
 )
 SIGNS = TextGrammar("regex", r'[a<"\\\n]{1,20}!?')
-FORMS = [(form, calls) for form in FORMATS for calls in (form.forced, *(found for _, found in form.variants))]
+FORMS = [(form, calls) for form in FORMATS for calls in (form.syntax, *(found for _, found in form.variants))]
 
 
 def walked(lark: str, chance: random.Random) -> str:

@@ -56,7 +56,7 @@ def after_reasoning(
     may_think: bool = False,
 ) -> AfterReasoning:
     """That constraint, after reasoning and markup of a format with those tags."""
-    chat_format = ChatFormat(replace(GENERIC, again=again), GENERIC.forced, "", tags, has_reasoning_tags=True)
+    chat_format = ChatFormat(replace(GENERIC, again=again), GENERIC.syntax, "", tags, has_reasoning_tags=True)
     vocab = vocab or FakeVocab()
     compiler = GrammarCompiler(vocab)
     lark = chat_format.framing(lead, compiler.control_token, tags, begun=begun, may_think=may_think)
