@@ -7,15 +7,18 @@ text is decoded from the function's arguments, ``{"input": "..."}``, as they are
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any, Literal
 
 import pydantic_core
 
+from server.chat.assembler import NewParser
 from server.chat.conversation import Tool
 from server.dialects.fields import as_object, wrong_type
 from server.errors import invalid
 from server.formats.grammar.argument_rules import INPUT
+from server.formats.parsing.pieces import Piece, ToolCallArguments, ToolCallBegin
+from server.formats.parsing.reasoning import OutputParser
 from server.structured.text_grammar import TextGrammar
 
 _PARAMETERS: Mapping[str, Any] = {
@@ -69,21 +72,15 @@ _WHOLE = re.compile(
 """Characters and whole escapes, pairs of surrogates together, up to the closing quote."""
 
 
-class CustomInput:
-    """Decodes the arguments' text. ``text``: the input so far."""
+class _Input:
+    """Decodes the text of a call's arguments as they are generated."""
 
-    __slots__ = ("_begun", "_closed", "_held", "_texts")
+    __slots__ = ("_begun", "_closed", "_held")
 
     def __init__(self) -> None:
         self._held = ""
         self._begun = False
         self._closed = False
-        self._texts: list[str] = []
-
-    @property
-    def text(self) -> str:
-        """All of it so far."""
-        return "".join(self._texts)
 
     def feed(self, arguments: str) -> str:
         """Add more of the arguments; return the added part of the input."""
@@ -100,31 +97,62 @@ class CustomInput:
         written, self._held = self._held[:end], self._held[end:]
         self._closed = self._held.startswith('"')
         try:
-            text = str(json.loads(f'"{written}"', strict=False))
+            return str(json.loads(f'"{written}"', strict=False))
         except ValueError:
-            text = written  # an escape that JSON does not have
-        self._texts.append(text)
-        return text
+            return written  # an escape that JSON does not have
 
-    def finish(self, arguments: str) -> str:
-        """Read complete `arguments`: return the input if they have another syntax, otherwise the text."""
+    def finish(self) -> str:
+        """Return the input of complete arguments that have another syntax, "" for others."""
         if self._begun:
             return ""
         try:
-            given = pydantic_core.from_json(arguments, allow_partial="trailing-strings")
+            given = pydantic_core.from_json(self._held, allow_partial="trailing-strings")
         except ValueError:
             given = None
         value = given.get(INPUT) if isinstance(given, dict) else None
-        text = value if isinstance(value, str) else arguments
-        self._begun = self._closed = True
-        self._texts = [text]
-        return text
+        return value if isinstance(value, str) else self._held
 
 
-def custom_input(arguments: str) -> str:
-    """Return the input of a call that is complete."""
-    given = CustomInput()
-    return given.feed(arguments) + given.finish(arguments)
+class _InputParser:
+    """An `OutputParser` in which the arguments of custom tools' calls are their input."""
+
+    def __init__(self, parser: OutputParser, names: Container[str]) -> None:
+        self._parser, self._names = parser, names
+        self._index, self._input = -1, _Input()  # of the last call of a custom tool, which may have ended
+
+    def feed(self, text: str) -> list[Piece]:
+        """See `OutputParser`."""
+        return self._decoded(self._parser.feed(text))
+
+    def finish(self, *, cut: bool = False) -> list[Piece]:
+        """See `OutputParser`."""
+        return [*self._decoded(self._parser.finish(cut=cut)), *self._ended()]
+
+    def _decoded(self, pieces: list[Piece]) -> list[Piece]:
+        found: list[Piece] = []
+        for piece in pieces:
+            if isinstance(piece, ToolCallArguments) and piece.index == self._index:
+                found += self._arguments(self._input.feed(piece.text))
+                continue
+            found += self._ended()
+            found.append(piece)
+            if isinstance(piece, ToolCallBegin) and piece.name in self._names:
+                self._index, self._input = piece.index, _Input()
+        return found
+
+    def _ended(self) -> list[Piece]:
+        """Return the rest of the input of a custom tool's call that has ended, if there is one."""
+        rest = [] if self._index < 0 else self._arguments(self._input.finish())
+        self._index = -1
+        return rest
+
+    def _arguments(self, text: str) -> list[Piece]:
+        return [ToolCallArguments(self._index, text)] if text else []
+
+
+def input_parser(parser: NewParser, names: Container[str]) -> NewParser:
+    """Return a parser in which the calls of the custom tools `names` have their input as text, not JSON arguments."""
+    return (lambda: _InputParser(parser(), names)) if names else parser
 
 
 def input_arguments(text: str) -> str:

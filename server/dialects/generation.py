@@ -169,13 +169,14 @@ class GenerationFields(ServingFields, SamplingFields, ConstraintFields):
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """Which log probabilities a reply carries: none, the tokens' own, or those of ``n_top`` alternatives too."""
+    """Which log probabilities are computed: none, the tokens' own, or those of ``n_top`` alternatives too.
+
+    ``prompt``: also those of the prompt's tokens.
+    """
 
     wanted: bool = False
     n_top: int = 0
-
-
-NO_LOGPROBS = Logprobs()
+    prompt: bool = False
 
 
 def refuse_thinking(fields: GenerationFields) -> None:
@@ -205,65 +206,6 @@ _SAME_NAMES = (
 _MODEL_DEFAULTS = ("cache_prompt", "n_keep", "n_cache_reuse")
 
 
-def prompt_requests(
-    fields: GenerationFields,
-    model: LoadedModel,
-    request_id: str,
-    prompts: Sequence[MediaPrompt],
-    constraint: Constraint | None = None,
-    logprobs: Logprobs = NO_LOGPROBS,
-    *,
-    print_special: frozenset[int] = frozenset(),
-    max_tokens: int | None = None,
-    n: int | None = None,
-    prompt_logprobs: bool = False,
-    caller: Caller = NO_CALLER,
-) -> list[Request]:
-    """Return one engine request per prompt from a body's fields. `max_tokens` and `n` override those of the body.
-
-    Raises `InvalidRequest`, `PermissionDenied`.
-    """
-    if not 1 <= fields.n_choices <= MAX_CHOICES:  # more than there are slots are generated in turns
-        name = "n" if fields.n_cmpl is None else "n_cmpl"
-        raise field_error(name, out_of_range(1, MAX_CHOICES, fields.n_choices))
-    if fields.id_slot is not None and fields.id_slot >= model.engine.n_slots:
-        raise field_error("id_slot", f"there are slots 0 to {model.engine.n_slots - 1}")
-    shared: Json = {name: getattr(model.spec.engine, name) for name in _MODEL_DEFAULTS}
-    shared |= {name: value for name in _SAME_NAMES if (value := getattr(fields, name)) is not None}
-    sampling = sampling_params(fields, model.spec.sampling, model.vocab, model.engine.n_ctx_seq)
-    requests = [
-        Request(
-            id=request_id if len(prompts) == 1 else f"{request_id}-{number}",
-            prompt=prompt.tokens,
-            media=prompt.spans,
-            sampling=sampling,
-            max_tokens=token_limit(fields, model.spec.n_predict) if max_tokens is None else max_tokens,
-            stop=tuple(filter(None, fields.stop or ())) or model.spec.stop,
-            n=fields.n_choices if n is None else n,
-            n_probs=logprobs.n_top,
-            want_logprobs=logprobs.wanted,
-            prompt_logprobs=prompt_logprobs,
-            deadline_s=max(fields.t_max_predict_ms or 0, 0) / 1e3,
-            return_progress=bool(fields.return_progress and fields.stream),
-            print_special=print_special | preserved(tuple(fields.preserved_tokens or ()), model.vocab),
-            constraint=constraint.fork() if constraint is not None and number else constraint,
-            adapters=caller.allowed_adapters(request_adapters(fields.lora, model)),
-            priority=caller.allowed_priority(fields.priority or 0),
-            client=caller.client(fields.end_user),
-            cache_scope=caller.cache_scope(fields.cache_salt or ""),
-            cache_key=fields.prompt_cache_key or "",
-            log_id=caller.log_id,
-            asked_again=caller.asked_again,
-            arrived_at=caller.arrived_at,
-            pin_s=caller.pin_s,
-            **shared,
-        )
-        for number, prompt in enumerate(prompts)
-    ]
-    check_totals(requests, model.engine.n_ctx_seq)
-    return requests
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedRequest(ABC):
     """A body of a generating endpoint, checked as far as that needs no model.
@@ -276,7 +218,7 @@ class ParsedRequest(ABC):
     media: Sequence[Media] = ()
     warnings: Sequence[str] = ()
     keep_alive_s: float | None = None
-    logprobs: Logprobs = NO_LOGPROBS
+    logprobs: Logprobs = Logprobs()
 
     @abstractmethod
     def generation(self, model: LoadedModel, seen: Seen, caller: Caller = NO_CALLER) -> Generation:
@@ -295,14 +237,61 @@ class ParsedRequest(ABC):
         """Return the body's cache salt, "" for none."""
         return self.options.cache_salt or ""
 
-    async def loaded_media(self) -> Sequence[Media]:
-        """Return the media of the prompt, after the work that precedes it."""
-        return self.media
+    def requests(
+        self,
+        model: LoadedModel,
+        request_id: str,
+        prompts: Sequence[MediaPrompt],
+        constraint: Constraint | None,
+        caller: Caller,
+        *,
+        print_special: frozenset[int] = frozenset(),
+        max_tokens: int | None = None,
+    ) -> list[Request]:
+        """Return one engine request per prompt. `max_tokens` overrides that of the body.
 
-    @property
-    def is_ready(self) -> bool:
-        """Whether `loaded_media` has nothing to wait for."""
-        return not self.media
+        Raises `InvalidRequest`, `PermissionDenied`.
+        """
+        fields, logprobs = self.options, self.logprobs
+        if not 1 <= fields.n_choices <= MAX_CHOICES:  # more than there are slots are generated in turns
+            name = "n" if fields.n_cmpl is None else "n_cmpl"
+            raise field_error(name, out_of_range(1, MAX_CHOICES, fields.n_choices))
+        if fields.id_slot is not None and fields.id_slot >= model.engine.n_slots:
+            raise field_error("id_slot", f"there are slots 0 to {model.engine.n_slots - 1}")
+        shared: Json = {name: getattr(model.spec.engine, name) for name in _MODEL_DEFAULTS}
+        shared |= {name: value for name in _SAME_NAMES if (value := getattr(fields, name)) is not None}
+        sampling = sampling_params(fields, model.spec.sampling, model.vocab, model.engine.n_ctx_seq)
+        requests = [
+            Request(
+                id=request_id if len(prompts) == 1 else f"{request_id}-{number}",
+                prompt=prompt.tokens,
+                media=prompt.spans,
+                sampling=sampling,
+                max_tokens=token_limit(fields, model.spec.n_predict) if max_tokens is None else max_tokens,
+                stop=tuple(filter(None, fields.stop or ())) or model.spec.stop,
+                n=fields.n_choices,
+                n_probs=logprobs.n_top,
+                want_logprobs=logprobs.wanted,
+                prompt_logprobs=logprobs.prompt,
+                deadline_s=max(fields.t_max_predict_ms or 0, 0) / 1e3,
+                return_progress=bool(fields.return_progress and fields.stream),
+                print_special=print_special | preserved(tuple(fields.preserved_tokens or ()), model.vocab),
+                constraint=constraint.fork() if constraint is not None and number else constraint,
+                adapters=caller.allowed_adapters(request_adapters(fields.lora, model)),
+                priority=caller.allowed_priority(fields.priority or 0),
+                client=caller.client(fields.end_user),
+                cache_scope=caller.cache_scope(fields.cache_salt or ""),
+                cache_key=fields.prompt_cache_key or "",
+                log_id=caller.log_id,
+                asked_again=caller.asked_again,
+                arrived_at=caller.arrived_at,
+                pin_s=caller.pin_s,
+                **shared,
+            )
+            for number, prompt in enumerate(prompts)
+        ]
+        check_totals(requests, model.engine.n_ctx_seq)
+        return requests
 
     def prepare(
         self,
@@ -318,11 +307,10 @@ class ParsedRequest(ABC):
         `max_tokens` overrides that of the body. Raises `InvalidRequest`, `PermissionDenied`.
         """
         prepared = prepare(conversation, model, seen)
-        (request,) = prompt_requests(
-            *(self.options, model, request_id, [prepared.tokens], prepared.output.constraint, self.logprobs),
+        (request,) = self.requests(
+            *(model, request_id, [prepared.tokens], prepared.output.constraint, caller),
             print_special=prepared.output.shown,
             max_tokens=max_tokens,
-            caller=caller,
         )
         return prepared, request
 
@@ -404,16 +392,16 @@ class ChatFields(GenerationFields):
         self, messages: Sequence[Message], tools: Tools, shape: ResponseFormat | None, at: str = "messages"
     ) -> Conversation:
         """Return the conversation of `messages`, which the field `at` has. Raises `InvalidRequest`."""
-        if tools.callable and self.grammar:
+        if self.grammar and tools.callable:
             raise invalid("grammar", "Cannot use custom grammar constraints with tools.")
-        if tools.callable and self.grammar_lazy:
+        if self.grammar_lazy and tools.callable:
             raise invalid("grammar_lazy", "tools have triggers of their own")
         return Conversation(
             tuple(messages),
             tools,
             self._reasoning(),
             shape,
-            self.lazy,
+            self.lazy if self.grammar_lazy else None,
             template_kwargs=template_kwargs(self.chat_template_kwargs),
             opens=self.add_generation_prompt,
             continues=self.continue_final_message,

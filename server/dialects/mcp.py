@@ -8,7 +8,7 @@ import asyncio
 import re
 import time
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
@@ -25,8 +25,9 @@ from server.dialects.dialect import Caller, Generate, Generation, Writer
 from server.dialects.fields import Body
 from server.dialects.generation import GenerationFields, token_limit
 from server.dialects.usage import Usage
-from server.engine.request import FinishReason, Request
+from server.engine.request import Finished, FinishReason, Request, Timings
 from server.errors import invalid
+from server.formats.parsing.pieces import Piece, ToolCallArguments, ToolCallBegin
 from server.mcp.config import McpServer, is_web_url
 from server.mcp.results import McpFault, McpResult, McpTool
 from server.media.source import Media, Seen
@@ -115,28 +116,31 @@ NO_APPROVAL = Approval.model_construct(never=ALL_TOOLS)
 
 @dataclass(frozen=True, slots=True)
 class McpRequest:
-    """A server as the body of a request names it, at the path `at`. Without a URL it is a configured one."""
+    """A server as the body of a request names it. Without a URL it is a configured one.
+
+    ``at``, ``label_at``, ``url_at``: paths in the body. ``known``: its tools, if the conversation has a list of them.
+    """
 
     label: str
     at: str
+    label_at: str
     url: str = ""
     url_at: str = ""
     headers: tuple[tuple[str, str], ...] = ()
     description: str = ""
     allowed: Callable[[McpTool], bool] = ALL_TOOLS.fits
     approval: Approval = NO_APPROVAL
+    known: tuple[McpTool, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class OfferedServer:
-    """A server with the tools that the request allows. ``fault``: why they could not be listed. ``is_known``: the
-    conversation has the list already."""
+    """A server with the tools that the request allows. ``fault``: why they could not be listed."""
 
     request: McpRequest
     server: McpServer
     tools: tuple[McpTool, ...] = ()
     fault: McpFault | None = None
-    is_known: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,14 +152,14 @@ class CallableTool:
     needs_approval: bool = False
 
 
-def check_labels(requests: Sequence[McpRequest], field_name: str, key: str) -> None:
+def check_labels(requests: Sequence[McpRequest], field_name: str) -> None:
     """Raise `InvalidRequest` where there are too many servers or two with one label."""
     if len(requests) > MAX_SERVERS:
         raise invalid(field_name, f"must have at most {MAX_SERVERS} MCP servers")
     labels: set[str] = set()
     for request in requests:
         if request.label in labels:
-            raise invalid(f"{request.at}.{key}", "two MCP servers have the same label")
+            raise invalid(request.label_at, "two MCP servers have the same label")
         labels.add(request.label)
 
 
@@ -195,16 +199,15 @@ class Outcome:
         """The result as text, for clients."""
         if self.fault is not None:
             return f"Error: {self.fault.message}"
-        images = [f"[image {image.media_type}]" for image in self.result.images]
+        images = [f"[image {image.what}]" for image in self.result.images]
         return "\n".join(filter(None, [self.result.text, *images]))
 
     def message(self, call_id: str, name: str = "") -> Message:
         """Return the result as the conversation has it, images included."""
         if self.fault is not None or not self.result.images:
             return Message("tool", self.text, call_id=call_id, name=name)
-        images = [Media("image", image.media_type, "", image.data) for image in self.result.images]
         texts = [TextPart(self.result.text)] if self.result.text else []
-        return Message("tool", text_content([*texts, *images]), call_id=call_id, name=name)
+        return Message("tool", text_content([*texts, *self.result.images]), call_id=call_id, name=name)
 
 
 Execute = Callable[[McpServer, str, Json], Awaitable[McpResult]]
@@ -299,8 +302,11 @@ NO_SERVER_TOOLS: Mapping[str, CallableTool] = MappingProxyType({})
 class RoundWriter(Writer):
     """Writes a reply of several rounds of generation. ``said``: the message of the current round.
 
-    `server_tools`: the tools that this server calls, by the model's names.
+    `server_tools`: the tools that this server calls, by the model's names. ``approved``: ids of calls that need no
+    further approval.
     """
+
+    approved: Container[str] = ()
 
     def __init__(self, parser: NewParser, server_tools: Mapping[str, CallableTool] = NO_SERVER_TOOLS) -> None:
         self.said = Assembler(parser())
@@ -348,8 +354,28 @@ class RoundWriter(Writer):
 
     def _makes(self, item: Item) -> bool:
         known = self.server_tools.get(item.name)
-        return known is not None and not known.needs_approval
+        return known is not None and (not known.needs_approval or item.id in self.approved)
 
+
+@dataclass(frozen=True, slots=True)
+class GivenCalls:
+    """The `OutputParser` of a round without generation, whose message consists of ``calls``."""
+
+    calls: Sequence[Call]
+
+    def feed(self, _: str) -> list[Piece]:
+        """Return nothing, because such a round has no text."""
+        return []
+
+    def finish(self, **_: bool) -> list[Piece]:
+        """Return the calls."""
+        found: list[Piece] = []
+        for index, call in enumerate(self.calls):
+            found += ToolCallBegin(index, call.id, call.name), ToolCallArguments(index, call.arguments)
+        return found
+
+
+_NOT_GENERATED = Finished(0, FinishReason.EOS, "", 0, 0, 0, Timings(), -1, -1)
 
 Prepare = Callable[[Conversation, LoadedModel, Seen, Caller, int | None], tuple[Prepared, Request]]
 """Prepares a round of generation; the last argument is its maximum of tokens, None for the request's own."""
@@ -359,7 +385,7 @@ class ToolRounds:
     """Calls the tools of each round of a reply and creates the next round. ``has_acted``: whether a tool was called.
 
     `conversation`: that of the first round. `prepare`: prepares each further round. `names`: whether results have their
-    tools' names.
+    tools' names. `generated`: whether the first round generates; otherwise the client has approved its calls.
     """
 
     def __init__(
@@ -371,14 +397,19 @@ class ToolRounds:
         options: GenerationFields,
         *,
         names: bool = False,
+        generated: bool = True,
     ) -> None:
         self._tools, self._conversation, self._writer, self._prepare = tools, conversation, writer, prepare
-        self._options, self._names = options, names
+        self._options, self._names, self._generated = options, names, generated
         self._results: list[Message] = []
         self.has_acted = False
 
     async def act(self) -> AsyncGenerator[bytes, None]:
         """Call the tools that the round requests; yield the resulting events."""
+        if not self._generated:
+            self._generated = True
+            for event in self._writer.feed(0, _NOT_GENERATED):
+                yield event
         calls = self._writer.server_calls()
         self._results = []
         if not calls:

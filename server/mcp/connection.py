@@ -27,9 +27,10 @@ from mcp_types import CONNECTION_CLOSED, CallToolResult, ContentBlock
 
 from server.errors import short
 from server.mcp.config import McpServer
-from server.mcp.results import Json, McpFault, McpImage, McpResult, McpTool
+from server.mcp.results import Json, McpFault, McpResult, McpTool
 from server.media.fetch import AllowedHosts, CheckedBackend, Resolve, checked_address, resolved
 from server.media.header import Unreadable
+from server.media.source import Media
 from server.sandbox.process import public_environment
 
 logger = logging.getLogger(__name__)
@@ -47,11 +48,14 @@ logging.getLogger("mcp").setLevel(logging.CRITICAL)  # it logs a traceback for e
 class Connection:
     """A session that its own task keeps open, because the package requires one task to open and close it.
 
-    Calls may come from any task of the event loop. A cancelled call is cancelled at the server.
+    Calls may come from any task of the event loop. A cancelled call is cancelled at the server. `McpServers` counts its
+    calls in ``n_calls``, and closes it by the timer ``idle``.
     """
 
     def __init__(self, server: McpServer, sites: AllowedHosts | None) -> None:
         self._server, self._sites = server, sites
+        self.n_calls = 0
+        self.idle: asyncio.TimerHandle | None = None
         self._ready: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
         self._closing = asyncio.Event()
         self._reading: MemoryObjectReceiveStream[Any] | None = None  # a program's messages
@@ -204,7 +208,7 @@ def _fault_of(error: BaseException) -> McpFault:
 
 def _result(given: CallToolResult, max_chars: int) -> McpResult:
     texts: list[str] = []
-    images: list[McpImage] = []
+    images: list[Media] = []
     for block in given.content:
         image = _image(block)
         if image is not None and len(images) < MAX_IMAGES:
@@ -229,14 +233,14 @@ def _text(block: ContentBlock) -> str:
     return f"[{block.type}: not shown]"
 
 
-def _image(block: ContentBlock) -> McpImage | None:
+def _image(block: ContentBlock) -> Media | None:
     if block.type != "image":
         return None
     try:
         data = base64.b64decode(block.data, validate=True)
     except (binascii.Error, ValueError):
         return None
-    return McpImage(data, re.sub(r"[^\w./+-]", "", block.mime_type)[:40])
+    return Media("image", re.sub(r"[^\w./+-]", "", block.mime_type)[:40], source=data)
 
 
 def http_client(headers: Iterable[tuple[str, str]], sites: AllowedHosts | None) -> httpx2.AsyncClient:

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from server.media.source import Media
+
 Json = dict[str, Any]
 
 
@@ -38,17 +40,9 @@ class McpTool:
 
 
 @dataclass(frozen=True, slots=True)
-class McpImage:
-    """One image of a result."""
-
-    data: bytes
-    media_type: str
-
-
-@dataclass(frozen=True, slots=True)
 class McpResult:
-    """A tool's result. ``is_error``: the tool reports a failure."""
+    """A tool's result. ``is_error``: the tool reports a failure. ``what`` of an image is its media type."""
 
     text: str
-    images: tuple[McpImage, ...] = ()
+    images: tuple[Media, ...] = ()
     is_error: bool = False

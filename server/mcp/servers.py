@@ -36,15 +36,6 @@ def is_installed() -> bool:
 
 
 @dataclass(slots=True)
-class _Used:
-    """A connection, the calls that it has now, and the timer that closes it when it is idle."""
-
-    connection: "Connection"
-    n_calls: int = 0
-    idle: asyncio.TimerHandle | None = None
-
-
-@dataclass(slots=True)
 class McpServers:
     """The ``configured`` servers by label, and connections to all servers that are in use.
 
@@ -57,7 +48,7 @@ class McpServers:
     rules: McpRules = field(default_factory=McpRules)
     tools: dict[str, tuple[McpTool, ...]] = field(default_factory=dict)
     clock: Callable[[], float] = time.monotonic
-    _used: dict[McpServer, _Used] = field(default_factory=dict)
+    _used: dict[McpServer, "Connection"] = field(default_factory=dict)
     _failed: dict[McpServer, tuple[float, McpFault]] = field(default_factory=dict)
     _closing: set["asyncio.Task[None]"] = field(default_factory=set)
 
@@ -116,7 +107,7 @@ class McpServers:
             used.idle.cancel()
         try:
             async with asyncio.timeout(timeout_s):
-                yield used.connection
+                yield used
         except TimeoutError:
             self._fail(server, used, McpFault(f"no answer within {timeout_s:g} s", "http", _TOO_LATE))
             if closes_hung and used.n_calls == 1 and self._used.get(server) is used:
@@ -130,10 +121,10 @@ class McpServers:
             if server.owner and not used.n_calls and self._used.get(server) is used:
                 used.idle = asyncio.get_running_loop().call_later(IDLE_S, self._drop, server)
 
-    def _open(self, server: McpServer) -> _Used:
+    def _open(self, server: McpServer) -> "Connection":
         """Raises `McpFault` where the last attempt has just failed."""
         used = self._used.get(server)
-        if used is not None and used.connection.is_alive:
+        if used is not None and used.is_alive:
             return used
         if used is not None:
             self._drop(server)
@@ -148,13 +139,13 @@ class McpServers:
         from server.mcp.connection import Connection  # of an extra, and large
 
         sites = self.hosts if server.owner else None
-        return self._used.setdefault(server, _Used(Connection(server, sites)))
+        return self._used.setdefault(server, Connection(server, sites))
 
-    def _fail(self, server: McpServer, used: _Used, fault: McpFault) -> None:
+    def _fail(self, server: McpServer, used: "Connection", fault: McpFault) -> None:
         """Close a connection that never opened, or that broke."""
-        if used.connection.is_open or self._used.get(server) is not used:
+        if used.is_open or self._used.get(server) is not used:
             return
-        if not used.connection.was_open:
+        if not used.was_open:
             if len(self._failed) >= MAX_CONNECTIONS:
                 self._failed.clear()
             self._failed[server] = self.clock(), fault
@@ -166,6 +157,6 @@ class McpServers:
             return
         if used.idle is not None:
             used.idle.cancel()
-        task = asyncio.create_task(used.connection.close(), name=f"close MCP server {server.label}")
+        task = asyncio.create_task(used.close(), name=f"close MCP server {server.label}")
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)

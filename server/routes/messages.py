@@ -6,7 +6,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from server.dialects.messages.mcp import pinned_lists, read_mcp
+from server.dialects.messages.mcp import read_mcp
 from server.dialects.messages.parse import MESSAGES, MessagesBody, MessagesRequest, count_message_tokens, parse_messages
 from server.routes.openapi import HI, computes
 from server.serving.generate import compute, respond
@@ -46,5 +46,5 @@ async def _parsed(request: Request, *, generate: bool = True) -> MessagesRequest
     named = read_mcp(given, request.headers.get("anthropic-beta", ""))
     # Nothing is connected to for a body that is wrong anyway.
     await read_later(request, lambda: parse({**given, "tool_choice": None}, mcp=server_tools(servers)))
-    mcp = server_tools(servers, await offer(request, named, "name", pinned_lists(given)), given.get("tools"))
+    mcp = server_tools(servers, await offer(request, named), given.get("tools"))
     return await read_later(request, lambda: parse(given, mcp=mcp))

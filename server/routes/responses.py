@@ -30,7 +30,7 @@ from server.dialects.responses.parse import (
     parse_response,
     response_fields,
 )
-from server.dialects.responses.tools import is_mcp, known_lists, read_mcp
+from server.dialects.responses.tools import is_mcp, read_mcp
 from server.dialects.responses.write import EARLY_PING, response_body
 from server.errors import InvalidRequest, LlamapoolError, QueueFull, Unavailable, invalid, short
 from server.routes.openapi import computes, describe
@@ -77,8 +77,7 @@ class ConnectionMemory:
 async def create_response(request: Request) -> Response:
     """OpenAI Responses, with llama.cpp's fields."""
     asked = await _read(request)
-    if asked.approved:  # one that can't be made is an error before anything starts
-        asked.mcp.calls_of(asked.approved)
+    asked.approved_calls()  # one that can't be made is an error before anything starts
     asked = replace(asked, response_id=new_response_id(), store=_store(request, asked))
     if asked.options.background:
         return await _start_in_background(request, asked)
@@ -120,14 +119,13 @@ async def _read(request: Request, change: Callable[[Json], Json] = lambda given:
     history = await _history(request, found)
     if not uses_mcp(found):
         return await read_later(request, lambda: parse_response(found, history, cipher))
-    places = read_mcp(found["tools"], web_search)
+    given_items = found.get("input")
+    items = [*history.items, *(given_items if isinstance(given_items, list) else ())]
+    places = read_mcp(found["tools"], web_search, items)
     own = [entry for place, entry in enumerate(found["tools"]) if place not in places]
     # Nothing is connected to for a body that is wrong anyway.
     await read_later(request, lambda: parse_response({**found, "tools": own, "tool_choice": None}, history, cipher))
-    given_items = found.get("input")
-    known = known_lists([*history.items, *(given_items if isinstance(given_items, list) else ())])
-    offered = await offer(request, list(places.values()), "server_label", known)
-    mcp = server_tools(servers, offered, found["tools"])
+    mcp = server_tools(servers, await offer(request, list(places.values())), found["tools"])
     return await read_later(request, lambda: parse_response(found, history, cipher, mcp))
 
 
@@ -202,7 +200,7 @@ async def _start_in_background(request: Request, asked: ResponseRequest) -> Resp
         raise QueueFull(f"{MAX_BACKGROUND} responses are in the background, and no more are possible", 1)
     options, response_id, exchange = asked.options, asked.response_id, Exchange(request, RESPONSES, asked)
     header = Header(used.pool.resolve(asked.model).id, response_id)
-    fields = response_fields(asked, header, options.temperature, options.top_p)
+    fields = response_fields(asked, header)
     queued = response_body(fields, "queued")
     await used.state.put(
         *(owner, "response", queued),

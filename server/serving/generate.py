@@ -106,7 +106,7 @@ class Exchange:
         starting: asyncio.Task[Generation] | None = None
         try:
             # A task would cost every other request its time.
-            if not self._parsed.is_ready or self._session.waits(self._parsed.model):
+            if self._parsed.media or self._session.waits(self._parsed.model):
                 starting = asyncio.create_task(self._start())
             chunks = await while_connected(self._request, self._opened(starting))
         except BaseException:
@@ -147,8 +147,7 @@ class Exchange:
     async def _start(self) -> Generation:
         """Submit the requests; once more if the model's process ends while it loads media."""
         session, parsed = self._session, self._parsed
-        media = await parsed.loaded_media()
-        self._generation = await session.retried(lambda: session.start(parsed.model, parsed.generation, media))
+        self._generation = await session.retried(lambda: session.start(parsed.model, parsed.generation, parsed.media))
         return self._generation
 
     async def _whole(self) -> Json | list[Json]:
@@ -186,7 +185,7 @@ class Exchange:
             following = follow_up.next()
             if following is None:
                 break
-            await session.start(None, *following)
+            await session.start(self._parsed.model, *following)
         if generation.commit is not None:
             await generation.commit()
 

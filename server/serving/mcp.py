@@ -1,27 +1,23 @@
 """Which MCP servers a request may use, and the tools that they have now."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from fastapi import Request
 
 from server.dialects.mcp import McpRequest, OfferedServer, ServerTools
 from server.errors import PermissionDenied, invalid
 from server.mcp.config import McpServer, host_of, named
-from server.mcp.results import McpFault, McpTool
+from server.mcp.results import McpFault
 from server.mcp.servers import McpServers
 from server.serving.services import key_of, owner_of, services
 from server.transport.sse import Watch
 
-Known = Mapping[str, tuple[McpTool, ...]]
-"""Tools that the conversation has a list of already, by the label of their server."""
 
-
-def allowed_server(request: Request, wanted: McpRequest, label_field: str) -> McpServer:
+def allowed_server(request: Request, wanted: McpRequest) -> McpServer:
     """Return the server that a request names. Raises `InvalidRequest`, `PermissionDenied`."""
     servers = services(request).mcp
     key = key_of(request)
-    at = f"{wanted.at}.{label_field}"
     usable = [label for label in servers.configured if servers.rules.allow(label) and key.may_call(label)]
     is_configured = wanted.label in usable and servers.configured[wanted.label].url == wanted.url
     if wanted.url and not (is_configured and not wanted.headers):
@@ -32,26 +28,26 @@ def allowed_server(request: Request, wanted: McpRequest, label_field: str) -> Mc
             raise PermissionDenied(f"{wanted.url_at}: this API key may not use MCP servers of the host {host}")
         return McpServer(wanted.label, url=wanted.url, headers=wanted.headers, owner=owner_of(request) or "anybody")
     if wanted.label not in usable:
-        raise invalid(at, f"no MCP server is called '{wanted.label}' here; this request may use: {named(usable)}")
+        raise invalid(
+            wanted.label_at, f"no MCP server is called '{wanted.label}' here; this request may use: {named(usable)}"
+        )
     if wanted.headers:
-        raise invalid(at, "a configured MCP server takes no headers or tokens of requests")
+        raise invalid(wanted.label_at, "a configured MCP server takes no headers or tokens of requests")
     return servers.configured[wanted.label]
 
 
-async def offer(request: Request, wanted: Sequence[McpRequest], label_field: str, known: Known) -> list[OfferedServer]:
-    """List the tools of the servers that a request names, all at once, except those that are `known`.
+async def offer(request: Request, wanted: Sequence[McpRequest]) -> list[OfferedServer]:
+    """List the tools of the servers that a request names, all at once, except those that are known.
 
     Raises `InvalidRequest`, `PermissionDenied` and `ClientDisconnect`. A server that can't list its tools has a fault.
     """
     servers = services(request).mcp
-    allowed = [(each, allowed_server(request, each, label_field)) for each in wanted]
+    allowed = [(each, allowed_server(request, each)) for each in wanted]
 
     async def listed(each: McpRequest, server: McpServer) -> OfferedServer:
-        before = known.get(each.label)
-        if before is not None:
-            return OfferedServer(each, server, tuple(filter(each.allowed, before)), is_known=True)
         try:
-            return OfferedServer(each, server, tuple(filter(each.allowed, await servers.list_tools(server))))
+            found = await servers.list_tools(server) if each.known is None else each.known
+            return OfferedServer(each, server, tuple(filter(each.allowed, found)))
         except McpFault as fault:
             return OfferedServer(each, server, fault=fault)
 

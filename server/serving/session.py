@@ -145,8 +145,13 @@ class Session:
         return bool(self._events) and not isinstance(self._events[0][1][-1], Failed)
 
     async def next(self) -> PromptEvents:
-        """Return the next batch of events; one caller at a time. Raises the error of a request that fails."""
+        """Return the next batch of events; one caller at a time. Raises the error of a request that fails.
+
+        A generation without requests has no events.
+        """
         while not self._events:
+            if not self.open:
+                return 0, []
             self._arrival = asyncio.get_running_loop().create_future()
             try:
                 await self._arrival

@@ -216,9 +216,8 @@ def parse_chat(given: dict[str, Any]) -> ChatRequest:
             raise invalid(name, reason)
     if body.modalities not in (None, ["text"]):
         raise invalid("modalities", 'only ["text"] is supported')
-    omitted = Omitted()
+    omitted, warnings = Omitted(), list[str]()
     messages, reader = read_messages(body.messages, omitted), ChatTools(body.tools)
-    warnings = omitted.warnings()
     tools = reader.finish(body.tool_choice, body.parallel_tool_calls, warnings)
     if body.top_logprobs is not None and not body.logprobs:
         raise invalid("top_logprobs", "top_logprobs requires logprobs to be set to true")
@@ -226,7 +225,7 @@ def parse_chat(given: dict[str, Any]) -> ChatRequest:
     return ChatRequest(
         options=body.model_copy(update=_CONVERSATION_FIELDS),
         media=conversation.media,
-        warnings=unused_fields(given, ChatBody, warnings),
+        warnings=unused_fields(given, ChatBody, [*omitted.warnings(), *warnings]),
         conversation=conversation,
         logprobs=chat_logprobs(body, body.logprobs, body.top_logprobs),
         custom=frozenset(name for name, known in reader.names.items() if known.custom),

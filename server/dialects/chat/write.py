@@ -7,14 +7,14 @@ instead of 2 us for a dict.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import orjson
 
 from server.chat.assembler import Assembler, Delta, Item, Kind, NewParser
 from server.dialects import common as wire
 from server.dialects.common import Header, Json
-from server.dialects.custom_tools import CustomInput, custom_input
+from server.dialects.custom_tools import input_parser
 from server.dialects.dialect import Writer
 from server.dialects.usage import Usage
 from server.engine.request import Event, Finished, Progress, Started, Text, TokenLogprob
@@ -25,12 +25,11 @@ _EMPTY = b'"content":""'
 
 @dataclass(slots=True)
 class _Choice:
-    """``head``: the bytes before a delta. ``inputs``: of calls of custom tools, by call number."""
+    """``head``: the bytes before a delta."""
 
     message: Assembler
     head: bytes
     began: bool = False
-    inputs: dict[int, CustomInput] = field(default_factory=dict)
     rest: Sequence[TokenLogprob] = ()  # of tokens without text
 
 
@@ -53,7 +52,7 @@ class ChatWriter(Writer):
     ) -> None:
         self._header = header
         self._after_sampling, self._custom = after_sampling, custom
-        self._parser = parser
+        self._parser = input_parser(parser, custom)
         self._opening = opening
         self._include_usage = include_usage
         self._choices: dict[int, _Choice] = {}
@@ -95,12 +94,8 @@ class ChatWriter(Writer):
         message: Json = {"role": "assistant", "content": choice.said(Kind.TEXT)}
         if reasoning := choice.said(Kind.REASONING):
             message["reasoning_content"] = reasoning
-        calls = [
-            _custom(item, custom_input(item.text)) if item.name in self._custom else _call(item, item.text)
-            for item in choice.calls
-        ]
-        if calls:
-            message["tool_calls"] = calls
+        if choice.calls:
+            message["tool_calls"] = [self._call(item, item.text) for item in choice.calls]
         return message
 
     def feed(self, _prompt: int, event: Event) -> list[bytes]:
@@ -160,15 +155,11 @@ class ChatWriter(Writer):
 
     def _deltas(self, choice: _Choice, deltas: Sequence[Delta], extra: bytes = b"") -> list[bytes]:
         """Return a chunk per delta; the last one has the pending log probabilities and `extra`."""
+        if not deltas:
+            return []
         logprobs = self._logprobs([each for delta in deltas for each in delta.logprobs])
-        written = list(filter(None, (self._delta(choice, delta) for delta in deltas)))
-        if logprobs and not written:
-            written = [_EMPTY]
-        last = len(written) - 1
-        return [
-            self._chunk(choice, members, extra, logprobs) if number == last else self._chunk(choice, members)
-            for number, members in enumerate(written)
-        ]
+        *others, last = map(self._delta, deltas)
+        return [*(self._chunk(choice, members) for members in others), self._chunk(choice, last, extra, logprobs)]
 
     def _finished(self, choice: _Choice, event: Finished) -> list[bytes]:
         self._first = self._first or event
@@ -176,12 +167,7 @@ class ChatWriter(Writer):
         choice.rest = choice.message.rest()
         if not self.streams:
             return []
-        chunks = self._begin(choice)
-        chunks += self._deltas(choice, deltas)
-        for index, given in choice.inputs.items():
-            if rest := given.finish(choice.message.calls[index].text):
-                call = {"index": index, "custom": {"input": rest}}
-                chunks.append(self._chunk(choice, b'"tool_calls":[' + orjson.dumps(call) + b"]"))
+        chunks = self._begin(choice) + self._deltas(choice, deltas)
         if choice.rest:
             chunks.append(self._chunk(choice, _EMPTY, b"", self._logprobs(choice.rest)))
         reason = wire.finish_reason(event.reason, called=choice.message.called).encode()
@@ -199,37 +185,30 @@ class ChatWriter(Writer):
             return b""
         return b',"logprobs":' + orjson.dumps(wire.logprobs(tokens, after_sampling=self._after_sampling))
 
-    def _delta(self, choice: _Choice, delta: Delta) -> bytes:
-        """Return the members of a delta; none if there is nothing to send yet."""
+    def _delta(self, delta: Delta) -> bytes:
+        """Return the members of a delta."""
         item = delta.item
         if item.kind is Kind.TEXT:
             return _content(delta.text)
         if item.kind is Kind.REASONING:
             return b'"reasoning_content":' + orjson.dumps(delta.text)
-        if item.name in self._custom:
-            return self._custom_delta(choice, delta)
-        call = _call(item, "") if delta.begins else {"function": {"arguments": delta.text}}
+        if delta.begins:
+            call = self._call(item, delta.text)
+        else:
+            kind, key = self._kind(item)
+            call = {kind: {key: delta.text}}
         return b'"tool_calls":[' + orjson.dumps({"index": item.index, **call}) + b"]"
 
-    @staticmethod
-    def _custom_delta(choice: _Choice, delta: Delta) -> bytes:
-        item = delta.item
-        text = choice.inputs.setdefault(item.index, CustomInput()).feed(delta.text)
-        if not (text or delta.begins):
-            return b""
-        call = _custom(item, text) if delta.begins else {"custom": {"input": text}}
-        return b'"tool_calls":[' + orjson.dumps({"index": item.index, **call}) + b"]"
+    def _call(self, item: Item, text: str) -> Json:
+        kind, key = self._kind(item)
+        return {"type": kind, kind: {"name": item.name, key: text}, "id": item.id}
+
+    def _kind(self, item: Item) -> tuple[str, str]:
+        """Return the type of a call, and the name of its text."""
+        return ("custom", "input") if item.name in self._custom else ("function", "arguments")
 
     def _chunk(self, choice: _Choice, delta: bytes, extra: bytes = b"", logprobs: bytes = b"") -> bytes:
         return choice.head + delta + b"}" + logprobs + b"}]" + self._common + extra + b"}\n\n"
-
-
-def _call(item: Item, arguments: str) -> Json:
-    return {"type": "function", "function": {"name": item.name, "arguments": arguments}, "id": item.id}
-
-
-def _custom(item: Item, text: str) -> Json:
-    return {"type": "custom", "custom": {"name": item.name, "input": text}, "id": item.id}
 
 
 def _content(text: str) -> bytes:

@@ -16,14 +16,7 @@ from server.dialects.completions.write import CompletionForm, CompletionWriter, 
 from server.dialects.constraints import read_shape
 from server.dialects.dialect import NO_CALLER, Caller, Dialect, Generation
 from server.dialects.fields import Prompt, Whole, field_error, out_of_range, parse
-from server.dialects.generation import (
-    MAX_CHOICES,
-    MAX_PROBS,
-    GenerationFields,
-    Logprobs,
-    prompt_requests,
-    refuse_thinking,
-)
+from server.dialects.generation import MAX_CHOICES, MAX_PROBS, GenerationFields, Logprobs, refuse_thinking
 from server.dialects.native.fim import suffix_prompt
 from server.dialects.native.write import verbose
 from server.dialects.warnings import unused_fields
@@ -42,43 +35,22 @@ class CompletionBody(GenerationFields):
     best_of: Whole | None = None
     suffix: str | None = None
 
-    @property
-    def n_generated(self) -> int:
-        """Choices that are generated per prompt, of which the reply has ``n``."""
-        return max(self.best_of or 1, self.n_choices)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionRequest(PromptRequest):
     """A completion request before a model tokenizes it."""
 
     options: CompletionBody
+    form: CompletionForm
 
     def generation(self, model: LoadedModel, seen: Seen = NOTHING_SEEN, caller: Caller = NO_CALLER) -> Generation:
         """Return the requests and the writer of their reply; blocking, for a thread. Raises `InvalidRequest`."""
-        header, body, n = Header(model.spec.id), self.options, self.options.n_generated
+        header, body = Header(model.spec.id), self.options
         constraint = compiled(read_shape(body) or model.spec.shape, body.lazy, model.vocab, model.grammar)
         tokens = self._around_gap(model) if body.suffix else self.tokens(model, seen)
-        logprobs, compares = _logprobs(body), n > body.n_choices
-        if compares and n > MAX_CHOICES:
-            raise field_error("best_of", out_of_range(1, MAX_CHOICES, n))
-        form = CompletionForm(
-            n=n,
-            best=body.n_choices if compares else 0,
-            logprobs=logprobs.wanted,
-            lists=_lists(body),
-            after_sampling=bool(body.post_sampling_probs),
-            include_usage=body.include_usage,
-        )
-        requests = prompt_requests(
-            *(body, model, header.id, tokens, constraint),
-            replace(logprobs, wanted=logprobs.wanted or compares),
-            n=n if compares else None,
-            prompt_logprobs=_scores_prompt(body),
-            caller=caller,
-        )
-        echoes = [_echo(body, *each, model) for each in zip(self.prompts, tokens, strict=True)]
-        return verbose(Generation(requests, CompletionWriter(header, echoes, form)), body, model, caller)
+        requests = self.requests(model, header.id, tokens, constraint, caller)
+        echoes = [self._echo(*each, model) for each in zip(self.prompts, tokens, strict=True)]
+        return verbose(Generation(requests, CompletionWriter(header, echoes, self.form)), body, model, caller)
 
     def _around_gap(self, model: LoadedModel) -> list[MediaPrompt]:
         """Return each prompt as the tokens around the gap between it and the ``suffix``. Raises `InvalidRequest`."""
@@ -89,53 +61,56 @@ class CompletionRequest(PromptRequest):
             found.append(MediaPrompt(suffix_prompt(model, prompt.tokens(model.vocab), self.options.suffix or "")))
         return found
 
+    def _echo(self, prompt: GivenPrompt, tokens: MediaPrompt, model: LoadedModel) -> Echo:
+        if not self.options.echo:
+            return Echo()
+        text, marker = prompt.content, model.media.marker if prompt.media and model.media is not None else ""
+        if not isinstance(text, str):
+            text = model.vocab.detokenize(tokens.tokens).decode("utf-8", "replace")
+        return echo(model.vocab, text, tokens, marker) if self.logprobs.prompt else Echo(text)
+
 
 def parse_completion(given: dict[str, Any]) -> CompletionRequest:
     """Validate the fields that don't depend on a model. Raises `InvalidRequest`."""
     body = parse(CompletionBody, given)
-    if body.best_of is not None and body.best_of < body.n_choices:
-        raise field_error("best_of", f"must be at least n ({body.n_choices}), got {body.best_of}")
-    if body.stream and body.n_generated > body.n_choices:
+    n, logprobs = body.n_choices, _logprobs(body)
+    n_generated = max(body.best_of or n, n)
+    compares, scores_prompt = n_generated > n >= 1, bool(body.echo) and logprobs.wanted
+    if body.best_of is not None and body.best_of < n:
+        raise field_error("best_of", f"must be at least n ({n}), got {body.best_of}")
+    if compares and body.stream:
         raise field_error("best_of", "can't be streamed: which choices are best shows at the end")
+    if compares and n_generated > MAX_CHOICES:
+        raise field_error("best_of", out_of_range(1, MAX_CHOICES, n_generated))
     refuse_thinking(body)
-    if _scores_prompt(body):
+    if scores_prompt:
         if body.suffix:
             raise field_error("echo", "can't be used with logprobs and suffix: the prompt is not what the model reads")
         if body.post_sampling_probs:
             raise field_error("echo", "can't be used with post_sampling_probs: a prompt's tokens are not sampled")
     prompts = read_prompts(body.prompt)
-    options = body.model_copy(update={"prompt": None})
+    generated = {"n": n_generated, "n_cmpl": None} if compares else {}
+    # OpenAI's logprobs is a number, llama-server's field is a boolean or n_probs.
+    counted = body.logprobs is not None and not isinstance(body.logprobs, bool) and body.n_probs is None
+    form = CompletionForm(
+        n=n_generated,
+        best=n if compares else 0,
+        logprobs=logprobs.wanted,
+        lists=(counted and not body.post_sampling_probs) or scores_prompt,
+        after_sampling=bool(body.post_sampling_probs),
+        include_usage=body.include_usage,
+    )
     return CompletionRequest(
-        options=options,
+        options=body.model_copy(update={"prompt": None, **generated}),
         media=prompt_media(prompts),
         warnings=unused_fields(given, CompletionBody),
+        logprobs=replace(logprobs, wanted=logprobs.wanted or compares, prompt=scores_prompt),
         prompts=prompts,
+        form=form,
     )
 
 
 COMPLETIONS = Dialect(parse_completion)
-
-
-def _echo(body: CompletionBody, prompt: GivenPrompt, tokens: MediaPrompt, model: LoadedModel) -> Echo:
-    if not body.echo:
-        return Echo()
-    text, marker = prompt.content, model.media.marker if prompt.media and model.media is not None else ""
-    if not isinstance(text, str):
-        text = model.vocab.detokenize(tokens.tokens).decode("utf-8", "replace")
-    return echo(model.vocab, text, tokens, marker) if _scores_prompt(body) else Echo(text)
-
-
-def _scores_prompt(body: CompletionBody) -> bool:
-    """Return whether log probabilities of the prompt's tokens are shown."""
-    return bool(body.echo) and _logprobs(body).wanted
-
-
-def _lists(body: CompletionBody) -> bool:
-    """Return whether the response has OpenAI's lists: OpenAI's ``logprobs`` is a number, llama-server's field is a
-    boolean or ``n_probs``.
-    """
-    counted = body.logprobs is not None and not isinstance(body.logprobs, bool) and body.n_probs is None
-    return (counted and not body.post_sampling_probs) or _scores_prompt(body)
 
 
 def _logprobs(body: CompletionBody) -> Logprobs:

@@ -81,34 +81,34 @@ def has_toolsets(given: Mapping[str, Any]) -> bool:
 
 
 def read_mcp(given: Mapping[str, Any], betas: str) -> list[McpRequest]:
-    """Return the servers that a body names. `betas`: the header ``anthropic-beta``. Raises `InvalidRequest`."""
+    """Return the servers that a body names. `betas`: the header ``anthropic-beta``. Raises `InvalidRequest`.
+
+    A toolset's ``tools`` win over the newest ``mcp_tool_listing`` block of an earlier reply.
+    """
     toolsets = _toolsets(given.get("tools"))
+    listed = {
+        str(block.get("mcp_server_name")): _tools_of(block.get("tools"), at)
+        for block, at in _listings(given.get("messages"))
+    }
+    listed |= {name: _tools_of(each.tools, at) for name, (each, at) in toolsets.items() if each.tools is not None}
     found = []
     for entry, at in objects_in(given["mcp_servers"], "mcp_servers"):
         server = parse(McpServerParam, entry, at)
         toolset, _ = toolsets.get(server.name, (None, ""))
         if toolset is None and STRICT_BETA in betas:
             raise invalid(f"{at}.name", "no mcp_toolset in tools refers to this server")
-        token, allowed = with_token({}, server.authorization_token), (toolset or server.tool_configuration).enables
-        found.append(McpRequest(server.name, at, server.url, f"{at}.url", token, allowed=allowed))
-    check_labels(found, "mcp_servers", "name")
+        found.append(
+            McpRequest(
+                *(server.name, at, f"{at}.name", server.url, f"{at}.url"),
+                with_token({}, server.authorization_token),
+                allowed=(toolset or server.tool_configuration).enables,
+                known=listed.get(server.name),
+            )
+        )
+    check_labels(found, "mcp_servers")
     for name, (_, at) in toolsets.items():
         if name not in {server.label for server in found}:
             raise invalid(f"{at}.mcp_server_name", "mcp_servers has no server of that name")
-    return found
-
-
-def pinned_lists(given: Mapping[str, Any]) -> dict[str, tuple[McpTool, ...]]:
-    """Return the tools of servers that the body lists itself, by the name of the server.
-
-    A toolset's ``tools`` win over the newest ``mcp_tool_listing`` block of an earlier reply.
-    """
-    found = {}
-    for block, at in _listings(given.get("messages")):
-        found[str(block.get("mcp_server_name"))] = _tools_of(block.get("tools"), at)
-    for name, (toolset, at) in _toolsets(given.get("tools")).items():
-        if toolset.tools is not None:
-            found[name] = _tools_of(toolset.tools, at)
     return found
 
 
@@ -130,7 +130,7 @@ def listing_blocks(offered: Iterable[OfferedServer]) -> list[Json]:
     return [
         {"type": LISTING, "mcp_server_name": each.request.label, "tools": list(map(shown_tool, each.tools))}
         for each in offered
-        if not each.is_known and each.fault is None
+        if each.request.known is None and each.fault is None
     ]
 
 

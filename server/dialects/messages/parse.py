@@ -393,7 +393,7 @@ class _Reader:
         elif kind in _OPAQUE:
             self._require(kind, path, "assistant")
             self._take_reasoning(block, kind, path)
-        elif kind == LISTING:  # `pinned_lists` reads it
+        elif kind == LISTING:  # `read_mcp` reads it
             self._require(kind, path, "assistant")
         elif kind == "tool_result" or kind.endswith("_tool_result"):
             self._require(kind, path, "user", "assistant")

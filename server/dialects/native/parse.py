@@ -17,7 +17,7 @@ from server.dialects.completions.prompt import GivenPrompt, PromptRequest, promp
 from server.dialects.constraints import read_shape
 from server.dialects.dialect import NO_CALLER, Caller, Dialect, Generation
 from server.dialects.fields import Object, Prompt, field_error, parse
-from server.dialects.generation import MAX_PROBS, GenerationFields, Logprobs, prompt_requests, refuse_thinking
+from server.dialects.generation import MAX_PROBS, GenerationFields, Logprobs, refuse_thinking
 from server.dialects.native.fim import Extra, Gap, extra_tokens, fim_tokens, fitting_extra, require_fim
 from server.dialects.native.write import NativeWriter
 from server.dialects.warnings import unused_fields
@@ -51,8 +51,8 @@ class NativeBody(GenerationFields):
     generation_prompt: str | None = None
 
     @property
-    def wanted_probs(self) -> Logprobs:
-        """``n_probs``, or ``logprobs``, which llama-server takes as another name of it."""
+    def computed(self) -> Logprobs:
+        """The log probabilities for ``n_probs``, or for ``logprobs``, llama-server's other name of it."""
         n = self.n_probs if self.n_probs is not None else int(self.logprobs or 0)
         return Logprobs(n > 0, max(n, 0))
 
@@ -91,11 +91,9 @@ class NativeRequest(PromptRequest):
         shape = read_shape(body.model_copy(update={"json_schema": None}) if body.grammar else body, {})
         constraint = compiled(shape or model.spec.shape, body.lazy, model.vocab, model.grammar)
         constraint, prompts = _budgeted(constraint, body, model), self.tokens(model, seen)
-        request_id = f"cmpl-{random_id()}"
-        requests = prompt_requests(body, model, request_id, prompts, constraint, body.wanted_probs, caller=caller)
-        return Generation(
-            requests, NativeWriter(requests, model, body, body.response_fields or (), **_settings(body, model))
-        )
+        requests = self.requests(model, f"cmpl-{random_id()}", prompts, constraint, caller)
+        writer = NativeWriter(requests, model, body, body.response_fields or (), **_settings(body, model))
+        return Generation(requests, writer)
 
 
 def parse_native(given: dict[str, Any]) -> NativeRequest:
@@ -110,6 +108,7 @@ def parse_native(given: dict[str, Any]) -> NativeRequest:
         options=body.model_copy(update={"prompt": None}),
         media=prompt_media(prompts),
         warnings=unused_fields(given, NativeBody, ignored_format(body)),
+        logprobs=body.computed,
         prompts=prompts,
     )
 
@@ -210,6 +209,7 @@ def parse_infill(given: dict[str, Any]) -> InfillRequest:
     return InfillRequest(
         options=options,
         warnings=unused_fields(given, InfillBody, ignored_format(body)),
+        logprobs=body.computed,
         prompts=[],
         prefix=read_mixed(body.input_prefix, "input_prefix"),
         suffix=read_mixed(body.input_suffix, "input_suffix"),

@@ -50,14 +50,7 @@ from server.dialects.fields import (
     within,
     wrong_type,
 )
-from server.dialects.generation import (
-    MAX_TOP_LOGPROBS,
-    GenerationFields,
-    Logprobs,
-    ParsedRequest,
-    Stop,
-    prompt_requests,
-)
+from server.dialects.generation import MAX_TOP_LOGPROBS, GenerationFields, Logprobs, ParsedRequest, Stop
 from server.dialects.native.fim import suffix_prompt
 from server.dialects.ollama.models import can_think
 from server.dialects.ollama.write import OllamaWriter, Reply
@@ -402,7 +395,7 @@ def _raw_request(ask: OllamaRequest, model: LoadedModel, seen: Seen, request_id:
         tokens = read_parts(parts, model, seen)
     shape = ask.response_format or model.spec.shape
     constraint = None if shape is None else shape.constraint(model.grammar)
-    (request,) = prompt_requests(ask.options, model, request_id, [tokens], constraint, ask.logprobs, caller=caller)
+    (request,) = ask.requests(model, request_id, [tokens], constraint, caller)
     return request
 
 

@@ -172,7 +172,7 @@ class InputReader:
                 self._additional_tools(item, path)
             case "mcp_call" if isinstance(item.get("name"), str):
                 self._mcp_call(item)
-            case "mcp_list_tools":  # `known_lists` reads it
+            case "mcp_list_tools":  # `read_mcp` reads it
                 pass
             case "mcp_approval_request" if isinstance(item.get("name"), str) and isinstance(item.get("id"), str):
                 self.approvals[item["id"]] = item

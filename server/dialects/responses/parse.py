@@ -4,13 +4,14 @@ llama.cpp's chat fields are accepted in addition to OpenAI's. `write` creates th
 """
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from server.chat.conversation import Conversation, Message
+from server.chat.assembler import NewParser
+from server.chat.conversation import Call, Conversation, Message
 from server.chat.prepare import Prepared
 from server.chat.truncation import fits, truncated
 from server.dialects.chat.parse import chat_logprobs
@@ -19,16 +20,16 @@ from server.dialects.constraints import read_shape
 from server.dialects.dialect import NO_CALLER, Caller, Dialect, Generation
 from server.dialects.fields import Body, Count, CountOrAll, Format, Input, Objects, Refused, Whole, field_error, parse
 from server.dialects.generation import MAX_TOP_LOGPROBS, ChatFields, ConversationRequest, Logprobs
-from server.dialects.mcp import ServerTools, ToolRounds
+from server.dialects.mcp import NO_SERVER_TOOLS, GivenCalls, ServerTools, ToolRounds
 from server.dialects.reasoning_cipher import NO_CIPHER, ReasoningCipher
 from server.dialects.responses.input import NO_HISTORY, History, items_to_store, read_input
-from server.dialects.responses.tools import ApprovedCall, McpRounds, ResponseTools, function_choice, list_item
+from server.dialects.responses.tools import ApprovedCall, ResponseTools, function_choice, list_item
 from server.dialects.responses.write import EARLY_PING, OutputForm, ResponseWriter, failed_early
 from server.dialects.tools import ClientName
 from server.dialects.warnings import shown, unused_fields
-from server.engine.request import Request
+from server.engine.request import Request, SamplingParams
 from server.errors import invalid
-from server.media.source import NOTHING_SEEN, Media, Seen
+from server.media.source import NOTHING_SEEN, Seen
 from server.pool.model import LoadedModel
 
 MAX_METADATA = 16
@@ -138,7 +139,8 @@ class ResponseRequest(ConversationRequest):
 
     ``options``: the fields without input and tools. ``names``: the client's names of functions, by the model's.
     ``shown_tools``: the tools as the response repeats them. ``input_items``: the input as it is stored. ``approved``:
-    calls of MCP tools that are yet to be made. ``mcp``: tools that this server calls.
+    calls of MCP tools that are yet to be made. ``server_tools``: tools that this server calls. ``listings``: lists of
+    them, the first items of the response.
     """
 
     options: ResponsesBody
@@ -148,7 +150,8 @@ class ResponseRequest(ConversationRequest):
     cipher: ReasoningCipher
     input_items: list[Json]
     approved: Sequence[ApprovedCall] = ()
-    mcp: McpRounds = field(default_factory=McpRounds)
+    server_tools: ServerTools | None = None
+    listings: Sequence[Json] = ()
     response_id: str = ""
     store: Store | None = None
 
@@ -157,39 +160,46 @@ class ResponseRequest(ConversationRequest):
         """Return the requested kind of reasoning summary."""
         return None if self.options.reasoning is None else self.options.reasoning.wanted_summary
 
-    @property
-    def is_ready(self) -> bool:
-        """Whether there are no media to load and no calls to make."""
-        return not (self.media or self.approved)
+    def approved_calls(self) -> list[Call]:
+        """Return the calls that the client has approved, by the model's names of their tools.
 
-    async def loaded_media(self) -> Sequence[Media]:
-        """Make the calls that the client has approved, and return the media of the conversation with their results."""
-        if not self.approved:
-            return self.media
-        await self.mcp.make(self.mcp.calls_of(self.approved))
-        return self.mcp.continued(self.conversation).media
+        Raises `InvalidRequest` for one whose server is not among the request's tools.
+        """
+        tools = NO_SERVER_TOOLS if self.server_tools is None else self.server_tools.tools
+        names = {(known.server.label, known.tool.name): name for name, known in tools.items()}
+        for each in self.approved:
+            if (each.label, each.name) not in names:
+                raise invalid(each.at, "the request's tools lack the MCP server or the tool of the approved call")
+        return [Call(names[each.label, each.name], each.arguments, each.id) for each in self.approved]
 
     def generation(self, model: LoadedModel, seen: Seen = NOTHING_SEEN, caller: Caller = NO_CALLER) -> Generation:
         """Return the engine's request and the writer of the response. Blocks, so run it in a thread.
 
         Raises `InvalidRequest`.
         """
-        options, mcp = self.options, self.mcp
+        options, server, conversation = self.options, self.server_tools, self.conversation
+        approved = self.approved_calls()
         header = Header(model.spec.id, self.response_id or new_response_id())
-        prepare_round, conversation = partial(self.prepare, header.id), mcp.continued(self.conversation)
-        prepared, request = prepare_round(conversation, model, seen, caller)
-        prefilled = prepared.prompt.prefilled
+        prepare_round = partial(self.prepare, header.id)
+        requests: list[Request] = []
+        parser: NewParser = partial(GivenCalls, approved)
+        switch, prefilled = None, ""
+        if not approved:
+            prepared, request = prepare_round(conversation, model, seen, caller)
+            requests, prefilled = [request], prepared.prompt.prefilled
+            parser, switch = prepared.output.parser, prepared.output.switch
         form = OutputForm(
             self.names,
-            mcp.tools,
-            after_sampling=request.post_sampling_probs,
+            NO_SERVER_TOOLS if server is None else server.tools,
+            after_sampling=bool(options.post_sampling_probs),
             encrypt=self.cipher.encrypt if options.encrypts_reasoning else None,
             summarizes=self.summary is not None,
             stored=options.stored,
             generates=options.generates,
+            approved=frozenset(call.id for call in approved),
         )
-        fields = response_fields(self, header, request.sampling.temperature, request.sampling.top_p)
-        writer = ResponseWriter(fields, prepared.output.parser, form, prefill=prefilled, lead=mcp.lead)
+        fields = response_fields(self, header, model.spec.sampling)
+        writer = ResponseWriter(fields, parser, form, prefill=prefilled, lead=self.listings)
         # The output repeats the message that it continues.
         inputs = self.input_items[:-1] if prefilled else self.input_items
 
@@ -198,10 +208,10 @@ class ResponseRequest(ConversationRequest):
                 writer.final["store"] = await self.store(writer.final, inputs)
 
         follow_up = None
-        if mcp.server_tools is not None:
+        if server is not None:
             before = replace(conversation, messages=conversation.messages[:-1]) if prefilled else conversation
-            follow_up = ToolRounds(mcp.server_tools, before, writer, prepare_round, options)
-        return Generation([request], writer, prepared.output.switch, commit, follow_up)
+            follow_up = ToolRounds(server, before, writer, prepare_round, options, generated=not approved)
+        return Generation(requests, writer, switch, commit, follow_up)
 
     def prepare(
         self,
@@ -244,10 +254,9 @@ def parse_response(
         raise field_error("n" if body.n_cmpl is None else "n_cmpl", "a response has one choice")
     reader = ResponseTools(body.tools, {} if mcp is None else mcp.functions)
     read = read_input(body.input, history, tools=reader, cipher=cipher)
-    choice, rounds = body.tool_choice, McpRounds()
+    choice = body.tool_choice
     if mcp is not None:
         choice, mcp.left_calls = function_choice(choice, mcp, len(body.tools)), body.max_tool_calls
-        rounds = McpRounds(mcp, [list_item(each) for each in mcp.offered if not each.is_known])
     warnings = list(_without_effect(body))
     tools = reader.finish(choice, body.parallel_tool_calls, warnings)
     # A response's instructions come first and hold for that response only, so the history has none.
@@ -268,7 +277,8 @@ def parse_response(
         cipher=cipher,
         input_items=items_to_store(body.input, history),
         approved=tuple(read.approved.values()),
-        mcp=rounds,
+        server_tools=mcp,
+        listings=[] if mcp is None else [list_item(each) for each in mcp.offered if each.request.known is None],
     )
 
 
@@ -308,8 +318,8 @@ def new_response_id() -> str:
     return f"resp_{random_id()}"
 
 
-def response_fields(asked: ResponseRequest, header: Header, temperature: float | None, top_p: float | None) -> Json:
-    """Return the request's fields as OpenAI's response object repeats them, with the sampling values in effect."""
+def response_fields(asked: ResponseRequest, header: Header, defaults: SamplingParams | None = None) -> Json:
+    """Return the request's fields as OpenAI's response object repeats them. `defaults`: the model's, if it is known."""
     body, reasoning = asked.options, asked.options.reasoning or ReasoningOptions()
     text = body.text or TextOptions()
     verbosity = {"verbosity": text.verbosity} if text.verbosity else {}
@@ -326,12 +336,12 @@ def response_fields(asked: ResponseRequest, header: Header, temperature: float |
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": body.previous_response_id,
         "reasoning": {"effort": reasoning.effort, "summary": asked.summary},
-        "temperature": temperature,
+        "temperature": body.temperature if body.temperature is not None or defaults is None else defaults.temperature,
         "text": {"format": text.format or {"type": "text"}, **verbosity},
         "tool_choice": body.tool_choice or "auto",
         "tools": list(asked.shown_tools),
         "top_logprobs": body.top_logprobs or 0,
-        "top_p": top_p,
+        "top_p": body.top_p if body.top_p is not None or defaults is None else defaults.top_p,
         "truncation": body.truncation or "disabled",
     }
 

@@ -11,20 +11,18 @@ server if the operator configured one for it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-from server.chat.conversation import NO_PARAMETERS, Call, Conversation, Message, Tool
+from server.chat.conversation import NO_PARAMETERS, Tool
 from server.dialects.common import Json, random_id
 from server.dialects.fields import Body, as_object, json_text, parse, wrong_type
 from server.dialects.mcp import (
     ALL_TOOLS,
-    NO_SERVER_TOOLS,
     Approval,
-    CallableTool,
     Filter,
     Headers,
     Label,
@@ -149,14 +147,19 @@ def is_mcp(entry: object, web_search: str) -> bool:
     return kind == "mcp" or bool(web_search and isinstance(kind, str) and kind.startswith(_SEARCH))
 
 
-def read_mcp(tools: object, web_search: str) -> dict[int, McpRequest]:
-    """Return the servers that ``tools`` name, by the entry's place. Raises `InvalidRequest`."""
-    found = {
+def read_mcp(tools: Sequence[Json], web_search: str, items: Iterable[object]) -> dict[int, McpRequest]:
+    """Return the servers that ``tools`` name, by the entry's place. Raises `InvalidRequest`.
+
+    `items`: the conversation's, of which those of the type ``mcp_list_tools`` list tools.
+    """
+    known = _known_lists(items)
+    servers = {
         place: _server(entry, f"tools.{place}", web_search)
-        for place, entry in enumerate(tools if isinstance(tools, list) else ())
+        for place, entry in enumerate(tools)
         if is_mcp(entry, web_search)
     }
-    check_labels(list(found.values()), "tools", "server_label")
+    found = {place: replace(each, known=known.get(each.label)) for place, each in servers.items()}
+    check_labels(list(found.values()), "tools")
     return found
 
 
@@ -179,16 +182,13 @@ class McpToolParam(Body):
 
 def _server(entry: Mapping[str, Any], at: str, web_search: str) -> McpRequest:
     if entry["type"] != "mcp":
-        return McpRequest(web_search, at)
+        return McpRequest(web_search, at, f"{at}.server_label")
     for name in ("connector_id", "tunnel_id"):
         if entry.get(name) is not None:
             raise invalid(f"{at}.{name}", "only OpenAI has it; send server_url")
     given = parse(McpToolParam, entry, at)
     return McpRequest(
-        given.server_label,
-        at,
-        given.server_url,
-        f"{at}.server_url",
+        *(given.server_label, at, f"{at}.server_label", given.server_url, f"{at}.server_url"),
         with_token(given.headers, given.authorization),
         given.server_description,
         given.allowed_tools.fits,
@@ -196,8 +196,8 @@ def _server(entry: Mapping[str, Any], at: str, web_search: str) -> McpRequest:
     )
 
 
-def known_lists(items: Iterable[object]) -> dict[str, tuple[McpTool, ...]]:
-    """Return the tools that ``mcp_list_tools`` items list, by the label of their server."""
+def _known_lists(items: Iterable[object]) -> dict[str, tuple[McpTool, ...]]:
+    """Return the tools that items list, by the label of their server."""
     found = {}
     for item in items:
         match item:
@@ -272,71 +272,6 @@ def outcome_fields(outcome: Outcome) -> Json:
         content = [{"type": "text", "text": outcome.text}]
         return {"output": None, "error": {"type": "mcp_tool_execution_error", "content": content}, "status": "failed"}
     return {"output": outcome.text, "error": None, "status": "completed"}
-
-
-def call_item(item_id: str, known: CallableTool, arguments: str, status: str, approval: str | None = None) -> Json:
-    """Return an ``mcp_call`` item whose outcome is not known yet; `approval`: the id of the request for it."""
-    return {
-        "id": item_id,
-        "type": "mcp_call",
-        "status": status,
-        "approval_request_id": approval,
-        "arguments": arguments,
-        "error": None,
-        "name": known.tool.name,
-        "output": None,
-        "server_label": known.server.label,
-    }
-
-
-@dataclass(slots=True)
-class McpRounds:
-    """The MCP tools of one response.
-
-    ``server_tools``: calls them (None = no tools). The rest was done before the first round: items at the start of the
-    output, and messages that they add.
-    """
-
-    server_tools: ServerTools | None = None
-    lead: list[Json] = field(default_factory=list)
-    added: list[Message] = field(default_factory=list)
-
-    @property
-    def tools(self) -> Mapping[str, CallableTool]:
-        """Return the tools by the model's names."""
-        return NO_SERVER_TOOLS if self.server_tools is None else self.server_tools.tools
-
-    def calls_of(self, approved: Sequence[ApprovedCall]) -> list[Call]:
-        """Return the calls that the client has approved.
-
-        Raises `InvalidRequest` for one whose server is not among the request's tools.
-        """
-        calls = []
-        for each in approved:
-            wanted = (each.label, each.name)
-            name = next((n for n, known in self.tools.items() if (known.server.label, known.tool.name) == wanted), None)
-            if name is None:
-                raise invalid(each.at, "the request's tools lack the MCP server or the tool of the approved call")
-            calls.append(Call(name, each.arguments, each.id))
-        return calls
-
-    async def make(self, calls: Sequence[Call]) -> None:
-        """Make approved calls, once, before the first round."""
-        if self.added or self.server_tools is None:
-            return
-        outcomes = {call.id: outcome async for call, outcome in self.server_tools.outcomes(calls)}
-        self.added.append(Message("assistant", calls=tuple(calls)))
-        for call in calls:
-            outcome = outcomes[call.id]
-            item = call_item(f"mcp_{random_id()}", self.tools[call.name], call.arguments, "in_progress", call.id)
-            self.lead.append(item | outcome_fields(outcome))
-            self.added.append(outcome.message(call.id))
-
-    def continued(self, conversation: Conversation) -> Conversation:
-        """Return the conversation with the approved calls and their results."""
-        if not self.added:
-            return conversation
-        return replace(conversation, messages=(*conversation.messages, *self.added), opens=None, continues=None)
 
 
 def reader_name(item: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ llama-server's ``timings`` and ``prompt_progress`` are additional fields (server
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from http import HTTPStatus
@@ -22,10 +22,10 @@ from server.chat.assembler import Delta, Item, Kind, NewParser
 from server.chat.conversation import Call
 from server.dialects import common as wire
 from server.dialects.common import Json, random_id
-from server.dialects.custom_tools import CustomInput
+from server.dialects.custom_tools import input_parser
 from server.dialects.errors import CONTEXT_EXCEEDED
 from server.dialects.mcp import CallableTool, Outcome, RoundWriter
-from server.dialects.responses.tools import call_item, outcome_fields
+from server.dialects.responses.tools import outcome_fields
 from server.dialects.tool_types import ToolType
 from server.dialects.tools import ClientName
 from server.engine.request import Event, Finished, Progress, Started, Text, TokenLogprob
@@ -66,7 +66,7 @@ class OutputForm:
     the model's names. ``after_sampling``: probabilities are those after the samplers. ``encrypt``: creates the
     ``encrypted_content`` of reasoning, None for none. ``summarizes``: the reasoning text is its item's summary.
     ``stored``: whether the client may retrieve the response. ``generates``: whether there is output; a response without
-    output is complete at once.
+    output is complete at once. ``approved``: ids of the calls that the client has approved.
     """
 
     names: Mapping[str, ClientName] = field(default_factory=dict)
@@ -76,6 +76,7 @@ class OutputForm:
     summarizes: bool = False
     stored: bool = True
     generates: bool = True
+    approved: Container[str] = ()
 
 
 class OutputItem:
@@ -91,7 +92,6 @@ class OutputItem:
         self.said, self.index, self.form = said, index, form
         self.client = form.names.get(said.name) or ClientName(said.name)
         self.server_tool = form.server_tools.get(said.name)
-        self.custom = CustomInput()
         self.outcome: Json | None = None
         self.type, self.call_id, self.is_call = _KINDS[said.kind], "", said.kind is Kind.CALL
         self._encrypted: str | None = None
@@ -100,7 +100,8 @@ class OutputItem:
             if self.client.custom:
                 self.type = "custom_tool_call"
             if self.server_tool is not None:
-                self.type = "mcp_approval_request" if self.server_tool.needs_approval else "mcp_call"
+                waits = self.server_tool.needs_approval and said.id not in form.approved
+                self.type = "mcp_approval_request" if waits else "mcp_call"
         prefix, self.delta_kind, self.empty = ITEM_TYPES[self.type]
         if self.client.type is not None:
             self.type, prefix, self.delta_kind = self.client.type.call, self.client.type.prefix, ""
@@ -117,7 +118,7 @@ class OutputItem:
     @property
     def text(self) -> str:
         """All of its text: of a call, its arguments, of a custom tool's, its input."""
-        return self.custom.text if self.type == "custom_tool_call" else self.said.text
+        return self.said.text
 
     @property
     def logprobs(self) -> list[Json]:
@@ -163,8 +164,18 @@ class OutputItem:
         if self.type == "mcp_approval_request":
             tool = {"name": known.tool.name, "server_label": known.server.label}
             return {"id": self.id, "type": self.type, "arguments": self.text, **tool}
-        item = call_item(self.id, known, self.text, "incomplete" if status == "completed" else status)
-        return item | (self.outcome or {})
+        return {
+            "id": self.id,
+            "type": self.type,
+            "status": "incomplete" if status == "completed" else status,
+            "approval_request_id": self.call_id if self.call_id in self.form.approved else None,
+            "arguments": self.text,
+            "error": None,
+            "name": known.tool.name,
+            "output": None,
+            "server_label": known.server.label,
+            **(self.outcome or {}),
+        }
 
 
 def response_body(fields: Json, status: str, output: Sequence[Json] = (), *, stored: bool = True) -> Json:
@@ -198,7 +209,9 @@ class ResponseWriter(RoundWriter):
         prefill: str = "",
         lead: Sequence[Json] = (),
     ) -> None:
-        super().__init__(parser, form.server_tools)
+        self._custom = frozenset(name for name, client in form.names.items() if client.custom)
+        super().__init__(input_parser(parser, self._custom), form.server_tools)
+        self.approved = form.approved
         self._fields, self._form, self._prefill, self._lead = fields, form, prefill, lead
         self._before = list(lead)  # the finished items before this round
         self._items: list[OutputItem] = []  # of this round
@@ -236,7 +249,7 @@ class ResponseWriter(RoundWriter):
         """Continue with another round of generation."""
         self._before += self._finished_items()
         self._items, self._prefill = [], ""
-        super().next_round(parser)
+        super().next_round(input_parser(parser, self._custom))
 
     def call_id(self, item: Item) -> str:
         """See `RoundWriter`."""
@@ -267,7 +280,7 @@ class ResponseWriter(RoundWriter):
                 begun = self._begin()
                 return [*begun, self._event("response.in_progress", self._begun() | wire.progress(event))]
             case Finished():
-                written = self._begin() + self._written(self.said.finish(event)) + self._rest_of_input()
+                written = self._begin() + self._written(self.said.finish(event))
                 if not self._items and self.said.items:  # nothing but white space
                     only = self.said.items[0]
                     written += self._added(self._new_item(only), only.text)
@@ -299,19 +312,15 @@ class ResponseWriter(RoundWriter):
         return [*begun, *(event for index, item in enumerate(self._lead) for event in self._whole(index, item))]
 
     def _whole(self, index: int, item: Json) -> list[bytes]:
-        """Return the events of an item that is complete from the start: a list of tools, or a call of one."""
+        """Return the events of a list of tools, which is complete from the start."""
         kind, place = f"response.{item['type']}", {"item_id": item["id"], "output_index": index}
-        empty: Json = {"tools": [], "error": None}
-        if item["type"] == "mcp_call":
-            empty = {"arguments": "", "output": None, "error": None, "status": "in_progress"}
-        events = [
-            self._event("response.output_item.added", {"output_index": index, "item": {**item, **empty}}),
+        begun = {"output_index": index, "item": {**item, "tools": [], "error": None}}
+        return [
+            self._event("response.output_item.added", begun),
             self._event(f"{kind}.in_progress", place),
+            self._event(f"{kind}.{'failed' if item['error'] else 'completed'}", place),
+            self._event("response.output_item.done", {"output_index": index, "item": item}),
         ]
-        if item["type"] == "mcp_call":
-            events.append(self._event(f"{kind}_arguments.done", place | {"arguments": item["arguments"]}))
-        events.append(self._event(f"{kind}.{'failed' if item['error'] else 'completed'}", place))
-        return [*events, self._event("response.output_item.done", {"output_index": index, "item": item})]
 
     def _begun(self) -> Json:
         return {"response": self._response("in_progress", [])}
@@ -328,17 +337,8 @@ class ResponseWriter(RoundWriter):
                 if not text.strip():
                     return
                 tokens = [token for each in self._blank for token in each.logprobs]
-            yield from self._rest_of_input()
             item = self._new_item(delta.item)
-        yield from self._added(item, item.custom.feed(text) if item.type == "custom_tool_call" else text, tokens)
-
-    def _rest_of_input(self) -> list[bytes]:
-        """Return the events of a custom tool's input that ends with its item."""
-        last = self._items[-1] if self._items else None
-        if last is None or last.type != "custom_tool_call":
-            return []
-        rest = last.custom.finish(last.said.text)
-        return self._added(last, rest) if rest else []
+        yield from self._added(item, text, tokens)
 
     def _new_item(self, said: Item) -> OutputItem:
         item = self._shown[id(said)] = OutputItem(said, len(self._before) + len(self._items), self._form)

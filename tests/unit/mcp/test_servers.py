@@ -13,6 +13,7 @@ from server.mcp.config import McpRules, McpServer, read_servers
 from server.mcp.results import McpFault
 from server.mcp.servers import McpServers
 from server.media.fetch import AllowedHosts
+from server.media.source import Media
 from tests.support.mcp_server import PNG, STDIO, Tools, served
 
 SILENT = "import sys\nfor line in sys.stdin: pass"
@@ -53,11 +54,7 @@ async def test_tools_are_listed_and_called(transport: str, monkeypatch: pytest.M
             assert (await servers.call(server, "add", {"a": "?"})).is_error
             assert (await servers.call(server, "nothing", {})).is_error
             seen = await servers.call(server, "picture", {})
-            assert (seen.text, seen.images[0].media_type, seen.images[0].data) == (
-                "a dot",
-                "image/png",
-                PNG.read_bytes(),
-            )
+            assert (seen.text, seen.images) == ("a dot", (Media("image", "image/png", source=PNG.read_bytes()),))
             huge = await servers.call(server, "huge", {"n": 3_000_000})
             assert len(huge.text) < 1100
             assert huge.text.endswith("[cut off: 2999000 more characters]")
@@ -106,7 +103,7 @@ async def test_a_program_that_has_ended_is_started_again() -> None:
         writing, reading = anyio.create_memory_object_stream[Any](0)
         writing.close()  # as where the program ends
         reading.close()
-        used.connection._reading = reading
+        used._reading = reading
         assert (await servers.call(server, "add", {"a": 1, "b": 2})).text == "3"
 
 
