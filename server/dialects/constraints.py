@@ -53,7 +53,9 @@ class StructuredOutputs(Body):
     """vLLM's ``structured_outputs``; ``guided_json`` and its relatives are the older form."""
 
     model_config = Body.model_config | {"extra": "forbid"}
-    without_effect: ClassVar = ("disable_fallback", "backend", "_backend", "_backend_was_auto")
+    without_effect: ClassVar = dict.fromkeys(
+        ("disable_fallback", "backend", "_backend", "_backend_was_auto"), (None, "the backend is always llguidance")
+    )
 
     json_schema: SchemaOrText | None = Field(None, alias="json")
     regex: NonEmpty | None = None

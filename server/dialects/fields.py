@@ -8,7 +8,7 @@ are errors (`within`).
 import json
 import re
 from collections import ChainMap
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, TypeVar
 
@@ -86,12 +86,13 @@ class Members:
     """The known members of an object, or of the objects in a list.
 
     ``inner``: those whose values are such objects. ``types``: of the objects that have these members; objects of other
-    types are omitted or rejected as a whole.
+    types are omitted or rejected as a whole. ``without_effect``: see `Body`.
     """
 
     names: frozenset[str]
     types: Sequence[str] = ()
     inner: Mapping[str, "Members"] = field(default_factory=dict)
+    without_effect: "WithoutEffect" = field(default_factory=dict)
 
 
 def _members(names: str, types: str = "", /, **inner: Members) -> Members:
@@ -152,12 +153,15 @@ Refused = Annotated[Any, WithJsonSchema({"description": "Refused unless it is em
 EndUser = Annotated[Any, WithJsonSchema({"description": "The end user; distinguishes clients."})]
 
 
+WithoutEffect = Mapping[str, tuple[Any, str]]
+"""Fields that change nothing: the value that is no reason for a warning besides null, and the text of the warning."""
+
+
 class Body(BaseModel):
     """Base of request schemas: no coercion (a string is no number, a boolean no integer), null = absent."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True, defer_build=True)
-    also_known: ClassVar[Collection[str]] = ()
-    """Fields that are reported in their own words, not as unknown (`warnings`)."""
+    without_effect: ClassVar[WithoutEffect] = {}
     texts_of_errors: ClassVar[Mapping[str, str]] = {}
     """llama-server's errors by path. ``name?``: if the field is missing; ``*``: any index."""
 

@@ -22,7 +22,7 @@ from server.dialects.fields import Body, CountOrAll, Fraction, Number, SoftCount
 from server.dialects.generation import GenerationFields, Logprobs, ParsedRequest
 from server.dialects.sampling import Seed
 from server.dialects.usage import Usage
-from server.dialects.warnings import unknown_fields
+from server.dialects.warnings import unused_fields
 from server.engine.request import Event, Finished, Request, Text
 from server.errors import NotSupported, invalid
 from server.formats.parsing.reasoning import OutputParser
@@ -100,7 +100,7 @@ def parse_transcription(
     if "file" not in files:
         raise invalid("file", "No input file found for transcription")
     said = {name: values[-1] for name, values in given.items()}
-    warnings = unknown_fields(said, _FIELDS[task])
+    warnings = unused_fields(said, _FIELDS[task])
     form = parse(TranscriptionForm, {name: text for name, text in said.items() if name in _FIELDS[task] and text})
     if form.stream and form.response_format not in ("json", "text"):
         raise field_error("stream", f"can't be used with response_format {form.response_format}")

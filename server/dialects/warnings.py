@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from functools import cache
 from typing import Any, get_args, get_origin
 
-from server.dialects.fields import Body, Members
+from server.dialects.fields import Body, Members, WithoutEffect
 from server.dialects.tool_types import left_out_reason
 
 NO_EFFECT = frozenset(
@@ -23,7 +23,7 @@ NO_EFFECT = frozenset(
     ]
 )
 """Fields that change no reply: for routing, caching, billing and records at OpenAI and Anthropic. Not reported."""
-DEPRECATED: Mapping[str, tuple[Any, str]] = {
+DEPRECATED: WithoutEffect = {
     "functions": ([], "send tools"),
     "function_call": ("auto", "send tool_choice"),
     "image_data": ([], "send a prompt with multimodal_data, or a chat with images"),
@@ -32,8 +32,7 @@ DEPRECATED: Mapping[str, tuple[Any, str]] = {
     "penalize_newline": (True, "llama.cpp penalizes new lines like any other token"),
     "tfs_z": (1, "llama.cpp has no tail free sampling any more"),
 }
-"""Fields of OpenAI's API and of llama-servers of 2023 and 2024: the value that has no effect, and what to do instead.
-They are accepted with any value, and reported with any but that one."""
+"""Fields of OpenAI's API and of llama-servers of 2023 and 2024, in every body: accepted with any value."""
 
 
 @cache
@@ -42,7 +41,8 @@ def known_fields(schema: type[Body]) -> Members:
     fields = schema.model_fields.items()
     found = {field.alias or name: _members_in(field.annotation, *field.metadata) for name, field in fields}
     inner = {name: members for name, members in found.items() if members is not None}
-    return Members(frozenset((*found, *schema.also_known)), inner=inner)
+    without_effect = {**DEPRECATED, **schema.without_effect}
+    return Members(frozenset((*found, *schema.without_effect)), inner=inner, without_effect=without_effect)
 
 
 def _members_in(*annotations: Any) -> Members | None:
@@ -78,56 +78,45 @@ _SIMILAR = 0.75
 def unused_fields(body: Mapping[str, Any], known: Known, own: Iterable[str] = ()) -> list[str]:
     """Return a sentence for each of a JSON body's fields without effect.
 
-    `known`: the dialect's fields. `own`: the dialect's own sentences.
+    `known`: the dialect's fields. `own`: the dialect's own sentences, which are first.
     """
+    found = [*own]
     samplers = body.get("samplers")
-    gone = isinstance(samplers, str | list) and any(each in GONE_SAMPLERS for each in samplers)
-    own = [*own, f"tfs_z in samplers is ignored: {DEPRECATED['tfs_z'][1]}"] if gone else own
-    return [*deprecated_fields(body), *own, *unknown_fields(body, known)]
-
-
-def deprecated_fields(given: Mapping[str, Any], path: str = "") -> list[str]:
-    """Return a sentence for each field of `given`, whose names begin with `path`, that older servers had."""
-    if DEPRECATED.keys().isdisjoint(given):
-        return []
-    return [
-        f"{path}{name} is ignored: {instead}"
-        for name, (neutral, instead) in DEPRECATED.items()
-        if given.get(name) not in (None, neutral)
-    ]
-
-
-def unknown_fields(given: Mapping[str, Any], known: Known) -> list[str]:
-    """Return a sentence for each field of `given` that is unknown and might have changed the reply."""
-    found: list[str] = []
-    fields = known_fields(known) if isinstance(known, type) else Members(frozenset(known))
-    for path, name, names in _unknown(given, fields):
-        like = get_close_matches(name[:_SHOWN_CHARS], names, 1, _SIMILAR) if len(found) < _MAX_SHOWN else []
+    if isinstance(samplers, str | list) and any(each in GONE_SAMPLERS for each in samplers):
+        found.append(f"tfs_z in samplers is ignored: {DEPRECATED['tfs_z'][1]}")
+    n_unknown = 0
+    fields = known_fields(known) if isinstance(known, type) else Members(frozenset(known), without_effect=DEPRECATED)
+    for path, name, members in _unused(body, fields):
+        if name in members.without_effect:
+            found.append(f"{path} is ignored: {members.without_effect[name][1]}")
+            continue
+        n_unknown += 1
+        names = members.names if n_unknown <= _MAX_SHOWN else ()
+        like = get_close_matches(name[:_SHOWN_CHARS], names, 1, _SIMILAR)
         hint = f" (did you mean {like[0]!r}?)" if like else ""
         found.append(f"{path[:_MAX_PATH_CHARS]!a} is ignored: unknown field{hint}")
     return found
 
 
-def _unknown(given: object, known: Members, at: str = "") -> Iterator[tuple[str, str, Collection[str]]]:
-    """Yield path and name of each unknown member of an object, or of the objects in a list, and the known names.
+def _unused(given: object, known: Members, at: str = "") -> Iterator[tuple[str, str, Members]]:
+    """Yield path and name of each member without effect of an object, or of the objects in a list, and its object's
+    known members.
 
     `at`: the path of `given` and a point.
     """
     if isinstance(given, list):
         for index, each in enumerate(given):
             if isinstance(each, dict):
-                yield from _unknown(each, known, f"{at}{index}.")
+                yield from _unused(each, known, f"{at}{index}.")
     elif isinstance(given, dict) and not (known.types and (given.get("type") or known.types[0]) not in known.types):
         for name, value in given.items():
             if name in known.inner:
-                yield from _unknown(value, known.inner[name], f"{at}{name}.")
-            elif name not in known.names and _matters(name, value):
-                yield f"{at}{name}", name, known.names
-
-
-def _matters(name: str, value: object) -> bool:
-    """Return whether an unknown field might have changed the reply. Null is absent."""
-    return value is not None and name not in NO_EFFECT and name not in DEPRECATED
+                yield from _unused(value, known.inner[name], f"{at}{name}.")
+            elif name in known.without_effect:
+                if value not in (None, known.without_effect[name][0]):
+                    yield f"{at}{name}", name, known
+            elif name not in known.names and name not in NO_EFFECT and value is not None:
+                yield f"{at}{name}", name, known
 
 
 def as_header(warnings: Iterable[str]) -> dict[str, str]:

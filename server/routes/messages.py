@@ -10,9 +10,9 @@ from server.dialects.messages.mcp import read_mcp
 from server.dialects.messages.parse import MESSAGES, MessagesBody, MessagesRequest, count_message_tokens, parse_messages
 from server.routes.openapi import HI, computes
 from server.serving.generate import compute, respond
-from server.serving.mcp import offer, server_tools
+from server.serving.mcp import read_with_servers
 from server.serving.services import services
-from server.transport.body import read_as, read_later
+from server.transport.body import read_as
 
 router = APIRouter(tags=["messages"])
 
@@ -34,17 +34,14 @@ async def post_count_tokens(request: Request) -> Response:
 
 async def _parsed(request: Request, *, generate: bool = True) -> MessagesRequest:
     """Parse the body, and list the tools of the MCP servers that it names."""
-    servers = services(request).mcp
+    may_name_servers = services(request).mcp.is_for_requests
     parse = partial(parse_messages, cipher=services(request).reasoning, generate=generate)
 
     def first(given: dict[str, Any]) -> MessagesRequest | dict[str, Any]:
-        return given if servers.is_for_requests and given.get("mcp_servers") else parse(given)
+        return given if may_name_servers and given.get("mcp_servers") else parse(given)
 
     given = await read_as(request, first)
     if isinstance(given, MessagesRequest):
         return given
     named = read_mcp(given, request.headers.get("anthropic-beta", ""))
-    # Nothing is connected to for a body that is wrong anyway.
-    await read_later(request, lambda: parse({**given, "tool_choice": None}, mcp=server_tools(servers)))
-    mcp = server_tools(servers, await offer(request, named), given.get("tools"))
-    return await read_later(request, lambda: parse(given, mcp=mcp))
+    return await read_with_servers(request, given, named, lambda body, mcp: parse(body, mcp=mcp))

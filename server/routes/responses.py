@@ -36,7 +36,7 @@ from server.errors import InvalidRequest, LlamapoolError, QueueFull, Unavailable
 from server.routes.openapi import computes, describe
 from server.serving.batch_runner import POLL_S
 from server.serving.generate import Exchange, compute, respond
-from server.serving.mcp import offer, server_tools
+from server.serving.mcp import read_with_servers
 from server.serving.services import Services, key_of, owner_of, services, whole_number
 from server.serving.stored import find_object, list_items, object_reply, remove_object
 from server.state.objects import UNFINISHED, Json, Objects
@@ -121,12 +121,8 @@ async def _read(request: Request, change: Callable[[Json], Json] = lambda given:
         return await read_later(request, lambda: parse_response(found, history, cipher))
     given_items = found.get("input")
     items = [*history.items, *(given_items if isinstance(given_items, list) else ())]
-    places = read_mcp(found["tools"], web_search, items)
-    own = [entry for place, entry in enumerate(found["tools"]) if place not in places]
-    # Nothing is connected to for a body that is wrong anyway.
-    await read_later(request, lambda: parse_response({**found, "tools": own, "tool_choice": None}, history, cipher))
-    mcp = server_tools(servers, await offer(request, list(places.values())), found["tools"])
-    return await read_later(request, lambda: parse_response(found, history, cipher, mcp))
+    named = read_mcp(found["tools"], web_search, items)
+    return await read_with_servers(request, found, named, lambda body, mcp: parse_response(body, history, cipher, mcp))
 
 
 async def _history(request: Request, given: dict[str, Any]) -> History:

@@ -1,17 +1,20 @@
 """Which MCP servers a request may use, and the tools that they have now."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from fastapi import Request
 
 from server.dialects.mcp import McpRequest, OfferedServer, ServerTools
 from server.errors import PermissionDenied, invalid
 from server.mcp.config import McpServer, host_of, named
-from server.mcp.results import McpFault
-from server.mcp.servers import McpServers
+from server.mcp.results import Json, McpFault
 from server.serving.services import key_of, owner_of, services
+from server.transport.body import read_later
 from server.transport.sse import Watch
+
+T = TypeVar("T")
 
 
 def allowed_server(request: Request, wanted: McpRequest) -> McpServer:
@@ -55,7 +58,21 @@ async def offer(request: Request, wanted: Sequence[McpRequest]) -> list[OfferedS
         return await asyncio.gather(*(listed(each, server) for each, server in allowed))
 
 
-def server_tools(servers: McpServers, offered: Sequence[OfferedServer] = (), own: object = None) -> ServerTools:
-    """Return the tools of servers for a request whose body has `own` tools."""
+async def read_with_servers(
+    request: Request, given: Json, wanted: Sequence[McpRequest], read: Callable[[Json, ServerTools], T]
+) -> T:
+    """Return what `read` makes of a body and of the tools of the servers that it names.
+
+    Raises as `offer` and `read`.
+    """
+    servers = services(request).mcp
     rules = servers.rules
-    return ServerTools(offered, own, servers.call, rules.max_rounds, float(rules.max_s))
+
+    def parsed(body: Json, offered: Sequence[OfferedServer] = ()) -> T:
+        own = given.get("tools")
+        return read(body, ServerTools(offered, own, servers.call, rules.max_rounds, float(rules.max_s)))
+
+    # Nothing is connected to for a body that is wrong anyway.
+    await read_later(request, lambda: parsed({**given, "tool_choice": None}))
+    offered = await offer(request, wanted)
+    return await read_later(request, lambda: parsed(given, offered))

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field
 
@@ -44,6 +44,8 @@ from server.dialects.fields import (
     Count,
     Format,
     Messages,
+    Object,
+    Objects,
     TextOrObject,
     ToolObjects,
     as_array,
@@ -79,8 +81,6 @@ from server.structured.response_format import ANY_OBJECT, ResponseFormat
 
 DEFAULT_MAX_TOKENS = 4096
 """llama-server's, for a body without ``max_tokens``."""
-_SERVERS_OWN = ("mcp_servers", "container", "compaction", "thread")
-"""Fields for functions of Anthropic's servers other than generation."""
 _HARMLESS_EDIT = "clear_thinking_20251015"
 
 
@@ -94,7 +94,9 @@ class OutputConfig(Body):
 class MessagesBody(ServingFields, SamplingFields):
     """The body of ``POST /v1/messages`` and its ``/count_tokens``, which needs no ``max_tokens``."""
 
-    also_known = (*_SERVERS_OWN, "context_management")
+    without_effect: ClassVar = dict.fromkeys(
+        ("container", "compaction", "thread"), ({}, "only Anthropic's servers have it")
+    )
     max_tokens: Count | None = None
     messages: Messages = None
     system: Blocks = None
@@ -106,6 +108,8 @@ class MessagesBody(ServingFields, SamplingFields):
     output_config: OutputConfig | None = None
     output_format: Format | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    mcp_servers: Objects = None
+    context_management: Object = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,12 +191,8 @@ def parse_messages(
 
 def _left_out(given: dict[str, Any], *, has_mcp: bool) -> Iterator[str]:
     """Return warnings for functions of Anthropic's servers that this server lacks."""
-    for name in _SERVERS_OWN:
-        if given.get(name) and not (has_mcp and name == "mcp_servers"):
-            reason = (
-                "this server allows no MCP servers" if name == "mcp_servers" else "only Anthropic's servers have it"
-            )
-            yield f"{name} is ignored: {reason}"
+    if given.get("mcp_servers") and not has_mcp:
+        yield "mcp_servers is ignored: this server allows no MCP servers"
     context = given.get("context_management")
     edits = context.get("edits") if isinstance(context, dict) else None
     for edit in edits if isinstance(edits, list) else ():

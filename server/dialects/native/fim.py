@@ -12,6 +12,7 @@ With `suffix_first` (``--spm-infill``) suffix and prefix change places, as some 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from server.dialects.fields import Body, field_error
 from server.errors import NotSupported
@@ -27,9 +28,9 @@ _OWN_TOKENS = 2  # of the suffix's share: that of the suffix and that of the mid
 class Extra(Body):
     """A further file, or a part of one."""
 
-    also_known = ("time",)  # of llama.vim
     text: str
     filename: str = "tmp"
+    time: Any = None  # of llama.vim; has no effect
 
 
 @dataclass(frozen=True, slots=True)

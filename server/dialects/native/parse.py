@@ -38,8 +38,9 @@ Path = Annotated[str, Field(max_length=MAX_PATH_CHARS)]
 
 
 class NativeBody(GenerationFields):
-    """Fields of a native completion in addition to the common ones. ``response_format`` has no effect."""
+    """Fields of a native completion in addition to the common ones."""
 
+    without_effect: ClassVar = {"response_format": ({}, "send json_schema or grammar, as to llama-server")}
     prompt: Prompt = None
     response_fields: Annotated[list[Path], Field(max_length=MAX_RESPONSE_FIELDS)] | None = None
     logprobs: bool | Annotated[int, Field(le=MAX_PROBS)] | None = None
@@ -107,19 +108,13 @@ def parse_native(given: dict[str, Any]) -> NativeRequest:
     return NativeRequest(
         options=body.model_copy(update={"prompt": None}),
         media=prompt_media(prompts),
-        warnings=unused_fields(given, NativeBody, ignored_format(body)),
+        warnings=unused_fields(given, NativeBody),
         logprobs=body.computed,
         prompts=prompts,
     )
 
 
 NATIVE = Dialect(parse_native)
-
-
-def ignored_format(body: NativeBody) -> list[str]:
-    """Return a warning for a ``response_format``, which llama-server ignores here, too."""
-    said = "response_format is ignored: send json_schema or grammar, as to llama-server"
-    return [said] if body.response_format else []
 
 
 def _budgeted(constraint: Constraint | None, body: NativeBody, model: LoadedModel) -> Constraint | None:
@@ -208,7 +203,7 @@ def parse_infill(given: dict[str, Any]) -> InfillRequest:
     options = body.model_copy(update=dict.fromkeys(("prompt", "input_prefix", "input_suffix", "input_extra")))
     return InfillRequest(
         options=options,
-        warnings=unused_fields(given, InfillBody, ignored_format(body)),
+        warnings=unused_fields(given, InfillBody),
         logprobs=body.computed,
         prompts=[],
         prefix=read_mixed(body.input_prefix, "input_prefix"),

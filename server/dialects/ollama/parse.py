@@ -6,9 +6,9 @@ fields. `write` creates the response.
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
@@ -55,7 +55,7 @@ from server.dialects.native.fim import suffix_prompt
 from server.dialects.ollama.models import can_think
 from server.dialects.ollama.write import OllamaWriter, Reply
 from server.dialects.sampling import SamplingFields
-from server.dialects.warnings import deprecated_fields, unknown_fields
+from server.dialects.warnings import unused_fields
 from server.engine.media import MediaPrompt
 from server.engine.request import Request
 from server.errors import invalid, short_json
@@ -72,7 +72,7 @@ _MAX_CHARS = 64
 FOR_EVER = -1.0
 MAX_S = 1e3 * MAX_MAGNITUDE  # longer is for ever
 
-LOAD_OPTIONS = (
+_LOAD_OPTIONS = (
     *("num_ctx", "num_batch", "num_gpu", "main_gpu", "use_mmap", "use_mlock", "num_thread", "numa", "low_vram"),
     *("f16_kv", "logits_all", "vocab_only", "embedding_only", "draft_num_predict", "num_gqa", "rope_frequency_base"),
     "rope_frequency_scale",
@@ -100,20 +100,6 @@ KeepAlive = Annotated[
     WithJsonSchema({"anyOf": [{"type": "number"}, {"type": "string"}], "examples": ["5m", 0, -1]}),
 ]
 """Seconds that the model stays loaded after the request; negative = forever."""
-
-
-def unused_options(body: Mapping[str, Any], schema: type[Body]) -> list[str]:
-    """Return a sentence for each field and option of `body` that this server does not use."""
-    options = body.get("options")
-    given = {name: value for name, value in options.items() if value is not None} if isinstance(options, dict) else {}
-    found = deprecated_fields(given, "options.")
-    if body.get("shift") is not None:
-        found.append("shift: is the model's setting context_shift")
-    if body.get("truncate") is True and "input" not in body:
-        found.append("truncate: no message is left out, a prompt that does not fit is an error")
-    if loading := [name for name in given if name in LOAD_OPTIONS]:
-        found.append(f"options {', '.join(loading)}: are set where the server's models are configured")
-    return [*found, *unknown_fields(body, schema)]
 
 
 _SEVERAL_TYPES = re.compile(r"\w+(?:, ?\w+)+", re.ASCII)
@@ -208,7 +194,7 @@ def _typed(tool: Any) -> Any:
 class Options(SamplingFields):
     """``options``: Ollama's names for limits, and llama.cpp's sampling fields."""
 
-    also_known = LOAD_OPTIONS
+    without_effect: ClassVar = dict.fromkeys(_LOAD_OPTIONS, (None, "it is an option of the server's models"))
     stop: Stop | None = None
     num_predict: Annotated[Whole, AfterValidator(within(-2, INT32_MAX))] | None = None
     num_keep: CountOrAll | None = None
@@ -217,6 +203,10 @@ class Options(SamplingFields):
 class AskBody(Body):
     """The common fields of both endpoints."""
 
+    without_effect: ClassVar = {
+        "shift": (None, "it is the model's option context_shift"),
+        "truncate": (False, "no message is left out, a prompt that does not fit is an error"),
+    }
     model: str | None = None
     stream: bool | None = None
     format: Annotated[Any, WithJsonSchema({"anyOf": [{"enum": ["json", ""]}, {"type": "object"}]})] = None
@@ -307,7 +297,7 @@ def parse_chat(given: dict[str, Any]) -> OllamaRequest:
         media=conversation.media if conversation else (),
         conversation=conversation,
         response_format=shape,
-        warnings=[*unused_options(given, OllamaChatBody), *warnings],
+        warnings=unused_fields(given, OllamaChatBody, warnings),
     )
 
 
@@ -335,7 +325,7 @@ def parse_generate(given: dict[str, Any]) -> OllamaRequest:
         media=conversation.media if conversation else [part for part in user.parts if isinstance(part, Media)],
         conversation=conversation,
         response_format=shape,
-        warnings=unused_options(given, OllamaGenerateBody),
+        warnings=unused_fields(given, OllamaGenerateBody),
         message=user,
         suffix=body.suffix or "",
         context=body.context or (),

@@ -11,12 +11,15 @@ from pydantic import AfterValidator
 
 from server.dialects.common import Json
 from server.dialects.fields import INT32_MAX, Body, TextOrStrings, Whole, field_error, parse, within
-from server.dialects.ollama.parse import KeepAlive, unused_options
+from server.dialects.ollama.parse import KeepAlive, Options
 from server.dialects.vectors import EUCLIDEAN, MAX_INPUTS, VectorJob, VectorRequest, check_dimensions, normalized
+from server.dialects.warnings import known_fields, unused_fields
 from server.engine.runner_api import Pooling, Vectors
 from server.errors import invalid
 from server.media.source import Seen
 from server.pool.model import LoadedModel
+
+EmbedOptions = Annotated[dict[str, Any] | None, known_fields(Options)]
 
 
 class EmbedBody(Body):
@@ -27,7 +30,7 @@ class EmbedBody(Body):
     truncate: bool | None = None
     dimensions: Annotated[Whole, AfterValidator(within(0, INT32_MAX))] | None = None
     keep_alive: KeepAlive | None = None
-    options: dict[str, Any] | None = None
+    options: EmbedOptions = None
 
 
 class OldEmbedBody(Body):
@@ -36,7 +39,7 @@ class OldEmbedBody(Body):
     model: str | None = None
     prompt: str | None = None
     keep_alive: KeepAlive | None = None
-    options: dict[str, Any] | None = None
+    options: EmbedOptions = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +74,7 @@ def read_embed(given: dict[str, Any]) -> EmbedRequest:
         return VectorJob(inputs, reply)
 
     empty = b"" if texts else _written({"model": body.model or "", "embeddings": []})
-    warnings = unused_options(given, EmbedBody)
+    warnings = unused_fields(given, EmbedBody)
     return EmbedRequest(body.model or None, job, warnings, keep_alive_s=body.keep_alive, empty=empty)
 
 
@@ -85,7 +88,7 @@ def read_old_embed(given: dict[str, Any]) -> EmbedRequest:
         return VectorJob(inputs, lambda found: _written({"embedding": np.ascontiguousarray(found[0][0])}))
 
     empty = b"" if text else _written({"embedding": []})
-    warnings = unused_options(given, OldEmbedBody)
+    warnings = unused_fields(given, OldEmbedBody)
     return EmbedRequest(body.model or None, job, warnings, keep_alive_s=body.keep_alive, empty=empty)
 
 

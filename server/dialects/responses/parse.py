@@ -6,7 +6,7 @@ llama.cpp's chat fields are accepted in addition to OpenAI's. `write` creates th
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -60,6 +60,7 @@ class ReasoningOptions(Body):
 class TextOptions(Body):
     """``text``."""
 
+    without_effect: ClassVar = {"verbosity": (None, "no template has a place for it")}
     format: Format | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
 
@@ -84,6 +85,7 @@ class ConversationParam(Body):
 class ResponsesBody(ChatFields):
     """The body of ``POST /v1/responses``: OpenAI's fields, and llama.cpp's of a chat."""
 
+    without_effect: ClassVar = {"context_management": ([], "the conversation stays as it is sent")}
     input: Input = None
     instructions: str | None = None
     previous_response_id: str | None = None
@@ -298,10 +300,6 @@ def _without_effect(body: ResponsesBody) -> Iterator[str]:
     reasoning = body.reasoning or ReasoningOptions()
     if reasoning.wanted_summary == "concise":
         yield "reasoning.summary is the whole reasoning: it is not made shorter"
-    if body.text is not None and body.text.verbosity is not None:
-        yield "text.verbosity is ignored: no template has a place for it"
-    if body.context_management:
-        yield "context_management is ignored: the conversation stays as it is sent"
     for name in body.include or ():
         if name not in _INCLUDES:
             yield f"include {shown(name)} is ignored: it is not known here"

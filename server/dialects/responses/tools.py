@@ -147,19 +147,16 @@ def is_mcp(entry: object, web_search: str) -> bool:
     return kind == "mcp" or bool(web_search and isinstance(kind, str) and kind.startswith(_SEARCH))
 
 
-def read_mcp(tools: Sequence[Json], web_search: str, items: Iterable[object]) -> dict[int, McpRequest]:
-    """Return the servers that ``tools`` name, by the entry's place. Raises `InvalidRequest`.
+def read_mcp(tools: Sequence[Json], web_search: str, items: Iterable[object]) -> list[McpRequest]:
+    """Return the servers that ``tools`` name. Raises `InvalidRequest`.
 
     `items`: the conversation's, of which those of the type ``mcp_list_tools`` list tools.
     """
     known = _known_lists(items)
-    servers = {
-        place: _server(entry, f"tools.{place}", web_search)
-        for place, entry in enumerate(tools)
-        if is_mcp(entry, web_search)
-    }
-    found = {place: replace(each, known=known.get(each.label)) for place, each in servers.items()}
-    check_labels(list(found.values()), "tools")
+    entries_of_servers = ((place, entry) for place, entry in enumerate(tools) if is_mcp(entry, web_search))
+    servers = (_server(entry, f"tools.{place}", web_search) for place, entry in entries_of_servers)
+    found = [replace(each, known=known.get(each.label)) for each in servers]
+    check_labels(found, "tools")
     return found
 
 

@@ -129,7 +129,7 @@ async def test_options_of_a_load_are_named_in_the_warning(serve: Serve) -> None:
         body = {"model": "embedder", "input": "a", "options": {"num_ctx": 4096, "num_gpu": None, "temperature": 0}}
         reply = await api.client.post("/api/embed", json=body)
         plain = await api.client.post("/api/embed", json={"model": "embedder", "input": "a", "options": {}})
-    assert reply.headers["x-llamapool-warning"] == "options num_ctx: are set where the server's models are configured"
+    assert reply.headers["x-llamapool-warning"] == "options.num_ctx is ignored: it is an option of the server's models"
     assert "x-llamapool-warning" not in plain.headers
 
 
@@ -352,7 +352,7 @@ async def test_what_has_no_effect_is_named_in_a_header(serve: Serve) -> None:
     body = {"model": "demo", "messages": [HI], "options": options, "shift": True, "tools": tools, "stream": False}
     async with serve(answering({"Hi": "Hello"}), models=model("chatml")) as api:
         warning = (await api.expect(f"POST {CHAT}", body, 200, '"Hello"')).headers["x-llamapool-warning"]
-    said = ("num_ctx: are set where", "'options.mood' is ignored", "options.tfs_z is ignored: llama.cpp", "shift: is")
+    said = ("options.num_ctx is", "'options.mood' is ignored", "options.tfs_z is ignored: llama.cpp", "shift is")
     assert [part for part in (*said, "web_search") if part not in warning] == []
     assert "min_p" not in warning
 

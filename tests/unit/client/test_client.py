@@ -242,7 +242,11 @@ BODIES = [
     (CompletionsClientAPI.create, fields.TextFields, known_fields(CompletionBody).names),
     (LlamaCppClient.complete, fields.CompletionFields, known_fields(NativeBody).names),
     (LlamaCppClient.infill, fields.InfillFields, known_fields(InfillBody).names),
-    (MessagesClientAPI.create, fields.MessageFields, known_fields(MessagesBody).names - set(MessagesBody.also_known)),
+    (
+        MessagesClientAPI.create,
+        fields.MessageFields,
+        MessagesBody.model_fields.keys() - {"context_management", "mcp_servers"},
+    ),
     (ResponsesClientAPI.create, fields.ResponseFields, known_fields(ResponsesBody).names),
 ]
 

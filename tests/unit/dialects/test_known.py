@@ -3,24 +3,24 @@
 from server.dialects.chat.parse import ChatBody
 from server.dialects.ollama.parse import OllamaChatBody
 from server.dialects.vectors import EmbeddingsBody
-from server.dialects.warnings import WARNING_HEADER, as_header, unknown_fields
+from server.dialects.warnings import WARNING_HEADER, as_header, unused_fields
 
 
 def test_schemas_in_a_schema_are_checked_with_it() -> None:
     body = {"thinking": {"type": "enabled", "budget": 5, "display": None}, "stream_options": {"a": None, "b": 0}}
-    assert unknown_fields(body, ChatBody) == [
+    assert unused_fields(body, ChatBody) == [
         "'thinking.budget' is ignored: unknown field",
         "'stream_options.b' is ignored: unknown field",
     ]
 
 
 def test_a_similar_known_name_is_suggested_at_the_path_of_the_field() -> None:
-    header = as_header(unknown_fields({"options": {"temprature": 1, "num_ctx": 1}}, OllamaChatBody))
+    header = as_header(unused_fields({"options": {"temprature": 1, "top_k": 1}}, OllamaChatBody))
     assert header[WARNING_HEADER] == "'options.temprature' is ignored: unknown field (did you mean 'temperature'?)"
 
 
-def test_many_unknown_fields_are_counted_and_odd_names_are_one_line_of_ascii() -> None:
-    header = as_header(unknown_fields({f"{n}é\r\n{'x' * 500}": 1 for n in range(1000)}, ChatBody))[WARNING_HEADER]
+def test_many_unused_fields_are_counted_and_odd_names_are_one_line_of_ascii() -> None:
+    header = as_header(unused_fields({f"{n}é\r\n{'x' * 500}": 1 for n in range(1000)}, ChatBody))[WARNING_HEADER]
     assert header.isascii()
     assert header.isprintable()
     assert header.endswith("and 992 more")
@@ -28,11 +28,11 @@ def test_many_unknown_fields_are_counted_and_odd_names_are_one_line_of_ascii() -
 
 def test_fields_that_clients_send_back_or_that_have_an_effect_are_known() -> None:
     called = {"role": "assistant", "tool_calls": [{"function": {"index": 0, "name": "f", "arguments": {}, "x": 1}}]}
-    assert unknown_fields({"messages": [called]}, OllamaChatBody) == [
+    assert unused_fields({"messages": [called]}, OllamaChatBody) == [
         "'messages.0.tool_calls.0.function.x' is ignored: unknown field"
     ]
-    assert unknown_fields({"lora": [{"id": 0, "scale": 1, "zz": 1}]}, ChatBody) == [
+    assert unused_fields({"lora": [{"id": 0, "scale": 1, "zz": 1}]}, ChatBody) == [
         "'lora.0.zz' is ignored: unknown field"
     ]
     embedded = {"input": [{"prompt_string": "<__media__>", "multimodal_data": ["aGk="]}]}
-    assert unknown_fields(embedded, EmbeddingsBody) == []
+    assert unused_fields(embedded, EmbeddingsBody) == []
