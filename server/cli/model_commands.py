@@ -43,7 +43,7 @@ def pull(words: Sequence[str]) -> None:
         for kind, path in sorted(files.siblings.items()):
             print(f"  {kind}: {path}")
         if SIBLINGS_FLAG not in flags:
-            for kind, sibling in sorted(hub.siblings_left(reference, file).items()):
+            for kind, sibling in sorted(files.left.items()):
                 print(f"  {kind} {sibling.path} ({sibling.size >> 20} MiB) is not downloaded ({SIBLINGS_FLAG})")
 
 

@@ -13,7 +13,6 @@ from server.errors import (
     ConfigError,
     DownloadFailed,
     InvalidRequest,
-    LlamapoolError,
     NotFound,
     NotSupported,
     Unavailable,
@@ -39,11 +38,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """The paths of a model's files: its first part, siblings by kind, or a single preset."""
+    """The paths of a model's files: its first part, siblings by kind, or a single preset. ``left``: siblings on the hub
+    that are not cached, if the hub was asked."""
 
     model: Path | None = None
     siblings: Mapping[str, Path] = field(default_factory=dict)
     preset: Path | None = None
+    left: Mapping[str, HubFile] = field(default_factory=dict, compare=False)
 
 
 class Hub:
@@ -196,17 +197,6 @@ class Hub:
             check_space([file], file.place.parent)
             self._process.download(file, file.place.with_name(file.place.name + ".lock"), report, wanted)
 
-    def siblings_left(self, reference: Reference, file: str = "") -> Mapping[str, HubFile]:
-        """Return the siblings on the hub that are not cached; none if unknown."""
-        if self.offline or str(reference) in SHORT.values():
-            return {}
-        try:
-            there = self._list(reference, file)[1].siblings
-        except LlamapoolError:
-            return {}
-        here = self.find(reference, file)
-        return {kind: sibling for kind, sibling in there.items() if here is None or kind not in here.siblings}
-
     def _not_cached(self, what: str) -> DownloadFailed:
         return DownloadFailed(f"'{what}' is not in {self.cache.folder}; --offline forbids its download")
 
@@ -236,12 +226,14 @@ class Hub:
                     self._process.download(content, self.cache.lock(repository, file.oid), report, wanted)
             places = {file.path: self.cache.link(repository, commit, file) for file in wished}
             self.cache.remember(repository, listing["branch"], commit)
-        for kind, sibling in choice.siblings.items():
-            if sibling not in wished:
-                log.info("'%s' has %s (%s), which is not downloaded", repository, sibling.path, kind)
         found = _files(choice, places)
         whole = self.find(Reference(repository), choice.model[0].path) if choice.model else None  # with cached siblings
-        return whole if whole is not None and whole.model == found.model else found
+        if whole is not None and whole.model == found.model:
+            found = whole
+        left = {kind: sibling for kind, sibling in choice.siblings.items() if kind not in found.siblings}
+        for kind, sibling in left.items():
+            log.info("'%s' has %s (%s), which is not downloaded", repository, sibling.path, kind)
+        return replace(found, left=left)
 
     def _content(self, repository: str, commit: str, file: HubFile) -> WantedFile:
         place = self.cache.blob(repository, file.oid)
