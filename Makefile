@@ -52,7 +52,7 @@ quick: $(VENV)/.installed-dev $(VENV)/.templates
 # Whole matrices, new hypothesis examples and a random order of tests; then the suites that take longer.
 nightly: $(VENV)/.installed-dev check $(VENV)/.templates $(VENV)/.smollm2
 	EXHAUSTIVE=1 $(DOWNLOADS) $(BIN)/python -m pytest -q $(TWO) -p randomly --cov
-	$(MAKE) fuzz-engine kinds conformance clients page docs wheel chaos schemathesis ray pod
+	$(MAKE) fuzz-engine kinds pythons conformance clients page docs wheel chaos schemathesis ray pod
 
 # Ten times what the server can do, of 500 clients, a third of them slow, broken or gone: ten minutes, or FOR seconds. Half
 # an hour of no more than it can do. Both write raw JSON; `make figures` writes docs/reliability.md from it. They fail where
@@ -64,8 +64,12 @@ soak: $(VENV)/.installed-bench
 	$(BIN)/python -m benchmarks.endurance --seconds $(or $(FOR),1800) --clients 12 --bad 0.25 \
 	  --json $(or $(JSON),benchmarks/results/soak.json)
 
+# `ready-PART` downloads what a part of `make nightly` needs. .ci/run skips a part for which that fails.
+.PHONY: pythons ready-page ready-chaos ready-kinds ready-pythons ready-conformance ready-clients ready-pod ready-maskbench
+
 # What a server does when files, processes, memory, disk, clock and hub fail it: five minutes.
-chaos: $(VENV)/.installed-dev
+ready-chaos: $(VENV)/.installed-dev
+chaos: ready-chaos
 	$(BIN)/python -m pytest -q tests/chaos/chaos.py
 
 # Requests made of the OpenAPI document, right and wrong ones: nothing may be a 500, or a status that is not described.
@@ -93,12 +97,12 @@ image: $(VENV)/.installed
 # POD_IMAGE=name tests an image of that store instead of building one. docs/kubernetes.md says what is tested.
 POD := $(CURDIR)/build/pod
 POD_TOOLS := podman runc conmon buildah mmdebstrap systemd-analyze unshare ip curl openssl
-pod: $(VENV)/.installed-dev
+ready-pod: $(VENV)/.installed-dev $(POD)/.installed
+pod: ready-pod
 	@test $$(id -u) = 0 || { echo "make pod needs root: podman runs containers with the users of the manifests" >&2; exit 1; }
 	@for each in $(POD_TOOLS); do command -v $$each > /dev/null || missing="$$missing $$each"; done; \
 	  test -z "$$missing" || { echo "make pod needs$$missing: as root, apt-get install podman runc conmon buildah" \
 	  "mmdebstrap systemd util-linux iproute2 curl openssl" >&2; exit 1; }
-	$(MAKE) $(POD)/.installed
 	$(if $(POD_IMAGE),,$(MAKE) image WORK=$(POD))
 	KUBECTL=$(POD)/kubectl POD_STORE=$(POD)/store POD_RUNROOT=$(POD)/run PODMAN_COMPOSE=$(POD)/venv/bin/podman-compose \
 	  unshare --net sh -c 'ip link set lo up && exec $(BIN)/python -m pytest -q tests/pod/pod.py'
@@ -114,8 +118,19 @@ locks: $(VENV)/.installed-dev
 	$(BIN)/pip install --quiet uv && UV=$(BIN)/uv deploy/locks/update.sh
 
 # Every kind of memory and weight type, beside llama-server, another device, and damaged headers: six minutes.
-kinds: $(VENV)/.installed-dev
+ready-kinds: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.support.peer
+kinds: ready-kinds
 	$(BIN)/python -m pytest -q tests/kinds/kinds.py tests/kinds/devices.py tests/kinds/fuzz.py
+
+# The suite under the other versions of Python that are installed: five minutes each.
+PYTHONS = $(foreach v,3.12 3.13 3.14,$(if $(shell PYENV_VERSION=$(v) python$(v) --version 2>&-),$(v)))
+ready-pythons:
+	@test -n "$(PYTHONS)" || { echo "Python 3.12, 3.13 and 3.14 are not installed" >&2; exit 1; }
+	for v in $(PYTHONS); do PYENV_VERSION=$$v $(MAKE) --no-print-directory VENV=build/python$$v PYTHON=python$$v \
+	  build/python$$v/.installed-dev || exit 1; done
+pythons: ready-pythons
+	for v in $(PYTHONS); do $(MAKE) --no-print-directory VENV=build/python$$v suite || exit 1; done
 
 # Real servers and real clients, each model in a process of its own: six minutes.
 isolated: $(VENV)/.installed-dev $(VENV)/.templates
@@ -192,7 +207,8 @@ bench-gpu: $(VENV)/.installed-bench
 # MASKBENCH=DIR takes the suite's JSON files from a folder, DIFF=old.json prints the verdicts that have changed. Fails where
 # a schema takes more than 2 s or 500 MB, fails in the middle of a reply, or accepts an invalid instance.
 MASKBENCH ?= build/maskbench/maskbench/data
-maskbench: $(VENV)/.installed-dev $(VENV)/.smollm2 $(MASKBENCH)
+ready-maskbench: $(VENV)/.installed-dev $(VENV)/.smollm2 $(MASKBENCH)
+maskbench: ready-maskbench
 	$(BIN)/python -m benchmarks.schemas.maskbench --data $(MASKBENCH) --model $(SMOLLM2) --json build/maskbench.json \
 	  $(if $(DIFF),--diff $(DIFF))
 
@@ -216,7 +232,9 @@ trace: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks.trace > build/trace.txt
 
 # llama.cpp's own server tests, some ten minutes; every night in CI. They have an environment of their own.
-conformance: $(VENV)/.installed $(CONFORMANCE)/.installed
+ready-conformance: $(VENV)/.installed $(CONFORMANCE)/.installed
+	$(CONFORMANCE)/bin/python tests/conformance/run.py --download
+conformance: ready-conformance
 	$(CONFORMANCE)/bin/python tests/conformance/run.py --python $(CURDIR)/$(BIN)/python
 
 $(CONFORMANCE)/.installed: tests/conformance/requirements.txt
@@ -224,8 +242,6 @@ $(CONFORMANCE)/.installed: tests/conformance/requirements.txt
 	$(CONFORMANCE)/bin/pip install --quiet --requirement $<
 	@touch $@
 
-# The programs that people run, each through a whole loop against a running server; writes docs/clients.md. They are
-# installed in build/clients (npm and PyPI; node 20 or newer), and take some twenty minutes.
 # LiteLLM's proxy in front of two servers (docs/gateway.md): two minutes, and 750 MB of packages in an environment of its own.
 gateway: $(VENV)/.installed-dev build/gateway/.installed
 	LITELLM=$(CURDIR)/build/gateway/bin/litellm $(BIN)/python -m pytest -q tests/gateway/litellm_proxy.py
@@ -235,13 +251,19 @@ build/gateway/.installed:
 	build/gateway/bin/pip install --quiet 'litellm[proxy]==1.106.2'
 	@touch $@
 
-clients: $(VENV)/.installed-dev $(VENV)/.templates $(VENV)/.smollm2
-	LLAMA_CPP_TEMPLATES=$(CURDIR)/$(VENV)/templates $(BIN)/python -m tests.clients.programs --write \
+# The programs that people run, each through a whole loop against a running server; writes docs/clients.md, unless WRITE is
+# empty. They are installed in build/clients (npm and PyPI; node 20 or newer), and take some twenty minutes.
+WRITE ?= --write
+ready-clients: $(VENV)/.installed-dev $(VENV)/.templates $(VENV)/.smollm2
+	$(BIN)/python -m tests.clients.programs --install
+clients: ready-clients
+	LLAMA_CPP_TEMPLATES=$(CURDIR)/$(VENV)/templates $(BIN)/python -m tests.clients.programs $(WRITE) \
 	  --real models/demo.gguf --real $(SMOLLM2)
 
 # The web page: its types, then every view in a browser: Chromium of the system, or what CHROMIUM names. One minute on a
 # quiet machine; Playwright is PyPI's, TypeScript and axe-core are npm's, in build/page.
-page: $(VENV)/.installed-page types
+ready-page: $(VENV)/.installed-page $(PAGE)/.installed
+page: ready-page types
 	AXE_CORE=$(CURDIR)/$(PAGE)/node_modules/axe-core/axe.min.js $(BIN)/python -m pytest -q tests/page/browser.py
 
 # The same tests in Firefox (Debian: firefox-esr), over WebDriver BiDi.

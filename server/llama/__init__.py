@@ -7,6 +7,21 @@ through `library`.
 
 import importlib.util
 import sys
+from importlib.metadata import version
+
+from server.errors import ConfigError
+
+LIBRARY_VERSION = "0.3.36"
+"""Of llama-cpp-python. Functions and structures of other versions differ, and ctypes does not notice."""
+
+
+def check_version(installed: str) -> None:
+    """Raise ConfigError for another version of llama-cpp-python. A local suffix (``+cu124``) does not count."""
+    if installed.partition("+")[0] != LIBRARY_VERSION:
+        raise ConfigError(
+            f"llama-cpp-python {installed} is installed, and this version of Llamapool needs {LIBRARY_VERSION}: "
+            f"pip install llama-cpp-python=={LIBRARY_VERSION}"
+        )
 
 
 def _defer_high_level_api() -> None:
@@ -29,4 +44,5 @@ def _defer_high_level_api() -> None:
     sys.modules["llama_cpp"] = package
 
 
+check_version(version("llama-cpp-python"))
 _defer_high_level_api()

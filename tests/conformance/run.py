@@ -185,14 +185,17 @@ def main() -> int:
     parser.add_argument("--stop-timeout", type=int, default=5)
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--extra-args", default="", help="further flags of the server, with blanks")
+    parser.add_argument("--download", action="store_true", help="get the suite, and run nothing")
     options = parser.parse_args()
     if options.target == "llama-server" and not options.binary:
         parser.error("--binary is needed")
     options.files = [name.strip().removeprefix("test_").removesuffix(".py") for name in options.files.split(",")]
     options.models = options.models.absolute()
     options.binary = options.binary and os.path.abspath(options.binary)
-    scratch = (options.scratch or WORK / f"run-{os.getpid()}").absolute()
     tree = find_suite(options.suite, options.cache.absolute())
+    if options.download:
+        return 0
+    scratch = (options.scratch or WORK / f"run-{os.getpid()}").absolute()
     for folder in ("logs", "hub-cache"):
         (scratch / folder).mkdir(parents=True)
     if not (options.models / "manifest.json").is_file():

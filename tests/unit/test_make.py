@@ -88,23 +88,23 @@ def test_what_pip_said_last_is_shown_where_it_fails(venv: Path) -> None:
 
 
 MAKE = """#!/bin/sh
-echo "$@" >> {folder}/asked
-case " $FAILING " in *" $1 "*) exit 2;; esac
+for target; do
+  case $target in -* | *=*) continue;; esac
+  echo "$target" >> {folder}/made
+  case " $FAILING " in *" $target "*) exit 2;; esac
+  case " $ENDLESS " in *" $target "*) exit 124;; esac
+done
 """
 
 
-def ran(folder: Path, n_commits: int, failing: str = "") -> tuple[int, list[str]]:
-    """Return the status of `.ci/run` after `n_commits`, and the targets that were made after the types."""
-    environment = {
-        **os.environ,
-        "PATH": f"{folder}/bin:{os.environ['PATH']}",
-        "FAILING": failing,
-        "NIGHTLY_PARTS": "chaos kinds conformance",
-    }
+def ran(folder: Path, n_commits: int, **variables: str) -> tuple[int, list[str], str]:
+    """Return the status of `.ci/run` after `n_commits`, the targets made after the types, and the errors."""
+    parts = {"NIGHTLY_PARTS": "chaos kinds conformance", "FAILING": "", "ENDLESS": ""}
+    environment = {**os.environ, "PATH": f"{folder}/bin:{os.environ['PATH']}", **parts, **variables}
     environment |= {f"GIT_{who}_{what}": "x" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
-    for name in ("make", "openssl", "curl", "cmake", "g++"):
+    (folder / "bin").mkdir()
+    for name in ("make", "openssl", "curl", "cmake", "g++", "redis-server"):
         program = folder / "bin" / name
-        program.parent.mkdir(exist_ok=True)
         program.write_text(MAKE.format(folder=folder) if name == "make" else "")
         program.chmod(0o755)
     (folder / ".ci").mkdir()
@@ -113,21 +113,42 @@ def ran(folder: Path, n_commits: int, failing: str = "") -> tuple[int, list[str]
     commit = ["git", "commit", "--quiet", "--allow-empty", "--message", "x"]
     for _ in range(n_commits):
         subprocess.run(commit, cwd=folder, env=environment, check=True)
-    done = subprocess.run(["bash", ".ci/run"], cwd=folder, env=environment, capture_output=True, check=False)
-    targets = (folder / "asked").read_text().split("\n")[:-1]
-    return done.returncode, targets[2:]
+    done = subprocess.run(["bash", ".ci/run"], cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    made = (folder / "made").read_text().split()
+    assert made[:4] == ["build/page/.installed", "build/actionlint/.installed", "types", "actionlint"]
+    return done.returncode, made[4:], done.stderr
 
 
-def test_each_submission_runs_another_part_of_nightly(tmp_path: Path) -> None:
-    found = []
-    for number in range(1, 4):
-        (tmp_path / str(number)).mkdir()
-        found.append(ran(tmp_path / str(number), number))
-    assert [status for status, _ in found] == [0, 0, 0]
-    assert len({targets[0] for _, targets in found}) == 3
-    assert {targets[1] for _, targets in found} == {"test"}
+@pytest.mark.parametrize(("n_commits", "part"), [(1, "kinds"), (2, "conformance"), (3, "chaos"), (4, "kinds")])
+def test_the_number_of_commits_selects_a_part_of_nightly(tmp_path: Path, n_commits: int, part: str) -> None:
+    assert ran(tmp_path, n_commits)[:2] == (0, [f"ready-{part}", part, "test"])
 
 
-@pytest.mark.parametrize(("failing", "targets"), [("kinds", ["kinds", "kinds", "test"]), ("test", ["kinds", "test"])])
-def test_what_fails_twice_blocks(tmp_path: Path, failing: str, targets: list[str]) -> None:
-    assert ran(tmp_path, 1, failing) == (1, targets)
+@pytest.mark.parametrize(
+    ("variables", "status", "made", "said"),
+    [
+        ({"FAILING": "kinds"}, 1, "ready-kinds kinds kinds test", "make kinds failed before make test"),
+        ({"FAILING": "test"}, 1, "ready-kinds kinds test", ""),
+        ({"ENDLESS": "kinds"}, 0, "ready-kinds kinds test", "make kinds did not end within"),
+        ({"FAILING": "ready-kinds"}, 0, "ready-kinds ready-conformance conformance test", "make kinds is skipped"),
+        (
+            {"FAILING": "ready-kinds ready-conformance ready-chaos"},
+            1,
+            "ready-kinds ready-conformance ready-chaos test",
+            "no part of make nightly could be downloaded",
+        ),
+        ({"NIGHTLY_PARTS": ""}, 0, "test", ""),
+    ],
+    ids=["fails twice", "the tests fail", "takes too long", "no downloads", "no downloads of any", "no parts"],
+)
+def test_what_becomes_of_a_part(variables: dict[str, str], status: int, made: str, said: str, tmp_path: Path) -> None:
+    found = ran(tmp_path, 1, **variables)
+    assert found[:2] == (status, made.split())
+    assert said in found[2]
+
+
+def test_every_part_says_what_it_downloads() -> None:
+    """make -n resolves both targets of each part in the rotation."""
+    parts = (ROOT / ".ci/run").read_text().split("NIGHTLY_PARTS-")[1].split("}")[0].split()
+    targets = [target for part in parts for target in (f"ready-{part}", part)]
+    assert run(["make", "--dry-run", *targets]).returncode == 0

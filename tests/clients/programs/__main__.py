@@ -3,6 +3,7 @@
     --only NAME     programs whose name begins so (repeat)
     --family NAME   instead of those that a program has
     --real FILE     the same on a real model: only status codes are looked at (repeat)
+    --install       install the programs, and run nothing
     --write         docs/clients.md and the recorded shapes; programs that were left out stay as they were
 
 Everything it makes is in build/clients. The status is 0 when every loop was done.
@@ -54,12 +55,15 @@ def main() -> int:
     options.add_argument("--only", action="append", default=[])
     options.add_argument("--family", action="append", default=[])
     options.add_argument("--real", action="append", default=[], type=Path)
+    options.add_argument("--install", action="store_true")
     options.add_argument("--write", action="store_true")
     asked = options.parse_args()
     templates = Path(os.environ.get("LLAMA_CPP_TEMPLATES") or ROOT / ".venv" / "templates")
     wanted = [one for one in PROGRAMS if not asked.only or one.name.lower().startswith(tuple(asked.only))]
     for folder in dict.fromkeys(one.folder for one in wanted):
         install(folder, [one for one in PROGRAMS if one.folder == folder])
+    if asked.install:
+        return 0
     results: list[dict[str, Any]] = []
     for program in wanted:
         for family in asked.family or program.families:

@@ -1,18 +1,29 @@
-"""Builds of llama.cpp whose backends are libraries of their own, and the sets of devices that models name."""
+"""The version of the library, builds whose backends are libraries of their own, and the devices that models name."""
 
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib.metadata import requires
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from server.errors import InternalError, ModelFailed
+from server.errors import ConfigError, InternalError, ModelFailed
+from server.llama import LIBRARY_VERSION, check_version
 from server.llama.library import load_backends
 from server.llama.loader import load_by_devices
 from server.pool.protocols import Weights
 from server.pool.spec import LoadParams, ModelSpec
+
+
+def test_only_the_pinned_version_of_the_library_is_used() -> None:
+    assert f"llama-cpp-python=={LIBRARY_VERSION}" in (requires("llamapool") or [])
+    check_version(LIBRARY_VERSION)
+    check_version(f"{LIBRARY_VERSION}+cu124")
+    for other in ("0.3.35", "0.3.37", f"{LIBRARY_VERSION}.post1"):
+        with pytest.raises(ConfigError, match=f"{other} is installed.* pip install llama-cpp-python=="):
+            check_version(other)
 
 
 class _Library:
