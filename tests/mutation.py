@@ -9,6 +9,7 @@ Only expressions inside functions are changed: the others have run before the fo
 import argparse
 import ast
 import gc
+import math
 import os
 import pickle
 import random
@@ -177,6 +178,8 @@ class Mutation:
 
     chosen: list[Mutant]
     include: list[str]
+    deadline: float = math.inf
+    """`time.monotonic`; mutants that are not measured by then are left out."""
     killed: list[Mutant] = field(default_factory=list)
     survived: list[Mutant] = field(default_factory=list)
     unreached: list[Mutant] = field(default_factory=list)
@@ -186,6 +189,8 @@ class Mutation:
         """Do everything; the usual loop does not run."""
         reached = self._run_once(session)
         for mutant in self.chosen:
+            if time.monotonic() > self.deadline:
+                break
             items = reached[str(mutant.path.resolve()), mutant.line]
             if not items:
                 self.unreached.append(mutant)
@@ -267,11 +272,12 @@ def main() -> None:
     parser.add_argument("--tests", nargs="+", required=True, help="test folders or files")
     parser.add_argument("--sample", type=int, default=100, help="number of mutants")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="measure no further mutant after this time")
     given = parser.parse_args()
     every = list(mutants(given.paths))
     chosen = random.Random(given.seed).sample(every, min(given.sample, len(every)))
     include = [str(path.resolve() / "*") if path.is_dir() else str(path.resolve()) for path in given.paths]
-    run = Mutation(chosen, include)
+    run = Mutation(chosen, include, time.monotonic() + given.seconds)
     status = pytest.main(["-q", "-p", "no:cacheprovider", *given.tests], plugins=[run])
     if status not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
         sys.exit(f"pytest ended with {status!r}")
@@ -279,8 +285,9 @@ def main() -> None:
         for mutant in sorted(each, key=str):
             print(f"{what}: {mutant}")
     names, n_killed = ", ".join(f"`{path}`" for path in given.paths), len(run.killed)
-    score = f"{n_killed / len(chosen):.0%}"
-    print(f"| {names} | {len(every)} | {len(chosen)} | {n_killed} | {len(run.unreached)} | {score} | {given.seed} |")
+    n = n_killed + len(run.survived) + len(run.unreached)
+    score = f"{n_killed / max(n, 1):.0%}"
+    print(f"| {names} | {len(every)} | {n} | {n_killed} | {len(run.unreached)} | {score} | {given.seed} |")
 
 
 if __name__ == "__main__":
