@@ -9,7 +9,7 @@ value, and ``#`` is the description. A test compares every example with the serv
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from importlib import resources
 from typing import Any, TypeVar
 
@@ -19,28 +19,12 @@ from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
-from starlette.exceptions import HTTPException
 
 from server.dialects.common import Json
 from server.dialects.errors import error_of_api
-from server.errors import (
-    AuthenticationFailed,
-    ContextExceeded,
-    InternalError,
-    InvalidRequest,
-    ModelNotFound,
-    NotFound,
-    NotSupported,
-    PermissionDenied,
-    QueueFull,
-    Unavailable,
-    invalid,
-)
 from server.serving.services import target_of
-from server.transport.body import BodyTimeout, BodyTooLarge, UnsupportedEncoding
 from server.transport.endpoints import OPEN_PATHS
-from server.transport.errors import error_body
-from server.transport.limits import RateLimited
+from server.transport.errors import KINDS
 
 router = APIRouter(include_in_schema=False)
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
@@ -72,68 +56,7 @@ _SECURITY: Json = {
     "bearer": {"type": "http", "scheme": "bearer"},
     "x-api-key": {"type": "apiKey", "in": "header", "name": "X-Api-Key"},
 }
-ERRORS: tuple[tuple[tuple[Exception, ...], str, str], ...] = (
-    (
-        (
-            *(InvalidRequest("wrong"), invalid("temperature", "must be a number"), invalid("model", "is required")),
-            InvalidRequest("Previous response not found.", "previous_response_id"),
-        ),
-        "the body is wrong: a field, a value, a schema that can't be enforced",
-        "correct the field that the message names",
-    ),
-    (
-        (ContextExceeded(2, 1),),
-        "the prompt does not fit the context: `n_prompt_tokens`, `n_ctx`",
-        "shorten the prompt, or raise `n_ctx`",
-    ),
-    ((AuthenticationFailed(""),), "no API key, or a wrong one", "`Authorization: Bearer KEY`, or `X-Api-Key`"),
-    (
-        (PermissionDenied(""),),
-        "the key lacks a permission, or a page of another site sent the request",
-        "a key with that scope ([security](security.md))",
-    ),
-    (
-        (NotFound(""), ModelNotFound("", [])),
-        "no such path, model, response or slot; also a model that is not the key's",
-        "the message lists the available models",
-    ),
-    ((HTTPException(405),), "the path has other methods", "the header `Allow` lists them"),
-    (
-        (BodyTimeout(1),),
-        "the body did not arrive in `timeout_s`, or `idle_s` passed without a byte of it",
-        "retry",
-    ),
-    ((BodyTooLarge(1),), "the body is larger than `max_body_bytes`, or has too many values", "send less"),
-    (
-        (UnsupportedEncoding(""),),
-        "the body is compressed, or not JSON by its `Content-Type`",
-        "send `application/json`, uncompressed",
-    ),
-    ((QueueFull("", 1),), "the queue is full (`max_queue`, `max_preparing`)", "wait for `Retry-After`"),
-    (
-        (RateLimited("", 1, 1),),
-        "the key's requests or tokens of the minute are used up",
-        "wait for `Retry-After`",
-    ),
-    (
-        (InternalError(""),),
-        "a bug in the server; the log has the details with the request's id",
-        "report it with those lines",
-    ),
-    (
-        (NotSupported(""),),
-        "this server or model was started without it (`--metrics`, `--slots`, embeddings, a projector)",
-        "the message names the option; official clients do not retry (`X-Should-Retry`)",
-    ),
-    (
-        (Unavailable(""),),
-        "the model is loading, has failed or does not fit, a time limit passed, or the server stops",
-        "wait for `Retry-After` if present; the message has the reason",
-    ),
-)
-"""The errors of docs/errors.md by status: examples, the cause, and the remedy. The first of a status is in the document
-of the API.
-"""
+_ERRORS = {kind.status: kind for kind in KINDS if kind.cause}  # of several of a status the last one
 _ASSETS = {
     "swagger-ui-bundle.js": "application/javascript",
     "swagger-ui.css": "text/css",
@@ -278,13 +201,6 @@ def _plain(schema: Any) -> Any:
     return found
 
 
-@cache
-def _errors() -> dict[int, tuple[Json, str]]:
-    """Return llama-server's body and the cause of each status of `ERRORS`."""
-    bodies = [(*error_body(examples[0])[:2], cause) for examples, cause, _ in reversed(ERRORS)]
-    return {status: (body, cause) for status, body, cause in bodies}
-
-
 def _fill(shown: Json, path: str, operation: Operation, schemas: _Schemas) -> None:
     """Complete FastAPI's description of a route."""
     text = shown.pop("description", "").replace("``", "`")  # a docstring's ``names`` as Markdown
@@ -307,8 +223,8 @@ def _fill(shown: Json, path: str, operation: Operation, schemas: _Schemas) -> No
         shown["responses"]["200"] = {"description": "OK", "content": content or text_reply}
     is_open = path in OPEN_PATHS
     for status in sorted({*operation.errors} if is_open else {*operation.errors, 401}):
-        body, cause = _errors()[status]
-        error = error_of_api(path, status, {"error": {**body["error"], "message": cause}})
+        _, _, kind, cause, _ = _ERRORS[status]
+        error = error_of_api(path, status, {"error": {"code": status, "message": cause, "type": kind}})
         content = {"schema": schemas.of(error), "example": error}
         shown["responses"][str(status)] = {"description": cause, "content": {JSON: content}}
     if is_open:

@@ -3,7 +3,7 @@
 
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 from fastapi import FastAPI
@@ -35,22 +35,87 @@ from server.transport.limits import RateLimited, TooManyBodies
 
 logger = logging.getLogger(__name__)
 
-_KINDS: tuple[tuple[type[LlamapoolError], int, str], ...] = (  # the first that matches counts
-    (ContextExceeded, 400, "exceed_context_size_error"),
-    (BodyTooLarge, 413, "invalid_request_error"),
-    (TooManyValues, 413, "invalid_request_error"),
-    (BodyTimeout, 408, "invalid_request_error"),
-    (UnsupportedEncoding, 415, "invalid_request_error"),
-    (NotJson, 415, "invalid_request_error"),
-    (InvalidRequest, 400, "invalid_request_error"),
-    (AuthenticationFailed, 401, "authentication_error"),
-    (PermissionDenied, 403, "permission_error"),
-    (NotFound, 404, "not_found_error"),
-    (NotSupported, 501, "not_supported_error"),
-    (RateLimited, 429, "rate_limit_error"),
-    (QueueFull, 429, "unavailable_error"),
-    (Unavailable, 503, "unavailable_error"),
-    (InternalError, 500, "server_error"),
+
+class Kind(NamedTuple):
+    """The status and llama-server's ``type`` of a class of errors, and the rest of its row in docs/errors.md. ``cause``
+    "": it has no row of its own.
+    """
+
+    error: type[LlamapoolError]
+    status: int
+    type: str
+    cause: str = ""
+    remedy: str = ""
+
+
+KINDS = (  # the first that matches counts
+    Kind(
+        *(ContextExceeded, 400, "exceed_context_size_error"),
+        "the prompt does not fit the context: `n_prompt_tokens`, `n_ctx`",
+        "shorten the prompt, or raise `n_ctx`",
+    ),
+    Kind(
+        *(BodyTooLarge, 413, "invalid_request_error"),
+        "the body is larger than `max_body_bytes`, or has too many values",
+        "send less",
+    ),
+    Kind(TooManyValues, 413, "invalid_request_error"),
+    Kind(
+        *(BodyTimeout, 408, "invalid_request_error"),
+        "the body did not arrive in `timeout_s`, or `idle_s` passed without a byte of it",
+        "retry",
+    ),
+    Kind(
+        *(UnsupportedEncoding, 415, "invalid_request_error"),
+        "the body is compressed, or not JSON by its `Content-Type`",
+        "send `application/json`, uncompressed",
+    ),
+    Kind(NotJson, 415, "invalid_request_error"),
+    Kind(
+        *(InvalidRequest, 400, "invalid_request_error"),
+        "the body is wrong: a field, a value, a schema that can't be enforced",
+        "correct the field that the message names",
+    ),
+    Kind(
+        *(AuthenticationFailed, 401, "authentication_error"),
+        "no API key, or a wrong one",
+        "`Authorization: Bearer KEY`, or `X-Api-Key`",
+    ),
+    Kind(
+        *(PermissionDenied, 403, "permission_error"),
+        "the key lacks a permission, or a page of another site sent the request",
+        "a key with that scope ([security](security.md))",
+    ),
+    Kind(
+        *(NotFound, 404, "not_found_error"),
+        "no such path, model, response or slot; also a model that is not the key's",
+        "the message lists the available models",
+    ),
+    Kind(
+        *(NotSupported, 501, "not_supported_error"),
+        "this server or model was started without it (`--metrics`, `--slots`, embeddings, a projector)",
+        "the message names the option; official clients do not retry (`X-Should-Retry`)",
+    ),
+    Kind(
+        *(RateLimited, 429, "rate_limit_error"),
+        "the key's requests or tokens of the minute are used up",
+        "wait for `Retry-After`",
+    ),
+    Kind(
+        *(QueueFull, 429, "unavailable_error"),
+        "the queue is full (`max_queue`, `max_preparing`)",
+        "wait for `Retry-After`",
+    ),
+    Kind(
+        *(Unavailable, 503, "unavailable_error"),
+        "the model is loading, has failed or does not fit, a time limit passed, or the server stops",
+        "wait for `Retry-After` if present; the message has the reason",
+    ),
+    Kind(
+        *(InternalError, 500, "server_error"),
+        "a bug in the server; the log has the details with the request's id",
+        "report it with those lines",
+    ),
 )
 _HTTP_TYPES = {404: "not_found_error", 401: "authentication_error", 403: "permission_error"}
 
@@ -102,10 +167,8 @@ def add_error_handlers(app: FastAPI) -> None:
 
 
 def _known(error: LlamapoolError) -> ErrorReply:
-    status, type_ = next(
-        ((status, type_) for kind, status, type_ in _KINDS if isinstance(error, kind)), (500, "server_error")
-    )
-    code, body, headers = _reply(status, type_, error.message)
+    kind = next((kind for kind in KINDS if isinstance(error, kind.error)), KINDS[-1])
+    code, body, headers = _reply(kind.status, kind.type, error.message)
     detail = body["error"]
     if isinstance(error, ContextExceeded):
         detail |= {"n_prompt_tokens": error.n_prompt_tokens, "n_ctx": error.n_ctx}
