@@ -105,17 +105,14 @@ class AdmissionControl:
         self._max_running = options.max_connections
         self._n_running = 0
 
-    def admission(self, scope: Scope) -> Admission:
-        """Return a new admission in `scope`, which `admit` fills."""
-        scope[ADMISSION] = admission = Admission(self)
-        return admission
-
     @asynccontextmanager
-    async def admit(
-        self, admission: Admission, scope: Scope, headers: Mapping[bytes, bytes]
-    ) -> AsyncGenerator[None, None]:
-        """Admit a request or a WebSocket for as long as the context lasts. Raises the reason for a refusal."""
+    async def admit(self, scope: Scope, headers: Mapping[bytes, bytes]) -> AsyncGenerator[None, None]:
+        """Admit a request or a WebSocket for as long as the context lasts; `scope` gets its `Admission`.
+
+        Raises the reason for a refusal.
+        """
         target: Target = scope[TARGET]
+        scope[ADMISSION] = admission = Admission(self)
         self._n_running += 1
         try:
             if target.path not in OPEN_PATHS:
@@ -123,8 +120,8 @@ class AdmissionControl:
                     raise ShuttingDown
                 if self._n_running > self._max_running:
                     raise TooManyConnections
-            admission.caller = caller = scope.get(INTERNAL)
-            if caller is None:  # otherwise the client's own request was admitted
+            admission.caller = scope.get(INTERNAL)
+            if admission.caller is None:  # otherwise the client's own request was admitted
                 self._authorize(scope, headers, target, admission)
                 caller = admission.caller
                 if caller is not None and caller.limits and target.endpoint.is_work and scope["type"] == "http":

@@ -19,8 +19,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.errors import AuthenticationFailed, LlamapoolError, NotFound
 from server.telemetry.record import RECORD, REQUEST_ID, Record, reason_of
-from server.transport.admission import Admission, AdmissionControl
-from server.transport.cors import CorsPolicy
+from server.transport.admission import ADMISSION, Admission, AdmissionControl
+from server.transport.cors import CorsPolicy, ReplyHeaders
 from server.transport.endpoints import OPEN_PATHS, TARGET, UNKNOWN, Resolver, Target, methods_of
 from server.transport.errors import error_response
 from server.transport.keys import KeyStore, given_name
@@ -54,25 +54,24 @@ _QUIET = frozenset(
 class _Exchange:
     """One request and the state of its reply."""
 
-    __slots__ = ("_extra", "_send", "admission", "record")
+    __slots__ = ("_extra", "_scope", "_send", "record")
 
-    def __init__(
-        self, send: Send, method: str, path: str, headers: Mapping[bytes, bytes], cors: list[tuple[bytes, bytes]]
-    ) -> None:
-        id_ = request_id(headers)
-        self._send = send
+    def __init__(self, scope: Scope, send: Send, headers: Mapping[bytes, bytes], cors: ReplyHeaders) -> None:
+        method, id_ = scope["method"], request_id(headers)
+        self._scope, self._send = scope, send
         self._extra = [(b"x-request-id", id_), *cors]
         if b"anthropic-version" in headers:  # the name that Anthropic's clients read
             self._extra.append((b"request-id", id_))
-        self.admission: Admission | None = None
-        self.record = Record(id_.decode(), method if method in _METHODS else "other", path, headers=headers)
+        known, path = method if method in _METHODS else "other", scope[TARGET].received
+        scope[RECORD] = self.record = Record(id_.decode(), known, path, headers=headers)
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.record.status = message["status"]
             message["headers"] = [*message.get("headers", ()), *self._extra]
-            if self.admission is not None:
-                message["headers"] += self.admission.limit_headers(self.record.path)
+            admission: Admission | None = self._scope.get(ADMISSION)
+            if admission is not None:
+                message["headers"] += admission.limit_headers(self.record.path)
         else:
             self.record.finished = not message.get("more_body", False)
             if self.record.method == "HEAD":
@@ -114,14 +113,13 @@ class Middleware:
         target = self._resolver.target(scope)
         scope = target.scope(scope)  # a copy: uvicorn counts the body's bytes by the method of its own
         if method == "OPTIONS":
-            exchange = _Exchange(send, method, target.received, headers, self._cors.preflight(origin))
+            exchange = _Exchange(scope, send, headers, self._cors.preflight(origin))
             try:
                 await Response(b"", media_type="text/html")(scope, receive, exchange.send)
             finally:
                 self._record(scope, exchange)
             return
-        exchange = _Exchange(send, method, target.received, headers, self._cors.headers(origin))
-        scope[RECORD] = exchange.record
+        exchange = _Exchange(scope, send, headers, self._cors.headers(origin))
         if _NO_GZIP.search(headers.get(b"accept-encoding", b"")):  # Starlette compresses if it finds the word gzip
             scope["headers"] = [pair for pair in scope["headers"] if pair[0] != b"accept-encoding"]
         if method == "HEAD":  # of every path that has a GET, as in llama-server
@@ -136,7 +134,7 @@ class Middleware:
         try:
             if target.path not in SOCKET_PATHS:
                 raise NotFound("File Not Found")
-            async with self._control.admit(self._control.admission(checked), checked, dict(scope["headers"])):
+            async with self._control.admit(checked, dict(scope["headers"])):
                 admitted = True
                 await self._app(checked, receive, send)
         except LlamapoolError as error:
@@ -154,8 +152,7 @@ class Middleware:
         target: Target = scope[TARGET]
         REQUEST_ID.set(record.id)
         try:
-            exchange.admission = self._control.admission(scope)
-            async with self._control.admit(exchange.admission, scope, headers):
+            async with self._control.admit(scope, headers):
                 await self._application(target, scope)(scope, receive, exchange.send)
         except ClientDisconnect:
             record.status = record.status or CLIENT_GONE
@@ -203,8 +200,9 @@ class Middleware:
         target: Target = scope[TARGET]
         record.elapsed_s = time.perf_counter() - record.started_at
         record.status = record.status or CLIENT_GONE
-        if exchange.admission is not None and exchange.admission.caller is not None:
-            record.key = exchange.admission.caller.name
+        admission: Admission | None = scope.get(ADMISSION)
+        if admission is not None and admission.caller is not None:
+            record.key = admission.caller.name
         record.route = target.endpoint.path or UNMATCHED
         record.polled = target.is_page or target.path in _QUIET
         self._ended(record)
