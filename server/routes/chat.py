@@ -45,8 +45,10 @@ async def post_apply_template(request: Request) -> Response:
 @router.post("/v1/chat/completions/control")
 @describe("$Success", ControlBody, {"id": "chatcmpl-1", "action": "reasoning_end"}, errors=(*READS, 404))
 async def control(request: Request) -> Response:
-    """``{"id": completion, "action": "reasoning_end"}`` ends the reasoning of a chat started with
-    ``reasoning_control``; ``"cancel"`` (not in llama-server) ends any request, whose client gets an error.
+    """End the reasoning of a running chat, or cancel a request.
+
+    ``{"id": completion, "action": "reasoning_end"}`` ends the reasoning of a chat started with ``reasoning_control``;
+    ``"cancel"`` (not in llama-server) ends any request, whose client gets an error.
 
     An unknown id is ``"success": false`` with a message. A key can control requests of keys with its name, or all if
     it may see all. ``model`` may be omitted, since ids are unique.

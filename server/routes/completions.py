@@ -16,7 +16,7 @@ _GAP = {"input_prefix": "def add(a, b):\n    return ", "input_suffix": "\n", "n_
 @router.post("/v1/completions")
 @computes("$Completion", CompletionBody, {"prompt": "Once", "max_tokens": 16}, "$Completion")
 async def openai_completions(request: Request) -> Response:
-    """OpenAI completions, with llama.cpp's sampling fields."""
+    """Complete a text as OpenAI's API, with llama.cpp's sampling fields."""
     return await answer(request, COMPLETIONS)
 
 
@@ -31,14 +31,14 @@ async def native_completions(request: Request) -> Response:
 @router.post("/infill")
 @computes("$NativeCompletion", InfillBody, _GAP, "$NativeChunk")
 async def infill(request: Request) -> Response:
-    """Code between a prefix and a suffix."""
+    """Generate the code between a prefix and a suffix."""
     return await answer(request, INFILL)
 
 
 @router.post("/v1/moderations")
 @describe(status=None, errors=(501,))
 async def create_moderation() -> Response:
-    """Refuse: no model here returns OpenAI's categories of harmful content with scores."""
+    """Answer 501, as no model here returns OpenAI's categories of harmful content with scores."""
     raise NotSupported(
         "moderations: this server has no classifier for OpenAI's categories of harmful content; load a guard model "
         "such as Llama Guard and ask it at /v1/chat/completions"

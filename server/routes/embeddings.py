@@ -25,7 +25,7 @@ async def openai_embeddings(request: Request) -> Response:
 @router.post("/embeddings")
 @computes(["$NativeEmbedding"], EmbeddingsBody, {"content": "Hi"})
 async def native_embeddings(request: Request) -> Response:
-    """llama-server's own reply: a list, with a vector for each token where the pooling is none."""
+    """Return embeddings in llama-server's own list, with a vector for each token where the pooling is none."""
     return await embed(request, await read_as(request, partial(read_embeddings, native=True)))
 
 
@@ -35,12 +35,12 @@ async def native_embeddings(request: Request) -> Response:
 @router.post("/v1/reranking")
 @computes(("$Reranked", ["$TeiRank"]), RerankBody, _RANKED)
 async def rerank(request: Request) -> Response:
-    """Documents by their relevance to a query, in Jina's shape or, where ``texts`` is given, in TEI's."""
+    """Rank documents by their relevance to a query, in Jina's shape or, where ``texts`` is given, in TEI's."""
     return await embed(request, await read_as(request, read_rerank))
 
 
 @router.post("/v2/rerank")
 @computes("$CohereReranked", RerankBody, _RANKED | {"top_n": 1})
 async def cohere_rerank(request: Request) -> Response:
-    """Documents by their relevance to a query, in the shape of Cohere's second API."""
+    """Rank documents by their relevance to a query, in the shape of Cohere's second API."""
     return await embed(request, await read_as(request, partial(read_rerank, cohere=True)))

@@ -31,7 +31,7 @@ _FULL_STATUS = 503
 @router.get("/v1/health")
 @describe("$Health", errors=FINDS)
 async def health(request: Request, model: str = "", fail_on_no_slot: str = "") -> Response:
-    """llama-server's health: 503 "Loading model" while the only model loads; with several models the server's own
+    """Return the server's health: 503 "Loading model" while the only model loads; with several models the server's own
     state.
 
     ``slots_idle`` and ``slots_processing`` count all loaded models, or those of ``?model=``, whose state then
@@ -83,7 +83,7 @@ async def livez(request: Request) -> Response:
 @router.get("/readyz")
 @describe("$Health", errors=(503,))
 async def readyz(request: Request) -> Response:
-    """200 once no model that loads at start is still loading and one of them serves; failed ones are named.
+    """Return 200 once no model that loads at start is still loading and one of them serves; failed ones are named.
 
     A failed model takes the others' traffic away only if none is left. 503 as soon as the server is to stop, and while
     its memory is short (``memory_reserve``).

@@ -19,7 +19,7 @@ router = APIRouter(tags=["monitoring"])
 @router.get("/metrics")
 @describe(media=TEXT, errors=(404, 501))
 async def metrics(request: Request, model: str = "") -> Response:
-    """llama-server's metrics with a label ``model``, histograms, HTTP and process metrics.
+    """Return llama-server's metrics with a label ``model``, histograms, HTTP and process metrics.
 
     With ``?model=`` those of one model without the label, as llama-server's router gives them; nothing is loaded.
     """

@@ -70,7 +70,7 @@ async def list_models(request: Request, reload: str = "") -> Response:
 @router.get("/models/sse")
 @describe(stream="$ModelEvent")
 async def model_events(request: Request) -> Response:
-    """Status changes and load progress as they happen; llama-server's shapes. Ends when the server stops."""
+    """Stream status changes and load progress as they happen; llama-server's shapes. Ends when the server stops."""
     used = services(request)
     events = used.pool.subscribe()
     return EventStream(request, _encoded(events, used.pool), on_close=events.close)
@@ -91,7 +91,7 @@ async def show_model(request: Request, model_id: str) -> Response:
 @router.post("/models/load")
 @describe("$Success", example={"model": "demo"}, errors=(*READS, *FINDS))
 async def load_model(request: Request) -> Response:
-    """Begin to load ``{"model": id}``; the reply doesn't wait for it."""
+    """Begin to load a model. The body is ``{"model": id}``; the reply does not wait."""
     await services(request).pool.load(await _named_model(request))
     return json_reply(SUCCESS)
 
@@ -99,7 +99,7 @@ async def load_model(request: Request) -> Response:
 @router.post("/models/unload")
 @describe("$Success", example={"model": "demo"}, errors=(*READS, *FINDS))
 async def unload_model(request: Request) -> Response:
-    """Begin to unload ``{"model": id}``, or stop its load; the reply doesn't wait for it."""
+    """Begin to unload a model, or stop its load. The body is ``{"model": id}``; the reply does not wait."""
     await services(request).pool.unload(await _named_model(request))
     return json_reply(SUCCESS)
 
@@ -107,7 +107,7 @@ async def unload_model(request: Request) -> Response:
 @router.post("/models/pin")
 @describe("$Success", example={"model": "demo", "pinned?": False}, errors=(*READS, *FINDS))
 async def pin_model(request: Request) -> Response:
-    """Pin ``{"model": id, "pinned": true}`` until the server ends."""
+    """Pin a model until the server ends. The body is ``{"model": id, "pinned": true}``."""
     body = await read_json(request)
     pinned = body.get("pinned", True)
     if not isinstance(pinned, bool):
@@ -119,7 +119,9 @@ async def pin_model(request: Request) -> Response:
 @router.post("/models")
 @describe("$Success", example={"model": "ggml-org/tinygemma3-GGUF:Q8_0"}, errors=(*READS, *FINDS, 501))
 async def download_model(request: Request) -> Response:
-    """Begin to download ``{"model": "owner/name[:quantization]"}`` into the hub's cache; the reply doesn't wait."""
+    """Begin to download a model into the hub's cache. The body is ``{"model": "owner/name[:quantization]"}``; the reply
+    does not wait.
+    """
     await services(request).pool.download(await _named_model(request))
     return json_reply(SUCCESS)
 

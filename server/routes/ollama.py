@@ -93,7 +93,7 @@ async def _answer(request: Request, dialect: Dialect[OllamaRequest]) -> Response
 @router.post("/embed")
 @computes("$OllamaVectors", EmbedBody, {"input": ["Hi", "Hello"]})
 async def post_embed(request: Request) -> Response:
-    """Vectors of length 1, one for each text."""
+    """Return vectors of length 1, one for each text."""
     return await _embed(request, await read_as(request, read_embed))
 
 
@@ -215,7 +215,7 @@ async def delete(request: Request) -> Response:
 @router.post("/copy")
 @describe(status=None, errors=(501,))
 async def manage(request: Request) -> Response:
-    """Refused: models are files of a hub or of the configuration, not layers of Ollama's own store."""
+    """Answer 501, as models are files of a hub or of the configuration, not layers of Ollama's own store."""
     raise _only_ollamas(target_of(request).path.rpartition("/")[2])
 
 
@@ -223,7 +223,7 @@ async def manage(request: Request) -> Response:
 @router.get("/blobs/{digest}")
 @describe(status=None, errors=(501,))
 async def blobs(digest: str) -> Response:
-    """Refused, as what would be made of them is."""
+    """Answer 501, as for what would be made of them."""
     raise _only_ollamas(f"blobs/{short(digest)}")
 
 

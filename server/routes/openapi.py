@@ -103,6 +103,12 @@ def operation_of(endpoint: Callable[..., Any]) -> Operation:
     return found
 
 
+def summary(docstring: str) -> str:
+    """Return the first sentence, as Markdown without its full stop."""
+    first = " ".join(docstring.split("\n\n")[0].split()).replace("``", "`")
+    return re.split(r"(?<=[.;:]) ", first, maxsplit=1)[0].rstrip(".;:")
+
+
 def document(app: FastAPI, routers: Sequence[APIRouter]) -> Json:
     """Return the OpenAPI 3.1 document; its paths are relative to its own location."""
     found = get_openapi(title=app.title, version=app.version, description=_ABOUT, routes=app.routes)
@@ -203,9 +209,8 @@ def _plain(schema: Any) -> Any:
 
 def _fill(shown: Json, path: str, operation: Operation, schemas: _Schemas) -> None:
     """Complete FastAPI's description of a route."""
-    text = shown.pop("description", "").replace("``", "`")  # a docstring's ``names`` as Markdown
-    shown["summary"] = re.split(r"(?<=[.;:]) ", text.split("\n\n")[0], maxsplit=1)[0].rstrip(".;:")
-    shown["description"] = text
+    text = shown.pop("description", "")
+    shown["summary"], shown["description"] = summary(text), text.replace("``", "`")  # a docstring's names as Markdown
     if operation.loads:
         shown["parameters"] = [*shown.get("parameters", ()), _AUTOLOAD]
     if operation.example is not None:

@@ -49,8 +49,8 @@ async def props(request: Request, model: str = "") -> Response:
 @router.post("/props")
 @describe("$Success", example={}, errors=(*READS, 404, 501))
 async def change_props(request: Request) -> Response:
-    """Return ``{"success": true}`` if started with ``--props``. As in llama-server no property can be changed; an
-    attempt is refused with its name, where llama-server reports success.
+    """Return success if started with ``--props``. As in llama-server no property can be changed; an attempt is refused
+    with its name, where llama-server reports success.
     """
     used = services(request)
     if not used.options.props:

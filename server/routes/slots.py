@@ -117,7 +117,7 @@ ACTIONS = ("save", "restore", "erase")
 @router.post("/slots/{id_slot}")
 @computes("$SlotAction", example={"filename": "talk.bin", "model?": "demo"})
 async def act_on_slot(request: Request, id_slot: str, action: str = "", model: str = "") -> Response:
-    """``action`` is save, restore or erase; waits until the slot is idle. The query or the body names the model."""
+    """Save, restore or erase a slot (``action``). Waits until it is idle. The query or the body names the model."""
     used = services(request)
     if used.slot_files is None:
         raise NotSupported("This server does not support slots action. Start it with `--slot-save-path`")

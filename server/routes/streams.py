@@ -44,8 +44,8 @@ MAX_LOOKUPS = 1000  # each is compared with every stream of the caller, on the e
 @router.post("/v1/streams/lookup")
 @describe(["$KeptStream"], example={"conversation_ids": ["c1"]}, errors=READS)
 async def look_up_streams(request: Request) -> Response:
-    """Return the state of the existing streams among ``{"conversation_ids": [...]}``, with variants
-    ``{id}::{model}``.
+    """Return the state of existing streams. The body is ``{"conversation_ids": [...]}``; variants ``{id}::{model}`` are
+    found, too.
     """
     wanted = (await read_json(request)).get("conversation_ids")
     names = dict.fromkeys(name for name in wanted if isinstance(name, str) and name) if isinstance(wanted, list) else {}

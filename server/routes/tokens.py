@@ -16,7 +16,7 @@ router = APIRouter(tags=["tokens"])
 @router.post("/tokenize")
 @describe("$Tokens", TokenizeBody, {"content": "Hi"}, errors=(*READS, *FINDS), loads=True)
 async def post_tokenize(request: Request) -> Response:
-    """Tokens of a text, or of one with media."""
+    """Return the tokens of a text, or of one with media."""
     wanted = await read_as(request, read_tokenize)
     return await compute(request, wanted, wanted.work, wanted.media)
 
@@ -24,8 +24,8 @@ async def post_tokenize(request: Request) -> Response:
 @router.get("/tokenizer_info")
 @describe("$TokenizerInfo", errors=FINDS, loads=True)
 async def tokenizer_info(request: Request, model: str = "") -> Response:
-    """vLLM's endpoint: what a client needs besides `/tokenize` to count tokens as the model does
-    (lm-evaluation-harness).
+    """Return what a client needs besides `/tokenize` to count tokens as the model does (vLLM's endpoint, for
+    lm-evaluation-harness).
     """
     _, facts = await facts_of(request, model or None)
     shown = {
@@ -41,6 +41,6 @@ async def tokenizer_info(request: Request, model: str = "") -> Response:
 @router.post("/detokenize")
 @describe("$Detokenized", DetokenizeBody, {"tokens": [72, 105]}, errors=(*READS, *FINDS), loads=True)
 async def post_detokenize(request: Request) -> Response:
-    """Text of tokens."""
+    """Return the text of tokens."""
     wanted = await read_as(request, read_detokenize)
     return await compute(request, wanted, wanted.work)
