@@ -1,8 +1,8 @@
-"""What is read again while the server runs: keys, TLS, models. By SIGHUP, or as files change.
+"""Reloads keys, certificates and models while the server runs: at SIGHUP, or when their files change.
 
-Everything is read and checked first; where anything is wrong it is said in the log, and nothing changes. Then what
-differs is applied: keys at once (running requests continue), certificates for new connections, and models as by
-``GET /models?reload=1``: those that are gone or configured otherwise are unloaded, the others don't notice.
+Everything is read and checked first. If something is wrong, the log says so and nothing changes. New keys apply at once
+(running requests continue), certificates to new connections. Models are reloaded as by ``GET /models?reload=1``:
+those that were removed or changed are unloaded, the others continue.
 """
 
 import asyncio
@@ -23,12 +23,12 @@ from server.uvicorn_config import certificate_of, use_certificate
 logger = logging.getLogger(__name__)
 
 EVERY_S = 1.0
-"""Seconds between two looks at the files."""
+"""Seconds between two polls of the files."""
 _APPLIED = frozenset({"api_keys", "api_key_file", "keys_file", "ssl_key_file", "ssl_cert_file"})
 
 
 async def follow_files(files: Sequence[Path | None], changed: Callable[[], None], every_s: float) -> None:
-    """Call `changed` each time that one of the files is another one or has other content. Endless if there is one.
+    """Call `changed` when one of the files was replaced or modified. Endless if there is a file.
 
     They are polled every `every_s` seconds: links, mounted folders and ConfigMaps send no notification of a change.
     """
@@ -68,25 +68,28 @@ def key_store(server: ServerSettings) -> KeyStore:
 
 
 class Reload:
-    """Used on the event loop. `reread` says what the settings are now; None = what they were."""
+    """Applies changes to the running server. Used on the event loop. `reread` returns the current settings; None = as
+    before.
+    """
 
     def __init__(
-        self, settings: Settings, ring: KeyStore, pool: Pool, reread: Callable[[], Settings] | None = None
+        self, settings: Settings, store: KeyStore, pool: Pool, reread: Callable[[], Settings] | None = None
     ) -> None:
         self._settings = settings
-        self._ring = ring
+        self._store = store
         self._pool = pool
         self._reread = reread
         self._reading = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def begin(self) -> None:
-        """Read all again; returns at once."""
+        """Reload everything in a task."""
         task = asyncio.create_task(self.all(), name="reload")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def all(self) -> None:
+        """Reload everything. Logs what is wrong."""
         async with self._reading:
             try:
                 settings, keys, models, certificate = await asyncio.to_thread(self._checked)
@@ -97,7 +100,7 @@ class Reload:
                 logger.error("nothing was reloaded: %s", error.message)
                 return
             await self._pool.reload(models)
-            logger.info("reloaded: %d keys, %d models", len(self._ring), len(self._pool.states()))
+            logger.info("reloaded: %d keys, %d models", len(self._store), len(self._pool.states()))
 
     def _checked(self) -> tuple[Settings, list[Key], list[ModelSpec], ssl.SSLContext | None]:
         """Read everything and change nothing. Raises ConfigError for anything that could not be used."""
@@ -113,19 +116,19 @@ class Reload:
 
     def _apply(self, settings: Settings, keys: list[Key]) -> None:
         before, now = self._settings.server, settings.server
-        self._ring.replace(keys)
+        self._store.replace(keys)
         changed = [key for key in type(now).model_fields if getattr(before, key) != getattr(now, key)]
         later = [key for key in changed if key not in _APPLIED]
         if later:
             logger.warning("what changed in server.%s counts from the next start", ", server.".join(later))
-        if keys and not self._ring.required:
+        if keys and not self._store.required:
             logger.warning("the server was started without keys, and stays open to all until the next start")
         self._settings = settings
 
     # ---- files
 
     async def follow(self) -> None:
-        """Read again what changes: files of keys and certificates, and with ``watch_config`` the configuration."""
+        """Follow the files of keys and certificates, and with ``watch_config`` the configuration. Endless."""
         server = self._settings.server
         certificate = certificate_of(server)
         config = [self._settings.config_path, server.models_preset] if server.watch_config else []
@@ -138,11 +141,11 @@ class Reload:
 
     def _keys_again(self) -> None:
         try:
-            self._ring.replace(read_all_keys(self._settings.server))
+            self._store.replace(read_all_keys(self._settings.server))
         except ConfigError as error:
             logger.error("the API keys are as they were: %s", error.message)
             return
-        logger.info("the API keys were read again: there are %d", len(self._ring))
+        logger.info("the API keys were read again: there are %d", len(self._store))
 
     def _certificate_again(self) -> None:
         certificate = certificate_of(self._settings.server)

@@ -1,6 +1,7 @@
-"""What the log says once everything that loads at start is loaded: where the server is, what it serves, what that takes
-of which memory and why, and what to try. A few lines, without time and level on a terminal. Loads and downloads have
-bars there, log lines otherwise."""
+"""Logs the startup banner after the models that load at start: addresses, models with their memory, a command to try.
+
+On a terminal its lines have no time and level, and loads and downloads have progress bars instead of log lines.
+"""
 
 import asyncio
 import contextlib
@@ -38,7 +39,7 @@ _WIDTH = 13
 async def show_banner(
     pool: Pool, addresses: Sequence[str], draining: asyncio.Event, *, has_keys: bool, has_page: bool
 ) -> None:
-    """Wait for the loads of the start, then log the screen; never where the server stops before."""
+    """Wait for the loads of the start, then log the banner, unless the server stops before."""
     with pool.subscribe() as events:
         while pool.starting:
             try:
@@ -62,7 +63,7 @@ def banner_lines(
     has_keys: bool,
     has_page: bool,
 ) -> list[str]:
-    """Return the lines; `has_page`: that of this program, or a folder's, is at ``/``."""
+    """Return the lines of the banner. `has_page`: a web UI is at ``/``."""
     shown = sorted(states, key=lambda state: state.facts is None)[:_MOST_MODELS]
     lines = [f"Llamapool {__version__}{' at ' if addresses else ''}{', '.join(addresses)}"]
     for state in shown:
