@@ -1,49 +1,7 @@
-"""The whole API on one screen.
+"""The whole API on one screen: a module for each part.
 
-==================================================  =============================================
-``GET  /``                                          the web page: `server.web`, before any route; open without a key
-``GET  /health  /v1/health  /livez  /readyz``       `health`: open without a key
-``GET  /v1/models  /v1/models/{id}  /models``       `models`: every model, its status and facts
-``POST /models/load  /models/unload  /models/pin``
-``GET  /models/sse``                                events: status changes, load progress
-``GET  /props``, ``POST /props``                    `props`: one model's properties
-``GET  /slots``                                     `slots`: what every slot does
-``POST /slots/{id}?action=...``                     `slots`: save, restore, erase a slot
-``POST /cache/pin  /cache/reset``                   keep a prompt's KV state in RAM; drop all states
-``GET/POST /lora-adapters``                         `props`: the adapters of all requests
-``GET  /metrics``                                   `metrics`: Prometheus
-``GET  /v1/usage``                                  `metrics`: requests and tokens by key, model and day
-``POST /v1/chat/completions  /apply-template``      `chat`: OpenAI chat; also without ``/v1``
-``POST /v1/chat/completions/input_tokens``          `chat`: count a prompt's tokens
-``POST /v1/chat/completions/control``               `chat`: end a running chat's reasoning
-``GET/DELETE /v1/stream``                           `streams`: replies that outlive their client
-``POST /v1/streams/lookup``
-``POST /v1/messages  /v1/messages/count_tokens``    `messages`: Anthropic's Messages API
-``POST /v1/responses  /v1/responses/input_tokens``  `responses`: OpenAI's Responses API; also without ``/v1``
-``POST /v1/responses/compact``                      a conversation as one opaque item
-``GET/DELETE /v1/responses/{id}``                   those that are stored; ``/cancel``, ``/input_items``
-``/v1/conversations  /v1/conversations/{id}/items`` `conversations`: lists of items that responses continue
-``/v1/files  /v1/files/{id}/content``               `files`: uploads for batches, and their results
-``/v1/batches  /v1/messages/batches``               `batches`: requests that run when there is capacity left
-``WebSocket /v1/responses``                         the same, each message a request (`transport.websocket`)
-``POST /v1/completions``                            `completions`: OpenAI text completions
-``POST /completion  /completions  /infill``         `completions`: llama-server's own
-``POST /v1/audio/transcriptions  /translations``    `audio`: the text of a recording
-``POST /v1/moderations``                            `completions`: not supported (501)
-``POST /v1/embeddings  /embedding  /embeddings``    `embeddings`: OpenAI's reply, and llama-server's own
-``POST /rerank  /reranking  /v2/rerank``            `embeddings`: scores; the first two also under ``/v1``
-``POST /tokenize  /detokenize``                     `tokens`; ``GET /tokenizer_info`` as in vLLM
-``POST /predict``                                   `vertex`: Vertex AI's predictions; the path is configurable
-``POST /api/chat  /api/generate``                   `ollama`: Ollama's API
-``POST /api/embed  /api/embeddings``
-``GET  /api/tags  /api/ps  /api/version``           its models; ``POST /api/show`` has one model's facts
-``GET  /page/live  /page/config``                   `web`: engine state for the web UI, and its settings
-``GET  /page/log  /page/bodies  POST /page/bench``  the log, recorded bodies, `llamapool bench`
-``GET/POST /tools  /cors-proxy``                    endpoints of llama-server's web UI
-``GET  /docs  /openapi.json``                       `openapi`: this API as a page and as OpenAPI; open without a key
-==================================================  =============================================
-
-Handlers name a dialect (`server.dialects`) and call `server.serving`. `openapi` describes all endpoints.
+Handlers name a dialect (`server.dialects`) and call `server.serving`. `transport.endpoints` has the key scope of every
+path; docs/endpoints.md is generated from it and from the handlers.
 """
 
 import inspect
@@ -79,8 +37,28 @@ from server.routes import (
 )
 from server.transport.endpoints import TARGET, Target
 
-_GENERATING = (chat, streams, batches, messages, responses, conversations, files, completions, embeddings, audio)
-_MODULES = (*_GENERATING, tokens, ollama, vertex, health, models, props, slots, metrics, web, openapi)
+_MODULES = (  # those that generate first
+    chat,  # OpenAI's /v1/chat/completions, its token count and control; /apply-template
+    streams,  # replies that outlive their client: /v1/stream
+    batches,  # requests that run when there is capacity left: /v1/batches, /v1/messages/batches
+    messages,  # Anthropic's /v1/messages and its token count
+    responses,  # OpenAI's /v1/responses, also over a WebSocket (`transport.websocket`), stored and compacted ones
+    conversations,  # lists of items that responses continue: /v1/conversations
+    files,  # uploads for batches, and their results: /v1/files
+    completions,  # OpenAI's /v1/completions, llama-server's /completion and /infill
+    embeddings,  # /v1/embeddings, /embedding, /rerank, /v2/rerank
+    audio,  # the text of a recording: /v1/audio/transcriptions, /v1/audio/translations
+    tokens,  # /tokenize, /detokenize, vLLM's /tokenizer_info
+    ollama,  # Ollama's API below /api
+    vertex,  # Vertex AI's /predict
+    health,  # /health, /livez, /readyz; / without a web UI
+    models,  # /v1/models, /models: list, load, unload, pin, download, delete, events
+    props,  # /props, /lora-adapters
+    slots,  # /slots: show, save, restore, erase; /cache/pin, /cache/reset
+    metrics,  # Prometheus' /metrics; /v1/usage
+    web,  # live data of the web UI (its files are `server.web`); /tools, /cors-proxy
+    openapi,  # /openapi.json, /docs
+)
 ROUTERS = tuple(module.router for module in _MODULES)
 
 
