@@ -11,7 +11,6 @@ from abc import abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from types import MappingProxyType
 from typing import Annotated
 
 import orjson
@@ -296,21 +295,17 @@ class ServerTools:
             return Outcome(fault=McpFault("the calls of this response took too long", "http", _TOO_LATE))
 
 
-NO_SERVER_TOOLS: Mapping[str, CallableTool] = MappingProxyType({})
-
-
 class RoundWriter(Writer):
     """Writes a reply of several rounds of generation. ``said``: the message of the current round.
 
-    `server_tools`: the tools that this server calls, by the model's names. ``approved``: ids of calls that need no
+    ``server_tools``: the tools that this server calls, by the model's names. `approved`: ids of calls that need no
     further approval.
     """
 
-    approved: Container[str] = ()
-
-    def __init__(self, parser: NewParser, server_tools: Mapping[str, CallableTool] = NO_SERVER_TOOLS) -> None:
+    def __init__(self, parser: NewParser, tools: ServerTools | None, approved: Container[str] = ()) -> None:
         self.said = Assembler(parser())
-        self.server_tools = server_tools
+        self.server_tools: Mapping[str, CallableTool] = {} if tools is None else tools.tools
+        self.approved = approved
         self._earlier = Usage()  # of earlier rounds
 
     @abstractmethod

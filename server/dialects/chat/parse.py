@@ -196,14 +196,7 @@ class ChatRequest(ConversationRequest):
         output, prefilled = prepared.output, prepared.prompt.prefilled
         # llama-server repeats the continued message in full responses; in streams only with "echo".
         repeated = prefilled if self.echo or not options.stream else ""
-        writer = ChatWriter(
-            header,
-            output.parser,
-            include_usage=options.include_usage,
-            opening=repeated,
-            after_sampling=request.post_sampling_probs,
-            custom=self.custom,
-        )
+        writer = ChatWriter(self, header, output.parser, repeated)
         opening = prepared.prompt.rendered.generation_prompt
         return verbose(Generation([request], writer, output.switch), options, model, caller, opening)
 

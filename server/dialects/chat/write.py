@@ -8,6 +8,7 @@ instead of 2 us for a dict.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import orjson
 
@@ -18,6 +19,9 @@ from server.dialects.custom_tools import input_parser
 from server.dialects.dialect import Writer
 from server.dialects.usage import Usage
 from server.engine.request import Event, Finished, Progress, Started, Text, TokenLogprob
+
+if TYPE_CHECKING:
+    from server.dialects.chat.parse import ChatRequest
 
 _FIRST = b'"role":"assistant","content":""'
 _EMPTY = b'"content":""'
@@ -36,25 +40,14 @@ class _Choice:
 class ChatWriter(Writer):
     """Writes a chat's reply.
 
-    `opening` is content at the prompt's end, which each choice repeats. `after_sampling`: probabilities are those after
-    the samplers. `custom`: tools whose calls have one text (`custom_tools`).
+    `opening` is content at the prompt's end, which each choice repeats.
     """
 
-    def __init__(
-        self,
-        header: Header,
-        parser: NewParser,
-        *,
-        include_usage: bool = False,
-        opening: str = "",
-        after_sampling: bool = False,
-        custom: frozenset[str] = frozenset(),
-    ) -> None:
-        self._header = header
-        self._after_sampling, self._custom = after_sampling, custom
-        self._parser = input_parser(parser, custom)
-        self._opening = opening
-        self._include_usage = include_usage
+    def __init__(self, request: "ChatRequest", header: Header, parser: NewParser, opening: str = "") -> None:
+        self._header, self._opening, self._custom = header, opening, request.custom
+        self._after_sampling = bool(request.options.post_sampling_probs)
+        self._include_usage = request.options.include_usage
+        self._parser = input_parser(parser, request.custom)
         self._choices: dict[int, _Choice] = {}
         self._first: Finished | None = None  # the end whose timings are the stream's
         self._common = wire.members(

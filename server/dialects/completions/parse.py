@@ -12,7 +12,7 @@ from pydantic import Field
 
 from server.dialects.common import Header
 from server.dialects.completions.prompt import GivenPrompt, PromptRequest, prompt_media, read_prompts
-from server.dialects.completions.write import CompletionForm, CompletionWriter, Echo, echo
+from server.dialects.completions.write import CompletionWriter, Echo, echo
 from server.dialects.constraints import read_shape
 from server.dialects.dialect import NO_CALLER, Caller, Dialect, Generation
 from server.dialects.fields import Prompt, Whole, field_error, out_of_range, parse
@@ -38,10 +38,16 @@ class CompletionBody(GenerationFields):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionRequest(PromptRequest):
-    """A completion request before a model tokenizes it."""
+    """A completion request before a model tokenizes it.
+
+    A whole reply has the ``best`` of the generated choices of a prompt, by the mean of their tokens' log probabilities,
+    or all if it is 0. ``shows_logprobs``: whether it has log probabilities; ``lists``: also in OpenAI's lists.
+    """
 
     options: CompletionBody
-    form: CompletionForm
+    best: int
+    shows_logprobs: bool
+    lists: bool
 
     def generation(self, model: LoadedModel, seen: Seen = NOTHING_SEEN, caller: Caller = NO_CALLER) -> Generation:
         """Return the requests and the writer of their reply; blocking, for a thread. Raises `InvalidRequest`."""
@@ -50,7 +56,7 @@ class CompletionRequest(PromptRequest):
         tokens = self._around_gap(model) if body.suffix else self.tokens(model, seen)
         requests = self.requests(model, header.id, tokens, constraint, caller)
         echoes = [self._echo(*each, model) for each in zip(self.prompts, tokens, strict=True)]
-        return verbose(Generation(requests, CompletionWriter(header, echoes, self.form)), body, model, caller)
+        return verbose(Generation(requests, CompletionWriter(self, header, echoes)), body, model, caller)
 
     def _around_gap(self, model: LoadedModel) -> list[MediaPrompt]:
         """Return each prompt as the tokens around the gap between it and the ``suffix``. Raises `InvalidRequest`."""
@@ -92,21 +98,15 @@ def parse_completion(given: dict[str, Any]) -> CompletionRequest:
     generated = {"n": n_generated, "n_cmpl": None} if compares else {}
     # OpenAI's logprobs is a number, llama-server's field is a boolean or n_probs.
     counted = body.logprobs is not None and not isinstance(body.logprobs, bool) and body.n_probs is None
-    form = CompletionForm(
-        n=n_generated,
-        best=n if compares else 0,
-        logprobs=logprobs.wanted,
-        lists=(counted and not body.post_sampling_probs) or scores_prompt,
-        after_sampling=bool(body.post_sampling_probs),
-        include_usage=body.include_usage,
-    )
     return CompletionRequest(
         options=body.model_copy(update={"prompt": None, **generated}),
         media=prompt_media(prompts),
         warnings=unused_fields(given, CompletionBody),
         logprobs=replace(logprobs, wanted=logprobs.wanted or compares, prompt=scores_prompt),
         prompts=prompts,
-        form=form,
+        best=n if compares else 0,
+        shows_logprobs=logprobs.wanted,
+        lists=(counted and not body.post_sampling_probs) or scores_prompt,
     )
 
 

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
+from typing import TYPE_CHECKING
 
 import orjson
 
@@ -20,6 +21,9 @@ from server.dialects.usage import Usage
 from server.engine.media import MediaPrompt
 from server.engine.request import Event, Finished, Progress, PromptLogprobs, Started, Text, TokenLogprob
 from server.vocab import Vocab
+
+if TYPE_CHECKING:
+    from server.dialects.completions.parse import CompletionRequest
 
 _LISTS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
 _MAYBE_ADDED = 2  # tokens at the prompt's start that its text may lack
@@ -140,23 +144,6 @@ class _Choice:
         return {"text": "".join(self.texts), "index": index, "logprobs": joined or None, "finish_reason": reason}
 
 
-@dataclass(frozen=True, slots=True)
-class CompletionForm:
-    """What a completion's reply contains.
-
-    ``n`` choices per prompt are generated. A whole reply has the ``best`` of them, by the mean of their tokens' log
-    probabilities, or all if it is 0. ``logprobs``: whether a whole reply has log probabilities; ``lists``: also in
-    OpenAI's lists; ``after_sampling``: those after the samplers.
-    """
-
-    n: int = 1
-    best: int = 0
-    logprobs: bool = True
-    lists: bool = False
-    after_sampling: bool = False
-    include_usage: bool = False
-
-
 class CompletionWriter(Writer):
     """Writes a ``text_completion``.
 
@@ -164,28 +151,28 @@ class CompletionWriter(Writer):
     starts before they are complete is buffered until then.
     """
 
-    def __init__(self, header: Header, echoes: Sequence[Echo], form: CompletionForm) -> None:
-        n = form.n
-        self._form, self._n, self._echoes = form, n, echoes
+    def __init__(self, request: "CompletionRequest", header: Header, echoes: Sequence[Echo]) -> None:
+        n = request.options.n_choices
+        self._request, self._n, self._echoes = request, n, echoes
         self._choices = [_Choice(prompt) for prompt in range(len(echoes)) for _ in range(n)]
         self._held: dict[int, list[Event]] = {p: [] for p, echo in enumerate(echoes) if not echo.complete}
-        self._lists = [TokenLists(len(echo.text)) for echo in echoes for _ in range(n)] if form.lists else []
+        self._lists = [TokenLists(len(echo.text)) for echo in echoes for _ in range(n)] if request.lists else []
         self._head: Json = {
             "created": header.created,
             "model": header.model,
             "system_fingerprint": wire.FINGERPRINT,
             "object": "text_completion",
         }
-        self._id = header.id
+        self._id, self._after_sampling = header.id, bool(request.options.post_sampling_probs)
         self._common = wire.members({**self._head, "id": header.id})
 
     def body(self) -> Json:
         """Return the whole reply, after every choice has finished."""
-        every, best = self._choices, self._form.best
+        every, best = self._choices, self._request.best
         if best:
             groups = (every[start : start + self._n] for start in range(0, len(every), self._n))
             every = [choice for group in groups for choice in sorted(group, key=_mean_logprob, reverse=True)[:best]]
-        choices = [choice.shown(index, logprobs=self._form.logprobs) for index, choice in enumerate(every)]
+        choices = [choice.shown(index, logprobs=self._request.shows_logprobs) for index, choice in enumerate(every)]
         return {"choices": choices, **self._head, "id": self._id, **self._totals()}
 
     def _totals(self) -> Json:
@@ -210,7 +197,7 @@ class CompletionWriter(Writer):
                 index = prompt * self._n + event.index
                 extra = wire.members({"timings": wire.timings(timings)}) if timings else b""
                 logprobs = self._shown(index, event.logprobs) if event.logprobs else None
-                if self._form.best:
+                if self._request.best:
                     self._choices[index].scores += (token.logprob for token in event.logprobs)
                 return self._delta(index, text, logprobs, extra)
             case Started(index=index):
@@ -236,7 +223,7 @@ class CompletionWriter(Writer):
 
     def finish(self) -> list[bytes]:
         """Return the last events of the stream, after every choice has finished."""
-        if not self._form.include_usage:
+        if not self._request.options.include_usage:
             return [wire.DONE]
         return [b'data: {"choices":[]' + self._common + wire.members(self._totals()) + b"}\n\n", wire.DONE]
 
@@ -244,7 +231,7 @@ class CompletionWriter(Writer):
         index = prompt * self._n + end.index
         self._choices[index].end = end
         extra: Json = {}
-        if not self._form.include_usage:
+        if not self._request.options.include_usage:
             extra = {"usage": Usage.of([(prompt, end)]).openai(), "timings": wire.timings(end.timings)}
         reason = b'"%b"' % wire.finish_reason(end.reason).encode()
         return self._chunk(index, "", reason=reason, extra=wire.members(extra))
@@ -252,7 +239,7 @@ class CompletionWriter(Writer):
     def _shown(self, choice: int, tokens: Sequence[TokenLogprob]) -> Json | None:
         shown = [token for token in tokens if not token.ends]  # which llama-server lists and OpenAI does not
         lists = self._lists[choice].of(tokens) if self._lists and tokens else {}
-        return {**wire.logprobs(shown, after_sampling=self._form.after_sampling), **lists} if shown or lists else None
+        return {**wire.logprobs(shown, after_sampling=self._after_sampling), **lists} if shown or lists else None
 
     def _chunk(
         self, index: int, text: str, logprobs: Json | None = None, *, reason: bytes = b"null", extra: bytes = b""

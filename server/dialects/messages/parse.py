@@ -66,9 +66,9 @@ from server.dialects.generation import (
     asked_to_think,
     template_kwargs,
 )
-from server.dialects.mcp import NO_SERVER_TOOLS, ServerTools, ToolRounds, function_name
+from server.dialects.mcp import ServerTools, ToolRounds, function_name
 from server.dialects.messages.mcp import LISTING, ToolConfig, has_toolsets, listing_blocks, unlisted, without_toolsets
-from server.dialects.messages.write import PING, MessageWriter, Names
+from server.dialects.messages.write import PING, MessageWriter
 from server.dialects.reasoning_cipher import NO_CIPHER, ReasoningCipher, TamperedReasoning
 from server.dialects.sampling import SamplingFields
 from server.dialects.tool_types import TOOLSETS, Toolset, ToolType, anthropic_type
@@ -114,12 +114,15 @@ class MessagesBody(ServingFields, SamplingFields):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessagesRequest(ConversationRequest):
-    """A request for a message. ``show_reasoning``: whether thinking blocks have a text. ``server_tools``: tools that
-    this server calls. ``listings``: the tools of MCP servers, the first blocks of the reply.
+    """A request for a message.
+
+    ``names``: the client's names of functions, by the model's. ``show_reasoning``: whether thinking blocks have a text.
+    ``server_tools``: tools that this server calls. ``listings``: the tools of MCP servers, the first blocks of the
+    reply.
     """
 
     cipher: ReasoningCipher
-    names: Names
+    names: Mapping[str, ClientName]
     show_reasoning: bool = True
     server_tools: ServerTools | None = None
     listings: Sequence[Json] = ()
@@ -129,15 +132,7 @@ class MessagesRequest(ConversationRequest):
         server, header = self.server_tools, Header(model.spec.id, f"msg_{random_id()}")
         prepare_round = partial(self.prepare, header.id)
         prepared, request = prepare_round(self.conversation, model, seen, caller)
-        writer = MessageWriter(
-            header,
-            prepared.output.parser,
-            self.cipher.encrypt,
-            self.names,
-            show_reasoning=self.show_reasoning,
-            server_tools=NO_SERVER_TOOLS if server is None else server.tools,
-            listings=self.listings,
-        )
+        writer = MessageWriter(self, header, prepared.output.parser)
         follow_up = None
         if server is not None:
             # The output does not repeat the message that it continues.

@@ -13,21 +13,23 @@ with all of its keys (``input``, ``signature``); a stop string is ``stop_sequenc
 message is not repeated.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import orjson
 
 from server.chat.assembler import Delta, Item, Kind, NewParser
 from server.chat.conversation import Call
 from server.dialects.common import Header, Json, page_of, random_id, rfc3339, typed_event
-from server.dialects.mcp import NO_SERVER_TOOLS, CallableTool, Outcome, RoundWriter
+from server.dialects.mcp import Outcome, RoundWriter
 from server.dialects.messages.mcp import result_block
-from server.dialects.reasoning_cipher import NO_CIPHER
 from server.dialects.tools import ClientName
 from server.dialects.usage import Usage
 from server.engine.request import Event, Finished, FinishReason, Started, Text
 from server.formats.arguments import object_text
+
+if TYPE_CHECKING:
+    from server.dialects.messages.parse import MessagesRequest
 
 PING = typed_event({"type": "ping"})
 _DELTA = (
@@ -40,38 +42,14 @@ _KEYS = {
 }
 
 
-Sign = Callable[[str], str]
-"""Encrypts the text of a thinking block for its ``signature``."""
-
-
-Names = Mapping[str, ClientName]
-"""The client's names of functions, by the model's."""
-NO_NAMES: Names = MappingProxyType({})
-
-
 class MessageWriter(RoundWriter):
-    """Writes a message.
+    """Writes a message."""
 
-    ``show_reasoning=False`` leaves the text of thinking blocks empty. `server_tools`: see `RoundWriter`. `listings`:
-    the first blocks.
-    """
-
-    def __init__(
-        self,
-        header: Header,
-        parser: NewParser,
-        sign: Sign = NO_CIPHER.encrypt,
-        names: Names = NO_NAMES,
-        *,
-        show_reasoning: bool = True,
-        server_tools: Mapping[str, CallableTool] = NO_SERVER_TOOLS,
-        listings: Sequence[Json] = (),
-    ) -> None:
-        super().__init__(parser, server_tools)
-        self._header, self._sign, self._names, self._show_reasoning = header, sign, names, show_reasoning
+    def __init__(self, request: "MessagesRequest", header: Header, parser: NewParser) -> None:
+        super().__init__(parser, request.server_tools)
+        self._request, self._header, self._show_reasoning = request, header, request.show_reasoning
         self._ids: dict[int, str] = {}  # of calls for this server, by the identity of the item
-        self._listings = listings
-        self._blocks: list[Json] = [*listings]  # of earlier rounds, in a whole reply
+        self._blocks: list[Json] = [*request.listings]  # of earlier rounds, in a whole reply
         self._results: list[Json] = []  # result blocks of the current round, in a whole reply
         self._began = False
         self._open: Item | None = None  # the item of the open block
@@ -92,7 +70,7 @@ class MessageWriter(RoundWriter):
         """Return the block of a call whose input is `given`."""
         known = self.server_tools.get(item.name)
         if known is None:
-            client = self._names.get(item.name) or ClientName(item.name)
+            client = self._request.names.get(item.name) or ClientName(item.name)
             block = {"type": "tool_use", "id": item.id, "name": client.name, "input": given}
             toolset = {"toolset_name": client.namespace, "caller": {"type": "direct"}}
             return block | toolset if client.namespace else block
@@ -115,7 +93,7 @@ class MessageWriter(RoundWriter):
             return {"type": "text", "text": item.text}
         if item.kind is Kind.REASONING:
             text = item.text if self._show_reasoning else ""
-            return {"type": "thinking", "thinking": text, "signature": self._sign(item.text)}
+            return {"type": "thinking", "thinking": text, "signature": self._request.cipher.encrypt(item.text)}
         return self._call_block(item, orjson.Fragment(object_text(item.text, whole=True)))
 
     def feed(self, _prompt: int, event: Event) -> list[bytes]:
@@ -151,7 +129,7 @@ class MessageWriter(RoundWriter):
         self._began = True
         empty = {"stop_reason": None, "stop_sequence": None}
         message = _message(self._header, [], empty, Usage(event.n_prompt, event.n_cached))
-        listed = [event for block in self._listings for event in self._whole_block(block)]
+        listed = [event for block in self._request.listings for event in self._whole_block(block)]
         return [typed_event({"type": "message_start", "message": message}), *listed]
 
     def _ending(self) -> list[bytes]:
@@ -186,7 +164,7 @@ class MessageWriter(RoundWriter):
             return []
         rest: list[bytes] = []
         if item.kind is Kind.REASONING:  # clients wait for a signature before the block's end
-            rest = [self._delta(b"signature_delta", b"signature", self._sign(item.text))]
+            rest = [self._delta(b"signature_delta", b"signature", self._request.cipher.encrypt(item.text))]
         elif item.kind is Kind.CALL and not item.text:
             rest = [self._delta(*_KEYS[item.kind], "{}")]
         return [*rest, typed_event({"type": "content_block_stop", "index": self._index})]

@@ -20,11 +20,11 @@ from server.dialects.constraints import read_shape
 from server.dialects.dialect import NO_CALLER, Caller, Dialect, Generation
 from server.dialects.fields import Body, Count, CountOrAll, Format, Input, Objects, Refused, Whole, field_error, parse
 from server.dialects.generation import MAX_TOP_LOGPROBS, ChatFields, ConversationRequest, Logprobs
-from server.dialects.mcp import NO_SERVER_TOOLS, GivenCalls, ServerTools, ToolRounds
+from server.dialects.mcp import GivenCalls, ServerTools, ToolRounds
 from server.dialects.reasoning_cipher import NO_CIPHER, ReasoningCipher
 from server.dialects.responses.input import NO_HISTORY, History, items_to_store, read_input
 from server.dialects.responses.tools import ApprovedCall, ResponseTools, function_choice, list_item
-from server.dialects.responses.write import EARLY_PING, OutputForm, ResponseWriter, failed_early
+from server.dialects.responses.write import EARLY_PING, ResponseWriter, failed_early
 from server.dialects.tools import ClientName
 from server.dialects.warnings import shown, unused_fields
 from server.engine.request import Request, SamplingParams
@@ -167,8 +167,8 @@ class ResponseRequest(ConversationRequest):
 
         Raises `InvalidRequest` for one whose server is not among the request's tools.
         """
-        tools = NO_SERVER_TOOLS if self.server_tools is None else self.server_tools.tools
-        names = {(known.server.label, known.tool.name): name for name, known in tools.items()}
+        tools = () if self.server_tools is None else self.server_tools.tools.items()
+        names = {(known.server.label, known.tool.name): name for name, known in tools}
         for each in self.approved:
             if (each.label, each.name) not in names:
                 raise invalid(each.at, "the request's tools lack the MCP server or the tool of the approved call")
@@ -190,18 +190,7 @@ class ResponseRequest(ConversationRequest):
             prepared, request = prepare_round(conversation, model, seen, caller)
             requests, prefilled = [request], prepared.prompt.prefilled
             parser, switch = prepared.output.parser, prepared.output.switch
-        form = OutputForm(
-            self.names,
-            NO_SERVER_TOOLS if server is None else server.tools,
-            after_sampling=bool(options.post_sampling_probs),
-            encrypt=self.cipher.encrypt if options.encrypts_reasoning else None,
-            summarizes=self.summary is not None,
-            stored=options.stored,
-            generates=options.generates,
-            approved=frozenset(call.id for call in approved),
-        )
-        fields = response_fields(self, header, model.spec.sampling)
-        writer = ResponseWriter(fields, parser, form, prefill=prefilled, lead=self.listings)
+        writer = ResponseWriter(self, response_fields(self, header, model.spec.sampling), parser, prefilled)
         # The output repeats the message that it continues.
         inputs = self.input_items[:-1] if prefilled else self.input_items
 

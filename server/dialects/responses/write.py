@@ -9,12 +9,11 @@ llama-server's ``timings`` and ``prompt_progress`` are additional fields (server
 """
 
 import time
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from http import HTTPStatus
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import orjson
 
@@ -30,8 +29,10 @@ from server.dialects.tool_types import ToolType
 from server.dialects.tools import ClientName
 from server.engine.request import Event, Finished, Progress, Started, Text, TokenLogprob
 
+if TYPE_CHECKING:
+    from server.dialects.responses.parse import ResponseRequest
+
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
-Encrypt = Callable[[str], str]
 
 
 class ItemType(NamedTuple):
@@ -58,27 +59,6 @@ ITEM_TYPES = {
 _KINDS = {Kind.TEXT: "message", Kind.REASONING: "reasoning", Kind.CALL: "function_call"}
 
 
-@dataclass(frozen=True, slots=True)
-class OutputForm:
-    """What the output of a response looks like.
-
-    ``names``: the client's names of functions, by the model's. ``server_tools``: the tools that this server calls, by
-    the model's names. ``after_sampling``: probabilities are those after the samplers. ``encrypt``: creates the
-    ``encrypted_content`` of reasoning, None for none. ``summarizes``: the reasoning text is its item's summary.
-    ``stored``: whether the client may retrieve the response. ``generates``: whether there is output; a response without
-    output is complete at once. ``approved``: ids of the calls that the client has approved.
-    """
-
-    names: Mapping[str, ClientName] = field(default_factory=dict)
-    server_tools: Mapping[str, CallableTool] = field(default_factory=dict)
-    after_sampling: bool = False
-    encrypt: Encrypt | None = None
-    summarizes: bool = False
-    stored: bool = True
-    generates: bool = True
-    approved: Container[str] = ()
-
-
 class OutputItem:
     """One output item.
 
@@ -88,10 +68,12 @@ class OutputItem:
     a call's outcome adds.
     """
 
-    def __init__(self, said: Item, index: int, form: OutputForm) -> None:
-        self.said, self.index, self.form = said, index, form
-        self.client = form.names.get(said.name) or ClientName(said.name)
-        self.server_tool = form.server_tools.get(said.name)
+    def __init__(self, said: Item, index: int, writer: "ResponseWriter") -> None:
+        self.said, self.index, self.request = said, index, writer.request
+        self.client = self.request.names.get(said.name) or ClientName(said.name)
+        self.server_tool = writer.server_tools.get(said.name)
+        self.is_approved = said.id in writer.approved
+        self.summarizes = self.request.summary is not None
         self.outcome: Json | None = None
         self.type, self.call_id, self.is_call = _KINDS[said.kind], "", said.kind is Kind.CALL
         self._encrypted: str | None = None
@@ -100,7 +82,7 @@ class OutputItem:
             if self.client.custom:
                 self.type = "custom_tool_call"
             if self.server_tool is not None:
-                waits = self.server_tool.needs_approval and said.id not in form.approved
+                waits = self.server_tool.needs_approval and not self.is_approved
                 self.type = "mcp_approval_request" if waits else "mcp_call"
         prefix, self.delta_kind, self.empty = ITEM_TYPES[self.type]
         if self.client.type is not None:
@@ -108,7 +90,7 @@ class OutputItem:
         self.id = prefix + random_id()
         self.place: Json = {"item_id": self.id, "output_index": index}
         self.part_type = self.part_kind = ""
-        if self.type == "reasoning" and form.summarizes:
+        if self.type == "reasoning" and self.summarizes:
             self.part_type, self.part_kind = "summary_text", "response.reasoning_summary_part"
             self.delta_kind, self.place["summary_index"] = "response.reasoning_summary_text", 0
         elif not self.is_call:
@@ -127,7 +109,8 @@ class OutputItem:
 
     def shown_logprobs(self, tokens: Sequence[TokenLogprob]) -> list[Json]:
         """Return the log probabilities of some of its tokens; only a message has them."""
-        return wire.probabilities(tokens if self.type == "message" else (), after_sampling=self.form.after_sampling)
+        after_sampling = bool(self.request.options.post_sampling_probs)
+        return wire.probabilities(tokens if self.type == "message" else (), after_sampling=after_sampling)
 
     def part(self) -> Json:
         """Return its only part; a call has none."""
@@ -148,9 +131,9 @@ class OutputItem:
         parts = [] if status == "in_progress" else [self.part()]
         if self.type == "message":
             return item | {"content": parts, "role": "assistant"}
-        if self.form.encrypt is not None and self._encrypted is None and status != "in_progress":
-            self._encrypted = self.form.encrypt(self.text)
-        shown = {"content": [], "summary": parts} if self.form.summarizes else {"content": parts, "summary": []}
+        if self._encrypted is None and status != "in_progress" and self.request.options.encrypts_reasoning:
+            self._encrypted = self.request.cipher.encrypt(self.text)
+        shown = {"content": [], "summary": parts} if self.summarizes else {"content": parts, "summary": []}
         return item | shown | {"encrypted_content": self._encrypted}
 
     def _typed_call(self, row: ToolType, status: ItemStatus) -> Json:
@@ -168,7 +151,7 @@ class OutputItem:
             "id": self.id,
             "type": self.type,
             "status": "incomplete" if status == "completed" else status,
-            "approval_request_id": self.call_id if self.call_id in self.form.approved else None,
+            "approval_request_id": self.call_id if self.is_approved else None,
             "arguments": self.text,
             "error": None,
             "name": known.tool.name,
@@ -179,7 +162,9 @@ class OutputItem:
 
 
 def response_body(fields: Json, status: str, output: Sequence[Json] = (), *, stored: bool = True) -> Json:
-    """Return a response object. `fields`: the members that repeat the request. `stored`: see `OutputForm`."""
+    """Return a response object. `fields`: the members that repeat the request. `stored`: whether the client may
+    retrieve it.
+    """
     return {
         **fields,
         "object": "response",
@@ -197,23 +182,15 @@ class ResponseWriter(RoundWriter):
     """Writes a response.
 
     White space between items is dropped. `fields`: the members that every state of the response repeats. `prefill`: the
-    content that the prompt has begun, which the output repeats. `lead`: finished items before the output.
+    content that the prompt has begun, which the output repeats.
     """
 
-    def __init__(
-        self,
-        fields: Json,
-        parser: NewParser,
-        form: OutputForm = OutputForm(),
-        *,
-        prefill: str = "",
-        lead: Sequence[Json] = (),
-    ) -> None:
-        self._custom = frozenset(name for name, client in form.names.items() if client.custom)
-        super().__init__(input_parser(parser, self._custom), form.server_tools)
-        self.approved = form.approved
-        self._fields, self._form, self._prefill, self._lead = fields, form, prefill, lead
-        self._before = list(lead)  # the finished items before this round
+    def __init__(self, request: "ResponseRequest", fields: Json, parser: NewParser, prefill: str = "") -> None:
+        self._custom = frozenset(name for name, client in request.names.items() if client.custom)
+        approved = frozenset(call.id for call in request.approved)
+        super().__init__(input_parser(parser, self._custom), request.server_tools, approved)
+        self.request, self._fields, self._prefill = request, fields, prefill
+        self._before = [*request.listings]  # the finished items before this round
         self._items: list[OutputItem] = []  # of this round
         self._shown: dict[int, OutputItem] = {}  # by the identity of the message's item
         self._blank: list[Delta] = []  # white space that a text has begun with
@@ -224,7 +201,7 @@ class ResponseWriter(RoundWriter):
     @cached_property
     def final(self) -> Json:
         """The finished response."""
-        incomplete = self.is_cut_off and self._form.generates
+        incomplete = self.is_cut_off and self.request.options.generates
         body = self._response("incomplete" if incomplete else "completed", [*self._before, *self._finished_items()])
         details = {"reason": "max_output_tokens"} if incomplete else None
         return body | {
@@ -234,7 +211,7 @@ class ResponseWriter(RoundWriter):
         }
 
     def _response(self, status: str, output: Sequence[Json]) -> Json:
-        return response_body(self._fields, status, output, stored=self._form.stored)
+        return response_body(self._fields, status, output, stored=self.request.options.stored)
 
     def _finished_items(self) -> list[Json]:
         """Return every item of the round; if a limit cut the round off, the last one is incomplete."""
@@ -309,7 +286,10 @@ class ResponseWriter(RoundWriter):
         if self._n_events:
             return []
         begun = [self._event(f"response.{state}", self._begun()) for state in ("created", "in_progress")]
-        return [*begun, *(event for index, item in enumerate(self._lead) for event in self._whole(index, item))]
+        return [
+            *begun,
+            *(event for index, item in enumerate(self.request.listings) for event in self._whole(index, item)),
+        ]
 
     def _whole(self, index: int, item: Json) -> list[bytes]:
         """Return the events of a list of tools, which is complete from the start."""
@@ -341,7 +321,7 @@ class ResponseWriter(RoundWriter):
         yield from self._added(item, text, tokens)
 
     def _new_item(self, said: Item) -> OutputItem:
-        item = self._shown[id(said)] = OutputItem(said, len(self._before) + len(self._items), self._form)
+        item = self._shown[id(said)] = OutputItem(said, len(self._before) + len(self._items), self)
         self._items.append(item)
         return item
 

@@ -7,14 +7,19 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
+from server.dialects.chat.parse import parse_chat
 from server.dialects.chat.write import ChatWriter
+from server.dialects.messages.parse import parse_messages
 from server.dialects.messages.write import MessageWriter
 from server.dialects.ollama.write import OllamaWriter, Reply
+from server.dialects.responses.parse import parse_response
 from server.dialects.responses.write import ResponseWriter
 from server.engine.request import Event
 from server.formats.parsing.pieces import ContentText, Piece, Reasoning, ToolCallArguments, ToolCallBegin
 from tests.unit.dialects.builders import HEADER, Turns, finished, started, text
 
+HI = {"messages": [{"role": "user", "content": "Hi"}]}
+CHAT, MESSAGE, RESPONSE = parse_chat(HI), parse_messages(HI), parse_response({"input": "Hi"})
 WORDS = st.text('abé \n"\\{', min_size=1, max_size=4).filter(lambda word: bool(word.strip()))
 ARGUMENTS = st.dictionaries(st.sampled_from("ab"), WORDS | st.integers() | st.none(), max_size=2)
 Said = tuple[str, str, list[tuple[str, str, Any]]]
@@ -137,18 +142,18 @@ def test_every_format_says_the_same(pieces: list[list[Piece]]) -> None:
     def script() -> Turns:
         return Turns(*pieces)
 
-    chat, streamed = ChatWriter(HEADER, script), ChatWriter(HEADER, script)
+    chat, streamed = ChatWriter(CHAT, HEADER, script), ChatWriter(CHAT, HEADER, script)
     added(chat, events)
     wanted = of_chat(chat.body()["choices"][0]["message"])
     assert wanted[0] == "".join(piece.text for turn in pieces for piece in turn if isinstance(piece, ContentText))
     assert chat_stream([*fed(streamed, events), *streamed.finish()]) == wanted
 
-    message = MessageWriter(HEADER, script)
+    message = MessageWriter(MESSAGE, HEADER, script)
     added(message, events)
     assert of_message(orjson.loads(orjson.dumps(message.body()))) == wanted
-    assert message_stream(fed(MessageWriter(HEADER, script), events)) == wanted
+    assert message_stream(fed(MessageWriter(MESSAGE, HEADER, script), events)) == wanted
 
-    response, response_streamed = ResponseWriter(fields, script), ResponseWriter(fields, script)
+    response, response_streamed = (ResponseWriter(RESPONSE, fields, script) for _ in range(2))
     added(response, events)
     assert of_response(response.body()) == wanted
     assert response_stream([*fed(response_streamed, events), *response_streamed.finish()]) == wanted

@@ -1,6 +1,7 @@
 from collections.abc import Iterable
 from typing import Any
 
+from server.dialects.chat.parse import parse_chat
 from server.dialects.chat.write import ChatWriter
 from server.engine.request import Event, Progress
 from server.formats.parsing.pieces import ContentText, Piece, Reasoning, ToolCallArguments, ToolCallBegin
@@ -22,8 +23,12 @@ class ScriptedParser(Scripted):
     SCRIPT = SCRIPT
 
 
-def streamed(*events: Event, include_usage: bool = False) -> list[dict[str, Any]]:
-    stream = ChatWriter(HEADER, ScriptedParser, include_usage=include_usage)
+def writer(**fields: Any) -> ChatWriter:
+    return ChatWriter(parse_chat({"messages": [{"role": "user", "content": "Hi"}], **fields}), HEADER, ScriptedParser)
+
+
+def streamed(*events: Event) -> list[dict[str, Any]]:
+    stream = writer()
     raw = [chunk for event in events for chunk in stream.feed(0, event)] + stream.finish()
     assert raw[-1] == b"data: [DONE]\n\n"
     return chunks(raw)
@@ -47,12 +52,9 @@ def test_logprobs_without_any_text_get_a_chunk_of_their_own() -> None:
 
 
 def test_a_custom_tools_call_has_its_input_as_it_was_meant() -> None:
-    custom = frozenset({"patch"})
+    custom = [{"type": "custom", "custom": {"name": "patch"}}]
     events = (started(), text("call"), text("args"), text("patch"), text("patched"), text("raw"), finished())
-    reply, stream = (
-        ChatWriter(HEADER, ScriptedParser, custom=custom),
-        ChatWriter(HEADER, ScriptedParser, include_usage=False, custom=custom),
-    )
+    reply, stream = writer(tools=custom), writer(tools=custom)
     for event in events:
         reply.feed(0, event)
     calls = [

@@ -3,7 +3,8 @@
 import json
 
 from server.dialects.common import Header
-from server.dialects.completions.write import CompletionForm, CompletionWriter, Echo, TokenLists, echo
+from server.dialects.completions.parse import parse_completion
+from server.dialects.completions.write import CompletionWriter, Echo, TokenLists, echo
 from server.engine.media import MediaPrompt, MediaSpan
 from server.engine.request import Finished, FinishReason, PromptLogprobs, Started, Text, Timings, TokenLogprob
 from tests.support.fakes import FakeVocab
@@ -46,7 +47,8 @@ def test_media_have_no_log_probabilities_and_stand_where_their_marker_is() -> No
 
 def test_a_stream_holds_back_choices_that_start_before_the_prompt_is_scored() -> None:
     echoed = Echo("abc", (b"a", b"b", b"c"))
-    stream = CompletionWriter(Header("m"), [echoed], CompletionForm(n=2, lists=True))
+    asked = parse_completion({"prompt": "x", "n": 2, "logprobs": 1})
+    stream = CompletionWriter(asked, Header("m"), [echoed])
     own = token(b"d", -0.5)
     end = Finished(1, FinishReason.LIMIT, "", 3, 0, 1, Timings(), 0, 1)
     assert stream.feed(0, PromptLogprobs(0, (token(b"b", -1.0),))) == []

@@ -7,7 +7,7 @@ import orjson
 import pytest
 
 from server.dialects.common import Header
-from server.dialects.messages.parse import MessageTools, read_conversation
+from server.dialects.messages.parse import MessageTools, parse_messages, read_conversation
 from server.dialects.messages.write import MessageWriter
 from server.engine.request import Event, FinishReason
 from server.formats.arguments import object_text
@@ -15,6 +15,7 @@ from server.formats.parsing.pieces import ContentText, Piece, Reasoning, ToolCal
 from tests.unit.dialects.builders import Turns, finished, started, text
 
 HEADER = Header("demo", "msg_1", 1700000000)
+SHOWN, HIDDEN = {"type": "enabled"}, {"type": "enabled", "display": "omitted"}
 
 
 def run(reason: FinishReason = FinishReason.EOS, n_texts: int = 1, word: str = "") -> list[Event]:
@@ -22,8 +23,8 @@ def run(reason: FinishReason = FinishReason.EOS, n_texts: int = 1, word: str = "
     return [started(n_cached=2), *[text("x")] * n_texts, end]
 
 
-def whole(script: Callable[[], Turns], events: Sequence[Event], **options: Any) -> Any:
-    reply = MessageWriter(HEADER, script, **options)
+def whole(script: Callable[[], Turns], events: Sequence[Event], **fields: Any) -> Any:
+    reply = MessageWriter(parse_messages({"messages": [], **fields}), HEADER, script)
     for event in events:
         reply.feed(0, event)
     return orjson.loads(orjson.dumps(reply.body()))
@@ -36,7 +37,7 @@ def whole(script: Callable[[], Turns], events: Sequence[Event], **options: Any) 
 )
 def test_whatever_a_model_writes_can_be_sent_back(before: list[Piece], arguments: str, show: bool) -> None:
     pieces = [*before, ToolCallBegin(0, "c1", "f"), ToolCallArguments(0, arguments)]
-    content = whole(lambda: Turns(pieces), run(FinishReason.LIMIT), show_reasoning=show)["content"]
+    content = whole(lambda: Turns(pieces), run(FinishReason.LIMIT), thinking=SHOWN if show else HIDDEN)["content"]
     warnings: list[str] = []
     [message] = read_conversation(None, [{"role": "assistant", "content": content}], warnings, MessageTools())
     assert warnings == []

@@ -55,7 +55,7 @@ def said(asked: MessagesRequest, name: str, arguments: dict[str, Any]) -> list[d
 
     events: list[Event] = [started(), text("call"), finished()]
     header = Header("demo", "msg_1")
-    reply, stream = MessageWriter(header, Parser, names=asked.names), MessageWriter(header, Parser, names=asked.names)
+    reply, stream = MessageWriter(asked, header, Parser), MessageWriter(asked, header, Parser)
     raw: list[bytes] = []
     for event in events:
         reply.feed(0, event)

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 
 from server.chat.conversation import Call
 from server.dialects.responses.parse import ResponseRequest, parse_response
-from server.dialects.responses.write import OutputForm, ResponseWriter
+from server.dialects.responses.write import ResponseWriter
 from server.dialects.tool_types import RESPONSES
 from server.engine.request import Event, FinishReason
 from server.formats.parsing.pieces import ContentText, Piece, ToolCallArguments, ToolCallBegin
@@ -62,7 +62,7 @@ def writer(asked: ResponseRequest, name: str, arguments: str) -> ResponseWriter:
             "text": [ContentText("done")],
         }
 
-    return ResponseWriter({**FIELDS, "tools": asked.shown_tools}, Parser, OutputForm(asked.names))
+    return ResponseWriter(asked, {**FIELDS, "tools": asked.shown_tools}, Parser)
 
 
 def feeds(reason: FinishReason) -> Sequence[Event]:

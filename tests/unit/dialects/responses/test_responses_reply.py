@@ -7,13 +7,14 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from server.dialects.responses.write import OutputForm, ResponseWriter
-from server.dialects.tools import ClientName
+from server.dialects.responses.parse import parse_response
+from server.dialects.responses.write import ResponseWriter
 from server.engine.request import Event, Progress
 from server.formats.parsing.pieces import ContentText, Piece, Reasoning, ToolCallArguments, ToolCallBegin
 from tests.unit.dialects.builders import Scripted, finished, started, text
 
-FORM = OutputForm({"n__f": ClientName("f", "n"), "patch": ClientName("patch", custom=True)})
+SPACE = {"type": "namespace", "name": "n", "tools": [{"type": "function", "name": "f"}]}
+ASKED = parse_response({"input": "Hi", "tools": [SPACE, {"type": "custom", "name": "patch"}]})
 FIELDS = {"id": "resp_1", "created_at": 1, "model": "demo", "parallel_tool_calls": True, "tools": []}
 
 
@@ -49,7 +50,7 @@ class ScriptedParser(Scripted):
 
 
 def whole(*events: Event, prefill: str = "") -> dict[str, Any]:
-    reply = ResponseWriter(FIELDS, ScriptedParser, FORM, prefill=prefill)
+    reply = ResponseWriter(ASKED, FIELDS, ScriptedParser, prefill)
     for event in events:
         reply.feed(0, event)
     body: dict[str, Any] = orjson.loads(orjson.dumps(reply.body()))
@@ -73,7 +74,7 @@ def parsed(raw: list[bytes]) -> list[dict[str, Any]]:
 
 
 def streamed(*events: Event, prefill: str = "") -> list[dict[str, Any]]:
-    stream = ResponseWriter(FIELDS, ScriptedParser, FORM, prefill=prefill)
+    stream = ResponseWriter(ASKED, FIELDS, ScriptedParser, prefill)
     return parsed([chunk for event in events for chunk in stream.feed(0, event)] + stream.finish())
 
 
@@ -136,7 +137,7 @@ def test_progress_and_timings_stand_beside_the_fields() -> None:
     ],
 )
 def test_a_stream_that_fails_says_so(status: int, kind: str, code: str) -> None:
-    stream = ResponseWriter(FIELDS, ScriptedParser, FORM)
+    stream = ResponseWriter(ASKED, FIELDS, ScriptedParser)
     raw = stream.feed(0, started()) + stream.feed(0, text("Hel"))
     events = parsed([*raw, *split(stream.failure(status, {"error": {"message": "went wrong", "type": kind}}))])
     assert (events[-2]["type"], events[-2]["code"], events[-2]["message"]) == ("error", code, "went wrong")
@@ -146,7 +147,7 @@ def test_a_stream_that_fails_says_so(status: int, kind: str, code: str) -> None:
 
 
 def test_a_stream_that_fails_before_its_first_event_begins_all_the_same() -> None:
-    stream = ResponseWriter(FIELDS, ScriptedParser, FORM)
+    stream = ResponseWriter(ASKED, FIELDS, ScriptedParser)
     events = parsed(split(stream.failure(500, {"error": {"message": "gone"}})))
     assert [event["type"] for event in events] == [
         "response.created",
@@ -177,7 +178,7 @@ def test_a_custom_tools_call_has_its_input_as_it_was_meant() -> None:
 
 
 def test_a_ping_is_an_event_behind_the_first_ones() -> None:
-    stream = ResponseWriter(FIELDS, ScriptedParser, FORM)
+    stream = ResponseWriter(ASKED, FIELDS, ScriptedParser)
     begun = [event + b"\n\n" for event in stream.ping().split(b"\n\n")[:-1]]
     events = parsed([*begun, stream.ping(), *stream.feed(0, started())])
     assert [event["type"] for event in events] == ["response.created", "response.in_progress", "keepalive"]
