@@ -18,13 +18,14 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from server.chat.assembler import Assembler, Item, NewParser
 from server.chat.conversation import Call, Conversation, Message, TextPart, Tool, text_content
-from server.chat.prepare import Prepared
 from server.dialects.common import Json
 from server.dialects.dialect import Caller, Generate, Generation, Writer
 from server.dialects.fields import Body
-from server.dialects.generation import GenerationFields, token_limit
+from server.dialects.generation import ConversationRequest, token_limit
+from server.dialects.reasoning_cipher import ReasoningCipher
+from server.dialects.tools import ClientName
 from server.dialects.usage import Usage
-from server.engine.request import Finished, FinishReason, Request, Timings
+from server.engine.request import Finished, FinishReason, Timings
 from server.errors import invalid
 from server.formats.parsing.pieces import Piece, ToolCallArguments, ToolCallBegin
 from server.mcp.config import McpServer, is_web_url
@@ -295,6 +296,20 @@ class ServerTools:
             return Outcome(fault=McpFault("the calls of this response took too long", "http", _TOO_LATE))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolRequest(ConversationRequest):
+    """A request to a model that may call tools of MCP servers.
+
+    ``names``: the client's names of functions, by the model's. ``cipher``: encrypts and decrypts reasoning.
+    ``server_tools``: None if there are none. ``listings``: lists of them, with which the output begins.
+    """
+
+    names: Mapping[str, ClientName]
+    cipher: ReasoningCipher
+    server_tools: ServerTools | None = None
+    listings: Sequence[Json] = ()
+
+
 class RoundWriter(Writer):
     """Writes a reply of several rounds of generation. ``said``: the message of the current round.
 
@@ -302,7 +317,8 @@ class RoundWriter(Writer):
     further approval.
     """
 
-    def __init__(self, parser: NewParser, tools: ServerTools | None, approved: Container[str] = ()) -> None:
+    def __init__(self, request: ToolRequest, parser: NewParser, approved: Container[str] = ()) -> None:
+        tools = request.server_tools
         self.said = Assembler(parser())
         self.server_tools: Mapping[str, CallableTool] = {} if tools is None else tools.tools
         self.approved = approved
@@ -372,30 +388,27 @@ class GivenCalls:
 
 _NOT_GENERATED = Finished(0, FinishReason.EOS, "", 0, 0, 0, Timings(), -1, -1)
 
-Prepare = Callable[[Conversation, LoadedModel, Seen, Caller, int | None], tuple[Prepared, Request]]
-"""Prepares a round of generation; the last argument is its maximum of tokens, None for the request's own."""
-
 
 class ToolRounds:
     """Calls the tools of each round of a reply and creates the next round. ``has_acted``: whether a tool was called.
 
-    `conversation`: that of the first round. `prepare`: prepares each further round. `names`: whether results have their
-    tools' names. `generated`: whether the first round generates; otherwise the client has approved its calls.
+    `conversation`: that of the first round. `names`: whether results have their tools' names. `generated`: whether the
+    first round generates; otherwise the client has approved its calls.
     """
 
     def __init__(
         self,
-        tools: ServerTools,
+        request: ToolRequest,
+        request_id: str,
         conversation: Conversation,
         writer: RoundWriter,
-        prepare: Prepare,
-        options: GenerationFields,
         *,
         names: bool = False,
         generated: bool = True,
     ) -> None:
-        self._tools, self._conversation, self._writer, self._prepare = tools, conversation, writer, prepare
-        self._options, self._names, self._generated = options, names, generated
+        assert request.server_tools is not None, "a server's tools are called"
+        self._request, self._id, self._tools = request, request_id, request.server_tools
+        self._conversation, self._writer, self._names, self._generated = conversation, writer, names, generated
         self._results: list[Message] = []
         self.has_acted = False
 
@@ -434,9 +447,9 @@ class ToolRounds:
 
     def _generate(self, conversation: Conversation, model: LoadedModel, seen: Seen, caller: Caller) -> Generation:
         """Return the next round's generation, with the tokens that earlier rounds left of the request's limit."""
-        limit = token_limit(self._options, model.spec.n_predict)
+        limit = token_limit(self._request.options, model.spec.n_predict)
         left = max(limit - self._writer.usage.completion, 0) if limit >= 0 else limit
-        prepared, request = self._prepare(conversation, model, seen, caller, left)
+        prepared, request = self._request.prepare(self._id, conversation, model, seen, caller, left)
         self._writer.next_round(prepared.output.parser)
         return Generation([request], self._writer, prepared.output.switch)
 

@@ -11,9 +11,8 @@ functions of `tool_types`. Tools of other types are omitted, and are an error on
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import chain
 from typing import Any, ClassVar
 
@@ -58,7 +57,6 @@ from server.dialects.fields import (
 )
 from server.dialects.generation import (
     UNSAID_BUDGET,
-    ConversationRequest,
     GenerationFields,
     ReasoningOption,
     ServingFields,
@@ -66,7 +64,7 @@ from server.dialects.generation import (
     asked_to_think,
     template_kwargs,
 )
-from server.dialects.mcp import ServerTools, ToolRounds, function_name
+from server.dialects.mcp import ServerTools, ToolRequest, ToolRounds, function_name
 from server.dialects.messages.mcp import LISTING, ToolConfig, has_toolsets, listing_blocks, unlisted, without_toolsets
 from server.dialects.messages.write import PING, MessageWriter
 from server.dialects.reasoning_cipher import NO_CIPHER, ReasoningCipher, TamperedReasoning
@@ -113,30 +111,20 @@ class MessagesBody(ServingFields, SamplingFields):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MessagesRequest(ConversationRequest):
-    """A request for a message.
+class MessagesRequest(ToolRequest):
+    """A request for a message. ``show_reasoning``: whether thinking blocks have a text."""
 
-    ``names``: the client's names of functions, by the model's. ``show_reasoning``: whether thinking blocks have a text.
-    ``server_tools``: tools that this server calls. ``listings``: the tools of MCP servers, the first blocks of the
-    reply.
-    """
-
-    cipher: ReasoningCipher
-    names: Mapping[str, ClientName]
     show_reasoning: bool = True
-    server_tools: ServerTools | None = None
-    listings: Sequence[Json] = ()
 
     def generation(self, model: LoadedModel, seen: Seen = NOTHING_SEEN, caller: Caller = NO_CALLER) -> Generation:
         """Return the request and the writer of its reply; blocking, for a thread. Raises `InvalidRequest`."""
-        server, header = self.server_tools, Header(model.spec.id, f"msg_{random_id()}")
-        prepare_round = partial(self.prepare, header.id)
-        prepared, request = prepare_round(self.conversation, model, seen, caller)
+        header = Header(model.spec.id, f"msg_{random_id()}")
+        prepared, request = self.prepare(header.id, self.conversation, model, seen, caller)
         writer = MessageWriter(self, header, prepared.output.parser)
         follow_up = None
-        if server is not None:
+        if self.server_tools is not None:
             # The output does not repeat the message that it continues.
-            follow_up = ToolRounds(server, self.conversation, writer, prepare_round, self.options, names=True)
+            follow_up = ToolRounds(self, header.id, self.conversation, writer, names=True)
         return Generation([request], writer, follow_up=follow_up)
 
 

@@ -46,7 +46,7 @@ class MessageWriter(RoundWriter):
     """Writes a message."""
 
     def __init__(self, request: "MessagesRequest", header: Header, parser: NewParser) -> None:
-        super().__init__(parser, request.server_tools)
+        super().__init__(request, parser)
         self._request, self._header, self._show_reasoning = request, header, request.show_reasoning
         self._ids: dict[int, str] = {}  # of calls for this server, by the identity of the item
         self._blocks: list[Json] = [*request.listings]  # of earlier rounds, in a whole reply

@@ -20,12 +20,11 @@ from server.dialects.constraints import read_shape
 from server.dialects.dialect import NO_CALLER, Caller, Dialect, Generation
 from server.dialects.fields import Body, Count, CountOrAll, Format, Input, Objects, Refused, Whole, field_error, parse
 from server.dialects.generation import MAX_TOP_LOGPROBS, ChatFields, ConversationRequest, Logprobs
-from server.dialects.mcp import GivenCalls, ServerTools, ToolRounds
+from server.dialects.mcp import GivenCalls, ServerTools, ToolRequest, ToolRounds
 from server.dialects.reasoning_cipher import NO_CIPHER, ReasoningCipher
 from server.dialects.responses.input import NO_HISTORY, History, items_to_store, read_input
 from server.dialects.responses.tools import ApprovedCall, ResponseTools, function_choice, list_item
 from server.dialects.responses.write import EARLY_PING, ResponseWriter, failed_early
-from server.dialects.tools import ClientName
 from server.dialects.warnings import shown, unused_fields
 from server.engine.request import Request, SamplingParams
 from server.errors import invalid
@@ -136,24 +135,18 @@ Store = Callable[[Json, list[Json]], Awaitable[bool]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResponseRequest(ConversationRequest):
+class ResponseRequest(ToolRequest):
     """A request for a response.
 
-    ``options``: the fields without input and tools. ``names``: the client's names of functions, by the model's.
-    ``shown_tools``: the tools as the response repeats them. ``input_items``: the input as it is stored. ``approved``:
-    calls of MCP tools that are yet to be made. ``server_tools``: tools that this server calls. ``listings``: lists of
-    them, the first items of the response.
+    ``options``: the fields without input and tools. ``shown_tools``: the tools as the response repeats them.
+    ``input_items``: the input as it is stored. ``approved``: calls of MCP tools that are yet to be made.
     """
 
     options: ResponsesBody
-    names: Mapping[str, ClientName]
     shown_tools: Sequence[Json]
     history: History
-    cipher: ReasoningCipher
     input_items: list[Json]
     approved: Sequence[ApprovedCall] = ()
-    server_tools: ServerTools | None = None
-    listings: Sequence[Json] = ()
     response_id: str = ""
     store: Store | None = None
 
@@ -179,15 +172,13 @@ class ResponseRequest(ConversationRequest):
 
         Raises `InvalidRequest`.
         """
-        options, server, conversation = self.options, self.server_tools, self.conversation
-        approved = self.approved_calls()
+        conversation, approved = self.conversation, self.approved_calls()
         header = Header(model.spec.id, self.response_id or new_response_id())
-        prepare_round = partial(self.prepare, header.id)
         requests: list[Request] = []
         parser: NewParser = partial(GivenCalls, approved)
         switch, prefilled = None, ""
         if not approved:
-            prepared, request = prepare_round(conversation, model, seen, caller)
+            prepared, request = self.prepare(header.id, conversation, model, seen, caller)
             requests, prefilled = [request], prepared.prompt.prefilled
             parser, switch = prepared.output.parser, prepared.output.switch
         writer = ResponseWriter(self, response_fields(self, header, model.spec.sampling), parser, prefilled)
@@ -199,9 +190,9 @@ class ResponseRequest(ConversationRequest):
                 writer.final["store"] = await self.store(writer.final, inputs)
 
         follow_up = None
-        if server is not None:
+        if self.server_tools is not None:
             before = replace(conversation, messages=conversation.messages[:-1]) if prefilled else conversation
-            follow_up = ToolRounds(server, before, writer, prepare_round, options, generated=not approved)
+            follow_up = ToolRounds(self, header.id, before, writer, generated=not approved)
         return Generation(requests, writer, switch, commit, follow_up)
 
     def prepare(

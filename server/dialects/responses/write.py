@@ -188,7 +188,7 @@ class ResponseWriter(RoundWriter):
     def __init__(self, request: "ResponseRequest", fields: Json, parser: NewParser, prefill: str = "") -> None:
         self._custom = frozenset(name for name, client in request.names.items() if client.custom)
         approved = frozenset(call.id for call in request.approved)
-        super().__init__(input_parser(parser, self._custom), request.server_tools, approved)
+        super().__init__(request, input_parser(parser, self._custom), approved)
         self.request, self._fields, self._prefill = request, fields, prefill
         self._before = [*request.listings]  # the finished items before this round
         self._items: list[OutputItem] = []  # of this round
