@@ -8,7 +8,7 @@ import asyncio
 import re
 import time
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Awaitable, Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated
@@ -30,6 +30,7 @@ from server.errors import invalid
 from server.formats.parsing.pieces import Piece, ToolCallArguments, ToolCallBegin
 from server.mcp.config import McpServer, is_web_url
 from server.mcp.results import McpFault, McpResult, McpTool
+from server.mcp.servers import McpServers
 from server.media.source import Media, Seen
 from server.pool.model import LoadedModel
 
@@ -210,10 +211,6 @@ class Outcome:
         return Message("tool", text_content([*texts, *self.result.images]), call_id=call_id, name=name)
 
 
-Execute = Callable[[McpServer, str, Json], Awaitable[McpResult]]
-"""Calls a tool of a server. Raises `McpFault`."""
-
-
 class ServerTools:
     """The tools of a request's MCP servers, which this server calls, and the remaining limits of the calls.
 
@@ -221,22 +218,15 @@ class ServerTools:
     of a server describes the server, too. ``left_s``: remaining seconds for calls. ``left_calls`` None = unlimited.
     """
 
-    def __init__(
-        self,
-        offered: Sequence[OfferedServer],
-        own: object,
-        execute: Execute,
-        left_rounds: int,
-        left_s: float,
-    ) -> None:
+    def __init__(self, servers: McpServers, offered: Sequence[OfferedServer] = (), own: object = None) -> None:
         """Name the tools of `offered` servers. Tools with equal names, or with those of functions in the body's `own`
         tools, get a number.
         """
-        self.offered, self.left_rounds, self.left_s = offered, left_rounds, left_s
+        self.offered, self.left_rounds, self.left_s = offered, servers.rules.max_rounds, servers.rules.max_s
         self.left_calls: int | None = None
         self.tools: dict[str, CallableTool] = {}
         self.functions: dict[str, list[Tool]] = {}
-        self._execute = execute
+        self._servers = servers
         taken = set(_names(own))
         for each in offered:
             about, at = each.request.description or each.server.description, each.request.at
@@ -289,7 +279,7 @@ class ServerTools:
             return Outcome(fault=McpFault("the arguments are not a JSON object"))
         try:
             async with asyncio.timeout(max(self.left_s, 0.0)):
-                return Outcome(await self._execute(known.server, known.tool.name, arguments))
+                return Outcome(await self._servers.call(known.server, known.tool.name, arguments))
         except McpFault as fault:
             return Outcome(fault=fault)
         except TimeoutError:

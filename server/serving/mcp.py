@@ -66,13 +66,7 @@ async def read_with_servers(
     Raises as `offer` and `read`.
     """
     servers = services(request).mcp
-    rules = servers.rules
-
-    def parsed(body: Json, offered: Sequence[OfferedServer] = ()) -> T:
-        own = given.get("tools")
-        return read(body, ServerTools(offered, own, servers.call, rules.max_rounds, float(rules.max_s)))
-
     # Nothing is connected to for a body that is wrong anyway.
-    await read_later(request, lambda: parsed({**given, "tool_choice": None}))
-    offered = await offer(request, wanted)
-    return await read_later(request, lambda: parsed(given, offered))
+    await read_later(request, lambda: read({**given, "tool_choice": None}, ServerTools(servers)))
+    tools = ServerTools(servers, await offer(request, wanted), given.get("tools"))
+    return await read_later(request, lambda: read(given, tools))

@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from http import HTTPStatus
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import orjson
@@ -36,26 +35,33 @@ ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
 class ItemType(NamedTuple):
-    """How items of a type are written. ``prefix``: of their ids. ``empty``: members of an item that has just begun.
+    """How items of a type are written. ``prefix``: of their ids.
 
     ``delta``: the type of its events without ``.delta`` or ``.done``; "" for a call that is sent when it is complete.
+    ``text``: the member that has a call's text; of other items, the type of their only part. ``part``: the type of that
+    part's events without ``.added`` or ``.done``, and ``number`` their member that counts parts.
     """
 
     prefix: str
     delta: str = ""
-    empty: Mapping[str, str] = MappingProxyType({})
+    text: str = ""
+    part: str = ""
+    number: str = ""
 
 
 ITEM_TYPES = {
-    "message": ItemType("msg_", "response.output_text"),
-    "reasoning": ItemType("rs_", "response.reasoning_text"),
-    "function_call": ItemType("fc_", "response.function_call_arguments", {"arguments": ""}),
-    "custom_tool_call": ItemType("ctc_", "response.custom_tool_call_input", {"input": ""}),
-    "mcp_call": ItemType("mcp_", "response.mcp_call_arguments", {"arguments": ""}),
+    "message": ItemType("msg_", "response.output_text", "output_text", "response.content_part", "content_index"),
+    "reasoning": ItemType("rs_", "response.reasoning_text", "reasoning_text", "response.content_part", "content_index"),
+    "function_call": ItemType("fc_", "response.function_call_arguments", "arguments"),
+    "custom_tool_call": ItemType("ctc_", "response.custom_tool_call_input", "input"),
+    "mcp_call": ItemType("mcp_", "response.mcp_call_arguments", "arguments"),
     "mcp_approval_request": ItemType("mcpr_"),
     "compaction": ItemType("cmp_"),
 }
 """Calls of other types are in `tool_types`."""
+_SUMMARY = ItemType(
+    *("rs_", "response.reasoning_summary_text", "summary_text", "response.reasoning_summary_part", "summary_index")
+)
 _KINDS = {Kind.TEXT: "message", Kind.REASONING: "reasoning", Kind.CALL: "function_call"}
 
 
@@ -63,9 +69,7 @@ class OutputItem:
     """One output item.
 
     ``index``: its position in the output. ``place``: the members of its events that say which item, and which part of
-    it, they are about. ``delta_kind`` and ``part_kind``: the types of its events without ``.delta``, ``.added`` or
-    ``.done``; "" for a call that is sent when it is complete, and for one without parts. ``outcome``: the members that
-    a call's outcome adds.
+    it, they are about. ``outcome``: the members that a call's outcome adds.
     """
 
     def __init__(self, said: Item, index: int, writer: "ResponseWriter") -> None:
@@ -73,7 +77,6 @@ class OutputItem:
         self.client = self.request.names.get(said.name) or ClientName(said.name)
         self.server_tool = writer.server_tools.get(said.name)
         self.is_approved = said.id in writer.approved
-        self.summarizes = self.request.summary is not None
         self.outcome: Json | None = None
         self.type, self.call_id, self.is_call = _KINDS[said.kind], "", said.kind is Kind.CALL
         self._encrypted: str | None = None
@@ -84,23 +87,13 @@ class OutputItem:
             if self.server_tool is not None:
                 waits = self.server_tool.needs_approval and not self.is_approved
                 self.type = "mcp_approval_request" if waits else "mcp_call"
-        prefix, self.delta_kind, self.empty = ITEM_TYPES[self.type]
+        self.row = ITEM_TYPES[self.type]
+        if self.type == "reasoning" and self.request.summary is not None:
+            self.row = _SUMMARY
         if self.client.type is not None:
-            self.type, prefix, self.delta_kind = self.client.type.call, self.client.type.prefix, ""
-        self.id = prefix + random_id()
-        self.place: Json = {"item_id": self.id, "output_index": index}
-        self.part_type = self.part_kind = ""
-        if self.type == "reasoning" and self.summarizes:
-            self.part_type, self.part_kind = "summary_text", "response.reasoning_summary_part"
-            self.delta_kind, self.place["summary_index"] = "response.reasoning_summary_text", 0
-        elif not self.is_call:
-            self.part_type, self.part_kind = self.delta_kind.removeprefix("response."), "response.content_part"
-            self.place["content_index"] = 0
-
-    @property
-    def text(self) -> str:
-        """All of its text: of a call, its arguments, of a custom tool's, its input."""
-        return self.said.text
+            self.type, self.row = self.client.type.call, ItemType(self.client.type.prefix)
+        self.id = self.row.prefix + random_id()
+        self.place: Json = {"item_id": self.id, "output_index": index} | ({} if self.is_call else {self.row.number: 0})
 
     @property
     def logprobs(self) -> list[Json]:
@@ -114,7 +107,7 @@ class OutputItem:
 
     def part(self) -> Json:
         """Return its only part; a call has none."""
-        part: Json = {"type": self.part_type, "text": self.text}
+        part: Json = {"type": self.row.text, "text": self.said.text}
         return part | {"annotations": [], "logprobs": self.logprobs} if self.type == "message" else part
 
     def body(self, status: ItemStatus) -> Json:
@@ -126,19 +119,18 @@ class OutputItem:
             return self._server_call(self.server_tool, status)
         if self.is_call:
             space = {"namespace": self.client.namespace} if self.client.namespace else {}
-            key = "input" if self.type == "custom_tool_call" else "arguments"
-            return item | {key: self.text, "call_id": self.call_id, "name": self.client.name} | space
+            return item | {self.row.text: self.said.text, "call_id": self.call_id, "name": self.client.name} | space
         parts = [] if status == "in_progress" else [self.part()]
         if self.type == "message":
             return item | {"content": parts, "role": "assistant"}
         if self._encrypted is None and status != "in_progress" and self.request.options.encrypts_reasoning:
-            self._encrypted = self.request.cipher.encrypt(self.text)
-        shown = {"content": [], "summary": parts} if self.summarizes else {"content": parts, "summary": []}
+            self._encrypted = self.request.cipher.encrypt(self.said.text)
+        shown = {"content": [], "summary": parts} if self.row is _SUMMARY else {"content": parts, "summary": []}
         return item | shown | {"encrypted_content": self._encrypted}
 
     def _typed_call(self, row: ToolType, status: ItemStatus) -> Json:
         """Return the members of a call of a type of `tool_types`. One that is not complete must not be executed."""
-        arguments = row.read(self.text) if status == "completed" else None
+        arguments = row.read(self.said.text) if status == "completed" else None
         unfinished = status != "in_progress" and arguments is None
         return {"status": row.unfinished if unfinished else status, "call_id": self.call_id, **row.body(arguments)}
 
@@ -146,13 +138,13 @@ class OutputItem:
         """Return a call that this server makes or lets the client approve. A call without an outcome was not made."""
         if self.type == "mcp_approval_request":
             tool = {"name": known.tool.name, "server_label": known.server.label}
-            return {"id": self.id, "type": self.type, "arguments": self.text, **tool}
+            return {"id": self.id, "type": self.type, "arguments": self.said.text, **tool}
         return {
             "id": self.id,
             "type": self.type,
             "status": "incomplete" if status == "completed" else status,
             "approval_request_id": self.call_id if self.is_approved else None,
-            "arguments": self.text,
+            "arguments": self.said.text,
             "error": None,
             "name": known.tool.name,
             "output": None,
@@ -330,7 +322,7 @@ class ResponseWriter(RoundWriter):
         if not self.streams:
             return []
         events = [] if item is self._open else self._close("completed") + self._start(item)
-        if not text or not item.delta_kind:
+        if not text or not item.row.delta:
             return events
         logprobs = b""
         if item.type == "message":
@@ -340,39 +332,38 @@ class ResponseWriter(RoundWriter):
 
     def _start(self, item: OutputItem) -> list[bytes]:
         self._open = item
-        if not item.delta_kind:
+        if not item.row.delta:
             return [self._item("added", item, "in_progress")]
-        kind = f"{item.delta_kind}.delta"
+        kind = f"{item.row.delta}.delta"
         place = {"type": kind, **item.place}
         self._head = b"event: " + kind.encode() + b"\ndata: " + orjson.dumps(place)[:-1] + b',"delta":'
-        added = {"output_index": item.index, "item": {**item.body("in_progress"), **item.empty}}
+        empty = {item.row.text: ""} if item.is_call else {}
+        added = {"output_index": item.index, "item": item.body("in_progress") | empty}
         events = [self._event("response.output_item.added", added)]
         if item.type == "mcp_call":
             events.append(self._event("response.mcp_call.in_progress", item.place))
         if not item.is_call:
             part = item.part() | {"text": ""} | ({"logprobs": []} if item.type == "message" else {})
-            events.append(self._event(f"{item.part_kind}.added", item.place | {"part": part}))
+            events.append(self._event(f"{item.row.part}.added", item.place | {"part": part}))
         return events
 
     def _close(self, status: ItemStatus) -> list[bytes]:
         item, self._open = self._open, None
         if item is None:
             return []
-        if not item.delta_kind:
+        if not item.row.delta:
             return [*self._commands(item, status), self._item("done", item, status)]
-        done, place = f"{item.delta_kind}.done", item.place
+        done, place = f"{item.row.delta}.done", item.place
         if item.type == "mcp_call":  # the item is done when the call is made
-            return [self._event(done, place | {"arguments": item.text})]
+            return [self._event(done, place | {"arguments": item.said.text})]
         if item.is_call:
-            members = {"input": item.text}
-            if item.type == "function_call":
-                members = {"name": item.client.name, "arguments": item.text}
-            events = [self._event(done, place | members)]
+            name = {"name": item.client.name} if item.type == "function_call" else {}
+            events = [self._event(done, place | name | {item.row.text: item.said.text})]
         else:
-            text = {"text": item.text} | ({"logprobs": item.logprobs} if item.type == "message" else {})
+            text = {"text": item.said.text} | ({"logprobs": item.logprobs} if item.type == "message" else {})
             events = [
                 self._event(done, place | text),
-                self._event(f"{item.part_kind}.done", place | {"part": item.part()}),
+                self._event(f"{item.row.part}.done", place | {"part": item.part()}),
             ]
         return [*events, self._item("done", item, status)]
 
