@@ -81,6 +81,7 @@ class Exchange:
         self._request, self._dialect, self._parsed = request, dialect, parsed
         self._session = Session(request, parsed.keep_alive_s, parsed.salt)
         self._generation: Generation | None = None
+        self._starting: asyncio.Task[Generation] | None = None  # loads the model or media, before a stream begins
         ping_s = parsed.options.sse_ping_interval
         self._ping_s: float = services(request).options.sse_ping_interval if ping_s is None else ping_s
 
@@ -103,18 +104,17 @@ class Exchange:
         conversation = self._request.headers.get(CONVERSATION)
         if conversation:
             return await self._kept(conversation)
-        starting: asyncio.Task[Generation] | None = None
         try:
             # A task would cost every other request its time.
             if self._parsed.media or self._session.waits(self._parsed.model):
-                starting = asyncio.create_task(self._start())
-            chunks = await while_connected(self._request, self._opened(starting))
+                self._starting = asyncio.create_task(self._start())
+            chunks = await while_connected(self._request, self._opened())
         except BaseException:
-            self._give_up(starting)
+            self._give_up()
             raise
         return EventStream(
             *(self._request, chunks),
-            on_close=functools.partial(self._give_up, starting),
+            on_close=self._give_up,
             ping_s=self._ping_s,
             headers=self.headers,
             ping=self._ping,
@@ -219,23 +219,20 @@ class Exchange:
         finally:
             self._session.close()
 
-    async def _opened(self, starting: asyncio.Task[Generation] | None) -> AsyncGenerator[bytes, None]:
-        """Return the stream when its first event is there, or when the first ping is due.
-
-        `starting` loads the model or media.
-        """
+    async def _opened(self) -> AsyncGenerator[bytes, None]:
+        """Return the stream when its first event is there, or when the first ping is due."""
         patience_s, first = self._ping_s if self._ping_s > 0 else None, None
-        if starting is not None:
-            await asyncio.wait((starting,), timeout=patience_s)
-            if not starting.done():
-                return self._chunks(None, starting)
-        await (starting or self._start())
+        if self._starting is not None:
+            await asyncio.wait((self._starting,), timeout=patience_s)
+            if not self._starting.done():
+                return self._chunks(None)
+        await (self._starting or self._start())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(patience_s):
                 first = await self._session.next()
         return self._chunks(first)
 
-    def _give_up(self, starting: asyncio.Task[Generation] | None) -> None:
+    def _give_up(self) -> None:
         """Close the session, whose model may still be loading."""
 
         def ended(task: asyncio.Task[Generation]) -> None:
@@ -243,22 +240,17 @@ class Exchange:
                 task.exception()  # retrieved, so that asyncio does not log it
             self._session.close()
 
-        if starting is not None:
-            starting.cancel()
-            starting.add_done_callback(ended)
+        if self._starting is not None:
+            self._starting.cancel()
+            self._starting.add_done_callback(ended)
         self._session.close()
 
-    async def _chunks(
-        self, first: PromptEvents | None, starting: asyncio.Task[Generation] | None = None
-    ) -> AsyncGenerator[bytes, None]:
-        """Yield the stream's events, after a ping without `first` ones. `starting` loads the model or media meanwhile.
-
-        An error is the last event, as in llama-server.
-        """
+    async def _chunks(self, first: PromptEvents | None) -> AsyncGenerator[bytes, None]:
+        """Yield the stream's events, without `first` ones after a ping. An error is the last, as in llama-server."""
         try:
             if first is None:
                 yield self._ping()
-            generation = self._generation if starting is None else await starting
+            generation = self._generation if self._starting is None else await self._starting
             assert generation is not None, "the requests have been submitted"
             for chunk in () if first is None else _written(generation.writer, first):
                 yield chunk
