@@ -5,6 +5,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
@@ -139,11 +140,11 @@ class GenerationFields(ServingFields, SamplingFields, ConstraintFields):
     spec_n_min: Annotated[Count | None, Field(alias="speculative.n_min")] = None
     spec_p_min: Annotated[Fraction | None, Field(alias="speculative.p_min")] = None
 
-    @classmethod
-    def of(cls, body: Body, **more: Any) -> "GenerationFields":
+    @staticmethod
+    def of(body: Body, **more: Any) -> "GenerationFields":
         """Return the fields of a checked body of another dialect that have the same names, and `more`."""
-        shared = {name: getattr(body, name) for name in type(body).model_fields if name in cls.model_fields}
-        return cls.model_construct(**{**shared, **more})
+        shared = {name: getattr(body, name) for name in _shared_names(type(body))}
+        return _ALL_ABSENT.model_copy(update=shared | more)  # a tenth of the time that creating one takes
 
     @property
     def end_user(self) -> str:
@@ -165,6 +166,15 @@ class GenerationFields(ServingFields, SamplingFields, ConstraintFields):
     def n_top(self) -> int:
         """Return the alternatives per token for ``n_probs``; negative means none, as in llama-server."""
         return max(self.n_probs or 0, 0)
+
+
+_ALL_ABSENT = GenerationFields.model_construct()
+
+
+@cache
+def _shared_names(schema: type[Body]) -> tuple[str, ...]:
+    """Return the fields that a schema and `GenerationFields` have in common."""
+    return tuple(name for name in schema.model_fields if name in GenerationFields.model_fields)
 
 
 @dataclass(frozen=True, slots=True)
