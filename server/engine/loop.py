@@ -165,7 +165,7 @@ class Instance(StepThread):
         if self.scheduler.waiting:
             self._place()
         changes = self.scheduler.kv_budget.changes
-        if self.scheduler.may_be_apart:
+        if self.scheduler.adjacency.has_changed:
             self._relocate()
         if self._shifts:
             self._shift()

@@ -3,11 +3,11 @@
 Prompts are compared token by token, and not in a radix tree: see docs/adr/0002.
 """
 
-import math
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
+from server.engine.adjacency import Adjacency
 from server.engine.cache.costs import MoveCost
 from server.engine.cache.disk_cache import DiskCache
 from server.engine.cache.prefix_cache import (
@@ -23,12 +23,10 @@ from server.engine.cache.prefix_cache import (
 from server.engine.lora import reusable
 from server.engine.media import whole
 from server.engine.params import EngineParams
-from server.engine.relocation import n_more_runs
 from server.engine.runner_api import RunnerInfo
 from server.engine.sequence import Phase, Sequence, Slot, first_to_evict
 
 MAX_MOVE_SOURCES = 4  # slots that are searched for runs to move
-_MANY, _LEAST_LOST = 1000, 0.01  # tokens; least share of a cache's value that is lost by offloading
 MIN_WAIT = 64  # tokens; fewer are recomputed instead of read from disk or waited for
 
 
@@ -99,6 +97,7 @@ class Placer:
     info: RunnerInfo
     params: EngineParams
     move_cost: MoveCost
+    adjacency: Adjacency
     disk: DiskCache | None = None
     may_load: Callable[[CacheEntry], bool] = lambda entry: True
     _awaited: dict[Sequence, tuple[Sequence, int]] = field(default_factory=dict)
@@ -263,30 +262,7 @@ class Placer:
         last resort.
         """
         idle = (slot for slot in self.slots if slot.idle)
-        if self.info.unified:
-            return first_to_evict(idle, spare)
-        running, evaluation = {slot.id for slot in self.slots if not slot.idle}, self._evaluation_value()
-
-        def price(slot: Slot) -> tuple[float, int]:
-            n = n_more_runs(slot.id, running)
-            return n * evaluation, n
-
-        return first_to_evict(idle, spare, price)
-
-    def _evaluation_value(self) -> float:
-        """Return the cost of one more evaluation per step in the unit of eviction priority: prefill tokens per second.
-        An evicted slot goes to RAM, so only moving its state is lost.
-        """
-        cost = self.move_cost
-        if not cost.step_s or not cost.computed:
-            return 0.0
-        lost = min(cost.round_trip_s(_MANY) / cost.compute_s(_MANY), 1.0) if self.ram.limit else 1.0
-        return cost.computed * self.evaluation_s / cost.step_s / max(lost, _LEAST_LOST)
-
-    @property
-    def evaluation_s(self) -> float:
-        """Seconds of an additional evaluation; never more than a measured step."""
-        return min(self.info.evaluation_s, self.move_cost.step_s or math.inf)
+        return first_to_evict(idle, spare) if self.info.unified else first_to_evict(idle, spare, self.adjacency.price())
 
     def _copy_pays(self, n: int, n_held: int) -> bool:
         """Return whether to copy `n` tokens of a slot that holds `n_held`. Unified cells are shared; a separate stream

@@ -14,6 +14,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from math import inf
 
+from server.engine.adjacency import Adjacency
 from server.engine.cache.costs import MoveCost
 from server.engine.cache.kv_budget import KvBudget
 from server.engine.cache.prefix_cache import Checkpoint, StateCache, state_cache
@@ -21,7 +22,6 @@ from server.engine.media import MediaInput, MediaSpan, span_at
 from server.engine.params import EngineParams
 from server.engine.placement import Placement, Placer
 from server.engine.queue import OUTPUT_WEIGHT, Queue, TokenCounters
-from server.engine.relocation import best_relocation, n_runs
 from server.engine.request import BACKGROUND_PRIORITY, Adapters
 from server.engine.runner_api import RunnerInfo
 from server.engine.sequence import Phase, Sequence, Slot
@@ -186,7 +186,8 @@ class Scheduler:
         self.n_copies = 0  # sequence copies that the next batch carries out
         self.params = params
         self.slots = [Slot(id=i) for i in range(info.n_seq)]
-        self.placer = Placer(self.slots, self.ram, info, params, self.move_cost)
+        self.adjacency = Adjacency(self.slots, info, self.ram, self.move_cost)
+        self.placer = Placer(self.slots, self.ram, info, params, self.move_cost, self.adjacency)
         self.kv_budget = KvBudget(self.slots, info)
         self._counters = TokenCounters() if counters is None else counters
         self.waiting = Queue(self._counters)
@@ -196,7 +197,6 @@ class Scheduler:
         self.spent_s = 0.0  # seconds of this step spent on copies and moved states
         self._turn: StepSharers = ((), -1)  # the LoRA set whose turn it is
         self._turn_s = self._last_s = 0.0  # seconds of the current turn, and of its last step
-        self.may_be_apart = False  # slots in use have changed since the last relocation check
 
     def active(self) -> Iterator[Sequence]:
         return (slot.sequence for slot in self.slots if slot.sequence is not None)
@@ -255,7 +255,7 @@ class Scheduler:
         """Record that `placement` was carried out; ``slot.tokens`` already describes the cells."""
         sequence, slot = placement.sequence, placement.slot
         slot.sequence, sequence.slot = sequence, slot
-        self.may_be_apart = True
+        self.adjacency.has_changed = True
         slot.adapter_set = sequence.adapter_set
         slot.n_requests += 1
         self.kv_budget.changed()
@@ -373,26 +373,15 @@ class Scheduler:
         return TokenRun(slot.id, at, tokens, n_outputs, s, scored, media=media), n, n_left
 
     def relocation(self, fixed: AbstractSet[int]) -> tuple[Slot, Slot] | None:
-        """Return (source, target) of the best relocation, as `best_relocation`. Slots in `fixed` and requested slots
-        stay.
+        """Return (source, target) of the best relocation (`Adjacency`). Slots in `fixed` and requested slots stay.
 
         Also runs while requests wait: an idle slot that they cannot use now would split the decoding sequences
         meanwhile.
         """
-        if not self.may_be_apart or not self.info.evaluation_s:
-            return None
-        self.may_be_apart = n_runs({slot.id for slot in self.slots if not slot.idle}) > 1
-        if not self.may_be_apart or not _may_share_a_step(list(self.active())):
+        if not self.adjacency.is_split() or not _may_share_a_step(list(self.active())):
             return None
         longest_s = self.params.target_s / 2 - self.spent_s  # other sequences wait for it in addition to their step
-        return best_relocation(self.slots, self.placer.evaluation_s, self._relocation_s, longest_s, fixed)
-
-    def _relocation_s(self, source: Slot, target: Slot) -> float:
-        cost = self.move_cost
-        seconds = min(cost.copy_s, cost.round_trip_s(len(source.tokens)))
-        if n_lost := len(target.tokens):  # offloaded to RAM, or recomputed later
-            seconds += cost.round_trip_s(n_lost) if self.ram.limit else cost.compute_s(n_lost)
-        return seconds
+        return self.adjacency.relocation(longest_s, fixed)
 
     def _members(self) -> list[Sequence]:
         """Return the sequences of the next batch. One LoRA set computes a batch, so sets take turns, and so do
@@ -467,7 +456,7 @@ class Scheduler:
         slot.sequence, sequence.slot, slot.last = None, None, sequence
         slot.last_used = now
         self.kv_budget.changed()
-        self.may_be_apart = True
+        self.adjacency.has_changed = True
 
     def requeue(self, sequence: Sequence, now: float) -> None:
         """Take the slot from a sequence and put it at the head of the queue. Its generated tokens must be in the cells

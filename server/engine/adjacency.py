@@ -1,0 +1,129 @@
+"""Adjacent slots: how often a step evaluates the graph, the price of an idle slot that is apart from the running ones,
+and relocations that bring running sequences together. Pure.
+
+With separate KV streams the library evaluates together only sequences with adjacent ids and equal token counts
+(llama-batch.cpp, split_equal with ``sequential``; llama-kv-cache.cpp, init_batch). Each gap between ids and each
+additional length reads all weights once more: 4 sequences in slots 0, 2, 4 and 6 run at about half the speed of 4 in
+slots 0 to 3. So running sequences are brought together, and the runner pads runs of similar length
+(`server.llama.context.padding`).
+"""
+
+import math
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+from server.engine.cache.costs import MoveCost
+from server.engine.cache.prefix_cache import StateCache
+from server.engine.runner_api import RunnerInfo
+from server.engine.sequence import Phase, Sequence, Slot
+
+MAX_CANDIDATES = 8  # sources and targets of a relocation; each pair is compared
+_MANY, _LEAST_LOST = 1000, 0.01  # tokens; least share of a cache's value that is lost by offloading
+
+
+def n_runs(ids: AbstractSet[int]) -> int:
+    """Return the number of runs of consecutive ids, which is the number of evaluations for one token each."""
+    return sum([seq - 1 not in ids for seq in ids])
+
+
+def n_more_runs(seq: int, others: AbstractSet[int]) -> int:
+    """Return how `seq` changes the number of runs of `others`: 1 if separate, 0 at the end of a run, -1 between two
+    runs.
+    """
+    return 1 - (seq - 1 in others) - (seq + 1 in others)
+
+
+@dataclass(eq=False)
+class Adjacency:
+    """Keeps the running sequences of one instance in adjacent slots.
+
+    ``has_changed``: slots in use have changed since the last search for a relocation.
+    """
+
+    _slots: list[Slot]
+    _info: RunnerInfo
+    _ram: StateCache
+    _cost: MoveCost
+    has_changed: bool = False
+
+    @property
+    def _running(self) -> AbstractSet[int]:
+        return {slot.id for slot in self._slots if not slot.idle}
+
+    @property
+    def _evaluation_s(self) -> float:
+        """Seconds of an additional evaluation; never more than a measured step."""
+        return min(self._info.evaluation_s, self._cost.step_s or math.inf)
+
+    def price(self) -> Callable[[Slot], tuple[float, int]]:
+        """Return the price of each idle slot for `first_to_evict`.
+
+        It is the cost of more evaluations per step in the unit of eviction priority: prefill tokens per second. An
+        evicted slot goes to RAM, so only moving its state is lost.
+        """
+        running, cost, evaluation = self._running, self._cost, 0.0
+        if cost.step_s and cost.computed:
+            lost = min(cost.round_trip_s(_MANY) / cost.compute_s(_MANY), 1.0) if self._ram.limit else 1.0
+            evaluation = cost.computed * self._evaluation_s / cost.step_s / max(lost, _LEAST_LOST)
+
+        def price(slot: Slot) -> tuple[float, int]:
+            n = n_more_runs(slot.id, running)
+            return n * evaluation, n
+
+        return price
+
+    def is_split(self) -> bool:
+        """Return whether running sequences may be apart although they would share evaluations."""
+        self.has_changed = self.has_changed and n_runs(self._running) > 1
+        return self.has_changed and self._info.evaluation_s > 0
+
+    def relocation(self, longest_s: float, fixed: AbstractSet[int]) -> tuple[Slot, Slot] | None:
+        """Return (source, target) of the relocation that saves the most time, or None.
+
+        A sequence in `source` moves to the idle slot `target` so that steps need fewer evaluations. Slots in `fixed`,
+        and slots requested by id, do not take part. A decoding sequence is expected to generate as many tokens again as
+        it has generated, but not past its limit. No relocation takes longer than `longest_s`.
+        """
+        running = self._running
+        movable = [slot for slot in self._slots if slot.id not in fixed and not _is_asked_for(slot)]
+        sources = [  # a sequence between two others would split them, which saves nothing
+            (n_less, _steps_left(s), slot)
+            for slot in movable
+            if (s := slot.sequence) is not None
+            and s.phase is Phase.DECODE
+            and (n_less := n_more_runs(slot.id, running)) >= 0
+        ]
+        sources.sort(key=lambda source: (-source[0], -source[1], source[2].id))
+        targets = [slot for slot in movable if slot.sequence is None]
+        targets.sort(key=lambda slot: (n_more_runs(slot.id, running), len(slot.tokens), slot.id))
+        best, most_s, evaluation_s = None, 0.0, self._evaluation_s
+        for n_less, n_steps, source in sources[:MAX_CANDIDATES]:
+            others = running - {source.id}
+            for target in targets[:MAX_CANDIDATES]:
+                n_saved = n_less - n_more_runs(target.id, others)
+                if n_saved <= 0:
+                    continue
+                takes_s = self._relocation_s(source, target)
+                saved_s = n_saved * n_steps * evaluation_s - takes_s
+                if takes_s <= longest_s and saved_s > most_s:
+                    best, most_s = (source, target), saved_s
+        return best
+
+    def _relocation_s(self, source: Slot, target: Slot) -> float:
+        cost = self._cost
+        seconds = min(cost.copy_s, cost.round_trip_s(len(source.tokens)))
+        if n_lost := len(target.tokens):  # offloaded to RAM, or recomputed later
+            seconds += cost.round_trip_s(n_lost) if self._ram.limit else cost.compute_s(n_lost)
+        return seconds
+
+
+def _is_asked_for(slot: Slot) -> bool:
+    """Return whether its holder or last holder requested this slot by id."""
+    holders = (slot.sequence, slot.last)
+    return any(one is not None and one.ticket.request.id_slot >= 0 for one in holders)
+
+
+def _steps_left(sequence: Sequence) -> int:
+    n, most = len(sequence.output), sequence.ticket.request.max_tokens
+    return n if most < 0 else min(n, most - n)
