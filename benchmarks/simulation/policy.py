@@ -15,10 +15,10 @@ class SlotLocal(Placer):
     """A slot's cells are for whoever comes into this slot: no copies, nothing waited for. llama-server without its
     prompt cache in RAM: an idle slot that begins alike is taken, else the one unused for longest."""
 
-    def find(self, sequence: Sequence) -> Placement | None:
+    def find(self, sequence: Sequence, now: float) -> Placement | None:
         """Return the placement in an idle slot."""
         if sequence.offloaded is not None:
-            return super().find(sequence)
+            return super().find(sequence, now)
         idle = [slot for slot in self.slots if slot.idle]
         source, n = longest_match(idle, sequence.target, sequence.adapter_set, 0, sequence.n_reusable)
         return self._in_cells(sequence, source, n, None)

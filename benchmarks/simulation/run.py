@@ -20,7 +20,7 @@ from benchmarks.simulation.disk import Worker, disk_cache
 from benchmarks.simulation.machine import Machine, machine
 from benchmarks.simulation.policy import Policy
 from benchmarks.simulation.trace import Session, Trace, pause_s
-from server.engine.cache.disk_cache import give_up_late, wait_s
+from server.engine.cache.disk_cache import wait_s
 from server.engine.cache.kv_store import Cells
 from server.engine.cache.prefix_cache import MIB, CacheEntry
 from server.engine.request import Request
@@ -156,8 +156,7 @@ class Simulation:
         scheduler, cells, clock = self.scheduler, self.cells, self.machine
         for worker in self._workers:
             worker.settle()
-        give_up_late(scheduler.waiting, clock.now)
-        while not cells.busy and (placement := scheduler.place()) is not None:
+        while not cells.busy and (placement := scheduler.place(clock.now)) is not None:
             self.seen.n_disk_hits += isinstance(placement.source, CacheEntry) and placement.source not in scheduler.ram
             cells.prepare(placement, clock.now)
             scheduler.occupy(placement, clock.now)

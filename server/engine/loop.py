@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from server.engine.cache.disk_cache import give_up_late, wait_s
+from server.engine.cache.disk_cache import wait_s
 from server.engine.cache.kv_store import Cells, shift_sizes
 from server.engine.cache.prefix_cache import StateCache
 from server.engine.encode import Encoder
@@ -343,10 +343,9 @@ class Instance(StepThread):
         return (before_s + seconds) * n_tokens / (n_before + n_tokens), True
 
     def _place(self) -> None:
-        give_up_late(self.scheduler.waiting, self._clock())
         if not self.cells.busy and (victim := self.scheduler.background_victim()) is not None:
             self.cells.preempt(victim, self._clock())
-        while not self.cells.busy and (placement := self.scheduler.place()) is not None:
+        while not self.cells.busy and (placement := self.scheduler.place(self._clock())) is not None:
             sequence = placement.sequence
             now = self._clock()
             try:

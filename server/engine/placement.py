@@ -103,13 +103,13 @@ class Placer:
     _awaited: dict[Sequence, tuple[Sequence, int]] = field(default_factory=dict)
     """Per waiting sequence: the sequence that prefills its prefix, and the number of tokens."""
 
-    def find(self, sequence: Sequence) -> Placement | None:
+    def find(self, sequence: Sequence, now: float) -> Placement | None:
         """Return the placement with the longest cached prefix. None: the sequence waits, because its slot is busy or
         its prefix is being computed or read. Others may be placed first.
         """
         id_slot = sequence.request.id_slot
         wanted = self.slots[id_slot % self.info.n_seq] if id_slot >= 0 else None  # ids run on across instances
-        if (wanted is not None and not wanted.idle) or self._keeps_waiting(sequence):
+        if (wanted is not None and not wanted.idle) or self._keeps_waiting(sequence, now):
             return None
         if sequence.offloaded is not None:
             return Placement(
@@ -123,17 +123,17 @@ class Placer:
         stored, n_stored = self._stored(sequence, n)
         if stored is not None and self.may_load(stored):
             source, n = stored, n_stored
-        if self._awaits_disk(sequence, n) or self._awaits_prefill(sequence, n):
+        if self._awaits_disk(sequence, n, now) or self._awaits_prefill(sequence, n):
             return None
         if isinstance(source, CacheEntry):
             return Placement(sequence, wanted or self._cheapest(None), source, n)
         return self._in_cells(sequence, source, n, wanted)
 
-    def _keeps_waiting(self, sequence: Sequence) -> bool:
+    def _keeps_waiting(self, sequence: Sequence, now: float) -> bool:
         """Return whether the awaited prefix may still arrive; so a long prompt is compared once, not in every step. The
         last few tokens are not waited for.
         """
-        if sequence.fetch is not None and sequence.fetch.pending:
+        if sequence.fetch is not None and sequence.fetch.pending(now):
             return True
         if sequence not in self._awaited:
             return False
@@ -187,7 +187,7 @@ class Placer:
                 return fetched, n_fetched
         return stored, n_stored
 
-    def _awaits_disk(self, sequence: Sequence, n: int) -> bool:
+    def _awaits_disk(self, sequence: Sequence, n: int, now: float) -> bool:
         """Return whether to wait for a state on disk that gives considerably more than the `n` available tokens.
         Searches the disk index once.
         """
@@ -197,7 +197,7 @@ class Placer:
             if entry is not None:
                 sequence.fetch = Fetch(entry, n_disk)
         fetch = sequence.fetch
-        return fetch is not None and fetch.pending and fetch.n > n + MIN_WAIT
+        return fetch is not None and fetch.pending(now) and fetch.n > n + MIN_WAIT
 
     def _awaits_prefill(self, sequence: Sequence, n_available: int) -> bool:
         """Return whether to wait for the sequence that is prefilling the longest common prefix, considerably more than

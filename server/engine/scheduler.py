@@ -205,7 +205,7 @@ class Scheduler:
     def n_active(self) -> int:
         return sum([slot.sequence is not None for slot in self.slots])
 
-    def place(self) -> Placement | None:
+    def place(self, now: float) -> Placement | None:
         """Remove the next sequence that can be placed from the queue and return its placement, or None."""
         if not self.waiting or self.n_active == len(self.slots):
             return None
@@ -225,7 +225,7 @@ class Scheduler:
             n_searches += bool(blocked)
             if n_searches > MAX_BYPASS_SEARCHES:
                 return None
-            placement = self.placer.find(sequence)
+            placement = self.placer.find(sequence, now)
             if placement is None:
                 continue
             if budget.fits(sequence, placement.n_in_cells):

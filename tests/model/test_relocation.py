@@ -56,7 +56,7 @@ def test_text_is_what_it_is_alone(runner: LlamaRunner, copies: bool) -> None:
         sequence = Sequence(Ticket(Request(id="", prompt=prompt), lambda events: None, 0.0), 0, prompt)
         sequence.sampler = runner.sampler(GREEDY, prompt)
         scheduler.waiting.append(sequence)
-        placement = scheduler.place()
+        placement = scheduler.place(0.0)
         assert placement is not None
         cells.prepare(placement, 0.0)
         scheduler.occupy(placement, 0.0)

@@ -10,7 +10,7 @@ threads may call `match`, `put` and `read`.
 import logging
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Protocol
@@ -286,7 +286,7 @@ def start_reading(queue: Iterable[Sequence], disk: DiskCache, cost: MoveCost, no
     wanted: dict[CacheEntry, list[Fetch]] = {}
     for sequence in queue:
         fetch = sequence.fetch
-        if fetch is not None and (fetch.pending or fetch.found is not None):
+        if fetch is not None and (fetch.pending(now) or fetch.found is not None):
             wanted.setdefault(fetch.entry, []).append(fetch)
     for entry in list(wanted)[:READ_AHEAD]:
         future = next((fetch.future for fetch in wanted[entry] if fetch.future is not None), None) or disk.read(entry)
@@ -298,19 +298,5 @@ def start_reading(queue: Iterable[Sequence], disk: DiskCache, cost: MoveCost, no
 
 def wait_s(waiting: Iterable[Sequence], now: float) -> float | None:
     """Return the seconds until a waiting sequence gives up its read; None if none waits."""
-    return min((max(fetch.wait_until - now, 0.0) for fetch in _reading(waiting)), default=None)
-
-
-def give_up_late(waiting: Iterable[Sequence], now: float) -> None:
-    """Let sequences that waited long enough continue without the read."""
-    for fetch in _reading(waiting):
-        if now >= fetch.wait_until:
-            fetch.future = Future()  # a late result is dropped
-            fetch.future.set_result(None)
-
-
-def _reading(waiting: Iterable[Sequence]) -> Iterator[Fetch]:
-    for sequence in waiting:
-        fetch = sequence.fetch
-        if fetch is not None and fetch.future is not None and fetch.pending:
-            yield fetch
+    reading = [s.fetch for s in waiting if s.fetch is not None and s.fetch.future is not None and s.fetch.pending(now)]
+    return min((fetch.wait_until - now for fetch in reading), default=None)

@@ -259,9 +259,9 @@ class CacheEntry(CachedPrefix):
 
 @dataclass(eq=False, slots=True)
 class Fetch:
-    """A disk read that a sequence waits for: ``n`` tokens of ``entry``.
+    """A disk read that a sequence waits for until ``wait_until``: ``n`` tokens of ``entry``.
 
-    ``future`` is None until its turn. Its result is None if the file is damaged, or if it took too long.
+    ``future`` is None until its turn. Its result is None if the file is damaged.
     """
 
     entry: CacheEntry
@@ -269,10 +269,9 @@ class Fetch:
     future: Future[CacheEntry | None] | None = None
     wait_until: float = 0.0
 
-    @property
-    def pending(self) -> bool:
-        """Whether it may still arrive."""
-        return self.future is None or not self.future.done()
+    def pending(self, now: float) -> bool:
+        """Return whether the sequence waits for it."""
+        return self.future is None or (now < self.wait_until and not self.future.done())
 
     @property
     def found(self) -> CacheEntry | None:

@@ -45,7 +45,7 @@ def padded_lengths(s: Scheduler, sequence: Sequence) -> Sequence:
 def test_a_parked_sequence_is_not_placed_again_before_somebody_left() -> None:
     s, old, young = crowded(n_cells=4000)  # it seems to fit: what is counted was wrong
     assert young.slot is None
-    assert s.place() is None
+    assert s.place(0.0) is None
     finish(s, old, 2.0)
     assert place(s).sequence is young
 
@@ -99,7 +99,7 @@ def test_only_so_many_take_the_cells_of_one_that_waits(priority: int) -> None:
     large, passed = waiting(s, [2] * 1900), 0
     while passed < 1000:
         brief = waiting(s, [3] * 50, at=float(passed), priority=priority)
-        placement = s.place()
+        placement = s.place(0.0)
         if placement is None:
             break
         assert placement.sequence is brief
@@ -135,7 +135,7 @@ def test_everybody_ends_and_a_large_one_waits_for_a_bounded_number_of_placements
         while len(s.waiting) < n_seq + len(open_):
             brief = waiting(s, [9] * 10, at=100.0 + step, priority=-1, client="d")
             wanted[brief] = 2
-        while (placement := s.place()) is not None:
+        while (placement := s.place(0.0)) is not None:
             sequence = placement.sequence
             placement.slot.tokens, placement.slot.n_shared = [], 0
             s.occupy(placement, float(step))

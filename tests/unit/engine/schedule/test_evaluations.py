@@ -85,7 +85,7 @@ class Bench:
         """So many steps, as the instance takes them."""
         for _ in range(n):
             self.now += 0.05
-            while (placement := self.scheduler.place()) is not None:
+            while (placement := self.scheduler.place(self.now)) is not None:
                 self.cells.prepare(placement, self.now)
                 self.scheduler.occupy(placement, self.now)
             while (slots := self.scheduler.relocation(self.fixed)) is not None:

@@ -30,7 +30,7 @@ def waiting(s: Scheduler, prompt: list[int], *, at: float = 0.0, **options: Any)
 
 
 def place(s: Scheduler, now: float = 0.0) -> Placement:
-    placement = s.place()
+    placement = s.place(0.0)
     assert placement is not None
     slot, source = placement.slot, placement.source
     slot.tokens = list(source.tokens[: placement.n_reuse]) if source is not None else []
@@ -69,7 +69,7 @@ def test_a_beginning_is_waited_for_where_its_copy_will_pay(copy_s: float) -> Non
     place(s)
     twin = waiting(s, [*range(1000), 8, 8])
     if copy_s < 1.0:
-        assert s.place() is None
+        assert s.place(0.0) is None
     else:
         placement = place(s)
         assert (placement.sequence, placement.source) == (twin, None)
@@ -82,7 +82,7 @@ def test_a_prefix_that_is_being_computed_is_waited_for_and_others_go_first() -> 
     sharing = waiting(s, [*range(200), 5])
     other = waiting(s, [4, 4, 4])
     assert place(s).sequence is other
-    assert s.place() is None
+    assert s.place(0.0) is None
     assert first.slot is not None
     first.slot.tokens = list(range(300))
     first.phase = Phase.DECODE
@@ -100,7 +100,7 @@ def test_for_the_last_tokens_of_a_prefix_nobody_waits(n_waiting: int, n_left: in
     place(s)
     for i in range(n_waiting):
         waiting(s, [*prefix, *range(500, 506), 600 + i % 2, 700 + i])
-    assert s.place() is None
+    assert s.place(0.0) is None
     assert first.slot is not None
     first.slot.tokens = list(prefix)  # 6 tokens of theirs are to come
     assert [place(s).n_reuse for _ in range(n_waiting)] == [200] * n_waiting
@@ -114,7 +114,7 @@ def test_a_prompt_is_urgent_as_long_as_an_urgent_one_waits_for_its_beginning(lea
     place(s)
     place(s)
     urgent = waiting(s, [*range(600), 6], at=5.0, priority=-10)
-    assert s.place() is None
+    assert s.place(0.0) is None
     if leaves:
         finish(s, urgent, 0.0)
     first = s.plan()[0].sequence

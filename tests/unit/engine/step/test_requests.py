@@ -54,7 +54,7 @@ class Desk:
         return [ticket for ticket in self.queue.taken_by(0) if ticket not in before]
 
     def place(self) -> Ticket | None:
-        placement = self.scheduler.place()
+        placement = self.scheduler.place(self.now)
         if placement is None:
             return None
         self.scheduler.occupy(placement, self.now)
