@@ -178,7 +178,7 @@ def check_files(settings: Settings, *, strict: bool = False) -> list[str]:
     settings.server.all_api_keys()
     if settings.server.keys_file is not None:
         read_keys(settings.server.keys_file)
-    for key in ("slot_save_path", "path", "media_path"):
+    for key in ("slot_save_path", "path", "media_path", "lora_dir"):
         folder = getattr(settings.server, key)
         if isinstance(folder, Path) and not folder.is_dir():
             raise ConfigError(f"server.{key}: {folder} is not a folder; create it or correct the path")

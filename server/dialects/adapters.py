@@ -6,19 +6,19 @@ the scales that are set for all requests. llama-server ignores unknown ids; here
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import AfterValidator, ConfigDict, Field, RootModel
 
 from server.dialects.common import Json
 from server.dialects.fields import Body, field_error, parse
-from server.engine.lora import Adapter
+from server.engine.lora import MAX_ADAPTERS, Adapter
 from server.engine.request import Adapters
-from server.errors import InvalidRequest
+from server.errors import InvalidRequest, NotFound
 from server.pool.model import LoadedModel
 from server.vocab import Vocab
 
-MAX_ADAPTERS = 1024
 MAX_SCALE = 100.0
 """Adapters are trained for scales around 1. At a hundred thousand the demo model's logits are not finite, which delays
 sequences that share its batch (`server.engine.loop`).
@@ -73,6 +73,41 @@ def read_scales(body: object, loaded: Sequence[Adapter]) -> Adapters:
     return _set_of(given)
 
 
+class LoadAdapter(Body):
+    """The body of ``POST /v1/load_lora_adapter``, vLLM's."""
+
+    model: str = ""
+    lora_name: Annotated[str, Field(max_length=256)] = ""
+    lora_path: Annotated[str, Field(max_length=4096)] = ""
+    load_inplace: bool = False
+
+
+class UnloadAdapter(Body):
+    """The body of ``POST /v1/unload_lora_adapter``."""
+
+    model: str = ""
+    lora_name: str = ""
+
+
+def adapter_file(folder: Path, wanted: LoadAdapter) -> str:
+    """Return the path of the file that `wanted` names, in `folder`. Raises `InvalidRequest` for one outside and for
+    links, and `NotFound`.
+    """
+    if not (wanted.lora_name and wanted.lora_path):
+        raise InvalidRequest("Both 'lora_name' and 'lora_path' must be provided.")  # vLLM's text
+    root = folder.resolve()
+    path = root / wanted.lora_path
+    try:
+        direct = path.resolve() == path and path.is_relative_to(root)
+        if direct and path.is_file():
+            return str(path)
+    except (OSError, ValueError):  # too long, or with a zero byte
+        direct = True
+    if not direct:
+        raise InvalidRequest("lora_path: must be a file below the folder of --lora-dir, without links", "lora_path")
+    raise NotFound(f"Loading lora {wanted.lora_name} failed: No adapter found for {wanted.lora_path}")
+
+
 _SHOWN = ("id", "path", "scale", "task_name", "prompt_prefix")
 
 
@@ -81,6 +116,8 @@ def adapter_objects(loaded: Sequence[Adapter], vocab: Vocab) -> list[Json]:
     found: list[Json] = []
     for adapter in loaded:
         found.append({name: getattr(adapter, name) for name in _SHOWN})
+        if adapter.name:
+            found[-1]["lora_name"] = adapter.name
         if tokens := adapter.alora_invocation_tokens:
             found[-1]["alora_invocation_string"] = vocab.detokenize(tokens).decode("utf-8", "replace")
             found[-1]["alora_invocation_tokens"] = list(tokens)
@@ -88,9 +125,10 @@ def adapter_objects(loaded: Sequence[Adapter], vocab: Vocab) -> list[Json]:
 
 
 def _unknown(given: Sequence[AdapterScale], loaded: Sequence[Adapter]) -> str:
+    ids = [adapter.id for adapter in loaded]
     for id_, _ in pairs(given):
-        if not 0 <= id_ < len(loaded):
-            have = f"there are adapters 0 to {len(loaded) - 1}" if loaded else "this model has no adapters"
+        if id_ not in ids:
+            have = f"there are adapters {', '.join(map(str, ids))}" if loaded else "this model has no adapters"
             return f"no adapter has the id {id_}; {have}"
     return ""
 

@@ -15,7 +15,7 @@ from server.engine.cache.scope import owner_of
 from server.engine.encode import EmbeddingCache, EmbeddingFiles, Encoder
 from server.engine.instances import Instances, has_failed
 from server.engine.loop import Instance
-from server.engine.lora import AdapterSet, adapter_set, default_set, rescaled
+from server.engine.lora import MAX_ADAPTERS, Adapter, AdapterSet, adapter_set, default_set, rescaled
 from server.engine.media import Spans
 from server.engine.params import EngineParams
 from server.engine.queue import ModelQueue, admits, preferred_instance
@@ -33,7 +33,14 @@ from server.engine.snapshots import (
     snapshot,
 )
 from server.engine.stats import EngineStats
-from server.errors import InternalError, PermissionDenied, request_queue_full
+from server.errors import (
+    InternalError,
+    InvalidRequest,
+    ModelFailed,
+    NotFound,
+    PermissionDenied,
+    request_queue_full,
+)
 
 T = TypeVar("T")
 
@@ -56,6 +63,10 @@ class Engine(Instances[Instance]):
         self.vocab = runners[0].vocab
         self.n_ctx_seq = runners[0].info.n_ctx_seq
         self.adapters = runners[0].adapters
+        self._changing_adapters = asyncio.Lock()
+        ids = [adapter.id for adapter in self.adapters]
+        self._next_adapter = 1 + max(ids, default=-1)  # no id is given twice
+        self._departed = asyncio.Event()  # a request has left
         projector = runners[0].encoder
         self._encoder = Encoder(projector, EmbeddingCache(params.media_cache * MIB)) if projector else None
         self._disk: DiskCache | None = None
@@ -202,6 +213,7 @@ class Engine(Instances[Instance]):
     def _left(self, tickets: Sequence[Ticket]) -> None:
         for ticket in tickets:
             self._queue.left(ticket)
+        self._departed.set()
         self._one_is_idle()
 
     def cancel(self, ticket: Ticket) -> None:
@@ -248,7 +260,7 @@ class Engine(Instances[Instance]):
 
     def _adapter_names(self, tickets: Iterable[Ticket]) -> frozenset[str]:
         ids = {id_ for ticket in tickets for id_, _ in ticket.adapter_set.adapters}
-        return frozenset(PurePath(self.adapters[id_].path).stem for id_ in ids)
+        return frozenset(a.name or PurePath(a.path).stem for a in self.adapters if a.id in ids)
 
     def cached_states(self) -> dict[str, TierView]:
         """Return the tiers "ram" and, if configured, "disk". Reused for `KEPT_S` seconds; views show the same entries
@@ -273,6 +285,79 @@ class Engine(Instances[Instance]):
         Raises `InvalidRequest` for an unknown adapter.
         """
         self.adapters = rescaled(self.adapters, scales)
+
+    async def load_adapter(self, name: str, path: str, in_place: bool) -> tuple[Adapter, ...]:
+        """Load a LoRA adapter with scale 0 while requests run; return all adapters. `in_place` replaces one of that
+        name, as `unload_adapter`.
+
+        Raises `InvalidRequest` if the name is taken or the file does not fit the model; nothing has changed then.
+        """
+        async with self._changing_adapters:
+            before = [adapter for adapter in self.adapters if adapter.name == name]
+            if before and not in_place:
+                raise InvalidRequest(
+                    f"The lora adapter '{name}' has already been loaded. "
+                    "If you want to load the adapter in place, set 'load_inplace' to True.",
+                    "lora_name",
+                )
+            if len(self.adapters) >= MAX_ADAPTERS:
+                raise InvalidRequest(f"the model has {len(self.adapters)} adapters; unload one", "lora_name")
+            wanted = Adapter(self._next_adapter, path, 0.0, name=name)
+            self._next_adapter += 1
+            try:
+                loaded = await asyncio.to_thread(lambda: [one.runner.load_adapter(wanted) for one in self._instances])
+            except BaseException as error:
+                await self._free_adapter(wanted.id)
+                if isinstance(error, ModelFailed):
+                    raise InvalidRequest(f"lora_path: {error.reason.removeprefix(f'{path}: ')}", "lora_path") from None
+                raise
+            self.adapters = (*self.adapters, loaded[0])
+            if before:
+                await self._remove_adapter(before[0])
+            return self.adapters
+
+    async def unload_adapter(self, name: str) -> tuple[Adapter, ...]:
+        """Unload an adapter that was loaded by `load_adapter`; return the others. New requests cannot use it from now
+        on; requests that do are waited for. Raises `NotFound`.
+        """
+        async with self._changing_adapters:
+            adapter = next((adapter for adapter in self.adapters if name and adapter.name == name), None)
+            if adapter is None:
+                raise NotFound(f"The lora adapter '{name}' cannot be found.")
+            await self._remove_adapter(adapter)
+            return self.adapters
+
+    async def _remove_adapter(self, adapter: Adapter) -> None:
+        def uses(adapters: AdapterSet) -> bool:
+            return adapter.id in dict(adapters.adapters)
+
+        self.adapters = tuple(each for each in self.adapters if each is not adapter)
+        while any(uses(ticket.adapter_set) for ticket in self._queue.open.values()):
+            self._departed.clear()
+            await self._departed.wait()
+        await asyncio.gather(
+            *(
+                self._command(
+                    i * self.n_slots_each + slot.id,
+                    lambda cells, slot, now: _erase(cells, slot) if uses(slot.adapter_set) else 0,
+                )
+                for i, instance in enumerate(self._instances)
+                for slot in instance.scheduler.slots
+                if uses(slot.adapter_set)
+            ),
+            return_exceptions=True,
+        )
+        for entry in self._ram:
+            if uses(entry.adapter_set):
+                self._ram.remove(entry)
+        await self._free_adapter(adapter.id)
+
+    async def _free_adapter(self, id_: int) -> None:
+        def free() -> None:
+            for instance in self._instances:
+                instance.runner.free_adapter(id_)
+
+        await asyncio.to_thread(free)
 
     async def save_slot(self, id_slot: int, owner: str = "") -> CacheEntry:
         """Return the state of a slot once it is idle. Raises `InvalidRequest` for an unknown slot and

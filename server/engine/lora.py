@@ -13,11 +13,17 @@ from server.engine.request import Adapters
 from server.errors import InvalidRequest
 
 NEVER = sys.maxsize
+MAX_ADAPTERS = 1024
+"""Of a model, and of one request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """A loaded adapter with its default scale (llama-server's /lora-adapters)."""
+    """A loaded adapter with its default scale (llama-server's /lora-adapters).
+
+    ``id``: the place in the configuration, or the next number that no adapter of this load has had. ``fingerprint``:
+    a hash of the file's content. ``name``: of an adapter that was loaded at runtime; "" for a configured one.
+    """
 
     id: int
     path: str
@@ -25,6 +31,8 @@ class Adapter:
     task_name: str = ""
     prompt_prefix: str = ""
     alora_invocation_tokens: tuple[int, ...] = ()
+    fingerprint: str = ""
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +67,8 @@ def check_adapters(wanted: Adapters, loaded: Sequence[Adapter]) -> None:
     ids = [id_ for id_, _ in wanted]
     if ids != sorted(set(ids)) or any(scale == 0.0 or not math.isfinite(scale) for _, scale in wanted):
         raise InvalidRequest("lora: ids must ascend, and scales be finite and not 0", "lora")
-    if any(not 0 <= id_ < len(loaded) for id_ in ids):
-        raise InvalidRequest(f"lora: there are {len(loaded)} adapters", "lora")
+    for id_ in set(ids) - {adapter.id for adapter in loaded}:
+        raise InvalidRequest(f"lora: no adapter has the id {id_}", "lora")
 
 
 def rescaled(loaded: Sequence[Adapter], scales: Adapters) -> tuple[Adapter, ...]:
@@ -88,7 +96,8 @@ def adapter_set(wanted: Adapters, loaded: Sequence[Adapter], prompt: Sequence[in
     bare = AdapterSet(scope=scope) if scope else NO_ADAPTERS
     if not wanted:
         return bare
-    invocations = [loaded[id_].alora_invocation_tokens for id_, _ in wanted]
+    ids = {id_ for id_, _ in wanted}
+    invocations = [adapter.alora_invocation_tokens for adapter in loaded if adapter.id in ids]
     if not all(invocations):
         return AdapterSet(wanted, 0, scope)
     if len(wanted) > 1:

@@ -193,6 +193,15 @@ class Runner(Protocol):
     def use_adapters(self, adapters: Adapters) -> None:
         """Compute the following batches with this LoRA set."""
 
+    def load_adapter(self, wanted: Adapter) -> Adapter:
+        """Load the file of an adapter with this id, path, scale and name, for all contexts over the same weights;
+        return all of it. In any thread, also while contexts decode; blocks. Raises `server.errors.ModelFailed` that
+        names the file.
+        """
+
+    def free_adapter(self, id_: int) -> None:
+        """Free an adapter that no sequence uses, as `load_adapter`. Nothing happens if it is not loaded."""
+
     def seq_remove(self, seq: int, pos: int) -> bool:
         """Remove positions >= `pos` of `seq`; False if this model cannot truncate."""
 

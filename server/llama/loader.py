@@ -3,7 +3,6 @@
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from server.engine.runner_api import EmbeddingRunner, Runner
 from server.errors import InternalError, ModelFailed
@@ -13,12 +12,13 @@ from server.llama.files.model_file import ModelFiles, check_files
 from server.llama.files.roles import check_heads, roles
 from server.llama.fit.choose import choose, least_context
 from server.llama.fit.measure import Measure
-from server.llama.fit.memory import can_tell, check_context_fits, machine_memory, room, shape_of
+from server.llama.fit.memory import can_tell, check_context_fits, machine_memory, room, shape_of, without_shared
 from server.llama.library import C, collect_errors, logger, reason, start_backend, supports_gpu_offload
 from server.llama.threads import bound
 from server.llama.vocab import LlamaVocab
 from server.llama.weights.draft import DraftWeights
 from server.llama.weights.model import LlamaWeights
+from server.llama.weights.native import NativeModels
 from server.llama.weights.params import model_params
 from server.media.bitmap import BitmapKind
 from server.pool.memory import Fit, Footprint, Memory, added
@@ -100,7 +100,12 @@ class WeightsByInstance:
 
 
 class LlamaLoader:
-    """`server.pool.protocols.Loader` over the native library."""
+    """`server.pool.protocols.Loader` over the native library. Entries that load the same file in the same way share the
+    weights.
+    """
+
+    def __init__(self) -> None:
+        self._models = NativeModels()
 
     def load(self, spec: ModelSpec, progress: OnProgress) -> Weights:
         """Blocking; several models may be loaded at the same time, each in its own thread.
@@ -108,7 +113,7 @@ class LlamaLoader:
         Raises `ModelFailed` with the reason: a missing, broken or truncated file, an unsupported architecture,
         too little memory, or a load that `progress` stopped by returning False.
         """
-        return load_by_devices(bound(spec), _load, progress)
+        return load_by_devices(bound(spec), self._load, progress)
 
     def fit(self, spec: ModelSpec, granted: Mapping[str, int] | None = None) -> Fit:
         """Blocking: a read of the header and the vocabulary, or a few. Raises `ModelFailed`."""
@@ -121,8 +126,37 @@ class LlamaLoader:
                 footprint = measure(native)
                 check_context_fits(spec.id, footprint)
                 return Fit(spec, footprint)
-            chosen = choose(spec.id, native, shape, room(native, granted or {}), measure)
-        return Fit(replace(spec, native=chosen.native), chosen.footprint, chosen.notes)
+
+            def more(candidate: LoadParams) -> Footprint:
+                """Return what it takes besides weights that are loaded already."""
+                found = measure(candidate)
+                return without_shared(found) if self._holds(files, candidate) else found
+
+            chosen = choose(spec.id, native, shape, room(native, granted or {}), more)
+            footprint = measure(chosen.native) if self._holds(files, chosen.native) else chosen.footprint
+        return Fit(replace(spec, native=chosen.native), footprint, chosen.notes)
+
+    def _holds(self, files: ModelFiles, native: LoadParams) -> bool:
+        """Return whether all of these weights are loaded."""
+        return all(self._models.holds(files, replace(native, devices=(devices,))) for devices in set(native.devices))
+
+    def _load(self, spec: ModelSpec, progress: OnProgress, first: Weights | None) -> LlamaWeights:
+        """Load on the first set of devices. The `first` load's projector serves the other sets, too."""
+        files = check_files(spec.id, spec.path, spec.native.metadata_overrides)
+        if spec.native.mtp:
+            check_heads(spec.id, files)
+        native = self._models.open(files, spec.native, lambda: _open(spec.id, files, spec.native, progress))
+        draft: DraftWeights | None = None
+        try:
+            if spec.draft is not None and roles(files.header, spec.native).generates:
+                draft = _draft(spec.id, _beside(spec.draft, spec.native), native.loaded, progress)
+            projector = first.media if isinstance(first, LlamaWeights) else None
+            return LlamaWeights(native, self._models.close, spec, draft, projector)
+        except BaseException:
+            if draft is not None:
+                draft.close()
+            self._models.close(native)
+            raise
 
     def least(self, spec: ModelSpec) -> Footprint:
         """Return the footprint with the shortest context that `fit` may choose."""
@@ -161,8 +195,8 @@ class FileVocabulary:
         # Nothing that names a device: another process has them, and asking one can wait for ever.
         given = spec.native
         native = LoadParams(devices=((),), n_gpu_layers=0, metadata_overrides=given.metadata_overrides, numa=given.numa)
-        model, _ = _open(spec.id, spec.path, native, vocab_only=True)
-        self._model: int | None = model
+        files = check_files(spec.id, spec.path, given.metadata_overrides)
+        self._model: int | None = (model := _open(spec.id, files, native, vocab_only=True))
         self.vocab = LlamaVocab(model)
 
     def close(self) -> None:
@@ -192,23 +226,6 @@ def _measure(spec: ModelSpec, files: ModelFiles) -> Measure:
     return Measure(spec, files, _beside(spec.draft, spec.native) if drafts and spec.draft is not None else None)
 
 
-def _load(spec: ModelSpec, progress: OnProgress, first: Weights | None) -> LlamaWeights:
-    """Load on the first set of devices. The `first` load's projector serves the other sets, too."""
-    if spec.native.mtp:
-        check_heads(spec.id, check_files(spec.id, spec.path, spec.native.metadata_overrides))
-    model, files = _open(spec.id, spec.path, spec.native, progress)
-    draft: DraftWeights | None = None
-    try:
-        if spec.draft is not None and roles(files.header, spec.native).generates:
-            draft = _draft(spec.id, _beside(spec.draft, spec.native), model, progress)
-        return LlamaWeights(model, spec, files, draft, first.media if isinstance(first, LlamaWeights) else None)
-    except BaseException:
-        if draft is not None:
-            draft.close()
-        C.llama_model_free(model)
-        raise
-
-
 def _beside(file: DraftFile, target: LoadParams) -> DraftFile:
     """Return the draft model's devices: its target's, unless configured."""
     devices = target.devices if file.native.devices == (None,) else file.native.devices
@@ -216,28 +233,33 @@ def _beside(file: DraftFile, target: LoadParams) -> DraftFile:
 
 
 def _open(
-    name: str, path: Path, native: LoadParams, progress: OnProgress = lambda _: True, *, vocab_only: bool = False
-) -> tuple[int, ModelFiles]:
+    name: str,
+    files: ModelFiles,
+    native: LoadParams,
+    progress: OnProgress = lambda _: True,
+    *,
+    vocab_only: bool = False,
+) -> int:
     """Return the native model, which the caller frees. Raises `ModelFailed`."""
-    files = check_files(name, path, native.metadata_overrides)
     start_backend(native.numa)
     report = _Progress(progress)
-    params = model_params(name, native, files)
+    params = model_params(name, native.weights, files)
     if native.n_gpu_layers > 0 and not offloads(native):
         logger.warning("model '%s': n_gpu_layers is ignored: no GPU is used", name)
     params.progress_callback, params.vocab_only = report.callback, vocab_only
     with collect_errors(quiet=vocab_only) as errors:
-        model = C.llama_model_load_from_file(str(files.path).encode(), params)
+        model: int | None = C.llama_model_load_from_file(str(files.path).encode(), params)
     report.raise_failure()
     if not model:
         stopped = "the load was stopped" if report.stopped else reason(errors, "the native library gave no reason")
-        raise ModelFailed(name, stopped if report.stopped else f"{path}: {stopped}")
-    return model, files
+        raise ModelFailed(name, stopped if report.stopped else f"{files.path}: {stopped}")
+    return model
 
 
 def _draft(name: str, file: DraftFile, target: int, progress: OnProgress) -> DraftWeights:
     """Load the draft model; its load is short and reports no progress."""
-    model, _ = _open(name, file.path, file.native, lambda _: progress(1.0))
+    files = check_files(name, file.path, file.native.metadata_overrides)
+    model = _open(name, files, file.native, lambda _: progress(1.0))
     try:
         return DraftWeights(model, name, file, target)
     except BaseException:

@@ -97,6 +97,11 @@ FOREIGN_OPTIONS = (
     ForeignOption(
         "--tools-runtime LLAMA_ARG_TOOLS_RUNTIME", "Llamapool runs tools on this machine, not in a container"
     ),
+    ForeignOption("--moe-cache-mib", "it needs llama.cpp b11480 or newer, and llama-cpp-python 0.3.36 contains b11312"),
+    _valued(
+        "--spec-draft-sampling",
+        "Llamapool drafts the most probable token, as llama-server does with `greedy`; replies are the same",
+    ),
     ForeignOption("--log-prompts-dir", "Llamapool does not write prompts to disk"),
     ForeignOption(
         "-lcs --lookup-cache-static -lcd --lookup-cache-dynamic",

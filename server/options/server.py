@@ -381,6 +381,8 @@ class AccessSettings(SettingsModel):
     """File with a secret that signs saved slots, for a folder that others can write to. Unsigned files, including
     llama-server's, are not restored.
     """
+    lora_dir: FilePath | None = option(None, "--lora-dir", metavar="FOLDER")
+    """Folder with LoRA adapters that POST /v1/load_lora_adapter may load while the server runs; empty = off."""
     props: Bool = option(False, "--props", env="LLAMA_ARG_ENDPOINT_PROPS")
     """Serve POST /props. As in llama-server, no property can be changed yet."""
     cors_origins: str = option("*", "--cors-origins", env=True, metavar="A,B")

@@ -2,12 +2,12 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 
 from server.errors import LlamapoolError, ModelFailed
 from server.pool.entry import Entry, log_failure
 from server.pool.loading import InThread
-from server.pool.memory import Budget, Fit, Footprint, Memory, needed, readable, totals
+from server.pool.memory import Budget, Fit, Footprint, Memory, needed, readable, totals, without
 from server.pool.protocols import Loader
 from server.pool.spec import ModelSpec
 from server.pool.state import OCCUPYING
@@ -46,6 +46,7 @@ class MemoryAdmission:
 
     async def _measure(self, entry: Entry, limit: Budget) -> None:
         least, memory = await self.size(entry.spec)
+        self._share(entry, Fit(entry.spec, least))
         self.budget = self.budget or (limit.limits(memory) if memory else {})
         entry.need = needed(entry.spec, least, self.budget)
 
@@ -53,6 +54,28 @@ class MemoryAdmission:
         """Allow another measurement. It is a callback: a task that is cancelled before it starts runs no `finally`."""
         entry.sizing = None
         self._changed()
+
+    def _share(self, entry: Entry, fit: Fit) -> None:
+        """Record which weights a model loads, and their bytes."""
+        spec = fit.spec
+        entry.weights = None if self._loaders.isolates(spec) else (spec.path, spec.native.weights)
+        entry.shared = {device: taken.shared for device, taken in fit.footprint.items()}
+
+    def shared(self) -> dict[str, Mapping[str, int]]:
+        """Return by model the bytes of weights that count for another one, which stays longer and has loaded them."""
+        found: dict[str, Mapping[str, int]] = {}
+        seen: set[Hashable] = {None}
+        entries = sorted(
+            self._entries.values(),
+            key=lambda e: (e.status in OCCUPYING, not e.leaving, e.pinned, not e.idle, e.last_used),
+            reverse=True,
+        )
+        for entry in entries:
+            if entry.weights in seen and entry.weights is not None:
+                found[entry.id] = entry.shared
+            elif entry.status in OCCUPYING and not entry.leaving:
+                seen.add(entry.weights)
+        return found
 
     async def size(self, spec: ModelSpec) -> tuple[Footprint, Mapping[str, Memory]]:
         """Return the least memory a model takes and the memory there is; nothing for an unreadable model, whose load
@@ -74,15 +97,19 @@ class MemoryAdmission:
         """Return what `entry` may take: free memory minus the needs of `later` models; None without a budget."""
         if self.limit is None:
             return None
-        others = [self._entries[model].need or {} for model in later]
-        need, taken = entry.need or {}, self.taken()
+        shared = self.shared()
+        others = [without(self._entries[model].need or {}, shared.get(model, {})) for model in later]
+        need, taken = without(entry.need or {}, shared.get(entry.id, {})), self.taken()
         free = {device: n - taken.get(device, 0) for device, n in self.budget.items()}
         spared = {device: n - sum(other.get(device, 0) for other in others) for device, n in free.items()}
         return {device: max(0, min(n, max(spared[device], need.get(device, 0)))) for device, n in free.items()}
 
     def fitted(self, entry: Entry, fit: Fit) -> None:
         """Record how much of the granted memory a load takes."""
-        entry.taken = {device: min(n, entry.taken.get(device, n)) for device, n in totals(fit.footprint).items()}
+        self._share(entry, fit)
+        others = self.shared().get(entry.id, {})
+        granted = {device: n + others.get(device, 0) for device, n in entry.taken.items()}
+        entry.taken = {device: min(n, granted.get(device, n)) for device, n in totals(fit.footprint).items()}
         entry.fitting = False
 
     def loaded(self, entry: Entry, measured: Mapping[str, int]) -> None:
@@ -100,9 +127,11 @@ class MemoryAdmission:
     def taken(self, *, at_least: bool = False) -> dict[str, int]:
         """Bytes by device that models hold, or may take; `at_least`: that they are sure to."""
         found: dict[str, int] = {}
+        shared = self.shared()
         for entry in self._entries.values():
             if entry.status in OCCUPYING:
                 taken = entry.need or {} if at_least and entry.fitting else entry.taken
+                taken = without(taken, shared.get(entry.id, {}))
                 found |= {device: found.get(device, 0) + n for device, n in taken.items()}
         return found
 

@@ -3,15 +3,15 @@
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from math import inf
 
-from server.engine.request import Adapters
+from server.engine.lora import Adapter
 from server.media.bitmap import BitmapKind
 from server.pool.loading import Load
-from server.pool.memory import Fit
+from server.pool.memory import Fit, without
 from server.pool.model import Lease, LoadedModel
 from server.pool.policy import Candidate
 from server.pool.protocols import FileProgress
@@ -57,7 +57,7 @@ class Entry:
     failed_at: float = 0.0
     facts: ModelFacts | None = None
     described: ModelFacts | None = None  # what its file says, once somebody has asked before the first load
-    adapters: Adapters | None = None  # while it sleeps: the LoRA set of requests that ask for none
+    adapters: tuple[Adapter, ...] | None = None  # while it sleeps: those that it had
     loaded: LoadedModel | None = None
     load: Load | None = None
     download: Download | None = None
@@ -79,6 +79,8 @@ class Entry:
     need: Mapping[str, int] | None = None  # bytes by device that must be free for its load
     taken: Mapping[str, int] = field(default_factory=dict)  # bytes by device that are its own, from the load's begin on
     fit: Fit | None = None  # as what it was last loaded, of the same files
+    shared: Mapping[str, int] = field(default_factory=dict)  # of both: weights that other entries may load, too
+    weights: Hashable = None  # equal in entries that share them; None = its process is its own
     fitting: bool = False  # its load has not said yet what it takes
     media: frozenset[BitmapKind] | None = None  # what its projector is for, once somebody has asked
 
@@ -128,8 +130,9 @@ class Entry:
             if when < (self.timeout.when() or inf):
                 self.timeout.reschedule(when)
 
-    def candidate(self, *, sized: bool) -> Candidate:
-        """Return what the policy decides on; `sized`: by bytes, too."""
+    def candidate(self, others: Mapping[str, int], *, sized: bool) -> Candidate:
+        """Return what the policy decides on; `sized`: by bytes, too. `others`: bytes that count for another model."""
+        need = None if self.need is None else without(self.need, others)
         return Candidate(
             self.id,
             self.status,
@@ -140,8 +143,8 @@ class Entry:
             leaving=self.leaving,
             giving_way=self.giving_way,
             pinned=self.pinned,
-            taken=(self.need or {}) if self.fitting else self.taken,
-            need=self.need if sized else {},
+            taken=(need or {}) if self.fitting else without(self.taken, others),
+            need=need if sized else {},
             fitting=self.fitting,
         )
 

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +128,8 @@ class Load:
         fit = self.before
         if fit is None or not self._fits_again(fit):
             fit = self.loader.fit(self.spec, self.granted)
-        self.chosen = fit
+        native = replace(fit.spec.native, lora=self.spec.native.lora)  # it had others when it was loaded before
+        self.chosen = fit = replace(fit, spec=replace(fit.spec, native=native))
         for note in fit.notes:
             log.info("model '%s': %s", self.spec.id, note)
         self._check_wanted()

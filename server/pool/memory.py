@@ -18,13 +18,19 @@ class Bytes:
     weights: int = 0
     context: int = 0  # keys and values, recurrent states
     compute: int = 0
+    shared: int = 0  # of `weights`: those that entries with the same file and placement load once
 
     @property
     def total(self) -> int:
         return self.weights + self.context + self.compute
 
     def __add__(self, other: "Bytes") -> "Bytes":
-        return Bytes(self.weights + other.weights, self.context + other.context, self.compute + other.compute)
+        return Bytes(
+            self.weights + other.weights,
+            self.context + other.context,
+            self.compute + other.compute,
+            self.shared + other.shared,
+        )
 
 
 Footprint = Mapping[str, Bytes]
@@ -61,7 +67,8 @@ def held(measured: Footprint, fit: Fit) -> Footprint:
     now = measured.get(HOST)
     if before is None or now is None or not fit.spec.native.mmap:
         return measured or fit.footprint
-    return {**measured, HOST: replace(now, weights=min(now.weights, before.weights))}
+    weights, shared = min(now.weights, before.weights), min(now.shared, before.shared)
+    return {**measured, HOST: replace(now, weights=weights, shared=shared)}
 
 
 def added(footprints: Iterable[Footprint]) -> dict[str, Bytes]:
@@ -76,6 +83,11 @@ def added(footprints: Iterable[Footprint]) -> dict[str, Bytes]:
 def totals(footprint: Footprint) -> dict[str, int]:
     """Bytes by device."""
     return {device: taken.total for device, taken in footprint.items()}
+
+
+def without(taken: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    """Return the bytes by device that are left of `taken`."""
+    return {device: max(n - other.get(device, 0), 0) for device, n in taken.items()}
 
 
 def readable(n_bytes: int) -> str:

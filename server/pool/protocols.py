@@ -32,7 +32,6 @@ class ModelInfo:
     built_in_template: str = ""  # the name of the one that llama.cpp takes the chats' for; "" where it knows none
     metadata: dict[str, str] = field(default_factory=dict)
     fingerprint: str = ""  # of the weights' content
-    adapter_fingerprints: tuple[str, ...] = ()  # of the LoRA adapters' content, by id
     control_vectors: str = ""  # the control vectors' content, scales and layers
     generates: bool = True
     embeds: bool = False

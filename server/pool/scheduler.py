@@ -200,7 +200,8 @@ class Scheduler:
 
     def _candidates(self) -> list[policy.Candidate]:
         sized = self._limits.budget is not None
-        return [entry.candidate(sized=sized) for entry in self._entries.values()]
+        shared = self.memory.shared()
+        return [entry.candidate(shared.get(entry.id, {}), sized=sized) for entry in self._entries.values()]
 
     # ---- loading
 
@@ -213,8 +214,9 @@ class Scheduler:
         def report(value: float) -> None:
             loop.call_soon_threadsafe(self._progressed, entry, load, value)
 
+        spec = entry.spec if entry.adapters is None else entry.spec.with_adapters(entry.adapters)
         load = Load(
-            *(entry.spec, self._loaders.of(entry.spec), self._factories, report, self._clock, self._quiet),
+            *(spec, self._loaders.of(entry.spec), self._factories, report, self._clock, self._quiet),
             *(granted or {}, entry.fit),
         )
         entry.load = load
@@ -258,7 +260,7 @@ class Scheduler:
         woke = entry.facts is not None
         entry.loaded = model
         if entry.adapters is not None and model.generator is not None:
-            model.generator.set_adapter_scales(entry.adapters)
+            model.generator.set_adapter_scales(default_set(entry.adapters))
         entry.adapters = None
         entry.fit = model.fit
         measured = model.weights.footprint()
@@ -284,7 +286,7 @@ class Scheduler:
         expected = isinstance(error, LlamapoolError)
         said = error if isinstance(error, ModelFailed) else f"model '{entry.id}' failed to load: {error}"
         log.error("%s", said, exc_info=None if expected else error)
-        self._fail(entry, _reason(error))
+        self._fail(entry, load.spec.by_name(_reason(error)))
 
     def _progressed(self, entry: Entry, load: Load, value: float) -> None:
         if entry.load is load and not load.cancelled:
@@ -423,7 +425,7 @@ class Scheduler:
         if entry.after_drain is Status.UNLOADED:
             entry.facts = None
         elif model.generator is not None:
-            entry.adapters = default_set(model.generator.adapters)
+            entry.adapters = model.generator.adapters
         log.info("model '%s' is %s", entry.id, entry.after_drain)
         self._move(entry, entry.after_drain)
 

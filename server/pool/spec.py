@@ -1,10 +1,12 @@
 """What the configuration says of one model, as plain values. Built from the settings by `server.app`."""
 
 import os
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
+from server.engine.lora import Adapter
 from server.engine.params import EngineParams
 from server.engine.request import SamplingParams
 from server.structured.response_format import ResponseFormat
@@ -21,6 +23,8 @@ class ScaledFile:
 
     path: Path
     scale: float = 1.0
+    id: int | None = field(default=None, repr=False)  # None = its place among the adapters
+    name: str = field(default="", repr=False)  # of an adapter that was loaded at runtime
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,10 +127,21 @@ class LoadParams:
         return AUTO_SLOTS if self.n_parallel < 0 else self.n_parallel
 
     @property
+    def weights(self) -> "LoadParams":
+        """What decides how the weights are loaded, without the rest. Entries in which it is equal share them."""
+        return LoadParams(**{name: getattr(self, name) for name in _OF_WEIGHTS})
+
+    @property
     def unified(self) -> bool:
         """Whether the slots share one KV cache; llama-server's rule (tools/server/server.cpp)."""
         return self.n_parallel < 0 if self.kv_unified is None else self.kv_unified
 
+
+_OF_WEIGHTS = (
+    *("mtp", "devices", "n_gpu_layers", "split_mode", "main_gpu", "tensor_split", "tensor_overrides", "cpu_moe"),
+    *("n_cpu_moe", "n_cpu_ffn", "no_host", "metadata_overrides", "mmap", "mlock", "check_tensors", "repack"),
+    "lazy_mode",
+)
 
 NOT_HERE = Path()
 """The place of a file that is not on this machine."""
@@ -206,6 +221,12 @@ class ModelSpec:
             return False
         named = [self.path, self.draft.path if self.draft else None, self.mmproj if self.remote.mmproj_url else None]
         return not all(path.is_file() for path in named if path is not None)
+
+    def with_adapters(self, adapters: Iterable[Adapter]) -> Self:
+        """Return the specification that also loads those of `adapters` that were loaded at runtime, with their ids."""
+        files = [file for file in self.native.lora if not file.name]
+        files += [ScaledFile(Path(each.path), 0.0, each.id, each.name) for each in adapters if each.name]
+        return replace(self, native=replace(self.native, lora=tuple(files)))
 
     def by_name(self, text: str) -> str:
         """`text`, which may quote the library or the system, with this model's files without their folders: replies

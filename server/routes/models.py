@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import AsyncGenerator, Iterable, Mapping
-from dataclasses import asdict
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -235,7 +234,8 @@ def meta_object(info: ModelInfo) -> dict[str, Any]:
 
 def memory_object(facts: ModelFacts) -> dict[str, Any]:
     """Return the model's memory in bytes by device, and what was chosen to fit it. Not in llama-server."""
-    devices = {name: asdict(taken) for name, taken in facts.footprint.items()}
+    shown = ("weights", "context", "compute")
+    devices = {name: {key: getattr(taken, key) for key in shown} for name, taken in facts.footprint.items()}
     return {"devices": devices, "notes": list(facts.fit.notes) if facts.fit else []}
 
 

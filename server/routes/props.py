@@ -2,22 +2,25 @@
 several models).
 """
 
-from pathlib import PurePath
+import asyncio
+from functools import partial
+from pathlib import Path, PurePath
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from server.dialects.adapters import adapter_objects, read_scales
+from server.dialects.adapters import LoadAdapter, UnloadAdapter, adapter_file, adapter_objects, read_scales
 from server.dialects.common import FINGERPRINT
+from server.dialects.fields import parse
 from server.dialects.native.write import generation_settings
-from server.errors import NotSupported, invalid, short
+from server.errors import InvalidRequest, NotSupported, invalid, short
 from server.media.decode import reads_video
 from server.pool.state import ModelFacts, ModelState, Status
 from server.routes.models import memory_object
-from server.routes.openapi import FINDS, READS, computes, describe
+from server.routes.openapi import FINDS, READS, TEXT, computes, describe
 from server.serving.services import Services, facts_of, lease_for, sees_files, services
 from server.templates.capabilities import Capabilities
-from server.transport.body import read_array, read_json
+from server.transport.body import read_array, read_as, read_json
 from server.transport.errors import json_reply
 from server.transport.options import HttpOptions
 
@@ -145,3 +148,36 @@ async def set_adapters(request: Request, model: str = "") -> Response:
         engine = lease.model.engine
         engine.set_adapter_scales(read_scales(body, engine.adapters))
     return json_reply({"success": True})
+
+
+def _adapter_folder(request: Request) -> Path:
+    """Return the folder of ``--lora-dir``. Raises `NotSupported`."""
+    folder = services(request).options.lora_dir
+    if folder is None:
+        raise NotSupported("This server does not load LoRA adapters at runtime. Start it with `--lora-dir`")
+    return folder
+
+
+@router.post("/v1/load_lora_adapter")
+@computes(media=TEXT, body=LoadAdapter, example={"lora_name": "formal", "lora_path": "formal.gguf"})
+async def load_adapter(request: Request, model: str = "") -> Response:
+    """Load a LoRA adapter from the folder of ``--lora-dir`` with scale 0, as vLLM. Its id is in ``/lora-adapters``."""
+    folder = _adapter_folder(request)
+    wanted = await read_as(request, partial(parse, LoadAdapter))
+    with await lease_for(request, model or wanted.model or None) as lease:
+        path = await asyncio.to_thread(adapter_file, folder, wanted)
+        await lease.model.engine.load_adapter(wanted.lora_name, path, wanted.load_inplace)
+    return Response(f"Success: LoRA adapter '{wanted.lora_name}' added successfully.", media_type=TEXT)
+
+
+@router.post("/v1/unload_lora_adapter")
+@computes(media=TEXT, body=UnloadAdapter, example={"lora_name": "formal"})
+async def unload_adapter(request: Request, model: str = "") -> Response:
+    """Unload a LoRA adapter that was loaded at runtime, as vLLM. Waits for running requests that use it."""
+    _adapter_folder(request)
+    wanted = await read_as(request, partial(parse, UnloadAdapter))
+    if not wanted.lora_name:
+        raise InvalidRequest("'lora_name' needs to be provided to unload a LoRA adapter.", "lora_name")
+    with await lease_for(request, model or wanted.model or None) as lease:
+        await lease.model.engine.unload_adapter(wanted.lora_name)
+    return Response(f"Success: LoRA adapter '{wanted.lora_name}' removed successfully.", media_type=TEXT)

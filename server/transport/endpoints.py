@@ -56,7 +56,7 @@ _NEEDS: Final[dict[Need, dict[str, str]]] = {
         " /v1/files/{file_id} /v1/messages/batches/{batch_id}",
     },
     "slots": {"GET": "/slots", "POST": "/slots/{id_slot} /cache/reset /cache/pin"},
-    "lora": {"POST": "/lora-adapters"},
+    "lora": {"POST": "/lora-adapters /v1/load_lora_adapter /v1/unload_lora_adapter"},
     "models": {
         "POST": "/models /models/load /models/unload /models/pin /api/pull",
         "DELETE": "/models /api/delete",

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from server.engine.cache.scope import Mode
@@ -55,4 +56,5 @@ class HttpOptions:
     aliases: Mapping[tuple[str, str], str] = field(default_factory=dict)  # method and path -> an endpoint's own path
     admin_port: int = 0  # the only port for administration; 0 = all ports
     state_days: int = 30  # days after which stored responses are deleted; 0 = never
+    lora_dir: Path | None = None  # below it are adapters that may be loaded at runtime; None = off
     closed: bool = False  # without a key nothing for pages of other sites; see `transport.cors`

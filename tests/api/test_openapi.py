@@ -64,7 +64,8 @@ QUERY = {
 
 @pytest.fixture
 async def api(serve: Serve, tmp_path: Any) -> AsyncIterator[Api]:
-    options = {"metrics": True, "props": True, "slot_save_path": str(tmp_path)}
+    options = {"metrics": True, "props": True, "slot_save_path": str(tmp_path), "lora_dir": str(tmp_path)}
+    (tmp_path / "formal.gguf").touch()
     async with serve(models=MODELS, server=options) as running:
         yield running
 
@@ -159,7 +160,8 @@ async def test_examples_work_and_their_replies_have_the_shapes(api: Api, documen
 
 
 async def test_what_loads_a_model_says_so_and_reads_autoload(serve: Serve, document: Any) -> None:
-    async with serve(models={"demo": {"path": "d.gguf"}}, server={"slot_save_path": ".", "props": True}) as api:
+    options = {"slot_save_path": ".", "lora_dir": ".", "props": True}
+    async with serve(models={"demo": {"path": "d.gguf"}}, server=options) as api:
         for method, path, operation in operations(document):
             if not any(each["name"] == "autoload" for each in operation.get("parameters", ())):
                 continue

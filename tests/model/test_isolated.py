@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import threading
 from pathlib import Path
@@ -72,6 +73,24 @@ def test_slots_adapters_and_replies_survive_a_killed_worker_and_no_worker_a_kill
         server.process.kill()
         server.process.wait(DEADLINE_S)
         wait_until(lambda: is_gone(last), "the worker's end")
+
+
+def test_adapters_of_the_runtime_survive_a_killed_worker(tmp_path: Path) -> None:
+    shutil.copy(PIRATE, tmp_path / "pirate.gguf")
+    flags = ("--isolation", "process", "-c", "2048", "-np", "1", "-t", "1", "--no-warmup", *EXACT)
+    with llamapool(DEMO, *flags, "--lora-dir", str(tmp_path)) as server:
+        plain = server.post(CHATS, CHAT)["choices"][0]["message"]["content"]
+        for name in ("first", "pirate"):
+            server.request("POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": "pirate.gguf"})
+        server.request("POST", "/v1/unload_lora_adapter", {"lora_name": "first"})
+        ask = {**CHAT, "lora": [{"id": 1, "scale": 1.0}]}
+        pirate = server.post(CHATS, ask)["choices"][0]["message"]["content"]
+        assert pirate != plain
+        os.kill(worker(server), signal.SIGKILL)
+        assert server.post(CHATS, ask)["choices"][0]["message"]["content"] == pirate
+        assert server.request("POST", CHATS, {**CHAT, "lora": [{"id": 0, "scale": 1.0}]}).status == 400
+        server.request("POST", "/v1/unload_lora_adapter", {"lora_name": "pirate"})
+        assert json.loads(server.request("GET", "/lora-adapters").body) == []
 
 
 def _kill_during_a_reply(server: RealServer) -> None:

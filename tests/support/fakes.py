@@ -8,7 +8,7 @@ import json
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -276,6 +276,18 @@ class FakeRunner:
         assert all(scale for _, scale in adapters)
         self.adapters_now = adapters
 
+    def load_adapter(self, wanted: Adapter) -> Adapter:
+        if "broken" in wanted.path:
+            raise ModelFailed("fake", f"{wanted.path}: is no LoRA adapter")
+        found = replace(wanted, fingerprint=f"fake:{wanted.path}")
+        self.adapters = (*self.adapters, found)
+        return found
+
+    def free_adapter(self, id_: int) -> None:
+        if id_ in dict(self.adapters_now):
+            self.adapters_now = ()
+        self.adapters = tuple(adapter for adapter in self.adapters if adapter.id != id_)
+
     def _next(self, history: bytes) -> int:
         best = max(((history.rfind(k), k) for k in self.replies if k in history), default=None)
         if best is not None:
@@ -538,7 +550,6 @@ class FakeWeights:
             chat_template=CHATML,
             metadata={"general.architecture": "fake", "general.name": "fake"},
             fingerprint=f"fake:{spec.path}",
-            adapter_fingerprints=tuple(f"fake:{file.path}" for file in spec.native.lora),
             generates=not spec.native.pooling,
             embeds=spec.native.embedding is True or spec.native.pooling != "",
             media=media,
@@ -558,7 +569,10 @@ class FakeWeights:
         self.runners.append(self.make())
         files = self.spec.native.lora
         if files:
-            self.runners[-1].adapters = tuple(Adapter(i, str(f.path), f.scale) for i, f in enumerate(files))
+            self.runners[-1].adapters = tuple(
+                Adapter(i if f.id is None else f.id, str(f.path), f.scale, fingerprint=f"fake:{f.path}", name=f.name)
+                for i, f in enumerate(files)
+            )
         return self.runners[-1]
 
     def embedding_runner(self) -> FakeEmbeddingRunner:

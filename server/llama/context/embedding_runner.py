@@ -1,6 +1,7 @@
 """One native context that embeds."""
 
 import ctypes
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -37,6 +38,7 @@ class LlamaEmbeddingRunner:
         self.info = info
         self._on_close = on_close
         self.pools: ThreadPools | None = None  # of the thread that will embed
+        self.lock = threading.Lock()  # held while it decodes
         self._memory = C.llama_get_memory(context)
         self._batch = Batch(C.llama_n_batch(context), info.n_seq, vocab.n_tokens)
         self._encoder = encoder
@@ -138,7 +140,8 @@ class LlamaEmbeddingRunner:
         self._decode_native(context, self._batch.native)
 
     def _decode_native(self, context: int, batch: ctypes.Structure) -> None:
-        status, why = decode_native(context, batch, self.pools)
+        with self.lock:
+            status, why = decode_native(context, batch, self.pools)
         if status != 0:
             raise InternalError(f"llama_decode returned {status}: {why}")
 

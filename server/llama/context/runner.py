@@ -23,6 +23,7 @@ from server.llama.sampling.graph import GraphSampling
 from server.llama.sampling.sampler import NativeSampler, SamplerFactory
 from server.llama.threads import ComputeThreads, ThreadPools
 from server.llama.vocab import LlamaVocab
+from server.llama.weights.adapters import LoadedAdapters
 
 
 class Interruption:
@@ -51,17 +52,15 @@ class Interruption:
 
 # a chain over more candidates takes longer than getting the GIL back: let other threads run meanwhile
 _HOLD_GIL_UP_TO = 1 << 16
-_ADAPTER = ctypes.POINTER(ctypes.c_void_p)  # the bindings' type of a llama_adapter_lora
 _LOWEST = -3.4028234663852886e38  # what llama-server prints for a probability of 0
 
 
 class LlamaRunner(NativeSequences):
     """`server.engine.runner_api.Runner` over a native context, used by one thread.
 
-    ``adapters`` were loaded with the weights, each with its native pointer. If ``info.deferred``, the device
-    continues computing after `llama_decode` returns (a GPU); `decode` waits for it if logits are read, otherwise the
-    next one does. ``draft`` and ``heads`` are freed with this runner. ``evaluation_tokens``: see `padded_lengths`;
-    0 never pads.
+    If ``info.deferred``, the device continues computing after `llama_decode` returns (a GPU); `decode` waits for it if
+    logits are read, otherwise the next one does. ``draft`` and ``heads`` are freed with this runner.
+    ``evaluation_tokens``: see `padded_lengths`; 0 never pads.
     """
 
     def __init__(
@@ -75,7 +74,7 @@ class LlamaRunner(NativeSequences):
         threads: ComputeThreads,
         pools: ThreadPools | None = None,
         on_close: Callable[["LlamaRunner"], None],
-        adapters: Sequence[tuple[Adapter, int]] = (),
+        adapters: LoadedAdapters,
         draft: LlamaDraftRunner | None = None,
         heads: LlamaMtpHeads | None = None,
         encoder: Projector | None = None,
@@ -87,9 +86,9 @@ class LlamaRunner(NativeSequences):
         self.draft = draft
         self.heads = heads
         self.encoder = encoder
-        self.adapters = tuple(adapter for adapter, _ in adapters)
-        self._adapter_pointers = [pointer for _, pointer in adapters]
-        self._adapters_now: Adapters = ()
+        self._adapters = adapters
+        if heads is not None:
+            heads.lock = self.lock
         self._threads = threads
         self._on_close = on_close
         self._batch = Batch(info.n_batch, info.n_seq, vocab.n_tokens, info.n_more_outputs)
@@ -261,14 +260,18 @@ class LlamaRunner(NativeSequences):
 
     def use_adapters(self, adapters: Adapters) -> None:
         """Compute the following batches under this LoRA set. Raises `InternalError` when the library refuses it."""
-        if adapters == self._adapters_now:
-            return
-        context, n = self._open(), len(adapters)
-        pointers = (_ADAPTER * n)(*(ctypes.cast(self._adapter_pointers[id_], _ADAPTER) for id_, _ in adapters))
-        scales = (ctypes.c_float * n)(*(scale for _, scale in adapters))
-        if C.llama_set_adapters_lora(context, pointers, n, scales) != 0:
-            raise InternalError(f"the library refused the LoRA set {adapters}")
-        self._adapters_now = adapters
+        with self.lock:
+            self._adapters.use(self._open(), adapters)
+
+    @property
+    def adapters(self) -> tuple[Adapter, ...]:
+        return self._adapters.all
+
+    def load_adapter(self, wanted: Adapter) -> Adapter:
+        return self._adapters.load(wanted)
+
+    def free_adapter(self, id_: int) -> None:
+        self._adapters.free(id_)
 
     def seq_load(self, seq: int, state: bytes, n_pos: int) -> bool:
         if self.heads is not None:
@@ -288,6 +291,8 @@ class LlamaRunner(NativeSequences):
         """Free the context; every later call raises. Once is enough."""
         if self._context is None:
             return
+        with self.lock:
+            self._adapters.forget(self._context)
         self._samplers.close()
         self._parallel.close()
         for drafts in (self.draft, self.heads):

@@ -1,6 +1,7 @@
 """One context: its decodes, and the sequences of its KV cache: forgetting, copying, saving and loading them."""
 
 import ctypes
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
@@ -43,6 +44,7 @@ class NativeSequences(ABC):
         self._n_swa = n_swa
         self._stateful = stateful
         self._pending: set[int] = set()
+        self.lock = threading.Lock()  # held while it decodes
         self._outputs: list[int] = []  # of the last decode: the index of each token with logits
 
     def _open(self) -> int:
@@ -59,7 +61,8 @@ class NativeSequences(ABC):
         nothing was changed. Raises `Interrupted` and `InternalError`.
         """
         self._outputs = []
-        status, why = decode_native(self._open(), batch, self._pools, wait=wait)
+        with self.lock:
+            status, why = decode_native(self._open(), batch, self._pools, wait=wait)
         if status != _REFUSED:  # such a batch leaves the pending copies undone
             self._pending.clear()
         if status == _ABORTED:

@@ -15,7 +15,7 @@ from server.llama.context.params import context_params, embedding_params, genera
 from server.llama.files.gguf_header import GgufHeader
 from server.llama.files.model_file import ModelFiles, check_files, read_gguf
 from server.llama.files.roles import check_heads, roles
-from server.llama.fit.memory import breakdown, without_weights
+from server.llama.fit.memory import breakdown, with_shared, without_weights
 from server.llama.library import C, collect_errors, reason, start_backend
 from server.llama.sampling.graph import largest_chains
 from server.llama.weights.params import model_params
@@ -79,7 +79,7 @@ class Measure:
             params.append(embedding_params(model, spec.id, self._files.header, spec.native))
         with largest_chains(model, params[0]) if what.generates and spec.engine.backend_sampling else nullcontext():
             taken = _of_contexts(spec.id, model, params, n_instances)
-        return [*taken, adapters(spec.native, taken[0])]
+        return [with_shared(taken[0]), *taken[1:], adapters(spec.native, taken[0])]
 
     def _guesser(self, draft: DraftFile, target: LoadParams, n_instances: int) -> list[Footprint]:
         """Return the draft model's footprints; its contexts are as large as the target's."""
@@ -171,5 +171,5 @@ def _quietly(name: str, make: Callable[[], int | None]) -> int:
 def adapters(native: LoadParams, target: Footprint) -> Footprint:
     """Return the memory of LoRA tensors, which lie with the tensors they modify."""
     device = max(target, key=lambda name: target[name].weights, default=HOST)
-    n_bytes = sum(file.path.stat().st_size for file in native.lora)
+    n_bytes = sum(file.path.stat().st_size for file in native.lora if file.path.is_file())
     return {device: Bytes(weights=n_bytes)} if n_bytes else {}

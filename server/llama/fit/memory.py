@@ -100,6 +100,16 @@ class Taken:
             return added(self._contexts)
 
 
+def with_shared(footprint: Footprint) -> Footprint:
+    """Return the footprint of a model whose weights other entries may share."""
+    return {device: replace(taken, shared=taken.weights) for device, taken in footprint.items()}
+
+
+def without_shared(footprint: Footprint) -> Footprint:
+    """Return what an entry takes that finds its weights loaded."""
+    return {device: replace(each, weights=each.weights - each.shared, shared=0) for device, each in footprint.items()}
+
+
 def without_weights(footprint: Footprint) -> Footprint:
     """Return the footprint of a further context over the same weights."""
     return {device: replace(taken, weights=0) for device, taken in footprint.items()}

@@ -2,22 +2,27 @@
 
 The library reports most mistakes in its log. It aborts on a metadata value of an unexpected type, and in the
 first decode on shapes that do not multiply (llama-adapter.cpp; llama-graph.cpp, build_lora_mm). Those are checked
-here. An adapter is freed with its model.
+here.
 """
 
 import ctypes
 import math
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 from server.engine.lora import Adapter
-from server.errors import ModelFailed
+from server.engine.request import Adapters
+from server.errors import InternalError, ModelFailed
 from server.llama.files.gguf_header import BLOCKS, GgufHeader, Tensor
-from server.llama.files.model_file import ModelFiles, fingerprint, read_gguf
+from server.llama.files.model_file import fingerprint, read_gguf
 from server.llama.library import C, collect_errors, reason
-from server.pool.spec import LoadParams, ScaledFile
+from server.llama.weights.native import NativeModel
+from server.pool.spec import LoadParams
 
+_ADAPTER = ctypes.POINTER(ctypes.c_void_p)  # the bindings' type of a llama_adapter_lora
 TensorShape = tuple[int, ...]
 _ALPHA, _INVOCATION = "adapter.lora.alpha", "adapter.alora.invocation_tokens"
 _TYPES = {
@@ -32,63 +37,100 @@ _LOOKED_UP = "token_embd.weight"  # its rows are picked, so a and b change place
 _UNUSED = "_norm.weight"  # llama.cpp leaves them out
 
 
-@dataclass(frozen=True, slots=True)
-class NativeAdapter:
-    """A loaded adapter: its description, the library's pointer, and a hash of its file."""
+class LoadedAdapters:
+    """The LoRA adapters of a model, by id. `load` and `free` may be called while contexts decode."""
 
-    adapter: Adapter
-    pointer: int
-    fingerprint: str
+    def __init__(self, native: NativeModel, name: str, params: LoadParams) -> None:
+        """Load the configured adapters. Raises `ModelFailed` that names the file."""
+        self._native = native
+        self._name = name
+        self._loaded: dict[int, tuple[Adapter, int]] = {}  # with the library's pointers
+        self._used: dict[int, Adapters] = {}  # by context
+        for place, file in enumerate(params.lora):
+            scale = 0.0 if params.lora_init_without_apply else file.scale
+            self.load(Adapter(place if file.id is None else file.id, str(file.path), scale, name=file.name))
 
+    @property
+    def all(self) -> tuple[Adapter, ...]:
+        return tuple(adapter for adapter, _ in self._loaded.values())
 
-def load_adapters(model: int, name: str, files: ModelFiles, native: LoadParams) -> tuple[NativeAdapter, ...]:
-    """Return all of ``native.lora``, their places as ids. Before any context is made: the library sizes graphs by them.
-
-    Raises `ModelFailed` that names the file.
-    """
-    shapes = {tensor.name: _padded(tensor) for _, header in files.parts for tensor in header.tensors}
-    n_vocab = C.llama_vocab_n_tokens(C.llama_model_get_vocab(model))
-    loaded = []
-    for id_, file in enumerate(native.lora):
-        header = read_gguf(name, file.path)
+    def load(self, wanted: Adapter) -> Adapter:
+        """Load the file of an adapter, of which `wanted` has the id, path, scale and name; return all of it. Nothing is
+        done for an id that is loaded. Blocks. Raises `ModelFailed` that names the file, and `Unavailable`.
+        """
+        if wanted.id in self._loaded:
+            return self._loaded[wanted.id][0]
+        files, path = self._native.files, Path(wanted.path)
+        shapes = {tensor.name: _padded(tensor) for _, header in files.parts for tensor in header.tensors}
+        n_vocab = C.llama_vocab_n_tokens(C.llama_model_get_vocab(self._native.loaded))
+        header = read_gguf(self._name, path)
         problem = _problem(header, str(files.header.metadata["general.architecture"]), shapes, n_vocab)
         if problem:
-            raise ModelFailed(name, f"{file.path}: {problem}")
-        adapter = _adapter(id_, file, header, applied=not native.lora_init_without_apply)
-        loaded.append(NativeAdapter(adapter, _load(model, name, file), fingerprint([(file.path, header)])))
-    return tuple(loaded)
+            raise ModelFailed(self._name, f"{path}: {problem}")
+        invocation = header.metadata.get(_INVOCATION, ())
+        adapter = replace(
+            wanted,
+            task_name=_text(header, "adapter.lora.task_name"),
+            prompt_prefix=_text(header, "adapter.lora.prompt_prefix"),
+            alora_invocation_tokens=tuple(map(int, invocation)) if isinstance(invocation, tuple) else (),
+            fingerprint=fingerprint([(path, header)]),
+        )
+        _read_ahead(path)
+        with self._native.paused(), collect_errors() as errors:
+            found = C.llama_adapter_lora_init(self._native.loaded, os.fsencode(path))
+            pointer = ctypes.cast(found, ctypes.c_void_p).value
+        if not pointer:
+            raise ModelFailed(self._name, f"{path}: {reason(errors, 'the library gave no reason')}")
+        self._loaded = {**self._loaded, wanted.id: (adapter, pointer)}  # other threads iterate over the old one
+        return adapter
+
+    def free(self, id_: int) -> None:
+        """Free an adapter if it is loaded. The library would go on using it: contexts that do are reset first. Blocks.
+        Raises `Unavailable`.
+        """
+        with self._native.paused():
+            found = self._loaded.get(id_)
+            if found is None:
+                return
+            self._loaded = {other: each for other, each in self._loaded.items() if other != id_}
+            for context, adapters in self._used.items():
+                if id_ in dict(adapters):
+                    self.use(context, ())
+            C.llama_adapter_lora_free(_pointer_to(found[1]))
+
+    def use(self, context: int, adapters: Adapters) -> None:
+        """Make `context`, which must not decode meanwhile, compute with this LoRA set. Raises `InternalError` when the
+        library refuses it.
+        """
+        if self._used.get(context, ()) == adapters:
+            return
+        n = len(adapters)
+        pointers = (_ADAPTER * n)(*(_pointer_to(self._loaded[id_][1]) for id_, _ in adapters))
+        scales = (ctypes.c_float * n)(*(scale for _, scale in adapters))
+        if C.llama_set_adapters_lora(context, pointers, n, scales) != 0:
+            raise InternalError(f"the library refused the LoRA set {adapters}")
+        self._used[context] = adapters
+
+    def close(self) -> None:
+        """Free all adapters, after the contexts of this entry: those of others may go on."""
+        self._used.clear()
+        for id_ in list(self._loaded):
+            self.free(id_)
+
+    def forget(self, context: int) -> None:
+        """Forget a context that is freed."""
+        self._used.pop(context, None)
 
 
-def apply_configured(context: int, model: str, loaded: Sequence[NativeAdapter]) -> None:
-    """Make `context` compute with the scales of the configuration. Raises `ModelFailed` when the library refuses."""
-    used = [native for native in loaded if native.adapter.scale != 0.0]
-    if not used:
-        return
-    pointer = ctypes.POINTER(ctypes.c_void_p)
-    pointers = (pointer * len(used))(*(ctypes.cast(native.pointer, pointer) for native in used))
-    scales = (ctypes.c_float * len(used))(*(native.adapter.scale for native in used))
-    if C.llama_set_adapters_lora(context, pointers, len(used), scales) != 0:
-        raise ModelFailed(model, f"the library refused {', '.join(native.adapter.path for native in used)}")
+def _pointer_to(adapter: int) -> Any:
+    return ctypes.cast(adapter, _ADAPTER)
 
 
-def _load(model: int, name: str, file: ScaledFile) -> int:
-    with collect_errors() as errors:
-        pointer = ctypes.cast(C.llama_adapter_lora_init(model, os.fsencode(file.path)), ctypes.c_void_p).value
-    if not pointer:
-        raise ModelFailed(name, f"{file.path}: {reason(errors, 'the library gave no reason')}")
-    return pointer
-
-
-def _adapter(id_: int, file: ScaledFile, header: GgufHeader, *, applied: bool) -> Adapter:
-    invocation = header.metadata.get(_INVOCATION, ())
-    return Adapter(
-        id=id_,
-        path=str(file.path),
-        scale=file.scale if applied else 0.0,
-        task_name=_text(header, "adapter.lora.task_name"),
-        prompt_prefix=_text(header, "adapter.lora.prompt_prefix"),
-        alora_invocation_tokens=tuple(map(int, invocation)) if isinstance(invocation, tuple) else (),
-    )
+def _read_ahead(path: Path) -> None:
+    """Read the file, so that no step waits for the disk while the library reads it."""
+    with path.open("rb", buffering=0) as file:
+        while file.read(1 << 20):
+            pass
 
 
 def _text(header: GgufHeader, key: str) -> str:

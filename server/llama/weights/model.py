@@ -2,10 +2,12 @@
 
 import ctypes
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
 
+from server.engine.lora import default_set
 from server.engine.runner_api import RunnerInfo
 from server.errors import InternalError, ModelFailed
 from server.llama.context.cost import ContextCost, measure
@@ -23,17 +25,18 @@ from server.llama.context.params import (
 from server.llama.context.runner import LlamaRunner
 from server.llama.devices import offloads, used_devices
 from server.llama.files.description import built_in_template, describe
-from server.llama.files.model_file import ModelFiles, fingerprint
+from server.llama.files.model_file import fingerprint
 from server.llama.fit.measure import adapters
-from server.llama.fit.memory import Taken
+from server.llama.fit.memory import Taken, with_shared
 from server.llama.library import C, collect_errors, new_context, reason
 from server.llama.media.projector import Projector, projector_memory
 from server.llama.sampling.graph import largest_chains, take_off
 from server.llama.threads import ComputeThreads, thread_pools
 from server.llama.vocab import LlamaVocab
-from server.llama.weights.adapters import apply_configured, load_adapters
+from server.llama.weights.adapters import LoadedAdapters
 from server.llama.weights.control_vectors import read_control_vectors
 from server.llama.weights.draft import DraftWeights
+from server.llama.weights.native import NativeModel
 from server.pool.memory import Footprint, added
 from server.pool.spec import ModelSpec
 
@@ -43,26 +46,29 @@ class LlamaWeights:
 
     def __init__(
         self,
-        model: int,
+        native: NativeModel,
+        release: Callable[[NativeModel], None],
         spec: ModelSpec,
-        files: ModelFiles,
         draft: DraftWeights | None = None,
         projector: Projector | None = None,
     ) -> None:
-        """`projector`: another load's, of the same model, which outlives this one's contexts."""
+        """`release` is called at the end. `projector`: another load's, of the same model, which outlives this one's
+        contexts.
+        """
+        model, files = native.loaded, native.files
         if C.llama_model_has_encoder(model) and C.llama_model_has_decoder(model):
             reason = "the model is an encoder and a decoder: such can't be served (nor can they by llama-server)"
             raise ModelFailed(spec.id, reason)
         if not C.llama_vocab_n_tokens(C.llama_model_get_vocab(model)):
             raise ModelFailed(spec.id, "the model has no vocabulary")
-        self._model: int | None = model
+        self._native: NativeModel | None = native
+        self._release = release
         self._spec = spec
-        self._header = files.header
         self._draft = draft
         self._lock = threading.Lock()
         self._taken = Taken([device.name for device in used_devices(spec.native)])
         self._runners: set[LlamaRunner | LlamaEmbeddingRunner] = set()
-        self._adapters = load_adapters(model, spec.id, files, spec.native)  # before any context
+        self._adapters = LoadedAdapters(native, spec.id, spec.native)
         n_embd, n_layer = C.llama_model_n_embd(model), C.llama_model_n_layer(model)
         self._control = read_control_vectors(spec.id, spec.native, n_embd, n_layer)
         self.vocab = LlamaVocab(model)
@@ -82,7 +88,6 @@ class LlamaWeights:
             add_bos=self.vocab.add_bos,
             eos_token=_piece(self.vocab, self.vocab.eos),
             fingerprint=fingerprint(files.parts, spec.native.metadata_overrides),
-            adapter_fingerprints=tuple(native.fingerprint for native in self._adapters),
             control_vectors=self._control.fingerprint if self._control else "",
         )
         self.media, self._owns_media = projector, projector is None
@@ -92,15 +97,26 @@ class LlamaWeights:
             self.info = replace(self.info, media=self.media.kinds, media_marker=self.media.marker)
         self._media_memory = projector_memory(spec.id, spec.mmproj if self._owns_media else None, spec.native)
 
-    def _open(self) -> int:
+    def _open(self) -> NativeModel:
         with self._lock:
-            if self._model is None:
+            if self._native is None:
                 raise InternalError(f"model '{self._spec.id}' was unloaded")
-            return self._model
+            return self._native
 
     def runner(self) -> LlamaRunner:
         """Return a new context; blocking. Raises `ModelFailed` when the settings or the memory do not allow it."""
-        model = self._open()
+        native = self._open()
+        with native.making:
+            runner = self._new_runner(native.loaded)
+            self._remember(native, runner)
+        return runner
+
+    def _remember(self, native: NativeModel, runner: LlamaRunner | LlamaEmbeddingRunner) -> None:
+        native.decoding.add(runner.lock)
+        with self._lock:
+            self._runners.add(runner)
+
+    def _new_runner(self, model: int) -> LlamaRunner:
         name = self._spec.id
         params = generator_params(model, self._spec)
         samples = self._spec.engine.backend_sampling
@@ -109,17 +125,14 @@ class LlamaWeights:
             if samples:
                 take_off(context, params.n_seq_max)
         try:
-            runner = self._wrap(context, model, params)
+            return self._wrap(context, model, params)
         except BaseException:
             C.llama_free(context)
             raise
-        with self._lock:
-            self._runners.add(runner)
-        return runner
 
     def footprint(self) -> Footprint:
         """Return the footprint of the weights, the contexts created so far, the draft model and the projector."""
-        own = self._taken.footprint()
+        own = with_shared(self._taken.footprint())
         drafts = self._draft.taken.footprint() if self._draft is not None else {}
         return added([own, adapters(self._spec.native, own), drafts, self._media_memory])
 
@@ -167,7 +180,7 @@ class LlamaWeights:
             threads=ComputeThreads(params.n_threads, params.n_threads_batch),
             pools=thread_pools(self._spec.native, params),
             on_close=self._forget,
-            adapters=[(native.adapter, native.pointer) for native in self._adapters],
+            adapters=self._adapters,
             # padding is truncated again, and MTP heads would read it
             evaluation_tokens=cost.evaluation_tokens if info.can_cut and heads is None else 0.0,
         )
@@ -192,7 +205,7 @@ class LlamaWeights:
     def _adapt(self, context: int) -> None:
         """Embeddings are computed with the scales of the configuration."""
         self._count(context)
-        apply_configured(context, self._spec.id, self._adapters)
+        self._adapters.use(context, default_set(self._adapters.all))
 
     def _largest_batch(self, context: int, model: int) -> int:
         """Return the tokens of one decode. With a sliding window's small cache these are one micro-batch at most.
@@ -205,16 +218,20 @@ class LlamaWeights:
 
     def embedding_runner(self) -> LlamaEmbeddingRunner:
         """Return a context that embeds, like `runner`."""
-        model = self._open()
-        params = embedding_params(model, self._spec.id, self._header, self._spec.native)
-        runner = open_embedding_runner(model, self._spec, params, self.vocab, self._forget, self._adapt, self.media)
+        native = self._open()
+        with native.making:
+            model, spec = native.loaded, self._spec
+            params = embedding_params(model, spec.id, native.files.header, spec.native)
+            runner = open_embedding_runner(model, spec, params, self.vocab, self._forget, self._adapt, self.media)
+            self._remember(native, runner)
         if self.media is not None:
             self.media.serves(runner.info.n_ctx_seq)
-        with self._lock:
-            self._runners.add(runner)
         return runner
 
     def _forget(self, runner: LlamaRunner | LlamaEmbeddingRunner) -> None:
+        native = self._open()
+        with native.making:
+            native.decoding.discard(runner.lock)
         with self._lock:
             self._runners.discard(runner)
 
@@ -223,14 +240,15 @@ class LlamaWeights:
         with self._lock:
             if self._runners:
                 raise InternalError(f"model '{self._spec.id}' still has {len(self._runners)} open contexts")
-            model, self._model = self._model, None
-        if model is not None:
+            native, self._native = self._native, None
+        if native is not None:
             if self._draft is not None:
                 self._draft.close()
             if self.media is not None and self._owns_media:
                 self.media.close()
             self.vocab.close()
-            C.llama_model_free(model)
+            self._adapters.close()
+            self._release(native)
 
 
 def _warm_up(name: str, context: int, vocab: LlamaVocab) -> None:

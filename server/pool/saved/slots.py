@@ -120,15 +120,17 @@ def _fault(name: str, there: object, here: object) -> str:
 
 
 def _by_content(model: LoadedModel, adapters: Adapters) -> LoraSet:
-    content = model.info.adapter_fingerprints
+    content = {adapter.id: adapter.fingerprint for adapter in model.engine.adapters}
+    if not content.keys() >= dict(adapters).keys():
+        raise InvalidRequest("it was computed by a LoRA adapter that is unloaded")
     return tuple(sorted((content[id_], scale) for id_, scale in adapters))
 
 
 def adapters_here(model: LoadedModel, lora: LoraSet) -> Adapters | None:
     """Return the adapters' ids; None when one of them is not loaded here. The same file may be loaded several times."""
     ids: dict[str, list[int]] = {}
-    for id_, content in enumerate(model.info.adapter_fingerprints):
-        ids.setdefault(content, []).append(id_)
+    for adapter in model.engine.adapters:
+        ids.setdefault(adapter.fingerprint, []).append(adapter.id)
     try:
         return tuple(sorted((ids[content].pop(0), scale) for content, scale in lora))
     except (KeyError, IndexError):

@@ -58,7 +58,8 @@ STATUS_INTERVAL_S = 0.05
 VIEWS_INTERVAL_S = 0.35
 SEND_BYTES = 4 << 20
 ENGINE_CALLS = (
-    *("set_adapter_scales", "limit_caches", "save_slot", "restore_slot", "erase_slot", "reset_cache", "block_changes"),
+    *("set_adapter_scales", "load_adapter", "unload_adapter", "limit_caches"),
+    *("save_slot", "restore_slot", "erase_slot", "reset_cache", "block_changes"),
 )
 """Methods of the generating engine that the server calls."""
 EXIT_FAILED = 70

@@ -32,7 +32,7 @@ class Loaders:
         self._ending: set[asyncio.Task[None]] = set()
         self._closed = False
 
-    def _isolates(self, spec: ModelSpec) -> bool:
+    def isolates(self, spec: ModelSpec) -> bool:
         """Return whether a model runs in its own process: ``auto`` does so if devices besides the CPU compute."""
         if spec.isolation == "auto":
             return self._in_process is not None and self.local.uses_devices(spec)
@@ -40,7 +40,7 @@ class Loaders:
 
     def of(self, spec: ModelSpec) -> Loader:
         """Return the loader of a model: the process that has measured it, if it waits. Raises `ModelFailed`."""
-        if not self._isolates(spec):
+        if not self.isolates(spec):
             return self.local
         if spec.id in self._kept:
             measured, loader, timer = self._kept[spec.id]
@@ -97,7 +97,7 @@ class Loaders:
         If an isolated model uses a device, the process of a loaded one reads it: reading a GPU's memory opens a context
         on it, which the server would keep until it ends, and which a device error breaks.
         """
-        isolated = [e for e in entries if self._isolates(e.spec) and self.local.uses_devices(e.spec)]
+        isolated = [e for e in entries if self.isolates(e.spec) and self.local.uses_devices(e.spec)]
         if not isolated:
             return await asyncio.to_thread(self.local.memory)
         loaded = [entry.loaded.weights for entry in isolated if entry.loaded is not None]

@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, Self, TypeVar
 
+from server.engine.lora import Adapter
 from server.engine.request import Event, Request
 from server.errors import InternalError, LlamapoolError, ModelEnded, ModelFailed, ModelRestarting, Unavailable
 from server.media.bitmap import Bitmap
@@ -464,6 +465,16 @@ class WorkerSupervisor:
             self._process.kill(reason, stacks=True)
 
     # ---- restarts
+
+    def use_adapters(self, adapters: tuple[Adapter, ...]) -> None:
+        """Load the model with these LoRA adapters from now on, the configured ones with their own scales."""
+        assert self._spec is not None
+        assert self._facts is not None
+        assert self._facts.generator is not None
+        before = {adapter.id: adapter for adapter in self._facts.generator.adapters}
+        loaded = tuple(before.get(adapter.id, adapter) for adapter in adapters)
+        self._spec = self._spec.with_adapters(adapters)
+        self._facts = replace(self._facts, generator=replace(self._facts.generator, adapters=loaded))
 
     def process_ended(self, process: WorkerProcess, reason: str) -> None:
         """Handle the end of a process."""

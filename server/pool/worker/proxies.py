@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 import numpy as np
 
 from server.engine.embedding import check_input
-from server.engine.lora import Adapter, check_adapters, rescaled
+from server.engine.lora import Adapter, check_adapters, default_set, rescaled
 from server.engine.media import MediaPrompt, Spans
 from server.engine.params import EngineParams
 from server.engine.request import Adapters, Event, Failed, Finished, Request, Sink
@@ -261,7 +261,7 @@ class IsolatedEngine(EngineProxy):
     def process_started(self) -> None:
         """Restore the settings in a new process, and send it the waiting requests."""
         super().process_started()
-        self.supervisor.notify("set_adapter_scales", tuple((a.id, a.scale) for a in self.adapters if a.scale))
+        self.supervisor.notify("set_adapter_scales", default_set(self.adapters))
         self.supervisor.notify("limit_caches", self._cache_bytes)
         if self._watched:
             self.supervisor.notify("watch", True)
@@ -322,11 +322,25 @@ class IsolatedEngine(EngineProxy):
         self.adapters = rescaled(self.adapters, scales)
         self.supervisor.notify("set_adapter_scales", scales)
 
+    def _use_adapters(self, adapters: tuple[Adapter, ...]) -> None:
+        self.adapters = adapters
+        self.supervisor.use_adapters(adapters)
+
+    async def load_adapter(self, name: str, path: str, in_place: bool) -> None:
+        """Load a LoRA adapter in the worker, see `Engine.load_adapter`."""
+        self._use_adapters(await self._load_adapter(name, path, in_place))
+
+    async def unload_adapter(self, name: str) -> None:
+        """Unload a LoRA adapter of the worker, see `Engine.unload_adapter`."""
+        self._use_adapters(await self._unload_adapter(name))
+
     def limit_caches(self, n_bytes: int) -> None:
         """Limit the RAM for prompt states and embeddings. Thread-safe."""
         self._cache_bytes = n_bytes
         self.supervisor.notify("limit_caches", n_bytes)
 
+    _load_adapter = _remote(ReportingEngine.load_adapter)
+    _unload_adapter = _remote(ReportingEngine.unload_adapter)
     block_changes = _remote(ReportingEngine.block_changes)
     save_slot = _remote(ReportingEngine.save_slot)
     restore_slot = _remote(ReportingEngine.restore_slot)

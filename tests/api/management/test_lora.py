@@ -1,9 +1,15 @@
 """GET and POST /lora-adapters."""
 
+import asyncio
+import threading
+from pathlib import Path
 from typing import Any
 
+import pytest
+
 from server.pool.state import Status
-from tests.api.conftest import Serve, until
+from tests.api.conftest import Api, Serve, until
+from tests.support.fakes import FakeLoader
 
 LORA = [{"path": "pirate.gguf", "scale": 0.5}, "formal.gguf"]
 MODELS = {"demo": {"path": "demo.gguf", "load": "startup", "lora": LORA}}
@@ -65,7 +71,7 @@ MISTAKES = [
     (b'[{"id": 0, "scale": "1"}]', "Field '0.scale': type must be number"),
     (b'[{"id": 0, "scale": null}]', "Field '0.scale': is required"),
     (b'[{"id": 0, "scale": 1e300}]', "Field '0.scale': must be less than or equal to 100"),
-    (b'[{"id": 2, "scale": 1}]', "no adapter has the id 2; there are adapters 0 to 1"),
+    (b'[{"id": 2, "scale": 1}]', "no adapter has the id 2; there are adapters 0, 1"),
     (b'[{"id": -1, "scale": 1}]', "no adapter has the id -1"),
     (b'[{"id": 99999999999999999999, "scale": 1}]', "must be a whole number"),
     (b'[{"id": 1, "scale": 1}, {"id": 1, "scale": 2}]', "names an adapter twice"),
@@ -98,3 +104,117 @@ async def test_scales_outlast_a_sleep_but_not_an_unload(serve: Serve) -> None:
         assert (await api.client.post("/models/unload", json={"model": "demo"})).status_code == 200
         await until(lambda: api.pool.state("demo").status is Status.UNLOADED)
         assert await scales(api) == [0.5, 1.0]
+
+
+LOAD, UNLOAD = "POST /v1/load_lora_adapter", "POST /v1/unload_lora_adapter"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    root = tmp_path / "adapters"
+    (root / "more").mkdir(parents=True)
+    for name in ("formal.gguf", "more/poet.gguf", "broken.gguf"):
+        (root / name).touch()
+    (root / "link.gguf").symlink_to(root / "formal.gguf")
+    (root / "linked").symlink_to(root / "more")
+    (tmp_path / "outside.gguf").touch()
+    return root
+
+
+async def load(api: Api, name: str, path: str = "formal.gguf", **more: Any) -> None:
+    added = f"Success: LoRA adapter '{name}' added successfully."
+    assert (await api.expect(LOAD, {"lora_name": name, "lora_path": path, **more})).text == added
+
+
+async def unload(api: Api, name: str) -> None:
+    removed = f"Success: LoRA adapter '{name}' removed successfully."
+    assert (await api.expect(UNLOAD, {"lora_name": name})).text == removed
+
+
+async def names(api: Api) -> dict[int, str]:
+    return {each["id"]: each.get("lora_name", "") for each in (await api.client.get("/lora-adapters")).json()}
+
+
+async def test_an_adapter_is_loaded_used_and_unloaded_while_the_model_runs(serve: Serve, folder: Path) -> None:
+    async with serve(models=MODELS, server={"lora_dir": str(folder)}) as api:
+        configured = await text(api)
+        await load(api, "poet", "more/poet.gguf")
+        await load(api, "formal", str(folder / "formal.gguf"))
+        assert await names(api) == {0: "", 1: "", 2: "poet", 3: "formal"}
+        assert await scales(api) == [0.5, 1.0, 0.0, 0.0]
+        assert await text(api) == configured
+        poetic = await text(api, lora=[{"id": 2, "scale": 1}])
+        assert poetic != configured
+        await unload(api, "poet")
+        await api.expect("POST /completion", {"prompt": "Hello", "lora": [{"id": 2, "scale": 1}]}, 400, "the id 2")
+        await load(api, "poet", "more/poet.gguf")
+        assert await names(api) == {0: "", 1: "", 3: "formal", 4: "poet"}
+        body = {"prompt": "Hello", "n_predict": 1, "lora": [{"id": 4, "scale": 1}]}
+        assert (await api.expect("POST /completion", body)).json()["timings"]["cache_n"] == 0
+        await api.expect("POST /lora-adapters", [{"id": 4, "scale": 1}])
+        assert await scales(api) == [0.0, 0.0, 0.0, 1.0]
+        await load(api, "poet", "formal.gguf", load_inplace=True)
+        assert await names(api) == {0: "", 1: "", 3: "formal", 5: "poet"}
+
+
+async def test_unloading_waits_for_the_requests_that_use_the_adapter(serve: Serve, folder: Path) -> None:
+    steps = threading.Semaphore(1)
+    async with serve(FakeLoader(steps=steps), server={"lora_dir": str(folder)}) as api:
+        await load(api, "formal")
+        asked = asyncio.create_task(text(api, lora=[{"id": 0, "scale": 1}]))
+        await until(lambda: api.loaded().busy)
+        leaving = asyncio.create_task(unload(api, "formal"))
+        await until(lambda: api.loaded().engine.adapters == ())
+        assert await names(api) == {}
+        (runner,) = api.loader.loaded[0].runners
+        assert [adapter.name for adapter in runner.adapters] == ["formal"]
+        assert not leaving.done()
+        steps.release(100)
+        assert len(await asked) == 12
+        await leaving
+        assert runner.adapters == ()
+
+
+async def test_runtime_adapters_outlast_a_sleep_with_their_ids_and_scales(serve: Serve, folder: Path) -> None:
+    models = {"demo": {**MODELS["demo"], "sleep_idle_seconds": 1}}
+    async with serve(models=models, server={"lora_dir": str(folder)}) as api:
+        await load(api, "poet")
+        await load(api, "formal")
+        await unload(api, "poet")
+        await api.expect("POST /lora-adapters", [{"id": 3, "scale": 0.25}])
+        await until(lambda: api.pool.state("demo").status is Status.SLEEPING)
+        assert await names(api) == {0: "", 1: "", 3: "formal"}
+        assert await scales(api) == [0.0, 0.0, 0.25]
+
+
+REFUSED = [
+    ({"lora_name": "x"}, 400, "Both 'lora_name' and 'lora_path' must be provided."),
+    ({"lora_path": "formal.gguf"}, 400, "Both 'lora_name' and 'lora_path' must be provided."),
+    ({"lora_name": 1, "lora_path": "formal.gguf"}, 400, "Field 'lora_name': type must be string"),
+    ({"lora_name": "x", "lora_path": "none.gguf"}, 404, "Loading lora x failed: No adapter found for none.gguf"),
+    ({"lora_name": "x", "lora_path": "more"}, 404, "No adapter found for more"),
+    ({"lora_name": "x", "lora_path": "../outside.gguf"}, 400, "must be a file below the folder of --lora-dir"),
+    ({"lora_name": "x", "lora_path": "more/../formal.gguf"}, 400, "must be a file below the folder of --lora-dir"),
+    ({"lora_name": "x", "lora_path": "/etc/passwd"}, 400, "must be a file below the folder of --lora-dir"),
+    ({"lora_name": "x", "lora_path": "link.gguf"}, 400, "without links"),
+    ({"lora_name": "x", "lora_path": "linked/poet.gguf"}, 400, "without links"),
+    ({"lora_name": "x", "lora_path": "a\0b"}, 404, "No adapter found"),
+    ({"lora_name": "x", "lora_path": "x" * 4096}, 404, "No adapter found"),
+    ({"lora_name": "x", "lora_path": "broken.gguf"}, 400, "lora_path: is no LoRA adapter"),
+    ({"lora_name": "taken", "lora_path": "formal.gguf"}, 400, "The lora adapter 'taken' has already been loaded."),
+]
+
+
+async def test_what_cannot_be_loaded_or_unloaded_changes_nothing(serve: Serve, folder: Path) -> None:
+    async with serve(server={"lora_dir": str(folder)}) as api:
+        await load(api, "taken")
+        for body, status, expected in REFUSED:
+            await api.expect(LOAD, body, status, expected)
+        await api.expect(UNLOAD, {"lora_name": "x"}, 404, "The lora adapter 'x' cannot be found.")
+        await api.expect(UNLOAD, {}, 400, "'lora_name' needs to be provided to unload a LoRA adapter.")
+        assert await names(api) == {0: "taken"}
+
+
+async def test_adapters_are_loaded_at_runtime_only_from_a_configured_folder(api: Api) -> None:
+    for endpoint in (LOAD, UNLOAD):
+        await api.expect(endpoint, {"lora_name": "x", "lora_path": "x"}, 501, "Start it with `--lora-dir`")

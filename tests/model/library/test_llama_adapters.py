@@ -1,6 +1,10 @@
 """LoRA adapters and control vectors on real files: what they change, and that a wrong file never ends the process."""
 
+import os
+import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +12,12 @@ import numpy as np
 import pytest
 from gguf import GGUFWriter
 
+from server.engine.lora import Adapter
 from server.engine.request import Adapters
+from server.errors import ModelFailed
 from server.llama.context.runner import LlamaRunner
 from server.pool.spec import ScaledFile
-from tests.model.native_fixtures import failure, open_runner, prefill, prompt_tokens, raw_logits
+from tests.model.native_fixtures import failure, load, open_runner, prefill, prompt_tokens, raw_logits
 from tests.support.closeness import same_vectors
 from tests.support.ggufs import TinyModel, control_vector_file, gguf_file, lora_file, truncated
 from tests.support.ggufs.writing import finish
@@ -64,6 +70,68 @@ def test_adapters_say_what_their_files_say(tiny_path: Path, lora: Path, gguf_fol
     assert (first.id, first.path, first.scale) == (0, str(lora), 0.5)
     assert (first.task_name, first.prompt_prefix, first.alora_invocation_tokens) == ("speak", "Say: ", ())
     assert (second.id, second.scale, second.alora_invocation_tokens) == (1, 1.0, (5, 6, 7))
+
+
+def test_adapters_are_loaded_and_freed_at_runtime(tiny_path: Path, lora: Path, gguf_folder: Path) -> None:
+    other = lora_file(gguf_folder, "other", seed=12)
+    with open_runner(tiny_path, lora=(ScaledFile(lora), ScaledFile(other))) as runner:
+        plain, first, second = logits(runner), logits(runner, ((0, 1.0),)), logits(runner, ((1, 1.0),))
+    with closing(load(tiny_path)) as weights, closing(weights.runner()) as runner, closing(weights.runner()) as twin:
+        assert logits(runner) == plain
+        loaded = runner.load_adapter(Adapter(4, str(lora), 0.0, name="first"))
+        assert (loaded.id, loaded.scale, loaded.name, loaded.task_name) == (4, 0.0, "first", "speak")
+        assert runner.load_adapter(loaded) == twin.load_adapter(loaded) == loaded
+        assert logits(runner, ((4, 1.0),)) == logits(twin, ((4, 1.0),)) == first
+        runner.free_adapter(4)  # both contexts compute with it
+        assert runner.adapters == twin.adapters == ()
+        runner.load_adapter(Adapter(5, str(other), name="second"))
+        assert logits(runner) == logits(twin) == plain
+        assert logits(twin, ((5, 1.0),)) == second
+        with pytest.raises(ModelFailed, match="does not exist"):
+            runner.load_adapter(Adapter(6, "none.gguf"))
+        for _ in range(2):
+            twin.free_adapter(5)
+        assert logits(twin) == plain
+
+
+def test_steps_of_other_threads_and_loads_of_adapters_do_not_disturb_each_other(
+    tiny_path: Path, lora: Path, gguf_folder: Path
+) -> None:
+    """50 loads and unloads leave no memory behind."""
+    other = lora_file(gguf_folder, "another", seed=13)
+    rounds = 50
+    with closing(load(tiny_path, lora=(ScaledFile(lora),))) as weights:
+        runners = [weights.runner() for _ in range(3)]
+        expected = [logits(runners[0], ((0, scale),)) for scale in (1.0, 0.5)]
+        ended = threading.Event()
+
+        def compute(runner: LlamaRunner) -> int:
+            n = 0
+            while not ended.is_set():
+                assert logits(runner, ((0, (1.0, 0.5)[n % 2]),)) == expected[n % 2]
+                n += 1
+            return n
+
+        with ThreadPoolExecutor(2) as threads:
+            steps = [threads.submit(compute, runner) for runner in runners[1:]]
+            try:
+                used = []
+                for n in range(rounds):
+                    runners[0].load_adapter(Adapter(1 + n, str(other)))
+                    logits(runners[0], ((1 + n, 1.0),))
+                    runners[0].free_adapter(1 + n)
+                    used.append(resident())
+            finally:
+                ended.set()
+            assert all(step.result() > 0 for step in steps)
+        for runner in runners:
+            runner.close()
+    assert used[-1] - used[rounds // 5] < 4 << 20
+
+
+def resident() -> int:
+    """Bytes of memory of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
 def write(path: Path, tensors: Tensors, describe: Callable[[GGUFWriter], None], arch: str = "llama") -> Path:

@@ -2,9 +2,12 @@
 vocabularies."""
 
 import ctypes
+import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 from hypothesis import given, settings
@@ -15,9 +18,12 @@ from server.llama.files.gguf_header import BLOCKS
 from server.llama.library import C
 from server.llama.loader import LlamaLoader
 from server.llama.vocab import LlamaVocab
-from server.pool.spec import ModelSpec
+from server.llama.weights.model import LlamaWeights
+from server.pool.memory import HOST
+from server.pool.protocols import Weights
+from server.pool.spec import LoadParams, ModelSpec, ScaledFile
 from tests.model.native_fixtures import failure, load, open_runner
-from tests.support.ggufs import CHATML, TinyModel, damaged, gguf_file, truncated
+from tests.support.ggufs import CHATML, TinyModel, damaged, gguf_file, lora_file, truncated
 from tests.support.ggufs.model import Arch
 from tests.support.ggufs.writing import finish
 from tests.support.real_server import ROOT
@@ -49,6 +55,65 @@ def test_kinds_of_models_that_nobody_serves(arch: Arch, said: str, gguf_folder: 
 def test_progress_can_stop_the_load(tiny_path: Path) -> None:
     with pytest.raises(ModelFailed, match="stopped"):
         LlamaLoader().load(ModelSpec("tiny", tiny_path), lambda _fraction: False)
+
+
+def test_entries_over_one_file_share_its_weights_until_the_last_is_closed(
+    tmp_path: Path, gguf_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = Path(shutil.copy(gguf_file(gguf_folder), tmp_path / "shared.gguf"))
+    open_file, free_model = C.llama_model_load_from_file, C.llama_model_free
+    opened: list[object] = []
+    freed: list[object] = []
+
+    def open_counted(name: bytes, params: ctypes.Structure) -> object:
+        opened.append(open_file(name, params))
+        return opened[-1]
+
+    def free_counted(model: object) -> None:
+        freed.append(model)
+        free_model(model)
+
+    monkeypatch.setattr(C, "llama_model_load_from_file", open_counted)
+    monkeypatch.setattr(C, "llama_model_free", free_counted)
+    loader, lora = LlamaLoader(), lora_file(gguf_folder)
+    small = LoadParams(n_ctx=256, n_parallel=1, n_threads=1, warmup=False)
+    large = replace(small, n_ctx=1024, n_parallel=4, cache_type_k="f32", lora=(ScaledFile(lora),))
+
+    def load_entry(native: LoadParams) -> Weights:
+        return loader.load(ModelSpec("tiny", path, native=native), lambda _: True)
+
+    with ThreadPoolExecutor(2) as threads:
+        first, second = threads.map(load_entry, (small, large))
+    assert len(opened) == 1
+    other = load_entry(replace(small, mmap=False))
+    path.unlink()
+    shutil.copy(gguf_file(gguf_folder), path)
+    newer = load_entry(small)
+    assert (len(opened), len(first.runner().adapters), len(second.runner().adapters)) == (3, 0, 1)
+    one, two = cast(LlamaWeights, first), cast(LlamaWeights, second)
+    for weights in (two, one):
+        (runner,) = weights._runners
+        runner.close()
+        assert freed == []
+        weights.close()
+    assert freed == opened[:1]
+    other.close()
+    newer.close()
+    assert sorted(map(str, freed)) == sorted(map(str, opened))
+
+
+def test_an_entry_whose_weights_are_loaded_takes_the_memory_of_its_context_only(tiny_path: Path) -> None:
+    loader, native = LlamaLoader(), LoadParams(n_ctx=1024, n_parallel=1, n_threads=1, warmup=False, mmap=False)
+    spec = ModelSpec("tiny", tiny_path, native=native)
+    whole = loader.fit(spec)
+    taken = whole.footprint[HOST]
+    assert taken.shared == taken.weights > 0
+    granted = {HOST: taken.total - taken.shared}
+    with pytest.raises(ModelFailed, match="are left for it"):
+        loader.fit(spec, granted)
+    weights = loader.load(whole.spec, lambda _: True)
+    assert loader.fit(spec, granted) == whole
+    weights.close()
 
 
 @pytest.mark.parametrize("content", [b"", b"GGUF", b"x" * 5000, b"GGUF" + b"\xff" * 5000, b"GGUF" + b"\0" * 5000])

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from server.errors import InvalidRequest, LlamapoolError, ModelFailed, NoRoom
 from server.pool.memory import HOST, Amount, Budget, Bytes, Fit, Footprint
 from server.pool.model import Lease
-from server.pool.spec import ModelSpec
+from server.pool.spec import LoadParams, ModelSpec
 from server.pool.state import Status
 from tests.support.fakes import FakeWeights
 from tests.support.pool_integrity import check_pool
@@ -269,3 +270,48 @@ class MemoryMachine(RuleBasedStateMachine):
 
 MemoryMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
 TestAnyLoad = MemoryMachine.TestCase
+
+
+class Sharing(Sized):
+    """Models of 240, of which 200 are weights of one file."""
+
+    def least(self, spec: ModelSpec) -> Footprint:
+        return {HOST: Bytes(200, 40, shared=200)}
+
+    def fit(self, spec: ModelSpec, granted: Mapping[str, int] | None = None) -> Fit:
+        return Fit(spec, self.least(spec))
+
+    def load(self, spec: ModelSpec, progress: Callable[[float], bool]) -> FakeWeights:
+        weights = Loader.load(self, spec, progress)
+        weights.footprint = lambda: self.least(spec)  # type: ignore[method-assign]
+        return weights
+
+
+ENTRIES = [replace(spec(model), path=Path("one.gguf")) for model in "abc"]
+
+
+def taken(s: Setup) -> int:
+    return s.pool._scheduler.memory.taken()[HOST]
+
+
+async def test_entries_over_one_file_count_its_weights_once_and_until_the_last_is_unloaded() -> None:
+    async with sized_pool(*ENTRIES, loader=Sharing()) as s:
+        for n, model in enumerate("ab"):
+            (await loaded(s, model)).release()
+            assert taken(s) == 240 + 40 * n
+        (await loaded(s, "c")).release()  # a context has to go, and no weights
+        assert [s.status(model) for model in "abc"] == [Status.UNLOADED, Status.READY, Status.READY]
+        assert taken(s) == 280
+        await s.pool.unload("b")
+        await s.work()
+        assert taken(s) == 240
+        (await loaded(s, "a")).release()
+        assert [s.status(model) for model in "abc"] == [Status.READY, Status.UNLOADED, Status.READY]
+
+
+async def test_entries_that_load_a_file_differently_share_nothing() -> None:
+    other = replace(ENTRIES[1], native=LoadParams(mmap=False))
+    async with sized_pool(ENTRIES[0], other, loader=Sharing()) as s:
+        for model in "ab":
+            (await loaded(s, model)).release()
+        assert [s.status(model) for model in "ab"] == [Status.UNLOADED, Status.READY]

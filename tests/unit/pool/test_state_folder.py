@@ -32,7 +32,8 @@ def model(
     unified: bool = False,
 ) -> LoadedModel:
     """As much of a loaded model as its states depend on."""
-    info = ModelInfo(fingerprint="weights", adapter_fingerprints=tuple(f"content of {a.path}" for a in adapters))
+    info = ModelInfo(fingerprint="weights")
+    adapters = tuple(replace(a, fingerprint=f"content of {a.path}") for a in adapters)
     engine = SimpleNamespace(n_ctx_seq=n_ctx, n_slots_each=n_slots, adapters=adapters)
     spec = ModelSpec(model_id, Path("m.gguf"), native=LoadParams(kv_unified=unified))
     vocab = SimpleNamespace(n_tokens=100)

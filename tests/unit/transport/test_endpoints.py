@@ -37,7 +37,7 @@ def test_what_changes_the_server_is_known() -> None:
         *(("GET", "/cors-proxy"), ("POST", "/cors-proxy"), ("POST", "/tools"), ("POST", "/models/pin")),
         *(("POST", "/page/bench"), ("GET", "/page/log"), ("GET", "/page/bodies")),
         *(("POST", "/lora-adapters"), ("POST", "/props"), ("POST", "/slots/{id_slot}"), ("POST", "/cache/reset")),
-        ("POST", "/cache/pin"),
+        *(("POST", "/cache/pin"), ("POST", "/v1/load_lora_adapter"), ("POST", "/v1/unload_lora_adapter")),
     }
     assert {(each.method, each.path) for each in ENDPOINTS if each.is_of_this_machine} == {
         *(("POST", "/models"), ("DELETE", "/models"), ("POST", "/api/pull"), ("DELETE", "/api/delete")),
