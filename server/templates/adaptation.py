@@ -14,7 +14,6 @@ Reasoning of earlier turns is left to the template: most omit it, and their mode
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import groupby
 from secrets import token_hex
@@ -175,20 +174,6 @@ def _parts(content: Any) -> list[dict[str, Any]]:
     return content if isinstance(content, list) else [{"type": "text", "text": content}]
 
 
-@dataclass(slots=True)
-class _Surrounded:
-    """A message, and texts to add before and after its content."""
-
-    message: dict[str, Any]
-    before: list[str] = field(default_factory=list)
-    after: list[str] = field(default_factory=list)
-
-    def whole(self) -> dict[str, Any]:
-        if not self.before and not self.after:
-            return self.message
-        return {**self.message, "content": joined((*self.before, self.message["content"], *self.after))}
-
-
 def _with_late_systems(messages: _Messages, caps: Capabilities) -> _Messages:
     """Join later system messages to the first one, or make them text of an adjacent message."""
     n_first = next((at for at, each in enumerate(messages) if each.get("role") not in _SYSTEM), len(messages))
@@ -197,27 +182,28 @@ def _with_late_systems(messages: _Messages, caps: Capabilities) -> _Messages:
         first = [{**first[0], "content": joined(message["content"] for message in first)}]
     if caps.late_system:
         return [*first, *rest]
-    adapted: list[_Surrounded] = []
-    pending: list[str] = []  # texts for the next message
+    adapted: _Messages = []
+    pending = ""  # text for the next message
     unanswered = 0  # calls after the last result, if a turn of several calls becomes several turns
-    for message in rest:
-        role = message.get("role")
-        if role in _SYSTEM:
-            last = adapted[-1].message.get("role") if adapted else ""
-            takes_text = last == "user" or (last == "tool" and unanswered <= 0)
-            texts = adapted[-1].after if takes_text and not pending else pending
-            texts.append(f"<system>\n{text_of(message['content'])}\n</system>")
+    for is_system, group in groupby(rest, lambda message: message.get("role") in _SYSTEM):
+        if is_system:
+            text = _JOINT.join(f"<system>\n{text_of(message['content'])}\n</system>" for message in group)
+            last = adapted[-1].get("role") if adapted else ""
+            if last == "user" or (last == "tool" and unanswered <= 0):
+                adapted[-1] = {**adapted[-1], "content": joined((adapted[-1]["content"], text))}
+            else:
+                pending = text
             continue
-        if not caps.parallel_tool_calls:
-            unanswered = unanswered - 1 if role == "tool" else len(message.get("tool_calls", ()))
-        if pending and role not in ("user", "tool"):
-            adapted.append(_Surrounded({"role": "user", "content": joined(pending)}))
-            pending = []
-        adapted.append(_Surrounded(message, before=pending))
-        pending = []
-    if pending:
-        adapted.append(_Surrounded({"role": "user", "content": joined(pending)}))
-    return [*first, *(each.whole() for each in adapted)]
+        for message in group:
+            role = message.get("role")
+            if not caps.parallel_tool_calls:
+                unanswered = unanswered - 1 if role == "tool" else len(message.get("tool_calls", ()))
+            if pending and role not in ("user", "tool"):
+                adapted.append({"role": "user", "content": pending})
+                pending = ""
+            adapted.append({**message, "content": joined((pending, message["content"]))} if pending else message)
+            pending = ""
+    return [*first, *adapted, *([{"role": "user", "content": pending}] if pending else [])]
 
 
 def _systems_come_first(messages: _Messages) -> bool:

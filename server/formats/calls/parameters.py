@@ -132,25 +132,38 @@ def typed_call(turn: StreamParser, name: str, next_argument: Callable[[], Steps[
     """Parse a call with `next_argument`, which returns None at the end. It raises `NotMarkup` for text that is no
     argument, which ends the call and becomes content.
     """
-    turn.begin(name, "")
+    turn.begin(name)
     schema = turn.how.functions.get(name, {})
+
+    def value(argument: Argument) -> Steps[None]:
+        types = argument.types or types_of(member(schema, argument.name), schema)
+        end = yield from typed_value(turn, types, argument.ends)
+        turn.back(end[len(end.rstrip("\n<")) :])  # the value's end marker
+
+    yield from members(turn, next_argument, value)
+
+
+def members(
+    turn: StreamParser, next_member: Callable[[], Steps[Argument | None]], value: Callable[[Argument], Steps[None]]
+) -> Steps[None]:
+    """Emit the members of an object, whose values `value` parses. `next_member` returns None at the end, and raises
+    `NotMarkup` for other text.
+    """
     joint = "{"
     while True:
         turn.mark()
         try:
-            argument = yield from next_argument()
+            found = yield from next_member()
         except (NotMarkup, EndOfText):
             turn.arguments("{}" if joint == "{" else "}")
             raise
         turn.settle()
-        if argument is None:
+        if found is None:
             turn.arguments("{}" if joint == "{" else "}")
             return
-        turn.arguments(joint + json.dumps(encodable(argument.name), ensure_ascii=False) + ": ")
+        turn.arguments(joint + json.dumps(encodable(found.name), ensure_ascii=False) + ": ")
         joint = ", "
-        types = argument.types or types_of(member(schema, argument.name), schema)
-        end = yield from typed_value(turn, types, argument.ends)
-        turn.back(end[len(end.rstrip("\n<")) :])  # the value's end marker
+        yield from value(found)
 
 
 def typed_value(turn: StreamParser, types: frozenset[str], ends: tuple[str, ...]) -> Steps[str]:

@@ -3,15 +3,13 @@
 Each constant is followed by its models and an example of their output.
 """
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from server.formats.calls import python_calls
-from server.formats.calls.json_text import encodable
-from server.formats.calls.parameters import typed_value
+from server.formats.calls.parameters import Argument, members, typed_value
 from server.formats.parameter_schema import member, referred, types_of
-from server.formats.parsing.reader import EndOfText, NotMarkup, Steps
+from server.formats.parsing.reader import NotMarkup, Steps
 from server.formats.parsing.stream_parser import Parse, StreamParser
 from server.formats.tool_call_syntax import TOOL_NAME, Braces, Elements, ToolCallSyntax
 from server.formats.tool_format import ToolFormat
@@ -89,24 +87,18 @@ def _calls(turn: StreamParser) -> Steps[None]:
 
 
 def _members(turn: StreamParser, schema: Any, root: Mapping[str, Any], closing: str, depth: int) -> Steps[None]:
-    """Elements as the members of an object, up to `closing`."""
-    joint = "{"
-    while True:
-        turn.mark()
-        try:
-            yield from turn.spaces()
-            if (yield from turn.expect(closing, f"{_NS}<")) == closing:
-                break
-            name, _ = yield from turn.word(">")
-        except (NotMarkup, EndOfText):
-            turn.arguments("{}" if joint == "{" else "}")
-            raise
-        turn.settle()
-        turn.arguments(joint + json.dumps(encodable(name), ensure_ascii=False) + ": ")
-        joint = ", "
-        yield from _value(turn, member(schema, name), root, f"{_NS}</{name}>", depth)
-    turn.settle()
-    turn.arguments("{}" if joint == "{" else "}")
+    """Parse elements as the members of an object, up to `closing`."""
+
+    def element() -> Steps[Argument | None]:
+        yield from turn.spaces()
+        if (yield from turn.expect(closing, f"{_NS}<")) == closing:
+            return None
+        name, _ = yield from turn.word(">")
+        return Argument(name, (f"{_NS}</{name}>",))
+
+    yield from members(
+        turn, element, lambda found: _value(turn, member(schema, found.name), root, found.ends[0], depth)
+    )
 
 
 def _value(turn: StreamParser, schema: Any, root: Mapping[str, Any], closing: str, depth: int) -> Steps[None]:
