@@ -27,7 +27,7 @@ from server.dialects.reasoning_cipher import ReasoningCipher
 from server.errors import ConfigError, Unavailable
 from server.mcp.config import ANY_LABEL, McpRules, named, read_servers
 from server.mcp.servers import McpServers
-from server.media.decode import Cut, Decoder
+from server.media.decode import DecodeOptions, Decoder
 from server.media.document import DocumentLimits
 from server.media.fetch import AllowedHosts, MediaFetcher
 from server.media.loader import MediaLoader
@@ -288,9 +288,9 @@ def media_loader_of(server: ServerSettings) -> MediaLoader:
     """Return the loader of media and documents. It starts processes at the first one."""
     hosts = tuple(host for host in server.media_fetch if host != ANYWHERE)
     sites = AllowedHosts(ANYWHERE in server.media_fetch, hosts, server.media_path)
-    cut = Cut(max(server.video_fps, 0.0), max(server.video_timestamp_interval, 0))
+    video = DecodeOptions(fps=max(server.video_fps, 0.0), stamp_ms=max(server.video_timestamp_interval, 0))
     documents = DocumentLimits(server.document_pages, server.document_bytes, cpu_s=server.document_seconds)
-    return MediaLoader(Decoder(IMAGE_DECODER, cut=cut, documents=documents), MediaFetcher(sites))
+    return MediaLoader(Decoder(IMAGE_DECODER, video, documents=documents), MediaFetcher(sites))
 
 
 def mcp_of(server: ServerSettings) -> McpServers:

@@ -54,7 +54,7 @@ def decide(conversation: Conversation, chat_format: ChatFormat, prompt: Prompt, 
     def parser() -> OutputParser:
         return chat_format.parser(
             functions,
-            generation_prompt=prompt.rendered.generation_prompt,
+            generation_prompt=prompt.generation_prompt,
             reasoning_format=reasoning_format,
             parse_calls=conversation.reads_calls,
             parallel=tools.parallel is not False,
@@ -93,7 +93,7 @@ def _held(
     ``separate_reasoning``: whether the parser separates reasoning from the reply, so that reasoning contains no calls.
     """
     tools, shape = conversation.tools, conversation.shape
-    generation_prompt = prompt.rendered.generation_prompt
+    generation_prompt = prompt.generation_prompt
     opened = prompt.open_reasoning is not None
     if calls and tools.choice == "auto" and shape is None:
         return triggered_calls(tools, chat_format, model, shown=shown, thinking=opened)

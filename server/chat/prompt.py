@@ -35,7 +35,6 @@ from server.pool.spec import ChatParams
 from server.structured.constraint import Constraint
 from server.structured.reasoning_end import UNLIMITED, Ending, ReasoningEnd, ReasoningSwitch
 from server.templates.continuation import Continued
-from server.templates.template import RenderedPrompt
 from server.vocab import PlainText, Vocab
 
 _BUDGET_MESSAGE = "reasoning_budget_message"
@@ -140,10 +139,6 @@ class Marks:
         parts: list[str | Media] = [self._media[int(piece)] if at % 2 else piece for at, piece in enumerate(pieces)]
         return tuple(part for part in parts if part != "")
 
-    def replaced(self, text: str, marker: str) -> str:
-        """`text` with `marker` for each medium, as it may be shown."""
-        return as_text(self.cut(text), marker) if self._media else text
-
 
 def as_text(parts: Sequence[str | Media], marker: str, seen: Seen = NOTHING_SEEN) -> str:
     """Return the text with `marker` for each medium, and the documents that `seen` has."""
@@ -162,20 +157,19 @@ def as_text(parts: Sequence[str | Media], marker: str, seen: Seen = NOTHING_SEEN
 class Prompt:
     """A rendered prompt.
 
-    ``rendered``: its text, and the part that opens the assistant turn. ``thinks``: whether the model may reason.
-    ``allowed``: the token budget. ``open_reasoning``: reasoning text at the prompt's end; None if it ends outside
-    of reasoning. ``prefilled``: the content of the last message, which the prompt continues.
-    ``opens``: whether the prompt opens the assistant turn. ``parts``: the text in pieces with the media between
-    them; ``rendered`` contains the model's media marker instead.
+    ``parts``: its text in pieces with the media between them. ``generation_prompt``: the part of the text that opens
+    the assistant turn. ``thinks``: whether the model may reason. ``allowed``: the token budget. ``open_reasoning``:
+    reasoning text at the prompt's end; None if it ends outside of reasoning. ``prefilled``: the content of the last
+    message, which the prompt continues. ``opens``: whether the prompt opens the assistant turn.
     """
 
-    rendered: RenderedPrompt
+    parts: tuple[str | Media, ...]
+    generation_prompt: str
     thinks: bool
     allowed: ReasoningBudget
     open_reasoning: str | None = None
     prefilled: str = ""
     opens: bool = True
-    parts: tuple[str | Media, ...] = ()
 
     def read(self, model: LoadedModel, seen: Seen) -> MediaPrompt:
         """Tokenize the prompt and its media for the model. Raises `InvalidRequest`."""
@@ -297,16 +291,15 @@ def render(conversation: Conversation, chat_format: ChatFormat, model: LoadedMod
             raise
         at, said = conversation.messages_at, error.message
         raise invalid(at, said.partition(": ")[2] or said) from error
-    parts, marker = marks.cut(rendered.text), "" if model.media is None else model.media.marker
-    text, generation_prompt = (marks.replaced(each, marker) for each in (rendered.text, rendered.generation_prompt))
+    marker = "" if model.media is None else model.media.marker
     return Prompt(
-        RenderedPrompt(text, generation_prompt),
+        marks.cut(rendered.text),
+        as_text(marks.cut(rendered.generation_prompt), marker),
         thinks,
         allowed,
         open_reasoning(rendered.generation_prompt, chat_format.reasoning_tags),
         messages[-1].text if continued in (True, "content") else "",
         opens=conversation.opens is not False and not continued,
-        parts=parts,
     )
 
 

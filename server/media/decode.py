@@ -7,7 +7,7 @@ import hashlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from typing import Any, TypeAlias
@@ -34,7 +34,7 @@ from server.sandbox.worker import Answer
 from server.vocab import PlainText
 
 IMAGE, AUDIO, VIDEO = b"i", b"a", b"v"
-_PHOTOS, _VIDEOS = "pictures", "video"
+_PHOTOS, _VIDEOS, _DOCUMENTS = "pictures", "video", "documents"
 _EXTRAS = {
     **dict.fromkeys(("WebP", "AVIF", "HEIC"), _PHOTOS),
     **dict.fromkeys(("MP4", "Matroska", "AVI"), _VIDEOS),
@@ -51,9 +51,10 @@ _Key: TypeAlias = tuple[str, str, int, DocumentHints | None]  # scope, SHA-256, 
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeBounds:
+class DecodeOptions:
     """Limits per file: ``pixels`` of an image, ``seconds`` of audio, ``frames`` of a video and their ``video_bytes``,
-    ``file_bytes`` of the encoded file.
+    ``file_bytes`` of the encoded file. Of a video ``fps`` frames per second are taken (0: all), with a timestamp every
+    ``stamp_ms`` milliseconds (0: none).
     """
 
     pixels: int = 1 << 25
@@ -61,14 +62,6 @@ class DecodeBounds:
     frames: int = 256
     video_bytes: int = 480 << 20
     file_bytes: int = 64 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """How frames are taken from a video: ``fps`` per second (0: all), with a timestamp every ``stamp_ms`` milliseconds
-    (0: none).
-    """
-
     fps: float = 4.0
     stamp_ms: int = 5000
 
@@ -82,23 +75,22 @@ class Decoder:
     def __init__(
         self,
         answerer: str,
-        bounds: DecodeBounds = DecodeBounds(),
+        options: DecodeOptions = DecodeOptions(),
         limits: WorkLimits | None = None,
-        cut: Cut = Cut(),
         documents: DocumentLimits | None = None,
     ) -> None:
         documents = documents or DocumentLimits()
-        self._bounds, self._cut, self._document_limits = bounds, cut, documents
+        self._options, self._document_limits = options, documents
         self._known = _Known()
         limits = limits or WorkLimits(cpu_s=20, wall_s=60.0, memory_bytes=2 << 30, answer_bytes=512 << 20)
-        self._processes = Processes(answerer, limits)
-        self._of_extras = {
-            _PHOTOS: Processes("server.media.photos:answerer", limits),
-            _VIDEOS: Processes("server.media.video:answerer", replace(limits, cpu_s=3 * limits.cpu_s)),
-        }
         wall_s = max(limits.wall_s, 3 * documents.cpu_s)
         for_documents = replace(limits, cpu_s=documents.cpu_s, wall_s=wall_s, memory_bytes=DOCUMENT_MEMORY_BYTES)
-        self._documents = Processes("server.media.pdf:answerer", for_documents)
+        self._processes = {
+            "": Processes(answerer, limits),
+            _PHOTOS: Processes("server.media.photos:answerer", limits),
+            _VIDEOS: Processes("server.media.video:answerer", replace(limits, cpu_s=3 * limits.cpu_s)),
+            _DOCUMENTS: Processes("server.media.pdf:answerer", for_documents),
+        }
 
     def decode(
         self, data: bytes, sample_rate: int, scope: str | None = None, document: DocumentHints | None = None
@@ -167,7 +159,7 @@ class Decoder:
             "side": side,
             "renders": hints.sees,
         }
-        found, pixels = ask(self._documents, what, wanted, data, "reading it")
+        found, pixels = ask(self._processes[_DOCUMENTS], what, wanted, data, "reading it")
         prefix = hashlib.sha256(f"{name} {side}".encode()).hexdigest()
         parts: list[str | Bitmap] = []
         notes: list[str] = []
@@ -185,52 +177,39 @@ class Decoder:
         return Document(tuple(parts), "application/pdf" if what == PDF else "text/html", notes=tuple(notes))
 
     def _medium(self, data: bytes, header: MediaHeader, sample_rate: int, name: str) -> Decoded:
-        bounds = self._bounds
-        if len(data) > bounds.file_bytes:
-            raise Unreadable(f"it has {len(data)} bytes, at most {bounds.file_bytes} are possible")
-        if header.width * header.height > bounds.pixels:
+        options = self._options
+        if len(data) > options.file_bytes:
+            raise Unreadable(f"it has {len(data)} bytes, at most {options.file_bytes} are possible")
+        if header.width * header.height > options.pixels:
             shown = f"{header.width} x {header.height} pixels"
-            raise Unreadable(f"it is a {header.form} of {shown}, at most {bounds.pixels} are possible")
+            raise Unreadable(f"it is a {header.form} of {shown}, at most {options.pixels} are possible")
         if header.kind == "audio" and not sample_rate:
             raise Unreadable(f"it is {header.form}, and this model hears nothing")
-        extra = _EXTRAS.get(header.form)
-        if extra is not None and not has_extra(extra):
+        extra = _EXTRAS.get(header.form, "")
+        if extra and not has_extra(extra):
             raise Unreadable(
                 f"it is {header.form}, which this server reads only with its extra {extra} "
                 f"(pip install 'llamapool[{extra}]'); send PNG, JPEG, GIF or BMP, WAV, MP3 or FLAC"
             )
-        wanted = {
-            "form": header.form,
-            "rate": sample_rate,
-            "seconds": bounds.seconds,
-            "pixels": bounds.pixels,
-            "fps": self._cut.fps,
-            "frames": bounds.frames,
-            "video_bytes": bounds.video_bytes,
-        }
-        processes = self._of_extras[extra] if extra else self._processes
+        wanted = {**asdict(options), "form": header.form, "rate": sample_rate}
         what = {"image": IMAGE, "audio": AUDIO, "video": VIDEO}[header.kind]
-        found, content = ask(processes, what, wanted, data, f"decoding this {header.form}")
+        found, content = ask(self._processes[extra], what, wanted, data, f"decoding this {header.form}")
         if header.kind == "video":
-            return _video(self._cut, found, content, name)
+            return _video(options, found, content, name)
         return Bitmap(header.kind, found["width"], found["height"], content, name)
 
     @property
     def at_work(self) -> list[Process]:
         """The processes that decode a file now."""
-        return [each for some in self._every for each in some.at_work]
-
-    @property
-    def _every(self) -> tuple[Processes, ...]:
-        return (self._processes, *self._of_extras.values(), self._documents)
+        return [each for some in self._processes.values() for each in some.at_work]
 
     def warm(self) -> None:
         """Start a process for the next file."""
-        self._processes.warm()
+        self._processes[""].warm()
 
     def close(self) -> None:
         """End the processes."""
-        for processes in self._every:
+        for processes in self._processes.values():
             processes.close()
 
 
@@ -306,23 +285,23 @@ def _with(found: Decoded, again: Iterator[Callable[[], bytes]] | None) -> Decode
     return bitmap
 
 
-def _video(cut: Cut, found: dict[str, Any], frames: bytes, name: str) -> Video:
+def _video(options: DecodeOptions, found: dict[str, Any], frames: bytes, name: str) -> Video:
     """Return a video in llama-server's prompt format: `Video:`, then frames, with a timestamp after the first frame of
     each interval (tools/mtmd/mtmd-helper.cpp, read_next). The name of a frame includes the sampling settings.
     """
     rate, width, height = found["rate"], found["width"], found["height"]
     n_bytes = 3 * width * height
-    cut_name = hashlib.sha256(f"{name} {cut.fps:g} {cut.stamp_ms}".encode()).hexdigest()
+    cut_name = hashlib.sha256(f"{name} {options.fps:g} {options.stamp_ms}".encode()).hexdigest()
     parts: list[str | Bitmap] = ["Video:"]
     next_ms = 0.0
     for i, at in enumerate(range(0, len(frames), n_bytes)):
         data = frames[at : at + n_bytes]
         parts.append(Bitmap("image", width, height, data, f"{cut_name}+{i}", of_video=True))
         ms = i / rate * 1000
-        if cut.stamp_ms > 0 and ms >= next_ms:
+        if options.stamp_ms > 0 and ms >= next_ms:
             minutes = int(ms / 60_000)
             parts.append(f"[{minutes}m{ms / 1000 - 60 * minutes:.2f}s]")
-            next_ms += cut.stamp_ms
+            next_ms += options.stamp_ms
     return Video(tuple(parts), found["has_audio"])
 
 

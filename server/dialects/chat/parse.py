@@ -197,7 +197,7 @@ class ChatRequest(ConversationRequest):
         # llama-server repeats the continued message in full responses; in streams only with "echo".
         repeated = prefilled if self.echo or not options.stream else ""
         writer = ChatWriter(self, header, output.parser, repeated)
-        opening = prepared.prompt.rendered.generation_prompt
+        opening = prepared.prompt.generation_prompt
         return verbose(Generation([request], writer, output.switch), options, model, caller, opening)
 
 

@@ -31,7 +31,6 @@ from server.pool.protocols import MediaReader
 from server.pool.spec import ChatParams, LoadParams, ModelSpec
 from server.structured.constraint import Constraint
 from server.structured.grammar.matcher import MatcherConstraint
-from server.templates.template import RenderedPrompt
 from tests.support.fakes import CHATML, FakeVocab
 from tests.unit.structured.builders import BYTES
 
@@ -164,7 +163,7 @@ def answer_of(
     conversation = Conversation((), tools or Tools(), thinking, read_shape(asked), asked.lazy)
     chat_format = model.template.chat_format(tools=bool(conversation.tools.tools))
     thoughts = open_reasoning(opened, chat_format.reasoning_tags)
-    prompt = Prompt(RenderedPrompt("", opened), thinks, ReasoningBudget(), thoughts, prefilled=prefilled, opens=opens)
+    prompt = Prompt((), opened, thinks, ReasoningBudget(), thoughts, prefilled=prefilled, opens=opens)
     return decide(conversation, chat_format, prompt, model).constraint
 
 

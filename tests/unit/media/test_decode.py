@@ -11,7 +11,7 @@ import pytest
 from server.app import IMAGE_DECODER as ANSWERER
 from server.errors import InvalidRequest
 from server.media.bitmap import Bitmap, Video, bitmaps_of
-from server.media.decode import Cut, DecodeBounds, Decoder
+from server.media.decode import DecodeOptions, Decoder
 from server.media.header import Unreadable, read_header
 from server.media.sound import resampled_length
 from server.sandbox.process import WorkLimits
@@ -40,7 +40,7 @@ SEED = os.environ.get("FUZZ_SEED", "1")
 
 @pytest.fixture(scope="module")
 def decoder() -> Iterator[Decoder]:
-    made = Decoder(ANSWERER, DecodeBounds(pixels=1 << 20, seconds=60.0))
+    made = Decoder(ANSWERER, DecodeOptions(pixels=1 << 20, seconds=60.0))
     yield made
     made.close()
 
@@ -153,7 +153,7 @@ def test_a_sound_that_lasts_too_long_is_refused_by_its_header(decoder: Decoder) 
 
 def test_a_file_that_is_too_large_is_not_looked_at() -> None:
     with pytest.raises(Unreadable, match="86 bytes, at most 85"):
-        decoded(Decoder("nothing:here", DecodeBounds(file_bytes=85)), media_file("tiny.png"), 0)
+        decoded(Decoder("nothing:here", DecodeOptions(file_bytes=85)), media_file("tiny.png"), 0)
 
 
 def test_work_that_does_not_end_is_stopped() -> None:
@@ -219,7 +219,7 @@ def test_without_its_extra_a_file_is_refused_by_name(
 
 
 def test_a_large_picture_of_the_extra_is_refused_before_it_is_decoded() -> None:
-    few = Decoder(ANSWERER, DecodeBounds(pixels=WIDTH * HEIGHT - 1))
+    few = Decoder(ANSWERER, DecodeOptions(pixels=WIDTH * HEIGHT - 1))
     for name in (*PHOTOS, *VIDEOS):
         with pytest.raises(Unreadable, match=f"{WIDTH} x {HEIGHT} pixels, at most {WIDTH * HEIGHT - 1}"):
             few.decode(media_file(name), 0)
@@ -229,7 +229,7 @@ def test_a_large_picture_of_the_extra_is_refused_before_it_is_decoded() -> None:
 @pytest.mark.parametrize("name", VIDEOS)
 @pytest.mark.parametrize(("fps", "n"), [(4.0, N_FRAMES * 4 // FPS), (0.0, N_FRAMES)])
 def test_a_video_is_so_many_frames_a_second_and_their_times(name: str, fps: float, n: int) -> None:
-    decoder = Decoder(ANSWERER, cut=Cut(fps, 1000))
+    decoder = Decoder(ANSWERER, DecodeOptions(fps=fps, stamp_ms=1000))
     video = decoder.decode(media_file(name), 0)
     decoder.close()
     assert isinstance(video, Video)
@@ -252,8 +252,8 @@ def test_it_is_known_that_a_video_has_sound(decoder: Decoder) -> None:
 
 def test_frames_are_named_by_how_the_video_was_cut(decoder: Decoder) -> None:
     ids = []
-    for cut in (Cut(2, 5000), Cut(4, 0)):
-        other = Decoder(ANSWERER, cut=cut)
+    for options in (DecodeOptions(fps=2), DecodeOptions(stamp_ms=0)):
+        other = Decoder(ANSWERER, options)
         ids.append(bitmaps_of(other.decode(media_file("tiny.webm"), 0))[1].id)
         other.close()
     ids += [bitmaps_of(decoder.decode(media_file("tiny.webm"), 0))[1].id for _ in range(2)]
@@ -262,7 +262,7 @@ def test_frames_are_named_by_how_the_video_was_cut(decoder: Decoder) -> None:
 
 
 def test_a_video_of_too_many_frames_is_refused() -> None:
-    for bounds in (DecodeBounds(frames=9), DecodeBounds(video_bytes=9 * WIDTH * HEIGHT * 3)):
+    for bounds in (DecodeOptions(frames=9), DecodeOptions(video_bytes=9 * WIDTH * HEIGHT * 3)):
         decoder = Decoder(ANSWERER, bounds)
         with pytest.raises(Unreadable, match=r"at 4 frames a second \(video_fps\) it has more than"):
             decoder.decode(media_file("tiny.mp4"), 0)

@@ -3,6 +3,7 @@ from typing import Any
 import pytest
 
 from server.chat.prepare import prompt_of
+from server.chat.prompt import as_text
 from server.dialects.chat.parse import ChatRequest, apply_template, parse_chat
 from server.errors import InvalidRequest
 from server.pool.spec import ChatParams
@@ -23,9 +24,8 @@ def chat(messages: object = HI, **fields: object) -> ChatRequest:
 
 
 def shown(messages: object = HI, *, params: ChatParams | None = None, **fields: object) -> str:
-    return prompt_of(
-        chat(messages, **fields).conversation, make_model(template=SHOWS_EVERYTHING, chat=params)
-    ).rendered.text
+    model = make_model(template=SHOWS_EVERYTHING, chat=params)
+    return as_text(prompt_of(chat(messages, **fields).conversation, model).parts, "")
 
 
 @pytest.mark.parametrize(
@@ -40,9 +40,10 @@ def test_a_message_is_continued_where_it_stopped(last: dict[str, Any], wanted: o
     prefilled = [*HI, {"role": "assistant", **last}]
     source = "{{ messages | length }}|{% if add_generation_prompt %}>{% endif %}"
     asked = chat(prefilled, continue_final_message=wanted).conversation
-    got = prompt_of(asked, make_model(template=source)).rendered
-    assert got.text.startswith("1|>")
-    assert got.text.endswith(end)
+    got = prompt_of(asked, make_model(template=source))
+    prompt = as_text(got.parts, "")
+    assert prompt.startswith("1|>")
+    assert prompt.endswith(end)
     assert got.generation_prompt.endswith(end)
 
 
