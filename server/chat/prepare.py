@@ -7,7 +7,7 @@ control tokens that must appear as text, and the parser.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from server.chat.conversation import Conversation, Tools
+from server.chat.conversation import Conversation
 from server.chat.prompt import Prompt, ended_by, render
 from server.chat.triggered_calls import blamed, triggered_calls
 from server.engine.media import MediaPrompt
@@ -45,8 +45,6 @@ def decide(conversation: Conversation, chat_format: ChatFormat, prompt: Prompt, 
     """Return the constraint and the parser for a reply to `conversation`. Raises `InvalidRequest`."""
     tools, asked = conversation.tools, conversation.thinking
     functions = [tool.function for tool in tools.tools] if tools.callable else []
-    if not functions:  # calls have grammars of their own
-        conversation = replace(conversation, shape=conversation.shape or model.spec.shape)
     reasoning_format = asked.format or model.spec.chat.reasoning_format
     shown = preserved(chat_format.tags(calls=bool(functions)), model.vocab)
     taken = frozenset(call.id for message in conversation.messages for call in message.calls)
@@ -63,132 +61,115 @@ def decide(conversation: Conversation, chat_format: ChatFormat, prompt: Prompt, 
             opened=prompt.open_reasoning is not None,
         )
 
+    if not functions:  # calls have grammars of their own
+        conversation = replace(conversation, shape=conversation.shape or model.spec.shape)
     switch = ReasoningSwitch() if asked.switch else None
-    constraint = _held(
-        conversation,
-        chat_format,
-        prompt,
-        model,
-        shown,
-        calls=bool(functions),
-        separate_reasoning=reasoning_format != "none",
-    )
-    return Output(_limited(constraint, chat_format, prompt, switch, model), shown, parser, switch)
+    reply = _Reply(conversation, chat_format, prompt, model)
+    constraint = reply.constraint(shown, separate_reasoning=reasoning_format != "none")
+    return Output(reply.limited(constraint, switch), shown, parser, switch)
 
 
-def _held(
-    conversation: Conversation,
-    chat_format: ChatFormat,
-    prompt: Prompt,
-    model: LoadedModel,
-    shown: frozenset[int],
-    *,
-    calls: bool,
-    separate_reasoning: bool,
-) -> Constraint | None:
-    """Return the constraint of the reply after any reasoning.
+@dataclass(frozen=True, slots=True)
+class _Reply:
+    """A reply to `conversation`, after `prompt`."""
 
-    If a tool call is required, only calls are allowed. If calls are optional, a response format applies to a reply
-    that is not a call; without one, only calls are constrained. ``calls``: whether calls are allowed.
-    ``separate_reasoning``: whether the parser separates reasoning from the reply, so that reasoning contains no calls.
-    """
-    tools, shape = conversation.tools, conversation.shape
-    generation_prompt = prompt.generation_prompt
-    opened = prompt.open_reasoning is not None
-    if calls and tools.choice == "auto" and shape is None:
-        return triggered_calls(tools, chat_format, model, shown=shown, thinking=opened)
-    if prompt.prefilled and tools.choice == "auto":
-        tools = replace(tools, choice="none")  # an answer that has begun is no call
-    constraint = _answer(replace(conversation, tools=tools), chat_format, model)
-    if constraint is None:
-        return None
-    if prompt.prefilled and isinstance(constraint, MatcherConstraint) and shape is not None and shape.kind == "schema":
-        constraint = _gone_on(constraint, prompt.prefilled, conversation.messages_at, model)
-    tool_format, tags = chat_format.tool_format, chat_format.reasoning_tags
-    lead = chat_format.lead if prompt.opens or opened else ""
-    closed = any(tag in generation_prompt for tag in tags)
-    # A user's grammar may include the reasoning; llama-server applies it from the first token.
-    own = shape is not None and shape.at == "grammar" and not lead
-    may_think = prompt.thinks and chat_format.separates_reasoning and prompt.opens and not closed and not own
-    may_think = may_think and (separate_reasoning or tool_format.inline_reasoning is not None)
-    lead = "" if calls and tools.choice != "none" else lead  # with calls it is in their grammar
-    if not (opened or may_think or lead):
-        return constraint
-    markup = model.vocab.tokenize("".join((*tags, tool_format.again, lead)), add_special=False, parse_special=True)
-    marks = {model.vocab.piece(token).decode(errors="replace") for token in markup}
-    lark = chat_format.framing(lead, model.grammar.control_token, [*marks], begun=opened, may_think=may_think)
-    return AfterReasoning(constraint, model.vocab, model.grammar.own_lark(lark), tags[0].encode())
+    conversation: Conversation
+    chat_format: ChatFormat
+    prompt: Prompt
+    model: LoadedModel
 
+    def constraint(self, shown: frozenset[int], *, separate_reasoning: bool) -> Constraint | None:
+        """Return the constraint of the reply after any reasoning.
 
-def _limited(
-    constraint: Constraint | None,
-    chat_format: ChatFormat,
-    prompt: Prompt,
-    switch: ReasoningSwitch | None,
-    model: LoadedModel,
-) -> Constraint | None:
-    """Add an end of reasoning to `constraint`: at the prompt's token budget, and by the `switch` if there is one.
+        If a tool call is required, only calls are allowed. If calls are optional, a response format applies to a reply
+        that is not a call; without one, only calls are constrained. ``separate_reasoning``: whether the parser
+        separates reasoning from the reply, so that reasoning contains no calls.
+        """
+        prompt, chat_format, model = self.prompt, self.chat_format, self.model
+        tools, shape = self.conversation.tools, self.conversation.shape
+        opened = prompt.open_reasoning is not None
+        if tools.callable and tools.choice == "auto" and shape is None:
+            return triggered_calls(tools, chat_format, model, shown=shown, thinking=opened)
+        may_call = tools.callable and not (prompt.prefilled and tools.choice == "auto")  # an answer that has begun
+        constraint = self._calls_or_answer() if may_call else self._answer()
+        if constraint is None:
+            return None
+        tool_format, tags = chat_format.tool_format, chat_format.reasoning_tags
+        lead = chat_format.lead if prompt.opens or opened else ""
+        closed = any(tag in prompt.generation_prompt for tag in tags)
+        # A user's grammar may include the reasoning; llama-server applies it from the first token.
+        own = shape is not None and shape.at == "grammar" and not lead
+        may_think = prompt.thinks and chat_format.separates_reasoning and prompt.opens and not closed and not own
+        may_think = may_think and (separate_reasoning or tool_format.inline_reasoning is not None)
+        lead = "" if may_call else lead  # with calls it is in their grammar
+        if not (opened or may_think or lead):
+            return constraint
+        markup = model.vocab.tokenize("".join((*tags, tool_format.again, lead)), add_special=False, parse_special=True)
+        marks = {model.vocab.piece(token).decode(errors="replace") for token in markup}
+        lark = chat_format.framing(lead, model.grammar.control_token, [*marks], begun=opened, may_think=may_think)
+        return AfterReasoning(constraint, model.vocab, model.grammar.own_lark(lark), tags[0].encode())
 
-    If the constraint applies from the first token, there is no reasoning and this does nothing.
-    """
-    if prompt.allowed.budget == UNLIMITED and switch is None:
-        return constraint
-    free = constraint is None or (isinstance(constraint, TriggeredConstraint) and not constraint.is_lazy)
-    if not free and not isinstance(constraint, AfterReasoning):
-        return constraint
-    return ended_by(
-        prompt.allowed,
-        constraint,
-        model.vocab,
-        chat_format.reasoning_tags,
-        begun=prompt.open_reasoning,
-        other_ends=chat_format.tool_format.breaks,
-        reopens=free,
-        switch=switch,
-    )
+    def limited(self, constraint: Constraint | None, switch: ReasoningSwitch | None) -> Constraint | None:
+        """Add an end of reasoning to `constraint`: at the prompt's token budget, and by the `switch` if there is one.
 
-
-def _answer(conversation: Conversation, chat_format: ChatFormat, model: LoadedModel) -> Constraint | None:
-    tools, shape, lazy = conversation.tools, conversation.shape, conversation.lazy
-    if not tools.callable:
-        return compiled(shape, lazy, model.vocab, model.grammar)
-    if shape is not None and shape.kind != "schema":
-        raise invalid(shape.at, "can't be used together with tools that may be called")
-    if tools.choice == "required" or shape is None:
-        return _calls(tools, chat_format, model)
-    shape.constraint(model.grammar)  # for its message: that of the whole grammar would not name the schema
-    return _calls(tools, chat_format, model, answer=shape.value)
-
-
-def _gone_on(constraint: MatcherConstraint, prefilled: str, at: str, model: LoadedModel) -> MatcherConstraint:
-    """Return the constraint for a reply that continues JSON text from the prompt.
-
-    If the text does not match, the constraint starts from its initial state. llama-server also feeds the prompt's end
-    to the grammar, and fails if it does not match (common/sampling.cpp).
-    """
-    if len(prefilled) > MAX_PREFILLED_CHARS:
-        reason = f"to continue it as JSON, the last message must have at most {MAX_PREFILLED_CHARS} characters"
-        raise invalid(at, reason)
-    begun = constraint.fork()
-    if not model.grammar.tokens.feed(begun, prefilled.encode()):
-        return constraint
-    begun.recipe = begun.recipe._replace(begun=prefilled.encode())
-    return begun
-
-
-def _calls(tools: Tools, chat_format: ChatFormat, model: LoadedModel, *, answer: object | None = None) -> Constraint:
-    functions = [tool.held for tool in tools.tools]
-    try:
-        lark = chat_format.forced_calls(
-            functions,
-            name=tools.name,
-            parallel=tools.parallel is not False,
-            control=model.grammar.control_token,
-            answer=answer,
+        If the constraint applies from the first token, there is no reasoning and this does nothing.
+        """
+        allowed, chat_format = self.prompt.allowed, self.chat_format
+        if allowed.budget == UNLIMITED and switch is None:
+            return constraint
+        free = constraint is None or (isinstance(constraint, TriggeredConstraint) and not constraint.is_lazy)
+        if not free and not isinstance(constraint, AfterReasoning):
+            return constraint
+        return ended_by(
+            allowed,
+            constraint,
+            self.model.vocab,
+            chat_format.reasoning_tags,
+            begun=self.prompt.open_reasoning,
+            other_ends=chat_format.tool_format.breaks,
+            reopens=free,
+            switch=switch,
         )
-        return model.grammar.lark(lark, max_chars=MAX_CALLS_CHARS)
-    except InvalidRequest as error:
-        raise blamed(tools, chat_format, model, error) from error
+
+    def _answer(self) -> Constraint | None:
+        """Return the constraint of a reply without calls, which may continue JSON text from the prompt.
+
+        If that text does not match, the constraint starts from its initial state. llama-server also feeds the prompt's
+        end to the grammar, and fails if it does not match (common/sampling.cpp).
+        """
+        shape, prefilled, grammar = self.conversation.shape, self.prompt.prefilled, self.model.grammar
+        constraint = compiled(shape, self.conversation.lazy, self.model.vocab, grammar)
+        if not isinstance(constraint, MatcherConstraint) or shape is None or shape.kind != "schema" or not prefilled:
+            return constraint
+        if len(prefilled) > MAX_PREFILLED_CHARS:
+            reason = f"to continue it as JSON, the last message must have at most {MAX_PREFILLED_CHARS} characters"
+            raise invalid(self.conversation.messages_at, reason)
+        begun = constraint.fork()
+        if not grammar.tokens.feed(begun, prefilled.encode()):
+            return constraint
+        begun.recipe = begun.recipe._replace(begun=prefilled.encode())
+        return begun
+
+    def _calls_or_answer(self) -> Constraint:
+        """Return the constraint of calls; unless they are required, of a reply in the response format instead."""
+        tools, shape, grammar = self.conversation.tools, self.conversation.shape, self.model.grammar
+        if shape is not None and shape.kind != "schema":
+            raise invalid(shape.at, "can't be used together with tools that may be called")
+        answer = None
+        if shape is not None and tools.choice != "required":
+            shape.constraint(grammar)  # for its message: that of the whole grammar would not name the schema
+            answer = shape.value
+        try:
+            lark = self.chat_format.forced_calls(
+                [tool.held for tool in tools.tools],
+                name=tools.name,
+                parallel=tools.parallel is not False,
+                control=grammar.control_token,
+                answer=answer,
+            )
+            return grammar.lark(lark, max_chars=MAX_CALLS_CHARS)
+        except InvalidRequest as error:
+            raise blamed(tools, self.chat_format, self.model, error) from error
 
 
 @dataclass(frozen=True, slots=True)
