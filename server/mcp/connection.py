@@ -28,7 +28,7 @@ from mcp_types import CONNECTION_CLOSED, CallToolResult, ContentBlock
 from server.errors import short
 from server.mcp.config import McpServer
 from server.mcp.results import Json, McpFault, McpResult, McpTool
-from server.media.fetch import AllowedHosts, CheckedBackend, Resolve, checked_address, resolved
+from server.media.fetch import AllowedHosts, CheckedBackend, Resolve, resolved
 from server.media.header import Unreadable
 from server.media.source import Media
 from server.sandbox.process import public_environment
@@ -290,24 +290,17 @@ class CheckedTransport(httpx2.AsyncHTTPTransport):
     def __init__(self, sites: AllowedHosts, resolve: Resolve = resolved) -> None:
         context = httpx2.create_ssl_context(trust_env=False)
         super().__init__(verify=context)
-        self._pool = httpcore2.AsyncConnectionPool(
-            ssl_context=context, network_backend=_checked_backend(sites, resolve)
-        )
+        self._sites = sites
+        self._pool = httpcore2.AsyncConnectionPool(ssl_context=context, network_backend=CheckedBackend(sites, resolve))
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         """Send one request. Raises `httpx2.TransportError`."""
+        host = request.url.host
+        if not self._sites.allow(host):
+            raise httpx2.ConnectError(f"{host} is not among the hosts that this server allows", request=request)
         try:
             return await super().handle_async_request(request)
         except Unreadable as refused:
             raise httpx2.ConnectError(str(refused), request=request) from None
         except httpx2.TransportError as error:
             raise httpx2.ConnectError(f"can't be reached: {type(error).__name__}", request=request) from error
-
-
-def _checked_backend(sites: AllowedHosts, resolve: Resolve) -> CheckedBackend:
-    async def address_of(host: str, port: int) -> str:
-        if not sites.allow(host):
-            raise Unreadable(f"{host} is not among the hosts that this server allows")
-        return await checked_address(host, port, sites, resolve)
-
-    return CheckedBackend(address_of)

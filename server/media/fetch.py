@@ -111,8 +111,8 @@ class MediaFetcher:
 
     async def _remote(self, url: str) -> bytes:
         for _ in range(self._limits.redirects + 1):
-            target = await self._checked(url)
-            moved, found = await self._ask(url, target)
+            self._check(url)
+            moved, found = await self._ask(url)
             if not moved:
                 return found
             try:
@@ -121,12 +121,13 @@ class MediaFetcher:
                 raise Unreadable(f"{_shown(url)} is a redirect to what is no address") from None
         raise Unreadable(f"{_shown(url)} has more than {self._limits.redirects} redirects")
 
-    async def _checked(self, url: str) -> str:
-        """Return the address to connect to for `url`."""
+    def _check(self, url: str) -> None:
+        """Raise `Unreadable` for an address whose host may not be contacted."""
         try:
             parts = urlsplit(url)
-            host, port = (parts.hostname or "").rstrip("."), parts.port
-        except ValueError:
+            host, _ = (parts.hostname or "").rstrip("."), parts.port
+            _ascii(host)
+        except ValueError:  # e.g. of a port, or of letters that no host's name has
             raise Unreadable(f"{_shown(url)} is no address") from None
         if parts.scheme not in ("http", "https") or not host or "%" in host:
             raise Unreadable(f"{_shown(url)} is no http or https address")
@@ -137,9 +138,8 @@ class MediaFetcher:
                 f"files of {_shown(host)} are not fetched: this server's option media_fetch does not allow it; "
                 "send the file itself, as a data URL"
             )
-        return await checked_address(host, port or (443 if parts.scheme == "https" else 80), self._sites, self._resolve)
 
-    async def _ask(self, url: str, address: str) -> tuple[str, bytes]:
+    async def _ask(self, url: str) -> tuple[str, bytes]:
         """Return the redirect target ("" for none) and the body."""
         parts = urlsplit(url)
         port = f":{parts.port}" if parts.port else ""
@@ -158,7 +158,7 @@ class MediaFetcher:
             (b"Accept-Encoding", b"identity"),  # nothing that could become a thousand times as much
             (b"Connection", b"close"),
         ]
-        backend = CheckedBackend(_always(address), self._backend)
+        backend = CheckedBackend(self._sites, self._resolve, self._backend)
         try:
             async with (
                 httpcore2.AsyncConnectionPool(network_backend=backend) as pool,
@@ -196,14 +196,12 @@ class MediaFetcher:
 
 
 class CheckedBackend(httpcore2.AsyncNetworkBackend):
-    """Connects to the IP address that `address_of` returns for a host and port. TLS still verifies the name."""
+    """Connects to the IP address of a host that was checked (`checked_address`). TLS still verifies the name."""
 
     def __init__(
-        self,
-        address_of: Callable[[str, int], Awaitable[str]],
-        backend: httpcore2.AsyncNetworkBackend | None = None,
+        self, sites: AllowedHosts, resolve: Resolve, backend: httpcore2.AsyncNetworkBackend | None = None
     ) -> None:
-        self._address_of, self._backend = address_of, backend or httpcore2.AnyIOBackend()
+        self._sites, self._resolve, self._backend = sites, resolve, backend or httpcore2.AnyIOBackend()
 
     async def connect_tcp(
         self,
@@ -213,18 +211,12 @@ class CheckedBackend(httpcore2.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[httpcore2.SOCKET_OPTION] | None = None,
     ) -> httpcore2.AsyncNetworkStream:
-        address = await self._address_of(host, port)
+        """Connect. Raises `Unreadable` for an address that is not allowed."""
+        address = await checked_address(host.rstrip("."), port, self._sites, self._resolve)
         return await self._backend.connect_tcp(address, port, timeout, local_address, socket_options)
 
     async def sleep(self, seconds: float) -> None:
         await self._backend.sleep(seconds)
-
-
-def _always(address: str) -> Callable[[str, int], Awaitable[str]]:
-    async def address_of(_: str, __: int) -> str:
-        return address
-
-    return address_of
 
 
 async def checked_address(host: str, port: int, sites: AllowedHosts, resolve: Resolve) -> str:

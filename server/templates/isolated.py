@@ -26,10 +26,6 @@ class IsolatedRenderer:
         """Start a process now, so that the first rendering does not wait for it."""
         self._processes.warm()
 
-    def check(self, source: str) -> None:
-        """Compile the source in a process."""
-        self._ask("check", source)
-
     def render(self, source: str, arguments: Mapping[str, Any]) -> str:
         """Render in a process."""
         return self._ask("render", source, dict(arguments))

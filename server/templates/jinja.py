@@ -140,17 +140,13 @@ class InProcess:
     def __init__(self) -> None:
         self._template = lru_cache(MAX_COMPILED)(_compiled)
 
-    def check(self, source: str) -> None:
-        """Compile the source."""
-        try:
-            self._template(source)
-        except _ERRORS as error:
-            raise TemplateBroken(_message(error)) from error
-
     def render(self, source: str, arguments: Mapping[str, Any]) -> str:
         """Render, with copies of lists and dicts if the template changes any."""
         try:
             jinja, template = self._template(source)
+        except _ERRORS as error:
+            raise TemplateBroken(_message(error)) from error
+        try:
             return jinja.render(template, dict(arguments))
         except TemplateRaisedError as error:
             raise RenderRefusal(str(error.message)) from error
@@ -197,7 +193,7 @@ def answerer() -> Callable[[bytes, bytes], tuple[bytes, bytes]]:
         kind = b"t"
         try:
             found = getattr(renderer, method)(*given)
-            text = f"{len(found[0])}\n{''.join(found)}" if isinstance(found, tuple) else found or ""
+            text = f"{len(found[0])}\n{''.join(found)}" if isinstance(found, tuple) else found
         except (RenderFault, TemplateBroken) as error:
             kind, text = next(kind for kind, fault in FAULTS.items() if type(error) is fault), str(error)
         return kind, text.encode("utf-8", "surrogatepass")

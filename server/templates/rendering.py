@@ -27,11 +27,8 @@ FAULTS: Mapping[bytes, type[Exception]] = {b"f": RenderFault, b"x": RenderRefusa
 class Renderer(Protocol):
     """Renders templates. Thread-safe."""
 
-    def check(self, source: str) -> None:
-        """Compile the source. Raises `TemplateBroken` if that fails, `RenderStopped` if it takes too long."""
-
     def render(self, source: str, arguments: Mapping[str, Any]) -> str:
-        """Return the text. Raises `RenderFault`."""
+        """Return the text. Raises `RenderFault`, and `TemplateBroken` for a source that does not compile."""
 
     def render_opened(self, source: str, arguments: Mapping[str, Any]) -> tuple[str, str]:
-        """Return the text with and without ``add_generation_prompt``. Raises `RenderFault`."""
+        """Return the text with and without ``add_generation_prompt``. Raises the same."""

@@ -266,7 +266,6 @@ class ChatTemplate:
             return self._renderer.render(source, given)
 
         try:
-            self._renderer.check(source)
             caps = probe(render, source)
 
             def prompt(messages: Sequence[TemplateMessage], opened: bool) -> str:

@@ -55,7 +55,7 @@ def test_names_of_sites_hold_for_themselves_or_for_what_is_below(host: str, allo
     "url",
     [
         *("ftp://a/b", "http://", "http:///x", "httpx://a/b", "http://user:pw@a/b", "http://a:b@c/", "http://a:99999/"),
-        *("http://[::1", "http://fe80::1%25eth0/", "gopher://a", "http", "http:a"),
+        *("http://[::1", "http://fe80::1%25eth0/", "gopher://a", "http", "http:a", f"http://{'ä' * 70}/"),
     ],
 )
 async def test_what_is_no_address_is_not_asked(url: str) -> None:

@@ -73,8 +73,8 @@ def test_what_is_wrong_is_said_in_the_same_words(renderer: Renderer) -> None:
     with pytest.raises(RenderFault, match=r"^TypeError: no loader for this environment specified$"):
         renderer.render("{% include 'file' %}", GIVEN)
     with pytest.raises(TemplateBroken, match=r"^line 2: "):
-        renderer.check("\n{% if %}")
-    renderer.check("{{ 1 }}")
+        renderer.render("\n{% if %}", GIVEN)
+    assert renderer.render("{{ 1 }}", GIVEN) == "1"
 
 
 @pytest.mark.parametrize(
