@@ -96,7 +96,7 @@ class Tool:
         return {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
 
     @property
-    def held(self) -> dict[str, Any]:
+    def grammar_function(self) -> dict[str, Any]:
         """As grammars of calls take it (`formats.grammar.call_grammar.Function`)."""
         return self.function if self.text is None else {**self.function, "text": self.text}
 

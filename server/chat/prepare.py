@@ -14,7 +14,7 @@ from server.engine.media import MediaPrompt
 from server.errors import InvalidRequest, invalid
 from server.formats.chat_format import ChatFormat
 from server.formats.parsing.reasoning import OutputParser
-from server.media.source import Seen
+from server.media.source import LoadedMedia
 from server.pool.model import LoadedModel
 from server.structured.after_reasoning import AfterReasoning
 from server.structured.constraint import Constraint
@@ -161,7 +161,7 @@ class _Reply:
             answer = shape.value
         try:
             lark = self.chat_format.forced_calls(
-                [tool.held for tool in tools.tools],
+                [tool.grammar_function for tool in tools.tools],
                 name=tools.name,
                 parallel=tools.parallel is not False,
                 control=grammar.control_token,
@@ -181,14 +181,14 @@ class Prepared:
     output: Output
 
 
-def prepare(conversation: Conversation, model: LoadedModel, seen: Seen) -> Prepared:
+def prepare(conversation: Conversation, model: LoadedModel, media: LoadedMedia) -> Prepared:
     """Render, tokenize and compile. Blocks, so run it in a thread.
 
-    ``seen``: the loaded media of the conversation. Raises `InvalidRequest`.
+    ``media``: the loaded media of the conversation. Raises `InvalidRequest`.
     """
     chat_format = model.template.chat_format(tools=bool(conversation.tools.tools))
     prompt = render(conversation, chat_format, model)
-    tokens = prompt.read(model, seen)
+    tokens = prompt.read(model, media)
     if not tokens.tokens:
         at = conversation.messages_at
         raise invalid(at, "the chat template renders them to an empty prompt")

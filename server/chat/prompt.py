@@ -29,7 +29,7 @@ from server.formats.chat_format import ChatFormat
 from server.formats.parsing.reasoning import open_reasoning
 from server.media.bitmap import Bitmap, Document
 from server.media.loader import check_shown
-from server.media.source import NOTHING_SEEN, Media, Seen
+from server.media.source import NO_MEDIA, LoadedMedia, Media
 from server.pool.model import LoadedModel
 from server.pool.spec import ChatParams
 from server.structured.constraint import Constraint
@@ -140,15 +140,15 @@ class Marks:
         return tuple(part for part in parts if part != "")
 
 
-def as_text(parts: Sequence[str | Media], marker: str, seen: Seen = NOTHING_SEEN) -> str:
-    """Return the text with `marker` for each medium, and the documents that `seen` has."""
+def as_text(parts: Sequence[str | Media], marker: str, media: LoadedMedia = NO_MEDIA) -> str:
+    """Return the text with `marker` for each medium, and the documents that `media` has."""
 
     def written(part: str | Media) -> str:
         if isinstance(part, str):
             return part
         if part.kind != "document":
             return marker
-        return "".join(shown if isinstance(shown, str) else marker for shown in _seen(part, seen))
+        return "".join(shown if isinstance(shown, str) else marker for shown in _shown_parts(part, media))
 
     return "".join(map(written, parts))
 
@@ -171,13 +171,13 @@ class Prompt:
     prefilled: str = ""
     opens: bool = True
 
-    def read(self, model: LoadedModel, seen: Seen) -> MediaPrompt:
+    def read(self, model: LoadedModel, media: LoadedMedia) -> MediaPrompt:
         """Tokenize the prompt and its media for the model. Raises `InvalidRequest`."""
-        return read_parts(self.parts, model, seen)
+        return read_parts(self.parts, model, media)
 
-    def count(self, model: LoadedModel, seen: Seen) -> int:
+    def count(self, model: LoadedModel, media: LoadedMedia) -> int:
         """Return the number of tokens that `read` would return. Computes media from their sizes only."""
-        given = _given(self.parts, seen)
+        given = _given(self.parts, media)
         bitmaps = [part for part in given if isinstance(part, Bitmap)]
         if model.media is None or not bitmaps:
             return len(_read(given, model).tokens)
@@ -189,16 +189,16 @@ class Prompt:
 def read_parts(
     parts: Sequence[str | Media],
     model: LoadedModel,
-    seen: Seen,
+    media: LoadedMedia,
     *,
     add_special: bool = True,
     parse_special: bool = True,
 ) -> MediaPrompt:
-    """Return the tokens of texts and of the media between them, which `seen` has. Raises `InvalidRequest`."""
-    return _read(_given(parts, seen), model, add_special=add_special, parse_special=parse_special)
+    """Return the tokens of texts and of the media between them, which `media` has. Raises `InvalidRequest`."""
+    return _read(_given(parts, media), model, add_special=add_special, parse_special=parse_special)
 
 
-def _given(parts: Sequence[str | Media], seen: Seen) -> list[str | Bitmap]:
+def _given(parts: Sequence[str | Media], media: LoadedMedia) -> list[str | Bitmap]:
     """Return `parts` as they are shown to the model. Adjacent texts of the same type are joined."""
     found: list[str | Bitmap] = []
     texts: list[str] = []
@@ -209,7 +209,7 @@ def _given(parts: Sequence[str | Media], seen: Seen) -> list[str | Bitmap]:
             found.append(kind("".join(texts)))
             texts.clear()
 
-    for shown in (shown for part in parts for shown in _seen(part, seen)):
+    for shown in (shown for part in parts for shown in _shown_parts(part, media)):
         if not isinstance(shown, str):
             end_text()
             found.append(shown)
@@ -251,11 +251,11 @@ def can_show(model: LoadedModel) -> Callable[[Media], bool]:
     return lambda medium: medium.source is not None and medium.kind in kinds
 
 
-def _seen(part: str | Media, seen: Seen) -> Sequence[str | Bitmap]:
+def _shown_parts(part: str | Media, media: LoadedMedia) -> Sequence[str | Bitmap]:
     """Return the text that replaces an optional medium that could not be loaded. For others that is an error."""
     if isinstance(part, str):
         return (part,)
-    found = None if part.source is None else seen.get(part.source)
+    found = None if part.source is None else media.get(part.source)
     if found is None:
         return (PlainText(part.lost) if part.kind == "document" else part.lost,)
     return framed(part, found) if isinstance(found, Document) else found.parts

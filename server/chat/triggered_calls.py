@@ -48,7 +48,7 @@ def _faults(tools: Tools, chat_format: ChatFormat, model: LoadedModel) -> Iterat
     """Compile each function alone and yield those that can't be enforced."""
     for tool in tools.tools:
         try:
-            _compiled([tool.held], Tools(), chat_format, model)
+            _compiled([tool.grammar_function], Tools(), chat_format, model)
         except InvalidRequest as error:
             yield tool, error
 
@@ -63,7 +63,7 @@ def _named(tool: Tool, error: InvalidRequest, model: LoadedModel) -> InvalidRequ
 
 
 def _make(tools: Tools, chat_format: ChatFormat, model: LoadedModel) -> _Begun:
-    functions = [tool.held for tool in tools.tools]
+    functions = [tool.grammar_function for tool in tools.tools]
     try:
         return _compiled(functions, tools, chat_format, model)
     except InvalidRequest:

@@ -10,7 +10,7 @@ from itertools import accumulate, pairwise
 
 from server.chat.conversation import Conversation, Message, TextPart
 from server.chat.prepare import prompt_of
-from server.media.source import Seen
+from server.media.source import LoadedMedia
 from server.pool.model import LoadedModel
 
 MEDIA_BYTES = 2048
@@ -28,7 +28,9 @@ def fits(n_prompt: int, n_ctx: int, max_tokens: int | None) -> bool:
     return n_prompt + max(room, 1) <= n_ctx
 
 
-def truncated(conversation: Conversation, model: LoadedModel, seen: Seen, max_tokens: int | None) -> Conversation:
+def truncated(
+    conversation: Conversation, model: LoadedModel, media: LoadedMedia, max_tokens: int | None
+) -> Conversation:
     """Return the conversation without as few of its oldest messages as possible.
 
     The first instructions and the last message are kept, and each kept tool result keeps its call. If the
@@ -38,7 +40,7 @@ def truncated(conversation: Conversation, model: LoadedModel, seen: Seen, max_to
     cuts = cut_points(conversation.messages, n_ctx // BLOCK_SHARE)
 
     def rest_fits(cut: int) -> bool:
-        return fits(prompt_of(_from(conversation, cut), model).count(model, seen), n_ctx, max_tokens)
+        return fits(prompt_of(_from(conversation, cut), model).count(model, media), n_ctx, max_tokens)
 
     found = bisect_left(cuts, True, key=rest_fits)
     return _from(conversation, cuts[min(found, len(cuts) - 1)]) if cuts else conversation

@@ -13,7 +13,7 @@ from server.dialects.common import Json
 from server.dialects.errors import openai_error_event
 from server.engine.request import Adapters, Event, Request
 from server.errors import PermissionDenied
-from server.media.source import Seen
+from server.media.source import LoadedMedia
 from server.pool.model import LoadedModel
 from server.structured.reasoning_end import ReasoningSwitch
 
@@ -106,7 +106,7 @@ class Generation:
     follow_up: "ToolRounds | None" = None
 
 
-Generate = Callable[[LoadedModel, Seen, Caller], Generation]
+Generate = Callable[[LoadedModel, LoadedMedia, Caller], Generation]
 """Creates the engine requests of a parsed request for a model; blocking."""
 P = TypeVar("P")
 

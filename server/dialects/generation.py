@@ -34,7 +34,7 @@ from server.dialects.sampling import MAX_BATCH, SamplingFields, sampling_params
 from server.engine.media import MediaPrompt
 from server.engine.request import Request
 from server.errors import invalid
-from server.media.source import Media, Seen
+from server.media.source import LoadedMedia, Media
 from server.pool.model import LoadedModel
 from server.structured.constraint import Constraint
 from server.structured.lazy import preserved
@@ -231,10 +231,10 @@ class ParsedRequest(ABC):
     logprobs: Logprobs = Logprobs()
 
     @abstractmethod
-    def generation(self, model: LoadedModel, seen: Seen, caller: Caller = NO_CALLER) -> Generation:
+    def generation(self, model: LoadedModel, media: LoadedMedia, caller: Caller = NO_CALLER) -> Generation:
         """Return the engine requests and the writer of the reply. Blocking, for a worker thread.
 
-        `seen`: the loaded media. Raises `InvalidRequest`, `PermissionDenied`.
+        `media`: the loaded media. Raises `InvalidRequest`, `PermissionDenied`.
         """
 
     @property
@@ -308,7 +308,7 @@ class ParsedRequest(ABC):
         request_id: str,
         conversation: Conversation,
         model: LoadedModel,
-        seen: Seen,
+        media: LoadedMedia,
         caller: Caller,
         max_tokens: int | None = None,
     ) -> tuple[Prepared, Request]:
@@ -316,7 +316,7 @@ class ParsedRequest(ABC):
 
         `max_tokens` overrides that of the body. Raises `InvalidRequest`, `PermissionDenied`.
         """
-        prepared = prepare(conversation, model, seen)
+        prepared = prepare(conversation, model, media)
         (request,) = self.requests(
             *(model, request_id, [prepared.tokens], prepared.output.constraint, caller),
             print_special=prepared.output.shown,

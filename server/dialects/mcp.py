@@ -31,7 +31,7 @@ from server.formats.parsing.pieces import Piece, ToolCallArguments, ToolCallBegi
 from server.mcp.config import McpServer, is_web_url
 from server.mcp.results import McpFault, McpResult, McpTool
 from server.mcp.servers import McpServers
-from server.media.source import Media, Seen
+from server.media.source import LoadedMedia, Media
 from server.pool.model import LoadedModel
 
 MAX_SERVERS = 16
@@ -435,11 +435,13 @@ class ToolRounds:
         self._conversation = conversation
         return partial(self._generate, conversation), conversation.media
 
-    def _generate(self, conversation: Conversation, model: LoadedModel, seen: Seen, caller: Caller) -> Generation:
+    def _generate(
+        self, conversation: Conversation, model: LoadedModel, media: LoadedMedia, caller: Caller
+    ) -> Generation:
         """Return the next round's generation, with the tokens that earlier rounds left of the request's limit."""
         limit = token_limit(self._request.options, model.spec.n_predict)
         left = max(limit - self._writer.usage.completion, 0) if limit >= 0 else limit
-        prepared, request = self._request.prepare(self._id, conversation, model, seen, caller, left)
+        prepared, request = self._request.prepare(self._id, conversation, model, media, caller, left)
         self._writer.next_round(prepared.output.parser)
         return Generation([request], self._writer, prepared.output.switch)
 

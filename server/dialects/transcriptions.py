@@ -27,7 +27,7 @@ from server.engine.request import Event, Finished, Request, Text
 from server.errors import NotSupported, invalid
 from server.formats.parsing.reasoning import OutputParser
 from server.media.bitmap import bitmaps_of
-from server.media.source import Media, Seen
+from server.media.source import LoadedMedia, Media
 from server.pool.model import LoadedModel
 
 Task = Literal["transcribe", "translate"]
@@ -77,18 +77,18 @@ class TranscriptionRequest(ParsedRequest):
     language: str
     format: str
 
-    def generation(self, model: LoadedModel, seen: Seen, caller: Caller = NO_CALLER) -> Generation:
+    def generation(self, model: LoadedModel, media: LoadedMedia, caller: Caller = NO_CALLER) -> Generation:
         """Return the engine's request and the writer of its reply. Blocking, for a worker thread.
 
         Raises `InvalidRequest`, and `NotSupported` for a model without audio input.
         """
         if model.media is None or "audio" not in model.media.kinds:
             raise NotSupported("The current model does not support audio input.")
-        audio, *more = (bitmap for found in seen.values() for bitmap in bitmaps_of(found))
+        audio, *more = (bitmap for found in media.values() for bitmap in bitmaps_of(found))
         if more or audio.kind != "audio":
             raise invalid("file", "is not an audio file")
         header = Header(model.spec.id, f"transcript-{random_id()}")
-        prepared, request = self.prepare(header.id, _conversation(self, model), model, seen, caller)
+        prepared, request = self.prepare(header.id, _conversation(self, model), model, media, caller)
         seconds = audio.width / model.media.sample_rate
         return Generation([request], TranscriptWriter(prepared.output.parser(), self, request, seconds))
 

@@ -28,7 +28,7 @@ from server.dialects.warnings import known_fields, unused_fields
 from server.engine.media import MediaPrompt
 from server.engine.runner_api import Pooling, Vectors
 from server.errors import InvalidRequest
-from server.media.source import Media, Seen
+from server.media.source import LoadedMedia, Media
 from server.pool.model import LoadedModel, cannot_rerank
 from server.pool.spec import Task
 from server.vocab import Vocab
@@ -58,7 +58,7 @@ class VectorRequest:
     """
 
     model: str | None
-    job: Callable[[LoadedModel, Seen], VectorJob]
+    job: Callable[[LoadedModel, LoadedMedia], VectorJob]
     warnings: Sequence[str]
     task: Task = "embed"
     media: Sequence[Media] = ()
@@ -117,7 +117,13 @@ def read_embeddings(given: dict[str, Any], *, native: bool) -> VectorRequest:
 
 
 def _embeddings_job(
-    body: EmbeddingsBody, prompts: Sequence[GivenPrompt], model: LoadedModel, seen: Seen, *, openai: bool, native: bool
+    body: EmbeddingsBody,
+    prompts: Sequence[GivenPrompt],
+    model: LoadedModel,
+    media: LoadedMedia,
+    *,
+    openai: bool,
+    native: bool,
 ) -> VectorJob:
     info = model.embedder.info
     if openai and info.pooling is Pooling.NONE:
@@ -125,7 +131,7 @@ def _embeddings_job(
     check_dimensions(body.dimensions or 0, info.n_embd)
     norm = model.spec.embd_normalize if body.embd_normalize is None else body.embd_normalize
     norm = NONE if info.pooling in (Pooling.NONE, Pooling.RANK) else norm
-    inputs = [_input(prompt, model, seen) for prompt in prompts]
+    inputs = [_input(prompt, model, media) for prompt in prompts]
 
     def reply(found: Sequence[Vectors]) -> bytes:
         rows = [np.ascontiguousarray(normalized(vectors[:, : body.dimensions], norm)) for vectors in found]
@@ -155,8 +161,8 @@ def _entry(index: int, vector: Vectors, encoding: str | None) -> Json:
     return {**shown, "embedding": base64_floats(vector), "encoding_format": encoding} if encoding == "base64" else shown
 
 
-def _input(prompt: GivenPrompt, model: LoadedModel, seen: Seen) -> MediaPrompt:
-    found = prompt.read(model, seen)
+def _input(prompt: GivenPrompt, model: LoadedModel, media: LoadedMedia) -> MediaPrompt:
+    found = prompt.read(model, media)
     if not found.tokens:
         raise InvalidRequest("Input content cannot be empty", "input")
     return found
@@ -248,7 +254,7 @@ def read_rerank(given: dict[str, Any], *, cohere: bool = False) -> VectorRequest
 
 
 def _rerank_job(
-    body: RerankBody, documents: Sequence[str], shape: ResponseFormat, model: LoadedModel, _: Seen
+    body: RerankBody, documents: Sequence[str], shape: ResponseFormat, model: LoadedModel, _: LoadedMedia
 ) -> VectorJob:
     if model.embedder.info.pooling is not Pooling.RANK:
         raise cannot_rerank(model.spec.id)

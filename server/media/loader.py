@@ -17,7 +17,7 @@ from server.media.decode import Decoder
 from server.media.document import DocumentHints, media_type_of
 from server.media.fetch import MediaFetcher
 from server.media.header import Unreadable
-from server.media.source import FileContent, Media, MediaUrl, Seen, Source, StoredFile, StoredFiles
+from server.media.source import FileContent, LoadedMedia, Media, MediaUrl, Source, StoredFile, StoredFiles
 from server.sandbox.process import Process
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ _DOCUMENT_FAILED = "Failed to read the document"
 
 
 @dataclass(frozen=True, slots=True)
-class Senses:
+class MediaSupport:
     """The media types that a model accepts, and the sample rate of audio; 0 for a model that hears none."""
 
     kinds: frozenset[BitmapKind] = frozenset()
@@ -59,14 +59,14 @@ class MediaLoader:
         self._held = _Held()
         self._threads: Executor = ThreadPoolExecutor(n_at_once, thread_name_prefix="media")
 
-    async def see(
+    async def load(
         self,
         media: Iterable[Media],
-        senses: Senses,
+        support: MediaSupport,
         scope: str | None = None,
         stored: StoredFiles = no_stored_files,
-    ) -> Seen:
-        """Return the sources of `media`, decoded for a model with these `senses`; equal ones once, and without spare
+    ) -> LoadedMedia:
+        """Return the sources of `media`, decoded for a model with that `support`; equal ones once, and without spare
         ones that can't be had. `scope`: see `Decoder.decode`. `stored` gets the client's uploaded files.
 
         Raises `InvalidRequest`, and `MediaFull` where those of others leave no room.
@@ -76,7 +76,7 @@ class MediaLoader:
         share = _Share()
         try:
             async with asyncio.TaskGroup() as tasks:  # the first that fails ends the others
-                work = (self._one(source, each, share, senses, scope, stored) for source, each in wanted.items())
+                work = (self._one(source, each, share, support, scope, stored) for source, each in wanted.items())
                 found = [tasks.create_task(one) for one in work]
         except BaseExceptionGroup as failed:
             raise failed.exceptions[0] from None
@@ -102,7 +102,7 @@ class MediaLoader:
         source: Source,
         wanted: Media,
         share: "_Share",
-        senses: Senses,
+        support: MediaSupport,
         scope: str | None,
         stored: StoredFiles,
     ) -> Decoded | None:
@@ -110,10 +110,10 @@ class MediaLoader:
         try:
             async with share.turns:
                 file = await self._file(source, stored, any_type=may_be_document)
-                hints = _hints(source, file.name, senses) if may_be_document else None
+                hints = _hints(source, file.name, support) if may_be_document else None
                 loop = asyncio.get_running_loop()
                 found = await loop.run_in_executor(
-                    self._threads, self._decode, file.data, senses.sample_rate, scope, hints
+                    self._threads, self._decode, file.data, support.sample_rate, scope, hints
                 )
             share.take(n_bytes_of(found))
             return replace(found, name=file.name) if isinstance(found, Document) else found
@@ -147,7 +147,7 @@ class MediaLoader:
         return FileContent(data, "")
 
 
-def _hints(source: Source, stored_name: str, senses: Senses) -> DocumentHints:
+def _hints(source: Source, stored_name: str, support: MediaSupport) -> DocumentHints:
     """Return what the request says about a document before its bytes are read."""
     written, low_detail = stored_name, False
     if isinstance(source, MediaUrl):
@@ -156,7 +156,7 @@ def _hints(source: Source, stored_name: str, senses: Senses) -> DocumentHints:
         written = declared if media_type_of(declared) else source.name
     elif isinstance(source, StoredFile):
         low_detail = source.low_detail
-    return DocumentHints(media_type_of(written), "image" in senses.kinds, low_detail)
+    return DocumentHints(media_type_of(written), "image" in support.kinds, low_detail)
 
 
 @dataclass(slots=True)

@@ -72,6 +72,6 @@ class Media:
         return f"[{self.kind}{f' {self.what}' if self.what else ''}: not shown, {reason}]"
 
 
-Seen: TypeAlias = Mapping[Source, Decoded]
+LoadedMedia: TypeAlias = Mapping[Source, Decoded]
 """The files of a request that its model can be shown, decoded."""
-NOTHING_SEEN: Seen = {}
+NO_MEDIA: LoadedMedia = {}

@@ -17,7 +17,7 @@ from server.dialects.native.tokens import TokensRequest
 from server.dialects.vectors import VectorRequest
 from server.dialects.warnings import as_header
 from server.errors import ModelEnded
-from server.media.source import Media, Seen
+from server.media.source import LoadedMedia, Media
 from server.pool.model import LoadedModel, cannot_embed, cannot_rerank
 from server.serving.services import services, stream_owner
 from server.serving.session import FAR_BEHIND, PromptEvents, Session
@@ -32,13 +32,13 @@ CONVERSATION = "X-Conversation-Id"
 async def compute(
     request: Request,
     parsed: ParsedRequest | TokensRequest,
-    work: Callable[[LoadedModel, Seen], Json],
+    work: Callable[[LoadedModel, LoadedMedia], Json],
     media: Sequence[Media] = (),
 ) -> Response:
     """Return the result of `work` with the request's model and its `media`. It is serialized in the same thread."""
     session = Session(request, salt=parsed.salt)
     try:
-        preparing = session.prepare(parsed.model, lambda model, seen: orjson.dumps(work(model, seen)), media)
+        preparing = session.prepare(parsed.model, lambda model, loaded: orjson.dumps(work(model, loaded)), media)
         written = await while_connected(request, preparing)
         headers = as_header([*parsed.warnings, *session.warnings])
         return Response(written, media_type=JSON_TYPE, headers=headers)

@@ -19,8 +19,8 @@ from server.engine.request import Event, Failed, Finished, Started, Text
 from server.engine.sequence import Ticket
 from server.errors import ModelEnded, Unavailable
 from server.media.bitmap import Document, Video, n_bytes_of
-from server.media.loader import Senses
-from server.media.source import NOTHING_SEEN, FileContent, Media, Seen
+from server.media.loader import MediaSupport
+from server.media.source import NO_MEDIA, FileContent, LoadedMedia, Media
 from server.pool.model import Lease, LoadedModel
 from server.pool.spec import Task
 from server.serving.services import RunningCompletion, key_of, services, wants_load
@@ -36,7 +36,7 @@ LONG_BYTES = 1 << 20
 LONG_WITH_MEDIA = 16 << 20
 """The same limit for bodies with media, most of whose bytes are not tokenized."""
 _NOT_IN_GRAPH = "backend_sampling is ignored: the model was loaded without it"
-Preparation = Callable[[LoadedModel, Seen], T]
+Preparation = Callable[[LoadedModel, LoadedMedia], T]
 """What is done with a model, and with what of a request's media it can be shown; blocking."""
 PromptEvents = tuple[int, list[Event]]
 """The number of a request within the session, and its events of one step."""
@@ -80,8 +80,8 @@ class Session:
         """Get the model and do `work` with it in a thread. Raises what the pool, fetching and `work` raise."""
         with self._services.preparing.entered():
             model = await self._acquire(name)
-            seen = await self._see(media, model)
-            return await self._in_thread(lambda: work(model, seen))
+            loaded = await self._load_media(media, model)
+            return await self._in_thread(lambda: work(model, loaded))
 
     async def start(self, name: str | None, work: Generate, media: Sequence[Media] = ()) -> Generation:
         """`prepare`, then submit the requests of its result; those that arrive together share a batch.
@@ -90,7 +90,7 @@ class Session:
         """
         with self._services.preparing.entered():
             model = await self._acquire(name) if self._lease is None else self._lease.model
-            seen = await self._see(media, model)
+            loaded = await self._load_media(media, model)
             caller = Caller(
                 *(self._client, self._cache_scope, self._key.priority, "lora" in self._key.scopes),
                 *(self._record.id, self._is_retry, self._arrived_at),
@@ -98,7 +98,7 @@ class Session:
                 pin_s=self._scope.get(PIN, 0.0),
             )
             with model.engine.preparing():
-                result = await self._in_thread(lambda: work(model, seen, caller))
+                result = await self._in_thread(lambda: work(model, loaded, caller))
                 self._usage.submitted_at = time.perf_counter()
                 for number, request in enumerate(result.requests):
                     if request.sampling.backend_sampling and not model.spec.engine.backend_sampling:
@@ -117,9 +117,9 @@ class Session:
         with self._services.preparing.entered():
             model = await self._acquire(parsed.model, parsed.task)
             embedder = model.embedder
-            seen = await self._see(parsed.media, model)
+            loaded = await self._load_media(parsed.media, model)
             with embedder.preparing():
-                job = await self._in_thread(lambda: parsed.job(model, seen))
+                job = await self._in_thread(lambda: parsed.job(model, loaded))
                 computing = embedder.submit(job.inputs)
                 self._usage.n_prompt += sum(map(len, job.inputs))
         found = await computing
@@ -237,22 +237,22 @@ class Session:
         self._usage.model, self._usage.load_s = self._lease.model.spec.id, time.perf_counter() - began
         return self._lease.model
 
-    async def _see(self, media: Sequence[Media], model: LoadedModel) -> Seen:
+    async def _load_media(self, media: Sequence[Media], model: LoadedModel) -> LoadedMedia:
         """Return what of `media` the model can be shown: fetched and decoded while nothing else waits for it."""
         if not media:
-            return NOTHING_SEEN
+            return NO_MEDIA
         self._is_long = self._n_body_bytes > LONG_WITH_MEDIA
         reader, shown = model.media, can_show(model)
         wanted = [each for each in media if shown(each)]
         if reader is not None:
             await reader.ready()
-        senses = Senses() if reader is None else Senses(reader.kinds, reader.sample_rate)
+        support = MediaSupport() if reader is None else MediaSupport(reader.kinds, reader.sample_rate)
         loader = self._services.media_loader
-        seen = await loader.see(wanted, senses, self._remembered, self._stored_file) if wanted else {}
-        lost = [each for each in media if each.source not in seen]
+        loaded = await loader.load(wanted, support, self._remembered, self._stored_file) if wanted else {}
+        lost = [each for each in media if each.source not in loaded]
         self.warnings = [f"{each.at}: {each.lost if shown(each) else each.placeholder}" for each in lost]
-        sounding = {source for source, found in seen.items() if isinstance(found, Video) and found.has_audio}
-        documents = {source: found for source, found in seen.items() if isinstance(found, Document)}
+        sounding = {source for source, found in loaded.items() if isinstance(found, Video) and found.has_audio}
+        documents = {source: found for source, found in loaded.items() if isinstance(found, Document)}
         self._is_long |= sum(map(n_bytes_of, documents.values())) > LONG_BYTES
         self.warnings += [
             f"{each.at}: {note}" for each in media if each.source in documents for note in documents[each.source].notes
@@ -260,7 +260,7 @@ class Session:
         self.warnings += [
             f"{each.at}: the audio track of a video is not used" for each in media if each.source in sounding
         ]
-        return seen
+        return loaded
 
     async def _stored_file(self, file_id: str) -> FileContent | None:
         """Return a file that this client has uploaded."""

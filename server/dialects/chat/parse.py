@@ -40,7 +40,7 @@ from server.dialects.native.write import verbose
 from server.dialects.tools import ReadTool, ToolReader
 from server.dialects.warnings import Omitted, unused_fields
 from server.errors import invalid
-from server.media.source import NOTHING_SEEN, Seen
+from server.media.source import NO_MEDIA, LoadedMedia
 from server.pool.model import LoadedModel
 
 _OTHER_REASONING = ("thinking", "reasoning")
@@ -189,10 +189,10 @@ class ChatRequest(ConversationRequest):
     custom: frozenset[str] = frozenset()
     echo: bool = False
 
-    def generation(self, model: LoadedModel, seen: Seen = NOTHING_SEEN, caller: Caller = NO_CALLER) -> Generation:
+    def generation(self, model: LoadedModel, media: LoadedMedia = NO_MEDIA, caller: Caller = NO_CALLER) -> Generation:
         """Return the request and the writer of its reply; blocking, for a thread. Raises `InvalidRequest`."""
         options, header = self.options, Header(model.spec.id)
-        prepared, request = self.prepare(header.id, self.conversation, model, seen, caller)
+        prepared, request = self.prepare(header.id, self.conversation, model, media, caller)
         output, prefilled = prepared.output, prepared.prompt.prefilled
         # llama-server repeats the continued message in full responses; in streams only with "echo".
         repeated = prefilled if self.echo or not options.stream else ""
@@ -229,15 +229,15 @@ def parse_chat(given: dict[str, Any]) -> ChatRequest:
 CHAT = Dialect(parse_chat)
 
 
-def input_tokens(conversation: Conversation, model: LoadedModel, seen: Seen = NOTHING_SEEN) -> Json:
+def input_tokens(conversation: Conversation, model: LoadedModel, media: LoadedMedia = NO_MEDIA) -> Json:
     """Return the reply of ``/input_tokens``, of a chat and of Responses: how many the prompt has."""
-    return {"input_tokens": prompt_of(conversation, model).count(model, seen), "object": "response.input_tokens"}
+    return {"input_tokens": prompt_of(conversation, model).count(model, media), "object": "response.input_tokens"}
 
 
-def apply_template(conversation: Conversation, model: LoadedModel, seen: Seen = NOTHING_SEEN) -> Json:
+def apply_template(conversation: Conversation, model: LoadedModel, media: LoadedMedia = NO_MEDIA) -> Json:
     """Return the reply of ``POST /apply-template``: the prompt, with the model's marker for each medium."""
     marker = "" if model.media is None else model.media.marker
-    return {"prompt": as_text(prompt_of(conversation, model).parts, marker, seen)}
+    return {"prompt": as_text(prompt_of(conversation, model).parts, marker, media)}
 
 
 def chat_logprobs(options: GenerationFields, wanted: bool | None, n_top: int | None) -> Logprobs:

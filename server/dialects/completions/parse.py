@@ -21,7 +21,7 @@ from server.dialects.native.fim import suffix_prompt
 from server.dialects.native.write import verbose
 from server.dialects.warnings import unused_fields
 from server.engine.media import MediaPrompt
-from server.media.source import NOTHING_SEEN, Seen
+from server.media.source import NO_MEDIA, LoadedMedia
 from server.pool.model import LoadedModel
 from server.structured.lazy import compiled
 
@@ -49,11 +49,11 @@ class CompletionRequest(PromptRequest):
     shows_logprobs: bool
     lists: bool
 
-    def generation(self, model: LoadedModel, seen: Seen = NOTHING_SEEN, caller: Caller = NO_CALLER) -> Generation:
+    def generation(self, model: LoadedModel, media: LoadedMedia = NO_MEDIA, caller: Caller = NO_CALLER) -> Generation:
         """Return the requests and the writer of their reply; blocking, for a thread. Raises `InvalidRequest`."""
         header, body = Header(model.spec.id), self.options
         constraint = compiled(read_shape(body) or model.spec.shape, body.lazy, model.vocab, model.grammar)
-        tokens = self._around_gap(model) if body.suffix else self.tokens(model, seen)
+        tokens = self._around_gap(model) if body.suffix else self.tokens(model, media)
         requests = self.requests(model, header.id, tokens, constraint, caller)
         echoes = [self._echo(*each, model) for each in zip(self.prompts, tokens, strict=True)]
         return verbose(Generation(requests, CompletionWriter(self, header, echoes)), body, model, caller)

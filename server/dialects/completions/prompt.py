@@ -15,7 +15,7 @@ from server.dialects.fields import json_kind
 from server.dialects.generation import ParsedRequest
 from server.engine.media import MediaPrompt
 from server.errors import InvalidRequest, invalid
-from server.media.source import Media, MediaUrl, Seen
+from server.media.source import LoadedMedia, Media, MediaUrl
 from server.pool.model import LoadedModel
 from server.vocab import Vocab
 
@@ -60,7 +60,7 @@ class GivenPrompt:
         return tokens
 
     def read(
-        self, model: LoadedModel, seen: Seen, *, add_special: bool = True, parse_special: bool = True
+        self, model: LoadedModel, media: LoadedMedia, *, add_special: bool = True, parse_special: bool = True
     ) -> MediaPrompt:
         """Return the tokens of the prompt and its media. Raises `InvalidRequest`."""
         if not self.media:
@@ -73,7 +73,7 @@ class GivenPrompt:
             if not shown(medium):
                 raise unseen(medium)
         parts = self.cut(model.media.marker)
-        return read_parts(parts, model, seen, add_special=add_special, parse_special=parse_special)
+        return read_parts(parts, model, media, add_special=add_special, parse_special=parse_special)
 
 
 def read_prompts(value: object) -> list[GivenPrompt]:
@@ -95,9 +95,9 @@ class PromptRequest(ParsedRequest):
 
     prompts: list[GivenPrompt]
 
-    def tokens(self, model: LoadedModel, seen: Seen) -> list[MediaPrompt]:
+    def tokens(self, model: LoadedModel, media: LoadedMedia) -> list[MediaPrompt]:
         """Return the tokens of each prompt. Raises `InvalidRequest` for an empty one."""
-        found = [prompt.read(model, seen) for prompt in self.prompts]
+        found = [prompt.read(model, media) for prompt in self.prompts]
         for prompt, read in zip(self.prompts, found, strict=True):
             if not read.tokens:
                 raise invalid(prompt.at, "is empty, and the model has no start token")

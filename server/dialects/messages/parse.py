@@ -73,7 +73,7 @@ from server.dialects.tool_types import TOOLSETS, Toolset, ToolType, anthropic_ty
 from server.dialects.tools import ClientName, ReadTool, ToolReader, is_strict, model_name, name_and_description
 from server.dialects.warnings import FOREIGN_REASONING, left_out, unused_fields
 from server.errors import InvalidRequest, invalid, short
-from server.media.source import NOTHING_SEEN, Media, MediaUrl, Seen, Source, StoredFile
+from server.media.source import NO_MEDIA, LoadedMedia, Media, MediaUrl, Source, StoredFile
 from server.pool.model import LoadedModel
 from server.structured.response_format import ANY_OBJECT, ResponseFormat
 
@@ -116,10 +116,10 @@ class MessagesRequest(ToolRequest):
 
     show_reasoning: bool = True
 
-    def generation(self, model: LoadedModel, seen: Seen = NOTHING_SEEN, caller: Caller = NO_CALLER) -> Generation:
+    def generation(self, model: LoadedModel, media: LoadedMedia = NO_MEDIA, caller: Caller = NO_CALLER) -> Generation:
         """Return the request and the writer of its reply; blocking, for a thread. Raises `InvalidRequest`."""
         header = Header(model.spec.id, f"msg_{random_id()}")
-        prepared, request = self.prepare(header.id, self.conversation, model, seen, caller)
+        prepared, request = self.prepare(header.id, self.conversation, model, media, caller)
         writer = MessageWriter(self, header, prepared.output.parser)
         follow_up = None
         if self.server_tools is not None:
@@ -205,9 +205,9 @@ def _shape(given: dict[str, Any] | None, at: str) -> ResponseFormat | None:
     return ResponseFormat("schema", schema or ANY_OBJECT, f"{at}.schema")
 
 
-def count_message_tokens(conversation: Conversation, model: LoadedModel, seen: Seen = NOTHING_SEEN) -> Json:
+def count_message_tokens(conversation: Conversation, model: LoadedModel, media: LoadedMedia = NO_MEDIA) -> Json:
     """Return the reply of ``POST /v1/messages/count_tokens``."""
-    return {"input_tokens": prompt_of(conversation, model).count(model, seen)}
+    return {"input_tokens": prompt_of(conversation, model).count(model, media)}
 
 
 MESSAGES = Dialect(parse_messages, anthropic_error_event, PING)

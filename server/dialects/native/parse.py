@@ -23,7 +23,7 @@ from server.dialects.native.write import NativeWriter
 from server.dialects.warnings import unused_fields
 from server.engine.media import MediaPrompt
 from server.formats.parsing.reasoning import open_reasoning
-from server.media.source import NOTHING_SEEN, Seen
+from server.media.source import NO_MEDIA, LoadedMedia
 from server.pool.model import LoadedModel
 from server.structured.constraint import Constraint
 from server.structured.lazy import compiled
@@ -82,7 +82,7 @@ class NativeRequest(PromptRequest):
 
     options: NativeBody
 
-    def generation(self, model: LoadedModel, seen: Seen = NOTHING_SEEN, caller: Caller = NO_CALLER) -> Generation:
+    def generation(self, model: LoadedModel, media: LoadedMedia = NO_MEDIA, caller: Caller = NO_CALLER) -> Generation:
         """Return one engine request per prompt, and the writer for all of them; blocking, for a thread.
 
         Raises `InvalidRequest`, and `NotSupported` for infill by a model without the tokens for it.
@@ -91,7 +91,7 @@ class NativeRequest(PromptRequest):
         # A grammar has precedence over a schema here, and response_format has no effect, as in llama-server.
         shape = read_shape(body.model_copy(update={"json_schema": None}) if body.grammar else body, {})
         constraint = compiled(shape or model.spec.shape, body.lazy, model.vocab, model.grammar)
-        constraint, prompts = _budgeted(constraint, body, model), self.tokens(model, seen)
+        constraint, prompts = _budgeted(constraint, body, model), self.tokens(model, media)
         requests = self.requests(model, f"cmpl-{random_id()}", prompts, constraint, caller)
         writer = NativeWriter(requests, model, body, body.response_fields or (), **_settings(body, model))
         return Generation(requests, writer)
@@ -176,7 +176,7 @@ class InfillRequest(NativeRequest):
     prompt: str
     files: list[Extra]
 
-    def tokens(self, model: LoadedModel, seen: Seen = NOTHING_SEEN) -> list[MediaPrompt]:
+    def tokens(self, model: LoadedModel, media: LoadedMedia = NO_MEDIA) -> list[MediaPrompt]:
         """Return the prompt, cut to a batch: of a long prefix keep the end, of the suffix and the files the start and
         the end.
         """

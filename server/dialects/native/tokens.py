@@ -10,7 +10,7 @@ from server.dialects.common import Json
 from server.dialects.completions.prompt import check_token, prompt_media, read_mixed, read_object
 from server.dialects.fields import Body, Prompt, parse
 from server.dialects.warnings import unused_fields
-from server.media.source import Media, Seen
+from server.media.source import LoadedMedia, Media
 from server.pool.model import LoadedModel
 from server.vocab import Vocab
 
@@ -48,7 +48,7 @@ class TokensRequest:
 
     model: str | None
     warnings: Sequence[str]
-    work: Callable[[LoadedModel, Seen], Json]
+    work: Callable[[LoadedModel, LoadedMedia], Json]
     media: Sequence[Media] = ()
     salt = None
 
@@ -66,10 +66,10 @@ def read_tokenize(received: dict[str, Any]) -> TokensRequest:
     wanted = (one for one in (body.add_special, body.add_special_tokens) if one is not None)
     add_special = next(wanted, path == "prompt")
 
-    def tokenize(model: LoadedModel, seen: Seen) -> Json:
+    def tokenize(model: LoadedModel, media: LoadedMedia) -> Json:
         if given is None:
             return {"tokens": []}
-        read = content.read(model, seen, add_special=add_special, parse_special=body.parse_special)
+        read = content.read(model, media, add_special=add_special, parse_special=body.parse_special)
         tokens, vocab = [max(token, _MEDIUM) for token in read.tokens] if read.spans else read.tokens, model.vocab
         if len(tokens) > _SLICE:
             return {"tokens": orjson.Fragment(_written(tokens, vocab if body.with_pieces else None))}
@@ -83,7 +83,7 @@ def read_detokenize(given: dict[str, Any]) -> TokensRequest:
     body = parse(DetokenizeBody, given)
     tokens = body.tokens or []
 
-    def detokenize(model: LoadedModel, _: Seen) -> Json:
+    def detokenize(model: LoadedModel, _: LoadedMedia) -> Json:
         for index, token in enumerate(tokens):
             check_token(model.vocab, token, f"tokens.{index}")
         return {"content": model.vocab.detokenize(tokens).decode("utf-8", "replace")}

@@ -60,7 +60,7 @@ from server.engine.media import MediaPrompt
 from server.engine.request import Request
 from server.errors import invalid, short_json
 from server.formats.parsing.stream_parser import plain_parser
-from server.media.source import NOTHING_SEEN, Media, Seen
+from server.media.source import NO_MEDIA, LoadedMedia, Media
 from server.pool.model import LoadedModel
 from server.structured.response_format import ANY_OBJECT, ResponseFormat
 
@@ -265,7 +265,7 @@ class OllamaRequest(ParsedRequest):
         """Whether nothing is to be generated: the model is only loaded, or freed."""
         return self.conversation is None and not (self.message.content or self.suffix)
 
-    def generation(self, model: LoadedModel, seen: Seen = NOTHING_SEEN, caller: Caller = NO_CALLER) -> Generation:
+    def generation(self, model: LoadedModel, media: LoadedMedia = NO_MEDIA, caller: Caller = NO_CALLER) -> Generation:
         """Return the request and the writer of its reply; blocking, for a thread. Raises `InvalidRequest`."""
         loaded = time.perf_counter()
         reply = self.reply.named(model.spec.id)
@@ -274,9 +274,9 @@ class OllamaRequest(ParsedRequest):
         request_id = f"ollama-{random_id()}"
         parser: NewParser = plain_parser
         if self.conversation is None:
-            request = _raw_request(self, model, seen, request_id, caller)
+            request = _raw_request(self, model, media, request_id, caller)
         else:
-            prepared, request = self.prepare(request_id, self.conversation, model, seen, caller)
+            prepared, request = self.prepare(request_id, self.conversation, model, media, caller)
             request, parser = _after_context(request, self.context, model), prepared.output.parser
         context = [token for token in request.prompt if token >= 0]  # media can't be sent back
         shown = context if self.returns_context else None
@@ -374,7 +374,9 @@ def _after_context(request: Request, context: Sequence[int], model: LoadedModel)
     return replace(request, prompt=[*context, *request.prompt[n_dropped:]], media=media)
 
 
-def _raw_request(ask: OllamaRequest, model: LoadedModel, seen: Seen, request_id: str, caller: Caller) -> Request:
+def _raw_request(
+    ask: OllamaRequest, model: LoadedModel, media: LoadedMedia, request_id: str, caller: Caller
+) -> Request:
     """Return the request for a prompt without a template, or for the gap between it and a suffix."""
     if ask.suffix:
         prefix = model.vocab.tokenize(ask.message.text, add_special=False, parse_special=False)
@@ -382,7 +384,7 @@ def _raw_request(ask: OllamaRequest, model: LoadedModel, seen: Seen, request_id:
     else:
         refuse_unseen([ask.message], can_show(model))
         parts = [part.text if isinstance(part, TextPart) else part for part in ask.message.parts]
-        tokens = read_parts(parts, model, seen)
+        tokens = read_parts(parts, model, media)
     shape = ask.response_format or model.spec.shape
     constraint = None if shape is None else shape.constraint(model.grammar)
     (request,) = ask.requests(model, request_id, [tokens], constraint, caller)

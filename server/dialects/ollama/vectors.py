@@ -16,7 +16,7 @@ from server.dialects.vectors import EUCLIDEAN, MAX_INPUTS, VectorJob, VectorRequ
 from server.dialects.warnings import known_fields, unused_fields
 from server.engine.runner_api import Pooling, Vectors
 from server.errors import invalid
-from server.media.source import Seen
+from server.media.source import LoadedMedia
 from server.pool.model import LoadedModel
 
 EmbedOptions = Annotated[dict[str, Any] | None, known_fields(Options)]
@@ -54,7 +54,7 @@ def read_embed(given: dict[str, Any]) -> EmbedRequest:
     began, body = time.perf_counter(), parse(EmbedBody, given)
     texts, dimensions = _texts(body.input), body.dimensions or 0
 
-    def job(model: LoadedModel, _: Seen) -> VectorJob:
+    def job(model: LoadedModel, _: LoadedMedia) -> VectorJob:
         loaded = time.perf_counter()
         check_dimensions(dimensions, model.embedder.info.n_embd)
         inputs = _inputs(texts, model, truncate=body.truncate is not False)
@@ -83,7 +83,7 @@ def read_old_embed(given: dict[str, Any]) -> EmbedRequest:
     body = parse(OldEmbedBody, given)
     text = body.prompt or ""
 
-    def job(model: LoadedModel, _: Seen) -> VectorJob:
+    def job(model: LoadedModel, _: LoadedMedia) -> VectorJob:
         inputs = _inputs([text], model, truncate=False)
         return VectorJob(inputs, lambda found: _written({"embedding": np.ascontiguousarray(found[0][0])}))
 

@@ -28,7 +28,7 @@ from server.dialects.responses.write import EARLY_PING, ResponseWriter, failed_e
 from server.dialects.warnings import shown, unused_fields
 from server.engine.request import Request, SamplingParams
 from server.errors import invalid
-from server.media.source import NOTHING_SEEN, Seen
+from server.media.source import NO_MEDIA, LoadedMedia
 from server.pool.model import LoadedModel
 
 MAX_METADATA = 16
@@ -167,7 +167,7 @@ class ResponseRequest(ToolRequest):
                 raise invalid(each.at, "the request's tools lack the MCP server or the tool of the approved call")
         return [Call(names[each.label, each.name], each.arguments, each.id) for each in self.approved]
 
-    def generation(self, model: LoadedModel, seen: Seen = NOTHING_SEEN, caller: Caller = NO_CALLER) -> Generation:
+    def generation(self, model: LoadedModel, media: LoadedMedia = NO_MEDIA, caller: Caller = NO_CALLER) -> Generation:
         """Return the engine's request and the writer of the response. Blocks, so run it in a thread.
 
         Raises `InvalidRequest`.
@@ -178,7 +178,7 @@ class ResponseRequest(ToolRequest):
         parser: NewParser = partial(GivenCalls, approved)
         switch, prefilled = None, ""
         if not approved:
-            prepared, request = self.prepare(header.id, conversation, model, seen, caller)
+            prepared, request = self.prepare(header.id, conversation, model, media, caller)
             requests, prefilled = [request], prepared.prompt.prefilled
             parser, switch = prepared.output.parser, prepared.output.switch
         writer = ResponseWriter(self, response_fields(self, header, model.spec.sampling), parser, prefilled)
@@ -200,17 +200,17 @@ class ResponseRequest(ToolRequest):
         request_id: str,
         conversation: Conversation,
         model: LoadedModel,
-        seen: Seen,
+        media: LoadedMedia,
         caller: Caller,
         max_tokens: int | None = None,
     ) -> tuple[Prepared, Request]:
         """Prepare one round of generation, with ``truncation: auto`` without the oldest messages."""
         limit, whole = self.options.max_output_tokens, ConversationRequest.prepare
-        prepared, request = whole(self, request_id, conversation, model, seen, caller, max_tokens)
+        prepared, request = whole(self, request_id, conversation, model, media, caller, max_tokens)
         if self.options.truncation != "auto" or fits(len(request.prompt), model.engine.n_ctx_seq, limit):
             return prepared, request
-        conversation = truncated(conversation, model, seen, limit)
-        return whole(self, request_id, conversation, model, seen, caller, max_tokens)
+        conversation = truncated(conversation, model, media, limit)
+        return whole(self, request_id, conversation, model, media, caller, max_tokens)
 
 
 def parse_response(

@@ -105,12 +105,12 @@ def _text_argument(form: Arguments, grammar: TextGrammar, text: LarkText) -> str
             return f"{opening} {grammar.in_json()} {text.literal(chr(34) + end)}"
         case Parameters():
             opening = f"{text.literal(form.before + INPUT)} {text.markup(form.before_value)}"
-            value = text.held_text_until(grammar, form.after, never=form.never)
+            value = text.grammar_text_until(grammar, form.after, never=form.never)
             return f"{opening} {value} {text.literal(form.joint)} {text.literal(form.end)}"
         case Braces(quote):
-            return f'{text.literal("{" + INPUT + ":" + quote)} {text.held_text_until(grammar, quote)} "}}"'
+            return f'{text.literal("{" + INPUT + ":" + quote)} {text.grammar_text_until(grammar, quote)} "}}"'
         case Elements(prefix, end):
-            value = text.held_text_until(grammar, f"{prefix}</{INPUT}>")
+            value = text.grammar_text_until(grammar, f"{prefix}</{INPUT}>")
             return f"{text.literal(f'{prefix}<{INPUT}>')} {value} {text.literal(end)}"
 
 
@@ -309,8 +309,8 @@ class _Nested:
         text = self._text
         if isinstance(self._form, Braces):
             quote = self._form.quote
-            held = text.text_until(quote, *text_limits(schema), empty=not schema.get("minLength"))
-            return f"{text.literal(quote)} {held} {text.literal(end)}"
+            content = text.text_until(quote, *text_limits(schema), empty=not schema.get("minLength"))
+            return f"{text.literal(quote)} {content} {text.literal(end)}"
         limited = schema if schema.get("type") == "string" else {}
         return text.text_until(end, *text_limits(limited), empty=not limited.get("minLength"))
 

@@ -84,7 +84,7 @@ class LarkText:
             )
         return first
 
-    def held_text_until(self, grammar: TextGrammar, end: str, *, never: Sequence[str] = ()) -> str:
+    def grammar_text_until(self, grammar: TextGrammar, end: str, *, never: Sequence[str] = ()) -> str:
         """Return a rule like `text_until` for a text of that grammar."""
         first, *rest = self._pieces(end)
         if not first.startswith('"'):  # a control token, which no text contains

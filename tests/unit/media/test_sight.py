@@ -12,11 +12,11 @@ from server.media.decode import Decoder
 from server.media.document import DocumentHints
 from server.media.fetch import AllowedHosts, MediaFetcher
 from server.media.header import Unreadable
-from server.media.loader import MAX_FILES, MAX_LINKS, MediaLoader, Senses, inline
+from server.media.loader import MAX_FILES, MAX_LINKS, MediaLoader, MediaSupport, inline
 from server.media.source import Media, MediaUrl, Source
 from tests.media_files import media_file, png
 
-READER = Senses(frozenset({"image"}))
+READER = MediaSupport(frozenset({"image"}))
 
 
 def shown(source: Source | None, at: str = "here", *, spare: bool = False) -> Media:
@@ -68,24 +68,24 @@ def as_url(data: bytes) -> MediaUrl:
 
 
 async def test_what_is_the_same_is_decoded_once(media_loader: MediaLoader, decoder: Counting) -> None:
-    seen = await media_loader.see(
+    media = await media_loader.load(
         [shown(as_url(b"a")), shown(b"b"), shown(as_url(b"a")), shown(None), shown(b"b")], READER
     )
     assert sorted(decoder.decoded) == [b"a", b"b"]
-    assert set(seen) == {as_url(b"a"), b"b"}
+    assert set(media) == {as_url(b"a"), b"b"}
 
 
 async def test_the_first_that_can_not_be_read_is_named(media_loader: MediaLoader) -> None:
     with pytest.raises(InvalidRequest, match=r"^x: Failed to load image or audio file: it is bad$") as caught:
-        await media_loader.see([shown(as_url(b"bad"), "x")], READER)
+        await media_loader.load([shown(as_url(b"bad"), "x")], READER)
     assert caught.value.param == "x"
 
 
 async def test_a_request_has_so_many_files_and_addresses_and_no_more(media_loader: MediaLoader) -> None:
     with pytest.raises(InvalidRequest, match=f"at most {MAX_FILES} files"):
-        await media_loader.see([shown(str(n).encode()) for n in range(MAX_FILES + 1)], READER)
+        await media_loader.load([shown(str(n).encode()) for n in range(MAX_FILES + 1)], READER)
     with pytest.raises(InvalidRequest, match=f"at most {MAX_LINKS} addresses"):
-        await media_loader.see([shown(MediaUrl(f"http://a/{n}")) for n in range(MAX_LINKS + 1)], READER)
+        await media_loader.load([shown(MediaUrl(f"http://a/{n}")) for n in range(MAX_LINKS + 1)], READER)
 
 
 async def test_what_all_take_together_is_counted_before_the_rest_is_decoded(
@@ -93,7 +93,7 @@ async def test_what_all_take_together_is_counted_before_the_rest_is_decoded(
 ) -> None:
     monkeypatch.setattr("server.media.loader.MAX_DECODED_BYTES", 2500)
     with pytest.raises(InvalidRequest, match="2500 bytes after decoding"):
-        await media_loader.see([shown(b"large%d" % n) for n in range(100)], READER)
+        await media_loader.load([shown(b"large%d" % n) for n in range(100)], READER)
     assert len(decoder.decoded) < 20
 
 
@@ -101,12 +101,12 @@ async def test_what_all_requests_take_together_is_bounded_and_given_back(
     media_loader: MediaLoader, decoder: Counting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("server.media.loader.MAX_HELD_BYTES", 2000)
-    held = [await media_loader.see([shown(b"large%d" % n)], READER) for n in range(2)]
+    held = [await media_loader.load([shown(b"large%d" % n)], READER) for n in range(2)]
     with pytest.raises(MediaFull, match="retry in 1 s"):
-        await media_loader.see([shown(b"another", spare=True)], READER)
+        await media_loader.load([shown(b"another", spare=True)], READER)
     assert len(decoder.decoded) == 2
     del held[0]  # the thread that decoded the last one may still hold it
-    assert await media_loader.see([shown(b"another")], READER)
+    assert await media_loader.load([shown(b"another")], READER)
 
 
 @pytest.mark.parametrize(
@@ -129,8 +129,8 @@ async def test_a_real_decoder_is_warm_before_it_is_asked() -> None:
     decoder = Decoder("server.llama.image_decoder:answerer")
     media_loader = MediaLoader(decoder, MediaFetcher(AllowedHosts()))
     media_loader.warm()
-    seen = await media_loader.see([shown(media_file("tiny.png"), "a"), shown(png(3, 2), "b")], READER)
-    assert sorted((bitmap.width, bitmap.height) for found in seen.values() for bitmap in bitmaps_of(found)) == [
+    media = await media_loader.load([shown(media_file("tiny.png"), "a"), shown(png(3, 2), "b")], READER)
+    assert sorted((bitmap.width, bitmap.height) for found in media.values() for bitmap in bitmaps_of(found)) == [
         (3, 2),
         (16, 12),
     ]
@@ -139,12 +139,12 @@ async def test_a_real_decoder_is_warm_before_it_is_asked() -> None:
 
 async def test_what_may_be_left_out_is_where_it_can_not_be_had(media_loader: MediaLoader) -> None:
     lost, kept = shown(b"bad", spare=True), shown(b"good")
-    assert list(await media_loader.see([lost, kept], READER)) == [b"good"]
+    assert list(await media_loader.load([lost, kept], READER)) == [b"good"]
     with pytest.raises(InvalidRequest, match="it is bad"):
-        await media_loader.see([lost, shown(b"bad")], READER)
+        await media_loader.load([lost, shown(b"bad")], READER)
 
 
 async def test_beyond_the_limit_the_oldest_that_may_be_left_out_are(media_loader: MediaLoader) -> None:
     old = [shown(b"%d" % n, spare=True) for n in range(MAX_FILES)]
-    seen = await media_loader.see([*old, shown(b"new")], READER)
-    assert list(seen) == [*(b"%d" % n for n in range(1, MAX_FILES)), b"new"]
+    media = await media_loader.load([*old, shown(b"new")], READER)
+    assert list(media) == [*(b"%d" % n for n in range(1, MAX_FILES)), b"new"]

@@ -9,13 +9,13 @@ from server.dialects.completions.prompt import prompt_text, read_prompts
 from server.dialects.vectors import read_embeddings
 from server.errors import InvalidRequest
 from server.media.bitmap import Bitmap
-from server.media.source import MediaUrl, Seen
+from server.media.source import LoadedMedia, MediaUrl
 from server.pool.model import LoadedModel
 from tests.support.fakes import FakeEmbeddingRunner, FakeReader, FakeVocab
 from tests.unit.dialects.builders import make_model
 
 SEEING = make_model(media=FakeReader(FakeVocab(), frozenset({"image"})))
-SEEN: Seen = {MediaUrl("aa"): Bitmap("image", 2, 1, b"", "a"), MediaUrl("bb"): Bitmap("image", 3, 1, b"", "b")}
+SEEN: LoadedMedia = {MediaUrl("aa"): Bitmap("image", 2, 1, b"", "a"), MediaUrl("bb"): Bitmap("image", 3, 1, b"", "b")}
 
 
 def shown(prompt: object, *, model: object = SEEING) -> str:
