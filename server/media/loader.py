@@ -8,7 +8,7 @@ import threading
 import weakref
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from server.errors import InvalidRequest, MediaFull, short
@@ -73,11 +73,21 @@ class MediaLoader:
         """
         loop = asyncio.get_running_loop()
         wanted = await loop.run_in_executor(self._threads, _within_limits, media)  # hashing long texts takes its time
-        share = _Share()
+        turns, n_bytes = asyncio.Semaphore(_AT_ONCE), 0  # few files at once, so that other requests make progress
+
+        async def one(source: Source, medium: Media) -> Decoded | None:
+            nonlocal n_bytes
+            async with turns:
+                found = await self._one(source, medium, support, scope, stored)
+            n_bytes += 0 if found is None else n_bytes_of(found)
+            if n_bytes > MAX_DECODED_BYTES:  # before the rest is decoded
+                reason = f"the media of a request may have at most {MAX_DECODED_BYTES} bytes after decoding"
+                raise InvalidRequest(reason)
+            return found
+
         try:
             async with asyncio.TaskGroup() as tasks:  # the first that fails ends the others
-                work = (self._one(source, each, share, support, scope, stored) for source, each in wanted.items())
-                found = [tasks.create_task(one) for one in work]
+                found = [tasks.create_task(one(source, medium)) for source, medium in wanted.items()]
         except BaseExceptionGroup as failed:
             raise failed.exceptions[0] from None
         results = zip(wanted, (task.result() for task in found), strict=True)
@@ -98,24 +108,15 @@ class MediaLoader:
         self._decoder.close()
 
     async def _one(
-        self,
-        source: Source,
-        wanted: Media,
-        share: "_Share",
-        support: MediaSupport,
-        scope: str | None,
-        stored: StoredFiles,
+        self, source: Source, wanted: Media, support: MediaSupport, scope: str | None, stored: StoredFiles
     ) -> Decoded | None:
+        """Load one file. Return None for a spare one that can't be read. Raises `InvalidRequest` for others."""
         may_be_document = wanted.kind == "document"
         try:
-            async with share.turns:
-                file = await self._file(source, stored, any_type=may_be_document)
-                hints = _hints(source, file.name, support) if may_be_document else None
-                loop = asyncio.get_running_loop()
-                found = await loop.run_in_executor(
-                    self._threads, self._decode, file.data, support.sample_rate, scope, hints
-                )
-            share.take(n_bytes_of(found))
+            file = await self._file(source, stored, any_type=may_be_document)
+            hints = _hints(source, file.name, support) if may_be_document else None
+            decode = partial(self._decode, file.data, support.sample_rate, scope, hints)
+            found = await asyncio.get_running_loop().run_in_executor(self._threads, decode)
             return replace(found, name=file.name) if isinstance(found, Document) else found
         except Unreadable as fault:
             message = f"{wanted.at}: {_DOCUMENT_FAILED if may_be_document else _FAILED}: {fault}"
@@ -157,22 +158,6 @@ def _hints(source: Source, stored_name: str, support: MediaSupport) -> DocumentH
     elif isinstance(source, StoredFile):
         low_detail = source.low_detail
     return DocumentHints(media_type_of(written), "image" in support.kinds, low_detail)
-
-
-@dataclass(slots=True)
-class _Share:
-    """The limits of one request: few files at once, so that other requests make progress, and a number of bytes in
-    total.
-    """
-
-    turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_AT_ONCE))
-    n_bytes: int = 0
-
-    def take(self, n_bytes: int) -> None:
-        """Raises `InvalidRequest`, before the rest is decoded."""
-        self.n_bytes += n_bytes
-        if self.n_bytes > MAX_DECODED_BYTES:
-            raise InvalidRequest(f"the media of a request may have at most {MAX_DECODED_BYTES} bytes after decoding")
 
 
 class _Held:
