@@ -140,8 +140,8 @@ async def test_instances_share_the_load_and_slot_ids_run_on() -> None:
             async for _ in stream:
                 pass
         assert [s.id for s in engine.slots()] == [0, 1, 2, 3]
-        pinned = request("pinned", id_slot=3)
-        (reply,) = await run(engine, pinned)
+        bound = request("bound", id_slot=3)
+        (reply,) = await run(engine, bound)
         assert reply.finished[0].id_slot == 3
     assert all(runner.batches for runner in runners)
 

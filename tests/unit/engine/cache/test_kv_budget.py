@@ -12,7 +12,7 @@ from tests.unit.engine.schedule.test_scheduler import finish, place, scheduler, 
 
 
 def crowded(n_cells: int = 2000) -> tuple[Scheduler, Sequence, Sequence]:
-    """Two sequences of 800 tokens had slots, until the cells ran out: the old one, which runs, and the parked one."""
+    """Two sequences of 800 tokens had slots, until the cells ran out: the old one runs, the other is preempted."""
     s = scheduler(4, unified=True, n_cells=n_cells)
     old, young = (padded_lengths(s, waiting(s, [n] * 800, at=float(n))) for n in (1, 2))
     old.output, young.output = [5], [5]
@@ -42,7 +42,7 @@ def padded_lengths(s: Scheduler, sequence: Sequence) -> Sequence:
     return sequence
 
 
-def test_a_parked_sequence_is_not_placed_again_before_somebody_left() -> None:
+def test_a_preempted_sequence_is_not_placed_again_before_another_ends() -> None:
     s, old, young = crowded(n_cells=4000)  # it seems to fit: what is counted was wrong
     assert young.slot is None
     assert s.place(0.0) is None
@@ -50,7 +50,7 @@ def test_a_parked_sequence_is_not_placed_again_before_somebody_left() -> None:
     assert place(s).sequence is young
 
 
-def test_who_was_parked_for_another_reason_comes_back_at_once_the_oldest_first() -> None:
+def test_a_requeued_sequence_is_placed_at_once_the_oldest_first() -> None:
     """As after a batch that the library refused, on a model that can't forget a part of a sequence."""
     s = scheduler(4)
     asked = [waiting(s, [n] * 40, at=float(n)) for n in range(4)]

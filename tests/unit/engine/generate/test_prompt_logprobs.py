@@ -50,8 +50,8 @@ async def test_the_first_choice_alone_computes_them(max_tokens: int) -> None:
     assert [reply.finished[i].n_predicted for i in range(3)] == [max_tokens] * 3
 
 
-async def test_what_was_scored_before_a_parking_is_not_scored_again() -> None:
-    """Unified cells run out: the younger one is parked in the middle of its prompt and comes back."""
+async def test_what_was_scored_before_a_preemption_is_not_scored_again() -> None:
+    """Unified cells run out: the younger one is preempted in the middle of its prompt and comes back."""
     runner = FakeRunner(n_seq=2, n_ctx_seq=320, n_cells=320, unified=True, n_more_outputs=1)
     long = scored("p" * 180)
     async with engine_over(runner) as engine:

@@ -72,7 +72,7 @@ def test_a_pause_saves_up_nothing() -> None:
     assert {works[0], works[1], back[0], back[1]} == set(taken)
 
 
-def test_a_parked_choice_comes_back_before_others_of_its_priority() -> None:
+def test_a_preempted_choice_resumes_before_others_of_its_priority() -> None:
     q = Named()
     preempted = q.ask("a")
     q.take(1000.0)

@@ -217,14 +217,14 @@ def test_room_is_made_from_caches_first_then_from_the_youngest() -> None:
     assert old.slot is not None
 
 
-def test_a_pinned_slot_is_waited_for_while_others_pass() -> None:
+def test_a_requested_slot_is_waited_for_while_others_pass() -> None:
     s = scheduler(2)
     first = waiting(s, [1, 2], id_slot=0)
     place(s)
-    pinned, free = waiting(s, [3, 4], id_slot=0), waiting(s, [5, 6])
+    bound, free = waiting(s, [3, 4], id_slot=0), waiting(s, [5, 6])
     assert place(s).sequence is free
     finish(s, first, 1.0)
-    assert place(s).sequence is pinned
+    assert place(s).sequence is bound
 
 
 def test_a_stream_of_new_lora_sets_keeps_nobody_waiting() -> None:

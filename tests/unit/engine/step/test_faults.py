@@ -36,7 +36,7 @@ async def test_other_instances_go_on_without_it() -> None:
         assert [reply.text for reply in replies] == [alone(one) for one in asked]
 
 
-async def test_a_parked_one_that_cannot_come_back_leaves_no_sampler_open() -> None:
+async def test_a_preempted_one_that_cannot_resume_leaves_no_sampler_open() -> None:
     runner = FakeRunner(n_seq=2, n_ctx_seq=1000, n_cells=1000, unified=True, n_batch=512)
     async with engine_over(runner) as engine:
         (instance,) = engine._instances

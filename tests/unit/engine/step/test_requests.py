@@ -78,8 +78,8 @@ async def test_a_request_is_taken_elsewhere_once_the_instance_that_it_prefers_is
 
 async def test_who_names_an_instance_that_takes_no_more_is_its_own_or_refused() -> None:
     desk = Desk()
-    pinned, free = desk.ask("pinned", id_slot=0), desk.ask("free")
-    assert desk.queue.close(0) == [pinned]
+    bound, free = desk.ask("bound", id_slot=0), desk.ask("free")
+    assert desk.queue.close(0) == [bound]
     assert not desk.queue.add(Ticket(request("late", id_slot=0), lambda events: None, 0.0))
     assert desk.receive() == []
     assert desk.queue.take(1, 1) == [free]
