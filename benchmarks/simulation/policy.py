@@ -58,7 +58,7 @@ class Policy:
         scheduler = Scheduler(info, params) if self.shares else Unsorted(info, params)
         if not self.shares:
             scheduler.placer = SlotLocal(
-                scheduler.slots, scheduler.ram, info, params, scheduler.move_cost, scheduler.adjacency
+                scheduler.slots, scheduler.ram, info, params, scheduler.move_budget, scheduler.adjacency
             )
         return scheduler
 

@@ -156,7 +156,7 @@ class Simulation:
         scheduler, cells, clock = self.scheduler, self.cells, self.machine
         for worker in self._workers:
             worker.settle()
-        while not cells.busy and (placement := scheduler.place(clock.now)) is not None:
+        while (placement := scheduler.place(clock.now)) is not None:
             self.seen.n_disk_hits += isinstance(placement.source, CacheEntry) and placement.source not in scheduler.ram
             cells.prepare(placement, clock.now)
             scheduler.occupy(placement, clock.now)
@@ -167,13 +167,13 @@ class Simulation:
         entries = scheduler.plan()
         if not entries:
             self.rest_until(self._next_event())
-            scheduler.spent_s = 0.0
+            scheduler.move_budget.spent_s = 0.0
             return
         prompts = [e for e in entries if e.sequence.phase is Phase.PREFILL]
         n_streams = len(entries) - len(prompts)
         seconds = clock.decode(entries, prompts)
         n_prompt = sum(len(e.tokens) for e in prompts)
-        scheduler.move_cost.observe_computed(n_prompt, seconds)
+        scheduler.move_budget.observe_computed(n_prompt, seconds)
         self._record(n_streams, n_prompt)
         scheduler.commit(entries, seconds)
         self._sample(entries, prompts)

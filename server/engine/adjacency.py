@@ -13,7 +13,7 @@ from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from server.engine.cache.costs import MoveCost
+from server.engine.cache.move_budget import MoveBudget
 from server.engine.cache.prefix_cache import StateCache
 from server.engine.runner_api import RunnerInfo
 from server.engine.sequence import Phase, Sequence, Slot
@@ -44,7 +44,7 @@ class Adjacency:
     _slots: list[Slot]
     _info: RunnerInfo
     _ram: StateCache
-    _cost: MoveCost
+    _moves: MoveBudget
     has_changed: bool = False
 
     @property
@@ -54,7 +54,7 @@ class Adjacency:
     @property
     def _evaluation_s(self) -> float:
         """Seconds of an additional evaluation; never more than a measured step."""
-        return min(self._info.evaluation_s, self._cost.step_s or math.inf)
+        return min(self._info.evaluation_s, self._moves.step_s or math.inf)
 
     def price(self) -> Callable[[Slot], tuple[float, int]]:
         """Return the price of each idle slot for `first_to_evict`.
@@ -62,10 +62,10 @@ class Adjacency:
         It is the cost of more evaluations per step in the unit of eviction priority: prefill tokens per second. An
         evicted slot goes to RAM, so only moving its state is lost.
         """
-        running, cost, evaluation = self._running, self._cost, 0.0
-        if cost.step_s and cost.computed:
-            lost = min(cost.round_trip_s(_MANY) / cost.compute_s(_MANY), 1.0) if self._ram.limit else 1.0
-            evaluation = cost.computed * self._evaluation_s / cost.step_s / max(lost, _LEAST_LOST)
+        running, moves, evaluation = self._running, self._moves, 0.0
+        if moves.step_s and moves.computed:
+            lost = min(moves.round_trip_s(_MANY) / moves.compute_s(_MANY), 1.0) if self._ram.limit else 1.0
+            evaluation = moves.computed * self._evaluation_s / moves.step_s / max(lost, _LEAST_LOST)
 
         def price(slot: Slot) -> tuple[float, int]:
             n = n_more_runs(slot.id, running)
@@ -78,14 +78,15 @@ class Adjacency:
         self.has_changed = self.has_changed and n_runs(self._running) > 1
         return self.has_changed and self._info.evaluation_s > 0
 
-    def relocation(self, longest_s: float, fixed: AbstractSet[int]) -> tuple[Slot, Slot] | None:
+    def relocation(self, fixed: AbstractSet[int]) -> tuple[Slot, Slot] | None:
         """Return (source, target) of the relocation that saves the most time, or None.
 
         A sequence in `source` moves to the idle slot `target` so that steps need fewer evaluations. Slots in `fixed`,
         and slots requested by id, do not take part. A decoding sequence is expected to generate as many tokens again as
-        it has generated, but not past its limit. No relocation takes longer than `longest_s`.
+        it has generated, but not past its limit. No relocation takes longer than half of a step, because the other
+        sequences wait for it in addition to their step.
         """
-        running = self._running
+        running, longest_s = self._running, self._moves.target_s / 2 - self._moves.spent_s
         movable = [slot for slot in self._slots if slot.id not in fixed and not _is_asked_for(slot)]
         sources = [  # a sequence between two others would split them, which saves nothing
             (n_less, _steps_left(s), slot)
@@ -111,10 +112,10 @@ class Adjacency:
         return best
 
     def _relocation_s(self, source: Slot, target: Slot) -> float:
-        cost = self._cost
-        seconds = min(cost.copy_s, cost.round_trip_s(len(source.tokens)))
+        moves = self._moves
+        seconds = min(moves.copy_s, moves.round_trip_s(len(source.tokens)))
         if n_lost := len(target.tokens):  # offloaded to RAM, or recomputed later
-            seconds += cost.round_trip_s(n_lost) if self._ram.limit else cost.compute_s(n_lost)
+            seconds += moves.round_trip_s(n_lost) if self._ram.limit else moves.compute_s(n_lost)
         return seconds
 
 

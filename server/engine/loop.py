@@ -160,7 +160,8 @@ class Instance(StepThread):
         earlier, they would wake the event loop only to wait for the GIL. Before anything slow they are posted at
         once.
         """
-        if self.params.drafts or self.scheduler.waiting or self.cells.busy:
+        moves = self.scheduler.move_budget
+        if self.params.drafts or self.scheduler.waiting or moves.is_spent:
             self._mailbox.post()
         if self.scheduler.waiting:
             self._place()
@@ -173,8 +174,8 @@ class Instance(StepThread):
         entries = self.scheduler.plan(self._speculation.propose if self._speculation is not None else None)
         if not entries:
             self._unseen = 0, 0.0  # the device is idle
-            has_room = self.cells.busy or self.scheduler.kv_budget.changes > changes  # requests may fit only now
-            self.scheduler.spent_s = 0.0
+            has_room = moves.is_spent or self.scheduler.kv_budget.changes > changes  # requests may fit only now
+            moves.spent_s = 0.0
             return has_room and bool(self.scheduler.waiting or self._commands)
         for batch in batches(entries, self.runner.info.n_ubatch):
             if not self._decode(batch):
@@ -234,7 +235,7 @@ class Instance(StepThread):
         if self.runner.info.deferred:
             seconds, is_seen = self._seen(entries, seconds)
         if n_prompt and is_seen:
-            self.scheduler.move_cost.observe_computed(n_prompt, seconds)
+            self.scheduler.move_budget.observe_computed(n_prompt, seconds)
         if self._speculation is not None:
             if is_seen:
                 self._speculation.observe(entries, n_prompt, seconds)
@@ -343,9 +344,9 @@ class Instance(StepThread):
         return (before_s + seconds) * n_tokens / (n_before + n_tokens), True
 
     def _place(self) -> None:
-        if not self.cells.busy and (victim := self.scheduler.background_victim()) is not None:
+        if (victim := self.scheduler.background_victim()) is not None:
             self.cells.preempt(victim, self._clock())
-        while not self.cells.busy and (placement := self.scheduler.place(self._clock())) is not None:
+        while (placement := self.scheduler.place(self._clock())) is not None:
             sequence = placement.sequence
             now = self._clock()
             try:

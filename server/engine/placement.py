@@ -3,13 +3,12 @@
 Prompts are compared token by token, and not in a radix tree: see docs/adr/0002.
 """
 
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from server.engine.adjacency import Adjacency
-from server.engine.cache.costs import MoveCost
 from server.engine.cache.disk_cache import DiskCache
+from server.engine.cache.move_budget import MoveBudget
 from server.engine.cache.prefix_cache import (
     MIN_TOKENS,
     CacheEntry,
@@ -96,10 +95,9 @@ class Placer:
     ram: StateCache
     info: RunnerInfo
     params: EngineParams
-    move_cost: MoveCost
+    move_budget: MoveBudget
     adjacency: Adjacency
     disk: DiskCache | None = None
-    may_load: Callable[[CacheEntry], bool] = lambda entry: True
     _awaited: dict[Sequence, tuple[Sequence, int]] = field(default_factory=dict)
     """Per waiting sequence: the sequence that prefills its prefix, and the number of tokens."""
 
@@ -121,7 +119,7 @@ class Placer:
         source: Slot | CacheEntry | None
         source, n = longest_match(self.slots, sequence.target, sequence.adapter_set, 0, sequence.n_reusable)
         stored, n_stored = self._stored(sequence, n)
-        if stored is not None and self.may_load(stored):
+        if stored is not None and not self.move_budget.refuses(len(stored.state)):
             source, n = stored, n_stored
         if self._awaits_disk(sequence, n, now) or self._awaits_prefill(sequence, n):
             return None
@@ -270,4 +268,4 @@ class Placer:
         """
         if n < MIN_TOKENS:
             return False
-        return self.info.unified or self.move_cost.copy_pays(n, n_held, self.params.target_s)
+        return self.info.unified or self.move_budget.copy_pays(n, n_held)

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from math import inf
 
 from server.engine.adjacency import Adjacency
-from server.engine.cache.costs import MoveCost
 from server.engine.cache.kv_budget import KvBudget
+from server.engine.cache.move_budget import MoveBudget
 from server.engine.cache.prefix_cache import Checkpoint, StateCache, state_cache
 from server.engine.media import MediaInput, MediaSpan, span_at
-from server.engine.params import EngineParams
+from server.engine.params import ALONE_S, EngineParams
 from server.engine.placement import Placement, Placer
 from server.engine.queue import OUTPUT_WEIGHT, Queue, TokenCounters
 from server.engine.request import BACKGROUND_PRIORITY, Adapters
@@ -132,11 +132,6 @@ Proposer = Callable[[list[Sequence], int], list[list[int]]]
 """Returns draft tokens for each of these decoding sequences, at most so many in total."""
 MAX_BYPASS_SEARCHES = 32  # sequences checked after one that does not fit; each check searches for a prefix
 TURN = 0.5  # share of the target step time that a sequence may wait while other LoRA sets compute
-ALONE_S = 3.0
-"""Target step time while no sequence decodes: bounds how long new and cancelled requests wait. Shorter steps would be
-smaller than what the library evaluates at once: 512 tokens took 3 s at a depth of 12,000 tokens on two cores
-(benchmarks/experiments.md).
-"""
 
 
 @dataclass(eq=False, slots=True)
@@ -182,19 +177,17 @@ class Scheduler:
         params = params.on_device(is_gpu=info.deferred)
         self.info = info
         self.ram = state_cache(params.cache_ram, info.free_bytes) if ram is None else ram
-        self.move_cost = MoveCost(copy_s=info.copy_s)
-        self.n_copies = 0  # sequence copies that the next batch carries out
         self.params = params
         self.slots = [Slot(id=i) for i in range(info.n_seq)]
-        self.adjacency = Adjacency(self.slots, info, self.ram, self.move_cost)
-        self.placer = Placer(self.slots, self.ram, info, params, self.move_cost, self.adjacency)
+        self.move_budget = MoveBudget(self.slots, params.target_s, info.copy_s)
+        self.adjacency = Adjacency(self.slots, info, self.ram, self.move_budget)
+        self.placer = Placer(self.slots, self.ram, info, params, self.move_budget, self.adjacency)
         self.kv_budget = KvBudget(self.slots, info)
         self._counters = TokenCounters() if counters is None else counters
         self.waiting = Queue(self._counters)
         sizes = min(params.min_chunk, info.n_batch), info.n_batch, info.n_ubatch
         self.step_size = StepSize(params.target_s, *sizes)
         self.step_size_alone = StepSize(ALONE_S, *sizes, size=min(info.n_ubatch, info.n_batch))
-        self.spent_s = 0.0  # seconds of this step spent on copies and moved states
         self._turn: StepSharers = ((), -1)  # the LoRA set whose turn it is
         self._turn_s = self._last_s = 0.0  # seconds of the current turn, and of its last step
 
@@ -207,7 +200,7 @@ class Scheduler:
 
     def place(self, now: float) -> Placement | None:
         """Remove the next sequence that can be placed from the queue and return its placement, or None."""
-        if not self.waiting or self.n_active == len(self.slots):
+        if not self.waiting or self.n_active == len(self.slots) or self.move_budget.is_spent:
             return None
         budget = self.kv_budget
         budget.measure()
@@ -241,7 +234,9 @@ class Scheduler:
 
         Of several the newest, since it has the least to lose.
         """
-        if not self.waiting or self.n_active < len(self.slots) or all(map(is_background, self.waiting)):
+        if not self.waiting or self.n_active < len(self.slots) or self.move_budget.is_spent:
+            return None
+        if all(map(is_background, self.waiting)):
             return None
         return max(filter(is_background, self.active()), key=lambda s: s.arrival, default=None)
 
@@ -304,7 +299,7 @@ class Scheduler:
         """
         live = [s for s in self.active() if not is_background(s)]
         others_wait = n_decode or not is_live or any(s.phase is Phase.DECODE for s in live)
-        size = self.step_size.after(self.spent_s) if others_wait else self.step_size_alone.size
+        size = self.step_size.after(self.move_budget.spent_s) if others_wait else self.step_size_alone.size
         if n_decode and self.params.max_prefill_tokens:
             return min(size, self.params.max_prefill_tokens)
         # with separate KV, prefill is evaluated separately: decode tokens do not reduce the budget
@@ -325,7 +320,7 @@ class Scheduler:
             ids = {s.held.id for s in prompts}
             joining = set(sorted(self._joining(ids, ids | {run.seq for run in decode}))[: budget // 2])
         runs: list[TokenRun] = []
-        for s in in_order(prompts, self.move_cost.computed, self._counters.served, self.placer.inherited()):
+        for s in in_order(prompts, self.move_budget.computed, self._counters.served, self.placer.inherited()):
             if budget <= len(joining) and s.held.id not in joining:
                 continue
             joining.discard(s.held.id)
@@ -362,7 +357,7 @@ class Scheduler:
         is_medium = span is not None and span.start <= at  # decoded in a separate batch
         n_left = (span.end if span is not None and is_medium else len(s.target)) - at
         if is_medium and n_decode:  # decode tokens are decoded before it in a separate batch
-            share = min(share, self.step_size.after(self.spent_s + self.move_cost.step_s))
+            share = min(share, self.step_size.after(self.move_budget.spent_s + self.move_budget.step_s))
         exact = bool(n_decode and (is_medium or self.params.max_prefill_tokens))
         n = portion(n_left, share, self.info.n_ubatch, exact=exact)
         scored = s.unscored and at >= s.n_scored
@@ -380,8 +375,7 @@ class Scheduler:
         """
         if not self.adjacency.is_split() or not _may_share_a_step(list(self.active())):
             return None
-        longest_s = self.params.target_s / 2 - self.spent_s  # other sequences wait for it in addition to their step
-        return self.adjacency.relocation(longest_s, fixed)
+        return self.adjacency.relocation(fixed)
 
     def _members(self) -> list[Sequence]:
         """Return the sequences of the next batch. One LoRA set computes a batch, so sets take turns, and so do
@@ -408,7 +402,7 @@ class Scheduler:
         meaningful.
         """
         self.kv_budget.decoded()
-        self.spent_s = 0.0  # other sequences got their tokens; the next work has a full step's time
+        self.move_budget.spent_s = 0.0  # other sequences got their tokens; the next work has a full step's time
         self._turn_s, self._last_s = self._turn_s + seconds, seconds
         n_tokens, n_of_prompts, n_prompts, generating = 0, 0, 0, Phase.DECODE
         for entry in entries:
@@ -429,11 +423,11 @@ class Scheduler:
             n_of_prompts += n
             if len(slot.tokens) == len(sequence.target):
                 sequence.phase, sequence.encodings = generating, {}
-        n_copies, self.n_copies = self.n_copies, 0
+        n_copies, self.move_budget.n_copies = self.move_budget.n_copies, 0
         if n_copies or not is_seen:
             return
         if not n_prompts:
-            self.move_cost.observe_step(seconds)
+            self.move_budget.observe_step(seconds)
         else:
             size = self.step_size_alone if n_prompts == len(entries) else self.step_size
             size.observe(n_tokens if self.info.unified else n_of_prompts, seconds)

@@ -65,7 +65,7 @@ def test_text_is_what_it_is_alone(runner: LlamaRunner, copies: bool) -> None:
         step(scheduler, cells, runner)
     scheduler.release(running[1], 1.0)
     running[1].phase = Phase.ENDED
-    scheduler.move_cost.copy_s = 0.0 if copies else 60.0
+    scheduler.move_budget.copy_s = 0.0 if copies else 60.0
     cells.relocate(scheduler.slots[2], scheduler.slots[1], 1.0)
     assert running[2].slot is scheduler.slots[1]
     assert not scheduler.slots[2].tokens

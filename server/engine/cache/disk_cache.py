@@ -15,7 +15,7 @@ from collections.abc import Sequence as Seq
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Protocol
 
-from server.engine.cache.costs import MoveCost
+from server.engine.cache.move_budget import MoveBudget
 from server.engine.cache.prefix_cache import MIB, CachedPrefix, CacheEntry, Fetch, StateCache
 from server.engine.sequence import Sequence
 from server.errors import CONTAINED, LlamapoolError
@@ -277,7 +277,7 @@ class DiskCache:
 # ---- sequences that wait for a file
 
 
-def start_reading(queue: Iterable[Sequence], disk: DiskCache, cost: MoveCost, now: float) -> None:
+def start_reading(queue: Iterable[Sequence], disk: DiskCache, cost: MoveBudget, now: float) -> None:
     """Start disk reads for the first waiting sequences, each limited to the time that recomputing would take.
 
     `queue` is in placement order. At most `READ_AHEAD` states are read or held, besides those that more urgent

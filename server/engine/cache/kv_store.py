@@ -1,13 +1,8 @@
 """The only code that changes KV cells other than by decoding: keeps ``slot.tokens`` equal to them, and moves states
-between cells, RAM and disk. Used by the step thread.
-
-Moving a state stops every sequence of the instance, and the library moves it in one piece. So a state is moved only
-if that is faster than recomputing, and if it is predicted to stall nobody for longer than a step. Anything
-longer waits until no other sequence runs, or is recomputed.
+between cells, RAM and disk. Used by the step thread. `MoveBudget` decides whether a state is moved.
 """
 
 import logging
-import math
 from collections.abc import Callable, Iterable
 
 from server.engine.cache.disk_cache import DiskCache, start_reading
@@ -27,18 +22,12 @@ from server.engine.lora import NEVER
 from server.engine.media import Spans, below, dropped, last_position, n_up_to, position, span_at, whole
 from server.engine.placement import Placement
 from server.engine.runner_api import Runner
-from server.engine.scheduler import ALONE_S, Scheduler, TokenRun
-from server.engine.sequence import Phase, Sequence, Slot, first_to_evict, log_fields
+from server.engine.scheduler import Scheduler, TokenRun
+from server.engine.sequence import Sequence, Slot, first_to_evict, log_fields
 from server.engine.stats import EngineStats
 from server.errors import CONTAINED, InternalError, InvalidRequest
 
 log = logging.getLogger(__name__)
-
-
-SHARE = 0.1
-"""Share of a step that may be spent on moving states, besides the last one. In `benchmarks.simulation`, 0.1 halves the
-longest inter-token gap compared with 1.0, at equal throughput and time to first token.
-"""
 
 
 class Cells:
@@ -53,47 +42,7 @@ class Cells:
         self._clock = clock
         self._can_cut = runner.info.can_cut
         self._checkpoint_s = 0.0  # duration of the last checkpoint
-        scheduler.placer.may_load = self.may_load
-
-    # ---- the time that moves may take
-
-    @property
-    def _prompt_step_s(self) -> float:
-        return max(self._scheduler.params.target_s, ALONE_S)
-
-    @property
-    def busy(self) -> bool:
-        """Whether this step has spent its share on moving states while others wait; the rest waits for the next
-        step."""
-        return 0 < self._scheduler.spent_s > self._others_step_s() * SHARE
-
-    def _stalls_others(self, seconds: float) -> bool:
-        """Return whether an operation of `seconds`, with what this step has spent, would stall the slot holders for
-        more than a step.
-        """
-        return self._scheduler.spent_s + seconds > self._others_step_s()
-
-    def _others_step_s(self) -> float:
-        """Return how long a step may take for the slot holders: the decode target, the prefill target, or infinity
-        without any.
-        """
-        step_s = math.inf
-        for sequence in self._scheduler.active():
-            if sequence.phase is Phase.DECODE:
-                return self._scheduler.params.target_s
-            step_s = self._prompt_step_s
-        return step_s
-
-    def may_load(self, entry: CacheEntry) -> bool:
-        """Return whether to load `entry`; otherwise its tokens are recomputed."""
-        return not self._refuses(len(entry.state))
-
-    def _refuses(self, n_bytes: int) -> bool:
-        """Return whether moving `n_bytes` would stall others for more than a step. The first move is made in any case,
-        to measure it.
-        """
-        cost = self._scheduler.move_cost
-        return bool(cost.bandwidth) and self._stalls_others(cost.move_s(n_bytes))
+        self._moves = scheduler.move_budget
 
     # ---- between cells, RAM and disk
 
@@ -110,13 +59,13 @@ class Cells:
         tier = ram if ram.limit else disk
         if tier is None or not _is_reusable(slot) or not tier.wants(slot, n_lost):
             return
-        if not self._scheduler.move_cost.pays(n, n_lost) or not (n_bytes := self._size(slot)):
+        if not self._moves.pays(n, n_lost) or not (n_bytes := self._size(slot)):
             return
         size = size_of(n_bytes, n, slot.checkpoints)
         to_ram = ram.fits(size)
         if not to_ram and (disk is None or not disk.wants(slot, n_lost) or not disk.takes(size)):
             return
-        if self._refuses(n_bytes + (len(incoming.state) if incoming is not None else 0)):
+        if self._moves.refuses(n_bytes + (len(incoming.state) if incoming is not None else 0)):
             self._stats.n_cache_refused += 1
             log.debug("slot %d: %d tokens are not offloaded, saving them would stall other requests", slot.id, n)
             return
@@ -160,7 +109,7 @@ class Cells:
         self._stats.n_preempted += 1
         self._scheduler.requeue(sequence, now)
         n_bytes = 0 if slot.ends_inside else self._size(slot)
-        if n_bytes and not self._refuses(n_bytes):
+        if n_bytes and not self._moves.refuses(n_bytes):
             if not ram.make_room_to_hold(n_bytes, now):
                 about = log_fields(sequence.request)
                 log.info("slot %d: no room in RAM for the state of a preempted request", slot.id, extra=about)
@@ -196,9 +145,9 @@ class Cells:
         return True
 
     def _moved(self, n: int, state: bytes, seconds: float) -> None:
-        self._scheduler.spent_s += seconds
+        self._moves.spent_s += seconds
         if n:
-            self._scheduler.move_cost.observe_move(n, len(state), seconds)
+            self._moves.observe_move(n, len(state), seconds)
 
     def _entry_of(self, slot: Slot) -> CacheEntry | None:
         """Return the state of `slot`; None if the library fails or there is no memory."""
@@ -228,7 +177,7 @@ class Cells:
         """Start the disk reads that waiting sequences need."""
         scheduler = self._scheduler
         if self.disk is not None:
-            start_reading(scheduler.waiting.candidates(), self.disk, scheduler.move_cost, self._clock())
+            start_reading(scheduler.waiting.candidates(), self.disk, self._moves, self._clock())
 
     def offer(self) -> bool:
         """Write an idle slot for other processes if nothing runs or waits and it is fast enough. Return whether one was
@@ -242,7 +191,7 @@ class Cells:
             if slot.offered is slot.last or not _is_reusable(slot) or not disk.wants(slot, n):
                 continue
             n_bytes = self._size(slot)
-            if not n_bytes or scheduler.move_cost.move_s(n_bytes) > self._prompt_step_s:
+            if not n_bytes or self._moves.move_s(n_bytes) > self._moves.prompt_step_s:
                 continue
             if disk.takes(size_of(n_bytes, n, slot.checkpoints)):
                 slot.offered = slot.last
@@ -392,12 +341,12 @@ class Cells:
             return
         if any(abs(n - c.n_tokens) < MIN_GAP for c in slot.checkpoints):
             return
-        if self._checkpoint_s and self._stalls_others(self._checkpoint_s):
+        if self._checkpoint_s and self._moves.stalls_others(self._checkpoint_s):
             return
         started = self._clock()
         try:
             n_bytes = self._runner.seq_size(slot.id, partial=True)
-            if not self._checkpoint_s and self._refuses(n_bytes):
+            if not self._checkpoint_s and self._moves.refuses(n_bytes):
                 return
             if not self._room_for_checkpoint(slot, n_bytes, started):
                 return
@@ -406,7 +355,7 @@ class Cells:
             log.warning("slot %d: no checkpoint at %d tokens: %r", slot.id, n, error)
             return
         self._checkpoint_s = self._clock() - started
-        self._scheduler.spent_s += self._checkpoint_s
+        self._moves.spent_s += self._checkpoint_s
         self._stats.n_checkpoints += 1
         its_part = self._scheduler.ram.most_held // self._runner.info.n_seq
         self._checkpoints_are(slot, added(slot.checkpoints, new, most, its_part))
@@ -471,7 +420,7 @@ class Cells:
         """Load `entry`. It leaves RAM if it is the state of `sequence`, which resumes."""
         ram, resumes = self._scheduler.ram, entry is sequence.offloaded
         try:
-            if (resumes and not self.may_load(entry)) or not self._put(slot, entry, now):
+            if (resumes and self._moves.refuses(len(entry.state))) or not self._put(slot, entry, now):
                 what, about = "slot %d: no room or time for a cached state of %d tokens", log_fields(sequence.request)
                 log.info(what, slot.id, len(entry.tokens), extra=about)
             elif entry in ram and not resumes:  # otherwise it came from disk
@@ -503,14 +452,14 @@ class Cells:
         instead if that is faster. Not if copies already wait for the next decode, and not with MTP heads, whose
         state only a copy preserves.
         """
-        scheduler, runner, cost = self._scheduler, self._runner, self._scheduler.move_cost
-        quicker = cost.state_is_quicker(len(source.tokens), scheduler.params.target_s)
-        by_state = quicker and not (runner.info.unified or scheduler.n_copies or runner.heads is not None)
+        runner, moves = self._runner, self._moves
+        quicker = moves.state_is_quicker(len(source.tokens))
+        by_state = quicker and not (runner.info.unified or moves.n_copies or runner.heads is not None)
         if not (by_state and self._copied_by_state(source, target)):
             runner.seq_copy(source.id, target.id)
             if not runner.info.unified:
-                scheduler.n_copies += 1
-                scheduler.spent_s += cost.copy_s
+                moves.n_copies += 1
+                moves.spent_s += moves.copy_s
 
     def _copied_by_state(self, source: Slot, target: Slot) -> bool:
         """Save the state of `source` and load it into the empty `target`. Return False with `target` empty."""
@@ -559,7 +508,7 @@ class Cells:
         """
         if self.n_held_elsewhere(slot) <= start:
             return True
-        if self._stalls_others(self._scheduler.move_cost.round_trip_s(len(slot.tokens))):
+        if self._moves.stalls_others(self._moves.round_trip_s(len(slot.tokens))):
             self.clear(slot)
             return False
         try:

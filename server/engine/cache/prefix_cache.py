@@ -135,7 +135,7 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
 
 BLOCK = 16  # tokens: the unit of events about cached prefixes, and of views of them
 MIN_TOKENS = 16
-"""Shorter prefixes are recomputed; for longer ones `MoveCost` compares times. A short conversation turn has 20 to 60
+"""Shorter prefixes are recomputed; for longer ones `MoveBudget` compares times. A short conversation turn has 20 to 60
 tokens. Also the least gain for which another source (copy, entry, wait) is chosen.
 """
 MOST = 16  # comparisons that find a longer, but not reusable prefix, after which a search ends

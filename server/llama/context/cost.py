@@ -15,7 +15,7 @@ MANY_TOKENS = 16  # per run, of which each takes about as long as a token of a p
 
 @dataclass(frozen=True, slots=True)
 class ContextCost:
-    """Seconds; 0 = never needed, or not to be had. See `server.engine.cache.costs`."""
+    """Seconds; 0 = never needed, or not to be had. See `server.engine.cache.move_budget`."""
 
     evaluation_s: float = 0.0  # that each one more of a step takes, of one token each
     evaluation_tokens: float = 0.0  # tokens of a longer run that take as long as one additional evaluation

@@ -11,8 +11,8 @@ from typing import cast
 import pytest
 
 from server.engine.cache import disk_cache
-from server.engine.cache.costs import MoveCost
 from server.engine.cache.disk_cache import LEAST_S, DiskCache
+from server.engine.cache.move_budget import MoveBudget
 from server.engine.cache.prefix_cache import CacheEntry, Fetch
 from server.engine.engine import Engine
 from server.engine.lora import NO_ADAPTERS
@@ -258,7 +258,7 @@ class Queue:
     def start(self, now: float = 0.0) -> list[str]:
         """Whose reading begins."""
         before = len(self.disk.asked)
-        disk_cache.start_reading(self.sequences, cast(DiskCache, self.disk), MoveCost(), now)
+        disk_cache.start_reading(self.sequences, cast(DiskCache, self.disk), MoveBudget(), now)
         return self.disk.asked[before:]
 
     def held(self, now: float = 0.0) -> list[str]:

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from server.engine.cache.disk_cache import DiskCache
 from server.engine.cache.kv_store import Cells, shift_sizes
 from server.engine.cache.prefix_cache import common_prefix
-from server.engine.params import EngineParams
+from server.engine.params import ALONE_S, EngineParams
 from server.engine.placement import Move, Placement, moves
-from server.engine.scheduler import ALONE_S, Scheduler
+from server.engine.scheduler import Scheduler
 from server.engine.sequence import Phase, Sequence, Slot
 from tests.support.fakes import FakeRunner
 from tests.unit.engine.builders import alone, engine_over, request, run, sequence
@@ -82,7 +82,7 @@ class Setup:
 
     def computes(self, seconds: float) -> None:
         """The 200 tokens of a slot take so long to compute."""
-        self.scheduler.move_cost.computed = 200 / seconds
+        self.scheduler.move_budget.computed = 200 / seconds
 
     def take_over(self) -> list[tuple[int, int]]:
         """Copies of streams, for a prompt that begins with what slot 0 holds and is put into slot 2."""
@@ -103,12 +103,12 @@ def test_a_beginning_is_taken_over_by_its_state_where_that_is_quicker_than_its_w
     setup: Setup, quicker: bool
 ) -> None:
     setup.runner.seconds = 0.003
-    setup.scheduler.move_cost.copy_s = 0.015 if quicker else 0.005
+    setup.scheduler.move_budget.copy_s = 0.015 if quicker else 0.005
     assert setup.take_over() == [(0, 2)]  # nobody knows yet what a state takes
     setup.keep(1)
     setup.cells.clear(setup.slots[2])
     assert setup.take_over() == [(0, 2)]  # the first copy is still to be carried out, which a state would wait for
-    setup.scheduler.n_copies = 0
+    setup.scheduler.move_budget.n_copies = 0
     setup.cells.clear(setup.slots[2])
     assert setup.take_over() == ([] if quicker else [(0, 2)])
 
@@ -118,7 +118,7 @@ def test_moves_of_one_step_hold_others_up_for_no_longer_than_a_step_together(set
     setup.generate()
     assert setup.keep(0)
     assert not setup.keep(1)
-    setup.scheduler.spent_s = 0.0
+    setup.scheduler.move_budget.spent_s = 0.0
     assert setup.keep(1)
 
 
@@ -132,10 +132,10 @@ def test_a_load_holds_nobody_up_for_longer_than_a_step(
     setup.runner.seconds = steps * step_s
     assert setup.keep(0)
     (entry,) = setup.scheduler.ram
-    setup.scheduler.spent_s = 0.0
-    assert setup.cells.may_load(entry)
+    setup.scheduler.move_budget.spent_s = 0.0
+    assert not setup.scheduler.move_budget.refuses(len(entry.state))
     setup.generate(phase)
-    assert setup.cells.may_load(entry) == loads
+    assert setup.scheduler.move_budget.refuses(len(entry.state)) != loads
     assert setup.keep(1) == loads
 
 
@@ -147,7 +147,7 @@ def test_a_victim_is_saved_only_where_that_takes_no_longer_than_a_step(
     setup.computes(1000.0)
     setup.runner.seconds = steps * (STEP_S if phase is Phase.DECODE else ALONE_S)
     setup.keep(1)
-    setup.scheduler.spent_s = 0.0
+    setup.scheduler.move_budget.spent_s = 0.0
     setup.generate(phase)
     victim = setup.preempt()
     assert ([] if victim.offloaded is None else victim.offloaded.tokens) == ([0] * 200 if saves else [])

@@ -93,14 +93,14 @@ class Bench:
                 self.cells.relocate(*slots, self.now)
             entries = self.scheduler.plan()
             if not entries:
-                self.scheduler.spent_s = 0.0
+                self.scheduler.move_budget.spent_s = 0.0
                 return
             runs = [(e.seq, len(e.tokens)) for e in entries]
             self.n_evaluations = evaluations(runs, 512)
             assert self.n_evaluations <= evaluations(sorted(runs), 512)
             self.runner.decode(entries)
             self.scheduler.commit(entries, 0.05)
-            self.scheduler.move_cost.observe_computed(150, 1.0)
+            self.scheduler.move_budget.observe_computed(150, 1.0)
             for entry in entries:
                 if entry.n_outputs and entry.sequence.phase is Phase.DECODE:
                     entry.sequence.output.append(self._next() % 256)
@@ -139,7 +139,7 @@ def test_streams_that_are_left_over_are_brought_together() -> None:
 
 def test_a_copy_that_costs_more_than_the_gap_is_not_made() -> None:
     bench = Bench(4, copy_s=60.0)
-    bench.scheduler.move_cost.bandwidth = 1.0  # nor are states moved
+    bench.scheduler.move_budget.bandwidth = 1.0  # nor are states moved
     three = bench.ask(3)
     bench.steps(20)
     bench.end(three[1:2])
@@ -223,7 +223,7 @@ def test_a_sequence_whose_state_cannot_be_loaded_elsewhere_is_copied_there(
     bench.cells.relocate(*slots, bench.now)
     assert n_loads == 1
     assert moved.id == wanted
-    assert bench.scheduler.n_copies == 1
+    assert bench.scheduler.move_budget.n_copies == 1
     bench.check()
     bench.steps(4)
     assert [s.slot.tokens for s in eight[1::2] if s.slot] == [s.content[:-1] for s in eight[1::2]]

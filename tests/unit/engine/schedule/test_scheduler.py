@@ -63,8 +63,8 @@ def test_a_conversation_goes_on_in_its_own_slot() -> None:
 @pytest.mark.parametrize("copy_s", [0.5, 2.0])
 def test_a_beginning_is_waited_for_where_its_copy_will_pay(copy_s: float) -> None:
     s = Scheduler(RunnerInfo(2, 10_000, 20_000, 512, 512, False, copy_s=copy_s), EngineParams())
-    s.move_cost.observe_computed(1000, 1.0)  # the 1000 tokens that both begin with take a second
-    s.move_cost.bandwidth = 1.0  # and their state for ever
+    s.move_budget.observe_computed(1000, 1.0)  # the 1000 tokens that both begin with take a second
+    s.move_budget.bandwidth = 1.0  # and their state for ever
     waiting(s, [*range(1000), 7, 7])
     place(s)
     twin = waiting(s, [*range(1000), 8, 8])
@@ -144,7 +144,7 @@ def test_a_picture_beside_streams_leaves_them_the_time_of_their_own_batch(
     step_s: float, n_streams: int, n: int
 ) -> None:
     s = scheduler(2, target_itl_ms=300.0)
-    s.step_size.size, s.step_size_alone.size, s.move_cost.step_s = 192, 512, step_s
+    s.step_size.size, s.step_size_alone.size, s.move_budget.step_s = 192, 512, step_s
     for _ in range(n_streams):
         running = waiting(s, [3])
         place(s)
@@ -267,7 +267,7 @@ def test_a_copy_takes_the_whole_stream_so_a_short_header_of_a_long_context_is_co
     """On 8B with 128k a slot, 20 tokens would cost a copy of 16 GiB; it used to be made for 16 of them."""
     info = RunnerInfo(2, 131_072, 262_144, 512, 512, False, copy_s=0.5)
     s = Scheduler(info, EngineParams())
-    s.move_cost.observe_computed(1000, 1.0)
+    s.move_budget.observe_computed(1000, 1.0)
     s.slots[0].tokens = list(range(100))
     waiting(s, [*range(20), *[9] * 500])
     placement = place(s)

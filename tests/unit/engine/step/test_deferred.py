@@ -36,5 +36,5 @@ async def test_the_rate_of_prompts_is_that_of_the_device(deferred: bool, n_token
     async with engine_over(runner, clock=lambda: runner.now) as engine:
         await run(engine, *(request(letter * n_tokens, max_tokens=1) for letter in "ab"))
         (instance,) = engine._instances
-        cost = instance.scheduler.move_cost
+        cost = instance.scheduler.move_budget
         assert cost.computed * TOKEN_S == pytest.approx(1, rel=0.1)
