@@ -69,7 +69,7 @@ def ended_by(
 
     ``begun``: reasoning text at the prompt's end; None for none. ``other_ends``: texts that end reasoning besides
     the closing tag. ``reopens``: whether reasoning may start again. Raises `InvalidRequest` if the message contains
-    the closing tag.
+    the closing tag or ends the reply.
     """
     opening, closing = tags
     closings = (closing, *other_ends)
@@ -80,10 +80,13 @@ def ended_by(
     def tokens(text: str) -> tuple[int, ...]:
         return tuple(vocab.tokenize(text, add_special=False, parse_special=True)) if text else ()
 
+    message = tokens(allowed.message)
+    if not vocab.eog.isdisjoint(message):
+        raise InvalidRequest(f"Field '{_BUDGET_MESSAGE}': must hold no token that ends the reply", _BUDGET_MESSAGE)
     ending = Ending(
         opening.encode(),
         tuple(end.encode() for end in closings),
-        tokens(allowed.message) + tokens(closing),
+        message + tokens(closing),
         allowed.budget,
         tokens(opening) if reopens else (),
     )

@@ -15,6 +15,7 @@ from server.structured.grammar.lark import checked_lark, lark_with_texts, withou
 from server.structured.grammar.limits import MAX_TEXT_CHARS, PARSER_LIMITS
 from server.structured.grammar.matcher import first_line
 from server.structured.grammar.panics import contained
+from server.structured.grammar.tokenizer import Tokenizer
 from server.structured.grammar.unique_items import UniquePlaces
 
 PARSE_FAILED = "Failed to initialize samplers: failed to parse grammar"  # llama-server's words
@@ -68,12 +69,12 @@ class Grammar:
         inner = tuple((cls.from_json(grammar), place) for grammar, place in texts)
         return cls(text, param, prefix, inner, hole, None if unique is None else UniquePlaces(*unique), narrowed)
 
-    def matcher(self, tokenizer: llguidance.LLTokenizer, request: Any) -> llguidance.LLMatcher:
+    def matcher(self, tokenizer: Tokenizer, request: Any) -> llguidance.LLMatcher:
         """Compile it. Raises `InvalidRequest` for one that is wrong, or that no output matches.
 
         ``request``: what it was built from, to name the place in a schema.
         """
-        matcher = _matcher(tokenizer, self.text)
+        matcher = _matcher(tokenizer.native, self.text)
         # The first mask finds grammars that match nothing, or cost too much, before a slot is taken.
         allowed = b"" if matcher.is_error() else _mask(matcher)
         if not matcher.is_error() and any(allowed):

@@ -23,7 +23,7 @@ from server.structured.grammar.panics import contained
 from server.structured.grammar.sandbox import Sandbox
 from server.structured.grammar.schema.plain import is_plain
 from server.structured.grammar.text_tokens import Markers, TextTokens
-from server.structured.grammar.tokenizer import TokenTable, end_tokens, special_tokens
+from server.structured.grammar.tokenizer import Tokenizer, TokenTable, end_tokens, special_tokens
 from server.structured.grammar.unique_items import Cursor, UniqueItems
 from server.vocab import Vocab
 
@@ -93,7 +93,7 @@ class GrammarCompiler:
         self._sandbox = sandbox
         self.ends = frozenset(end_tokens(vocab))
         self._lock = Lock()
-        self._tokenizer: llguidance.LLTokenizer | None = None
+        self._tokenizer: Tokenizer | None = None
         self._table = b""
         self._compiled: NewestValues[MatcherConstraint] = NewestValues(_CACHED)
         self._remembered: NewestValues[object] = NewestValues(_CACHED)
@@ -151,8 +151,8 @@ class GrammarCompiler:
         return EmbeddedTexts(made, texts, grammar.hole, self.tokens)
 
     def _constraint(self, grammar: Grammar, request: Any, text: str) -> MatcherConstraint:
-        matcher = grammar.matcher(self._all_tokens(), request)
-        return MatcherConstraint(matcher, self._vocab.n_tokens, self.ends, grammar.param, Recipe(text))
+        tokenizer = self._all_tokens()
+        return MatcherConstraint(grammar.matcher(tokenizer, request), tokenizer, grammar.param, Recipe(text))
 
     def gbnf(self, text: str) -> MatcherConstraint:
         """Return llama.cpp's grammar format (grammars/README.md), matched exactly as written."""
@@ -205,11 +205,11 @@ class GrammarCompiler:
         return token if token is not None and not self._vocab.piece(token, special=False) else None
 
     @contained
-    def _all_tokens(self) -> llguidance.LLTokenizer:
+    def _all_tokens(self) -> Tokenizer:
         with self._lock:
             if self._tokenizer is None:
                 table = TokenTable.of(self._vocab)
-                self._tokenizer = table.tokenizer()
+                self._tokenizer = Tokenizer(table)
                 if self._sandbox is not None:
                     self._table = pickle.dumps(table)
             return self._tokenizer

@@ -37,7 +37,7 @@ class EmbeddedTexts(MatcherConstraint):
     def __init__(
         self, outer: MatcherConstraint, texts: tuple[EmbeddedText, ...], hole: int, tokens: TextTokens
     ) -> None:
-        super().__init__(outer.matcher, outer._n_tokens, outer._ends, outer._param, outer.recipe)
+        super().__init__(outer.matcher, outer.tokenizer, outer._param, outer.recipe)
         self._outer, self._texts, self._hole, self._tokens = outer, texts, hole, tokens
         self._text: _Text | None = None
         self._enter()
@@ -45,7 +45,7 @@ class EmbeddedTexts(MatcherConstraint):
     def fork(self) -> "EmbeddedTexts":
         """Return an independent copy in the same state."""
         copy = EmbeddedTexts.__new__(EmbeddedTexts)
-        MatcherConstraint.__init__(copy, self._matcher, self._n_tokens, self._ends, self._param, self.recipe)
+        MatcherConstraint.__init__(copy, self._matcher, self.tokenizer, self._param, self.recipe)
         copy._outer, copy._texts, copy._hole, copy._tokens = self._outer.fork(), self._texts, self._hole, self._tokens
         copy._text = None if self._text is None else self._text.fork()
         return copy

@@ -15,6 +15,7 @@ import numpy as np
 from server.errors import InternalError, InvalidRequest
 from server.structured.grammar.limits import MAX_SLOW_S, REFILL_S, SLOW_S
 from server.structured.grammar.panics import contained
+from server.structured.grammar.tokenizer import Tokenizer
 
 _SOURCE_LINE = re.compile(r"\s*\d+ \| ")
 
@@ -39,22 +40,20 @@ class MatcherConstraint:
     The lexer has fuel for one mask; only a mask refills it, so `allows` computes one when tokens alone have used some
     (`REFILL_S`). CPU time above `SLOW_S` for a single call is added up, and ends the output beyond `MAX_SLOW_S`.
 
-    ``is_watched``: the next mask is to be computed by `mask`, which measures it.
+    ``is_watched``: the next mask is to be computed by `mask`, which measures it. ``tokenizer``: of the matcher.
     """
 
-    __slots__ = ("_ends", "_matcher", "_n_tokens", "_param", "_since_mask_s", "_slow_s", "is_watched", "recipe")
+    __slots__ = ("_matcher", "_param", "_since_mask_s", "_slow_s", "is_watched", "recipe", "tokenizer")
 
     def __init__(
         self,
         matcher: llguidance.LLMatcher,
-        n_tokens: int,
-        ends: frozenset[int],
+        tokenizer: Tokenizer,
         param: str | None = None,
         recipe: Recipe = Recipe(),  # noqa: B008 - it never changes
     ) -> None:
         self._matcher = matcher
-        self._n_tokens = n_tokens
-        self._ends = ends
+        self.tokenizer = tokenizer
         self._param = param
         self._since_mask_s = self._slow_s = 0.0
         self.is_watched = False
@@ -63,20 +62,21 @@ class MatcherConstraint:
     @contained
     def fork(self) -> "MatcherConstraint":
         """Return an independent copy in the same state."""
-        copy = MatcherConstraint(self._matcher.deep_copy(), self._n_tokens, self._ends, self._param, self.recipe)
+        copy = MatcherConstraint(self._matcher.deep_copy(), self.tokenizer, self._param, self.recipe)
         copy._since_mask_s, copy._slow_s = self._since_mask_s, self._slow_s
         return copy
 
     @contained
     def allows(self, token: int) -> bool:
         """Return whether `token` may be next. Takes a few microseconds; False in an error state."""
-        if not 0 <= token < self._n_tokens or self._slow_s > MAX_SLOW_S:
+        if not 0 <= token < self.tokenizer.n_tokens or self._slow_s > MAX_SLOW_S:
             return False
         if self._since_mask_s > REFILL_S:
             with contextlib.suppress(InvalidRequest):  # validating fails, too, and `mask` says why
                 self.mask()
         began = time.thread_time()
-        allowed = (token in self._ends and self._matcher.is_accepting()) or self._matcher.validate_tokens([token]) == 1
+        is_end = token in self.tokenizer.ends and self._matcher.is_accepting()
+        allowed = is_end or self._matcher.validate_tokens([token]) == 1
         self._count(time.thread_time() - began)
         return bool(allowed)
 
@@ -109,7 +109,7 @@ class MatcherConstraint:
     @property
     def n_mask_bytes(self) -> int:
         """Of a mask: whole 32-bit words."""
-        return (self._n_tokens + 31) // 32 * 4
+        return (self.tokenizer.n_tokens + 31) // 32 * 4
 
     @contained
     def accept(self, token: int) -> None:

@@ -16,7 +16,7 @@ from server.structured.grammar.build import Grammar, Kind, build
 from server.structured.grammar.limits import SANDBOX_STACK_BYTES
 from server.structured.grammar.matcher import first_line
 from server.structured.grammar.sandbox import DONE, REFUSED, VOCABULARY
-from server.structured.grammar.tokenizer import TokenTable
+from server.structured.grammar.tokenizer import Tokenizer, TokenTable
 
 _N_WALKS, _N_STEPS = 2, 24
 """Tokens that a grammar is tried with: some fail at the first text that they are given."""
@@ -27,7 +27,7 @@ class _Vocabulary:
 
     def __init__(self, table: TokenTable) -> None:
         self._table = table
-        self.tokenizer = table.tokenizer()
+        self.tokenizer = Tokenizer(table)
         self.ends = frozenset(table.ends)
         self.special = [token for token in table.special if token not in self.ends]
 

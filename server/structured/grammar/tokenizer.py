@@ -1,5 +1,6 @@
 """The model's vocabulary as llguidance wants it: the bytes of every token, which are special, which end the output."""
 
+import weakref
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -12,24 +13,39 @@ from server.vocab import Vocab
 MAX_TOKEN_BYTES = 1024
 
 
-class _Wrapped:
-    """The shape that `llguidance.TokenizerWrapper` takes.
+class _Encoder:
+    """What `llguidance.TokenizerWrapper` takes: the vocabulary, and a function that encodes text the grammar forces.
 
-    Called to encode text that the grammar forces. The answer only narrows masks; greedy longest match is byte-exact
-    for every vocabulary, where a model's own tokenizer may add a space in front.
+    llguidance allows only the first token of the answer then, so the tokens must spell the text. The greedy longest
+    match always does; a model's own tokenizer may add a space in front.
     """
 
-    def __init__(self, tokens: list[bytes], special: list[int], bos: int, eos: int) -> None:
-        self.tokens = tokens
-        self.special_token_ids = special
-        self.bos_token_id = bos if bos >= 0 else None
-        self.eos_token_id = eos
+    def __init__(self, table: "TokenTable") -> None:
+        self.tokens: Sequence[bytes] = list(table.tokens)
+        self.special_token_ids = list(table.special)
+        self.bos_token_id = table.bos if table.bos >= 0 else None
+        self.eos_token_id = table.ends[0]
         self.greedy: llguidance.LLTokenizer | None = None
 
     def __call__(self, text: str) -> list[int]:
         if isinstance(text, bytes):
             raise TypeError("text is str")  # llguidance probes with bytes first
         return [] if self.greedy is None else self.greedy.greedy_tokenize(text)
+
+
+class Tokenizer:
+    """llguidance's tokenizer of one vocabulary: about 0.7 s for 150,000 tokens. Every constraint refers to it.
+
+    ``native``: llguidance's object. It calls an encoder that refers to it. Python's collector does not see such a cycle
+    through Rust, so the end of this object opens it: nothing may use ``native`` any longer.
+    """
+
+    def __init__(self, table: "TokenTable") -> None:
+        self.n_tokens, self.ends = table.n_tokens, frozenset(table.ends)
+        encoder = _Encoder(table)
+        self.native = llguidance.LLTokenizer(llguidance.TokenizerWrapper(encoder), eos_token=list(table.ends))
+        encoder.greedy = self.native
+        weakref.finalize(self, setattr, encoder, "greedy", None).atexit = False
 
 
 def special_tokens(vocab: Vocab) -> list[int]:
@@ -46,9 +62,10 @@ class TokenTable:
     """A vocabulary for llguidance as plain values that can be sent to another process.
 
     ``tokens``: the bytes of every token. ``special``: ids that text never matches. ``ends``: ids that end the
-    output.
+    output. ``n_tokens``: of the model.
     """
 
+    n_tokens: int
     tokens: tuple[bytes, ...]
     special: tuple[int, ...]
     bos: int
@@ -71,14 +88,7 @@ class TokenTable:
                 f"constrained decoding is not possible with this model: its vocabulary has a token of {longest} bytes"
             )
         special = sorted({*special_tokens(vocab), *ends})
-        return cls(tuple(tokens), tuple(special), vocab.bos, tuple(ends))
-
-    def tokenizer(self) -> llguidance.LLTokenizer:
-        """Build llguidance's tokenizer: about 0.7 s for 150,000 tokens."""
-        wrapped = _Wrapped(list(self.tokens), list(self.special), self.bos, self.ends[0])
-        tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(wrapped), eos_token=list(self.ends))
-        wrapped.greedy = tokenizer
-        return tokenizer
+        return cls(vocab.n_tokens, tuple(tokens), tuple(special), vocab.bos, tuple(ends))
 
     def ids(self) -> dict[bytes, int]:
         """Return the token of each text. A special token takes precedence over others with the same text."""

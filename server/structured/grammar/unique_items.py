@@ -275,7 +275,7 @@ class UniqueItems(MatcherConstraint):
     __slots__ = ("_base", "_cursor", "_tokens")
 
     def __init__(self, base: MatcherConstraint, cursor: Cursor, tokens: TextTokens) -> None:
-        super().__init__(base.matcher, base._n_tokens, base._ends, base._param, base.recipe)
+        super().__init__(base.matcher, base.tokenizer, base._param, base.recipe)
         self._base, self._cursor, self._tokens = base, cursor, tokens
 
     @contained

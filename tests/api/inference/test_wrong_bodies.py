@@ -71,6 +71,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     (COMPLETIONS, {"prompt": 5}, "prompt"),
     (COMPLETIONS, {"thinking_budget_tokens": 3}, "thinking_budget_tokens"),
     (CHAT, {"thinking_budget": 3, "reasoning_budget_message": "</think>"}, "reasoning_budget_message"),
+    (CHAT, {"thinking_budget": 3, "reasoning_budget_message": "no</s>"}, "reasoning_budget_message"),
     (CHAT, {"n": 129}, "n"),
     (
         RESPONSES,

@@ -1,5 +1,9 @@
 """Lark, regex and choice; forks, ends and limits of every constraint."""
 
+import gc
+import weakref
+
+import llguidance
 import pytest
 
 from server.errors import InvalidRequest
@@ -19,6 +23,28 @@ def test_a_vocabulary_with_a_token_too_long_for_llguidance_is_told_to_who_asks(n
     else:
         with pytest.raises(InvalidRequest, match="a token of 1025 bytes"):
             compiler.regex("a+")
+
+
+def test_a_vocabulary_is_freed_after_the_last_constraint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """llguidance's tokenizer and its encoder refer to each other, which Python's collector does not see."""
+    encoders: list[weakref.ref[object]] = []
+
+    def watched(encoder: object) -> object:
+        encoders.append(weakref.ref(encoder))
+        return wrapper(encoder)
+
+    wrapper = llguidance.TokenizerWrapper
+    monkeypatch.setattr("llguidance.TokenizerWrapper", watched)
+    compiler = GrammarCompiler(WordVocab())
+    constraint = compiler.choice(["hello world"]).fork()
+    before = constraint.mask()
+    del compiler
+    gc.collect()
+    assert matches(constraint.fork(), "hello world")
+    assert constraint.fork().mask() == before, "forced text must still be encoded"
+    del constraint
+    gc.collect()
+    assert [each() for each in encoders] == [None]
 
 
 @pytest.mark.parametrize(

@@ -47,12 +47,12 @@ def test_without_thoughts_in_the_prompt_those_that_come_all_the_same_end_at_once
 def test_what_ends_reasoning_may_be_a_control_token_that_reasoning_before_a_schema_has_not() -> None:
     from server.structured.grammar.compiler import GrammarCompiler
 
-    model = make_model(template=THINKS, chat=ChatParams(reasoning_budget=2, reasoning_budget_message="</s>"))
+    model = make_model(template=THINKS, chat=ChatParams(reasoning_budget=2, reasoning_budget_message="<s>"))
     model.grammar = GrammarCompiler(model.vocab)
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     wanted = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
     (request,) = parse_chat({"messages": HI, "response_format": wanted}).generation(model).requests
-    assert said(request.constraint, 'ab{"a": 1}') == 'ab</s></think>{"a": 1}'
+    assert said(request.constraint, 'ab{"a": 1}') == 'ab<s></think>{"a": 1}'
 
 
 def test_a_message_of_anthropics_has_a_budget() -> None:
