@@ -24,7 +24,7 @@ from server.structured.grammar.sandbox import Sandbox
 from server.structured.grammar.schema.plain import is_plain
 from server.structured.grammar.text_tokens import Markers, TextTokens
 from server.structured.grammar.tokenizer import Tokenizer, TokenTable, end_tokens, special_tokens
-from server.structured.grammar.unique_items import Cursor, UniqueItems
+from server.structured.grammar.unique_items import Cursor, UniqueItems, UniquePlaces
 from server.vocab import Vocab
 
 T = TypeVar("T")
@@ -135,9 +135,9 @@ class GrammarCompiler:
         else:
             grammar = Grammar.from_json(self._sandbox.compile(self._sent_tokens(), text.encode(), param))
         made = self._constraint(grammar, request, text)
-        if grammar.unique is not None:
+        if grammar.unique:
             self.tokens.build("quotes", "items")
-            return UniqueItems(made, Cursor(grammar.unique.root), self.tokens)
+            return UniqueItems(made, Cursor(UniquePlaces(grammar.text).root), self.tokens)
         if not grammar.texts:
             return made
         texts = tuple(

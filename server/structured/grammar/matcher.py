@@ -13,7 +13,7 @@ import llguidance
 import numpy as np
 
 from server.errors import InternalError, InvalidRequest
-from server.structured.grammar.limits import MAX_SLOW_S, REFILL_S, SLOW_S
+from server.structured.grammar.limits import MAX_SLOW_S, PARSER_LIMITS, REFILL_S, SLOW_S
 from server.structured.grammar.panics import contained
 from server.structured.grammar.tokenizer import Tokenizer
 
@@ -92,8 +92,8 @@ class MatcherConstraint:
             raise failure
         return bits
 
-    def _count(self, cpu_s: float) -> None:
-        self._since_mask_s += cpu_s
+    def _count(self, cpu_s: float, *, uses_fuel: bool = True) -> None:
+        self._since_mask_s += cpu_s * uses_fuel
         if cpu_s > SLOW_S:
             self._slow_s += cpu_s - SLOW_S
 
@@ -142,6 +142,12 @@ class MatcherConstraint:
         else:
             return None
         return InvalidRequest(f"the output cannot be kept to the grammar: {reason}", self._param)
+
+
+@contained
+def new_matcher(tokenizer: llguidance.LLTokenizer, grammar: str) -> llguidance.LLMatcher:
+    """Compile a grammar. A matcher of one that is wrong, or that no output matches, is in an error state."""
+    return llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=PARSER_LIMITS)
 
 
 def first_line(error: str) -> str:

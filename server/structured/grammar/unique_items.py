@@ -1,17 +1,18 @@
 """`uniqueItems`, which no grammar can express: refuses the tokens that repeat an item.
 
-`UniquePlaces` finds the arrays whose items must differ. `Cursor` follows the JSON as it is written, byte by byte. If
-the schema lists the values of the items (`enum`, `const`, booleans, few integers), no item is begun that can only
-repeat one. Otherwise a reply fails where every continuation repeats an item.
+`UniquePlaces` finds the arrays whose items must differ. `Cursor` follows the JSON as it is written, byte by byte.
+While the text of an item is the start of another item's, `UniqueItems` looks ahead, so that no item is begun that can
+only repeat one. A reply still fails if that takes more than `MAX_STATES`, or the item is spelled otherwise.
 """
 
 import json
 import time
 from bisect import bisect_left
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from decimal import Decimal
 from typing import Any, NamedTuple
 
+import llguidance
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,29 +22,23 @@ from server.structured.grammar.panics import contained
 from server.structured.grammar.text_tokens import TextTokens
 
 MARK = "x-unique"
-"""The keyword for `uniqueItems` in a rewritten schema, with its place in the client's. llguidance ignores it."""
-_MAX_VALUES = 2000  # that a schema may list, to be kept
+"""The keyword for `uniqueItems` in a rewritten schema, which llguidance ignores."""
+MAX_STATES = 500
+"""States that are looked at ahead of one token: about 0.1 ms each."""
 _IN_PLACE = ("allOf", "anyOf", "oneOf")
-_QUOTE, _ESCAPE = ord('"'), ord("\\")
+_QUOTE, _ESCAPE, _SPACES = ord('"'), ord("\\"), b" \t\n\r"
 _LONGEST_INT = 300  # digits
 
 
 class UniquePlaces:
-    """The places of one rewritten schema. ``document``: the schema. ``first``: the first array whose items must differ,
-    as text. Only caches change, so forks share it.
-    """
+    """The places of one rewritten schema, in llguidance's `grammar` of it. Only caches change, so forks share it."""
 
-    def __init__(self, document: Mapping[str, Any], first: str) -> None:
-        self.document = document
-        self.first = first
+    def __init__(self, grammar: str) -> None:
+        document = json.loads(grammar)["grammars"][0]["json_schema"]
         self._definitions = {f"#/$defs/{name}": schema for name, schema in document.get("$defs", {}).items()}
         self._definitions["#"] = document
         self._places: dict[tuple[int, ...], Place] = {}
-
-    @property
-    def root(self) -> "Place":
-        """Return the place of the whole document."""
-        return self.place([self.document])
+        self.root = self.place([document])
 
     def place(self, schemas: Iterable[Any]) -> "Place":
         """Return the place of a value that all of `schemas` concern, with the schemas that apply in place."""
@@ -62,23 +57,12 @@ class UniquePlaces:
 
 
 class Place:
-    """A value's place. ``schemas``: all that concern it. ``is_unique``: whether the items of an array here must differ.
-    ``values``: the JSON texts of all values that may be here, each with what `_value` makes of it; empty if the schema
-    does not list them. ``texts``: these texts in order.
-    """
+    """A value's place. ``schemas``: all that concern it. ``is_unique``: whether items of an array here must differ."""
 
     def __init__(self, places: UniquePlaces, schemas: tuple[Mapping[str, Any], ...]) -> None:
         self._places, self._schemas = places, schemas
         self._below: dict[str | int | None, Place] = {}
         self.is_unique = any(MARK in schema for schema in schemas)
-        listed = [_listed(schema) for schema in schemas]
-        values = [] if None in listed else [value for each in listed for value in each or ()]
-        texts = (
-            json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass")
-            for value in values[: _MAX_VALUES + 1]
-        )
-        self.values = {text: _value(text) for text in texts} if len(values) <= _MAX_VALUES else {}
-        self.texts = sorted(self.values)
 
     def property(self, name: str) -> "Place":
         """Return the place of a property's value."""
@@ -105,24 +89,9 @@ def _of_property(schema: Mapping[str, Any], name: str) -> list[Any]:
     return [own, *schema.get("patternProperties", {}).values()]
 
 
-def _listed(schema: Mapping[str, Any]) -> list[Any] | None:
-    """Return the values that a schema allows, none if only other schemas list them; None for any number."""
-    least, most = schema.get("minimum"), schema.get("maximum")
-    if "const" in schema or "enum" in schema:
-        return [schema["const"]] if "const" in schema else list(schema["enum"])
-    match schema.get("type"):
-        case "boolean":
-            return [False, True]
-        case "null":
-            return [None]
-        case "integer" if isinstance(least, int) and isinstance(most, int) and most - least < _MAX_VALUES:
-            return list(range(least, most + 1))
-    return [] if schema.keys() & {"$ref", *_IN_PLACE} else None
-
-
 class _Frame(NamedTuple):
     """An open object or array. ``start``: where the current item begins in the text, -1 after its end. ``seen``: the
-    values of the items so far, None where they may repeat.
+    values of the items so far, None where they may repeat; ``texts``: their texts in order.
     """
 
     is_array: bool
@@ -130,6 +99,7 @@ class _Frame(NamedTuple):
     n_before: int = 0
     start: int = -1
     seen: frozenset[Hashable] | None = None
+    texts: tuple[bytes, ...] = ()
 
 
 class Cursor:
@@ -140,7 +110,7 @@ class Cursor:
     def __init__(self, root: Place) -> None:
         self._frames: tuple[_Frame, ...] = ()
         self._place = root  # of the next value
-        self._text = b""  # what `_trim` leaves
+        self._text = bytearray()  # without white space between tokens: what `_trim` leaves
         self._key = 0  # where the current key begins in it
         self.in_string = self._in_key = self._escaped = self._in_scalar = False
 
@@ -156,15 +126,27 @@ class Cursor:
         """Whether an array whose items must differ is open."""
         return any(frame.seen is not None for frame in self._frames)
 
+    def repetitions(self) -> Iterator[bytes]:
+        """Yield what the open or next item of an array would have to continue with to repeat another one."""
+        for frame in self._frames:
+            begun = bytes(self._text[frame.start :])
+            at = bisect_left(frame.texts, begun) if frame.start >= 0 else len(frame.texts)
+            while at < len(frame.texts) and frame.texts[at].startswith(begun):
+                yield frame.texts[at][len(begun) :]
+                at += 1
+
     @property
-    def is_listed(self) -> bool:
-        """Whether the schema lists the values of the current item, which is not the first."""
-        return bool(self._frames and self._frames[-1].seen and self._place.values)
+    def may_repeat(self) -> bool:
+        """Whether the open or next item of an array may become one of the others."""
+        return any(True for _ in self.repetitions())
 
     def take(self, piece: bytes) -> bool:
-        """Advance by a piece. Return False, in an undefined state, if it repeats an item or begins one that must."""
-        start, self._text = len(self._text), self._text + piece
-        for at, byte in enumerate(piece, start):
+        """Advance by a piece. Return False, in an undefined state, if it repeats an item."""
+        self._text = bytearray(self._text)
+        for byte in piece:
+            at = len(self._text)
+            if self.in_string or byte not in _SPACES:
+                self._text.append(byte)
             if self._escaped:
                 self._escaped = False
             elif not self.in_string:
@@ -178,8 +160,6 @@ class Cursor:
                     self._place = self._frames[-1].place.property(json.loads(self._text[self._key : at + 1]))
                 elif not self._item_ends(at + 1):
                     return False
-        if not self._can_differ():
-            return False
         self._trim()
         return True
 
@@ -228,23 +208,11 @@ class Cursor:
             return True
         frame = self._frames[-1]
         assert frame.seen is not None
-        value = _value(self._text[frame.start : end])
-        self._frames = (*self._frames[:-1], frame._replace(seen=frame.seen | {value}, start=-1))
+        text = bytes(self._text[frame.start : end])
+        value, at = _value(text), bisect_left(frame.texts, text)
+        texts = (*frame.texts[:at], text, *frame.texts[at:])
+        self._frames = (*self._frames[:-1], frame._replace(seen=frame.seen | {value}, texts=texts, start=-1))
         return value not in frame.seen
-
-    def _can_differ(self) -> bool:
-        """Return whether the open or the next item can differ from the others, as far as that is known."""
-        frame = self._frames[-1] if self._frames else None
-        if frame is None or not frame.seen or frame.start < 0:
-            return True
-        begun = self._text[frame.start :].lstrip()
-        values, texts = self._place.values, self._place.texts
-        at = first = bisect_left(texts, begun)
-        while at < len(texts) and texts[at].startswith(begun):
-            if values[texts[at]] not in frame.seen:
-                return True
-            at += 1
-        return at == first  # none is known
 
 
 def _value(text: bytes) -> Hashable:
@@ -254,7 +222,7 @@ def _value(text: bytes) -> Hashable:
     try:
         return _hashable(json.loads(text, parse_int=_integer))
     except RecursionError:
-        return b"".join(text.split())
+        return text
 
 
 def _integer(digits: str) -> Any:
@@ -272,40 +240,80 @@ def _hashable(value: Any) -> Hashable:
 class UniqueItems(MatcherConstraint):
     """A matcher's constraint without the tokens that repeat an item."""
 
-    __slots__ = ("_base", "_cursor", "_tokens")
+    __slots__ = ("_cursor", "_tokens")
 
     def __init__(self, base: MatcherConstraint, cursor: Cursor, tokens: TextTokens) -> None:
         super().__init__(base.matcher, base.tokenizer, base._param, base.recipe)
-        self._base, self._cursor, self._tokens = base, cursor, tokens
+        self._since_mask_s, self._slow_s = base._since_mask_s, base._slow_s
+        self._cursor, self._tokens = cursor, tokens
 
-    @contained
     def fork(self) -> "UniqueItems":
         """Return an independent copy in the same state."""
-        copy = UniqueItems(self._base.fork(), self._cursor.fork(), self._tokens)
-        copy._since_mask_s, copy._slow_s = self._since_mask_s, self._slow_s
-        return copy
+        return UniqueItems(super().fork(), self._cursor.fork(), self._tokens)
 
     def allows(self, token: int) -> bool:
         """Return whether `token` may be next."""
-        return super().allows(token) and self._cursor.fork().take(self._tokens.piece(token))
+        if not super().allows(token):
+            return False
+        began = time.thread_time()
+        differs = self._differs(token)
+        self._count(time.thread_time() - began, uses_fuel=False)
+        return differs
 
     def mask(self) -> bytes:
         """Return a bit per token. Raises `InvalidRequest` when the matcher gave up or only repetitions are left."""
         bits = np.frombuffer(super().mask(), np.uint8).copy()
         began = time.thread_time()
         if not self._cursor.is_inside:
-            candidates = _set(bits, self._tokens.items)
-        elif self._cursor.in_string and not self._cursor.is_listed:
-            candidates = _set(bits, self._tokens.quotes)
+            candidates = _set(bits, self._tokens.items).tolist()
         else:
-            candidates = np.flatnonzero(np.unpackbits(bits, bitorder="little"))
-        for token in candidates.tolist():
-            if not self._cursor.fork().take(self._tokens.piece(token)):
+            candidates = _tokens_of(bits).tolist()
+            if self._cursor.in_string:  # no others end an item, or begin one that must repeat another
+                firsts = {rest[:1] for rest in self._cursor.repetitions()}
+                pieces, quotes = self._tokens.pieces, _set(bits, self._tokens.quotes).tolist()
+                candidates = [*quotes, *(token for token in candidates if pieces[token][:1] in firsts)]
+        for token in candidates:
+            if not self._differs(token):
                 bits[token // 8] &= np.uint8(~(1 << token % 8) & 255)
-        self._count(time.thread_time() - began)
+        self._count(time.thread_time() - began, uses_fuel=False)
         if not bits.any():
             raise InvalidRequest("the output cannot be kept to 'uniqueItems': an item repeats another one", self._param)
         return bits.tobytes()
+
+    @contained
+    def _differs(self, token: int) -> bool:
+        """Return whether an allowed token neither repeats an item nor leads to nothing else."""
+        cursor = self._cursor.fork()
+        if not cursor.take(self._tokens.piece(token)):
+            return False
+        if not cursor.may_repeat:
+            return True
+        waiting = [(self._after(self._matcher, token), cursor)]
+        for _ in range(MAX_STATES):
+            if not waiting:
+                return False
+            state, cursor = waiting.pop()
+            continued = self._continued(state, cursor)
+            if not all(after.may_repeat for _, after in continued):
+                return True
+            waiting += [(self._after(state, token), after) for token, after in continued]
+        return True
+
+    def _after(self, state: llguidance.LLMatcher, token: int) -> llguidance.LLMatcher:
+        state = state.deep_copy()
+        state.consume_token(token)
+        return state
+
+    def _continued(self, state: llguidance.LLMatcher, cursor: Cursor) -> list[tuple[int, Cursor]]:
+        """Return the tokens that may follow without a repetition; of those that differ at once, only one."""
+        found: list[tuple[int, Cursor]] = []
+        for token in map(int, _tokens_of(np.frombuffer(state.compute_bitmask(), np.uint8))):
+            piece, after = self._tokens.piece(token), cursor.fork()
+            if (piece.strip() or cursor.in_string) and after.take(piece):
+                if not after.may_repeat:
+                    return [(token, after)]
+                found.append((token, after))
+        return found
 
     def masked_by(self) -> None:
         """Return nothing: the matcher alone does not determine the mask."""
@@ -314,6 +322,10 @@ class UniqueItems(MatcherConstraint):
         """Advance by an allowed token."""
         super().accept(token)
         self._cursor.take(self._tokens.piece(token))
+
+
+def _tokens_of(bits: NDArray[np.uint8]) -> NDArray[np.intp]:
+    return np.flatnonzero(np.unpackbits(bits, bitorder="little"))
 
 
 def _set(bits: NDArray[np.uint8], tokens: NDArray[np.intp]) -> NDArray[np.intp]:
