@@ -1,10 +1,9 @@
 """Builds a grammar for llguidance from what a client sent; the server and its sandbox do the same."""
 
 import re
-from collections.abc import Iterable
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import llguidance
 
@@ -15,27 +14,12 @@ from server.structured.grammar.lark import checked_lark, lark_with_texts, withou
 from server.structured.grammar.limits import MAX_TEXT_CHARS
 from server.structured.grammar.matcher import first_line, new_matcher
 from server.structured.grammar.panics import contained
-from server.structured.grammar.tokenizer import Tokenizer
+from server.structured.grammar.tokenizer import Tokenizer, TokenTable
 
 PARSE_FAILED = "Failed to initialize samplers: failed to parse grammar"  # llama-server's words
 SCHEMA = "json_schema"
 """The field that errors of a schema name."""
 Kind: TypeAlias = Literal["schema", "gbnf", "lark", "grammar"]
-
-
-class Vocabulary(Protocol):
-    """The tokens that a grammar may name."""
-
-    @property
-    def ends(self) -> AbstractSet[int]:
-        """Return the end tokens."""
-
-    @property
-    def special(self) -> Iterable[int]:
-        """Return the control tokens except those that end the output."""
-
-    def token_id(self, text: str) -> int | None:
-        """Return the token whose whole text is `text`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +72,10 @@ def _mask(matcher: llguidance.LLMatcher) -> bytes:
     return mask
 
 
-def build(kind: Kind, request: Any, vocabulary: Vocabulary) -> Grammar:
+def build(kind: Kind, request: Any, table: Callable[[], TokenTable]) -> Grammar:
     """Build a grammar from a JSON Schema, GBNF, ``[lark, max_chars]`` or ``[grammar, param, prefix]``.
 
-    Raises `InvalidRequest`.
+    ``table``: returns the vocabulary, for a grammar that may name tokens. Raises `InvalidRequest`.
     """
     match kind:
         case "schema":
@@ -99,12 +83,12 @@ def build(kind: Kind, request: Any, vocabulary: Vocabulary) -> Grammar:
             return Grammar(grammar_text(text), SCHEMA, SCHEMA, unique=unique, narrowed=narrowed)
         case "gbnf":
             try:
-                return Grammar(to_lark(request, vocabulary.token_id, vocabulary.ends))
+                return Grammar(to_lark(request, table()))
             except InvalidRequest as error:
                 raise InvalidRequest(f"{PARSE_FAILED}: {error.message}", "grammar") from None
         case "lark":
             text, max_chars = request
-            outer, texts, hole = lark_with_texts(text, max_chars, vocabulary.special)
+            outer, texts, hole = lark_with_texts(text, max_chars, table().special)
             inner = tuple((_text_grammar(each["syntax"], each["definition"]), each) for each in texts)
             return Grammar(llguidance.LLMatcher.grammar_from_lark(outer), texts=inner, hole=hole)
         case "grammar":

@@ -23,7 +23,7 @@ from server.structured.grammar.panics import contained
 from server.structured.grammar.sandbox import Sandbox
 from server.structured.grammar.schema.plain import is_plain
 from server.structured.grammar.text_tokens import Markers, TextTokens
-from server.structured.grammar.tokenizer import Tokenizer, TokenTable, end_tokens, special_tokens
+from server.structured.grammar.tokenizer import Tokenizer, TokenTable
 from server.structured.grammar.unique_items import Cursor, UniqueItems, UniquePlaces
 from server.vocab import Vocab
 
@@ -91,10 +91,9 @@ class GrammarCompiler:
     def __init__(self, vocab: Vocab, sandbox: Sandbox | None = None) -> None:
         self._vocab = vocab
         self._sandbox = sandbox
-        self.ends = frozenset(end_tokens(vocab))
         self._lock = Lock()
         self._tokenizer: Tokenizer | None = None
-        self._table = b""
+        self._table = b""  # the vocabulary as the sandbox reads it
         self._compiled: NewestValues[MatcherConstraint] = NewestValues(_CACHED)
         self._remembered: NewestValues[object] = NewestValues(_CACHED)
         self.tokens = TextTokens(vocab)
@@ -102,11 +101,6 @@ class GrammarCompiler:
     def prepare(self) -> None:
         """Read the vocabulary now."""
         self._all_tokens()
-
-    @property
-    def special(self) -> list[int]:
-        """Return the control tokens except those that end the output."""
-        return [token for token in special_tokens(self._vocab) if token not in self.ends]
 
     def json_schema(self, schema: object) -> MatcherConstraint:
         """Return JSON that validates against `schema` (Draft 2020-12, or the draft that its `$schema` names)."""
@@ -131,9 +125,10 @@ class GrammarCompiler:
 
     def _compile(self, kind: Kind, request: Any, param: str, text: str, *, is_own: bool = False) -> MatcherConstraint:
         if self._sandbox is None or not text or is_own or (kind == "schema" and is_plain(request)):
-            grammar = build(kind, request, self)
+            grammar = build(kind, request, lambda: TokenTable.of(self._vocab))
         else:
-            grammar = Grammar.from_json(self._sandbox.compile(self._sent_tokens(), text.encode(), param))
+            self._all_tokens()
+            grammar = Grammar.from_json(self._sandbox.compile(self._table, text.encode(), param))
         made = self._constraint(grammar, request, text)
         if grammar.unique:
             self.tokens.build("quotes", "items")
@@ -213,8 +208,3 @@ class GrammarCompiler:
                 if self._sandbox is not None:
                     self._table = pickle.dumps(table)
             return self._tokenizer
-
-    def _sent_tokens(self) -> bytes:
-        """Return the vocabulary as the sandbox reads it."""
-        self._all_tokens()
-        return self._table

@@ -6,13 +6,13 @@ about 12 ms on average for 150,000 tokens in JSON-like grammars, similar to llam
 the model's first choice is rejected.
 """
 
+import functools
 import re
-from collections.abc import Callable
-from collections.abc import Set as AbstractSet
 from typing import NoReturn
 
 from server.errors import InvalidRequest
 from server.structured.grammar.limits import MAX_GBNF_ITEMS, MAX_REPETITIONS, MAX_TEXT_CHARS
+from server.structured.grammar.tokenizer import TokenTable
 
 _MAX_CODE_POINT = 0x10FFFF
 _MAX_GROUP_DEPTH = 100
@@ -32,24 +32,22 @@ _REPETITION = re.compile(
 )
 
 
-def to_lark(text: str, token_id: Callable[[str], int | None], ends: AbstractSet[int]) -> str:
+def to_lark(text: str, table: TokenTable) -> str:
     """Return Lark whose `start` is the grammar's `root`.
 
-    ``token_id``: finds the token with exactly that text. ``ends``: the end tokens, which ``!<...>`` never matches.
-    Raises `InvalidRequest` that names the line and the construct.
+    ``table``: the tokens; ``!<...>`` matches no end token. Raises `InvalidRequest` with the line and the construct.
     """
     if len(text) > MAX_TEXT_CHARS:
         raise InvalidRequest(f"the grammar has {len(text)} characters, {MAX_TEXT_CHARS} are allowed")
-    return _Converter(text, token_id, ends).lark()
+    return _Converter(text, table).lark()
 
 
 class _Converter:
     """Parses the text once and writes each rule as Lark. A group becomes a rule, because Lark limits nesting."""
 
-    def __init__(self, text: str, token_id: Callable[[str], int | None], ends: AbstractSet[int]) -> None:
+    def __init__(self, text: str, table: TokenTable) -> None:
         self._text = text
-        self._token_id = token_id
-        self._ends = ends
+        self._token_id, self._ends = functools.cache(table.token_id), table.ends
         self._pos = 0
         self._names: dict[str, str] = {}  # Lark's name of each rule of the text
         self._rules: dict[str, str] = {}

@@ -5,7 +5,6 @@ import pickle
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
 from typing import Any
 
 import llguidance
@@ -22,36 +21,19 @@ _N_WALKS, _N_STEPS = 2, 24
 """Tokens that a grammar is tried with: some fail at the first text that they are given."""
 
 
-class _Vocabulary:
-    """The tokenizer of a vocabulary, and its tokens by text."""
-
-    def __init__(self, table: TokenTable) -> None:
-        self._table = table
-        self.tokenizer = Tokenizer(table)
-        self.ends = frozenset(table.ends)
-        self.special = [token for token in table.special if token not in self.ends]
-
-    @cached_property
-    def _ids(self) -> dict[bytes, int]:
-        return self._table.ids()
-
-    def token_id(self, text: str) -> int | None:
-        """Return the token whose whole text is `text`."""
-        return self._ids.get(text.encode("utf-8", "surrogatepass"))
-
-
 def answerer() -> Answer:
     """Return the function that answers requests. A grammar that overflows the thread's stack ends the process."""
     threading.stack_size(SANDBOX_STACK_BYTES)
     thread = ThreadPoolExecutor(1)
-    vocabulary: list[_Vocabulary] = []
+    vocabulary: list[tuple[TokenTable, Tokenizer]] = []
 
     def answer(what: bytes, request: bytes) -> tuple[bytes, bytes]:
         if what == VOCABULARY:
-            vocabulary[:] = [_Vocabulary(pickle.loads(request))]  # noqa: S301 - of the server's own
+            table: TokenTable = pickle.loads(request)  # noqa: S301 - of the server's own
+            vocabulary[:] = [(table, Tokenizer(table))]
             return DONE, b""
         try:
-            made = thread.submit(_built, vocabulary[0], *json.loads(request)).result()
+            made = thread.submit(_built, *vocabulary[0], *json.loads(request)).result()
             return DONE, json.dumps(made).encode()
         except InvalidRequest as error:
             return REFUSED, json.dumps([error.message, error.param]).encode()
@@ -59,10 +41,10 @@ def answerer() -> Answer:
     return answer
 
 
-def _built(vocabulary: _Vocabulary, kind: Kind, request: Any, _: str) -> Any:
-    grammar = build(kind, request, vocabulary)
+def _built(table: TokenTable, tokenizer: Tokenizer, kind: Kind, request: Any, _: str) -> Any:
+    grammar = build(kind, request, lambda: table)
     for each in (grammar, *(inner for inner, _ in grammar.texts)):
-        _try_out(each.matcher(vocabulary.tokenizer, request), each)
+        _try_out(each.matcher(tokenizer, request), each)
     return grammar.as_json()
 
 

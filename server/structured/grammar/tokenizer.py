@@ -2,7 +2,6 @@
 
 import weakref
 from collections.abc import Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 import llguidance
@@ -26,7 +25,7 @@ class _Encoder:
 
     def __init__(self, table: "TokenTable") -> None:
         self.tokens: Sequence[bytes] = list(table.tokens)
-        self.special_token_ids = list(table.special)
+        self.special_token_ids = [*table.special, *table.ends]
         self.bos_token_id = table.bos if table.bos >= 0 else None
         self.eos_token_id = table.ends[0]
         self.greedy: llguidance.LLTokenizer | None = None
@@ -54,21 +53,12 @@ class Tokenizer:
         weakref.finalize(self, setattr, encoder, "greedy", None).atexit = False
 
 
-def special_tokens(vocab: Vocab) -> list[int]:
-    """Return control tokens: those without text unless requested. Grammar text never matches one."""
-    return [
-        token
-        for token in range(vocab.n_tokens)
-        if vocab.piece(token, special=True) and not vocab.piece(token, special=False)
-    ]
-
-
 @dataclass(frozen=True, slots=True)
 class TokenTable:
     """A vocabulary for llguidance as plain values that can be sent to another process.
 
-    ``tokens``: the bytes of every token. ``special``: ids that text never matches. ``ends``: ids that end the
-    output. ``n_tokens``: of the model.
+    ``tokens``: the bytes of every token. ``ends``: ids that end the output. ``special``: other ids that text never
+    matches. ``n_tokens``: of the model.
     """
 
     n_tokens: int
@@ -84,7 +74,7 @@ class TokenTable:
         A vocabulary without an end token gets a virtual one past its end, so that a finished constraint allows nothing.
         """
         tokens = [vocab.piece(token, special=True) for token in range(vocab.n_tokens)]
-        ends = end_tokens(vocab)
+        ends = [*([vocab.eos] if vocab.eos >= 0 else []), *sorted(vocab.eog - {vocab.eos})]
         if not ends:
             ends = [vocab.n_tokens]
             tokens.append(b"")
@@ -93,17 +83,15 @@ class TokenTable:
             raise InvalidRequest(
                 f"constrained decoding is not possible with this model: its vocabulary has a token of {longest} bytes"
             )
-        special = sorted({*special_tokens(vocab), *ends})
+        special = [
+            token
+            for token, piece in enumerate(tokens)
+            if piece and token not in ends and not vocab.piece(token, special=False)
+        ]
         return cls(vocab.n_tokens, tuple(tokens), tuple(special), vocab.bos, tuple(ends))
 
-    def ids(self) -> dict[bytes, int]:
-        """Return the token of each text. A special token takes precedence over others with the same text."""
-        found = {piece: token for token, piece in reversed(list(enumerate(self.tokens)))}
-        return found | {self.tokens[token]: token for token in reversed(self.special)}
-
-
-def end_tokens(vocab: Vocab) -> list[int]:
-    """Return every end-of-generation id, the model's own end token first."""
-    ends: AbstractSet[int] = vocab.eog
-    rest: Sequence[int] = sorted(ends - {vocab.eos})
-    return [vocab.eos, *rest] if vocab.eos >= 0 else list(rest)
+    def token_id(self, text: str) -> int | None:
+        """Return the token whose whole text is `text`, None for none. A special token takes precedence."""
+        piece = text.encode("utf-8", "surrogatepass")
+        special = (token for token in sorted((*self.special, *self.ends)) if self.tokens[token] == piece)
+        return next(special, self.tokens.index(piece) if piece in self.tokens else None)
