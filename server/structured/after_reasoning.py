@@ -4,6 +4,7 @@ llama-server includes both in its grammars (common/chat-auto-parser-generator.cp
 common/parsers/gpt-oss.cpp); here they have a grammar of their own, which precedes any constraint.
 """
 
+from copy import copy
 from typing import TYPE_CHECKING
 
 from server.structured.constraint import Constraint
@@ -30,12 +31,10 @@ class AfterReasoning:
 
     def fork(self) -> "AfterReasoning":
         """Return an independent copy in the same state."""
-        copy = AfterReasoning.__new__(AfterReasoning)
-        for name in self.__slots__:
-            setattr(copy, name, getattr(self, name))
-        copy._framing = None if self._framing is None else self._framing.fork()
-        copy._reply = None if self._reply is None else self._reply.fork()
-        return copy
+        made = copy(self)
+        made._framing = None if self._framing is None else self._framing.fork()
+        made._reply = None if self._reply is None else self._reply.fork()
+        return made
 
     def allows(self, token: int) -> bool:
         """Return whether `token` may be next."""

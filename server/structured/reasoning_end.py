@@ -7,6 +7,7 @@ the prompt. No character is cut, and reasoning that opens again has a new budget
 
 import codecs
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -100,11 +101,9 @@ class ReasoningEnd:
 
     def fork(self) -> "ReasoningEnd":
         """Return a copy in the same state, on the same switch."""
-        inner = None if self._inner is None else self._inner.fork()
-        copy = ReasoningEnd(self._ending, inner, self._vocab, n_begun=None, switch=self._switch)
-        copy._state, copy._tail, copy._recent = self._state, self._tail, self._recent
-        copy._n_seen, copy._n_forced, copy._n_thought = self._n_seen, self._n_forced, self._n_thought
-        return copy
+        made = copy(self)
+        made._inner = None if self._inner is None else self._inner.fork()
+        return made
 
     def allows(self, token: int) -> bool:
         """Return whether `token` may be next. Also checks the switch."""

@@ -5,7 +5,9 @@ marker. In a JSON string this is the quote, and escapes are decoded. So the clie
 the call's grammar, hole number n is a control token that occurs nowhere else, n + 1 times.
 """
 
+from copy import copy
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 
@@ -42,13 +44,11 @@ class EmbeddedTexts(MatcherConstraint):
         self._text: _Text | None = None
         self._enter()
 
-    def fork(self) -> "EmbeddedTexts":
+    def fork(self) -> Self:
         """Return an independent copy in the same state."""
-        copy = EmbeddedTexts.__new__(EmbeddedTexts)
-        MatcherConstraint.__init__(copy, self._matcher, self.tokenizer, self._param, self.recipe)
-        copy._outer, copy._texts, copy._hole, copy._tokens = self._outer.fork(), self._texts, self._hole, self._tokens
-        copy._text = None if self._text is None else self._text.fork()
-        return copy
+        made = copy(self)
+        made._outer, made._text = self._outer.fork(), None if self._text is None else self._text.fork()
+        return made
 
     def allows(self, token: int) -> bool:
         """Return whether `token` may be next. It may be in the call and in the text, with the border inside."""
@@ -159,11 +159,10 @@ class _Text:
         return self._text.escaped
 
     def fork(self) -> "_Text":
-        inner = None if self.inner is None else self.inner.fork()
-        copy = _Text(self._text, inner, self._outer.fork(), self._tokens)
-        copy._exits, copy._tail = [(exit_.fork(), n) for exit_, n in self._exits], self._tail
-        copy.pending = self.pending
-        return copy
+        made = copy(self)
+        made._outer, made._exits = self._outer.fork(), [(exit_.fork(), n) for exit_, n in self._exits]
+        made.inner = None if self.inner is None else self.inner.fork()
+        return made
 
     def allows_whole(self, token: int, piece: bytes) -> bool:
         if not piece:  # a control token

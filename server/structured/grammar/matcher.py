@@ -7,7 +7,8 @@ import os
 import re
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
+from copy import copy
+from typing import NamedTuple, Self
 
 import llguidance
 import numpy as np
@@ -60,11 +61,11 @@ class MatcherConstraint:
         self.recipe = recipe
 
     @contained
-    def fork(self) -> "MatcherConstraint":
+    def fork(self) -> Self:
         """Return an independent copy in the same state."""
-        copy = MatcherConstraint(self._matcher.deep_copy(), self.tokenizer, self._param, self.recipe)
-        copy._since_mask_s, copy._slow_s = self._since_mask_s, self._slow_s
-        return copy
+        made = copy(self)
+        made._matcher = self._matcher.deep_copy()
+        return made
 
     @contained
     def allows(self, token: int) -> bool:

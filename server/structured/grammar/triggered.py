@@ -5,6 +5,7 @@ Unlike llama.cpp, tokens that the grammar rejects after a trigger are not sample
 """
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -169,10 +170,9 @@ class TriggeredConstraint:
 
     def fork(self) -> "TriggeredConstraint":
         """Return an independent copy in the same state."""
-        copy = TriggeredConstraint(self._rules)
-        copy._free, copy._refused = self._free, self._refused
-        copy._inner = None if self._inner is None else self._inner.fork()
-        return copy
+        made = copy(self)
+        made._inner = None if self._inner is None else self._inner.fork()
+        return made
 
     def allows(self, token: int) -> bool:
         """Return whether `token` may be next."""

@@ -10,7 +10,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from decimal import Decimal
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import llguidance
 import numpy as np
@@ -244,12 +244,13 @@ class UniqueItems(MatcherConstraint):
 
     def __init__(self, base: MatcherConstraint, cursor: Cursor, tokens: TextTokens) -> None:
         super().__init__(base.matcher, base.tokenizer, base._param, base.recipe)
-        self._since_mask_s, self._slow_s = base._since_mask_s, base._slow_s
         self._cursor, self._tokens = cursor, tokens
 
-    def fork(self) -> "UniqueItems":
+    def fork(self) -> Self:
         """Return an independent copy in the same state."""
-        return UniqueItems(super().fork(), self._cursor.fork(), self._tokens)
+        made = super().fork()
+        made._cursor = self._cursor.fork()
+        return made
 
     def allows(self, token: int) -> bool:
         """Return whether `token` may be next."""
