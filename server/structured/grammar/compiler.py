@@ -131,7 +131,7 @@ class GrammarCompiler:
             grammar = Grammar.from_json(self._sandbox.compile(self._table, text.encode(), param))
         made = self._constraint(grammar, request, text)
         if grammar.unique:
-            self.tokens.build("quotes", "items")
+            self.tokens.build("quotes", "ends", "items", "firsts")
             return UniqueItems(made, Cursor(UniquePlaces(grammar.text).root), self.tokens)
         if not grammar.texts:
             return made

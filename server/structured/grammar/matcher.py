@@ -74,7 +74,7 @@ class MatcherConstraint:
             return False
         if self._since_mask_s > REFILL_S:
             with contextlib.suppress(InvalidRequest):  # validating fails, too, and `mask` says why
-                self.mask()
+                MatcherConstraint.mask(self)
         began = time.thread_time()
         is_end = token in self.tokenizer.ends and self._matcher.is_accepting()
         allowed = is_end or self._matcher.validate_tokens([token]) == 1

@@ -28,6 +28,7 @@ MAX_STATES = 500
 _IN_PLACE = ("allOf", "anyOf", "oneOf")
 _QUOTE, _ESCAPE, _SPACES = ord('"'), ord("\\"), b" \t\n\r"
 _LONGEST_INT = 300  # digits
+_LONGEST_TOKEN = 128  # bytes of one that may start like an item
 
 
 class UniquePlaces:
@@ -105,14 +106,14 @@ class _Frame(NamedTuple):
 class Cursor:
     """The position in the output. The text must be JSON that matches the schema apart from uniqueness."""
 
-    __slots__ = ("_escaped", "_frames", "_in_key", "_in_scalar", "_key", "_place", "_text", "in_string")
+    __slots__ = ("_escaped", "_frames", "_in_key", "_key", "_place", "_text", "in_scalar", "in_string")
 
     def __init__(self, root: Place) -> None:
         self._frames: tuple[_Frame, ...] = ()
         self._place = root  # of the next value
         self._text = bytearray()  # without white space between tokens: what `_trim` leaves
         self._key = 0  # where the current key begins in it
-        self.in_string = self._in_key = self._escaped = self._in_scalar = False
+        self.in_string = self._in_key = self._escaped = self.in_scalar = False
 
     def fork(self) -> "Cursor":
         """Return an independent copy."""
@@ -174,8 +175,8 @@ class Cursor:
     def _structure(self, char: str, at: int) -> bool:
         """Advance by a character outside of strings. Return whether the item that it ends differs from the others."""
         differs = True
-        if self._in_scalar and char in ",]} \t\n\r":
-            self._in_scalar = False
+        if self.in_scalar and char in ",]} \t\n\r":
+            self.in_scalar = False
             differs = self._item_ends(at)
         if char == '"':
             self.in_string, self._key = True, at
@@ -199,7 +200,7 @@ class Cursor:
         elif char == ":":
             self._in_key = False
         elif not char.isspace():
-            self._in_scalar = True
+            self.in_scalar = True
         return differs
 
     def _item_ends(self, end: int) -> bool:
@@ -265,21 +266,40 @@ class UniqueItems(MatcherConstraint):
         """Return a bit per token. Raises `InvalidRequest` when the matcher gave up or only repetitions are left."""
         bits = np.frombuffer(super().mask(), np.uint8).copy()
         began = time.thread_time()
-        if not self._cursor.is_inside:
-            candidates = _set(bits, self._tokens.items).tolist()
-        else:
-            candidates = _tokens_of(bits).tolist()
-            if self._cursor.in_string:  # no others end an item, or begin one that must repeat another
-                firsts = {rest[:1] for rest in self._cursor.repetitions()}
-                pieces, quotes = self._tokens.pieces, _set(bits, self._tokens.quotes).tolist()
-                candidates = [*quotes, *(token for token in candidates if pieces[token][:1] in firsts)]
-        for token in candidates:
-            if not self._differs(token):
-                bits[token // 8] &= np.uint8(~(1 << token % 8) & 255)
+        refused = [token for token in self._ending(bits) if not self._differs(token)]
+        differing: list[bytes] = []
+        for token, piece in self._alike(bits):
+            if not any(longer.startswith(piece) for longer in differing):
+                if self._differs(token):
+                    differing.append(piece)
+                else:
+                    refused.append(token)
+        for token in refused:
+            bits[token // 8] &= np.uint8(~(1 << token % 8) & 255)
         self._count(time.thread_time() - began, uses_fuel=False)
         if not bits.any():
             raise InvalidRequest("the output cannot be kept to 'uniqueItems': an item repeats another one", self._param)
         return bits.tobytes()
+
+    def _ending(self, bits: NDArray[np.uint8]) -> Iterable[int]:
+        """Return the allowed tokens that may end an item."""
+        if not self._cursor.is_inside:
+            return _set(bits, self._tokens.items)
+        if self._cursor.in_scalar:
+            return _tokens_of(bits)
+        return _set(bits, self._tokens.quotes if self._cursor.in_string else self._tokens.ends)
+
+    def _alike(self, bits: NDArray[np.uint8]) -> list[tuple[int, bytes]]:
+        """Return the allowed tokens that may continue an item like another one, with their text, longer ones first."""
+        rests = [rest.translate(None, _SPACES) for rest in self._cursor.repetitions()]
+        starts = {rest[:n] for rest in rests for n in range(min(len(rest), _LONGEST_TOKEN) + 1)}
+        if not starts:
+            return []
+        firsts = np.frombuffer(b"\0".join({start[:1] for start in starts}), np.uint8)
+        likely = np.flatnonzero(np.isin(self._tokens.firsts, firsts))
+        pieces = ((token, self._tokens.pieces[token]) for token in _set(bits, likely))
+        found = (each for each in pieces if each[1].translate(None, _SPACES) in starts)
+        return sorted(found, key=lambda each: len(each[1]), reverse=True)
 
     @contained
     def _differs(self, token: int) -> bool:
@@ -308,7 +328,7 @@ class UniqueItems(MatcherConstraint):
     def _continued(self, state: llguidance.LLMatcher, cursor: Cursor) -> list[tuple[int, Cursor]]:
         """Return the tokens that may follow without a repetition; of those that differ at once, only one."""
         found: list[tuple[int, Cursor]] = []
-        for token in map(int, _tokens_of(np.frombuffer(state.compute_bitmask(), np.uint8))):
+        for token in _tokens_of(np.frombuffer(state.compute_bitmask(), np.uint8)):
             piece, after = self._tokens.piece(token), cursor.fork()
             if (piece.strip() or cursor.in_string) and after.take(piece):
                 if not after.may_repeat:
@@ -325,11 +345,13 @@ class UniqueItems(MatcherConstraint):
         self._cursor.take(self._tokens.piece(token))
 
 
-def _tokens_of(bits: NDArray[np.uint8]) -> NDArray[np.intp]:
-    return np.flatnonzero(np.unpackbits(bits, bitorder="little"))
+def _tokens_of(bits: NDArray[np.uint8]) -> Iterator[int]:
+    """Yield the tokens whose bit is set."""
+    for at in map(int, np.flatnonzero(bits)):
+        yield from (at * 8 + bit for bit in range(8) if bits[at] >> bit & 1)
 
 
-def _set(bits: NDArray[np.uint8], tokens: NDArray[np.intp]) -> NDArray[np.intp]:
+def _set(bits: NDArray[np.uint8], tokens: NDArray[np.intp]) -> list[int]:
     """Return the `tokens` whose bit is set."""
-    found: NDArray[np.intp] = tokens[(bits[tokens // 8] >> (tokens % 8)) & 1 != 0]
+    found: list[int] = tokens[(bits[tokens // 8] >> (tokens % 8)) & 1 != 0].tolist()
     return found
