@@ -150,6 +150,18 @@ def test_a_token_of_several_bytes_is_looked_through() -> None:
     assert not constraint.allows(ord('"'))
 
 
+@pytest.mark.parametrize("items", [{"enum": ["hello", "hello world", "true"]}, PAIR, {"enum": [3, 12, 123]}])
+@pytest.mark.parametrize("text", ['["hello",', '[{"k": 12, "l":"a"},', '["hello", "hello', "[12, 3, 12", "["])
+def test_a_mask_has_the_tokens_that_are_allowed(items: Any, text: str) -> None:
+    constraint = WORDS.json_schema({**UNIQUE, "items": items})
+    for byte in text.encode():
+        if not constraint.allows(byte):
+            break
+        constraint.accept(byte)
+        wanted = {token for token in range(WordVocab.n_tokens) if constraint.allows(token)}
+        assert allowed(constraint.mask(), WordVocab.n_tokens) == wanted
+
+
 def test_a_fork_goes_its_own_way() -> None:
     constraint = after(UNIQUE, "[1,")
     fork = constraint.fork()
