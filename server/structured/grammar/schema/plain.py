@@ -4,11 +4,13 @@ Such a schema combines nothing: one position describes each value, by names, lis
 schemas, patterns, large counts and unknown keywords have no such bound.
 """
 
-from collections.abc import Iterator
+import json
 from typing import Any
 
+from server.structured.grammar.schema.keywords import DEFINITIONS, subschemas
+
 MAX_VALUES = 600
-MAX_CHARS = 20_000
+MAX_CHARS = 25_000  # of the names and values as JSON
 MAX_COUNT = 200
 """Of a length or a number of items that a plain schema may name."""
 _SAYS_NOTHING = frozenset(
@@ -16,9 +18,8 @@ _SAYS_NOTHING = frozenset(
 )
 _VALUES = frozenset(["type", "required", "enum", "const", "minimum", "maximum"])
 _COUNTS = frozenset(["minLength", "maxLength", "minItems", "maxItems"])
-_MAPS = frozenset(["properties", "$defs", "definitions"])
+_MAPS = frozenset(["properties", *DEFINITIONS])
 _ALONE = frozenset(["$ref", "anyOf"])  # with siblings, they combine schemas
-_SCHEMAS = frozenset(["items", "additionalProperties"])
 
 
 def is_plain(schema: object) -> bool:
@@ -30,10 +31,14 @@ def is_plain(schema: object) -> bool:
             continue
         if not isinstance(each, dict) or not _is_plain(each):
             return False
-        left += _schemas_in(each)
-        for value in _data(each):
-            n_values += 1
-            n_chars += len(value) if isinstance(value, str) else 1
+        try:
+            left += [*subschemas(each), *(sub for key in DEFINITIONS for sub in each.get(key, {}).values())]
+        except (AttributeError, TypeError):  # they are no objects or lists, and so no schemas
+            return False
+        data = [each[key] for key in _VALUES & each.keys()] + [[*each[key]] for key in _MAPS & each.keys()]
+        text = json.dumps(data)
+        n_values += 1 + text.count(",")
+        n_chars += len(text)
         if n_values > MAX_VALUES or n_chars > MAX_CHARS:
             return False
     return True
@@ -42,38 +47,7 @@ def is_plain(schema: object) -> bool:
 def _is_plain(schema: dict[str, Any]) -> bool:
     said = schema.keys() - _SAYS_NOTHING
     if said & _ALONE:
-        return len(said - {"$defs", "definitions"}) == 1 and _is_local(schema.get("$ref", "#"))
-    if not said <= _VALUES | _COUNTS | _MAPS | _SCHEMAS:
+        return said <= {*_ALONE, *DEFINITIONS} and len(said & _ALONE) == 1 and str(schema.get("$ref", "#"))[:1] == "#"
+    if not said <= _VALUES | _COUNTS | _MAPS | {"items", "additionalProperties"}:
         return False
     return all(isinstance(schema[key], int) and 0 <= schema[key] <= MAX_COUNT for key in said & _COUNTS)
-
-
-def _is_local(reference: object) -> bool:
-    return isinstance(reference, str) and reference.startswith("#")
-
-
-def _schemas_in(schema: dict[str, Any]) -> Iterator[Any]:
-    for key, value in schema.items():
-        if key in _MAPS:
-            yield from value.values() if isinstance(value, dict) else [None]
-        elif key == "anyOf":
-            yield from value if isinstance(value, list) else [None]
-        elif key in _SCHEMAS:
-            yield value
-
-
-def _data(schema: dict[str, Any]) -> Iterator[Any]:
-    """Return the names and values in a schema, and the schema itself."""
-    yield None
-    for key, value in schema.items():
-        if key in _MAPS and isinstance(value, dict):
-            yield from value
-        elif key in _VALUES:
-            left = [value]
-            while left:
-                each = left.pop()
-                yield each
-                if isinstance(each, list):
-                    left += each
-                elif isinstance(each, dict):
-                    left += [*each, *each.values()]
