@@ -53,7 +53,7 @@ def recognise(render: Render, source: str, name: str, *, shows_tools: bool, show
     tags, named = reasoning_tags_of(source), has_reasoning_tags(source)
 
     def chat_format(tool_format: ToolFormat, tool_call_syntax: ToolCallSyntax, doubt: str = "") -> ChatFormat:
-        return ChatFormat(tool_format, tool_call_syntax, source, tool_format.reasoning_tags or tags, named, doubt)
+        return ChatFormat(tool_format, tool_call_syntax, source, tool_format.inline_reasoning or tags, named, doubt)
 
     by_signs = recognised(source, name)
     if name in BY_NAME:
@@ -101,7 +101,7 @@ def by_rendering(forms: Sequence[ToolFormat], turns: Sequence[RenderedTurn], sou
 
 def _reads(tool_format: ToolFormat, turn: RenderedTurn, source: str) -> bool:
     how = Reading(functions={NAME: _SCHEMA})
-    parser = tool_format.reader(how, tool_format.reasoning_tags or reasoning_tags_of(source), turn.opening)
+    parser = tool_format.reader(how, tool_format.inline_reasoning or reasoning_tags_of(source), turn.opening)
     pieces = [*parser.feed(turn.text), *parser.finish()]
     return _calls(pieces) == [(NAME, ARGUMENTS), (NAME, _OTHER)][: turn.n_calls]
 

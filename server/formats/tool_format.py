@@ -26,16 +26,15 @@ class ToolFormat:
     the markup before and after calls.
 
     Parsing. ``calls``: the parsers of calls by their openings, by default those of the syntaxes. ``call_first``: a
-    character, and the parser of calls that start a message with it. ``silent``: markup without meaning; ``sections``:
-    the same, before calls. ``parser``: parses the output if its structure is another. ``tags``: markup besides all
-    that, which the parser needs even if it is a control token.
+    character, and the parser of calls that start a message with it. ``silent``: markup without meaning. ``parser``:
+    parses the output if its structure is another. ``tags``: markup besides all that, which the parser needs even if it
+    is a control token.
 
-    Reasoning and replies. ``reasoning_tags``: the tags around reasoning, if the template's source doesn't show them.
-    ``inline_reasoning``: the tags of reasoning that may be anywhere, and that one of ``breaks`` also ends.
-    ``answer_tags`` may be around a reply. ``leads``: markup before a reply: the first one that the template has,
-    otherwise the first of all. ``again``: markup that reopens the turn after reasoning. ``preamble`` replaces the lead
-    of a reply before text that precedes a call. ``turn_start``: the last one in the prompt begins the turn.
-    ``id_length``: characters of generated call ids.
+    Reasoning and replies. ``inline_reasoning``: the tags around reasoning, if it may be anywhere; one of ``breaks``
+    also ends it. ``answer_tags`` may be around a reply. ``leads``: markup before a reply: the first one that the
+    template has, otherwise the first of all. ``again``: markup that reopens the turn after reasoning. ``preamble``
+    replaces the lead of a reply before text that precedes a call. ``turn_start``: the last one in the prompt begins the
+    turn. ``id_length``: characters of generated call ids.
     """
 
     name: str
@@ -45,10 +44,8 @@ class ToolFormat:
     calls: Mapping[str, Parse] = field(default_factory=dict)
     call_first: tuple[str, Parse] | None = None
     silent: tuple[str, ...] = ()
-    sections: tuple[str, ...] = ()
     parser: Parse | None = None
     tags: tuple[str, ...] = ()
-    reasoning_tags: tuple[str, str] | None = None
     inline_reasoning: tuple[str, str] | None = None
     breaks: tuple[str, ...] = ()
     answer_tags: tuple[str, str] | None = None
@@ -77,8 +74,8 @@ class ToolFormat:
     @cached_property
     def markup(self) -> tuple[str, ...]:
         """Return the tags in all markup, any of which may be a control token of a vocabulary."""
-        described = (*map(astuple, self.call_forms), *self.calls, self.silent, self.sections, self.inline_reasoning)
-        texts = _texts((described, self.breaks, self.answer_tags, self.leads))
+        own = (*self.calls, self.silent, self.inline_reasoning, self.breaks, self.answer_tags, self.leads)
+        texts = _texts((*map(astuple, self.call_forms), *own))
         return tuple(dict.fromkeys((*(tag for text in texts for tag in _TAG.findall(text)), *self.tags)))
 
     @cached_property
@@ -88,7 +85,7 @@ class ToolFormat:
             return self.parser
         calls = self.calls or {text: _parser(form) for form in self.call_forms for text in form.openings}
         if self.inline_reasoning is not None:
-            return frame(self.inline_reasoning, self.silent, calls, breaks=self.breaks, sections=self.sections)
+            return frame(self.inline_reasoning, self.silent, calls, breaks=self.breaks, openings=self.openings)
         if self.answer_tags is not None:
             return answer_tags(*self.answer_tags, calls)
         parse = anywhere(calls, *self.silent)

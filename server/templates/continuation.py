@@ -76,8 +76,8 @@ def written(
 def _around(chat_format: ChatFormat, caps: Capabilities) -> tuple[str, str, bool]:
     """Return the markup before and after reasoning, "" for none, and whether empty reasoning is closed."""
     tool_format, source = chat_format.tool_format, chat_format.source
-    if tool_format.reasoning_tags is not None:
-        return *tool_format.reasoning_tags, False
+    if tool_format.inline_reasoning is not None and not chat_format.has_reasoning_tags:
+        return *tool_format.inline_reasoning, False
     if tool_format.leads:
         return (*chat_format.reasoning_tags, True) if chat_format.has_reasoning_tags else ("", "", False)
     start, end = caps.reasoning_tags

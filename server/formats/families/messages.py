@@ -130,7 +130,6 @@ INKLING = ToolFormat(
     ),
     recognised_by=((_MODEL, _CALL),),
     parser=_by_message(_block, (_MODEL,), _BLOCK_ENDS, inside=(_THINKING, _TEXT, _CALL)),
-    reasoning_tags=(_THINKING, _BLOCK_ENDS[0]),
     inline_reasoning=(_THINKING, _BLOCK_ENDS[0]),
     breaks=(*_BLOCK_ENDS, _MODEL, _TEXT),
     leads=(_TEXT,),

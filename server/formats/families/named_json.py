@@ -149,8 +149,7 @@ SOLAR = ToolFormat(
     ),
     recognised_by=((_SOLAR_CALL, _SOLAR_NAME),),
     calls={_SOLAR_CALL: _solar_call},
-    silent=(_TURN, "<|content|>", "<|calls|>"),
-    sections=(_SOLAR_CALLS,),
+    silent=(_TURN, "<|content|>", _SOLAR_CALLS, "<|calls|>"),
     inline_reasoning=("<|think|>", "<|end|>"),
     breaks=("<|content|>",),
     turn_start=_TURN,
@@ -164,7 +163,6 @@ SOLAR = ToolFormat(
 <|tool_call:args|>{"city": "Paris"}<|tool_call:end|><|calls|>
 """
 
-_INNER = ("<|inner_prefix|>", "<|inner_suffix|>")
 _TOOLS, _TOOLS_END = "<|tools_prefix|>", "<|tools_suffix|>"
 
 
@@ -205,8 +203,7 @@ APERTUS = ToolFormat(
     recognised_by=((_TOOLS,),),
     calls={_TOOLS: _apertus_calls},
     silent=("<|assistant_end|>",),
-    reasoning_tags=_INNER,
-    inline_reasoning=_INNER,
+    inline_reasoning=("<|inner_prefix|>", "<|inner_suffix|>"),
     turn_start="<|assistant_start|>",
 )
 """Apertus: a JSON list in which each call's name is its key; reasoning between its own prefixes::

@@ -171,10 +171,9 @@ KIMI_K3 = ToolFormat(
     recognised_by=(("<|open|>", "<|close|>", "<|end_of_msg|>"),),
     calls={_KIMI_CALL: parameter_call(_KIMI)},
     silent=(
-        *(_RESPONSE, "<|close|>response<|sep|>", _TOOLS_END),
+        *(_RESPONSE, "<|close|>response<|sep|>", _TOOLS, _TOOLS_END),
         *(_MESSAGE, "<|close|>message<|sep|>", "<|end_of_msg|>"),
     ),
-    sections=(_TOOLS,),
     inline_reasoning=("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
     breaks=(_RESPONSE,),
     turn_start=_MESSAGE,

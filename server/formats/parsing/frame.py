@@ -14,22 +14,22 @@ def frame(
     calls: Mapping[str, Parse],
     *,
     breaks: tuple[str, ...] = (),
-    sections: tuple[str, ...] = (),
+    openings: tuple[str, ...],
 ) -> Parse:
     """Create a parser of reasoning between `tags`, content and `calls`, by their openings, in any order.
 
-    ``silent``: markup without meaning. ``sections``: the same, before calls. Reasoning also ends with ``breaks``.
-    Calls in reasoning only count if the text ends before the reasoning does.
+    ``silent``: markup without meaning. Reasoning also ends with ``breaks``. Calls in reasoning, which begin with one of
+    ``openings``, only count if the text ends before the reasoning does.
     """
     opening, closing = tags
 
     def parse(turn: StreamParser) -> Steps[None]:
         callable_ = tuple(calls) if turn.how.callable else ()
-        opened = (*sections, *callable_) if turn.how.callable else ()
+        opened = openings if turn.how.callable else ()
         marker = ""
         while True:
             if not marker:
-                marker = yield from turn.content_until(opening, closing, *silent, *sections, *callable_)
+                marker = yield from turn.content_until(opening, closing, *silent, *callable_)
             if marker == opening:
                 turn.reasoning_tag(opening)
                 marker = yield from turn.read_reasoning((closing, *breaks), opened, parse)

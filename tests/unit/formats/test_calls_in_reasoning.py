@@ -11,8 +11,7 @@ from tests.unit.formats.recorded import PARIS, RECORDED, Recorded
 
 
 def tags(form: str) -> tuple[str, str]:
-    source = "<|channel|>analysis<|message|> … " if form == "harmony" else " ".join(formats.BY_NAME[form].markup)
-    return formats.BY_NAME[form].reasoning_tags or reasoning_tags_of(source)
+    return formats.BY_NAME[form].inline_reasoning or reasoning_tags_of(" ".join(formats.BY_NAME[form].markup))
 
 
 def calls_of(recorded: Recorded) -> str:
