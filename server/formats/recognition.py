@@ -2,7 +2,7 @@
 
 A call with a known name and known arguments is rendered by the template. The formats whose parsers return the call
 are candidates. Parsers also accept related formats, so candidates are ranked: first by whether their own markup is
-in the turn, then by whether they parse two calls next to text, then by the texts in the template's source. Among
+in the turn. Then it counts whether they parse two calls next to text, then the texts in the template's source. Among
 equals, the absence of markup around replies decides. If no parser returns the call, only the texts in the source do.
 """
 
