@@ -102,7 +102,7 @@ TOOL_CALLS_TAG = ToolFormat("tool-calls-tag", HUNYUAN_A13B.syntax)
 </tool_calls>
 """
 
-NEMOTRON = ToolFormat("nemotron", json_list("<TOOLCALL>", "</TOOLCALL>"), recognised_by=(("<TOOLCALL>",),))
+NEMOTRON = ToolFormat("nemotron", json_list("<TOOLCALL>", "</TOOLCALL>"))
 """Nemotron Nano 2 and Llama Nemotron: a list in a tag::
 
     <think>

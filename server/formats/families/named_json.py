@@ -200,7 +200,6 @@ APERTUS = ToolFormat(
         joint=", ",
         trigger=_TOOLS,
     ),
-    recognised_by=((_TOOLS,),),
     calls={_TOOLS: _apertus_calls},
     silent=("<|assistant_end|>",),
     inline_reasoning=("<|inner_prefix|>", "<|inner_suffix|>"),

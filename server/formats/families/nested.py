@@ -51,7 +51,6 @@ _GEMMA_CALL, _GEMMA_CALL_END, _QUOTE = "<|tool_call>call:", "<tool_call|>", '<|"
 GEMMA_4 = ToolFormat(
     "gemma4",
     ToolCallSyntax(_GEMMA_CALL, ("",), _GEMMA_CALL_END, arguments=Braces(_QUOTE)),
-    recognised_by=((_GEMMA_CALL,),),
     calls={_GEMMA_CALL: _call(_GEMMA_CALL_END, _QUOTE)},
     silent=("<|channel>", "<|turn>model\n", "<turn|>"),
     inline_reasoning=("<|channel>thought", "<channel|>"),

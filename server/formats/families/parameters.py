@@ -332,7 +332,6 @@ HUNYUAN = ToolFormat(
 K2_HORIZON = ToolFormat(
     "k2-horizon",
     _glm_syntax("ifm|"),
-    recognised_by=(("<ifm|tool_call>",),),
     silent=("<ifm|tool_calls>", "</ifm|tool_calls>"),
     tags=("<ifm|arg_type>", "</ifm|arg_type>"),
 )
@@ -351,7 +350,6 @@ LONGCAT = ToolFormat(
     "longcat",
     json_calls("<longcat_tool_call>\n", "\n</longcat_tool_call>", joint="\n"),
     variants=(("<longcat_arg_key>", _glm_syntax("longcat_")),),
-    recognised_by=(("<longcat_tool_call>",),),
 )
 """LongCat Flash: JSON in its own tags, or, in newer models, GLM's keys and values with a prefix::
 
