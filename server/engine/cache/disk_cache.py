@@ -171,7 +171,8 @@ class DiskCache:
             self._following.start()
         except Exception as error:  # noqa: BLE001 - the server works without it
             self._give_up(error)
-        self.ready.set_result(None)
+        if not self.ready.done():  # otherwise the load was cancelled
+            self.ready.set_result(None)
         self._wake()
 
     def _take_up(self, entries: Iterable[CacheEntry], names_gone: Iterable[str]) -> None:

@@ -291,22 +291,21 @@ class Worker(Endpoint):
 
         def done(decoding: "asyncio.Future[Request]") -> None:
             error = decoding.exception()
-            if error is not None:
+            if number not in self.decoding:
+                self.switches.pop(number, None)  # created after it was cancelled
+            elif error is not None:
                 self._refuse(number, error)
-            elif number in self.decoding:
-                self.submit(number, decoding.result())
             else:
-                self.switches.pop(number, None)
+                self.submit(number, decoding.result())
 
         self.decoding.add(number)
         self._loop.run_in_executor(self._grammars, self._decode, body).add_done_callback(done)
 
     def _refuse(self, number: int, error: BaseException) -> None:
-        """Fail a request that could not be decoded or was cancelled before."""
+        """Fail a request that could not be decoded or submitted, or was cancelled before."""
+        self.decoding.discard(number)
         self.switches.pop(number, None)
-        if number in self.decoding:
-            self.decoding.discard(number)
-            self.deliver([(number, [Failed(portable(error))])], over=True)
+        self.deliver([(number, [Failed(portable(error))])], over=True)
 
     def submit(self, number: int, request: Request) -> None:
         """Submit a request to the engine; what it raises becomes the request's last event."""
@@ -315,10 +314,9 @@ class Worker(Endpoint):
         try:
             self.tickets[number] = self._generator.submit(request, _Sink(number, self))
         except CONTAINED as error:
-            self.switches.pop(number, None)
-            self.deliver([(number, [Failed(portable(error))])], over=True)
-            return
-        self._send_status_when_idle()
+            self._refuse(number, error)
+        else:
+            self._send_status_when_idle()
 
     def _cancel(self, number: int) -> None:
         assert self._generator is not None
