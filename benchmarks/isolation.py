@@ -5,13 +5,9 @@ a runner whose decode takes no time at all, or so many milliseconds without the 
 a second by the wall, the time between steps, and the processor time of each process per token, which neighbours on the
 machine change less: tokens a second are bounded by the largest of these where each process has a core of its own. The
 client takes no part: it looks every 20 ms and reads whatever is there.
-
-``--save-mb 100``: saves and restores a slot of that size instead, and prints the longest turn of the server's event
-loop meanwhile, in processor time.
 """
 
 import argparse
-import asyncio
 import json
 import os
 import select
@@ -20,7 +16,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -28,15 +23,12 @@ from pathlib import Path
 import uvicorn
 
 from server.app import create_app
-from server.engine.request import Adapters, Event, Finished, Request, SamplingParams
+from server.engine.request import Adapters, SamplingParams
 from server.engine.runner_api import BatchEntry
-from server.errors import InvalidRequest
 from server.options.model import ModelSettings
 from server.options.server import ServerSettings
 from server.options.sources import Origin
 from server.pool.protocols import Loader
-from server.pool.spec import ModelSpec
-from server.pool.worker.parent import WorkerSupervisor
 from server.settings import Settings
 from server.transport.server import HttpProtocol
 from tests.support.fakes import FakeLoader, FakeRunner, FakeSampler, FakeVocab
@@ -101,65 +93,6 @@ def serve(isolation: str, n_seq: int, decode_s: float) -> None:
         print(listener.getsockname()[1], flush=True)
         config = uvicorn.Config(app, http=HttpProtocol, lifespan="on", log_level="error", access_log=False)
         uvicorn.Server(config).run([listener])
-
-
-class LargeRunner(FakeRunner):
-    """A slot's state is large."""
-
-    def __init__(self, n_bytes: int) -> None:
-        super().__init__()
-        self._n_bytes = n_bytes
-
-    def seq_save(self, seq: int) -> bytes:
-        return bytes(self._n_bytes)
-
-    def seq_load(self, seq: int, state: bytes, n_pos: int) -> bool:
-        return False
-
-
-def make_large(n_bytes: int) -> Loader:
-    """In the model's own process."""
-    return FakeLoader(runner=lambda: LargeRunner(n_bytes))
-
-
-async def stalls(n_bytes: int) -> Mapping[str, tuple[float, float]]:
-    """Return the seconds that saving and restoring a slot take, and the longest turn of the event loop meanwhile, in
-    seconds of a processor, which neighbours on the machine don't change."""
-    loop = asyncio.get_running_loop()
-    from benchmarks.isolation import make_large as importable  # `__main__` is another module there
-
-    supervisor = WorkerSupervisor("large", partial(importable, n_bytes), loop, FakeLoader())
-    weights = await asyncio.to_thread(supervisor.load, ModelSpec("large", Path("large.gguf")), lambda _: True)
-    engine = weights.generator
-    assert engine is not None
-    ended = asyncio.Event()
-
-    def heard(events: list[Event]) -> None:
-        if type(events[-1]) is Finished:
-            ended.set()
-
-    engine.submit(Request("r", [1, 2, 3], max_tokens=1), heard)
-    await ended.wait()
-    longest = 0.0
-
-    async def beat() -> None:
-        nonlocal longest
-        while True:
-            began = time.thread_time()
-            await asyncio.sleep(0)
-            longest = max(longest, time.thread_time() - began)
-
-    found, beating = {}, asyncio.create_task(beat())
-    began = time.perf_counter()
-    saved = await engine.save_slot(0)
-    found["save"] = time.perf_counter() - began, longest
-    began, longest = time.perf_counter(), 0.0
-    with suppress(InvalidRequest):  # the fake refuses it, once it is there
-        await engine.restore_slot(0, saved)
-    found["restore"] = time.perf_counter() - began, longest
-    beating.cancel()
-    await asyncio.to_thread(weights.close)
-    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,13 +180,7 @@ def main() -> None:
     parser.add_argument("--decode-ms", type=float, default=0.0)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--serve", choices=("none", "process"), help=argparse.SUPPRESS)
-    parser.add_argument("--save-mb", type=int, default=0)
     given = parser.parse_args()
-    if given.save_mb:
-        for _ in range(given.rounds):
-            for what, (seconds, stall) in asyncio.run(stalls(given.save_mb * 1_000_000)).items():
-                print(f"{what} {given.save_mb} MB: {seconds * 1e3:.0f} ms, of it the longest turn {stall * 1e3:.1f} ms")
-        return
     if given.serve:
         serve(given.serve, given.streams, given.decode_ms / 1e3)
         return

@@ -69,7 +69,7 @@ class Pool:
         self._may_download = downloads
         self._reread = reread
         factories = factories or Factories()
-        self._loaders = Loaders(loader, factories.in_process)
+        self._loaders = Loaders(loader, factories.in_process, factories.slot_store)
         self._scheduler = Scheduler(
             *(self._entries, self.limits, self._loaders, factories, self._fan_out, self._threads, clock, fetcher)
         )

@@ -1,4 +1,5 @@
-"""Saves a slot of a model to a file and restores it, here or in another process of the same configuration.
+"""Saves a slot of a model to a file and restores it, here or in another process of the same configuration. An isolated
+model's process does it itself, so that no state crosses the connection.
 
 A saved slot is restored only if everything that its cells depend on besides their tokens is equal (`origin_of`).
 """
@@ -18,6 +19,7 @@ from server.errors import InvalidRequest
 from server.pool.model import LoadedModel
 from server.pool.saved.format import Description, LoraSet, encode, open_saved, read_foreign
 from server.pool.saved.store import SavedFiles
+from server.pool.worker.proxies import IsolatedEngine
 
 _NAMES = {
     "model": "the model",
@@ -156,8 +158,11 @@ class Moved:
 async def save(model: LoadedModel, id_slot: int, files: SavedFiles, name: str, owner: str = "") -> Moved:
     """Save what the slot holds, once it is idle. Raises `InvalidRequest`, `InternalError`, and `PermissionDenied` where
     another than `owner` had it computed."""
-    started = time.perf_counter()
-    saved = await model.engine.save_slot(id_slot, owner)
+    started, engine = time.perf_counter(), model.engine
+    if isinstance(engine, IsolatedEngine):
+        in_worker: Moved = await engine.in_worker("save_slot", id_slot, files, name, owner)
+        return in_worker
+    saved = await engine.save_slot(id_slot, owner)
     description = describe(model, saved)
     n_bytes = await asyncio.to_thread(lambda: files.write(name, encode(saved, description, files.secret)))
     return Moved(len(saved.tokens), n_bytes, _ms_since(started))
@@ -169,11 +174,14 @@ async def restore(model: LoadedModel, id_slot: int, files: SavedFiles, name: str
     Raises `InvalidRequest` that says why the file is refused; the slot is as before then, or empty when it was the
     library that refused.
     """
-    started = time.perf_counter()
+    started, engine = time.perf_counter(), model.engine
+    if isinstance(engine, IsolatedEngine):
+        in_worker: Moved = await engine.in_worker("restore_slot", id_slot, files, name, owner)
+        return in_worker
     saved, n_bytes = await asyncio.to_thread(_read, model, files, name)
     saved = replace(saved, adapter_set=replace(saved.adapter_set, scope=_scope_here(saved.adapter_set.scope, owner)))
     try:
-        await model.engine.restore_slot(id_slot, saved)
+        await engine.restore_slot(id_slot, saved)
     except InvalidRequest as error:
         raise _refusal(error) from None
     return Moved(len(saved.tokens), n_bytes, _ms_since(started))

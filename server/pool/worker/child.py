@@ -32,13 +32,11 @@ from server.pool.loading import Factories, Load, assemble
 from server.pool.memory import Fit
 from server.pool.model import LoadedModel
 from server.pool.protocols import Loader, ModelInfo
+from server.pool.saved import slots
 from server.pool.spec import ModelSpec
 from server.pool.worker.messages import (
-    Array,
-    Buffers,
     Decoder,
     EmbedderFacts,
-    Encoded,
     Encoder,
     Endpoint,
     EngineStatus,
@@ -59,7 +57,7 @@ VIEWS_INTERVAL_S = 0.35
 SEND_BYTES = 4 << 20
 ENGINE_CALLS = (
     *("set_adapter_scales", "load_adapter", "unload_adapter", "limit_caches"),
-    *("save_slot", "restore_slot", "erase_slot", "reset_cache", "block_changes"),
+    *("erase_slot", "reset_cache", "block_changes"),
 )
 """Methods of the generating engine that the server calls."""
 EXIT_FAILED = 70
@@ -70,8 +68,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-def main(short: int, long: int, parent: int) -> None:
-    """Serve process `parent` on inherited sockets, one for short and one for long messages."""
+def main(end: int, parent: int) -> None:
+    """Serve process `parent` on an inherited socket."""
     _die_with(parent)
     os.dup2(2, 1)  # native libraries print to the log
     faulthandler.enable()
@@ -85,7 +83,7 @@ def main(short: int, long: int, parent: int) -> None:
     else:
         loop_factory = uvloop.new_event_loop
     with asyncio.Runner(loop_factory=loop_factory) as runner:
-        runner.run(_serve([socket.socket(fileno=short), socket.socket(fileno=long)]))
+        runner.run(_serve(socket.socket(fileno=end)))
 
 
 def _die_with(parent: int) -> None:
@@ -99,9 +97,9 @@ def _die_with(parent: int) -> None:
         os._exit(0)
 
 
-async def _serve(ends: Sequence[socket.socket]) -> NoReturn:
-    ends[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)  # steps do not wait for a busy server
-    await Worker(ends).send_heartbeats()
+async def _serve(end: socket.socket) -> NoReturn:
+    end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)  # steps do not wait for a busy server
+    await Worker(end).send_heartbeats()
 
 
 def _exit(status: int = 0) -> None:
@@ -122,7 +120,7 @@ class _Sink:
 class Worker(Endpoint):
     """The worker's main object, used on the event loop unless stated otherwise. ``model``: after the load."""
 
-    def __init__(self, ends: Sequence[socket.socket], lost: Callable[[], None] = _exit) -> None:
+    def __init__(self, end: socket.socket, lost: Callable[[], None] = _exit) -> None:
         self._exit = lost
         self._threads = ThreadPoolExecutor(8, "model")
         self._grammars = ThreadPoolExecutor(1, "grammar")
@@ -141,13 +139,13 @@ class Worker(Endpoint):
         self._status_lock = threading.Lock()
         self._status_at = 0.0
         functions: dict[str, Callable[..., Any]] = {"start": self._start, "check_progress": self._check_progress}
-        super().__init__(ends, functions | {"ping": self._ping, "loader": self._ask_loader, "load": self._load})
+        super().__init__(end, functions | {"ping": self._ping, "loader": self._ask_loader, "load": self._load})
 
-    def _encode(self, message: object) -> Encoded:
+    def _encode(self, message: object) -> bytes:
         return Encoder().encode(message)
 
-    def _decode(self, body: bytes, buffers: Buffers = ()) -> Any:
-        return Decoder(body, buffers, resolve=self._resolve).load()
+    def _decode(self, body: bytes) -> Any:
+        return Decoder(body, self._resolve).load()
 
     def _receive(self, events: dict[int, list[Event]]) -> None:
         raise AssertionError("the server sends no events")
@@ -260,6 +258,8 @@ class Worker(Endpoint):
                 "cancel": self._cancel,
                 "end_reasoning": self._end_reasoning,
                 "watch": self._watch,
+                "save_slot": partial(slots.save, model),
+                "restore_slot": partial(slots.restore, model),
                 **{name: getattr(generator, name) for name in ENGINE_CALLS},
             }
         if embedder is not None:
@@ -408,13 +408,14 @@ class Worker(Endpoint):
         await self._engine(engine).close(drain_s)
         self._send_status()
 
-    async def _embed(self, inputs: Sequence[Sequence[int] | MediaPrompt]) -> list[Array]:
+    async def _embed(self, inputs: Sequence[Sequence[int] | MediaPrompt]) -> list[tuple[tuple[int, ...], bytes]]:
+        """Return the shape and the data of each input's vectors."""
         assert self._embedder is not None
         try:
             vectors = await self._embedder.submit(inputs)
         finally:
             self._send_status_when_idle()
-        return [Array(each.shape, each.tobytes()) for each in vectors]
+        return [(each.shape, each.tobytes()) for each in vectors]
 
     async def _tokenize(
         self, parts: Sequence[str | Bitmap], add_special: bool, parse_special: bool

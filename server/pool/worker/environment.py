@@ -1,12 +1,12 @@
 """Which of the server's environment variables a model's process gets.
 
-An allow-list: what the system, the compute libraries and the address of ``cache_disk_path`` need. API keys, hub tokens
+An allow-list: what the system, the compute libraries and the URLs of its stores need. API keys, hub tokens
 and headers of telemetry stay in the server. Options of a store that is not listed can be given as fsspec's own
 ``FSSPEC_<SCHEME>_<OPTION>``.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 _SYSTEM = frozenset(
@@ -36,10 +36,10 @@ _STORES: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)(?:://|::)")  # of chained addresses each one
 
 
-def child_environment(given: Mapping[str, str], place: Path | str | None) -> dict[str, str]:
-    """Return the part of `given` for the process of a model that keeps prompt states at `place` (None: nowhere)."""
+def child_environment(given: Mapping[str, str], stores: Iterable[Path | str | None]) -> dict[str, str]:
+    """Return the part of `given` for the process of a model that keeps states in these folders or at these URLs."""
     exact, prefixes = set(_SYSTEM), set(_COMPUTE)
-    schemes = set(_SCHEME.findall(place)) if isinstance(place, str) else set()
+    schemes = {scheme for place in stores if isinstance(place, str) for scheme in _SCHEME.findall(place)}
     if schemes:
         exact |= _NETWORK | {name.lower() for name in _NETWORK if name.endswith("_PROXY")}
     for names, needed in _STORES:

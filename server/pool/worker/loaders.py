@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 from server.errors import LlamapoolError, ModelFailed
 from server.pool.entry import Entry
@@ -23,10 +24,14 @@ ENDED_S = 5.0
 class Loaders:
     """The server's own loader, and worker processes while they measure and load. Used on the event loop."""
 
-    def __init__(self, local: Loader, in_process: Callable[[], Loader] | None) -> None:
-        """`in_process` creates the loader in a worker process; None: there are none."""
+    def __init__(
+        self, local: Loader, in_process: Callable[[], Loader] | None, slot_store: Path | str | None = None
+    ) -> None:
+        """`in_process` creates the loader in a worker process; None: there are none. `slot_store`: where slots are
+        saved.
+        """
         self.local = local
-        self._in_process = in_process
+        self._in_process, self._slot_store = in_process, slot_store
         self._kept: dict[str, tuple[ModelSpec, WorkerSupervisor, asyncio.TimerHandle]] = {}
         self._at_work: set[WorkerSupervisor] = set()
         self._ending: set[asyncio.Task[None]] = set()
@@ -51,9 +56,8 @@ class Loaders:
             self._give_up(spec.id)
         if self._in_process is None:
             raise ModelFailed(spec.id, "isolation: process needs a system with Unix sockets")
-        return WorkerSupervisor(
-            *(spec.id, self._in_process, asyncio.get_running_loop(), self.local, spec.engine.disk_place)
-        )
+        stores = spec.engine.disk_place, self._slot_store
+        return WorkerSupervisor(spec.id, self._in_process, asyncio.get_running_loop(), self.local, stores)
 
     @contextlib.contextmanager
     def working(self, loader: Loader) -> Iterator[None]:

@@ -1,10 +1,9 @@
-"""Messages between the server and a worker process, and the connections that carry them.
+"""Messages between the server and a worker process, and the connection that carries them.
 
-Two sockets carry pickles of the dataclasses below: one carries short messages, the other messages with buffers. A slot
-state of a gigabyte therefore delays neither events nor cancellations.
+One socket carries pickles of the dataclasses below. The largest are images and batches of embeddings: the worker itself
+reads and writes slot states, which have up to gigabytes.
 
-- Dataclasses are pickled as their fields. A thread sends fields of more than `LONG_BYTES` bytes as out-of-band buffers
-  (PEP 574), which are received in place: no event loop copies them.
+- Dataclasses are pickled as their fields.
 - The worker gets references to its own objects (`remote_object`): vocabulary, compiled grammars, tokenized media,
   cancellation switches, known bitmaps.
 - From the worker, only plain values, our dataclasses and our enums are accepted, because a model file may have
@@ -18,12 +17,12 @@ import io
 import itertools
 import logging
 import pickle
+import select
 import socket
 import struct
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -34,7 +33,6 @@ from queue import SimpleQueue
 from typing import Any, TypeAlias, TypeVar
 
 from server import errors
-from server.engine.cache.prefix_cache import CacheEntry, Checkpoint, new_bytes
 from server.engine.lora import Adapter
 from server.engine.request import Bounds, Event, Text
 from server.engine.runner_api import EmbedderInfo
@@ -47,11 +45,10 @@ from server.pool.protocols import ModelInfo
 from server.structured.reasoning_end import ReasoningSwitch
 from server.vocab import Vocab
 
-LONG_BYTES = 1 << 16
 _READ_BYTES = 1 << 18
 CANCEL = "cancel_call"
 """A function of both ends: the caller no longer waits for a `Reply`."""
-_HEADER = struct.Struct("<II")
+_HEADER = struct.Struct("<Q")  # bytes of the pickle
 _OURS = ("server.engine.", "server.pool.", "server.media.", "server.structured.")
 _ACTIVE = ("server.pool.worker.parent", "server.pool.worker.proxies", "server.pool.scheduler", "server.pool.loading")
 """Modules whose dataclasses do something when they are created."""
@@ -59,9 +56,6 @@ _STANDARD = {("builtins", "set"), ("builtins", "range"), ("pathlib", "PosixPath"
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Buffers: TypeAlias = Sequence[bytes | memoryview]
-Encoded: TypeAlias = tuple[bytes, Buffers]
-"""A pickle and the buffers that it refers to, in order."""
 
 
 # ---- in both directions
@@ -170,14 +164,6 @@ class LoadedFacts:
         return (self.info, self.generator, self.embedder) == (other.info, other.generator, other.embedder)
 
 
-@dataclass(frozen=True, slots=True)
-class Array:
-    """A float32 array."""
-
-    shape: tuple[int, ...]
-    data: bytes
-
-
 # ---- references to objects of the other process
 
 
@@ -232,10 +218,6 @@ def _fields_of(kind: type) -> Callable[[Any], tuple[Any, ...]] | None:
     return get if len(fields) > 1 else lambda value: (get(value),)
 
 
-_LONG = frozenset({Array, Bitmap, Checkpoint, Reply, CacheEntry})
-"""Dataclasses with fields of megabytes."""
-
-
 class Encoder(pickle.Pickler):
     """Pickles one message. To the worker: `vocab` is the model's, `share` receives a bitmap without its data, `watch`
     a reasoning switch; each of both returns a number for the reference.
@@ -247,13 +229,8 @@ class Encoder(pickle.Pickler):
         share: Callable[[Bitmap], int] | None = None,
         watch: Callable[[ReasoningSwitch], int] | None = None,
     ) -> None:
-        buffers: list[memoryview] = []
-        self._file, self._buffers = io.BytesIO(), buffers
-
-        def add(buffer: pickle.PickleBuffer) -> None:  # without a reference to `self`: a cycle would be garbage
-            buffers.append(buffer.raw())
-
-        super().__init__(self._file, pickle.HIGHEST_PROTOCOL, buffer_callback=add)
+        self._file = io.BytesIO()
+        super().__init__(self._file, pickle.HIGHEST_PROTOCOL)
         self._vocab, self._share, self._watch = vocab, share, watch
 
     def reducer_override(self, obj: Any) -> Any:
@@ -265,8 +242,6 @@ class Encoder(pickle.Pickler):
             return remote_object, ("bitmap", (replace(obj, again=None), self._share(obj)))
         if kind is RemoteChunk:
             return remote_object, ("chunk", obj.number)
-        if kind in _LONG:
-            return kind, tuple(_out_of_band(getattr(obj, field.name)) for field in dataclasses.fields(kind))
         if (fields := _fields_of(kind)) is not None:
             return kind, fields(obj)
         if isinstance(obj, LlamapoolError):
@@ -279,14 +254,10 @@ class Encoder(pickle.Pickler):
             return remote_object, ("tokens", None)
         return NotImplemented
 
-    def encode(self, message: object) -> Encoded:
-        """Return the pickle of `message` and its buffers. Call it once."""
+    def encode(self, message: object) -> bytes:
+        """Return the pickle of `message`. Call it once."""
         self.dump(message)
-        return self._file.getvalue(), self._buffers
-
-
-def _out_of_band(value: object) -> object:
-    return pickle.PickleBuffer(value) if isinstance(value, bytes) and len(value) > LONG_BYTES else value
+        return self._file.getvalue()
 
 
 class Decoder(pickle.Unpickler):
@@ -294,10 +265,8 @@ class Decoder(pickle.Unpickler):
     and accepts only classes that a worker sends; otherwise `load` raises `pickle.UnpicklingError`.
     """
 
-    def __init__(
-        self, body: bytes, buffers: Buffers = (), *, resolve: Callable[[str, Any], object] | None = None
-    ) -> None:
-        super().__init__(io.BytesIO(body), buffers=buffers)
+    def __init__(self, body: bytes, resolve: Callable[[str, Any], object] | None = None) -> None:
+        super().__init__(io.BytesIO(body))
         self._resolve = resolve
 
     def find_class(self, module: str, name: str) -> Any:
@@ -342,51 +311,47 @@ def portable(error: BaseException) -> LlamapoolError:
     return InternalError(f"{type(error).__name__}: {error}")
 
 
-# ---- connections
+# ---- the connection
 
 
 class Link:
-    """One connection. Its methods are thread-safe. `received` and `lost` are called in the thread that reads: one of
-    its own, or the event loop `loop`.
+    """The connection to the other process. Its methods are thread-safe. The event loop calls `received` with the
+    messages that have arrived together, and `lost`.
 
-    A message is a header (bytes of the pickle, number of buffers), the sizes of the buffers, the pickle, and the
-    buffers. `multiprocessing.connection` would do the same; its Python code doubled the step thread's CPU time per
-    message. The event loop reads short messages, because a thread would wait for the interpreter's lock for each one:
-    with 16 streams, the server took twice the CPU time per token. One read gets all messages that have arrived.
+    A message is its length and its pickle. `multiprocessing.connection` would do the same; its Python code doubled the
+    step thread's CPU time per message. The event loop reads, because a thread would wait for the interpreter's lock for
+    each message: with 16 streams, the server took twice the CPU time per token.
     """
 
     def __init__(
-        self,
-        end: socket.socket,
-        received: Callable[[bytes, Buffers], None],
-        lost: Callable[[], None],
-        loop: asyncio.AbstractEventLoop | None = None,
+        self, end: socket.socket, received: Callable[[Sequence[bytes]], None], lost: Callable[[], None]
     ) -> None:
-        self._socket, self._loop = end, loop
+        self._socket, self._loop = end, asyncio.get_running_loop()
         self._received, self._lost = received, lost
-        self._sending = threading.Lock()
+        end.setblocking(False)  # uvloop does so, too
+        self._sending, self._writable = threading.Lock(), select.poll()
+        self._writable.register(end, select.POLLOUT)
         self._n_ended = 0
-        self._queue: SimpleQueue[Encoded | None] = SimpleQueue()
-        self._unread = b""
+        self._queue: SimpleQueue[bytes | None] = SimpleQueue()
+        self._chunk = memoryview(bytearray(_READ_BYTES))
+        self._unread = bytearray()
         threading.Thread(target=self._write, name="worker-writer", daemon=True).start()
-        if loop is None:
-            threading.Thread(target=self._read, name="worker-reader", daemon=True).start()
-        else:
-            self._chunk = memoryview(bytearray(_READ_BYTES))
-            loop.add_reader(end, self._readable)
+        self._loop.add_reader(end, self._read)
 
-    def send(self, body: bytes, buffers: Buffers = ()) -> None:
+    def send(self, message: bytes) -> None:
         """Send now; blocks while the other end does not read. A closed connection is ignored."""
-        sizes = struct.pack(f"<{len(buffers)}Q", *map(len, buffers)) if buffers else b""
+        unsent = memoryview(_HEADER.pack(len(message)) + message)
         try:
             with self._sending:
-                self._socket.sendall(_HEADER.pack(len(body), len(buffers)) + sizes + body)
-                for buffer in buffers:
-                    self._socket.sendall(buffer)
+                while unsent:
+                    try:
+                        unsent = unsent[self._socket.send(unsent) :]
+                    except BlockingIOError:
+                        self._writable.poll()
         except OSError as error:
             log.debug("a message could not be sent: %s", error)
 
-    def post(self, message: Encoded) -> None:
+    def post(self, message: bytes) -> None:
         """Queue a message for the writer thread; never blocks."""
         self._queue.put(message)
 
@@ -396,91 +361,75 @@ class Link:
 
     def _write(self) -> None:
         while (message := self._queue.get()) is not None:
-            self.send(*message)
+            self.send(message)
         with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # ends the readers of both ends
+            self._socket.shutdown(socket.SHUT_RDWR)  # ends the reading of both ends
         self._finish()
 
     def _finish(self) -> None:
-        """Close the socket after both the reader and the writer have ended."""
+        """Close the socket after both reading and writing have ended."""
         with self._sending:
             self._n_ended += 1
             if self._n_ended == 2:
                 self._socket.close()
 
-    def _end_reading(self) -> None:
-        self.close()
-        self._finish()
-        self._lost()
-
     def _read(self) -> None:
-        with contextlib.suppress(EOFError, OSError, MemoryError):
-            while True:
-                n_body, n_buffers = _HEADER.unpack(self._receive(_HEADER.size))
-                sizes = struct.unpack(f"<{n_buffers}Q", self._receive(8 * n_buffers))
-                self._received(self._receive(n_body), [self._receive(size) for size in sizes])
-        self._end_reading()
-
-    def _receive(self, size: int) -> bytes:
-        """Return the next `size` bytes, received in place."""
-        made, view = new_bytes(size)
-        while view:
-            n = self._socket.recv_into(view)
-            if not n:
-                raise EOFError
-            view = view[n:]
-        return made
-
-    def _readable(self) -> None:
-        assert self._loop is not None
         try:
-            n = self._socket.recv_into(self._chunk, 0, socket.MSG_DONTWAIT)  # the writer needs a blocking socket
+            n = self._socket.recv_into(self._chunk)
         except BlockingIOError:
             return
         except OSError:
             n = 0
         if not n:
             self._loop.remove_reader(self._socket)
-            self._end_reading()
+            self.close()
+            self._finish()
+            self._lost()
             return
-        data, at = self._unread + self._chunk[:n], 0
-        while len(data) - at >= _HEADER.size:
-            n_body, _ = _HEADER.unpack_from(data, at)
-            start = at + _HEADER.size
-            if len(data) < start + n_body:
-                break
-            at = start + n_body
-            self._received(data[start:at], ())
-        self._unread = data[at:]
+        self._unread += self._chunk[:n]
+        if messages := self._whole_messages():
+            self._received(messages)
+
+    def _whole_messages(self) -> list[bytes]:
+        """Take the messages that have arrived to their end."""
+        found: list[bytes] = []
+        end, view = 0, memoryview(self._unread)
+        with view:
+            while len(view) - end >= _HEADER.size:
+                start = end + _HEADER.size
+                (size,) = _HEADER.unpack_from(view, end)
+                if len(view) < start + size:
+                    break
+                end = start + size
+                found.append(bytes(view[start:end]))
+        del self._unread[:end]
+        return found
 
 
 class Endpoint(ABC):
-    """One end of the connections to the other process: exchanges messages, and calls functions in both directions.
+    """One end of the connection to the other process: exchanges messages, and calls functions in both directions.
 
     Created and used on the event loop, except `notify`, `notify_now` and `send_events`, which are thread-safe.
     ``heard_at``: when the last message arrived.
     """
 
-    def __init__(self, ends: Sequence[socket.socket], functions: dict[str, Callable[..., Any]]) -> None:
+    def __init__(self, end: socket.socket, functions: dict[str, Callable[..., Any]]) -> None:
         """`functions` are what the other end may call by name."""
-        self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
+        self._loop = asyncio.get_running_loop()
         self.functions = functions
         functions[CANCEL] = self._cancel_call
         self.heard_at = time.monotonic()
-        self._inbox: deque[tuple[bytes, Buffers]] = deque()
-        self._scheduled = False
         self._call_numbers = itertools.count(1)
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._answers: dict[int, asyncio.Task[None]] = {}
-        self._short = Link(ends[0], self._received, lambda: self._in_loop(self._lost), self._loop)
-        self._long = Link(ends[1], self._received, lambda: None)
+        self._link = Link(end, self._received, self._lost)
 
     @abstractmethod
-    def _encode(self, message: object) -> Encoded:
+    def _encode(self, message: object) -> bytes:
         """Return the pickle of a message. Thread-safe."""
 
     @abstractmethod
-    def _decode(self, body: bytes, buffers: Buffers) -> Any:
+    def _decode(self, body: bytes) -> Any:
         """Return the message of a pickle."""
 
     @abstractmethod
@@ -495,38 +444,30 @@ class Endpoint(ABC):
     def _invalid(self, error: Exception) -> None:
         """Handle a message that could not be processed."""
 
-    def _in_loop(self, work: Callable[[], None]) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has ended
-            self._loop.call_soon_threadsafe(work)
-
     # ---- sending
 
-    def _post(self, message: Encoded) -> None:
-        """Queue an encoded message; never blocks."""
-        (self._long if message[1] else self._short).post(message)
-
     def notify_now(self, function: str, *arguments: object) -> None:
-        """Notify in this thread, with a short message; blocks while the other end does not read."""
-        self._short.send(*self._encode(Call(0, function, arguments)))
+        """Notify in this thread; blocks while the other end does not read."""
+        self._link.send(self._encode(Call(0, function, arguments)))
 
     def send_events(self, batch: list[tuple[int, list[Event]]]) -> None:
         """Send the events of a step in this thread; blocks while the other end does not read."""
         events = step_events(batch)
         if all(type(event) is tuple for _, one in events for event in one):
-            self._short.send(pickle.dumps(events, pickle.HIGHEST_PROTOCOL))
+            self._link.send(pickle.dumps(events, pickle.HIGHEST_PROTOCOL))
         else:
-            self._short.send(*self._encode(events))
+            self._link.send(self._encode(events))
 
     def notify(self, function: str, *arguments: object) -> None:
         """Call a function of the other end without waiting for its result; never blocks."""
-        self._post(self._encode(Call(0, function, arguments)))
+        self._link.post(self._encode(Call(0, function, arguments)))
 
     async def call(self, function: str, *arguments: object) -> Any:
         """Call a function of the other end. Raises what it raises there, and what `fail_calls` was given."""
         number = next(self._call_numbers)
         self._calls[number] = result = self._loop.create_future()
         try:
-            self._post(self._encode(Call(number, function, arguments)))
+            self._link.post(self._encode(Call(number, function, arguments)))
             return await result
         except asyncio.CancelledError:
             self.notify(CANCEL, number)
@@ -541,28 +482,17 @@ class Endpoint(ABC):
                 result.set_exception(error)
 
     def disconnect(self) -> None:
-        """Close the connections after queued messages were sent."""
-        self._short.close()
-        self._long.close()
+        """Close the connection after queued messages were sent."""
+        self._link.close()
 
     # ---- receiving
 
-    def _received(self, body: bytes, buffers: Buffers) -> None:
-        self._inbox.append((body, buffers))
-        if not self._scheduled:  # messages that arrive together are processed together
-            self._scheduled = True
-            if threading.get_ident() == self._thread:
-                self._loop.call_soon(self._handle_inbox)
-            else:
-                self._in_loop(self._handle_inbox)
-
-    def _handle_inbox(self) -> None:
-        self._scheduled = False
+    def _received(self, messages: Sequence[bytes]) -> None:
         self.heard_at = time.monotonic()
         events: list[StepEvents] = []
         try:
-            while self._inbox:
-                match self._decode(*self._inbox.popleft()):
+            for body in messages:
+                match self._decode(body):
                     case Call(number, function, arguments):
                         self._called(number, self.functions[function], arguments)
                     case Reply(number, value, error):
@@ -594,7 +524,7 @@ class Endpoint(ABC):
             if not isinstance(error, CONTAINED):
                 log.exception("a call of another process failed; this is a bug, please report it")
             encoded = self._encode(Reply(number, error=portable(error)))
-        self._post(encoded)
+        self._link.post(encoded)
 
     def _replied(self, number: int, value: object, error: LlamapoolError | None) -> None:
         waiting = self._calls.get(number)

@@ -25,16 +25,7 @@ from server.pool.memory import Fit, Footprint, Memory
 from server.pool.protocols import Loader, MediaReader, ModelInfo, Vocabulary
 from server.pool.spec import ModelSpec
 from server.pool.worker.environment import child_environment
-from server.pool.worker.messages import (
-    Buffers,
-    Decoder,
-    Encoded,
-    Encoder,
-    Endpoint,
-    EngineStatus,
-    HandleTable,
-    LoadedFacts,
-)
+from server.pool.worker.messages import Decoder, Encoder, Endpoint, EngineStatus, HandleTable, LoadedFacts
 from server.pool.worker.proxies import EngineProxy, IsolatedEmbedder, IsolatedEngine, IsolatedReader
 from server.structured.reasoning_end import ReasoningSwitch
 from server.vocab import Vocab
@@ -55,7 +46,7 @@ ANSWER_S = 5.0
 STUCK_S = 60.0
 """The least time without progress after which a load counts as hanging; a slow disk may take as long to start."""
 _BOOT = (
-    "import sys; sys.path[:] = sys.argv[4:]; from server.pool.worker.child import main; main(*map(int, sys.argv[1:4]))"
+    "import sys; sys.path[:] = sys.argv[3:]; from server.pool.worker.child import main; main(*map(int, sys.argv[1:3]))"
 )
 _LOGGERS = ("server", "llamapool")
 log = logging.getLogger(__name__)
@@ -79,22 +70,18 @@ class WorkerProcess(Endpoint):
         self.bitmaps: HandleTable[Bitmap] = HandleTable()
         self._effort: tuple[int, ...] = ()
         self._exit: asyncio.Task[None] | None = None
-        pairs = [socket.socketpair(), socket.socketpair()]
-        theirs = [end for _, end in pairs]
-        numbers = (*(end.fileno() for end in theirs), os.getpid())
-        try:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            numbers = theirs.fileno(), os.getpid()
             self._process = subprocess.Popen(  # noqa: S603 - this interpreter, these arguments
                 [sys.executable, "-I", "-c", _BOOT, *map(str, numbers), *map(os.path.abspath, sys.path)],
                 stdin=subprocess.DEVNULL,
-                env=child_environment(os.environ, supervisor.state_location),
-                pass_fds=numbers[:2],
+                env=child_environment(os.environ, supervisor.stores),
+                pass_fds=numbers[:1],
                 start_new_session=True,  # a Ctrl-C is for the server
             )
-        finally:
-            for end in theirs:
-                end.close()
         super().__init__(
-            [end for end, _ in pairs],
+            ours,
             {
                 "pixels": self._pixels,
                 "release_bitmap": self.bitmaps.release,
@@ -114,11 +101,11 @@ class WorkerProcess(Endpoint):
         """The process id."""
         return self._process.pid
 
-    def _encode(self, message: object) -> Encoded:
+    def _encode(self, message: object) -> bytes:
         return self._encoder().encode(message)
 
-    def _decode(self, body: bytes, buffers: Buffers) -> Any:
-        return Decoder(body, buffers).load()
+    def _decode(self, body: bytes) -> Any:
+        return Decoder(body).load()
 
     def _receive(self, events: dict[int, list[Event]]) -> None:
         self._supervisor.received(events)
@@ -136,9 +123,7 @@ class WorkerProcess(Endpoint):
         if request.constraint is None:
             self.notify("submit", number, request)
             return
-        body, buffers = self._encoder(watch).encode(request)
-        assert not buffers, "a request has no field of megabytes"
-        self.notify("submit_encoded", number, body)
+        self.notify("submit_encoded", number, self._encoder(watch).encode(request))
 
     async def call(self, function: str, *arguments: object) -> Any:
         """Call a function of the worker. Raises what it raises there, and `ModelEnded` when the process ends. If the
@@ -238,12 +223,12 @@ class WorkerSupervisor:
         make_loader: Callable[[], Loader],
         loop: asyncio.AbstractEventLoop,
         local: Loader,
-        state_location: Path | str | None = None,
+        stores: Sequence[Path | str | None] = (),
     ) -> None:
-        """`make_loader` creates the loader in the process; `local` is the server's own. `state_location`: where the
-        model keeps prompt states; its process gets the environment variables that this store needs.
+        """`make_loader` creates the loader in the process; `local` is the server's own. `stores`: where the model keeps
+        prompt states and saved slots; its process gets the environment variables that these need.
         """
-        self.name, self.make_loader, self.loop, self.state_location = name, make_loader, loop, state_location
+        self.name, self.make_loader, self.loop, self.stores = name, make_loader, loop, stores
         self.uses_devices, self.describe = local.uses_devices, local.describe
         self.vocabulary, self.media_kinds = local.vocabulary, local.media_kinds
         self.info = ModelInfo()

@@ -106,6 +106,11 @@ class EngineProxy:
                     await self.supervisor.call("close", self._name, drain_s)
         self.supervisor.stop_waiting(ShuttingDown("model"))
 
+    async def in_worker(self, function: str, *arguments: object) -> Any:
+        """Call a function of the worker. Raises what it raises there, `ShuttingDown`, or `Unavailable`."""
+        self._check_open()
+        return await self.supervisor.call(function, *arguments)
+
     def _check_open(self) -> None:
         """Raises `ShuttingDown`, or `Unavailable` if no process will be started soon."""
         if self._closing:
@@ -154,8 +159,7 @@ def _remote(
 
     async def call(self: EngineProxy, /, *args: P.args, **named: P.kwargs) -> R:
         assert not named, "arguments are sent by position"
-        self._check_open()
-        result: R = await self.supervisor.call(method.__name__, *args)
+        result: R = await self.in_worker(method.__name__, *args)
         return result
 
     call.__doc__ = method.__doc__
@@ -342,8 +346,6 @@ class IsolatedEngine(EngineProxy):
     _load_adapter = _remote(ReportingEngine.load_adapter)
     _unload_adapter = _remote(ReportingEngine.unload_adapter)
     block_changes = _remote(ReportingEngine.block_changes)
-    save_slot = _remote(ReportingEngine.save_slot)
-    restore_slot = _remote(ReportingEngine.restore_slot)
     erase_slot = _remote(ReportingEngine.erase_slot)
     reset_cache = _remote(ReportingEngine.reset_cache)
 
@@ -384,7 +386,7 @@ class IsolatedEmbedder(EngineProxy):
             if isinstance(one, MediaPrompt):
                 self._check_known(one.spans)
         found = await self.supervisor.call("embed", inputs)
-        return [np.frombuffer(array.data, np.float32).reshape(array.shape) for array in found]
+        return [np.frombuffer(data, np.float32).reshape(shape) for shape, data in found]
 
     async def close(self, drain_s: float = 0.0) -> None:
         """Give running requests `drain_s` seconds, then fail them."""

@@ -289,6 +289,19 @@ async def test_the_process_that_measures_a_model_loads_it_or_ends(
         await asyncio.wait_for(child.ended, 60)
 
 
+async def test_the_process_saves_and_restores_slots(start: Start, tmp_path: Path) -> None:
+    asked = {"prompt": "x" * 100, "n_predict": 4, "temperature": 0}
+    async with start("plain", slot_save_path=str(tmp_path)) as api:
+        first = (await api.expect("POST /completion", {**asked, "id_slot": 1})).json()
+        saved = (await api.expect("POST /slots/1?action=save", {"filename": "a.bin"})).json()
+        assert saved["n_written"] == (tmp_path / "a.bin").stat().st_size
+        restored = (await api.expect("POST /slots/2?action=restore", {"filename": "a.bin"})).json()
+        assert (restored["n_restored"], restored["n_read"]) == (saved["n_saved"], saved["n_written"])
+        again = (await api.expect("POST /completion", {**asked, "id_slot": 2})).json()
+        assert (again["content"], again["timings"]["prompt_n"]) == (first["content"], 1)
+        await api.expect("POST /slots/2?action=restore", {"filename": "b.bin"}, 400, "there is no such file")
+
+
 async def test_what_is_told_outside_crosses(start: Start) -> None:
     async with start() as api:
         await api.expect("POST /v1/completions", {"prompt": "x" * 40, "max_tokens": 2, "ignore_eos": True})

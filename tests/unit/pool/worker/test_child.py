@@ -38,7 +38,7 @@ class Process:
     def submit_encoded(self, number: int, constraint: Constraint, n_prompt: int = 3) -> None:
         """Send a request whose grammar is compiled first."""
         request = Request(f"r{number}", [1] * n_prompt, max_tokens=10_000, constraint=constraint)
-        body, _ = Encoder(VOCAB, HandleTable[Bitmap]().add, lambda _: number).encode(request)
+        body = Encoder(VOCAB, HandleTable[Bitmap]().add, lambda _: number).encode(request)
         self.call("submit_encoded", number, body)
 
 
@@ -51,9 +51,9 @@ def nothing_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
 @asynccontextmanager
 async def process(model: ModelSpec = DEMO, n_seq: int = 4) -> AsyncIterator[Process]:
     """A worker whose steps wait until ``steps`` is released, or for the end."""
-    pairs = [socket.socketpair(), socket.socketpair()]
+    ours, theirs = socket.socketpair()
     steps, lost = threading.Semaphore(0), asyncio.Event()
-    worker = Worker([theirs for _, theirs in pairs], lost.set)
+    worker = Worker(theirs, lost.set)
     worker._loader = FakeLoader(runner=lambda: FakeRunner(n_seq=n_seq, steps=steps))
     await worker._load(model)
     try:
@@ -63,8 +63,7 @@ async def process(model: ModelSpec = DEMO, n_seq: int = 4) -> AsyncIterator[Proc
         await worker._close("generator", 0.0)
         worker._grammars.shutdown()
         worker._threads.shutdown()
-        for ours, _ in pairs:
-            ours.close()
+        ours.close()
         await lost.wait()
 
 

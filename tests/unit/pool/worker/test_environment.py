@@ -35,14 +35,14 @@ EVERY = {**NEEDED, **SECRETS, **NETWORK} | {name: value for store in STORES.valu
 
 @pytest.mark.parametrize("place", [None, Path("/var/cache")])
 def test_without_a_store_it_gets_what_computes_and_no_secret(place: Path | None) -> None:
-    assert child_environment(EVERY, place) == NEEDED
+    assert child_environment(EVERY, [place]) == NEEDED
 
 
 @pytest.mark.parametrize("scheme", list(STORES))
 def test_the_variables_of_its_own_store_are_there_and_no_others(scheme: str) -> None:
-    assert child_environment(EVERY, f"{scheme}://bucket/folder") == {**NEEDED, **NETWORK, **STORES[scheme]}
+    assert child_environment(EVERY, [None, f"{scheme}://bucket/folder"]) == {**NEEDED, **NETWORK, **STORES[scheme]}
 
 
 def test_a_chained_address_needs_the_variables_of_all_its_stores() -> None:
-    found = child_environment(EVERY, "simplecache::s3://bucket/folder")
+    found = child_environment(EVERY, ["simplecache::s3://bucket/folder"])
     assert found == {**NEEDED, **NETWORK, **STORES["s3"]}

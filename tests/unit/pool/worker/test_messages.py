@@ -1,14 +1,15 @@
 """Messages between the server and a worker process: what arrives equals what was sent, and nothing else is accepted."""
 
+import asyncio
 import io
 import pickle
+import socket
 from collections.abc import Callable
-from dataclasses import astuple, fields
+from dataclasses import fields
 from typing import Any
 
 import pytest
 
-from server.engine.cache.prefix_cache import CacheEntry, Checkpoint
 from server.engine.request import (
     Event,
     Failed,
@@ -25,7 +26,6 @@ from server.engine.request import (
 from server.errors import ContextExceeded, InvalidRequest, LlamapoolError, QueueFull, TooLate
 from server.media.bitmap import Bitmap
 from server.pool.worker.messages import (
-    Array,
     Decoder,
     Encoder,
     HandleTable,
@@ -42,7 +42,6 @@ from server.structured.reasoning_end import Ending, ReasoningEnd, ReasoningSwitc
 from tests.support.fakes import FakeVocab
 from tests.unit.structured.builders import after_reasoning
 
-BIG = 1 << 18
 VOCAB, COMPILER = FakeVocab(), GrammarCompiler(FakeVocab())
 SCORED = TokenLogprob(5, b"\xff", float("-inf"), (TokenLogprob(6, b"", -1.0, ends=True),), ends=True)
 UNIQUE = {"type": "array", "items": {"enum": ["a", "b"]}, "uniqueItems": True}
@@ -66,8 +65,7 @@ EVENTS: list[Event] = [
 
 def to_server(message: object) -> Any:
     """Return a worker's message as the server reads it."""
-    body, buffers = Encoder().encode(message)
-    return Decoder(body, [bytes(buffer) for buffer in buffers]).load()
+    return Decoder(Encoder().encode(message)).load()
 
 
 @pytest.mark.parametrize("events", [[event] for event in EVENTS] + [EVENTS])
@@ -112,9 +110,8 @@ def to_worker(request: Request) -> tuple[Request, dict[int, ReasoningSwitch], Re
                 return COMPILER.tokens
         return switches.setdefault(name, ReasoningSwitch())
 
-    body, buffers = Encoder(VOCAB, HandleTable[Bitmap]().add, watch).encode(request)
-    assert not buffers
-    return Decoder(body, resolve=resolve).load(), switches, watched[0] if watched else None
+    body = Encoder(VOCAB, HandleTable[Bitmap]().add, watch).encode(request)
+    return Decoder(body, resolve).load(), switches, watched[0] if watched else None
 
 
 def unique() -> Constraint:
@@ -159,14 +156,14 @@ def test_a_constraint_allows_the_same_tokens_in_the_worker(make: Callable[[], Co
         theirs.accept(allowed[-1])
 
 
-LONG = [bytes([i]) * (BIG + i) for i in range(3)]
-SLOT = CacheEntry([1, 2], checkpoints=(Checkpoint(1, LONG[2]), Checkpoint(2, b"short")), state=LONG[1])
-
-
-@pytest.mark.parametrize("value", [SLOT, [Array((1, 2), LONG[1]), Array((3,), LONG[2])], LONG[1]])
-def test_long_values_are_sent_to_the_server_without_a_copy(value: object) -> None:
-    body, buffers = Encoder().encode(Reply(1, value))
-    assert len(body) < 1000
-    expected = {bytes: [LONG[1]], CacheEntry: [LONG[2], LONG[1]]}.get(type(value), LONG[1:])
-    assert [buffer.obj for buffer in buffers if isinstance(buffer, memoryview)] == expected
-    assert astuple(Decoder(body, expected).load()) == astuple(Reply(1, value))
+async def test_messages_of_any_size_arrive_whole_and_in_order() -> None:
+    sent = [b"", b"a", bytes(5), b"b" * (1 << 20), b"c", b"d" * (1 << 18), b""]
+    (ours, theirs), arrived, lost = socket.socketpair(), list[bytes](), asyncio.Event()
+    Link(theirs, arrived.extend, lost.set)
+    link = Link(ours, lambda _: None, lambda: None)
+    for message in sent:
+        link.post(message)
+    link.close()
+    async with asyncio.timeout(60):
+        await lost.wait()
+    assert arrived == sent
