@@ -1,5 +1,5 @@
-"""Adjacent slots: how often a step evaluates the graph, the price of an idle slot that is apart from the running ones,
-and relocations that bring running sequences together. Pure.
+"""Adjacent slots: how often a step evaluates the graph, the price of an idle slot that is apart from running ones, and
+relocations. Pure.
 
 With separate KV streams the library evaluates together only sequences with adjacent ids and equal token counts
 (llama-batch.cpp, split_equal with ``sequential``; llama-kv-cache.cpp, init_batch). Each gap between ids and each

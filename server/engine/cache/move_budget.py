@@ -2,8 +2,8 @@
 Pure; times are arguments.
 
 A move stops every sequence of the instance, and the library moves a state in one piece. So a state is moved only if
-that is faster than recomputing it, and if it is predicted to stall nobody for longer than a step. Anything longer waits
-until no other sequence runs, or is recomputed.
+that is faster than recomputing it. Nor may it stall others for longer than a step. Otherwise it waits until no other
+sequence runs, or is recomputed.
 """
 
 import math
