@@ -52,12 +52,13 @@ def pairs(given: Sequence[AdapterScale] | None) -> Adapters:
     return tuple((each.id, each.scale) for each in given or ())
 
 
-def request_adapters(given: Sequence[AdapterScale] | None, model: LoadedModel) -> Adapters | None:
-    """Return the engine's adapter scales: None = the scales set for all requests. Raises `InvalidRequest` for an
-    unknown id.
+def request_adapters(given: Sequence[AdapterScale] | None, model: LoadedModel, name: str | None) -> Adapters | None:
+    """Return the engine's adapter scales: None = the scales set for all requests. A `name` of a model that is an
+    adapter's asks for this one. Raises `InvalidRequest` for an unknown id.
     """
     if not given:
-        return None
+        named = [adapter.id for adapter in model.engine.adapters if adapter.name and adapter.name == name]
+        return ((named[0], 1.0),) if named else None
     if fault := _unknown(given, model.engine.adapters):
         raise field_error("lora", fault)
     return _set_of(given)

@@ -287,7 +287,7 @@ class ParsedRequest(ABC):
                 return_progress=bool(fields.return_progress and fields.stream),
                 print_special=print_special | preserved(tuple(fields.preserved_tokens or ()), model.vocab),
                 constraint=constraint.fork() if constraint is not None and number else constraint,
-                adapters=caller.allowed_adapters(request_adapters(fields.lora, model)),
+                adapters=caller.allowed_adapters(request_adapters(fields.lora, model, fields.model)),
                 priority=caller.allowed_priority(fields.priority or 0),
                 client=caller.client(fields.end_user),
                 cache_scope=caller.cache_scope(fields.cache_salt or ""),

@@ -89,6 +89,12 @@ class Entry:
         return self.spec.id
 
     @property
+    def lora(self) -> tuple[Adapter, ...]:
+        """The LoRA adapters that it has, or had when it fell asleep."""
+        generator = None if self.loaded is None else self.loaded.generator
+        return (self.adapters or ()) if generator is None else generator.adapters
+
+    @property
     def idle(self) -> bool:
         """No lease, and the engine has nothing left to do."""
         loaded = self.loaded  # once: other threads ask, too

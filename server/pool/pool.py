@@ -88,7 +88,13 @@ class Pool:
     # ---- looking
 
     def resolve(self, name: str | None, task: Task = "generate") -> ModelSpec:
-        """Return the model that a request means; see `Names.resolve`."""
+        """Return the model that a request means; see `Names.resolve`. The name of a LoRA adapter that was loaded at
+        runtime means its model.
+        """
+        if name and not self._names.knows(name):
+            for entry in self._entries.values():
+                if any(adapter.name == name for adapter in entry.lora):
+                    return entry.spec
         return self._names.resolve(name, task)
 
     def knows(self, name: str) -> bool:

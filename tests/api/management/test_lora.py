@@ -157,6 +157,16 @@ async def test_an_adapter_is_loaded_used_and_unloaded_while_the_model_runs(serve
         assert await names(api) == {0: "", 1: "", 3: "formal", 5: "poet"}
 
 
+async def test_the_name_of_an_adapter_is_a_model_that_uses_it(serve: Serve, folder: Path) -> None:
+    models = {**MODELS, "other": {"path": "other.gguf"}}
+    async with serve(models=models, server={"lora_dir": str(folder)}) as api:
+        await load(api, "poet", model="demo")
+        poetic = await text(api, model="demo", lora=[{"id": 2, "scale": 1}])
+        assert await text(api, model="poet") == poetic != await text(api, model="demo")
+        await api.expect(UNLOAD, {"lora_name": "poet", "model": "poet"})
+        await api.expect("POST /completion", {"prompt": "Hello", "model": "poet"}, 404, "poet")
+
+
 async def test_unloading_waits_for_the_requests_that_use_the_adapter(serve: Serve, folder: Path) -> None:
     steps = threading.Semaphore(1)
     async with serve(FakeLoader(steps=steps), server={"lora_dir": str(folder)}) as api:

@@ -94,6 +94,15 @@ def test_adapters_are_loaded_and_freed_at_runtime(tiny_path: Path, lora: Path, g
         assert logits(twin) == plain
 
 
+def test_configured_adapters_change_embeddings_and_are_freed_after_them(tiny_path: Path, lora: Path) -> None:
+    found = []
+    for files in ((), (ScaledFile(lora),)):
+        weights = load(tiny_path, embedding=True, pooling="mean", lora=files)
+        with closing(weights), closing(weights.embedding_runner()) as runner:
+            found.append(runner.embed([prompt_tokens(runner.vocab)])[0])
+    assert not same_vectors(found[0][0].tolist(), found[1][0].tolist())
+
+
 def test_steps_of_other_threads_and_loads_of_adapters_do_not_disturb_each_other(
     tiny_path: Path, lora: Path, gguf_folder: Path
 ) -> None:
