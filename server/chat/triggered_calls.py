@@ -92,4 +92,4 @@ def _compiled(functions: Sequence[Function], tools: Tools, chat_format: ChatForm
         TriggeredTag(each.text.encode(), grammar.lark(each.lark, max_chars=MAX_CALLS_CHARS), each.at_start)
         for each in found
     )
-    return begun, grammar.markers([each.text for each in found]) if found else None
+    return begun, grammar.tokens.markers([each.marker for each in begun]) if found else None

@@ -70,7 +70,7 @@ class Lazy:
             patterns = Patterns.compiled([_searched(each) for each in shown if each["type"] in (PATTERN, PATTERN_FULL)])
         except ValueError as error:
             raise _refused(str(error)) from None
-        markers = grammar.markers([text.decode("utf-8", "replace") for _, text in texts])
+        markers = grammar.tokens.markers([text for _, text in texts])
         for token, text in texts:
             if not (grammar.tokens.feed(constraint.fork(), text) or constraint.allows(token)):
                 raise _refused(

@@ -24,18 +24,18 @@ class CompileCancelled(Exception):
 
 
 class Attempt:
-    """One request's work in the sandbox. `cancel` may be called from any thread."""
+    """One request's work in the sandbox. `cancel` may be called from any thread, and sets ``cancelled``."""
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._cancelled = False
+        self.cancelled = False
         self._end: Callable[[], None] | None = None
         self.left_s = MAX_SANDBOX_S
 
     def cancel(self) -> None:
         """Stop the current compilation and reject later ones."""
         with self._lock:
-            self._cancelled = True
+            self.cancelled = True
             end = self._end
             if end is not None:
                 end()
@@ -44,7 +44,7 @@ class Attempt:
     def working(self, end: Callable[[], None]) -> Iterator[None]:
         """Run the block, which `end` ends early from another thread. Raises `CompileCancelled`."""
         with self._lock:
-            if self._cancelled:
+            if self.cancelled:
                 raise CompileCancelled
             self._end = end
         began = time.monotonic()
@@ -54,11 +54,6 @@ class Attempt:
             self.left_s -= time.monotonic() - began
             with self._lock:
                 self._end = None
-
-    @property
-    def cancelled(self) -> bool:
-        """Whether `cancel` was called."""
-        return self._cancelled
 
 
 _ATTEMPT: ContextVar[Attempt | None] = ContextVar("attempt")

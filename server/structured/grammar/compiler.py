@@ -22,7 +22,7 @@ from server.structured.grammar.matcher import MatcherConstraint, Recipe
 from server.structured.grammar.panics import contained
 from server.structured.grammar.sandbox import Sandbox
 from server.structured.grammar.schema.plain import is_plain
-from server.structured.grammar.text_tokens import Markers, TextTokens
+from server.structured.grammar.text_tokens import TextTokens
 from server.structured.grammar.tokenizer import Tokenizer, TokenTable
 from server.structured.grammar.unique_items import Cursor, UniqueItems, UniquePlaces
 from server.vocab import Vocab
@@ -98,10 +98,6 @@ class GrammarCompiler:
         self._remembered: NewestValues[object] = NewestValues(_CACHED)
         self.tokens = TextTokens(vocab)
 
-    def prepare(self) -> None:
-        """Read the vocabulary now."""
-        self._all_tokens()
-
     def json_schema(self, schema: object) -> MatcherConstraint:
         """Return JSON that validates against `schema` (Draft 2020-12, or the draft that its `$schema` names)."""
         return self._made("schema", schema, SCHEMA)
@@ -127,7 +123,7 @@ class GrammarCompiler:
         if self._sandbox is None or not text or is_own or (kind == "schema" and is_plain(request)):
             grammar = build(kind, request, lambda: TokenTable.of(self._vocab))
         else:
-            self._all_tokens()
+            self.prepare()
             grammar = Grammar.from_json(self._sandbox.compile(self._table, text.encode(), param))
         made = self._constraint(grammar, request, text)
         if grammar.unique:
@@ -146,7 +142,7 @@ class GrammarCompiler:
         return EmbeddedTexts(made, texts, grammar.hole, self.tokens)
 
     def _constraint(self, grammar: Grammar, request: Any, text: str) -> MatcherConstraint:
-        tokenizer = self._all_tokens()
+        tokenizer = self.prepare()
         return MatcherConstraint(grammar.matcher(tokenizer, request), tokenizer, grammar.param, Recipe(text))
 
     def gbnf(self, text: str) -> MatcherConstraint:
@@ -161,10 +157,6 @@ class GrammarCompiler:
         """Return Lark that this project has written, compiled without the sandbox."""
         grammar = llguidance.LLMatcher.grammar_from_lark(text)
         return self._made("grammar", [grammar, "grammar", "grammar"], "grammar", is_own=True)
-
-    def markers(self, texts: Sequence[str]) -> Markers:
-        """Return how the vocabulary tokenizes these markers in free text."""
-        return self.tokens.markers([text.encode() for text in texts])
 
     def remembered(self, key: str, make: Callable[[], T]) -> T:
         """Return `make()`, cached by key; for results that combine several grammars."""
@@ -200,7 +192,8 @@ class GrammarCompiler:
         return token if token is not None and not self._vocab.piece(token, special=False) else None
 
     @contained
-    def _all_tokens(self) -> Tokenizer:
+    def prepare(self) -> Tokenizer:
+        """Read the vocabulary, once."""
         with self._lock:
             if self._tokenizer is None:
                 table = TokenTable.of(self._vocab)

@@ -41,10 +41,10 @@ class MatcherConstraint:
     The lexer has fuel for one mask; only a mask refills it, so `allows` computes one when tokens alone have used some
     (`REFILL_S`). CPU time above `SLOW_S` for a single call is added up, and ends the output beyond `MAX_SLOW_S`.
 
-    ``is_watched``: the next mask is to be computed by `mask`, which measures it. ``tokenizer``: of the matcher.
+    ``is_watched``: the next mask is to be computed by `mask`, which measures it. ``tokenizer``: of ``matcher``.
     """
 
-    __slots__ = ("_matcher", "_param", "_since_mask_s", "_slow_s", "is_watched", "recipe", "tokenizer")
+    __slots__ = ("_param", "_since_mask_s", "_slow_s", "is_watched", "matcher", "recipe", "tokenizer")
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class MatcherConstraint:
         param: str | None = None,
         recipe: Recipe = Recipe(),  # noqa: B008 - it never changes
     ) -> None:
-        self._matcher = matcher
+        self.matcher = matcher
         self.tokenizer = tokenizer
         self._param = param
         self._since_mask_s = self._slow_s = 0.0
@@ -64,7 +64,7 @@ class MatcherConstraint:
     def fork(self) -> Self:
         """Return an independent copy in the same state."""
         made = copy(self)
-        made._matcher = self._matcher.deep_copy()
+        made.matcher = self.matcher.deep_copy()
         return made
 
     @contained
@@ -76,8 +76,8 @@ class MatcherConstraint:
             with contextlib.suppress(InvalidRequest):  # validating fails, too, and `mask` says why
                 MatcherConstraint.mask(self)
         began = time.thread_time()
-        is_end = token in self.tokenizer.ends and self._matcher.is_accepting()
-        allowed = is_end or self._matcher.validate_tokens([token]) == 1
+        is_end = token in self.tokenizer.ends and self.matcher.is_accepting()
+        allowed = is_end or self.matcher.validate_tokens([token]) == 1
         self._count(time.thread_time() - began)
         return bool(allowed)
 
@@ -85,7 +85,7 @@ class MatcherConstraint:
     def mask(self) -> bytes:
         """Return a bit per token in little-endian 32-bit words; raises InvalidRequest when the matcher gave up."""
         began = time.thread_time()
-        bits: bytes = self._matcher.compute_bitmask()
+        bits: bytes = self.matcher.compute_bitmask()
         cpu_s = time.thread_time() - began
         self._count(cpu_s)
         self._since_mask_s, self.is_watched = 0.0, cpu_s > SLOW_S
@@ -103,11 +103,6 @@ class MatcherConstraint:
         return self
 
     @property
-    def matcher(self) -> llguidance.LLMatcher:
-        """The native one."""
-        return self._matcher
-
-    @property
     def n_mask_bytes(self) -> int:
         """Of a mask: whole 32-bit words."""
         return (self.tokenizer.n_tokens + 31) // 32 * 4
@@ -116,7 +111,7 @@ class MatcherConstraint:
     def accept(self, token: int) -> None:
         """Advance; raises InvalidRequest for a token that is not allowed or when the matcher gave up."""
         began = time.thread_time()
-        taken = self._matcher.consume_token(token)
+        taken = self.matcher.consume_token(token)
         self._count(time.thread_time() - began)
         if not taken or self._slow_s > MAX_SLOW_S:
             raise self.failure() or InternalError(f"the matcher rejected token {token} without a reason")
@@ -125,19 +120,19 @@ class MatcherConstraint:
     @contained
     def finished(self) -> bool:
         """True when only an end token may follow."""
-        return bool(self._matcher.is_stopped()) and not self._matcher.is_error()
+        return bool(self.matcher.is_stopped()) and not self.matcher.is_error()
 
     @property
     @contained
     def complete(self) -> bool:
         """True when the output may end here (it may also continue)."""
-        return bool(self._matcher.is_accepting())
+        return bool(self.matcher.is_accepting())
 
     @contained
     def failure(self) -> InvalidRequest | None:
         """Return why the matcher gave up, if it did."""
-        if self._matcher.is_error():
-            reason = first_line(self._matcher.get_error())
+        if self.matcher.is_error():
+            reason = first_line(self.matcher.get_error())
         elif self._slow_s > MAX_SLOW_S:
             reason = f"its masks have taken more than {MAX_SLOW_S:g} s: use simpler patterns and alternatives"
         else:

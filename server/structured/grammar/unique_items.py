@@ -309,7 +309,7 @@ class UniqueItems(MatcherConstraint):
             return False
         if not cursor.may_repeat:
             return True
-        waiting = [(self._after(self._matcher, token), cursor)]
+        waiting = [(self._after(self.matcher, token), cursor)]
         for _ in range(MAX_STATES):
             if not waiting:
                 return False

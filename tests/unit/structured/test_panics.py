@@ -59,23 +59,23 @@ class Panicking:
     """An llguidance matcher that panics in ``method``, and in all its copies."""
 
     def __init__(self, matcher: llguidance.LLMatcher, method: str) -> None:
-        self._matcher = matcher
+        self.matcher = matcher
         self._method = method
 
     def __getattr__(self, name: str) -> object:
         if name == self._method:
             raise real_panic()
-        return getattr(self._matcher, name)
+        return getattr(self.matcher, name)
 
     def deep_copy(self) -> "Panicking":
-        return Panicking(self._matcher.deep_copy(), self._method)
+        return Panicking(self.matcher.deep_copy(), self._method)
 
 
 @pytest.mark.parametrize("method", ["validate_tokens", "compute_bitmask", "consume_token", "is_stopped"])
 async def test_one_request_ends_and_the_others_go_on(method: str) -> None:
     compiler = GrammarCompiler(FakeVocab())
     broken, fine = compiler.regex("[0-9]{4}"), compiler.regex("[0-9]{4}")
-    broken._matcher = cast(Any, Panicking(broken._matcher, method))
+    broken.matcher = cast(Any, Panicking(broken.matcher, method))
     async with engine_over(FakeRunner()) as engine:
         replies = await run(
             engine, request("one", constraint=fine), request("two", constraint=broken), request("three")
