@@ -34,7 +34,7 @@ from server.options.option import Layer, Option, SourcedValue, nearest
 from server.options.server import ServerSettings
 from server.options.sources import Inputs, ModelRegistry, Origin
 from server.options.table import TABLE, merge_layers
-from server.options.values import read_bool, without_secrets
+from server.options.values import read_bool, read_text, without_secrets
 from server.pool.spec import ScaledFile
 
 LOAD_ON_STARTUP = "load-on-startup"
@@ -126,11 +126,7 @@ def read_preset(path: Path) -> dict[str, dict[str, SourcedValue]]:
 
     Raises ConfigError with file and line if it is not INI.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "is not UTF-8 text"
-        raise ConfigError(f"{path}: cannot be read: {reason}; check --models-preset") from None
+    lines = read_text(path, remedy="check --models-preset").splitlines()
     sections: dict[str, dict[str, SourcedValue]] = {_EVERY_SECTION: {}}
     target = before = dict[str, SourcedValue]()
     for number, line in enumerate(lines, 1):

@@ -6,7 +6,6 @@ are llama-server's (llama.cpp common/arg.cpp); a field without any is Llamapool'
 
 import re
 from dataclasses import replace
-from stat import S_ISCHR
 from typing import ClassVar, Literal
 
 from pydantic import model_validator
@@ -315,9 +314,6 @@ class ListenSettings(SettingsModel):
         return self
 
 
-MAX_KEY_FILE_BYTES = 1 << 20
-
-
 def _key_list(text: str) -> list[str]:
     """``--api-key "$KEY"`` with KEY unset must not open the server to everybody: no key at all is an empty key."""
     return split_list(text) or [""]
@@ -492,17 +488,7 @@ class ServerSettings(
         """Return the keys given and those in the file. Raises ConfigError when it cannot be read or holds none."""
         if self.api_key_file is None:
             return self.api_keys
-        try:
-            found = self.api_key_file.stat()
-            if found.st_size > MAX_KEY_FILE_BYTES or S_ISCHR(found.st_mode):
-                raise ConfigError(
-                    f"server.api_key_file: {self.api_key_file} is not a text file of at most "
-                    f"{MAX_KEY_FILE_BYTES} bytes; check the path"
-                )
-            lines = self.api_key_file.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "is not UTF-8 text"
-            raise ConfigError(f"server.api_key_file: {self.api_key_file}: {reason}; check the path") from None
+        lines = read_text(self.api_key_file, "server.api_key_file: ").splitlines()
         keys = [line for line in lines if line.strip() and not line.startswith("#")]
         if not keys:
             raise ConfigError(

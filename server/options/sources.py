@@ -38,7 +38,7 @@ from server.options.option import (
     nearest,
 )
 from server.options.table import MODEL_ONLY, TABLE, merge_layers
-from server.options.values import FALSE, is_address, without_secrets
+from server.options.values import FALSE, is_address, read_text, without_secrets
 
 CONFIG_VARIABLE = "LLAMAPOOL_CONFIG"
 _OWN = "LLAMAPOOL_"
@@ -306,7 +306,7 @@ class _YamlReader:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._loader = yaml.SafeLoader(_text(path))
+        self._loader = yaml.SafeLoader(read_text(path, remedy=f"check --config and {CONFIG_VARIABLE}"))
         self.document = Source(str(path))
 
     def read(self) -> None:
@@ -405,14 +405,3 @@ def read_yaml(path: Path) -> Source:
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: invalid YAML: {' '.join(str(error).split())}") from None
     return reader.document
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file; check --config and LLAMAPOOL_CONFIG") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}; check the path and its permissions") from None

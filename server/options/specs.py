@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import Any
 
 from server.engine.params import LOOKUP, EngineParams
@@ -19,6 +18,7 @@ from server.options.values import (
     metadata_override,
     one_set,
     read_json_object,
+    read_text,
     tensor_override,
 )
 from server.pool.spec import NOT_HERE, ChatParams, DraftFile, LoadParams, ModelSpec, RemoteFiles, ThreadPlacement
@@ -194,7 +194,7 @@ def _chat_params(model_id: str, settings: ModelSettings, place: str) -> ChatPara
         kwargs["reasoning_effort"] = settings.reasoning_effort
     template = settings.chat_template or None  # Jinja2 source or the name of a built-in template; None: the model's own
     if settings.chat_template_file is not None:
-        template = _text_of(settings.chat_template_file, f"{place}: models.{model_id}.chat_template_file")
+        template = read_text(settings.chat_template_file, f"{place}: models.{model_id}.chat_template_file: ")
     return ChatParams(template=template, template_kwargs=kwargs, **_same_names(ChatParams, settings))
 
 
@@ -202,7 +202,7 @@ def _shape(model_id: str, settings: ModelSettings, place: str) -> ResponseFormat
     """Return the constraint of requests that ask for none. Raises ConfigError."""
     where = f"{place}: models.{model_id}"
     if settings.json_schema_file is not None:
-        text = _text_of(settings.json_schema_file, f"{where}.json_schema_file")
+        text = read_text(settings.json_schema_file, f"{where}.json_schema_file: ")
         try:
             return ResponseFormat("schema", read_json_object(text), "json_schema")
         except ValueError as error:
@@ -211,16 +211,8 @@ def _shape(model_id: str, settings: ModelSettings, place: str) -> ResponseFormat
         return ResponseFormat("schema", settings.json_schema, "json_schema")
     grammar = settings.grammar
     if settings.grammar_file is not None:
-        grammar = _text_of(settings.grammar_file, f"{where}.grammar_file")
+        grammar = read_text(settings.grammar_file, f"{where}.grammar_file: ")
     return ResponseFormat("gbnf", grammar, "grammar") if grammar else None
-
-
-def _text_of(path: Path, field: str) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "is not UTF-8 text"
-        raise ConfigError(f"{field}: {path}: {reason}") from None
 
 
 _USED_BY = {

@@ -453,10 +453,24 @@ def read_kinds(value: object) -> str:
     return ",".join(name for name in (AUTO, "none", *KINDS) if name in names)
 
 
-def read_text(path: str) -> str:
-    """Return the text of a file that a flag or variable names. Raises ConfigError."""
+MAX_FILE_CHARS = 1 << 24
+
+
+def read_text(path: Path | str, start: str = "", remedy: str = "check the path") -> str:
+    """Return the text of a file that an option names. Raises ConfigError; its message begins with `start`."""
     try:
-        return Path(path).read_text("utf-8")
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise ConfigError(f"{path}: cannot be read: {reason}; check the path") from None
+        with Path(path).open(encoding="utf-8") as file:
+            text = file.read(MAX_FILE_CHARS + 1)
+    except FileNotFoundError:
+        reason = "no such file"
+    except OSError as error:
+        reason = f"cannot be read: {error.strerror}"
+    except UnicodeDecodeError as error:
+        reason = f"is not UTF-8 text (byte {error.start})"
+    except ValueError as error:  # a NUL in the path
+        reason = str(error)
+    else:
+        if len(text) <= MAX_FILE_CHARS:
+            return text
+        reason = f"is not a text file of at most {MAX_FILE_CHARS} characters"
+    raise ConfigError(f"{start}{path}: {reason}; {remedy}")
