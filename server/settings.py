@@ -1,9 +1,9 @@
 """The settings: the values of flags, environment, YAML and defaults, through the one option table.
 
 The table's rows are the fields of `ServerSettings` and `ModelSettings` (server/options/). Strongest first: flags,
-environment, YAML, defaults. server/options/sources.py reads them into layers, which pydantic-settings merges and
-validates. A flag or ``LLAMA_ARG_*`` variable of a model's option applies to every model; ``-m`` serves one model
-instead of the YAML's. docs/configuration.md is generated from the table.
+environment, YAML, defaults. server/options/sources.py reads and merges them; pydantic-settings validates the result.
+A flag or ``LLAMA_ARG_*`` variable of a model's option applies to every model; ``-m`` serves one model instead of the
+YAML's. docs/configuration.md is generated from the table.
 """
 
 import os
@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 from pydantic.json_schema import SkipJsonSchema
-from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from server.errors import ConfigError
 from server.hub.cache import cache_folder
@@ -26,13 +26,15 @@ from server.options.option import SettingsModel, Source
 from server.options.presets import find_models, named_source, problem_of
 from server.options.server import ServerSettings
 from server.options.sources import (
+    DEFAULTS,
+    SERVER,
     Inputs,
     ModelRegistry,
     Origin,
     Sections,
     check_model_names,
-    effective_layers,
     located,
+    merged,
     mistake,
     read_environment,
     read_yaml,
@@ -266,19 +268,14 @@ def _config_path(flags: Source, variables: Source) -> Path | None:
 
 def _validated(inputs: Inputs, registry: ModelRegistry, place: Mapping[str, Any]) -> Settings:
     """Merge all sources and validate the result. Raises ConfigError."""
-    layers = list(effective_layers(inputs, registry))
-    merged = {
-        section: {key: given for layer in layers for key, given in layer.get(section, {}).items()}
-        for section in layers[-1]
-    }
+    layers = merged(inputs, registry)
     origins = {
-        model_id: replace(origin, sources={key: given.source for key, given in merged["models", model_id].items()})
+        model_id: replace(origin, sources={key: given.source for key, given in layers["models", model_id].items()})
         for model_id, origin in registry.origins.items()
     }
     skipped = (*inputs.flags.skipped, *inputs.variables.skipped, *registry.skipped, *_replaced_port(inputs))
     try:
-        values = [{"origins": origins, "skipped": skipped, **place}, *map(_nested, layers)]
-        return Settings(_build_sources=(tuple(InitSettingsSource(Settings, each) for each in values), {}))
+        return Settings(**_nested(layers), origins=origins, skipped=skipped, **place)
     except ValidationError as error:
         details = error.errors(include_url=False)[0]
         section = tuple(str(part) for part in details["loc"][: 2 if details["loc"][0] == "models" else 1])
@@ -289,17 +286,15 @@ def _validated(inputs: Inputs, registry: ModelRegistry, place: Mapping[str, Any]
             "models": ModelSettings,
         }
         fallback = registry.origins[section[1]].place if len(section) > 1 else inputs.document.name
-        message = mistake(details, ".".join(section), merged[section], fallback, owners[section[0]])
+        message = mistake(details, ".".join(section), layers[section], fallback, owners[section[0]])
         raise ConfigError(message) from None
 
 
-def _nested(layer: Sections) -> dict[str, Any]:
-    """Return the values of a layer as the YAML file nests them."""
-    nested: dict[str, Any] = {"models": {}}
-    for section, given in layer.items():
-        values = {key: sourced.value for key, sourced in given.items()}
-        (nested["models"] if section[0] == "models" else nested)[section[-1]] = values
-    return nested
+def _nested(layers: Sections) -> dict[str, Any]:
+    """Return the values as the YAML file nests them."""
+    values = {section: {key: given.value for key, given in layer.items()} for section, layer in layers.items()}
+    models = {section[1]: each for section, each in values.items() if section[0] == "models"}
+    return {"server": values[SERVER], "defaults": values[DEFAULTS], "models": models}
 
 
 def _replaced_port(inputs: Inputs) -> Iterator[str]:

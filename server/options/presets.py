@@ -250,10 +250,8 @@ def find_models(inputs: Inputs, server: ServerSettings, hub: Hub) -> ModelRegist
 
 def named_source(inputs: Inputs) -> dict[str, SourcedValue]:
     """Return the options that name one model's file (-m, -hf, -hff, -mu, -dr), of flags and variables."""
-    layers = [
-        {key: layer[key] for key in WHERE if key in layer} for layer in (inputs.variables.model, inputs.flags.model)
-    ]
-    return merge_layers("model", *layers)
+    given = (inputs.flags.model, inputs.variables.model)
+    return merge_layers("model", *({key: layer[key] for key in WHERE if key in layer} for layer in given))
 
 
 def _preset_repository(where: Layer, hub: Hub) -> Path | None:
@@ -316,7 +314,7 @@ def _catalogued(
     for name, (origin, layer) in found.items():
         section = preset_layer(name, preset.get(name, {}), skipped)
         kind = "preset" if section else origin.kind
-        yield name, replace(origin, kind=kind), merge_layers("model", shared, layer, section)
+        yield name, replace(origin, kind=kind), merge_layers("model", section, layer, shared)
 
 
 def _hidden(preset: Mapping[str, Keys], common: Keys, hub: Hub) -> frozenset[Path]:

@@ -1,4 +1,4 @@
-"""Reads the sources of the settings into layers for pydantic-settings; every value keeps its source.
+"""Reads the sources of the settings into layers and merges them; every value keeps its source.
 
 Sources, strongest first: command line (`server.options.flags`), environment, YAML, defaults. `layers` has the exact
 order, and docs/adr/0005-settings-sources.md the reasons. Environment:
@@ -119,29 +119,22 @@ def layers(inputs: Inputs, registry: ModelRegistry) -> Iterator[Sections]:
     yield _each_model(registry, _shared(variables.model))
     served = {} if registry.named or not registry.origins else document.models
     yield {SERVER: document.server, DEFAULTS: document.defaults, **_by_model(served)}
-    yield _each_model(registry, merge_layers("model", document.defaults, variables.defaults))
+    yield _each_model(registry, merge_layers("model", variables.defaults, document.defaults))
     places = {model_id: next(iter(layer.values())).source for model_id, layer in registry.named.items()}
     yield _by_model({model_id: {"load": SourcedValue("startup", place)} for model_id, place in places.items()})
 
 
-def effective_layers(inputs: Inputs, registry: ModelRegistry) -> Iterator[Sections]:
-    """Yield the layers, the strongest first, each without the fields that stronger layers set or replace.
+def merged(inputs: Inputs, registry: ModelRegistry) -> Sections:
+    """Merge the layers: of each option the strongest value, unless a stronger layer replaces the option.
 
-    The layers are disjoint, so pydantic-settings can merge them. With an empty `registry` there are no models.
+    With an empty `registry` there are no models; otherwise every model is contained, in order, also one without values.
     """
-    sections = [SERVER, DEFAULTS, *(("models", model_id) for model_id in registry.origins)]
-    hidden: dict[SectionPath, set[str]] = {section: set() for section in sections}
-    for layer in layers(inputs, registry):
-        effective: dict[SectionPath, Layer] = {}
-        for section, values in layer.items():
-            if section not in hidden:
-                continue
-            effective[section] = {key: given for key, given in values.items() if key not in hidden[section]}
-            kind: Section = "server" if section == SERVER else "model"
-            replaced = (name for key in values for name in TABLE.entries[kind, key].replaces)
-            hidden[section].update(values, replaced)
-        yield effective
-    yield {section: {} for section in sections}  # every model, in order, also one without values
+    strongest_first = list(layers(inputs, registry))
+    found = {}
+    for section in (SERVER, DEFAULTS, *(("models", model_id) for model_id in registry.origins)):
+        kind: Section = "server" if section == SERVER else "model"
+        found[section] = merge_layers(kind, *(each.get(section, {}) for each in strongest_first))
+    return found
 
 
 def _by_model(by_id: Mapping[str, Layer]) -> Sections:

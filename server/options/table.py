@@ -69,10 +69,10 @@ TABLE = Table()
 
 
 def merge_layers(section: Section, *layers: Layer) -> dict[str, SourcedValue]:
-    """Merge layers, the weakest first. A value discards the weaker values of the fields that its option replaces."""
+    """Merge layers, the strongest first. A value hides the weaker values of its field and of those that it replaces."""
     merged: dict[str, SourcedValue] = {}
+    hidden: set[str] = set()
     for layer in layers:
-        replaced = {name for key in layer for name in TABLE.entries[section, key].replaces}
-        merged = {key: value for key, value in merged.items() if key not in replaced}
-        merged.update(layer)
+        merged |= {key: value for key, value in layer.items() if key not in hidden}
+        hidden.update(layer, *(TABLE.entries[section, key].replaces for key in layer))
     return merged
