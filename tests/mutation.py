@@ -16,7 +16,7 @@ import random
 import signal
 import sys
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +28,8 @@ import pytest
 from _pytest.runner import runtestprotocol
 
 N_TESTS = 40
-"""Tests that run against one mutant at most, spread over all that reach its line."""
+"""Tests that run against one mutant at most: half of them those that reach the fewest lines, the rest spread over all
+that reach its line."""
 TIMEOUT_S = 20
 """A mutant whose tests take longer counts as killed: it never ends."""
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
@@ -172,6 +173,12 @@ def _functions(code: CodeType) -> Iterator[CodeType]:
             yield from _functions(each)
 
 
+def chosen_tests(items: Sequence[pytest.Item]) -> list[pytest.Item]:
+    """Return at most `N_TESTS` of `items`, of which the first reach the fewest lines."""
+    first, rest = list(items[: N_TESTS // 2]), items[N_TESTS // 2 :]
+    return first + list(rest[:: -(-len(rest) // (N_TESTS - len(first))) or 1])
+
+
 @dataclass
 class Mutation:
     """Pytest plugin: run the collected tests once, then those that reach a mutant against each of `chosen`."""
@@ -194,7 +201,7 @@ class Mutation:
             items = reached[str(mutant.path.resolve()), mutant.line]
             if not items:
                 self.unreached.append(mutant)
-            elif self._kills(items[:: -(-len(items) // N_TESTS)], mutant):
+            elif self._kills(chosen_tests(items), mutant):
                 self.killed.append(mutant)
             else:
                 self.survived.append(mutant)
@@ -218,7 +225,9 @@ class Mutation:
         os.wait()
         print(f"{len(passed)} of {len(session.items)} tests pass without a mutant", flush=True)
         items = {item.nodeid: item for item in session.items}
-        return defaultdict(list, {line: [items[name] for name in sorted(names)] for line, names in lines.items()})
+        n_lines = Counter(name for names in lines.values() for name in names)
+        narrowest = {line: sorted(names, key=n_lines.__getitem__) for line, names in lines.items()}
+        return defaultdict(list, {line: [items[name] for name in names] for line, names in narrowest.items()})
 
     def _reached(self, session: pytest.Session) -> tuple[set[str], dict[tuple[str, int], set[str]]]:
         measured = coverage.Coverage(data_file=None, include=self.include, config_file=False)

@@ -12,39 +12,35 @@ from pydantic import TypeAdapter
 TIMEOUT_S = 100.0
 
 
+def scope_of(kind: str, path: str, headers: Mapping[str, str], **more: object) -> dict[str, Any]:
+    """Return the ASGI scope of a request (``http``) or a handshake (``websocket``)."""
+    return {
+        "type": kind,
+        "asgi": {"version": "3.0", "spec_version": "2.4"},
+        "http_version": "1.1",
+        "scheme": {"http": "http", "websocket": "ws"}[kind],
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "root_path": "",
+        "headers": [(name.lower().encode(), value.encode()) for name, value in headers.items()],
+        "client": ("127.0.0.1", 1),
+        "server": ("test", 80),
+        "state": {},
+        **more,
+    }
+
+
 class Exchange:
     """One request under way: `start` is the reply's first message, `chunk` the next part of its body."""
 
     def __init__(
-        self,
-        app: FastAPI,
-        path: str,
-        body: object,
-        prefix: str = "",
-        headers: Mapping[str, str] | None = None,
-        method: str = "POST",
+        self, app: FastAPI, path: str, body: object, headers: Mapping[str, str] | None = None, method: str = "POST"
     ) -> None:
         self.messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self.gone = asyncio.Event()
         self._unread = [{"type": "http.request", "body": orjson.dumps(body), "more_body": False}]
-        scope = {
-            "type": "http",
-            "asgi": {"version": "3.0", "spec_version": "2.4"},
-            "http_version": "1.1",
-            "method": method,
-            "scheme": "http",
-            "path": prefix + path,
-            "raw_path": (prefix + path).encode(),
-            "query_string": b"",
-            "root_path": "",
-            "headers": [
-                (b"content-type", b"application/json"),
-                *((name.lower().encode(), value.encode()) for name, value in (headers or {}).items()),
-            ],
-            "client": ("127.0.0.1", 1),
-            "server": ("test", 80),
-            "state": {},
-        }
+        scope = scope_of("http", path, {"content-type": "application/json", **(headers or {})}, method=method)
         self.task = asyncio.create_task(app(scope, self._receive, self._send))  # type: ignore[arg-type]
 
     async def _receive(self) -> dict[str, Any]:

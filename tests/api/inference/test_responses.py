@@ -20,7 +20,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from server.transport.websocket import MAX_WAITING
 from tests.api.conftest import TIMEOUT_S, Api, GoLive, Serve, until
 from tests.api.scripted import CHATML, answering, tool_call
-from tests.api.streams import posting, typed_events
+from tests.api.streams import posting, scope_of, typed_events
 from tests.support.fakes import FakeLoader
 
 URL = "/v1/responses"
@@ -168,22 +168,8 @@ class Socket:
         self.said: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self._heard: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self._heard.put_nowait({"type": "websocket.connect"})
-        scope = {
-            "type": "websocket",
-            "asgi": {"version": "3.0", "spec_version": "2.4"},
-            "http_version": "1.1",
-            "scheme": "ws",
-            "path": path,
-            "raw_path": path.encode(),
-            "query_string": b"",
-            "root_path": "",
-            "headers": [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()],
-            "client": ("127.0.0.1", 1),
-            "server": ("test", 80),
-            "subprotocols": [],
-            "state": {},
-            "extensions": {"websocket.http.response": {}},
-        }
+        more = {"subprotocols": [], "extensions": {"websocket.http.response": {}}}
+        scope = scope_of("websocket", path, headers or {}, **more)
         self.task = asyncio.create_task(api.app(scope, self._heard.get, self.said.put))  # type: ignore[arg-type]
 
     async def began(self) -> dict[str, Any]:

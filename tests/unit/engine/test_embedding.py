@@ -241,3 +241,11 @@ def test_every_input_is_taken_once_within_the_limits(all_sizes: list[list[int]],
         assert len(pieces) == 1 or sum(len(piece.input) for piece in pieces) <= n_tokens
         taken += [(jobs.index(piece.job), piece.index) for piece in pieces]
     assert sorted(taken) == [(j, i) for j, each in enumerate(all_sizes) for i in range(len(each))]
+
+
+def test_jobs_wait_for_another_instance_and_are_given_up_with_the_last() -> None:
+    queue, waiting = EmbeddingQueue(2), [job(5), job(6)]
+    for each in waiting:
+        queue.add(each)
+    assert (queue.close(0), list(queue)) == ([], waiting)
+    assert (queue.close(1), list(queue)) == (waiting, [])

@@ -64,6 +64,7 @@ async def test_eight_cold_requests_compute_a_shared_prefix_once() -> None:
     requests = [request(f"{prefix} {i} and its own part") for i in range(8)]
     async with engine_over(runner) as engine:
         replies = await run(engine, *requests)
+        assert engine.stats.prompt_tokens_cached > 7 * 400
     assert [r.text for r in replies] == [alone(r) for r in requests]
     computed = sum(n for batch in runner.batches for _, n in batch)
     assert computed < 501 + 8 * 64, "the prefix was computed more than once"

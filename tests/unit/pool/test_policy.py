@@ -1,10 +1,10 @@
-from math import inf
+from math import inf, log2
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.pool.policy import Candidate, Waiting, decide, used_again, value
+from server.pool.policy import HALF_LIFE_S, Candidate, Waiting, decide, used_again, value
 from server.pool.state import LOADABLE, OCCUPYING, Status
 
 PATIENCE_S = 10.0
@@ -157,3 +157,10 @@ def test_nobody_leaves_whom_less_valuable_ones_could_spare_it(models: list[Candi
         assert all(free + sum(size[other] for other in gone if other != model) < need for model in gone), "too many"
         dearest = max(value(m) for m in able if m.id in gone)
         assert free + sum(size[m.id] for m in able if value(m) < dearest) < need
+
+
+def test_a_use_counts_half_as_much_as_one_a_half_life_later() -> None:
+    uses = -inf
+    for when in (0.0, 0.0, HALF_LIFE_S, HALF_LIFE_S):
+        uses = used_again(uses, when)
+    assert uses == pytest.approx(log2(1 + 1 + 2 + 2))

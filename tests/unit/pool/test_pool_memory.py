@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from server.errors import InvalidRequest, LlamapoolError, ModelFailed, NoRoom
-from server.pool.memory import HOST, Amount, Budget, Bytes, Fit, Footprint
+from server.pool.memory import HOST, Amount, Budget, Bytes, Fit, Footprint, Memory
 from server.pool.model import Lease
 from server.pool.spec import LoadParams, ModelSpec
 from server.pool.state import Status
@@ -140,6 +140,18 @@ async def test_a_model_that_had_all_it_could_have_is_not_measured_again() -> Non
             await s.pool.unload("m4")
             await s.work()
         assert loader.fitted == ["m0", "m4", "m4", "m4"]
+
+
+@pytest.mark.parametrize("lacking", [0, 1])
+async def test_a_model_is_measured_again_when_its_reserve_is_no_longer_free(lacking: int) -> None:
+    async with sized_pool("m4", budget=400) as s:
+        (await loaded(s, "m4")).release()
+        await s.pool.unload("m4")
+        await s.work()
+        free = LEAST["m4"] + WISHES["m4"] + (max(LoadParams().fit_target) << 20) - lacking
+        s.loader.memory = lambda: {HOST: Memory(1 << 40, free)}
+        (await loaded(s, "m4")).release()
+        assert s.loader.fitted == ["m4"] * (1 + lacking)
 
 
 class MemoryMachine(RuleBasedStateMachine):
@@ -315,3 +327,18 @@ async def test_entries_that_load_a_file_differently_share_nothing() -> None:
         for model in "ab":
             (await loaded(s, model)).release()
         assert [s.status(model) for model in "ab"] == [Status.UNLOADED, Status.READY]
+
+
+async def test_caches_share_what_models_leave() -> None:
+    async with pool_of("m0", "m1", loader=Sized(), budget=Budget(Amount(BUDGET), caches=-1)) as s:
+
+        def limits() -> list[int]:
+            return [engine.cache_limit for engine in s.engines.made if not engine.closed]
+
+        (await loaded(s, "m0")).release()
+        assert limits() == [200]
+        (await loaded(s, "m1")).release()
+        assert limits() == [50, 50]
+        await s.pool.unload("m0")
+        await s.work()
+        assert limits() == [200]

@@ -77,11 +77,21 @@ def test_length_is_worth_what_it_takes() -> None:
 def test_kept_states_and_others_stay_within_the_limit() -> None:
     cache = StateCache(1000)
     assert cache.pin(ram_state([1] * 9, size=500), until=60.0, now=0.0)
-    larger = ram_state([2] * 9, size=600)
-    assert cache.put(larger, 1.0) == [larger]
+    larger, spilled = ram_state([2] * 9, size=600), list[CacheEntry]()
+    cache.spill = spilled.append
+    assert cache.put(larger, 1.0) == spilled == [larger]
     assert not cache.hold([b"x" * 600], 1.0)
     assert cache.put(larger, 61.0) != [larger]
     assert cache.size == 600
+
+
+@pytest.mark.parametrize(("other", "kept"), [(NO_ADAPTERS, True), (LORA, False)])
+def test_a_prompt_that_is_kept_again_counts_once_with_each_set_of_adapters(other: AdapterSet, kept: bool) -> None:
+    """Half of the limit is for such entries."""
+    cache = StateCache(1000)
+    assert cache.pin(ram_state([1] * 9, size=400), until=60.0, now=0.0)
+    assert cache.pin(ram_state([1] * 9, size=400, adapter_set=other), until=90.0, now=1.0) is kept
+    assert cache.size == 400
 
 
 def test_the_automatic_limit_leaves_the_machine_its_memory() -> None:

@@ -159,7 +159,7 @@ async def test_a_flood_of_one_client_is_refused_and_others_are_served() -> None:
     runner = FakeRunner(n_seq=1, steps=threading.Semaphore(0))
     async with engine_over(runner, max_queue=6) as engine:
         streams = [events_of(engine, request(f"{i}", client="flood")) for i in range(7)]
-        with pytest.raises(QueueFull) as full:
+        with pytest.raises(QueueFull, match=r"\(6 waiting, limited by max_queue\)") as full:
             events_of(engine, request("one too many", client="flood"))
         assert full.value.retry_after_s >= 1
         streams += [events_of(engine, request(name, client=name)) for name in ("other", "third")]

@@ -1,6 +1,7 @@
 """The scheduler as a pure decider."""
 
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 import pytest
@@ -193,6 +194,7 @@ def test_the_automatic_step_target_depends_on_the_device() -> None:
         (EngineParams(), False, 0.3),
         (EngineParams(), True, 0.06),
         (EngineParams(target_itl_ms=150.0), True, 0.15),
+        (EngineParams(target_itl_ms=0.0), False, inf),
     ):
         assert Scheduler(replace(info, deferred=is_gpu), params).step_size.target_s == target_s
 
