@@ -52,7 +52,7 @@ quick: $(VENV)/.installed-dev $(VENV)/.templates
 # Whole matrices, new hypothesis examples and a random order of tests; then the suites that take longer.
 nightly: $(VENV)/.installed-dev check $(VENV)/.templates $(VENV)/.smollm2
 	EXHAUSTIVE=1 $(DOWNLOADS) $(BIN)/python -m pytest -q $(TWO) -p randomly --cov
-	$(MAKE) fuzz-engine kinds pythons conformance clients page docs wheel chaos schemathesis ray pod
+	$(MAKE) fuzz-engine kinds pythons conformance clients page page-firefox docs wheel chaos schemathesis ray pod
 
 # Ten times what the server can do, of 500 clients, a third of them slow, broken or gone: ten minutes, or FOR seconds. Half
 # an hour of no more than it can do. Both write raw JSON; `make figures` writes docs/reliability.md from it. They fail where
@@ -123,12 +123,14 @@ ready-kinds: $(VENV)/.installed-dev
 kinds: ready-kinds
 	$(BIN)/python -m pytest -q tests/kinds/kinds.py tests/kinds/devices.py tests/kinds/fuzz.py
 
-# The suite under the other versions of Python that are installed: five minutes each.
+# The suite under the other versions of Python that are installed: five minutes each. The library is the one that is compiled
+# already: pip would compile it for each version.
 PYTHONS = $(foreach v,3.12 3.13 3.14,$(if $(shell PYENV_VERSION=$(v) python$(v) --version 2>&-),$(v)))
-ready-pythons:
+ready-pythons: $(VENV)/.installed-dev
 	@test -n "$(PYTHONS)" || { echo "Python 3.12, 3.13 and 3.14 are not installed" >&2; exit 1; }
-	for v in $(PYTHONS); do PYENV_VERSION=$$v $(MAKE) --no-print-directory VENV=build/python$$v PYTHON=python$$v \
-	  build/python$$v/.installed-dev || exit 1; done
+	$(BIN)/pip wheel --quiet --no-deps --constraint $(CONSTRAINTS) --wheel-dir build/wheels llama-cpp-python
+	for v in $(PYTHONS); do PYENV_VERSION=$$v PIP_FIND_LINKS=$(CURDIR)/build/wheels $(MAKE) --no-print-directory \
+	  VENV=build/python$$v PYTHON=python$$v build/python$$v/.installed-dev || exit 1; done
 pythons: ready-pythons
 	for v in $(PYTHONS); do $(MAKE) --no-print-directory VENV=build/python$$v suite || exit 1; done
 
@@ -251,14 +253,15 @@ build/gateway/.installed:
 	build/gateway/bin/pip install --quiet 'litellm[proxy]==1.106.2'
 	@touch $@
 
-# The programs that people run, each through a whole loop against a running server; writes docs/clients.md, unless WRITE is
-# empty. They are installed in build/clients (npm and PyPI; node 20 or newer), and take some twenty minutes.
+# The programs that people run, each through a whole loop against a running server, and against the models in REAL; writes
+# docs/clients.md, unless WRITE is empty. They are installed in build/clients (npm and PyPI; node 20 or newer), and take some
+# twenty minutes.
 WRITE ?= --write
+REAL ?= models/demo.gguf $(SMOLLM2)
 ready-clients: $(VENV)/.installed-dev $(VENV)/.templates $(VENV)/.smollm2
 	$(BIN)/python -m tests.clients.programs --install
 clients: ready-clients
-	LLAMA_CPP_TEMPLATES=$(CURDIR)/$(VENV)/templates $(BIN)/python -m tests.clients.programs $(WRITE) \
-	  --real models/demo.gguf --real $(SMOLLM2)
+	LLAMA_CPP_TEMPLATES=$(CURDIR)/$(VENV)/templates $(BIN)/python -m tests.clients.programs $(WRITE) $(REAL:%=--real %)
 
 # The web page: its types, then every view in a browser: Chromium of the system, or what CHROMIUM names. One minute on a
 # quiet machine; Playwright is PyPI's, TypeScript and axe-core are npm's, in build/page.
