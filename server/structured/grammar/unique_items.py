@@ -28,7 +28,6 @@ MAX_STATES = 500
 _IN_PLACE = ("allOf", "anyOf", "oneOf")
 _QUOTE, _ESCAPE, _SPACES = ord('"'), ord("\\"), b" \t\n\r"
 _LONGEST_INT = 300  # digits
-_LONGEST_TOKEN = 128  # bytes of one that may start like an item
 
 
 class UniquePlaces:
@@ -291,14 +290,16 @@ class UniqueItems(MatcherConstraint):
 
     def _alike(self, bits: NDArray[np.uint8]) -> list[tuple[int, bytes]]:
         """Return the allowed tokens that may continue an item like another one, with their text, longer ones first."""
-        rests = [rest.translate(None, _SPACES) for rest in self._cursor.repetitions()]
-        starts = {rest[:n] for rest in rests for n in range(min(len(rest), _LONGEST_TOKEN) + 1)}
-        if not starts:
-            return []
-        firsts = np.frombuffer(b"\0".join({start[:1] for start in starts}), np.uint8)
-        likely = np.flatnonzero(np.isin(self._tokens.firsts, firsts))
-        pieces = ((token, self._tokens.pieces[token]) for token in _set(bits, likely))
-        found = (each for each in pieces if each[1].translate(None, _SPACES) in starts)
+        rests = sorted(rest.translate(None, _SPACES) for rest in self._cursor.repetitions())
+        firsts = np.frombuffer(b"\0" + b"".join({rest[:1] for rest in rests}), np.uint8)
+        likely = np.flatnonzero(np.isin(self._tokens.firsts, firsts)) if rests else np.zeros(0, np.intp)
+        found = []
+        for token in _set(bits, likely):
+            piece = self._tokens.pieces[token]
+            text = piece.translate(None, _SPACES)
+            at = bisect_left(rests, text)
+            if at < len(rests) and rests[at].startswith(text):
+                found.append((token, piece))
         return sorted(found, key=lambda each: len(each[1]), reverse=True)
 
     @contained
@@ -309,7 +310,7 @@ class UniqueItems(MatcherConstraint):
             return False
         if not cursor.may_repeat:
             return True
-        waiting = [(self._after(self.matcher, token), cursor)]
+        waiting = [(_after(self.matcher, token), cursor)]
         for _ in range(MAX_STATES):
             if not waiting:
                 return False
@@ -317,13 +318,8 @@ class UniqueItems(MatcherConstraint):
             continued = self._continued(state, cursor)
             if not all(after.may_repeat for _, after in continued):
                 return True
-            waiting += [(self._after(state, token), after) for token, after in continued]
+            waiting += [(_after(state, token), after) for token, after in continued]
         return True
-
-    def _after(self, state: llguidance.LLMatcher, token: int) -> llguidance.LLMatcher:
-        state = state.deep_copy()
-        state.consume_token(token)
-        return state
 
     def _continued(self, state: llguidance.LLMatcher, cursor: Cursor) -> list[tuple[int, Cursor]]:
         """Return the tokens that may follow without a repetition; of those that differ at once, only one."""
@@ -343,6 +339,12 @@ class UniqueItems(MatcherConstraint):
         """Advance by an allowed token."""
         super().accept(token)
         self._cursor.take(self._tokens.piece(token))
+
+
+def _after(state: llguidance.LLMatcher, token: int) -> llguidance.LLMatcher:
+    state = state.deep_copy()
+    state.consume_token(token)
+    return state
 
 
 def _tokens_of(bits: NDArray[np.uint8]) -> Iterator[int]:
