@@ -75,11 +75,6 @@ class McpServerParam(Body):
     tool_configuration: ToolConfiguration = Field(default_factory=ToolConfiguration)
 
 
-def has_toolsets(given: Mapping[str, Any]) -> bool:
-    """Return whether a body uses toolsets, whose clients know ``mcp_tool_listing`` blocks."""
-    return bool(_toolsets(given.get("tools")))
-
-
 def read_mcp(given: Mapping[str, Any], betas: str) -> list[McpRequest]:
     """Return the servers that a body names. `betas`: the header ``anthropic-beta``. Raises `InvalidRequest`.
 

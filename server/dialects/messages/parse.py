@@ -65,7 +65,7 @@ from server.dialects.generation import (
     template_kwargs,
 )
 from server.dialects.mcp import ServerTools, ToolRequest, ToolRounds, function_name
-from server.dialects.messages.mcp import LISTING, ToolConfig, has_toolsets, listing_blocks, unlisted, without_toolsets
+from server.dialects.messages.mcp import LISTING, ToolConfig, listing_blocks, unlisted, without_toolsets
 from server.dialects.messages.write import PING, MessageWriter
 from server.dialects.reasoning_cipher import NO_CIPHER, ReasoningCipher, TamperedReasoning
 from server.dialects.sampling import SamplingFields
@@ -143,13 +143,13 @@ def parse_messages(
     body = parse(MessagesBody, given)
     if generate and body.max_tokens is None:
         body = body.model_copy(update={"max_tokens": DEFAULT_MAX_TOKENS})
-    warnings = list(_left_out(given, has_mcp=mcp is not None))
+    warnings = list(_left_out(body, has_mcp=mcp is not None))
     own = body.tools if mcp is None else without_toolsets(body.tools)
     offered = () if mcp is None else mcp.offered
     functions = [] if mcp is None else list(chain.from_iterable(mcp.functions.values()))
     choice = None if mcp is not None and not (own or functions) else body.tool_choice  # no server could list its tools
-    reader, omitted = MessageTools(own, functions), list[str]()
-    messages = read_conversation(body.system, body.messages, omitted, reader, cipher)
+    reader = MessageTools(own, functions)
+    messages = read_conversation(body.system, body.messages, warnings, reader, cipher)
     tools = reader.finish(choice, None, warnings)
     config = body.output_config or OutputConfig()
     conversation = Conversation(
@@ -162,21 +162,21 @@ def parse_messages(
     return MessagesRequest(
         options=GenerationFields.of(body, stop=body.stop_sequences, user=(body.metadata or {}).get("user_id")),
         media=conversation.media,
-        warnings=[*unused_fields(given, MessagesBody, [*warnings, *omitted]), *unlisted(offered)],
+        warnings=[*unused_fields(given, MessagesBody, warnings), *unlisted(offered)],
         conversation=conversation,
         cipher=cipher,
         names=reader.names,
         show_reasoning=body.thinking is None or body.thinking.display != "omitted",
         server_tools=mcp,
-        listings=listing_blocks(offered) if offered and has_toolsets(given) else (),
+        listings=() if own == body.tools else listing_blocks(offered),  # which clients with toolsets know
     )
 
 
-def _left_out(given: dict[str, Any], *, has_mcp: bool) -> Iterator[str]:
+def _left_out(body: MessagesBody, *, has_mcp: bool) -> Iterator[str]:
     """Return warnings for functions of Anthropic's servers that this server lacks."""
-    if given.get("mcp_servers") and not has_mcp:
+    if body.mcp_servers and not has_mcp:
         yield "mcp_servers is ignored: this server allows no MCP servers"
-    context = given.get("context_management")
+    context = body.context_management
     edits = context.get("edits") if isinstance(context, dict) else None
     for edit in edits if isinstance(edits, list) else ():
         kind = edit.get("type") if isinstance(edit, dict) else None

@@ -104,8 +104,8 @@ async def test_what_no_model_can_use_is_left_out_and_named_in_a_header(serve: Se
         reply = await api.expect(f"POST {URL}", body)
     assert reply.headers["X-Llamapool-Warning"].split("; ") == [
         "mcp_servers is ignored: this server allows no MCP servers",
-        "tools of type 'web_search_20250305' are left out: only the provider's servers execute them",
         "blocks of type 'container_upload' are left out",
+        "tools of type 'web_search_20250305' are left out: only the provider's servers execute them",
         "tfs_z is ignored: llama.cpp has no tail free sampling any more",
     ]
 
