@@ -50,7 +50,7 @@ from server.dialects.fields import (
     within,
     wrong_type,
 )
-from server.dialects.generation import MAX_TOP_LOGPROBS, GenerationFields, Logprobs, ParsedRequest, Stop
+from server.dialects.generation import MAX_TOP_LOGPROBS, ConversationRequest, GenerationFields, Logprobs, Stop
 from server.dialects.native.fim import suffix_prompt
 from server.dialects.ollama.models import can_think
 from server.dialects.ollama.write import OllamaWriter, Reply
@@ -238,24 +238,19 @@ class OllamaGenerateBody(AskBody):
     images: Strings = None
 
 
-_NO_MESSAGE = Message("user")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OllamaRequest(ParsedRequest):
+class OllamaRequest(ConversationRequest):
     """A request of Ollama's API.
 
-    ``conversation`` is None for a raw prompt, and if there is nothing to generate from. ``message``: a prompt without a
-    template, and the start of the gap before ``suffix``. ``context``: tokens before the prompt. ``returns_context``:
-    whether the reply has them. ``began``: seconds of `time.perf_counter`.
+    ``raw``: the only message is the prompt, without a template. With a ``suffix`` it is the text before the gap.
+    ``context``: tokens before the prompt. ``returns_context``: whether the reply has them. ``began``: seconds of
+    `time.perf_counter`.
     """
 
     reply: Reply
-    conversation: Conversation | None
-    response_format: ResponseFormat | None
     began: float
     reasons: bool = False
-    message: Message = _NO_MESSAGE
+    raw: bool = False
     suffix: str = ""
     context: Sequence[int] = ()
     returns_context: bool = False
@@ -263,7 +258,7 @@ class OllamaRequest(ParsedRequest):
     @property
     def loads(self) -> bool:
         """Whether nothing is to be generated: the model is only loaded, or freed."""
-        return self.conversation is None and not (self.message.content or self.suffix)
+        return not self.conversation.messages
 
     def generation(self, model: LoadedModel, media: LoadedMedia = NO_MEDIA, caller: Caller = NO_CALLER) -> Generation:
         """Return the request and the writer of its reply; blocking, for a thread. Raises `InvalidRequest`."""
@@ -273,8 +268,8 @@ class OllamaRequest(ParsedRequest):
             raise invalid("think", f"{reply.model!r} does not support thinking")
         request_id = f"ollama-{random_id()}"
         parser: NewParser = plain_parser
-        if self.conversation is None:
-            request = _raw_request(self, model, media, request_id, caller)
+        if self.raw:
+            request = self._raw_request(request_id, model, media, caller)
         else:
             prepared, request = self.prepare(request_id, self.conversation, model, media, caller)
             request, parser = _after_context(request, self.context, model), prepared.output.parser
@@ -283,20 +278,32 @@ class OllamaRequest(ParsedRequest):
         writer = OllamaWriter(reply, parser, began=self.began, loaded=loaded, prompt=shown)
         return Generation([request], writer)
 
+    def _raw_request(self, request_id: str, model: LoadedModel, media: LoadedMedia, caller: Caller) -> Request:
+        """Return the request for a prompt without a template, or for the gap between it and a suffix."""
+        (message,) = self.conversation.messages
+        if self.suffix:
+            prefix = model.vocab.tokenize(message.text, add_special=False, parse_special=False)
+            tokens = MediaPrompt(suffix_prompt(model, prefix, self.suffix))
+        else:
+            refuse_unseen([message], can_show(model))
+            parts = [part.text if isinstance(part, TextPart) else part for part in message.parts]
+            tokens = read_parts(parts, model, media)
+        shape = self.conversation.shape or model.spec.shape
+        constraint = None if shape is None else shape.constraint(model.grammar)
+        (request,) = self.requests(model, request_id, [tokens], constraint, caller)
+        return request
+
 
 def parse_chat(given: dict[str, Any]) -> OllamaRequest:
     """Validate the fields that don't depend on a model. Raises `InvalidRequest`."""
     began = time.perf_counter()
     body = parse(OllamaChatBody, given)
-    messages, shape = tuple(read_ollama_messages(body.messages)), _shape(body.format)
-    warnings: list[str] = []
-    tools = read_functions(body.tools, warnings)
-    conversation = _conversation(body, messages, shape, tools=tools) if messages else None
+    messages, warnings = tuple(read_ollama_messages(body.messages)), list[str]()
+    conversation = _conversation(body, messages, read_functions(body.tools, warnings))
     return OllamaRequest(
         **_shared(body, began),
-        media=conversation.media if conversation else (),
+        media=conversation.media,
         conversation=conversation,
-        response_format=shape,
         warnings=unused_fields(given, OllamaChatBody, warnings),
     )
 
@@ -305,31 +312,28 @@ def parse_generate(given: dict[str, Any]) -> OllamaRequest:
     """Like `parse_chat`. A prompt is a user message unless it is raw or the prefix of a gap."""
     began = time.perf_counter()
     body = parse(OllamaGenerateBody, given)
-    shape = _shape(body.format)
     if body.template:
         reason = "Ollama's templates can't be rendered here; leave it out, or send the whole prompt with raw"
         raise invalid("template", reason)
     if body.raw and (body.system or body.context):
         name = "system" if body.system else "context"
         raise invalid(name, "raw mode does not support template, system, or context")
-    content = content_of(body.prompt or "", body.images, "images")
-    user = Message("user", content)
+    user = Message("user", content_of(body.prompt or "", body.images, "images"))
     if body.suffix and body.images:
         raise invalid("images", "can't be used with a suffix")
-    conversation = None
-    if not (body.raw or body.suffix) and (body.prompt or body.images):
-        system = (Message("system", body.system),) if body.system else ()
-        conversation = _conversation(body, (*system, user), shape, at="prompt")
+    raw = bool(body.raw or body.suffix)
+    system = (Message("system", body.system),) if body.system and not raw else ()
+    messages = (*system, user) if user.content or body.suffix else ()
+    conversation = _conversation(body, messages, Tools(), "prompt")
     return OllamaRequest(
         **_shared(body, began),
-        media=conversation.media if conversation else [part for part in user.parts if isinstance(part, Media)],
+        media=conversation.media,
         conversation=conversation,
-        response_format=shape,
         warnings=unused_fields(given, OllamaGenerateBody),
-        message=user,
+        raw=raw,
         suffix=body.suffix or "",
         context=body.context or (),
-        returns_context=not body.raw and not body.suffix,
+        returns_context=not raw,
     )
 
 
@@ -345,12 +349,10 @@ def _shared(body: OllamaChatBody | OllamaGenerateBody, began: float) -> dict[str
     }
 
 
-def _conversation(
-    body: AskBody, messages: tuple[Message, ...], shape: ResponseFormat | None, *, at: str = "messages", **more: Any
-) -> Conversation:
+def _conversation(body: AskBody, messages: tuple[Message, ...], tools: Tools, at: str = "messages") -> Conversation:
     effort = body.think if isinstance(body.think, str) else ""
     thinking = ReasoningSettings(None if body.think is None else bool(body.think), effort)
-    return Conversation(messages, thinking=thinking, shape=shape, messages_at=at, **more)
+    return Conversation(messages, tools, thinking, _shape(body.format), messages_at=at)
 
 
 def _shape(given: object) -> ResponseFormat | None:
@@ -372,23 +374,6 @@ def _after_context(request: Request, context: Sequence[int], model: LoadedModel)
     n_dropped = int(request.prompt[0] == model.vocab.bos)
     media = tuple(replace(span, start=span.start + len(context) - n_dropped) for span in request.media)
     return replace(request, prompt=[*context, *request.prompt[n_dropped:]], media=media)
-
-
-def _raw_request(
-    ask: OllamaRequest, model: LoadedModel, media: LoadedMedia, request_id: str, caller: Caller
-) -> Request:
-    """Return the request for a prompt without a template, or for the gap between it and a suffix."""
-    if ask.suffix:
-        prefix = model.vocab.tokenize(ask.message.text, add_special=False, parse_special=False)
-        tokens = MediaPrompt(suffix_prompt(model, prefix, ask.suffix))
-    else:
-        refuse_unseen([ask.message], can_show(model))
-        parts = [part.text if isinstance(part, TextPart) else part for part in ask.message.parts]
-        tokens = read_parts(parts, model, media)
-    shape = ask.response_format or model.spec.shape
-    constraint = None if shape is None else shape.constraint(model.grammar)
-    (request,) = ask.requests(model, request_id, [tokens], constraint, caller)
-    return request
 
 
 def _options(body: AskBody) -> GenerationFields:
