@@ -181,13 +181,10 @@ _CONVERSATION_FIELDS = dict.fromkeys(("messages", "tools", "response_format"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest(ConversationRequest):
-    """A chat request before a model renders it.
+    """A chat request before a model renders it. ``custom``: the names of its custom tools."""
 
-    ``custom``: the names of its custom tools. ``echo``: a stream repeats the content that it continues.
-    """
-
+    options: ChatBody
     custom: frozenset[str] = frozenset()
-    echo: bool = False
 
     def generation(self, model: LoadedModel, media: LoadedMedia = NO_MEDIA, caller: Caller = NO_CALLER) -> Generation:
         """Return the request and the writer of its reply; blocking, for a thread. Raises `InvalidRequest`."""
@@ -195,7 +192,7 @@ class ChatRequest(ConversationRequest):
         prepared, request = self.prepare(header.id, self.conversation, model, media, caller)
         output, prefilled = prepared.output, prepared.prompt.prefilled
         # llama-server repeats the continued message in full responses; in streams only with "echo".
-        repeated = prefilled if self.echo or not options.stream else ""
+        repeated = prefilled if options.echo or not options.stream else ""
         writer = ChatWriter(self, header, output.parser, repeated)
         opening = prepared.prompt.generation_prompt
         return verbose(Generation([request], writer, output.switch), options, model, caller, opening)
@@ -222,7 +219,6 @@ def parse_chat(given: dict[str, Any]) -> ChatRequest:
         conversation=conversation,
         logprobs=chat_logprobs(body, body.logprobs, body.top_logprobs),
         custom=frozenset(name for name, known in reader.names.items() if known.custom),
-        echo=bool(body.echo),
     )
 
 
