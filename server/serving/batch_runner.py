@@ -22,7 +22,7 @@ import orjson
 from server.dialects.common import random_id
 from server.dialects.usage import Usage
 from server.engine.request import BACKGROUND_PRIORITY
-from server.errors import LlamapoolError
+from server.errors import InvalidRequest, LlamapoolError
 from server.state.batches import BatchLine, BatchLines, Outcome
 from server.state.objects import Json, Objects
 from server.state.sqlite_objects import SqliteObjects
@@ -293,7 +293,7 @@ def read_lines(data: bytes, endpoint: str) -> BatchInput:
             continue
         try:
             requests.append((number, *_line(raw, endpoint, seen)))
-        except _WrongLine as error:
+        except InvalidRequest as error:
             errors.append({"code": error.code, "line": number, "message": error.message, "param": error.param})
     if not requests and not errors:
         errors.append({"code": "empty_file", "line": None, "message": "the file has no requests", "param": None})
@@ -317,30 +317,24 @@ def _prefix(body: Json) -> tuple[str, bytes]:
     return str(body.get("model")), orjson.dumps([before, prompt])
 
 
-class _WrongLine(Exception):
-    def __init__(self, code: str, message: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.code, self.message, self.param = code, message, param
-
-
 def _line(raw: bytes, endpoint: str, seen: set[str]) -> tuple[str, Json]:
-    """Return a line's custom id and body. Raises `_WrongLine`."""
+    """Return a line's custom id and body. Raises `InvalidRequest`."""
     try:
         found = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
-        raise _WrongLine("invalid_json_line", f"the line is not valid JSON: {error}") from None
+        raise InvalidRequest(f"the line is not valid JSON: {error}", None, "invalid_json_line") from None
     if not isinstance(found, dict):
-        raise _WrongLine("invalid_json_line", "the line must be a JSON object")
+        raise InvalidRequest("the line must be a JSON object", None, "invalid_json_line")
     custom_id = found.get("custom_id")
     if not isinstance(custom_id, str) or not custom_id:
-        raise _WrongLine("missing_required_parameter", "custom_id must be a text", "custom_id")
+        raise InvalidRequest("custom_id must be a text", "custom_id", "missing_required_parameter")
     if custom_id in seen:
-        raise _WrongLine("duplicate_custom_id", f"two requests have the custom_id {custom_id[:80]!r}", "custom_id")
+        raise InvalidRequest(f"two requests have the custom_id {custom_id[:80]!r}", "custom_id", "duplicate_custom_id")
     seen.add(custom_id)
     if found.get("method") != "POST":
-        raise _WrongLine("invalid_method", "method must be POST", "method")
+        raise InvalidRequest("method must be POST", "method", "invalid_method")
     if found.get("url") != endpoint:
-        raise _WrongLine("mismatched_url", f"url must be the batch's endpoint, {endpoint}", "url")
+        raise InvalidRequest(f"url must be the batch's endpoint, {endpoint}", "url", "mismatched_url")
     if not isinstance(found.get("body"), dict):
-        raise _WrongLine("missing_required_parameter", "body must be an object", "body")
+        raise InvalidRequest("body must be an object", "body", "missing_required_parameter")
     return custom_id, found["body"]
