@@ -40,8 +40,8 @@ class CompletionBody(GenerationFields):
 class CompletionRequest(PromptRequest):
     """A completion request before a model tokenizes it.
 
-    A whole reply has the ``best`` of the generated choices of a prompt, by the mean of their tokens' log probabilities,
-    or all if it is 0. ``shows_logprobs``: whether it has log probabilities; ``lists``: also in OpenAI's lists.
+    A whole reply has the ``best`` of a prompt's choices by the mean of their tokens' log probabilities, or all if it is
+    0. ``shows_logprobs``: whether it has log probabilities; ``lists``: also in OpenAI's lists.
     """
 
     options: CompletionBody
