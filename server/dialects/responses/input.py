@@ -16,7 +16,7 @@ from server.chat.conversation import Call, Message, Part, TextPart, text_content
 from server.dialects.common import Json, random_id
 from server.dialects.content import MEDIA, PartReader
 from server.dialects.custom_tools import input_arguments
-from server.dialects.fields import MAX_MESSAGES, as_object, json_text, objects_in, string_of, wrong_type
+from server.dialects.fields import MAX_MESSAGES, json_text, objects_in, string_of, wrong_type
 from server.dialects.reasoning_cipher import COMPACTION, NO_CIPHER, REASONING, ReasoningCipher, TamperedReasoning
 from server.dialects.responses.compaction import compacted_text
 from server.dialects.responses.tools import ApprovedCall, ResponseTools, reader_name
@@ -51,25 +51,26 @@ def references(items: object) -> set[str]:
     """Return the ids of the stored items that an input refers to."""
     if not isinstance(items, list):
         return set()
-    found = (item.get("id") for item in items if isinstance(item, dict) and is_reference(item))
+    found = (item.get("id") for item in items if isinstance(item, dict) and _is_reference(item))
     return {item_id for item_id in found if isinstance(item_id, str)}
 
 
-def is_reference(item: Mapping[str, Any]) -> bool:
+def _is_reference(item: Mapping[str, Any]) -> bool:
     """Return whether an item refers to a stored one: ``{"type": "item_reference", "id": ...}``, the type optional."""
     return item.get("type") == "item_reference" or set(item) == {"id"}
 
 
-def items_to_store(given: object, history: History = NO_HISTORY) -> list[Json]:
-    """Return the items of an input, each with an id: a text is one message, a reference the item that it names."""
-    if given is None:
-        return []
-    if isinstance(given, str):
-        given = [{"role": "user", "content": [{"type": "input_text", "text": given}]}]
-    return [_with_id(history.referenced[item["id"]] if is_reference(item) else item) for item in given]  # type: ignore[attr-defined]
+def _resolved(item: Json, path: str, history: History) -> Json:
+    """Return the stored item that an item refers to, or the item itself. Raises `InvalidRequest`."""
+    if not _is_reference(item):
+        return item
+    item_id = string_of(item, "id", path)
+    if item_id not in history.referenced:
+        raise invalid(f"{path}.id", f"Item with id '{item_id[:80]}' not found.")
+    return history.referenced[item_id]
 
 
-def _with_id(item: Json) -> Json:
+def item_to_store(item: Json) -> Json:
     """Return an input item as OpenAI's API lists it: with the fields that a client may omit."""
     kind = item.get("type") or "message"
     item_id = item.get("id")
@@ -107,26 +108,30 @@ def read_input(
     """
     if value is None and not history.items:
         raise invalid(at, f"'{at}' is required")
-    items = [{"role": "user", "content": value}] if isinstance(value, str) else [] if value is None else value
-    if not isinstance(items, list):
+    given = [] if value is None else value
+    if not isinstance(given, list | str):
         raise invalid(at, f"'{at}' must be a string or array of objects")
-    if len(items) + len(history.items) > MAX_MESSAGES:
+    if len(history.items) + (len(given) if isinstance(given, list) else 1) > MAX_MESSAGES:
         raise invalid(at, f"a conversation must have at most {MAX_MESSAGES} items")
-    reader = InputReader(history, tools or ResponseTools(), cipher)
+    reader = InputReader(tools or ResponseTools(), cipher)
     for item in history.items:
         reader.read(item, history.named_by)
-    for index, item in enumerate(items):
-        reader.read(item, at if isinstance(value, str) else f"{at}.{index}")
+    message: Json = {"role": "user", "content": given}
+    for item, path in [(message, at)] if isinstance(given, str) else objects_in(given, at):
+        reader.items.append(_resolved(item, path, history))
+        reader.read(reader.items[-1], path)
     return reader
 
 
 @dataclass(slots=True)
 class InputReader:
-    """Appends item by item to ``messages``. ``approved``: calls of MCP tools that are yet to be made, by their ids."""
+    """Appends item by item to ``messages``. ``items``: those of the input, with stored ones in place of references.
+    ``approved``: calls of MCP tools that are yet to be made, by their ids.
+    """
 
-    history: History
     tools: ResponseTools
     cipher: ReasoningCipher
+    items: list[Json] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
     call_ids: dict[str, str] = field(default_factory=dict)  # by the ids of the items
     parts: PartReader = field(default_factory=PartReader)
@@ -140,16 +145,9 @@ class InputReader:
         foreign = [FOREIGN_REASONING.format("encrypted_content")] * self.has_foreign_reasoning
         return [*self.parts.omitted.warnings(), *foreign]
 
-    def read(self, item: object, path: str) -> None:
+    def read(self, item: Mapping[str, Any], path: str) -> None:
         """Take one item."""
-        item = as_object(item, path)
         kind = item.get("type")
-        if kind == "item_reference" or (kind is None and set(item) == {"id"}):
-            item_id = string_of(item, "id", path)
-            if item_id not in self.history.referenced:
-                raise invalid(f"{path}.id", f"Item with id '{item_id[:80]}' not found.")
-            item = self.history.referenced[item_id]
-            kind = item["type"]
         if not isinstance(kind, str | None):
             raise wrong_type(f"{path}.type", "a text such as message", kind)
         match kind:

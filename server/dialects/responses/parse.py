@@ -22,7 +22,7 @@ from server.dialects.fields import Body, Count, CountOrAll, Format, Input, Objec
 from server.dialects.generation import MAX_TOP_LOGPROBS, ChatFields, ConversationRequest, Logprobs
 from server.dialects.mcp import GivenCalls, ServerTools, ToolRequest, ToolRounds
 from server.dialects.reasoning_cipher import NO_CIPHER, ReasoningCipher
-from server.dialects.responses.input import NO_HISTORY, History, items_to_store, read_input
+from server.dialects.responses.input import NO_HISTORY, History, item_to_store, read_input
 from server.dialects.responses.tools import ApprovedCall, ResponseTools, function_choice, list_item
 from server.dialects.responses.write import EARLY_PING, ResponseWriter, failed_early
 from server.dialects.warnings import shown, unused_fields
@@ -257,7 +257,7 @@ def parse_response(
         shown_tools=reader.shown,
         history=history,
         cipher=cipher,
-        input_items=items_to_store(body.input, history),
+        input_items=list(map(item_to_store, read.items)),
         approved=tuple(read.approved.values()),
         server_tools=mcp,
         listings=[] if mcp is None else [list_item(each) for each in mcp.offered if each.request.known is None],
