@@ -83,7 +83,7 @@ class Exchange:
         self._generation: Generation | None = None
         self._starting: asyncio.Task[Generation] | None = None  # loads the model or media, before a stream begins
         ping_s = parsed.options.sse_ping_interval
-        self._ping_s: float = services(request).options.sse_ping_interval if ping_s is None else ping_s
+        self._ping_s: float = self._session.services.options.sse_ping_interval if ping_s is None else ping_s
 
     @property
     def headers(self) -> Mapping[str, str]:
@@ -191,7 +191,7 @@ class Exchange:
 
     async def _kept(self, conversation: str) -> Response:
         """Return a stream that continues when its client disconnects (`transport.resumable`)."""
-        streams, owner = services(self._request).streams, stream_owner(self._request)
+        streams, owner = self._session.services.streams, stream_owner(self._request)
         stream = streams.open(owner, conversation)
         stream.is_loading = functools.partial(self._session.waits, self._parsed.model)
         leave = admission_of(self._request.scope).detach()

@@ -45,7 +45,8 @@ PromptEvents = tuple[int, list[Event]]
 class Session:
     """Holds the lease and the engine requests of one client; `close` gives back everything, at any time.
 
-    ``warnings``: the fields and media of the request that have no effect with this model.
+    ``services``: the application's, with the models that the client may use. ``warnings``: the fields and media of the
+    request that have no effect with this model.
 
     The queue of events needs no limit of its own: a request has at most as many events as its context has tokens, and
     the transport ends streams whose client does not read.
@@ -54,7 +55,7 @@ class Session:
     def __init__(self, request: HttpRequest, keep_alive_s: float | None = None, salt: str | None = None) -> None:
         """`keep_alive_s`: see `Lease.keep_alive_s`. `salt` is the body's cache salt, "" for none, None if unknown."""
         self.warnings: Sequence[str] = ()
-        self._scope, self._services = request.scope, services(request)
+        self._scope, self.services = request.scope, services(request)
         self._usage = ModelUse()
         self._end = CANCELLED  # the outcome of choices that do not end by themselves
         self._record: Record = request.scope[RECORD]
@@ -74,11 +75,11 @@ class Session:
 
     def waits(self, name: str | None) -> bool:
         """Return whether the model must be loaded or woken first. Raises `ModelNotFound`."""
-        return not self._services.pool.serves(name)
+        return not self.services.pool.serves(name)
 
     async def prepare(self, name: str | None, work: Preparation[T], media: Sequence[Media] = ()) -> T:
         """Get the model and do `work` with it in a thread. Raises what the pool, fetching and `work` raise."""
-        with self._services.preparing.entered():
+        with self.services.preparing.entered():
             model = await self._acquire(name)
             loaded = await self._load_media(media, model)
             return await self._in_thread(lambda: work(model, loaded))
@@ -88,13 +89,13 @@ class Session:
 
         A further round of the same reply has the same model.
         """
-        with self._services.preparing.entered():
+        with self.services.preparing.entered():
             model = await self._acquire(name) if self._lease is None else self._lease.model
             loaded = await self._load_media(media, model)
             caller = Caller(
                 *(self._client, self._cache_scope, self._key.priority, "lora" in self._key.scopes),
                 *(self._record.id, self._is_retry, self._arrived_at),
-                verbose=self._services.options.verbose,
+                verbose=self.services.options.verbose,
                 pin_s=self._scope.get(PIN, 0.0),
             )
             with model.engine.preparing():
@@ -107,14 +108,14 @@ class Session:
                     self._tickets.append(model.engine.submit(request, partial(self._take, number)))
                     self._usage.n_open += request.n
             for ticket in self._tickets:  # which are reached by their ids until `close`
-                self._services.running[ticket.request.id] = RunningCompletion(
+                self.services.running[ticket.request.id] = RunningCompletion(
                     model.spec.id, result.reasoning, self._abort, self._key.owner
                 )
         return result
 
     async def embed(self, parsed: VectorRequest) -> bytes:
         """Return the reply with the vectors of a request. Cancelled, take its inputs out of the queue."""
-        with self._services.preparing.entered():
+        with self.services.preparing.entered():
             model = await self._acquire(parsed.model, parsed.task)
             embedder = model.embedder
             loaded = await self._load_media(parsed.media, model)
@@ -200,7 +201,7 @@ class Session:
 
     def _withdraw(self, lease: Lease) -> None:
         for ticket in self._tickets:
-            self._services.running.pop(ticket.request.id, None)
+            self.services.running.pop(ticket.request.id, None)
             if self._usage.n_open:
                 lease.model.engine.cancel(ticket)
         self._tickets.clear()
@@ -215,11 +216,11 @@ class Session:
         if lease is None:
             return
         used = self._usage
-        self._services.rates.charge(self._key, used.n_prompt + used.n_predicted)
+        self.services.rates.charge(self._key, used.n_prompt + used.n_predicted)
         self._withdraw(lease)
         used.cut_off(self._end)
-        self._services.metrics.used(used, self._key.name)
-        self._services.usage.add(
+        self.services.metrics.used(used, self._key.name)
+        self.services.usage.add(
             self._key.name, used.model, prompt=used.n_prompt, cached=used.n_cached, completion=used.n_predicted
         )
         preparing = self._preparing
@@ -232,7 +233,7 @@ class Session:
 
     async def _acquire(self, name: str | None, task: Task = "generate") -> LoadedModel:
         self._usage.began_at = began = time.perf_counter()
-        self._lease = await self._services.pool.acquire(name, autoload=self._autoload, task=task)
+        self._lease = await self.services.pool.acquire(name, autoload=self._autoload, task=task)
         self._lease.keep_alive_s = self._keep_alive_s
         self._usage.model, self._usage.load_s = self._lease.model.spec.id, time.perf_counter() - began
         return self._lease.model
@@ -247,7 +248,7 @@ class Session:
         if reader is not None:
             await reader.ready()
         support = MediaSupport() if reader is None else MediaSupport(reader.kinds, reader.sample_rate)
-        loader = self._services.media_loader
+        loader = self.services.media_loader
         loaded = await loader.load(wanted, support, self._remembered, self._stored_file) if wanted else {}
         lost = [each for each in media if each.source not in loaded]
         self.warnings = [f"{each.at}: {each.lost if shown(each) else each.placeholder}" for each in lost]
@@ -264,16 +265,16 @@ class Session:
 
     async def _stored_file(self, file_id: str) -> FileContent | None:
         """Return a file that this client has uploaded."""
-        state = self._services.state
+        state = self.services.state
         found = await state.get(self._key.owner, "file", file_id)
         data = None if found is None else await state.data(self._key.owner, file_id)
         return None if found is None or data is None else FileContent(data, str(found.get("filename", "")))
 
     def _client(self, end_user: str) -> str:
-        return scheduled_client(self._scope, end_user, several_keys=self._services.keys.several)
+        return scheduled_client(self._scope, end_user, several_keys=self.services.keys.several)
 
     def _cache_scope(self, body_salt: str) -> str:
-        return cache_scope(self._services.cache_mode, self._key.owner, body_salt or self._salt)
+        return cache_scope(self.services.cache_mode, self._key.owner, body_salt or self._salt)
 
     @property
     def _remembered(self) -> str | None:
@@ -285,9 +286,9 @@ class Session:
         """Do `work` in a thread: again where it may wait for the sandbox, if its grammar was not compiled before."""
         began = time.perf_counter()
         try:
-            return await self._run(self._services.prepare_long if self._is_long else self._services.prepare, work)
+            return await self._run(self.services.prepare_long if self._is_long else self.services.prepare, work)
         except CompileLater:
-            compiling, attempt = self._services.compiling, Attempt()
+            compiling, attempt = self.services.compiling, Attempt()
             async with compiling.turn(self._client("")):
                 try:
                     return await self._run(compiling.threads, work, attempt)
