@@ -129,6 +129,11 @@ async def test_a_call_waits_for_approval(serve: Serve, stream: bool) -> None:
         no = {**answer, "approve": False, "reason": "too dear"}
         fourth = await ask(api, [no], tools=careful, previous_response_id=first.id, stream=stream)
         assert (kinds(fourth), fourth.output_text) == (["message"], "Then not.")
+        body = {"input": [answer], "tools": careful, "previous_response_id": first.id, "background": True}
+        started = (await api.client.post(URL, json=body)).json()
+        later = typed_events((await api.client.get(f"{URL}/{started['id']}?stream=true")).text)
+        assert "response.mcp_call.completed" in [event["type"] for event in later]
+        assert later[-1]["type"] == "response.completed"
 
 
 @pytest.mark.parametrize("stream", [False, True])
