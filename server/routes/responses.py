@@ -40,6 +40,7 @@ from server.serving.mcp import read_with_servers
 from server.serving.services import Services, key_of, owner_of, services, whole_number
 from server.serving.stored import find_object, list_items, object_reply, remove_object
 from server.state.objects import UNFINISHED, Json, Objects
+from server.transport.admission import admission_of
 from server.transport.body import read_as, read_later
 from server.transport.errors import json_reply
 from server.transport.resumable import KeptStream
@@ -216,7 +217,7 @@ async def _start_in_background(request: Request, asked: ResponseRequest) -> Resp
         try:
             with contextlib.suppress(Unavailable):  # logged by the state
                 await change(status="in_progress")
-            async with contextlib.aclosing(exchange.detached()) as events:
+            async with contextlib.aclosing(exchange.events()) as events:
                 async for event in events:
                     stream.append(event)
         except asyncio.CancelledError:
@@ -250,8 +251,9 @@ async def _start_in_background(request: Request, asked: ResponseRequest) -> Resp
             await change(status="failed", error={"code": "server_error", "message": "the response could not be stored"})
         await used.state.attach(owner, response_id, await asyncio.to_thread(zlib.compress, stream.content))
 
+    leave = admission_of(request.scope).detach()  # it counts among the requests of its key until it has ended
     stream = used.background[owner, response_id] = KeptStream(response_id, sys.maxsize)
-    stream.produce(generate(), error=exchange.fail, ping=b"", ping_s=0, ended=lambda: None)
+    stream.produce(generate(), error=exchange.fail, ping=b"", ping_s=0, ended=leave)
     if options.stream:
         return EventStream(request, _events_after(stream), headers=exchange.headers, ping=lambda: EARLY_PING)
     return json_reply(queued, headers=exchange.headers)

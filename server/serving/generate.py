@@ -121,18 +121,6 @@ class Exchange:
             media_type=self._dialect.media_type,
         )
 
-    async def detached(self) -> AsyncGenerator[bytes, None]:
-        """Yield the events of a stream that outlives its client. It counts among its key's concurrent requests until it
-        ends. Raises errors that occur before the first event.
-        """
-        leave = admission_of(self._request.scope).detach()
-        try:
-            async with contextlib.aclosing(self._events()) as events:
-                async for event in events:
-                    yield event
-        finally:
-            leave()
-
     def fail(self, error: Exception) -> bytes:
         """Return the last event of a stream that `error` ends."""
         status, body, _ = error_body(error)
@@ -201,7 +189,7 @@ class Exchange:
             leave()
 
         async def produce() -> None:
-            async with contextlib.aclosing(self._events()) as events:
+            async with contextlib.aclosing(self.events()) as events:
                 async for event in events:
                     stream.append(event)
 
@@ -210,7 +198,8 @@ class Exchange:
         media_type = self._dialect.media_type
         return EventStream(self._request, stream.read(0), ping_s=0, headers=self.headers, media_type=media_type)
 
-    async def _events(self) -> AsyncGenerator[bytes, None]:
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """Yield the events of a stream that outlives its client. Raises errors that occur before the first event."""
         try:
             await self._start()
             async with contextlib.aclosing(self._chunks(await self._session.next())) as chunks:

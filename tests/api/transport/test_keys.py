@@ -241,6 +241,20 @@ async def test_a_stream_that_goes_on_alone_is_one_of_those_at_once(serve: Serve,
         assert (await chat(api, "ada")).status_code == 200
 
 
+async def test_a_background_response_is_one_of_those_at_once(serve: Serve, tmp_path: Path) -> None:
+    steps = threading.Semaphore(0)
+    loader = FakeLoader(n_seq=4, steps=steps)
+    async with serve(loader, server=server(key_file(tmp_path, ada={"max_concurrent_requests": 1}))) as api:
+        body = {"model": "demo", "input": "Hi", "background": True, "max_output_tokens": 5}
+        queued = await api.client.post("/v1/responses", json=body, headers=bearer("ada"))
+        assert queued.json()["status"] == "queued"
+        refused = await chat(api, "ada")
+        steps.release(1000)
+        assert refused.status_code == 429
+        await until(lambda: not api.app.state.services.rates._running)
+        assert (await chat(api, "ada")).status_code == 200
+
+
 @pytest.mark.parametrize(("ceiling", "asked", "status"), [(0, -1, 403), (0, 0, 200), (-5, -5, 200), (-5, -6, 403)])
 async def test_nobody_is_more_urgent_than_his_key(
     serve: Serve, tmp_path: Path, ceiling: int, asked: int, status: int
