@@ -10,6 +10,7 @@ import re
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Annotated, Any, ClassVar, TypeVar
 
 import orjson
@@ -32,6 +33,8 @@ MAX_MAGNITUDE = 1e6
 """Largest absolute value of a sampling number: far past any use, far from float32's overflow."""
 MAX_MESSAGES = 16384
 """Of one conversation, in every wire format."""
+MAX_LEVELS = 200
+"""Of JSON that replies repeat a few levels deeper: orjson writes 254."""
 _WANTED = {  # pydantic's word for a wrong type: nlohmann::json's for the one that is wanted
     "int_type": "number",
     "float_type": "number",
@@ -308,6 +311,19 @@ def string_of(given: Mapping[str, Any], key: str, path: str) -> str:
 def text_of(given: Mapping[str, Any], key: str, path: str) -> str:
     """`string_of`; "" for null and for none."""
     return "" if given.get(key) is None else string_of(given, key, path)
+
+
+def refuse_deep(members: Mapping[str, object]) -> None:
+    """Raise `InvalidRequest` for a member with too many levels to be stored and repeated in replies."""
+    for path, value in members.items():
+        level: list[Any] = [value] if isinstance(value, dict | list) else []
+        for _ in range(MAX_LEVELS):
+            inner = chain.from_iterable(each.values() if isinstance(each, dict) else each for each in level)
+            level = [each for each in inner if isinstance(each, dict | list)]
+            if not level:
+                break
+        if level:
+            raise invalid(path, "is nested too deeply")
 
 
 def json_text(value: object) -> str:

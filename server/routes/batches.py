@@ -12,7 +12,7 @@ from pydantic import Field
 
 from server.dialects.common import page_of, random_id, rfc3339
 from server.dialects.errors import anthropic_error
-from server.dialects.fields import parse
+from server.dialects.fields import parse, refuse_deep
 from server.dialects.responses.parse import MetadataBody
 from server.dialects.warnings import as_header, unused_fields
 from server.errors import InvalidRequest, ModelNotFound, invalid
@@ -305,6 +305,7 @@ def _message_lines(given: object) -> BatchInput:
         at = f"requests.{index}"
         if not isinstance(each, dict) or not isinstance(each.get("params"), dict):
             raise invalid(f"{at}.params", "must be the body of a message")
+        refuse_deep({f"{at}.params": each["params"]})
         custom_id = each.get("custom_id")
         if not isinstance(custom_id, str) or not custom_id or custom_id in seen:
             raise invalid(f"{at}.custom_id", "must be a string that is unique in the batch")

@@ -6,6 +6,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from server.dialects.common import random_id
+from server.dialects.fields import refuse_deep
 from server.dialects.responses.input import item_to_store, read_input
 from server.dialects.responses.parse import read_metadata
 from server.dialects.warnings import as_header, unused_fields
@@ -120,4 +121,5 @@ def _items(body: Json) -> list[Json]:
     given = body.get("items")
     if not isinstance(given, list) or not 0 < len(given) <= MAX_NEW_ITEMS:
         raise invalid("items", f"must be an array of 1 to {MAX_NEW_ITEMS} items")
+    refuse_deep({"items": given})
     return list(map(item_to_store, read_input(given, at="items").items))

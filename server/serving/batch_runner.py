@@ -20,6 +20,7 @@ from http import HTTPStatus
 import orjson
 
 from server.dialects.common import random_id
+from server.dialects.fields import refuse_deep
 from server.dialects.usage import Usage
 from server.engine.request import BACKGROUND_PRIORITY
 from server.errors import InvalidRequest, LlamapoolError
@@ -294,7 +295,8 @@ def read_lines(data: bytes, endpoint: str) -> BatchInput:
         try:
             requests.append((number, *_line(raw, endpoint, seen)))
         except InvalidRequest as error:
-            errors.append({"code": error.code, "line": number, "message": error.message, "param": error.param})
+            code = error.code or "invalid_value"
+            errors.append({"code": code, "line": number, "message": error.message, "param": error.param})
     if not requests and not errors:
         errors.append({"code": "empty_file", "line": None, "message": "the file has no requests", "param": None})
     return batch_input(requests, errors)
@@ -337,4 +339,5 @@ def _line(raw: bytes, endpoint: str, seen: set[str]) -> tuple[str, Json]:
         raise InvalidRequest(f"url must be the batch's endpoint, {endpoint}", "url", "mismatched_url")
     if not isinstance(found.get("body"), dict):
         raise InvalidRequest("body must be an object", "body", "missing_required_parameter")
+    refuse_deep({"body": found["body"]})
     return custom_id, found["body"]

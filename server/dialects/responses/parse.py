@@ -18,7 +18,19 @@ from server.dialects.chat.parse import chat_logprobs
 from server.dialects.common import Header, Json, random_id
 from server.dialects.constraints import read_shape
 from server.dialects.dialect import NO_CALLER, Caller, Dialect, Generation
-from server.dialects.fields import Body, Count, CountOrAll, Format, Input, Objects, Refused, Whole, field_error, parse
+from server.dialects.fields import (
+    Body,
+    Count,
+    CountOrAll,
+    Format,
+    Input,
+    Objects,
+    Refused,
+    Whole,
+    field_error,
+    parse,
+    refuse_deep,
+)
 from server.dialects.generation import MAX_TOP_LOGPROBS, ChatFields, ConversationRequest, Logprobs
 from server.dialects.mcp import GivenCalls, ServerTools, ToolRequest, ToolRounds
 from server.dialects.reasoning_cipher import NO_CIPHER, ReasoningCipher
@@ -224,6 +236,7 @@ def parse_response(
     `history`: the earlier items. `cipher`: encrypts and decrypts reasoning. `mcp`: the tools of MCP servers.
     """
     body = parse(ResponsesBody, given)
+    refuse_deep(given)
     if body.prompt:
         raise invalid("prompt", "stored prompts are not supported; send instructions and input")
     if body.background and not body.stored:

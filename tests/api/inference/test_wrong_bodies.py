@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from server.serving.batch_runner import read_lines
 from tests.api.conftest import Serve
 from tests.support.fakes import FakeLoader
 
@@ -136,3 +137,21 @@ async def test_unknown_members_are_listed_by_their_paths(serve: Serve) -> None:
     listed = [f"'{path}' is ignored: unknown field" for path in paths]
     assert reply.headers["x-llamapool-warning"].split("; ") == listed
     assert wrong.headers["x-llamapool-warning"] == "'stream_options.vv' is ignored: unknown field"
+
+
+async def test_what_is_stored_or_repeated_is_not_nested_too_deeply(serve: Serve) -> None:
+    deep: Any = []
+    for _ in range(300):
+        deep = [deep]
+    odd = HI | {"x": deep}
+    async with serve(FakeLoader(n_ctx_seq=2048), models=MODELS) as api:
+        for path, fields, param in (
+            (RESPONSES, {"input": [odd]}, "input"),
+            (RESPONSES, {"input": "Hi", "tools": [{"type": "x", "x": deep}], "stream": True}, "tools"),
+            ("/v1/conversations", {"items": [odd]}, "items"),
+            (f"{MESSAGES}/batches", {"requests": [{"custom_id": "a", "params": {"x": deep}}]}, "requests.0.params"),
+        ):
+            await api.expect(f"POST {path}", fields, 400, f"{param}: is nested too deeply")
+    nested = "[" * 300 + "]" * 300
+    line = f'{{"custom_id": "a", "method": "POST", "url": "{CHAT}", "body": {{"x": {nested}}}}}'
+    assert read_lines(line.encode(), CHAT).errors[0]["message"] == "body: is nested too deeply"
