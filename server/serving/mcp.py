@@ -17,7 +17,7 @@ from server.transport.sse import Watch
 T = TypeVar("T")
 
 
-def allowed_server(request: Request, wanted: McpRequest) -> McpServer:
+def _allowed_server(request: Request, wanted: McpRequest) -> McpServer:
     """Return the server that a request names. Raises `InvalidRequest`, `PermissionDenied`."""
     servers = services(request).mcp
     key = key_of(request)
@@ -39,13 +39,17 @@ def allowed_server(request: Request, wanted: McpRequest) -> McpServer:
     return servers.configured[wanted.label]
 
 
-async def offer(request: Request, wanted: Sequence[McpRequest]) -> list[OfferedServer]:
-    """List the tools of the servers that a request names, all at once, except those that are known.
+async def read_with_servers(
+    request: Request, given: Json, wanted: Sequence[McpRequest], read: Callable[[Json, ServerTools], T]
+) -> T:
+    """Return what `read` makes of a body and of the tools of the servers that it names, listed all at once.
 
-    Raises `InvalidRequest`, `PermissionDenied` and `ClientDisconnect`. A server that can't list its tools has a fault.
+    A server that can't list its tools has a fault. Raises `InvalidRequest`, `PermissionDenied` and `ClientDisconnect`.
     """
     servers = services(request).mcp
-    allowed = [(each, allowed_server(request, each)) for each in wanted]
+    # Nothing is connected to for a body that is wrong anyway.
+    await read_later(request, lambda: read({**given, "tool_choice": None}, ServerTools(servers)))
+    allowed = [(each, _allowed_server(request, each)) for each in wanted]
 
     async def listed(each: McpRequest, server: McpServer) -> OfferedServer:
         try:
@@ -55,18 +59,6 @@ async def offer(request: Request, wanted: Sequence[McpRequest]) -> list[OfferedS
             return OfferedServer(each, server, fault=fault)
 
     with Watch(request.receive):
-        return await asyncio.gather(*(listed(each, server) for each, server in allowed))
-
-
-async def read_with_servers(
-    request: Request, given: Json, wanted: Sequence[McpRequest], read: Callable[[Json, ServerTools], T]
-) -> T:
-    """Return what `read` makes of a body and of the tools of the servers that it names.
-
-    Raises as `offer` and `read`.
-    """
-    servers = services(request).mcp
-    # Nothing is connected to for a body that is wrong anyway.
-    await read_later(request, lambda: read({**given, "tool_choice": None}, ServerTools(servers)))
-    tools = ServerTools(servers, await offer(request, wanted), given.get("tools"))
+        offered = await asyncio.gather(*(listed(each, server) for each, server in allowed))
+    tools = ServerTools(servers, offered, given.get("tools"))
     return await read_later(request, lambda: read(given, tools))
