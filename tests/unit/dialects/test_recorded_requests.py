@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -38,7 +38,7 @@ READERS: Mapping[str, Callable[[Any], Conversation]] = {
     "/v1/chat/completions": lambda body: parse_chat(body).conversation,
     "/v1/messages": lambda body: parse_messages(body).conversation,
     "/v1/responses": lambda body: parse_response(body).conversation,
-    "/api/chat": lambda body: cast(Conversation, read_ollama_chat(body).conversation),
+    "/api/chat": lambda body: read_ollama_chat(body).conversation,
 }
 HISTORY = ("system", "instructions", "messages", "input")  # the fields of a body that hold a conversation
 SYSTEM = ("system", "instructions")
