@@ -19,7 +19,7 @@ from server.errors import InvalidRequest, ModelNotFound, invalid
 from server.pool.spec import Task
 from server.routes.files import Expiry
 from server.routes.openapi import HI, READS, describe
-from server.serving.batch_runner import BatchInput, batch_input, read_lines
+from server.serving.batch_runner import BatchInput, batch_input, check_number, read_lines
 from server.serving.services import key_of, owner_of, services
 from server.serving.stored import (
     ListQuery,
@@ -38,7 +38,6 @@ from server.transport.errors import json_reply
 
 router = APIRouter(tags=["batches"])
 _EXAMPLE = {"input_file_id": "file-x", "endpoint": "/v1/chat/completions", "completion_window": "24h"}
-MAX_REQUESTS = 100_000
 _WINDOW_S = {"h": 3600, "d": 86400}
 _DAY_S = 86400
 _KEPT = (
@@ -71,7 +70,6 @@ async def create_batch(request: Request) -> Response:
     await find_object(request, "file", body.input_file_id)
     data = await services(request).state.data(owner_of(request), body.input_file_id) or b""
     found = await read_later(request, lambda: read_lines(data, body.endpoint))
-    _check_number(len(found.lines), "input_file_id")
     now, errors = int(time.time()), found.errors
     batch = {
         "id": f"batch_{random_id()}",
@@ -298,7 +296,7 @@ def _message_lines(given: object) -> BatchInput:
     """Read the requests of a Messages batch. Blocking, for a worker thread. Raises `InvalidRequest`."""
     if not isinstance(given, list) or not given:
         raise invalid("requests", "must be an array of at least one request")
-    _check_number(len(given), "requests")
+    check_number(len(given), "requests")
     requests: list[tuple[int, str, Json]] = []
     seen: set[str] = set()
     for index, each in enumerate(given):
@@ -312,11 +310,6 @@ def _message_lines(given: object) -> BatchInput:
         seen.add(custom_id)
         requests.append((index, custom_id, each["params"]))
     return batch_input(requests, [])
-
-
-def _check_number(n: int, param: str) -> None:
-    if n > MAX_REQUESTS:
-        raise invalid(param, f"a batch may have at most {MAX_REQUESTS} requests")
 
 
 def _message_result(result: Mapping[str, Any]) -> Json:

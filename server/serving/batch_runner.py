@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
+from io import BytesIO
 
 import orjson
 
@@ -23,7 +24,7 @@ from server.dialects.common import random_id
 from server.dialects.fields import refuse_deep
 from server.dialects.usage import Usage
 from server.engine.request import BACKGROUND_PRIORITY
-from server.errors import InvalidRequest, LlamapoolError
+from server.errors import InvalidRequest, LlamapoolError, invalid
 from server.state.batches import BatchLine, BatchLines, Outcome
 from server.state.objects import Json, Objects
 from server.state.sqlite_objects import SqliteObjects
@@ -36,6 +37,10 @@ POLL_S = 2.0
 _PAGE = 64  # requests that are fetched from the state at once
 _RETRIED = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 _RETRY_AFTER_S = 1.0
+MAX_REQUESTS = 100_000
+"""Of one batch."""
+MAX_ERRORS = 100
+"""Wrong lines of an input file that a batch reports."""
 _FORCED = {"stream": False, "background": False, "priority": BACKGROUND_PRIORITY}
 
 Call = Callable[[str, str, bytes], Awaitable[InternalReply]]
@@ -284,14 +289,25 @@ class BatchInput:
     models: list[str | None]
 
 
+def check_number(n: int, param: str) -> None:
+    """Raise `InvalidRequest` for more requests than a batch may have. `param`: the field with them."""
+    if n > MAX_REQUESTS:
+        raise invalid(param, f"a batch may have at most {MAX_REQUESTS} requests")
+
+
 def read_lines(data: bytes, endpoint: str) -> BatchInput:
-    """Read a batch's input file. Blocking, for a worker thread."""
+    """Read a batch's input file, up to `MAX_ERRORS` wrong lines. Blocking, for a worker thread. Raises `InvalidRequest`
+    for too many requests.
+    """
     requests: list[tuple[int, str, Json]] = []
     errors: list[Json] = []
     seen: set[str] = set()
-    for number, raw in enumerate(data.splitlines(), 1):
+    for number, raw in enumerate(BytesIO(data), 1):  # a list of all lines could take gigabytes
         if not raw.strip():
             continue
+        if len(errors) == MAX_ERRORS:
+            break
+        check_number(len(requests) + 1, "input_file_id")
         try:
             requests.append((number, *_line(raw, endpoint, seen)))
         except InvalidRequest as error:

@@ -157,7 +157,9 @@ async def test_a_wrong_file_fails_with_the_lines(serve: Serve) -> None:
         lines = [line(1), "{", line(1), {**line(2), "url": "/v1/embeddings"}, {**line(3), "method": "GET"}, "5"]
         batch = await start(client, lines)
         empty = await start(client, [""])
-    assert batch.status == empty.status == "failed"
+        wrong = await start(client, ["{"] * 1000)
+    assert batch.status == empty.status == wrong.status == "failed"
+    assert len(wrong.errors.data or []) == batch_runner.MAX_ERRORS  # type: ignore[union-attr]
     assert batch.errors
     assert [each.line for each in batch.errors.data or []] == [2, 3, 4, 5, 6]
 
