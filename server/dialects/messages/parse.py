@@ -52,6 +52,7 @@ from server.dialects.fields import (
     as_string,
     json_text,
     parse,
+    refuse_deep,
     string_of,
     wrong_type,
 )
@@ -435,6 +436,7 @@ class _Reader:
             blocks = _blocks("" if given is None else given, f"{path}.content")
             content = text_content(_joined(part for block, at in blocks for part in self._content(block, at)))
         elif given is not None:  # of one of Anthropic's server tools
+            refuse_deep({f"{path}.content": given})
             content = json_text(_readable(given))
         self.messages.append(Message("tool", content, call_id=call_id, name=self.names.get(call_id, "")))
 

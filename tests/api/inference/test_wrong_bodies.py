@@ -139,16 +139,19 @@ async def test_unknown_members_are_listed_by_their_paths(serve: Serve) -> None:
     assert wrong.headers["x-llamapool-warning"] == "'stream_options.vv' is ignored: unknown field"
 
 
-async def test_what_is_stored_or_repeated_is_not_nested_too_deeply(serve: Serve) -> None:
+async def test_what_is_stored_repeated_or_stripped_is_not_nested_too_deeply(serve: Serve) -> None:
     deep: Any = []
     for _ in range(300):
         deep = [deep]
     odd = HI | {"x": deep}
+    found = {"type": "web_search_tool_result", "tool_use_id": "a", "content": deep}
+    told = RIGHT[MESSAGES] | {"messages": [{"role": "user", "content": [found]}]}
     async with serve(FakeLoader(n_ctx_seq=2048), models=MODELS) as api:
         for path, fields, param in (
             (RESPONSES, {"input": [odd]}, "input"),
             (RESPONSES, {"input": "Hi", "tools": [{"type": "x", "x": deep}], "stream": True}, "tools"),
             ("/v1/conversations", {"items": [odd]}, "items"),
+            (MESSAGES, told, "messages.0.content.0.content"),
             (f"{MESSAGES}/batches", {"requests": [{"custom_id": "a", "params": {"x": deep}}]}, "requests.0.params"),
         ):
             await api.expect(f"POST {path}", fields, 400, f"{param}: is nested too deeply")
