@@ -13,7 +13,7 @@ functions of `tool_types`. Tools of other types are omitted, and are an error on
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, groupby
 from typing import Any, ClassVar
 
 from pydantic import Field
@@ -507,12 +507,11 @@ def _string_or_none(block: Block, name: str, path: str) -> str:
 def _joined(parts: Iterable[Part]) -> list[Part]:
     """Join adjacent texts."""
     found: list[Part] = []
-    for part in parts:
-        last = found[-1] if found else None
-        if isinstance(part, TextPart) and isinstance(last, TextPart) and part.plain == last.plain:
-            found[-1] = TextPart(last.text + part.text, part.plain)
+    for plain, same in groupby(parts, lambda part: part.plain if isinstance(part, TextPart) else None):
+        if plain is None:
+            found += same
         else:
-            found.append(part)
+            found.append(TextPart("".join(part.text for part in same if isinstance(part, TextPart)), plain))
     return found
 
 

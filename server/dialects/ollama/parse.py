@@ -102,6 +102,8 @@ KeepAlive = Annotated[
 """Seconds that the model stays loaded after the request; negative = forever."""
 
 
+_MAX_WAITING = 256
+"""Latest calls among which a result's call is looked for."""
 _SEVERAL_TYPES = re.compile(r"\w+(?:, ?\w+)+", re.ASCII)
 
 
@@ -149,6 +151,7 @@ def _message(given: object, path: str, waiting: list[Call]) -> Message:
         listed = [] if listed is None else as_array(listed, at)
         calls = [_call(call, f"{at}.{index}", f"call_{n + index}") for index, call in enumerate(listed)]
         waiting += calls
+        del waiting[:-_MAX_WAITING]
         return Message(role, content, reasoning_text, tuple(calls))
     name = text_of(given, "tool_name", path) or text_of(given, "name", path)
     call_id = text_of(given, "tool_call_id", path)

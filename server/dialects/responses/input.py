@@ -7,7 +7,7 @@ text is omitted with a warning.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
@@ -120,7 +120,17 @@ def read_input(
     for item, path in [(message, at)] if isinstance(given, str) else objects_in(given, at):
         reader.items.append(_resolved(item, path, history))
         reader.read(reader.items[-1], path)
+    reader.finish()
     return reader
+
+
+@dataclass(slots=True)
+class _Turn:
+    """A turn of the assistant, which several items make up."""
+
+    parts: list[Part] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -133,6 +143,8 @@ class InputReader:
     cipher: ReasoningCipher
     items: list[Json] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
+    turn: "_Turn | None" = None  # the assistant's, whose items are being read
+    has_begun: bool = False  # whether there are other messages than instructions
     call_ids: dict[str, str] = field(default_factory=dict)  # by the ids of the items
     parts: PartReader = field(default_factory=PartReader)
     has_foreign_reasoning: bool = False
@@ -144,6 +156,19 @@ class InputReader:
         """Return the omitted items by type."""
         foreign = [FOREIGN_REASONING.format("encrypted_content")] * self.has_foreign_reasoning
         return [*self.parts.omitted.warnings(), *foreign]
+
+    def add(self, message: Message) -> None:
+        """Append a message after the assistant's turn."""
+        self.finish()
+        self.messages.append(message)
+        self.has_begun |= message.role not in ("system", "developer")
+
+    def finish(self) -> None:
+        """Append the assistant's turn, if one is being read."""
+        if self.turn is not None:
+            turn, self.turn = self.turn, None
+            reasoning = "\n".join(turn.reasoning)
+            self.messages.append(Message("assistant", text_content(turn.parts), reasoning, tuple(turn.calls)))
 
     def read(self, item: Mapping[str, Any], path: str) -> None:
         """Take one item."""
@@ -206,17 +231,17 @@ class InputReader:
         elif item.get("role") in _ROLES and item.get("content") is not None:
             self._message(item, path)
         elif kind == "agent_message" and item.get("content") is not None:  # codex-rs: a message of another agent
-            self.messages.append(Message("user", text_content(self.parts.read(item["content"], f"{path}.content"))))
+            self.add(Message("user", text_content(self.parts.read(item["content"], f"{path}.content"))))
         else:
             self.parts.omitted.add("input items", kind)
 
     def _additional_tools(self, item: Mapping[str, Any], path: str) -> None:
         """Tools of the client. Before the first turn they are no other than the request's."""
         listed, path = item.get("tools"), f"{path}.tools"
-        if all(message.role in ("system", "developer") for message in self.messages):
+        if not self.has_begun:
             self.tools.offer(listed, path)
         elif found := self.tools.introduce(listed, path):
-            self.messages.append(Message("developer", _INTRODUCTION + found))
+            self.add(Message("developer", _INTRODUCTION + found))
 
     def _mcp_call(self, item: Mapping[str, Any]) -> None:
         """Read a call of an MCP tool with its result. After an approval it has the id of the request."""
@@ -246,11 +271,11 @@ class InputReader:
         self._call(Call(reader_name(asked), arguments, request_id))
         self._answered(said, request_id)
 
-    def _turn(self) -> Message:
-        """Return the assistant's message that the conversation ends with, a new one where it ends otherwise."""
-        if not self.messages or self.messages[-1].role != "assistant":
-            self.messages.append(Message("assistant"))
-        return self.messages[-1]
+    def _turn(self) -> "_Turn":
+        """Return the assistant's turn with which the conversation ends, a new one where it ends otherwise."""
+        if self.turn is None:
+            self.turn, self.has_begun = _Turn(), True
+        return self.turn
 
     def _message(self, item: Mapping[str, Any], path: str) -> None:
         role = item.get("role")
@@ -259,20 +284,18 @@ class InputReader:
         content = item.get("content")
         parts = self.parts.read("" if content is None and role == "assistant" else content, f"{path}.content")
         if role != "assistant":
-            self.messages.append(Message(role, text_content(parts)))
+            self.add(Message(role, text_content(parts)))
             return
-        turn = self._turn()
-        self.messages[-1] = replace(turn, content=text_content([*turn.parts, *parts]))
+        self._turn().parts += parts
 
     def _call(self, call: Call) -> None:
-        turn = self._turn()
-        self.messages[-1] = replace(turn, calls=(*turn.calls, call))
+        self._turn().calls.append(call)
 
     def _result(self, item: Mapping[str, Any], path: str, call_id: str) -> None:
         self._answered(text_content(self._output(item.get("output"), f"{path}.output")), call_id)
 
     def _answered(self, content: str | tuple[Part, ...], call_id: str) -> None:
-        self.messages.append(Message("tool", content, call_id=call_id))
+        self.add(Message("tool", content, call_id=call_id))
 
     def _output(self, given: object, path: str) -> list[Part]:
         """Return a tool output: a text, parts, or a shell's output."""
@@ -288,15 +311,14 @@ class InputReader:
         visible = _joined_texts(item, "content", path) or _joined_texts(item, "summary", path)
         text = visible if (decrypted := self._decrypted(item, path)) is None else decrypted
         if text:
-            turn = self._turn()
-            self.messages[-1] = replace(turn, reasoning="\n".join(filter(None, [turn.reasoning, text])))
+            self._turn().reasoning.append(text)
 
     def _compaction(self, item: Mapping[str, Any], path: str) -> None:
         content = self._decrypted(item, path, COMPACTION)
         if content is None:
             self.parts.omitted.add("input items", item["type"])
         else:
-            self.messages.append(Message("user", compacted_text(content)))
+            self.add(Message("user", compacted_text(content)))
 
     def _decrypted(self, item: Mapping[str, Any], path: str, purpose: bytes = REASONING) -> str | None:
         """Return the encrypted content of an item, None if there is none that this server can decrypt."""
