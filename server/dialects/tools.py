@@ -141,6 +141,7 @@ def _among(given: Mapping[str, Any]) -> ToolChoice:
     mode, listed = inner.get("mode", "auto"), inner.get("tools")
     if mode not in ("auto", "required"):
         raise invalid(f"{path}.mode", 'must be "auto" or "required"')
+    check_number(listed, f"{path}.tools")
     allowed, warnings = [], []
     for entry, where in objects_in(listed, f"{path}.tools"):
         if entry.get("type") in _NAMING:
@@ -154,10 +155,15 @@ def _among(given: Mapping[str, Any]) -> ToolChoice:
     return ToolChoice(_MODES[mode], allowed=tuple(allowed), warnings=tuple(warnings))
 
 
-def entries(given: object, path: str) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yield the entries of a list of tools, and their paths. Raises `InvalidRequest`."""
+def check_number(given: object, path: str) -> None:
+    """Raise `InvalidRequest` for a list of too many tools."""
     if isinstance(given, list) and len(given) > MAX_TOOLS:
         raise invalid(path, f"must have at most {MAX_TOOLS} tools")
+
+
+def entries(given: object, path: str) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield the entries of a list of tools, and their paths. Raises `InvalidRequest`."""
+    check_number(given, path)
     return objects_in([] if given is None else given, path)
 
 

@@ -39,7 +39,15 @@ from server.dialects.mcp import (
     with_token,
 )
 from server.dialects.tool_types import RESPONSES, ToolType
-from server.dialects.tools import ClientName, ReadTool, ToolReader, entries, function_tool, name_and_description
+from server.dialects.tools import (
+    ClientName,
+    ReadTool,
+    ToolReader,
+    check_number,
+    entries,
+    function_tool,
+    name_and_description,
+)
 from server.errors import invalid
 from server.mcp.config import origin_of
 from server.mcp.results import McpTool
@@ -210,6 +218,7 @@ def function_choice(given: Any, mcp: ServerTools, n_entries: int) -> Any:
     if not isinstance(given, dict):
         return given
     if given.get("type") == "allowed_tools" and isinstance(given.get("tools"), list):
+        check_number(given["tools"], "tool_choice.tools")
         listed: list[Any] = []
         for place, entry in enumerate(given["tools"]):
             is_server = isinstance(entry, dict) and entry.get("type") == "mcp"

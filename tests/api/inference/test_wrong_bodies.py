@@ -10,6 +10,7 @@ NATIVE, COMPLETIONS = "/completion", "/v1/completions"
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 OLLAMA_CHAT, OLLAMA_GENERATE, EMBED = "/api/chat", "/api/generate", "/api/embed"
 HI = {"role": "user", "content": "Hi"}
+FUNCTION = {"type": "function", "name": "f"}
 LARK = {"type": "grammar", "syntax": "lark", "definition": r"start: /\bx/"}
 CUSTOM = {"type": "custom", "name": "patch", "description": "Edits.", "format": LARK}
 PDF = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0="}}
@@ -46,6 +47,11 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ),
     (MESSAGES, {"id_slot": 99}, "id_slot"),
     (RESPONSES, {"input": None}, "input"),
+    (
+        RESPONSES,
+        {"tools": [FUNCTION], "tool_choice": {"type": "allowed_tools", "tools": [FUNCTION] * 1025}},
+        "tool_choice.tools",
+    ),
     (RESPONSES, {"previous_response_id": "resp_none"}, "previous_response_id"),
     (OLLAMA_CHAT, {"messages": "Hi"}, "messages"),
     (OLLAMA_CHAT, {"messages": [HI | {"images": ["aGk="]}]}, "messages.0.images.0"),
