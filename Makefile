@@ -123,7 +123,7 @@ ready-kinds: $(VENV)/.installed-dev
 kinds: ready-kinds
 	$(BIN)/python -m pytest -q tests/kinds/kinds.py tests/kinds/devices.py tests/kinds/fuzz.py
 
-# The suite under the other versions of Python that are installed: five minutes each. The library is the one that is compiled
+# Unit, API and library tests under the other versions of Python that are installed. The library is the one that is compiled
 # already: pip would compile it for each version.
 PYTHONS = $(foreach v,3.12 3.13 3.14,$(if $(shell PYENV_VERSION=$(v) python$(v) --version 2>&-),$(v)))
 ready-pythons: $(VENV)/.installed-dev
@@ -132,7 +132,7 @@ ready-pythons: $(VENV)/.installed-dev
 	for v in $(PYTHONS); do PYENV_VERSION=$$v PIP_FIND_LINKS=$(CURDIR)/build/wheels $(MAKE) --no-print-directory \
 	  VENV=build/python$$v PYTHON=python$$v build/python$$v/.installed-dev || exit 1; done
 pythons: ready-pythons
-	for v in $(PYTHONS); do $(MAKE) --no-print-directory VENV=build/python$$v suite || exit 1; done
+	for v in $(PYTHONS); do build/python$$v/bin/python -m pytest -q $(TWO) tests/unit tests/api tests/model/library || exit 1; done
 
 # Real servers and real clients, each model in a process of its own: six minutes.
 isolated: $(VENV)/.installed-dev $(VENV)/.templates
