@@ -20,6 +20,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from server.errors import ConfigError
 from server.hub.cache import cache_folder
 from server.hub.hub import Hub, HubFetcher
+from server.hub.reference import SHORT
 from server.options.flags import read_flags
 from server.options.model import WHERE, ModelDefaults, ModelSettings
 from server.options.option import SettingsModel, Source
@@ -155,13 +156,13 @@ def model_specs(settings: Settings) -> list[ModelSpec]:
             secret = slot_secret(settings.server)
             spec = replace(spec, engine=replace(spec.engine, cache_disk_secret=secret))
         specs.append(fetcher.found(spec))
-    # The repository's name without a quantization is an alias of its default cached model, if it is free.
+    # If they are free, aliases are: a repository without its quantization, for its default cached model, and smollm2.
     taken = {name for spec in specs for name in (spec.id, *spec.aliases)}
+    short = {name: each for each, name in SHORT.items()}
     return [
-        replace(spec, aliases=(*spec.aliases, short))
-        if (short := settings.origins[spec.id].repository) and short not in taken
-        else spec
+        replace(spec, aliases=(*spec.aliases, *(each for each in names if each and each not in taken)))
         for spec in specs
+        for names in [(settings.origins[spec.id].repository, short.get(spec.id))]
     ]
 
 

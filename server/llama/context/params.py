@@ -1,6 +1,7 @@
 """Converts `LoadParams` to the native context's parameters, and rejects values on which the library would abort."""
 
 import ctypes
+import logging
 from types import MappingProxyType
 
 from server.engine.params import LOOKUP, EngineParams
@@ -16,6 +17,8 @@ from server.sandbox.memory import available_bytes
 CACHE_TYPES = MappingProxyType(
     {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q4_0": 2, "q4_1": 3, "iq4_nl": 20, "q5_0": 6, "q5_1": 7}
 )  # llama.cpp common/arg.cpp, kv_cache_types
+log = logging.getLogger(__name__)
+
 _PLAIN_TYPES = ("f32", "f16", "bf16")
 _FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}  # enum llama_flash_attn_type
 _ROPE_SCALING = {"": -1, "none": 0, "linear": 1, "yarn": 2}  # enum llama_rope_scaling_type
@@ -84,12 +87,19 @@ def heads_params(model: int, spec: ModelSpec, target: int | None = None) -> ctyp
 def runner_info(context: int, model: int, params: ctypes.Structure) -> RunnerInfo:
     """Return the sizes of a new context with `params`."""
     # llama-server's n_ctx_slot(): at most what the model was trained for; YaRN may have raised that
-    n_ctx_seq = min(C.llama_n_ctx_seq(context), C.llama_model_n_ctx_train(model))
+    n_train, n_ctx = C.llama_model_n_ctx_train(model), C.llama_n_ctx(context)
+    n_ctx_seq = min(C.llama_n_ctx_seq(context), n_train)
     n_seq, unified = int(params.n_seq_max), bool(params.kv_unified)
+    if n_ctx >= (n_train + _CELLS) * n_seq:
+        log.warning(
+            "the model was trained for %d tokens, so of a context of %d tokens its slots use %d; lower -c, or choose "
+            "another model",
+            *(n_train, n_ctx, n_train * n_seq),
+        )
     return RunnerInfo(
         n_seq=n_seq,
         n_ctx_seq=n_ctx_seq,
-        n_cells=C.llama_n_ctx(context) if unified else n_ctx_seq * n_seq,
+        n_cells=n_ctx if unified else n_ctx_seq * n_seq,
         n_batch=C.llama_n_batch(context),
         n_ubatch=C.llama_n_ubatch(context),
         unified=unified,
