@@ -18,6 +18,7 @@ from server.engine.request import Adapters
 from server.errors import InternalError, ModelFailed
 from server.llama.files.gguf_header import BLOCKS, GgufHeader, Tensor
 from server.llama.files.model_file import fingerprint, read_gguf
+from server.llama.files.roles import is_encoder
 from server.llama.library import C, collect_errors, reason
 from server.llama.weights.native import NativeModel
 from server.pool.spec import LoadParams
@@ -32,8 +33,9 @@ _TYPES = {
     _ALPHA: "f32",
     _INVOCATION: "[u32]",
 }
-_NOT_MULTIPLIED = frozenset({24, 25, 26, 27, 28})  # integers and f64
+_NOT_MULTIPLIED = frozenset({9, 15, 24, 25, 26, 27, 28})  # Q8_1 and Q8_K, which are for activations; integers and f64
 _LOOKED_UP = "token_embd.weight"  # its rows are picked, so a and b change places
+_OUTPUT = "output.weight"  # a decoder without it multiplies with the embedding, which aborts on the changed places
 _UNUSED = "_norm.weight"  # llama.cpp leaves them out
 
 
@@ -65,6 +67,8 @@ class LoadedAdapters:
         n_vocab = C.llama_vocab_n_tokens(C.llama_model_get_vocab(self._native.loaded))
         header = read_gguf(self._name, path)
         problem = _problem(header, str(files.header.metadata["general.architecture"]), shapes, n_vocab)
+        if not problem and _OUTPUT not in shapes and not is_encoder(files.header) and _adapts(header, _LOOKED_UP):
+            problem = f"adapts '{_LOOKED_UP}', which this model uses as its output, too: the library can't do that"
         if problem:
             raise ModelFailed(self._name, f"{path}: {problem}")
         invocation = header.metadata.get(_INVOCATION, ())
@@ -153,6 +157,10 @@ def _problem(header: GgufHeader, architecture: str, shapes: Mapping[str, TensorS
     if not math.isfinite(float(str(header.metadata.get(_ALPHA, 0.0)))):
         return f"{_ALPHA} is not a finite number"
     return _invocation_problem(header, n_vocab) or _tensor_problem(header, shapes)
+
+
+def _adapts(header: GgufHeader, weight: str) -> bool:
+    return any(tensor.name.startswith(f"{weight}.") for tensor in header.tensors)
 
 
 def _invocation_problem(header: GgufHeader, n_vocab: int) -> str:

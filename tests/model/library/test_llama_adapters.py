@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gguf import GGUFWriter
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
 
 from server.engine.lora import Adapter
 from server.engine.request import Adapters
@@ -21,6 +21,7 @@ from tests.model.native_fixtures import failure, load, open_runner, prefill, pro
 from tests.support.closeness import same_vectors
 from tests.support.ggufs import TinyModel, control_vector_file, gguf_file, lora_file, truncated
 from tests.support.ggufs.writing import finish
+from tests.support.real_server import ROOT
 
 N_EMBD, N_FF, N_VOCAB = 64, 128, 400
 Tensors = Mapping[str, np.ndarray[Any, Any]]
@@ -206,6 +207,30 @@ def test_a_wrong_adapter_is_refused_with_its_name_and_the_reason(tiny_path: Path
     found = failure(tiny_path, lora=(ScaledFile(path),))
     assert found.startswith(str(path))
     assert expected in found
+
+
+@pytest.mark.parametrize("kind", [GGMLQuantizationType.Q8_1, GGMLQuantizationType.Q8_K])
+def test_types_of_activations_are_refused(tiny_path: Path, tmp_path: Path, kind: GGMLQuantizationType) -> None:
+    """The library has no multiplication by them and calls a null pointer."""
+    path = tmp_path / "activations.gguf"
+    writer = GGUFWriter(path, "llama")
+    as_lora(writer)
+    writer.add_tensor("blk.0.ffn_down.weight.lora_a", np.ones((256, N_FF), np.float32))
+    per_block, n_bytes = GGML_QUANT_SIZES[kind]
+    blocks = np.zeros((N_EMBD, 256 // per_block * n_bytes), np.uint8)
+    writer.add_tensor("blk.0.ffn_down.weight.lora_b", blocks, raw_dtype=kind)
+    finish(writer)
+    assert "not for multiplying" in failure(tiny_path, lora=(ScaledFile(path),))
+
+
+def test_an_embedding_that_is_the_output_too_is_not_adapted(tiny_path: Path, tmp_path: Path) -> None:
+    """The library aborts in the first decode: a and b change places for one of both uses."""
+    tied = ROOT / "models" / "demo.gguf"
+    path = write(tmp_path / "tied.gguf", pair((2560, 4), (192, 4), "token_embd.weight"), as_lora)
+    assert "which this model uses as its output, too" in failure(tied, lora=(ScaledFile(path),))
+    path = write(tmp_path / "untied.gguf", pair((N_VOCAB, 4), (N_EMBD, 4), "token_embd.weight"), as_lora)
+    with open_runner(tiny_path) as bare, open_runner(tiny_path, lora=(ScaledFile(path),)) as runner:
+        assert logits(runner, ((0, 1.0),)) != logits(bare)
 
 
 def test_files_that_are_none_are_refused(tiny_path: Path, tmp_path: Path, lora: Path) -> None:
