@@ -104,6 +104,8 @@ def adapter_file(folder: Path, wanted: LoadAdapter) -> str:
             return str(path)
     except (OSError, ValueError):  # too long, or with a zero byte
         direct = True
+    except RuntimeError:  # a link that leads to itself
+        direct = False
     if not direct:
         raise InvalidRequest("lora_path: must be a file below the folder of --lora-dir, without links", "lora_path")
     raise NotFound(f"Loading lora {wanted.lora_name} failed: No adapter found for {wanted.lora_path}")
