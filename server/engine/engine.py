@@ -331,7 +331,7 @@ class Engine(Instances[Instance]):
         def uses(adapters: AdapterSet) -> bool:
             return adapter.id in dict(adapters.adapters)
 
-        self.adapters = tuple(each for each in self.adapters if each is not adapter)
+        self.adapters = tuple(each for each in self.adapters if each.id != adapter.id)
         while any(uses(ticket.adapter_set) for ticket in self._queue.open.values()):
             self._departed.clear()
             await self._departed.wait()
