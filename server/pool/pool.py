@@ -91,11 +91,18 @@ class Pool:
         """Return the model that a request means; see `Names.resolve`. The name of a LoRA adapter that was loaded at
         runtime means its model.
         """
-        if name and not self._names.knows(name):
-            for entry in self._entries.values():
-                if any(adapter.name == name for adapter in entry.lora):
-                    return entry.spec
-        return self._names.resolve(name, task)
+        adapted = self._adapted(name)
+        return self._names.resolve(name, task) if adapted is None else adapted.spec
+
+    def names_adapter(self, name: str | None) -> bool:
+        """Return whether this is the name of a LoRA adapter that was loaded at runtime, and of no model."""
+        return self._adapted(name) is not None
+
+    def _adapted(self, name: str | None) -> Entry | None:
+        if not name or self._names.knows(name):
+            return None
+        adapted = (entry for entry in self._entries.values() if any(adapter.name == name for adapter in entry.lora))
+        return next(adapted, None)
 
     def knows(self, name: str) -> bool:
         """Return whether a model has this id or alias."""

@@ -17,7 +17,7 @@ from server.dialects.vectors import VectorRequest
 from server.engine.cache.scope import cache_scope, is_lasting
 from server.engine.request import Event, Failed, Finished, Started, Text
 from server.engine.sequence import Ticket
-from server.errors import ModelEnded, Unavailable
+from server.errors import ModelEnded, NotFound, Unavailable, short
 from server.media.bitmap import Document, Video, n_bytes_of
 from server.media.loader import MediaSupport
 from server.media.source import NO_MEDIA, FileContent, LoadedMedia, Media
@@ -66,6 +66,7 @@ class Session:
         self._n_body_bytes = admission_of(request.scope).n_body_bytes
         self._is_long = self._n_body_bytes > LONG_BYTES
         self._lease: Lease | None = None
+        self._names_adapter = False  # whether the name of its model is that of a LoRA adapter
         self._preparing: Future[Any] | None = None
         self._tickets: list[Ticket] = []
         self._is_retry = False
@@ -90,6 +91,7 @@ class Session:
         A further round of the same reply has the same model.
         """
         with self.services.preparing.entered():
+            self._names_adapter = self._names_adapter or self.services.pool.names_adapter(name)
             model = await self._acquire(name) if self._lease is None else self._lease.model
             loaded = await self._load_media(media, model)
             caller = Caller(
@@ -100,6 +102,8 @@ class Session:
             )
             with model.engine.preparing():
                 result = await self._in_thread(lambda: work(model, loaded, caller))
+                if self._names_adapter and any(request.adapters is None for request in result.requests):
+                    raise NotFound(f"the LoRA adapter '{short(name or '')}' was unloaded meanwhile")
                 self._usage.submitted_at = time.perf_counter()
                 for number, request in enumerate(result.requests):
                     if request.sampling.backend_sampling and not model.spec.engine.backend_sampling:

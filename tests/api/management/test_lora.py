@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from server.engine.lora import Adapter
 from server.pool.state import Status
 from tests.api.conftest import Api, Serve, until
 from tests.support.fakes import FakeLoader
@@ -117,6 +118,7 @@ def folder(tmp_path: Path) -> Path:
         (root / name).touch()
     (root / "link.gguf").symlink_to(root / "formal.gguf")
     (root / "linked").symlink_to(root / "more")
+    (root / "circle").symlink_to("circle")
     (tmp_path / "outside.gguf").touch()
     return root
 
@@ -167,6 +169,23 @@ async def test_the_name_of_an_adapter_is_a_model_that_uses_it(serve: Serve, fold
         await api.expect("POST /completion", {"prompt": "Hello", "model": "poet"}, 404, "poet")
 
 
+async def test_an_adapter_that_is_gone_when_its_model_serves_is_not_replaced_by_the_model(
+    serve: Serve, folder: Path
+) -> None:
+    steps = threading.Semaphore(1)
+    async with serve(FakeLoader(steps=steps), server={"lora_dir": str(folder)}) as api:
+        await load(api, "poet")
+        running = asyncio.create_task(text(api))
+        await until(lambda: api.loaded().busy)
+        await api.expect("POST /models/unload", {"model": "demo"})
+        poem = {"prompt": "Hello", "n_predict": 1, "model": "poet"}
+        asked = asyncio.create_task(api.expect("POST /completion", poem, 404, "'poet' was unloaded meanwhile"))
+        await until(lambda: "demo" in api.pool._scheduler.queue)
+        steps.release(100)
+        assert len(await running) == 12
+        await asked
+
+
 async def test_unloading_waits_for_the_requests_that_use_the_adapter(serve: Serve, folder: Path) -> None:
     steps = threading.Semaphore(1)
     async with serve(FakeLoader(steps=steps), server={"lora_dir": str(folder)}) as api:
@@ -183,6 +202,28 @@ async def test_unloading_waits_for_the_requests_that_use_the_adapter(serve: Serv
         assert len(await asked) == 12
         await leaving
         assert runner.adapters == ()
+
+
+async def test_scales_set_during_a_replacement_keep_no_freed_adapter(
+    serve: Serve, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serve(server={"lora_dir": str(folder)}) as api:
+        await load(api, "formal")
+        (runner,) = api.loader.loaded[0].runners
+        begun, go, original = threading.Event(), threading.Event(), runner.load_adapter
+
+        def slow(wanted: Adapter) -> Adapter:
+            begun.set()
+            go.wait(10)
+            return original(wanted)
+
+        monkeypatch.setattr(runner, "load_adapter", slow)
+        replacing = asyncio.create_task(load(api, "formal", load_inplace=True))
+        await until(begun.is_set)
+        await api.expect("POST /lora-adapters", [{"id": 0, "scale": 0.5}])
+        go.set()
+        await replacing
+        assert await names(api) == {1: "formal"}
 
 
 async def test_runtime_adapters_outlast_a_sleep_with_their_ids_and_scales(serve: Serve, folder: Path) -> None:
@@ -208,6 +249,7 @@ REFUSED = [
     ({"lora_name": "x", "lora_path": "/etc/passwd"}, 400, "must be a file below the folder of --lora-dir"),
     ({"lora_name": "x", "lora_path": "link.gguf"}, 400, "without links"),
     ({"lora_name": "x", "lora_path": "linked/poet.gguf"}, 400, "without links"),
+    ({"lora_name": "x", "lora_path": "circle"}, 400, "without links"),
     ({"lora_name": "x", "lora_path": "a\0b"}, 404, "No adapter found"),
     ({"lora_name": "x", "lora_path": "x" * 4096}, 404, "No adapter found"),
     ({"lora_name": "x", "lora_path": "broken.gguf"}, 400, "lora_path: is no LoRA adapter"),
