@@ -23,7 +23,7 @@ from typing import Any, NoReturn, TypeVar, cast
 
 from server.engine.embedding import EmbeddingEngine
 from server.engine.media import MediaChunk, MediaPrompt, MediaSpan
-from server.engine.request import Event, Failed, Request
+from server.engine.request import Adapters, Event, Failed, Request
 from server.engine.sequence import Ticket
 from server.errors import CONTAINED
 from server.media.bitmap import Bitmap
@@ -55,10 +55,7 @@ STATUS_INTERVAL_S = 0.05
 """The least time between two status messages of step threads, except when a request ends."""
 VIEWS_INTERVAL_S = 0.35
 SEND_BYTES = 4 << 20
-ENGINE_CALLS = (
-    *("set_adapter_scales", "load_adapter", "unload_adapter", "limit_caches"),
-    *("erase_slot", "reset_cache", "block_changes"),
-)
+ENGINE_CALLS = ("load_adapter", "unload_adapter", "limit_caches", "erase_slot", "reset_cache", "block_changes")
 """Methods of the generating engine that the server calls."""
 EXIT_FAILED = 70
 _PR_SET_PDEATHSIG = 1
@@ -258,6 +255,7 @@ class Worker(Endpoint):
                 "cancel": self._cancel,
                 "end_reasoning": self._end_reasoning,
                 "watch": self._watch,
+                "set_adapter_scales": self._set_adapter_scales,
                 "save_slot": partial(slots.save, model),
                 "restore_slot": partial(slots.restore, model),
                 **{name: getattr(generator, name) for name in ENGINE_CALLS},
@@ -346,6 +344,12 @@ class Worker(Endpoint):
             while engine.busy:
                 await engine.wait_idle()
         self._send_status()
+
+    def _set_adapter_scales(self, scales: Adapters) -> None:
+        """Set the scales of those adapters that are still here: the server learns later that one has gone."""
+        assert self._generator is not None
+        here = {adapter.id for adapter in self._generator.adapters}
+        self._generator.set_adapter_scales(tuple(each for each in scales if each[0] in here))
 
     # ---- events and status
 

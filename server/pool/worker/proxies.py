@@ -327,7 +327,8 @@ class IsolatedEngine(EngineProxy):
         self.supervisor.notify("set_adapter_scales", scales)
 
     def _use_adapters(self, adapters: tuple[Adapter, ...]) -> None:
-        self.adapters = adapters
+        now = {adapter.id: adapter.scale for adapter in self.adapters}  # maybe set after the worker has answered
+        self.adapters = tuple(replace(adapter, scale=now.get(adapter.id, adapter.scale)) for adapter in adapters)
         self.supervisor.use_adapters(adapters)
 
     async def load_adapter(self, name: str, path: str, in_place: bool) -> None:

@@ -382,3 +382,24 @@ async def test_a_step_that_hangs_is_ended_by_the_watchdog(start: Start, capfd: p
         await is_back(api)
         assert not engine(api).busy
         await api.expect(CHAT, chat("Hi"))
+
+
+async def test_scales_of_an_adapter_that_is_leaving_do_not_end_its_process(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "poet.gguf").touch()
+    async with start(lora_dir=str(tmp_path)) as api:
+        await api.expect("POST /v1/load_lora_adapter", {"lora_name": "poet", "lora_path": "poet.gguf"})
+        poem = chat("!wait 9!", max_tokens=50, lora=[{"id": 0, "scale": 1}])
+        asked = asyncio.create_task(api.expect(CHAT, poem))
+        await until(lambda: engine(api).busy)
+        leaving = asyncio.create_task(api.expect("POST /v1/unload_lora_adapter", {"lora_name": "poet"}))
+        supervisor = engine(api).supervisor
+        process = supervisor._process
+        assert process is not None
+        await until(lambda: process._calls)  # of the unload
+        await process.call("ping")
+        await api.expect("POST /lora-adapters", [{"id": 0, "scale": 0.5}])
+        assert not asked.done()
+        await asked
+        await leaving
+        assert (await api.client.get("/lora-adapters")).json() == []
+        assert supervisor.n_restarts == 0
