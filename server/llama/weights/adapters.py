@@ -48,9 +48,13 @@ class LoadedAdapters:
         self._name = name
         self._loaded: dict[int, tuple[Adapter, int]] = {}  # with the library's pointers
         self._used: dict[int, Adapters] = {}  # by context
-        for place, file in enumerate(params.lora):
-            scale = 0.0 if params.lora_init_without_apply else file.scale
-            self.load(Adapter(place if file.id is None else file.id, str(file.path), scale, name=file.name))
+        try:
+            for place, file in enumerate(params.lora):
+                scale = 0.0 if params.lora_init_without_apply else file.scale
+                self.load(Adapter(place if file.id is None else file.id, str(file.path), scale, name=file.name))
+        except BaseException:  # another entry may keep the native model
+            self.close()
+            raise
 
     @property
     def all(self) -> tuple[Adapter, ...]:

@@ -68,7 +68,6 @@ class LlamaWeights:
         self._lock = threading.Lock()
         self._taken = Taken([device.name for device in used_devices(spec.native)])
         self._runners: set[LlamaRunner | LlamaEmbeddingRunner] = set()
-        self._adapters = LoadedAdapters(native, spec.id, spec.native)
         n_embd, n_layer = C.llama_model_n_embd(model), C.llama_model_n_layer(model)
         self._control = read_control_vectors(spec.id, spec.native, n_embd, n_layer)
         self.vocab = LlamaVocab(model)
@@ -90,12 +89,17 @@ class LlamaWeights:
             fingerprint=fingerprint(files.parts, spec.native.metadata_overrides),
             control_vectors=self._control.fingerprint if self._control else "",
         )
-        self.media, self._owns_media = projector, projector is None
-        if projector is None and spec.mmproj is not None:
-            self.media = Projector(spec.id, spec.mmproj, model, spec.native)
-        if self.media is not None:
-            self.info = replace(self.info, media=self.media.kinds, media_marker=self.media.marker)
-        self._media_memory = projector_memory(spec.id, spec.mmproj if self._owns_media else None, spec.native)
+        self._adapters = LoadedAdapters(native, spec.id, spec.native)
+        try:
+            self.media, self._owns_media = projector, projector is None
+            if projector is None and spec.mmproj is not None:
+                self.media = Projector(spec.id, spec.mmproj, model, spec.native)
+            if self.media is not None:
+                self.info = replace(self.info, media=self.media.kinds, media_marker=self.media.marker)
+            self._media_memory = projector_memory(spec.id, spec.mmproj if self._owns_media else None, spec.native)
+        except BaseException:
+            self._adapters.close()
+            raise
 
     def _open(self) -> NativeModel:
         with self._lock:

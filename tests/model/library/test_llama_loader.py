@@ -5,6 +5,7 @@ import ctypes
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -55,6 +56,35 @@ def test_kinds_of_models_that_nobody_serves(arch: Arch, said: str, gguf_folder: 
 def test_progress_can_stop_the_load(tiny_path: Path) -> None:
     with pytest.raises(ModelFailed, match="stopped"):
         LlamaLoader().load(ModelSpec("tiny", tiny_path), lambda _fraction: False)
+
+
+def test_a_load_that_fails_leaves_no_adapter_in_shared_weights(
+    tiny_path: Path, tmp_path: Path, gguf_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    init, free = C.llama_adapter_lora_init, C.llama_adapter_lora_free
+    calls: list[str] = []
+
+    def init_counted(*arguments: object) -> object:
+        calls.append("init")
+        return init(*arguments)
+
+    def free_counted(*arguments: object) -> None:
+        calls.append("free")
+        free(*arguments)
+
+    monkeypatch.setattr(C, "llama_adapter_lora_init", init_counted)
+    monkeypatch.setattr(C, "llama_adapter_lora_free", free_counted)
+    loader, native = LlamaLoader(), LoadParams(n_ctx=256, n_parallel=1, warmup=False)
+    good, none = ScaledFile(lora_file(gguf_folder)), tmp_path / "none.gguf"
+    spec = ModelSpec("tiny", tiny_path, native=native)
+    with closing(loader.load(spec, lambda _: True)):
+        for broken in (
+            replace(spec, native=replace(native, lora=(good, ScaledFile(none)))),
+            replace(spec, native=replace(native, lora=(good,)), mmproj=none),
+        ):
+            with pytest.raises(ModelFailed, match="does not exist"):
+                loader.load(broken, lambda _: True)
+    assert calls == ["init", "free"] * 2
 
 
 def test_entries_over_one_file_share_its_weights_until_the_last_is_closed(
