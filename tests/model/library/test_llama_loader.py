@@ -205,10 +205,18 @@ def test_settings_that_the_library_would_abort_on_are_refused(
     ("n_parallel", "n_ctx", "n_ctx_seq", "n_cells"),
     [(-1, 1024, 1024, 1024), (2, 1024, 512, 1024), (2, 0, 1024, 2048), (1, 4096, 2048, 2048)],
 )
-def test_slots_share_the_context(tiny_path: Path, n_parallel: int, n_ctx: int, n_ctx_seq: int, n_cells: int) -> None:
-    """Automatic slots are four and unified; none exceeds the training context."""
+def test_slots_share_the_context(
+    tiny_path: Path,
+    n_parallel: int,
+    n_ctx: int,
+    n_ctx_seq: int,
+    n_cells: int,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Automatic slots are four and unified; none exceeds the training context, and the log says where `-c` does."""
     with open_runner(tiny_path, n_parallel=n_parallel, n_ctx=n_ctx) as runner:
         assert (runner.info.unified, runner.info.n_ctx_seq, runner.info.n_cells) == (n_parallel < 0, n_ctx_seq, n_cells)
+    assert ("was trained for 2048 tokens" in caplog.text) == (n_ctx > n_cells)
 
 
 def test_weights_refuse_to_close_under_an_open_context(tiny_path: Path) -> None:

@@ -12,6 +12,7 @@ from server.hub import wheel
 from server.hub.cache import is_inside
 from server.hub.choice import HubFile, choose
 from server.hub.reference import SHORT, Reference
+from server.settings import load_settings, model_specs
 from tests.support.stand_in_hub import StandInHub, stand_in_hub
 
 MODEL = b"GGUF" + bytes(2_000_000)
@@ -116,6 +117,7 @@ def test_a_short_name_is_a_wheels_model(
     assert main(["list"]) == 0
     assert capsys.readouterr().out.splitlines()[1].startswith(SHORT["smollm2"])
     assert remote.asked == []
+    assert any("smollm2" in spec.aliases for spec in model_specs(load_settings([])))
     assert main(["rm", "smollm2"]) == 0
     assert not path.exists()
 
