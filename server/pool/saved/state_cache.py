@@ -54,7 +54,9 @@ class StateFolder:
         self._limit = limit
         self._secret = secret
         self._origin = origin_of_cells(model, importlib.metadata.version("llama_cpp_python"))
-        own = folder_name(model.spec.id), _digest(json.dumps([FORMAT, self._origin]))
+        # A process without the secret would remove signed files as damaged.
+        signed = ["signed"] if secret else []
+        own = folder_name(model.spec.id), _digest(json.dumps([FORMAT, self._origin, *signed]))
         self._files: SavedFiles
         self._path: Path | None = None  # None at an address
         if isinstance(root, str):

@@ -110,6 +110,16 @@ def test_what_another_secret_signed_is_left_and_not_used(place: Path | str) -> N
     assert ours.read("a.state").state == SAVED.state
 
 
+def test_signed_states_outlive_a_process_without_the_secret(tmp_path: Path) -> None:
+    signed = shared(tmp_path, b"one secret")
+    signed.write("a.state", SAVED)
+    plain = shared(tmp_path, is_shared=False)
+    plain.write("b.state", SAVED)
+    assert (plain.others(), signed.others()) == (([], set()), ([], set()))
+    assert files(tmp_path) == ["a.state", "b.state"]
+    assert (signed.read("a.state").state, plain.read("b.state").state) == (SAVED.state, SAVED.state)
+
+
 def test_the_length_counts_where_longer_contexts_rotate_otherwise(tmp_path: Path) -> None:
     def of(n_ctx: int) -> LoadedModel:
         found = model(n_ctx)
