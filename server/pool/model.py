@@ -175,11 +175,12 @@ class LoadedModel:
 
         llguidance keeps the interpreter's lock for up to half a second. At the start that is while the native library
         creates contexts. `quiet` is called every `_IDLE_S` seconds: a busy server has such moments between requests,
-        where a longer pause would not occur.
+        where a longer pause would not occur. The thread also ends when the interpreter does, which waits for it: a
+        server that is forced to exit closes no model.
         """
 
         def prepare() -> None:
-            while not self._closing.is_set():
+            while not self._closing.is_set() and threading.main_thread().is_alive():
                 if quiet():
                     self._read_vocabulary()
                     return

@@ -1,3 +1,5 @@
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any, NoReturn, cast
@@ -73,6 +75,15 @@ def test_a_freed_model_prepares_nothing() -> None:
     parts = load(Loader(), spec("a"), grammar=(grammar := Grammar()), quiet=lambda: False).run()
     parts.close()
     assert grammar.n_prepared == 0
+
+
+def test_an_interpreter_that_exits_does_not_wait_for_a_quiet_moment() -> None:
+    code = """
+from tests.unit.pool.fakes import Grammar, Loader, spec
+from tests.unit.pool.test_loading import load
+load(Loader(), spec("a"), grammar=Grammar(), quiet=lambda: False).run()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=TIMEOUT_S)
 
 
 def test_a_grammar_of_the_settings_that_is_none_is_an_error_of_the_load() -> None:
