@@ -29,6 +29,8 @@ BLOCKS: Mapping[int, tuple[int, int]] = {
     **{34: (256, 54), 35: (256, 66), 39: (32, 17), 40: (64, 36), 41: (128, 18), 42: (64, 18)},
 }
 
+NOT_MULTIPLIED = frozenset({9, 15, 24, 25, 26, 27, 28})
+"""Q8_1 and Q8_K, which are for activations; integers and f64. The library has no product of them: it calls null."""
 
 _MAX_HEADERS = 64
 _headers: dict[tuple[int, ...], "GgufHeader"] = {}

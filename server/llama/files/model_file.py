@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from server.errors import ModelFailed
-from server.llama.files.gguf_header import BrokenFileError, GgufHeader, read_header
+from server.llama.files.gguf_header import BLOCKS, NOT_MULTIPLIED, BrokenFileError, GgufHeader, read_header
 from server.llama.library import C
 from server.pool.spec import MetadataOverride
 
@@ -45,7 +45,11 @@ def check_files(model: str, path: Path, overrides: Sequence[MetadataOverride] = 
         raise ModelFailed(model, f"{path}: the file names no architecture (general.architecture)")
     if problem := _problem(header, architecture):
         raise ModelFailed(model, f"{path}: {problem}")
-    return ModelFiles(path, header, ((path, header), *others))
+    parts = ((path, header), *others)
+    for part, its_header in parts:
+        if problem := _bad_tensor(its_header):
+            raise ModelFailed(model, f"{part}: {problem}")
+    return ModelFiles(path, header, parts)
 
 
 def read_gguf(model: str, path: Path) -> GgufHeader:
@@ -108,6 +112,7 @@ _OF_HEADS = (
     "head_count_kv",
     *(f"{of}_length{kind}" for of in ("key", "value") for kind in ("", "_mla", "_swa")),
 )
+_EXPERT_TABLE = "ffn_gate_tid2eid"  # integers: the experts of each token; another table is a draft model's d2t
 _ROPE_SCALING = ("none", "linear", "yarn", "longrope")
 _TWICE_AS_WIDE = ("jamba", "granitehybrid")
 _FORGET_ONE_EXPERT = ("hunyuan-dense", "hunyuan_vl")  # they count a single expert as none, used or not
@@ -124,6 +129,19 @@ def _problem(header: GgufHeader, architecture: str) -> str | None:
         or _bad_attention(header, architecture)
         or _bad_states(header, architecture)
     )
+
+
+def _bad_tensor(header: GgufHeader) -> str | None:
+    """Return which tensor has a type that the library would compute with all the same, and end the process
+    (ggml-cpu.c, type_traits_cpu; binary-ops.cpp).
+    """
+    for tensor in header.tensors:
+        is_table = not tensor.name.endswith(".weight") or _EXPERT_TABLE in tensor.name
+        if tensor.type in NOT_MULTIPLIED and not is_table:
+            return f"the tensor '{tensor.name}' is of type {tensor.type}, which is not for computing"
+        if len(tensor.shape) == 1 and BLOCKS[tensor.type][0] > 1:
+            return f"the tensor '{tensor.name}' is a single row of the quantized type {tensor.type}"
+    return None
 
 
 def _out_of_range(header: GgufHeader, architecture: str) -> str | None:

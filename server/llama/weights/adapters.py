@@ -16,7 +16,7 @@ from typing import Any
 from server.engine.lora import Adapter
 from server.engine.request import Adapters
 from server.errors import InternalError, ModelFailed
-from server.llama.files.gguf_header import BLOCKS, GgufHeader, Tensor
+from server.llama.files.gguf_header import BLOCKS, NOT_MULTIPLIED, GgufHeader, Tensor
 from server.llama.files.model_file import fingerprint, read_gguf
 from server.llama.files.roles import is_encoder
 from server.llama.library import C, collect_errors, reason
@@ -33,7 +33,6 @@ _TYPES = {
     _ALPHA: "f32",
     _INVOCATION: "[u32]",
 }
-_NOT_MULTIPLIED = frozenset({9, 15, 24, 25, 26, 27, 28})  # Q8_1 and Q8_K, which are for activations; integers and f64
 _LOOKED_UP = "token_embd.weight"  # its rows are picked, so a and b change places
 _OUTPUT = "output.weight"  # a decoder without it multiplies with the embedding, which aborts on the changed places
 _UNUSED = "_norm.weight"  # llama.cpp leaves them out
@@ -185,7 +184,7 @@ def _tensor_problem(header: GgufHeader, shapes: Mapping[str, TensorShape]) -> st
             pairs.setdefault(stem, {})[part] = tensor
         elif not tensor.name.endswith(_UNUSED):
             return f"the tensor '{tensor.name}' is no part of a LoRA adapter"
-        if tensor.type in _NOT_MULTIPLIED or tensor.type not in BLOCKS:
+        if tensor.type in NOT_MULTIPLIED or tensor.type not in BLOCKS:
             return f"the tensor '{tensor.name}' is of type {tensor.type}, which is not for multiplying"
     for stem, pair in pairs.items():
         if len(pair) < 2:

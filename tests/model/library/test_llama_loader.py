@@ -10,7 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
+import numpy as np
 import pytest
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -160,6 +162,27 @@ def test_a_truncated_file_is_refused_before_the_library_reads_it(tiny_path: Path
 
 def test_an_unknown_architecture_is_the_reason_given(gguf_folder: Path) -> None:
     assert "unknown model architecture: 'unknown'" in failure(gguf_file(gguf_folder, TinyModel(arch="unknown")))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "expected"),
+    [
+        ("blk.0.ffn_down.weight", GGMLQuantizationType.Q8_K, "is of type 15, which is not for computing"),
+        ("blk.0.ffn_down.weight", GGMLQuantizationType.I32, "is of type 26, which is not for computing"),
+        ("blk.0.attn_norm.weight", GGMLQuantizationType.F64, "is of type 28, which is not for computing"),
+        ("output_norm.weight", GGMLQuantizationType.Q8_0, "is a single row of the quantized type 8"),
+    ],
+)
+def test_a_tensor_that_the_library_cannot_compute_with_is_refused(
+    tmp_path: Path, name: str, kind: GGMLQuantizationType, expected: str
+) -> None:
+    """It would end the process while the model warms up."""
+    writer = GGUFWriter(tmp_path / "odd.gguf", "llama")
+    per_block, n_bytes = GGML_QUANT_SIZES[kind]
+    row = np.zeros(256 // per_block * n_bytes, np.uint8)
+    writer.add_tensor(name, row if name.endswith("_norm.weight") else np.stack([row, row]), raw_dtype=kind)
+    finish(writer)
+    assert f"'{name}' {expected}" in failure(tmp_path / "odd.gguf")
 
 
 def test_a_damaged_hyperparameter_is_refused(tiny_path: Path) -> None:
