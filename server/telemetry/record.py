@@ -123,6 +123,7 @@ class Record:
                 "load_ms": _ms(used.load_s),
                 "prepare_ms": _ms(used.prepare_s),
                 "queue_ms": _ms(used.queue_s),
+                "placement_ms": _ms(used.placement_s),
                 "prefill_ms": _ms(used.prefill_s),
                 "decode_ms": _ms(used.decode_s),
             }

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from server.telemetry.record import ModelUse, Record
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(
     path
@@ -217,3 +219,10 @@ def test_every_entry_is_a_message() -> None:
     """An entry whose message is gone is deleted."""
     texts = "\n".join(text for _, text in logged())
     assert [entry for entry in entries("Log messages") if not re.search(pattern(entry), texts)] == []
+
+
+def test_each_field_of_the_log_is_described() -> None:
+    usage = ModelUse("demo", n_draft=1, slots=[0], reasons=["eos"], retried=True)
+    record = Record("1", "POST", "/", key="ada", route="/", status=200, error="", usage=usage)
+    page = (ROOT / "docs/metrics.md").read_text()
+    assert [name for name in record.fields() if f"`{name}`" not in page] == []
