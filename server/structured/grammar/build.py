@@ -11,10 +11,11 @@ from server.errors import InvalidRequest
 from server.structured.grammar.gbnf import to_lark
 from server.structured.grammar.json_schema import grammar_text, unsupported, written
 from server.structured.grammar.lark import checked_lark, lark_with_texts, without_anchors
-from server.structured.grammar.limits import MAX_TEXT_CHARS
-from server.structured.grammar.matcher import first_line, new_matcher
+from server.structured.grammar.limits import MAX_TEXT_CHARS, PARSER_LIMITS
+from server.structured.grammar.matcher import first_line
 from server.structured.grammar.panics import contained
 from server.structured.grammar.tokenizer import Tokenizer, TokenTable
+from server.structured.grammar.unique_items import UniquePlaces
 
 PARSE_FAILED = "Failed to initialize samplers: failed to parse grammar"  # llama-server's words
 SCHEMA = "json_schema"
@@ -27,8 +28,8 @@ class Grammar:
     """``text``: for llguidance. ``param`` and ``prefix``: the field that errors name, and the start of their messages.
 
     ``texts``: the grammars of inputs in it, with their places; ``hole``: the control token that marks these.
-    ``unique``: the first array of unique items, which llguidance can't express, "" for none. ``narrowed``: a keyword
-    whose rewritten form may reject some valid values, "" for none.
+    ``unique``: the positions of unique items, which llguidance can't express. ``narrowed``: a keyword whose rewritten
+    form may reject some valid values, "" for none.
     """
 
     text: str
@@ -36,26 +37,28 @@ class Grammar:
     prefix: str = PARSE_FAILED
     texts: tuple[tuple["Grammar", dict[str, Any]], ...] = ()
     hole: int = -1
-    unique: str = ""
+    unique: UniquePlaces | None = None
     narrowed: str = ""
 
     def as_json(self) -> Any:
         """Return plain values for another process."""
         texts = [[grammar.as_json(), place] for grammar, place in self.texts]
-        return [self.text, self.param, self.prefix, texts, self.hole, self.unique, self.narrowed]
+        unique = None if self.unique is None else [self.unique.document, self.unique.first]
+        return [self.text, self.param, self.prefix, texts, self.hole, unique, self.narrowed]
 
     @classmethod
     def from_json(cls, found: Any) -> "Grammar":
         """Read `as_json`."""
-        text, param, prefix, texts, *rest = found
-        return cls(text, param, prefix, tuple((cls.from_json(grammar), place) for grammar, place in texts), *rest)
+        text, param, prefix, texts, hole, unique, narrowed = found
+        inner = tuple((cls.from_json(grammar), place) for grammar, place in texts)
+        return cls(text, param, prefix, inner, hole, None if unique is None else UniquePlaces(*unique), narrowed)
 
     def matcher(self, tokenizer: Tokenizer, request: Any) -> llguidance.LLMatcher:
         """Compile it. Raises `InvalidRequest` for one that is wrong, or that no output matches.
 
         ``request``: what it was built from, to name the place in a schema.
         """
-        matcher = new_matcher(tokenizer.native, self.text)
+        matcher = _matcher(tokenizer.native, self.text)
         # The first mask finds grammars that match nothing, or cost too much, before a slot is taken.
         allowed = b"" if matcher.is_error() else _mask(matcher)
         if not matcher.is_error() and any(allowed):
@@ -64,6 +67,11 @@ class Grammar:
         if self.param == SCHEMA:
             raise unsupported(error, request, self.narrowed)
         raise InvalidRequest(f"{self.prefix}: {error}", self.param)
+
+
+@contained
+def _matcher(tokenizer: llguidance.LLTokenizer, grammar: str) -> llguidance.LLMatcher:
+    return llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=PARSER_LIMITS)
 
 
 @contained

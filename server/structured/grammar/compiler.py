@@ -24,7 +24,7 @@ from server.structured.grammar.sandbox import Sandbox
 from server.structured.grammar.schema.plain import is_plain
 from server.structured.grammar.text_tokens import TextTokens
 from server.structured.grammar.tokenizer import Tokenizer, TokenTable
-from server.structured.grammar.unique_items import Cursor, UniqueItems, UniquePlaces
+from server.structured.grammar.unique_items import Cursor, UniqueItems
 from server.vocab import Vocab
 
 T = TypeVar("T")
@@ -126,9 +126,9 @@ class GrammarCompiler:
             self.prepare()
             grammar = Grammar.from_json(self._sandbox.compile(self._table, text.encode(), param))
         made = self._constraint(grammar, request, text)
-        if grammar.unique:
-            self.tokens.build("quotes", "ends", "items", "firsts")
-            return UniqueItems(made, Cursor(UniquePlaces(grammar.text).root), self.tokens)
+        if grammar.unique is not None:
+            self.tokens.build("quotes", "items")
+            return UniqueItems(made, Cursor(grammar.unique.root), self.tokens)
         if not grammar.texts:
             return made
         texts = tuple(

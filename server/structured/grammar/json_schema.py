@@ -22,6 +22,7 @@ from server.structured.grammar.schema.document import Document, unenforceable
 from server.structured.grammar.schema.keywords import subschemas, with_subschemas
 from server.structured.grammar.schema.language import readable
 from server.structured.grammar.schema.rewriting import Rewriter
+from server.structured.grammar.unique_items import UniquePlaces
 
 _GENERATED_PLACE = re.compile(r" while processing json-schema:///#/\$defs/\d+")
 _COUNTS_PROPERTIES = frozenset(["minProperties", "maxProperties"])
@@ -41,21 +42,21 @@ _CONTROL = re.compile(r"\\u00[01]")  # a character without a short escape, as JS
 
 
 class Written(NamedTuple):
-    """A schema for llguidance, and the first array of unique items, which it can't express, "" for none.
+    """A schema for llguidance, and the first position of unique items, which it can't express; None for none.
 
     ``narrowed``: a keyword whose rewritten form may reject some valid values, "" for none.
     """
 
     text: str
-    unique: str
+    unique: UniquePlaces | None
     narrowed: str
 
 
 def schema_text(schema: object) -> str:
     """Return a grammar's ``%json`` as JSON for llguidance, with our whitespace. Raises `InvalidRequest`."""
     text, unique, _ = written(schema, "%json")
-    if unique:
-        raise unenforceable("uniqueItems", unique)
+    if unique is not None:
+        raise unenforceable("uniqueItems", unique.first)
     return text
 
 
@@ -74,8 +75,9 @@ def written(schema: object, what: str) -> Written:
     if '"oneOf"' in text and (rewriter.narrowed or "oneOf constraints" in _problem(text)):
         rewriter = Rewriter(plain, what, document.places, exclusive=True)
         rewritten = _rewritten(rewriter, what)
+    unique = UniquePlaces(rewritten, rewriter.unique) if rewriter.unique else None
     # Runs after the search for overlaps: closed branches overlap less than the client's.
-    return Written(_text(_closed_document(rewritten)), rewriter.unique, rewriter.narrowed)
+    return Written(_text(_closed_document(rewritten)), unique, rewriter.narrowed)
 
 
 def grammar_text(schema: str) -> str:

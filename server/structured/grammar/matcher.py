@@ -14,7 +14,7 @@ import llguidance
 import numpy as np
 
 from server.errors import InternalError, InvalidRequest
-from server.structured.grammar.limits import MAX_SLOW_S, PARSER_LIMITS, REFILL_S, SLOW_S
+from server.structured.grammar.limits import MAX_SLOW_S, REFILL_S, SLOW_S
 from server.structured.grammar.panics import contained
 from server.structured.grammar.tokenizer import Tokenizer
 
@@ -74,7 +74,7 @@ class MatcherConstraint:
             return False
         if self._since_mask_s > REFILL_S:
             with contextlib.suppress(InvalidRequest):  # validating fails, too, and `mask` says why
-                MatcherConstraint.mask(self)
+                self.mask()
         began = time.thread_time()
         is_end = token in self.tokenizer.ends and self.matcher.is_accepting()
         allowed = is_end or self.matcher.validate_tokens([token]) == 1
@@ -93,8 +93,8 @@ class MatcherConstraint:
             raise failure
         return bits
 
-    def _count(self, cpu_s: float, *, uses_fuel: bool = True) -> None:
-        self._since_mask_s += cpu_s * uses_fuel
+    def _count(self, cpu_s: float) -> None:
+        self._since_mask_s += cpu_s
         if cpu_s > SLOW_S:
             self._slow_s += cpu_s - SLOW_S
 
@@ -138,12 +138,6 @@ class MatcherConstraint:
         else:
             return None
         return InvalidRequest(f"the output cannot be kept to the grammar: {reason}", self._param)
-
-
-@contained
-def new_matcher(tokenizer: llguidance.LLTokenizer, grammar: str) -> llguidance.LLMatcher:
-    """Compile a grammar. A matcher of one that is wrong, or that no output matches, is in an error state."""
-    return llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=PARSER_LIMITS)
 
 
 def first_line(error: str) -> str:

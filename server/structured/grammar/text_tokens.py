@@ -1,6 +1,5 @@
 """The tokens of a vocabulary by their text, for constraints that follow the text byte by byte."""
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,7 +10,6 @@ from numpy.typing import NDArray
 from server.structured.grammar.matcher import MatcherConstraint
 from server.vocab import Vocab
 
-_ENDS = re.compile(rb'[,\]}]|"[^"]*"')
 _QUOTE, _BACKSLASH, _SPACE = b'"'[0], b"\\"[0], b" "[0]
 
 
@@ -27,8 +25,7 @@ class Markers:
 class TextTokens:
     """Indexes of one vocabulary. Each is made when it is first used, with a look at every token. Thread-safe.
 
-    ``quotes``: the tokens that may end a string; ``ends``: those that may end a value outside of one; ``items``: those
-    that may open an array and end two of its items. ``firsts``: the first byte of each after white space, 0 for none.
+    ``quotes``: the tokens that may end a string; ``items``: those that may open an array and end two of its items.
     ``plain``: a mask of the tokens that are the same in a JSON string; ``text``: of all that have a text. ``escapes``:
     tokens that start with a backslash.
     """
@@ -88,15 +85,6 @@ class TextTokens:
     @cached_property
     def quotes(self) -> NDArray[np.intp]:
         return np.array([t for t, piece in enumerate(self.pieces) if b'"' in piece], np.intp)
-
-    @cached_property
-    def ends(self) -> NDArray[np.intp]:
-        found = (t for t, piece in enumerate(self.pieces) if _ENDS.search(piece))
-        return np.array([*found], np.intp)
-
-    @cached_property
-    def firsts(self) -> NDArray[np.uint8]:
-        return np.frombuffer(b"".join(piece.lstrip()[:1] or b"\0" for piece in self.pieces), np.uint8)
 
     @cached_property
     def items(self) -> NDArray[np.intp]:

@@ -1,44 +1,48 @@
 """`uniqueItems`, which no grammar can express: refuses the tokens that repeat an item.
 
-`UniquePlaces` finds the arrays whose items must differ. `Cursor` follows the JSON as it is written, byte by byte.
-While the text of an item is the start of another item's, `UniqueItems` looks ahead, so that no item is begun that can
-only repeat one. A reply still fails if that takes more than `MAX_STATES`, or the item is spelled otherwise.
+`UniquePlaces` finds the arrays whose items must differ. `Cursor` follows the JSON as it is written, byte by byte. If
+the schema lists the values of the items (`enum`, `const`, booleans, few integers), no item is begun that can only
+repeat one. Otherwise a reply fails where every continuation repeats an item.
 """
 
 import json
 import time
 from bisect import bisect_left
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from decimal import Decimal
 from typing import Any, NamedTuple, Self
 
-import llguidance
 import numpy as np
 from numpy.typing import NDArray
 
 from server.errors import InvalidRequest
 from server.structured.grammar.matcher import MatcherConstraint
-from server.structured.grammar.panics import contained
 from server.structured.grammar.text_tokens import TextTokens
 
 MARK = "x-unique"
-"""The keyword for `uniqueItems` in a rewritten schema, which llguidance ignores."""
-MAX_STATES = 500
-"""States that are looked at ahead of one token: about 0.1 ms each."""
+"""The keyword for `uniqueItems` in a rewritten schema, with its place in the client's. llguidance ignores it."""
+_MAX_VALUES = 2000  # that a schema may list, to be kept
 _IN_PLACE = ("allOf", "anyOf", "oneOf")
-_QUOTE, _ESCAPE, _SPACES = ord('"'), ord("\\"), b" \t\n\r"
+_QUOTE, _ESCAPE = ord('"'), ord("\\")
 _LONGEST_INT = 300  # digits
 
 
 class UniquePlaces:
-    """The places of one rewritten schema, in llguidance's `grammar` of it. Only caches change, so forks share it."""
+    """The places of one rewritten schema. ``document``: the schema. ``first``: the first array whose items must differ,
+    as text. Only caches change, so forks share it.
+    """
 
-    def __init__(self, grammar: str) -> None:
-        document = json.loads(grammar)["grammars"][0]["json_schema"]
+    def __init__(self, document: Mapping[str, Any], first: str) -> None:
+        self.document = document
+        self.first = first
         self._definitions = {f"#/$defs/{name}": schema for name, schema in document.get("$defs", {}).items()}
         self._definitions["#"] = document
         self._places: dict[tuple[int, ...], Place] = {}
-        self.root = self.place([document])
+
+    @property
+    def root(self) -> "Place":
+        """Return the place of the whole document."""
+        return self.place([self.document])
 
     def place(self, schemas: Iterable[Any]) -> "Place":
         """Return the place of a value that all of `schemas` concern, with the schemas that apply in place."""
@@ -57,12 +61,23 @@ class UniquePlaces:
 
 
 class Place:
-    """A value's place. ``schemas``: all that concern it. ``is_unique``: whether items of an array here must differ."""
+    """A value's place. ``schemas``: all that concern it. ``is_unique``: whether the items of an array here must differ.
+    ``values``: the JSON texts of all values that may be here, each with what `_value` makes of it; empty if the schema
+    does not list them. ``texts``: these texts in order.
+    """
 
     def __init__(self, places: UniquePlaces, schemas: tuple[Mapping[str, Any], ...]) -> None:
         self._places, self._schemas = places, schemas
         self._below: dict[str | int | None, Place] = {}
         self.is_unique = any(MARK in schema for schema in schemas)
+        listed = [_listed(schema) for schema in schemas]
+        values = [] if None in listed else [value for each in listed for value in each or ()]
+        texts = (
+            json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass")
+            for value in values[: _MAX_VALUES + 1]
+        )
+        self.values = {text: _value(text) for text in texts} if len(values) <= _MAX_VALUES else {}
+        self.texts = sorted(self.values)
 
     def property(self, name: str) -> "Place":
         """Return the place of a property's value."""
@@ -89,9 +104,24 @@ def _of_property(schema: Mapping[str, Any], name: str) -> list[Any]:
     return [own, *schema.get("patternProperties", {}).values()]
 
 
+def _listed(schema: Mapping[str, Any]) -> list[Any] | None:
+    """Return the values that a schema allows, none if only other schemas list them; None for any number."""
+    least, most = schema.get("minimum"), schema.get("maximum")
+    if "const" in schema or "enum" in schema:
+        return [schema["const"]] if "const" in schema else list(schema["enum"])
+    match schema.get("type"):
+        case "boolean":
+            return [False, True]
+        case "null":
+            return [None]
+        case "integer" if isinstance(least, int) and isinstance(most, int) and most - least < _MAX_VALUES:
+            return list(range(least, most + 1))
+    return [] if schema.keys() & {"$ref", *_IN_PLACE} else None
+
+
 class _Frame(NamedTuple):
     """An open object or array. ``start``: where the current item begins in the text, -1 after its end. ``seen``: the
-    values of the items so far, None where they may repeat; ``texts``: their texts in order.
+    values of the items so far, None where they may repeat.
     """
 
     is_array: bool
@@ -99,20 +129,19 @@ class _Frame(NamedTuple):
     n_before: int = 0
     start: int = -1
     seen: frozenset[Hashable] | None = None
-    texts: tuple[bytes, ...] = ()
 
 
 class Cursor:
     """The position in the output. The text must be JSON that matches the schema apart from uniqueness."""
 
-    __slots__ = ("_escaped", "_frames", "_in_key", "_key", "_place", "_text", "in_scalar", "in_string")
+    __slots__ = ("_escaped", "_frames", "_in_key", "_in_scalar", "_key", "_place", "_text", "in_string")
 
     def __init__(self, root: Place) -> None:
         self._frames: tuple[_Frame, ...] = ()
         self._place = root  # of the next value
-        self._text = bytearray()  # without white space between tokens: what `_trim` leaves
+        self._text = b""  # what `_trim` leaves
         self._key = 0  # where the current key begins in it
-        self.in_string = self._in_key = self._escaped = self.in_scalar = False
+        self.in_string = self._in_key = self._escaped = self._in_scalar = False
 
     def fork(self) -> "Cursor":
         """Return an independent copy."""
@@ -126,27 +155,15 @@ class Cursor:
         """Whether an array whose items must differ is open."""
         return any(frame.seen is not None for frame in self._frames)
 
-    def repetitions(self) -> Iterator[bytes]:
-        """Yield what the open or next item of an array would have to continue with to repeat another one."""
-        for frame in self._frames:
-            begun = bytes(self._text[frame.start :])
-            at = bisect_left(frame.texts, begun) if frame.start >= 0 else len(frame.texts)
-            while at < len(frame.texts) and frame.texts[at].startswith(begun):
-                yield frame.texts[at][len(begun) :]
-                at += 1
-
     @property
-    def may_repeat(self) -> bool:
-        """Whether the open or next item of an array may become one of the others."""
-        return any(True for _ in self.repetitions())
+    def is_listed(self) -> bool:
+        """Whether the schema lists the values of the current item, which is not the first."""
+        return bool(self._frames and self._frames[-1].seen and self._place.values)
 
     def take(self, piece: bytes) -> bool:
-        """Advance by a piece. Return False, in an undefined state, if it repeats an item."""
-        self._text = bytearray(self._text)
-        for byte in piece:
-            at = len(self._text)
-            if self.in_string or byte not in _SPACES:
-                self._text.append(byte)
+        """Advance by a piece. Return False, in an undefined state, if it repeats an item or begins one that must."""
+        start, self._text = len(self._text), self._text + piece
+        for at, byte in enumerate(piece, start):
             if self._escaped:
                 self._escaped = False
             elif not self.in_string:
@@ -160,6 +177,8 @@ class Cursor:
                     self._place = self._frames[-1].place.property(json.loads(self._text[self._key : at + 1]))
                 elif not self._item_ends(at + 1):
                     return False
+        if not self._can_differ():
+            return False
         self._trim()
         return True
 
@@ -174,8 +193,8 @@ class Cursor:
     def _structure(self, char: str, at: int) -> bool:
         """Advance by a character outside of strings. Return whether the item that it ends differs from the others."""
         differs = True
-        if self.in_scalar and char in ",]} \t\n\r":
-            self.in_scalar = False
+        if self._in_scalar and char in ",]} \t\n\r":
+            self._in_scalar = False
             differs = self._item_ends(at)
         if char == '"':
             self.in_string, self._key = True, at
@@ -199,7 +218,7 @@ class Cursor:
         elif char == ":":
             self._in_key = False
         elif not char.isspace():
-            self.in_scalar = True
+            self._in_scalar = True
         return differs
 
     def _item_ends(self, end: int) -> bool:
@@ -208,11 +227,23 @@ class Cursor:
             return True
         frame = self._frames[-1]
         assert frame.seen is not None
-        text = bytes(self._text[frame.start : end])
-        value, at = _value(text), bisect_left(frame.texts, text)
-        texts = (*frame.texts[:at], text, *frame.texts[at:])
-        self._frames = (*self._frames[:-1], frame._replace(seen=frame.seen | {value}, texts=texts, start=-1))
+        value = _value(self._text[frame.start : end])
+        self._frames = (*self._frames[:-1], frame._replace(seen=frame.seen | {value}, start=-1))
         return value not in frame.seen
+
+    def _can_differ(self) -> bool:
+        """Return whether the open or the next item can differ from the others, as far as that is known."""
+        frame = self._frames[-1] if self._frames else None
+        if frame is None or not frame.seen or frame.start < 0:
+            return True
+        begun = self._text[frame.start :].lstrip()
+        values, texts = self._place.values, self._place.texts
+        at = first = bisect_left(texts, begun)
+        while at < len(texts) and texts[at].startswith(begun):
+            if values[texts[at]] not in frame.seen:
+                return True
+            at += 1
+        return at == first  # none is known
 
 
 def _value(text: bytes) -> Hashable:
@@ -222,7 +253,7 @@ def _value(text: bytes) -> Hashable:
     try:
         return _hashable(json.loads(text, parse_int=_integer))
     except RecursionError:
-        return text
+        return b"".join(text.split())
 
 
 def _integer(digits: str) -> Any:
@@ -254,83 +285,25 @@ class UniqueItems(MatcherConstraint):
 
     def allows(self, token: int) -> bool:
         """Return whether `token` may be next."""
-        if not super().allows(token):
-            return False
-        began = time.thread_time()
-        differs = self._differs(token)
-        self._count(time.thread_time() - began, uses_fuel=False)
-        return differs
+        return super().allows(token) and self._cursor.fork().take(self._tokens.piece(token))
 
     def mask(self) -> bytes:
         """Return a bit per token. Raises `InvalidRequest` when the matcher gave up or only repetitions are left."""
         bits = np.frombuffer(super().mask(), np.uint8).copy()
         began = time.thread_time()
-        refused = [token for token in self._ending(bits) if not self._differs(token)]
-        differing: list[bytes] = []
-        for token, piece in self._alike(bits):
-            if not any(longer.startswith(piece) for longer in differing):
-                if self._differs(token):
-                    differing.append(piece)
-                else:
-                    refused.append(token)
-        for token in refused:
-            bits[token // 8] &= np.uint8(~(1 << token % 8) & 255)
-        self._count(time.thread_time() - began, uses_fuel=False)
+        if not self._cursor.is_inside:
+            candidates = _set(bits, self._tokens.items)
+        elif self._cursor.in_string and not self._cursor.is_listed:
+            candidates = _set(bits, self._tokens.quotes)
+        else:
+            candidates = np.flatnonzero(np.unpackbits(bits, bitorder="little"))
+        for token in candidates.tolist():
+            if not self._cursor.fork().take(self._tokens.piece(token)):
+                bits[token // 8] &= np.uint8(~(1 << token % 8) & 255)
+        self._count(time.thread_time() - began)
         if not bits.any():
             raise InvalidRequest("the output cannot be kept to 'uniqueItems': an item repeats another one", self._param)
         return bits.tobytes()
-
-    def _ending(self, bits: NDArray[np.uint8]) -> Iterable[int]:
-        """Return the allowed tokens that may end an item."""
-        if not self._cursor.is_inside:
-            return _set(bits, self._tokens.items)
-        if self._cursor.in_scalar:
-            return _tokens_of(bits)
-        return _set(bits, self._tokens.quotes if self._cursor.in_string else self._tokens.ends)
-
-    def _alike(self, bits: NDArray[np.uint8]) -> list[tuple[int, bytes]]:
-        """Return the allowed tokens that may continue an item like another one, with their text, longer ones first."""
-        rests = sorted(rest.translate(None, _SPACES) for rest in self._cursor.repetitions())
-        firsts = np.frombuffer(b"\0" + b"".join({rest[:1] for rest in rests}), np.uint8)
-        likely = np.flatnonzero(np.isin(self._tokens.firsts, firsts)) if rests else np.zeros(0, np.intp)
-        found = []
-        for token in _set(bits, likely):
-            piece = self._tokens.pieces[token]
-            text = piece.translate(None, _SPACES)
-            at = bisect_left(rests, text)
-            if at < len(rests) and rests[at].startswith(text):
-                found.append((token, piece))
-        return sorted(found, key=lambda each: len(each[1]), reverse=True)
-
-    @contained
-    def _differs(self, token: int) -> bool:
-        """Return whether an allowed token neither repeats an item nor leads to nothing else."""
-        cursor = self._cursor.fork()
-        if not cursor.take(self._tokens.piece(token)):
-            return False
-        if not cursor.may_repeat:
-            return True
-        waiting = [(_after(self.matcher, token), cursor)]
-        for _ in range(MAX_STATES):
-            if not waiting:
-                return False
-            state, cursor = waiting.pop()
-            continued = self._continued(state, cursor)
-            if not all(after.may_repeat for _, after in continued):
-                return True
-            waiting += [(_after(state, token), after) for token, after in continued]
-        return True
-
-    def _continued(self, state: llguidance.LLMatcher, cursor: Cursor) -> list[tuple[int, Cursor]]:
-        """Return the tokens that may follow without a repetition; of those that differ at once, only one."""
-        found: list[tuple[int, Cursor]] = []
-        for token in _tokens_of(np.frombuffer(state.compute_bitmask(), np.uint8)):
-            piece, after = self._tokens.piece(token), cursor.fork()
-            if (piece.strip() or cursor.in_string) and after.take(piece):
-                if not after.may_repeat:
-                    return [(token, after)]
-                found.append((token, after))
-        return found
 
     def masked_by(self) -> None:
         """Return nothing: the matcher alone does not determine the mask."""
@@ -341,19 +314,7 @@ class UniqueItems(MatcherConstraint):
         self._cursor.take(self._tokens.piece(token))
 
 
-def _after(state: llguidance.LLMatcher, token: int) -> llguidance.LLMatcher:
-    state = state.deep_copy()
-    state.consume_token(token)
-    return state
-
-
-def _tokens_of(bits: NDArray[np.uint8]) -> Iterator[int]:
-    """Yield the tokens whose bit is set."""
-    for at in map(int, np.flatnonzero(bits)):
-        yield from (at * 8 + bit for bit in range(8) if bits[at] >> bit & 1)
-
-
-def _set(bits: NDArray[np.uint8], tokens: NDArray[np.intp]) -> list[int]:
+def _set(bits: NDArray[np.uint8], tokens: NDArray[np.intp]) -> NDArray[np.intp]:
     """Return the `tokens` whose bit is set."""
-    found: list[int] = tokens[(bits[tokens // 8] >> (tokens % 8)) & 1 != 0].tolist()
+    found: NDArray[np.intp] = tokens[(bits[tokens // 8] >> (tokens % 8)) & 1 != 0]
     return found

@@ -198,7 +198,7 @@ class Rewriter:
         if own.pop("uniqueItems", False) and own.get("maxItems", 2) > 1:
             if "prefixItems" in own and own.get("minItems", 0) > 1:  # the last item may have no other value left
                 raise unenforceable("uniqueItems", place)
-            own[MARK] = True
+            own[MARK] = place
             self.unique = self.unique or place
         return []
 
