@@ -44,6 +44,10 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _shown(value: object) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
 def main(words: Sequence[str]) -> int:
     """Create an API key, or list a keys file. Raises ConfigError."""
     if not words or {"-h", "--help"}.intersection(words):
@@ -53,8 +57,8 @@ def main(words: Sequence[str]) -> int:
     if asked.pop("command") == "list":
         for entry in read_entries(asked["file"]):
             facts = entry.model_dump(mode="json", exclude={"name", "hash"}, exclude_defaults=True)
-            about = ", ".join(f"{name} {value}" for name, value in {"scopes": entry.scopes, **facts}.items())
-            print(f"{entry.name}: {about}")
+            facts = {"scopes": list(entry.scopes), **facts}
+            print(f"{entry.name}: {', '.join(f'{name} {_shown(value)}' for name, value in facts.items())}")
         return 0
     key, file = new_key(), asked.pop("file")
     given = {name: value for name, value in asked.items() if value is not None}

@@ -227,7 +227,7 @@ class Pool:
                 raise ModelFailed(entry.id, entry.failure)
         being_unloaded = entry.leaving and entry.after_drain is Status.UNLOADED
         if not autoload and (being_unloaded or entry.status in (Status.UNLOADED, Status.DOWNLOADING)):
-            raise InvalidRequest("model is not loaded", "model")
+            raise InvalidRequest(f"model is not loaded: '{entry.id}'", "model")
 
     async def load(self, name: str, *, wait: bool = False) -> None:
         """Load or wake a model by id or alias, queued if ``models_max`` is reached. Returns at once, as ``POST

@@ -98,7 +98,7 @@ KINDS = (  # the first that matches counts
     ),
     Kind(
         *(RateLimited, 429, "rate_limit_error"),
-        "the key's requests or tokens of the minute are used up",
+        "a limit of the key is reached: concurrent requests, requests or tokens per minute, tokens per day or month",
         "wait for `Retry-After`",
     ),
     Kind(

@@ -16,6 +16,7 @@ import yaml
 
 from server.options.table import TABLE
 from server.settings import load_settings
+from server.state.database import default_path
 from tests.support.kustomize import render
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -182,7 +183,12 @@ def variables_of_the_service() -> dict[str, str]:
 def test_every_variable_is_one_that_the_server_reads() -> None:
     ours = {f"LLAMAPOOL_SERVER__{key.upper()}" for key in TABLE.keys("server")} | {"LLAMAPOOL_CONFIG", "LLAMA_CACHE"}
     names = {*COMPOSE["environment"], *(entry["name"] for entry in container()["env"]), *variables_of_the_service()}
-    assert names - {"PYTHONUNBUFFERED"} <= TABLE.by_env.keys() | ours
+    assert names - {"PYTHONUNBUFFERED", "XDG_STATE_HOME"} <= TABLE.by_env.keys() | ours
+
+
+def test_the_service_stores_its_state_in_its_state_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", variables_of_the_service()["XDG_STATE_HOME"])
+    assert default_path().parent == Path("%S") / service()["Service"]["StateDirectory"]
 
 
 def test_nobody_is_served_without_a_key(tmp_path: Path) -> None:

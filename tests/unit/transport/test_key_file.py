@@ -105,7 +105,7 @@ def test_a_made_key_opens_and_the_file_does_not_hold_it(tmp_path: Path, capsys: 
     assert (
         capsys.readouterr()
         .out.splitlines()[0]
-        .startswith("ada: scopes ['infer', 'metrics'], max_concurrent_requests 3, expires")
+        .startswith("ada: scopes infer metrics, max_concurrent_requests 3, expires")
     )
 
 
