@@ -99,7 +99,7 @@ def adapter_file(folder: Path, wanted: LoadAdapter) -> str:
     root = folder.resolve()
     path = root / wanted.lora_path
     try:
-        direct = path.resolve() == path and path.is_relative_to(root)
+        direct = not path.is_symlink() and path.resolve() == path and path.is_relative_to(root)
         if direct and path.is_file():
             return str(path)
     except (OSError, ValueError):  # too long, or with a zero byte
