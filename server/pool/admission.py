@@ -67,6 +67,7 @@ class MemoryAdmission:
         seen: set[Hashable] = {None}
         entries = sorted(
             self._entries.values(),
+            # The bytes count for the entry that is unloaded last: unloading another one frees none of them.
             key=lambda e: (e.status in OCCUPYING, not e.leaving, e.pinned, not e.idle, e.last_used),
             reverse=True,
         )
