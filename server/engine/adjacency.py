@@ -87,7 +87,7 @@ class Adjacency:
         sequences wait for it in addition to their step.
         """
         running, longest_s = self._running, self._moves.target_s / 2 - self._moves.spent_s
-        movable = [slot for slot in self._slots if slot.id not in fixed and not _is_asked_for(slot)]
+        movable = [slot for slot in self._slots if slot.id not in fixed and not _is_requested(slot)]
         sources = [  # a sequence between two others would split them, which saves nothing
             (n_less, _steps_left(s), slot)
             for slot in movable
@@ -119,7 +119,7 @@ class Adjacency:
         return seconds
 
 
-def _is_asked_for(slot: Slot) -> bool:
+def _is_requested(slot: Slot) -> bool:
     """Return whether its holder or last holder requested this slot by id."""
     holders = (slot.sequence, slot.last)
     return any(one is not None and one.ticket.request.id_slot >= 0 for one in holders)

@@ -107,9 +107,9 @@ def test_configured_adapters_change_embeddings_and_are_freed_after_them(tiny_pat
 def test_steps_of_other_threads_and_loads_of_adapters_do_not_disturb_each_other(
     tiny_path: Path, lora: Path, gguf_folder: Path
 ) -> None:
-    """50 loads and unloads leave no memory behind."""
+    """Loads and unloads leave no memory; without `free_adapter` these take 16 MiB."""
     other = lora_file(gguf_folder, "another", seed=13)
-    rounds = 50
+    rounds = 150
     with closing(load(tiny_path, lora=(ScaledFile(lora),))) as weights:
         runners = [weights.runner() for _ in range(3)]
         expected = [logits(runners[0], ((0, scale),)) for scale in (1.0, 0.5)]
