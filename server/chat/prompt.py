@@ -13,9 +13,11 @@ import re
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 
 from server.chat.conversation import (
     Conversation,
+    Message,
     Part,
     TextPart,
     refuse_unseen,
@@ -145,15 +147,11 @@ class Marks:
 
 def as_text(parts: Sequence[str | Media], marker: str, media: LoadedMedia = NO_MEDIA) -> str:
     """Return the text with `marker` for each medium, and the documents that `media` has."""
-
-    def written(part: str | Media) -> str:
-        if isinstance(part, str):
-            return part
-        if part.kind != "document":
-            return marker
-        return "".join(shown if isinstance(shown, str) else marker for shown in _shown_parts(part, media))
-
-    return "".join(map(written, parts))
+    found: list[str | Media | Bitmap] = []
+    for part in parts:
+        is_document = isinstance(part, Media) and part.kind == "document"
+        found += _shown_parts(part, media) if is_document else [part]
+    return "".join(each if isinstance(each, str) else marker for each in found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,24 +202,11 @@ def read_parts(
 def _given(parts: Sequence[str | Media], media: LoadedMedia) -> list[str | Bitmap]:
     """Return `parts` as they are shown to the model. Adjacent texts of the same type are joined."""
     found: list[str | Bitmap] = []
-    texts: list[str] = []
-    kind: type[str] = str
-
-    def end_text() -> None:
-        if texts:
-            found.append(kind("".join(texts)))
-            texts.clear()
-
-    for shown in (shown for part in parts for shown in _shown_parts(part, media)):
-        if not isinstance(shown, str):
-            end_text()
-            found.append(shown)
-            continue
-        if type(shown) is not kind:
-            end_text()
-            kind = type(shown)
-        texts.append(shown)
-    end_text()
+    shown = (each for part in parts for each in _shown_parts(part, media))
+    for _, same in groupby(shown, type):
+        group = list(same)
+        texts = [each for each in group if isinstance(each, str)]
+        found += [type(texts[0])("".join(texts))] if texts else group
     return found
 
 
@@ -268,6 +253,9 @@ def render(conversation: Conversation, chat_format: ChatFormat, model: LoadedMod
     """Return the prompt. Raises `InvalidRequest`, also with the template's own complaint."""
     marks = Marks(can_show(model))
     tools, asked = conversation.tools, conversation.thinking
+    system = model.spec.chat.system_prompt
+    if system and all(message.role not in ("system", "developer") for message in conversation.messages):
+        conversation = replace(conversation, messages=(Message("system", system), *conversation.messages))
     messages, continued = conversation.messages, _continued(conversation, chat_format, model)
     if continued:
         # Parts are joined with empty lines (llama.cpp common/chat.cpp, render_content).

@@ -109,6 +109,8 @@ class ChatSettings(SettingsModel):
     """
     chat_template_kwargs: JsonObject = option({}, "--chat-template-kwargs", env=True, metavar="JSON", check=_variables)
     """JSON object of additional template variables for all requests."""
+    system_prompt: str = option("", metavar="TEXT", max_length=65536)
+    """System message of chats that have none, as SYSTEM of an Ollama Modelfile."""
     reasoning_format: Literal["none", "deepseek", "deepseek-legacy", "auto"] = option(
         "auto", "--reasoning-format", env="LLAMA_ARG_THINK", metavar="FORMAT"
     )

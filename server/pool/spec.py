@@ -175,6 +175,7 @@ class ChatParams:
 
     template: str | None = None  # Jinja2 source that replaces the model's own
     template_kwargs: dict[str, Any] = field(default_factory=dict)
+    system_prompt: str = ""  # the first message of chats without a system message
     reasoning_format: Literal["none", "deepseek", "deepseek-legacy", "auto"] = "auto"
     reasoning: Literal["on", "off", "auto"] = "auto"
     reasoning_budget: int = -1  # most reasoning tokens; -1 = unlimited

@@ -28,6 +28,13 @@ def shown(messages: object = HI, *, params: ChatParams | None = None, **fields: 
     return as_text(prompt_of(chat(messages, **fields).conversation, model).parts, "")
 
 
+@pytest.mark.parametrize("role", ["system", "developer"])
+def test_the_models_system_prompt_is_of_chats_without_one(role: str) -> None:
+    params = ChatParams(system_prompt="be brief")
+    assert shown(params=params).startswith("[system]be brief[user]hi")
+    assert shown([{"role": role, "content": "be kind"}, *HI], params=params).startswith("[system]be kind[user]hi")
+
+
 @pytest.mark.parametrize(
     ("last", "wanted", "end"),
     [
