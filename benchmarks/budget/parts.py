@@ -12,7 +12,6 @@ from typing import Any, Self
 
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from server.dialects import generation
 from server.dialects.chat import parse
 from server.dialects.chat.write import ChatWriter
 from server.engine.cache.kv_store import Cells
@@ -76,8 +75,7 @@ REQUEST_PARTS = [
     *_parts("loop", Engine, submit="submit"),
     *_parts("loop", ChatWriter, body="reply"),
     *_OUT,
-    *_parts("prepare", generation, prepare="prompt and output"),
-    *_parts("prepare", generation.ParsedRequest, requests="engine request"),
+    *_parts("prepare", parse, prepare="prompt and output", prepared_request="engine request"),
     *_parts("prepare", ChatTemplate, render="template"),
     *_parts("prepare", IsolatedRenderer, _ask="template, to the other process"),
     *_parts("prepare", LlamaVocab, tokenize="tokenize"),

@@ -235,7 +235,14 @@ def _template_message(message: Message, mark: Mark) -> dict[str, Any]:
     if message.call_id:
         given["tool_call_id"] = message.call_id
     if message.calls:
-        given["tool_calls"] = [_template_call(call) for call in message.calls]
+        given["tool_calls"] = [
+            {
+                **({"id": call.id} if call.id else {}),
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in message.calls
+        ]
     return given
 
 
@@ -259,8 +266,3 @@ def _template_content(content: Content, mark: Mark) -> str | list[dict[str, Any]
         text += shown_text(part) if marked is None else marked
         after_medium = is_medium
     return text
-
-
-def _template_call(call: Call) -> dict[str, Any]:
-    made: dict[str, Any] = {"type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-    return {"id": call.id, **made} if call.id else made

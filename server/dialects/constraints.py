@@ -114,28 +114,22 @@ def guide(fields: ConstraintFields) -> ResponseFormat | None:
         given |= {f"structured_outputs.{kind}": value for kind, value in zip(_KINDS, values, strict=True)}
         if values == (None,) * len(_KINDS):
             raise invalid("structured_outputs", f"needs one of {', '.join(_KINDS)}")
-    found = [_guided(at, value) for at, value in given.items() if value is not None and value is not False]
+    found = [(at, value) for at, value in given.items() if value is not None and value is not False]
+    if not found:
+        return None
+    at, value = found[0]
     if len(found) > 1:
-        raise conflict(found[1].at, found[0].at)
-    return found[0] if found else None
-
-
-def conflict(field: str, other: str) -> InvalidRequest:
-    """Return the error for two fields that both constrain the output."""
-    return invalid(field, f"can't be used together with {other}")
-
-
-def _guided(at: str, value: Any) -> ResponseFormat:
-    if at.endswith("regex"):
-        return ResponseFormat("regex", value, at)
-    if at.endswith("choice"):
-        return ResponseFormat("choice", value, at)
+        raise conflict(found[1][0], at)
+    if at.endswith(("regex", "choice")):
+        return ResponseFormat("regex" if at.endswith("regex") else "choice", value, at)
     if at.endswith("grammar"):
         return ResponseFormat("gbnf" if "::=" in value else "lark", value, at)
     return _schema({} if value is True else value, at)
 
 
-_SHAPING = frozenset(ConstraintFields.model_fields)
+def conflict(field: str, other: str) -> InvalidRequest:
+    """Return the error for two fields that both constrain the output."""
+    return invalid(field, f"can't be used together with {other}")
 
 
 def read_shape(
@@ -146,8 +140,6 @@ def read_shape(
     `form` at `at` is the dialect's equivalent of ``response_format``; if `flat`, its schema is next to its name.
     Raises `InvalidRequest`.
     """
-    if form is None and _SHAPING.isdisjoint(fields.model_fields_set):
-        return None  # as of most requests
     form = fields.response_format if form is None else form
     shape = _format_shape(form, at, flat=flat)
     guided = guide(fields)

@@ -8,7 +8,7 @@ text is decoded from the function's arguments, ``{"input": "..."}``, as they are
 import json
 import re
 from collections.abc import Container, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import pydantic_core
 
@@ -27,7 +27,6 @@ _PARAMETERS: Mapping[str, Any] = {
     "required": [INPUT],
     "additionalProperties": False,
 }
-_LANGUAGES: dict[str, Literal["lark", "regex"]] = {"lark": "lark", "regex": "regex"}
 _NAMES = {"lark": "Lark grammar", "regex": "regular expression"}
 
 
@@ -58,11 +57,11 @@ def _grammar(given: object, path: str) -> TextGrammar | None:
             raise invalid(f"{path}.type", 'must be "text" or "grammar"')
     inner = as_object(inner, path)
     syntax, definition = inner.get("syntax"), inner.get("definition")
-    if not isinstance(syntax, str) or syntax not in _LANGUAGES:
+    if syntax not in ("lark", "regex"):
         raise invalid(f"{path}.syntax", 'must be "lark" or "regex"')
     if not isinstance(definition, str) or not definition:
         raise wrong_type(f"{path}.definition", "a grammar", definition)
-    return TextGrammar(_LANGUAGES[syntax], definition)
+    return TextGrammar(syntax, definition)
 
 
 _OPENING = re.compile(r'\s*\{\s*"' + INPUT + r'"\s*:\s*"')

@@ -18,7 +18,7 @@ from server.pool.model import LoadedModel
 from server.structured.reasoning_end import ReasoningSwitch
 
 if TYPE_CHECKING:
-    from server.dialects.mcp import ToolRounds
+    from server.dialects.mcp import RoundWriter
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class Generation:
     writer: Writer
     reasoning: ReasoningSwitch | None = None
     commit: Callable[[], Awaitable[None]] | None = None
-    follow_up: "ToolRounds | None" = None
+    follow_up: "RoundWriter | None" = None
 
 
 Generate = Callable[[LoadedModel, LoadedMedia, Caller], Generation]

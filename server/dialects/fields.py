@@ -247,19 +247,15 @@ def _reason(kind: str, message: str, value: object) -> str:
     return _SUBJECT.sub("must ", message).partition(" after validation")[0].partition(", unable to")[0] + shown
 
 
+_JSON_TYPES: Mapping[type, str] = {
+    **{type(None): "null", bool: "boolean", int: "number", float: "number"},
+    **{str: "string", list: "array", dict: "object"},
+}
+
+
 def json_type(value: object) -> str:
     """Return the name of a JSON value's type, in nlohmann::json's words."""
-    if value is None:
-        return "null"
-    kinds: dict[type, str] = {
-        bool: "boolean",
-        int: "number",
-        float: "number",
-        str: "string",
-        list: "array",
-        dict: "object",
-    }
-    return kinds.get(type(value), type(value).__name__)
+    return _JSON_TYPES.get(type(value), type(value).__name__)
 
 
 def json_kind(value: object) -> str:

@@ -5,7 +5,6 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
@@ -143,7 +142,8 @@ class GenerationFields(ServingFields, SamplingFields, ConstraintFields):
     @staticmethod
     def of(body: Body, **more: Any) -> "GenerationFields":
         """Return the fields of a checked body of another dialect that have the same names, and `more`."""
-        shared = {name: getattr(body, name) for name in _shared_names(type(body))}
+        names = type(body).model_fields.keys() & GenerationFields.model_fields.keys()
+        shared = {name: getattr(body, name) for name in names}
         return _ALL_ABSENT.model_copy(update=shared | more)  # a tenth of the time that creating one takes
 
     @property
@@ -169,12 +169,6 @@ class GenerationFields(ServingFields, SamplingFields, ConstraintFields):
 
 
 _ALL_ABSENT = GenerationFields.model_construct()
-
-
-@cache
-def _shared_names(schema: type[Body]) -> tuple[str, ...]:
-    """Return the fields that a schema and `GenerationFields` have in common."""
-    return tuple(name for name in schema.model_fields if name in GenerationFields.model_fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,15 +365,6 @@ class ReasoningOption(Body):
         return None if self.type == "auto" else True
 
 
-_REASONING = frozenset(
-    (
-        *("reasoning_control", "reasoning_budget_tokens", "thinking_budget_tokens", "reasoning_budget_message"),
-        *("thinking_token_budget", "thinking_budget", "thinking", "reasoning_format", "reasoning_effort"),
-        *("enable_thinking", "chat_template_kwargs"),
-    )
-)
-
-
 class ChatFields(GenerationFields):
     """Fields of chat completions and Responses about tools, reasoning and the prompt, besides the common ones."""
 
@@ -421,8 +406,6 @@ class ChatFields(GenerationFields):
 
     def _reasoning(self) -> ReasoningSettings:
         """Return the reasoning settings; the first budget that is given counts. Raises `InvalidRequest`."""
-        if _REASONING.isdisjoint(self.model_fields_set):
-            return ReasoningSettings()  # as of most requests
         thinking = self.thinking
         budgets = (
             *(self.reasoning_budget_tokens, self.thinking_budget_tokens),

@@ -1,7 +1,7 @@
 """MCP tools that this server calls for a model, in any dialect: their names, the calls of a round, and the next round.
 
 A reply consists of rounds. In each the model generates. If it called such tools, the server calls them and the model
-continues with their results. The last round calls none, needs the client, or reaches a limit (`ToolRounds`).
+continues with their results. The last round calls none, needs the client, or reaches a limit (`RoundWriter`).
 """
 
 import asyncio
@@ -10,14 +10,13 @@ import time
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Annotated
 
 import orjson
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from server.chat.assembler import Assembler, Item, NewParser
-from server.chat.conversation import Call, Conversation, Message, TextPart, Tool, text_content
+from server.chat.conversation import Call, Message, TextPart, Tool, text_content
 from server.dialects.common import Json
 from server.dialects.dialect import Caller, Generate, Generation, Writer
 from server.dialects.fields import Body
@@ -71,15 +70,10 @@ def with_token(headers: Mapping[str, str], token: str | None) -> tuple[tuple[str
     return (*others, ("Authorization", bearer))
 
 
-def _checked_token(token: str) -> str:
-    _checked_headers({"Authorization": token})
-    return token
-
-
 Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
 Url = Annotated[str, AfterValidator(_checked_url)]
 Headers = Annotated[dict[str, str], Field(max_length=100), AfterValidator(_checked_headers)]
-Token = Annotated[str, AfterValidator(_checked_token)]
+Token = Annotated[str, AfterValidator(lambda token: _checked_headers({"Authorization": token})["Authorization"])]
 
 
 class ToolFilter(Body):
@@ -115,11 +109,13 @@ class Approval(Body):
 NO_APPROVAL = Approval.model_construct(never=ALL_TOOLS)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class McpRequest:
     """A server as the body of a request names it. Without a URL it is a configured one.
 
     ``at``, ``label_at``, ``url_at``: paths in the body. ``known``: its tools, if the conversation has a list of them.
+    Set when the server has been asked: ``server``, the ``tools`` that the request allows, and the ``fault`` for which
+    they could not be listed.
     """
 
     label: str
@@ -132,14 +128,7 @@ class McpRequest:
     allowed: Callable[[McpTool], bool] = ALL_TOOLS.fits
     approval: Approval = NO_APPROVAL
     known: tuple[McpTool, ...] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class OfferedServer:
-    """A server with the tools that the request allows. ``fault``: why they could not be listed."""
-
-    request: McpRequest
-    server: McpServer
+    server: McpServer | None = None
     tools: tuple[McpTool, ...] = ()
     fault: McpFault | None = None
 
@@ -180,37 +169,6 @@ def _names(tools: object) -> Iterator[str]:
                     yield f"{entry.get('name')}__{tool.get('name')}"
 
 
-NOTHING = McpResult("")
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """The outcome of a call: a result or a fault."""
-
-    result: McpResult = NOTHING
-    fault: McpFault | None = None
-
-    @property
-    def failed(self) -> bool:
-        """Return whether there is no result, or the tool reports a failure."""
-        return self.fault is not None or self.result.is_error
-
-    @property
-    def text(self) -> str:
-        """The result as text, for clients."""
-        if self.fault is not None:
-            return f"Error: {self.fault.message}"
-        images = [f"[image {image.what}]" for image in self.result.images]
-        return "\n".join(filter(None, [self.result.text, *images]))
-
-    def message(self, call_id: str, name: str = "") -> Message:
-        """Return the result as the conversation has it, images included."""
-        if self.fault is not None or not self.result.images:
-            return Message("tool", self.text, call_id=call_id, name=name)
-        texts = [TextPart(self.result.text)] if self.result.text else []
-        return Message("tool", text_content([*texts, *self.result.images]), call_id=call_id, name=name)
-
-
 class ServerTools:
     """The tools of a request's MCP servers, which this server calls, and the remaining limits of the calls.
 
@@ -218,28 +176,29 @@ class ServerTools:
     of a server describes the server, too. ``left_s``: remaining seconds for calls. ``left_calls`` None = unlimited.
     """
 
-    def __init__(self, servers: McpServers, offered: Sequence[OfferedServer] = (), own: object = None) -> None:
-        """Name the tools of `offered` servers. Tools with equal names, or with those of functions in the body's `own`
-        tools, get a number.
+    def __init__(self, servers: McpServers, requested: Sequence[McpRequest] = (), own: object = None) -> None:
+        """Name the tools of the `requested` servers. Tools with equal names, or with those of functions in the body's
+        `own` tools, get a number.
         """
-        self.offered, self.left_rounds, self.left_s = offered, servers.rules.max_rounds, servers.rules.max_s
+        self.requested, self.left_rounds, self.left_s = requested, servers.rules.max_rounds, servers.rules.max_s
         self.left_calls: int | None = None
         self.tools: dict[str, CallableTool] = {}
         self.functions: dict[str, list[Tool]] = {}
         self._servers = servers
         taken = set(_names(own))
-        for each in offered:
-            about, at = each.request.description or each.server.description, each.request.at
-            functions = self.functions[at] = []
+        for each in requested:
+            assert each.server is not None, "the server has been asked for its tools"
+            about = each.description or each.server.description
+            functions = self.functions[each.at] = []
             for tool in each.tools:
-                name = base = function_name(each.request.label, tool.name)
+                name = base = function_name(each.label, tool.name)
                 number = 1
                 while name in self.tools or name in taken:
                     number += 1
                     name = f"{base[: _MAX_NAME_CHARS - 5]}_{number}"
-                self.tools[name] = CallableTool(each.server, tool, each.request.approval.needed(tool))
+                self.tools[name] = CallableTool(each.server, tool, each.approval.needed(tool))
                 description = "\n\n".join(filter(None, [about, tool.description]))
-                functions.append(Tool(name, description, {**tool.schema, "type": "object"}, at=at))
+                functions.append(Tool(name, description, {**tool.schema, "type": "object"}, at=each.at))
                 about = ""
 
     @property
@@ -247,8 +206,8 @@ class ServerTools:
         """Whether the model must answer without another call."""
         return self.left_rounds <= 0 or self.left_s <= 0 or self.left_calls == 0
 
-    async def outcomes(self, calls: Sequence[Call]) -> AsyncGenerator[tuple[Call, Outcome], None]:
-        """Yield calls with their outcomes in the order of completion. Cancelling it cancels running calls."""
+    async def results(self, calls: Sequence[Call]) -> AsyncGenerator[tuple[Call, McpResult], None]:
+        """Yield calls with their results in the order of completion. Cancelling it cancels running calls."""
         self.left_rounds -= 1
         began = time.monotonic()
         tasks = {asyncio.create_task(self._call(call)): call for call in calls}
@@ -263,27 +222,27 @@ class ServerTools:
             await asyncio.gather(*tasks, return_exceptions=True)
             self.left_s -= time.monotonic() - began
 
-    async def _call(self, call: Call) -> Outcome:
+    async def _call(self, call: Call) -> McpResult:
         known = self.tools.get(call.name)
-        if known is None:
-            return Outcome(fault=McpFault(f"there is no tool {call.name[:80]!a}"))
-        if self.left_calls is not None:
-            if self.left_calls <= 0:
-                return Outcome(fault=McpFault("not called: max_tool_calls is reached"))
-            self.left_calls -= 1
         try:
-            arguments = orjson.loads(call.arguments or "{}")
-        except orjson.JSONDecodeError:
-            arguments = None
-        if not isinstance(arguments, dict):
-            return Outcome(fault=McpFault("the arguments are not a JSON object"))
-        try:
+            if known is None:
+                raise McpFault(f"there is no tool {call.name[:80]!a}")
+            if self.left_calls is not None:
+                if self.left_calls <= 0:
+                    raise McpFault("not called: max_tool_calls is reached")
+                self.left_calls -= 1
+            try:
+                arguments = orjson.loads(call.arguments or "{}")
+            except orjson.JSONDecodeError:
+                arguments = None
+            if not isinstance(arguments, dict):
+                raise McpFault("the arguments are not a JSON object")
             async with asyncio.timeout(max(self.left_s, 0.0)):
-                return Outcome(await self._servers.call(known.server, known.tool.name, arguments))
+                return await self._servers.call(known.server, known.tool.name, arguments)
         except McpFault as fault:
-            return Outcome(fault=fault)
+            return McpResult(fault=fault)
         except TimeoutError:
-            return Outcome(fault=McpFault("the calls of this response took too long", "http", _TOO_LATE))
+            return McpResult(fault=McpFault("the calls of this response took too long", "http", _TOO_LATE))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -298,64 +257,6 @@ class ToolRequest(ConversationRequest):
     cipher: ReasoningCipher
     server_tools: ServerTools | None = None
     listings: Sequence[Json] = ()
-
-
-class RoundWriter(Writer):
-    """Writes a reply of several rounds of generation. ``said``: the message of the current round.
-
-    ``server_tools``: the tools that this server calls, by the model's names. `approved`: ids of calls that need no
-    further approval.
-    """
-
-    def __init__(self, request: ToolRequest, parser: NewParser, approved: Container[str] = ()) -> None:
-        tools = request.server_tools
-        self.said = Assembler(parser())
-        self.server_tools: Mapping[str, CallableTool] = {} if tools is None else tools.tools
-        self.approved = approved
-        self._earlier = Usage()  # of earlier rounds
-
-    @abstractmethod
-    def call_id(self, item: Item) -> str:
-        """Return the id of a call in the reply."""
-
-    @abstractmethod
-    def completed(self, call: Call, outcome: Outcome) -> list[bytes]:
-        """Take the outcome of a call; return its events."""
-
-    @property
-    def usage(self) -> Usage:
-        """The token counts of all rounds so far."""
-        return self._earlier + Usage.of([(0, self.said.finished)], self.said.n_reasoning_tokens)
-
-    @property
-    def is_cut_off(self) -> bool:
-        """Whether a limit ended the round."""
-        return self.said.finished.reason is FinishReason.LIMIT
-
-    def server_calls(self) -> list[Call]:
-        """Return the round's calls for this server that need no approval; none if a limit cut the round off."""
-        if self.is_cut_off:
-            return []
-        return [Call(item.name, item.text, self.call_id(item)) for item in self.said.calls if self._makes(item)]
-
-    @property
-    def waits_for_client(self) -> bool:
-        """Whether the client has to execute or to approve calls."""
-        return not all(map(self._makes, self.said.calls))
-
-    def message(self) -> Message:
-        """Return the round as a message of the conversation, its calls with the ids that they have in the reply."""
-        calls = tuple(Call(item.name, item.text, self.call_id(item)) for item in self.said.calls)
-        return replace(self.said.message(), calls=calls)
-
-    def next_round(self, parser: NewParser) -> None:
-        """Continue with another round of generation."""
-        self._earlier = self.usage
-        self.said = Assembler(parser())
-
-    def _makes(self, item: Item) -> bool:
-        known = self.server_tools.get(item.name)
-        return known is not None and (not known.needs_approval or item.id in self.approved)
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,71 +280,109 @@ class GivenCalls:
 _NOT_GENERATED = Finished(0, FinishReason.EOS, "", 0, 0, 0, Timings(), -1, -1)
 
 
-class ToolRounds:
-    """Calls the tools of each round of a reply and creates the next round. ``has_acted``: whether a tool was called.
+class RoundWriter(Writer):
+    """Writes a reply of several rounds, calls the tools of each round and creates the next one.
 
-    `conversation`: that of the first round. `names`: whether results have their tools' names. `generated`: whether the
-    first round generates; otherwise the client has approved its calls.
+    ``said``: the message of the current round. ``server_tools``: tools that this server calls, by the model's names.
+    ``conversation``: what the round answers. ``has_acted``: whether a tool was called.
     """
 
+    names_results = False
+    """Whether results in the conversation have the names of their tools."""
+
     def __init__(
-        self,
-        request: ToolRequest,
-        request_id: str,
-        conversation: Conversation,
-        writer: RoundWriter,
-        *,
-        names: bool = False,
-        generated: bool = True,
+        self, request: ToolRequest, request_id: str, parser: NewParser, approved: Container[str] | None = None
     ) -> None:
-        assert request.server_tools is not None, "a server's tools are called"
-        self._request, self._id, self._tools = request, request_id, request.server_tools
-        self._conversation, self._writer, self._names, self._generated = conversation, writer, names, generated
-        self._results: list[Message] = []
+        """`approved`: ids of the calls that the client has approved, of which the first round consists; None if that
+        round generates.
+        """
+        self._tools, self._of, self._id = request.server_tools, request, request_id
+        self.server_tools: Mapping[str, CallableTool] = {} if self._tools is None else self._tools.tools
+        self.said, self.conversation = Assembler(parser()), request.conversation
+        self.approved, self._is_given = approved or (), approved is not None
         self.has_acted = False
+        self._earlier = Usage()  # of earlier rounds
+        self._results: list[Message] = []
+
+    @abstractmethod
+    def call_id(self, item: Item) -> str:
+        """Return the id of a call in the reply."""
+
+    @abstractmethod
+    def completed(self, call: Call, result: McpResult) -> list[bytes]:
+        """Take the result of a call; return its events."""
+
+    @property
+    def usage(self) -> Usage:
+        """The token counts of all rounds so far."""
+        return self._earlier + Usage.of([(0, self.said.finished)], self.said.n_reasoning_tokens)
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether a limit ended the round."""
+        return self.said.finished.reason is FinishReason.LIMIT
+
+    @property
+    def waits_for_client(self) -> bool:
+        """Whether the client has to execute or to approve calls."""
+        return not all(map(self._makes, self.said.calls))
+
+    def next_round(self, parser: NewParser) -> None:
+        """Continue with another round of generation."""
+        self._earlier = self.usage
+        self.said = Assembler(parser())
 
     async def act(self) -> AsyncGenerator[bytes, None]:
-        """Call the tools that the round requests; yield the resulting events."""
-        if not self._generated:
-            self._generated = True
-            for event in self._writer.feed(0, _NOT_GENERATED):
+        """Call the tools that the round requests, none if a limit cut it off; yield the resulting events."""
+        assert self._tools is not None, "a server's tools are called"
+        if self._is_given:
+            self._is_given = False
+            for event in self.feed(0, _NOT_GENERATED):
                 yield event
-        calls = self._writer.server_calls()
+        made = [] if self.is_cut_off else [item for item in self.said.calls if self._makes(item)]
+        calls = [Call(item.name, item.text, self.call_id(item)) for item in made]
         self._results = []
         if not calls:
             return
         self.has_acted = True
-        outcomes: dict[str, Outcome] = {}
-        async for call, outcome in self._tools.outcomes(calls):
-            outcomes[call.id] = outcome
-            for event in self._writer.completed(call, outcome):
+        results: dict[str, McpResult] = {}
+        async for call, result in self._tools.results(calls):
+            results[call.id] = result
+            for event in self.completed(call, result):
                 yield event
-        self._results = [outcomes[call.id].message(call.id, call.name if self._names else "") for call in calls]
+        for call in calls:
+            result = results[call.id]
+            text = result.text if result.images else result.shown
+            content = text_content([*([TextPart(text)] if text else []), *result.images])
+            name = call.name if self.names_results else ""
+            self._results.append(Message("tool", content, call_id=call.id, name=name))
 
     def next(self) -> tuple[Generate, Sequence[Media]] | None:
         """Return what creates the next round, and its media; None if the reply is complete."""
-        if not self._results or self._writer.waits_for_client:
+        if not self._results or self.waits_for_client:
             return None
-        before = self._conversation
-        tools = before.tools
+        assert self._tools is not None, "a server's tools were called"
+        tools = self.conversation.tools
         if self._tools.is_exhausted:
             tools = replace(tools, choice="none", name="")
         elif tools.choice == "required":
             tools = replace(tools, choice="auto", name="")
-        messages = (*before.messages, self._writer.message(), *self._results)
-        conversation = replace(before, messages=messages, tools=tools, opens=None, continues=None)
-        self._conversation = conversation
-        return partial(self._generate, conversation), conversation.media
+        calls = tuple(Call(item.name, item.text, self.call_id(item)) for item in self.said.calls)
+        messages = (*self.conversation.messages, replace(self.said.message(), calls=calls), *self._results)
+        self.conversation = replace(self.conversation, messages=messages, tools=tools, opens=None, continues=None)
+        return self._next_generation, self.conversation.media
 
-    def _generate(
-        self, conversation: Conversation, model: LoadedModel, media: LoadedMedia, caller: Caller
-    ) -> Generation:
+    def _next_generation(self, model: LoadedModel, media: LoadedMedia, caller: Caller) -> Generation:
         """Return the next round's generation, with the tokens that earlier rounds left of the request's limit."""
-        limit = token_limit(self._request.options, model.spec.n_predict)
-        left = max(limit - self._writer.usage.completion, 0) if limit >= 0 else limit
-        prepared, request = self._request.prepare(self._id, conversation, model, media, caller, left)
-        self._writer.next_round(prepared.output.parser)
-        return Generation([request], self._writer, prepared.output.switch)
+        limit = token_limit(self._of.options, model.spec.n_predict)
+        left = max(limit - self.usage.completion, 0) if limit >= 0 else limit
+        prepared, request = self._of.prepare(self._id, self.conversation, model, media, caller, left)
+        self.next_round(prepared.output.parser)
+        return Generation([request], self, prepared.output.switch)
+
+    def _makes(self, item: Item) -> bool:
+        known = self.server_tools.get(item.name)
+        return known is not None and (not known.needs_approval or item.id in self.approved)
 
 
 def tools_of(listed: object) -> tuple[McpTool, ...]:

@@ -271,7 +271,7 @@ class ToolReader(ABC):
             self._omitted_names[name] = kind
 
     def _listed(self, given: object, path: str) -> Iterator[ReadTool]:
-        for entry, at in () if given is None else entries(given, path):
+        for entry, at in entries(given, path):
             yield from self.read(entry, at)
 
     def _define(self, tool: Tool) -> str:

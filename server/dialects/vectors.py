@@ -82,11 +82,6 @@ def normalized(vectors: Vectors, norm: int) -> Vectors:
     return result
 
 
-def base64_floats(vector: Vectors) -> str:
-    """Return the numbers as little-endian 32-bit floats, as OpenAI's ``encoding_format: base64``."""
-    return base64.b64encode(vector.astype("<f4").tobytes()).decode("ascii")
-
-
 class EmbeddingsBody(Body):
     """The body of every embeddings endpoint. ``user`` and other fields of OpenAI's change nothing."""
 
@@ -131,7 +126,9 @@ def _embeddings_job(
     check_dimensions(body.dimensions or 0, info.n_embd)
     norm = model.spec.embd_normalize if body.embd_normalize is None else body.embd_normalize
     norm = NONE if info.pooling in (Pooling.NONE, Pooling.RANK) else norm
-    inputs = [_input(prompt, model, media) for prompt in prompts]
+    inputs = [prompt.read(model, media) for prompt in prompts]
+    if not all(read.tokens for read in inputs):
+        raise InvalidRequest("Input content cannot be empty", "input")
 
     def reply(found: Sequence[Vectors]) -> bytes:
         rows = [np.ascontiguousarray(normalized(vectors[:, : body.dimensions], norm)) for vectors in found]
@@ -158,14 +155,10 @@ def _listed(model: str, n_tokens: int, **more: object) -> Json:
 
 def _entry(index: int, vector: Vectors, encoding: str | None) -> Json:
     shown = {"embedding": vector, "index": index, "object": "embedding"}
-    return {**shown, "embedding": base64_floats(vector), "encoding_format": encoding} if encoding == "base64" else shown
-
-
-def _input(prompt: GivenPrompt, model: LoadedModel, media: LoadedMedia) -> MediaPrompt:
-    found = prompt.read(model, media)
-    if not found.tokens:
-        raise InvalidRequest("Input content cannot be empty", "input")
-    return found
+    if encoding != "base64":
+        return shown
+    floats = vector.astype("<f4").tobytes()
+    return {**shown, "embedding": base64.b64encode(floats).decode("ascii"), "encoding_format": encoding}
 
 
 def _prompts(value: object, path: str) -> list[GivenPrompt]:
@@ -258,16 +251,11 @@ def _rerank_job(
 ) -> VectorJob:
     if model.embedder.info.pooling is not Pooling.RANK:
         raise cannot_rerank(model.spec.id)
-    template = model.info.rerank_template
-    if template:
-        inputs = [_filled(template, body.query, text, model.vocab) for text in documents]
-    else:
-        inputs = _pairs(body.query, documents, model.vocab)
+    inputs = _pairs(body.query, documents, model.info.rerank_template, model.vocab)
 
     def reply(found: Sequence[Vectors]) -> bytes:
-        scores = [float(vectors[0, 0]) for vectors in found]
-        if body.raw_scores is False or shape == "cohere":
-            scores = [_probability(vectors) for vectors in found]
+        as_probability = body.raw_scores is False or shape == "cohere"
+        scores = [_probability(vectors) if as_probability else float(vectors[0, 0]) for vectors in found]
         order = sorted(range(len(scores)), key=lambda i: -scores[i])
         results = [_result(body, shape, i, documents[i], scores[i]) for i in order[: body.top_n]]
         if shape == "tei":
@@ -288,15 +276,16 @@ def _result(body: RerankBody, shape: ResponseFormat, index: int, text: str, scor
     return {"index": index, "relevance_score": score} | ({"document": {"text": text}} if body.return_documents else {})
 
 
-def _filled(template: str, query: str, document: str, vocab: Vocab) -> list[int]:
-    """Return the tokens of the model's own prompt. Names in braces are replaced in the template, not in the texts."""
-    texts = {"query": query, "document": document}
-    prompt = _PLACES.sub(lambda place: texts[place[1]], template)
-    return vocab.tokenize(prompt, add_special=False, parse_special=True)
+def _pairs(query: str, documents: Sequence[str], template: str, vocab: Vocab) -> list[list[int]]:
+    """Return the tokens of the model's own prompt for each document, whose template has names in braces.
 
-
-def _pairs(query: str, documents: Sequence[str], vocab: Vocab) -> list[list[int]]:
-    """Return ``[BOS]query[EOS][SEP]document[EOS]`` with the tokens that the vocabulary adds; SEP if there is no EOS."""
+    Without a template: ``[BOS]query[EOS][SEP]document[EOS]`` with the tokens that the vocabulary adds; SEP if there is
+    no EOS.
+    """
+    if template:
+        texts = ({"query": query, "document": document} for document in documents)
+        prompts = [_PLACES.sub(lambda place, of=each: of[place[1]], template) for each in texts]
+        return [vocab.tokenize(prompt, add_special=False, parse_special=True) for prompt in prompts]
     end = [vocab.sep if vocab.eos == -1 else vocab.eos] if vocab.add_eos else []
     begin = [vocab.bos] if vocab.add_bos and vocab.bos != -1 else []
     between = [vocab.sep] if vocab.add_sep and vocab.sep != -1 else []

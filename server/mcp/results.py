@@ -41,8 +41,24 @@ class McpTool:
 
 @dataclass(frozen=True, slots=True)
 class McpResult:
-    """A tool's result. ``is_error``: the tool reports a failure. ``what`` of an image is its media type."""
+    """A tool's result. ``is_error``: the tool reports a failure. ``what`` of an image is its media type.
 
-    text: str
+    ``fault``: why there is no result.
+    """
+
+    text: str = ""
     images: tuple[Media, ...] = ()
     is_error: bool = False
+    fault: McpFault | None = None
+
+    @property
+    def failed(self) -> bool:
+        """Return whether there is no result, or the tool reports a failure."""
+        return self.fault is not None or self.is_error
+
+    @property
+    def shown(self) -> str:
+        """Return the result as text, for clients."""
+        if self.fault is not None:
+            return f"Error: {self.fault.message}"
+        return "\n".join(filter(None, [self.text, *(f"[image {image.what}]" for image in self.images)]))

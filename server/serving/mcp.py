@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from fastapi import Request
 
-from server.dialects.mcp import McpRequest, OfferedServer, ServerTools
+from server.dialects.mcp import McpRequest, ServerTools
 from server.errors import PermissionDenied, invalid
 from server.mcp.config import McpServer, host_of, named
 from server.mcp.results import Json, McpFault
@@ -49,16 +49,18 @@ async def read_with_servers(
     servers = services(request).mcp
     # Nothing is connected to for a body that is wrong anyway.
     await read_later(request, lambda: read({**given, "tool_choice": None}, ServerTools(servers)))
-    allowed = [(each, _allowed_server(request, each)) for each in wanted]
+    for each in wanted:
+        each.server = _allowed_server(request, each)
 
-    async def listed(each: McpRequest, server: McpServer) -> OfferedServer:
+    async def ask(each: McpRequest) -> None:
+        assert each.server is not None
         try:
-            found = await servers.list_tools(server) if each.known is None else each.known
-            return OfferedServer(each, server, tuple(filter(each.allowed, found)))
+            found = await servers.list_tools(each.server) if each.known is None else each.known
+            each.tools = tuple(filter(each.allowed, found))
         except McpFault as fault:
-            return OfferedServer(each, server, fault=fault)
+            each.fault = fault
 
     with Watch(request.receive):
-        offered = await asyncio.gather(*(listed(each, server) for each, server in allowed))
-    tools = ServerTools(servers, offered, given.get("tools"))
+        await asyncio.gather(*map(ask, wanted))
+    tools = ServerTools(servers, wanted, given.get("tools"))
     return await read_later(request, lambda: read(given, tools))

@@ -27,9 +27,9 @@ from server.dialects.fields import (
     Refused,
     Strings,
     Whole,
-    as_array,
     as_object,
     json_text,
+    objects_in,
     parse,
     string_of,
     text_of,
@@ -59,64 +59,60 @@ def read_messages(value: object, omitted: Omitted | None = None) -> list[Message
         raise invalid("messages", "must have at least one message")
     if len(value) > MAX_MESSAGES:
         raise invalid("messages", f"must have at most {MAX_MESSAGES} messages")
-    reader = _MessageReader(PartReader(Omitted() if omitted is None else omitted))
-    return [reader.message(message, f"messages.{index}") for index, message in enumerate(value)]
+    parts = PartReader(Omitted() if omitted is None else omitted)
+    return [_message(message, f"messages.{index}", parts) for index, message in enumerate(value)]
 
 
-@dataclass(frozen=True, slots=True)
-class _MessageReader:
-    parts: PartReader
+def _message(given: object, path: str, parts: PartReader) -> Message:
+    given = as_object(given, path)
+    role = given.get("role")
+    if role is None:
+        raise invalid(f"{path}.role", "is required")
+    if not isinstance(role, str) or not role:
+        raise wrong_type(f"{path}.role", "a text such as user", role)
+    if "content" not in given and role != "assistant":
+        raise invalid(f"{path}.content", "All non-assistant messages must contain 'content'")
+    content = "" if given.get("content") is None else given["content"]
+    if not isinstance(content, str):
+        content = tuple(parts.read(content, f"{path}.content")) or ""
+    reasoning = _reasoning(given, path, parts)
+    name, call_id = (text_of(given, key, path) for key in ("name", "tool_call_id"))
+    listed = [] if given.get("tool_calls") is None else objects_in(given["tool_calls"], f"{path}.tool_calls")
+    calls = (_call(call, at, parts.omitted) for call, at in listed)
+    return Message(role, content, reasoning, tuple(call for call in calls if call is not None), call_id, name)
 
-    def message(self, given: object, path: str) -> Message:
-        given = as_object(given, path)
-        role = given.get("role")
-        if role is None:
-            raise invalid(f"{path}.role", "is required")
-        if not isinstance(role, str) or not role:
-            raise wrong_type(f"{path}.role", "a text such as user", role)
-        if "content" not in given and role != "assistant":
-            raise invalid(f"{path}.content", "All non-assistant messages must contain 'content'")
-        content = "" if given.get("content") is None else given["content"]
-        if not isinstance(content, str):
-            content = tuple(self.parts.read(content, f"{path}.content")) or ""
-        reasoning = self._reasoning(given, path)
-        name, call_id = (text_of(given, key, path) for key in ("name", "tool_call_id"))
-        listed, at = given.get("tool_calls"), f"{path}.tool_calls"
-        listed = [] if listed is None else as_array(listed, at)
-        calls = (self._call(call, f"{at}.{index}") for index, call in enumerate(listed))
-        return Message(role, content, reasoning, tuple(call for call in calls if call is not None), call_id, name)
 
-    def _reasoning(self, given: dict[str, Any], path: str) -> str:
-        """Return ``reasoning_content``, a string or a list of strings; else the field that other servers use; else
-        reasoning parts.
-        """
-        reasoning, content = given.get("reasoning_content"), given.get("content")
-        if isinstance(reasoning, list):
-            found = self.parts.read(reasoning, f"{path}.reasoning_content")
-            return "".join(part.text for part in found if isinstance(part, TextPart))
-        if reasoning is not None:
-            return text_of(given, "reasoning_content", path)
-        other = next((text for text in map(given.get, _OTHER_REASONING) if isinstance(text, str) and text), "")
-        if other or not isinstance(content, list):
-            return other
-        return "".join(map(_reasoning_text, content))
+def _reasoning(given: dict[str, Any], path: str, parts: PartReader) -> str:
+    """Return ``reasoning_content``, a string or a list of strings; else the field that other servers use; else
+    reasoning parts.
+    """
+    reasoning, content = given.get("reasoning_content"), given.get("content")
+    if isinstance(reasoning, list):
+        found = parts.read(reasoning, f"{path}.reasoning_content")
+        return "".join(part.text for part in found if isinstance(part, TextPart))
+    if reasoning is not None:
+        return text_of(given, "reasoning_content", path)
+    other = next((text for text in map(given.get, _OTHER_REASONING) if isinstance(text, str) and text), "")
+    if other or not isinstance(content, list):
+        return other
+    return "".join(map(_reasoning_text, content))
 
-    def _call(self, given: object, path: str) -> Call | None:
-        given = as_object(given, path)
-        kind = "function" if given.get("type") is None else given["type"]
-        if not isinstance(kind, str):
-            raise wrong_type(f"{path}.type", "a type such as function", kind)
-        if kind not in ("function", "custom"):
-            self.parts.omitted.add("tool calls", kind)
-            return None
-        called = as_object(given.get(kind), f"{path}.{kind}")
-        name, call_id = string_of(called, "name", f"{path}.{kind}"), text_of(given, "id", path)
-        if kind == "custom":
-            return Call(name, input_arguments(text_of(called, "input", f"{path}.custom")), call_id)
-        if "arguments" not in called:
-            raise invalid(f"{path}.function.arguments", "is required")
-        arguments = {} if called["arguments"] is None else called["arguments"]
-        return Call(name, arguments if isinstance(arguments, str) else json_text(arguments), call_id)
+
+def _call(given: dict[str, Any], path: str, omitted: Omitted) -> Call | None:
+    kind = "function" if given.get("type") is None else given["type"]
+    if not isinstance(kind, str):
+        raise wrong_type(f"{path}.type", "a type such as function", kind)
+    if kind not in ("function", "custom"):
+        omitted.add("tool calls", kind)
+        return None
+    called = as_object(given.get(kind), f"{path}.{kind}")
+    name, call_id = string_of(called, "name", f"{path}.{kind}"), text_of(given, "id", path)
+    if kind == "custom":
+        return Call(name, input_arguments(text_of(called, "input", f"{path}.custom")), call_id)
+    if "arguments" not in called:
+        raise invalid(f"{path}.function.arguments", "is required")
+    arguments = {} if called["arguments"] is None else called["arguments"]
+    return Call(name, arguments if isinstance(arguments, str) else json_text(arguments), call_id)
 
 
 def _reasoning_text(part: object) -> str:

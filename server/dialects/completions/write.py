@@ -135,6 +135,10 @@ class _Choice:
     scores: list[float] = field(default_factory=list)
     end: Finished | None = None
 
+    def mean(self) -> float:
+        """Return the mean log probability."""
+        return fmean(self.scores) if self.scores else -math.inf
+
     def shown(self, index: int, *, logprobs: bool) -> Json:
         """Return the finished choice as whole replies have it."""
         assert self.end is not None, f"choice {index} has not finished"
@@ -171,7 +175,7 @@ class CompletionWriter(Writer):
         every, best = self._choices, self._request.best
         if best:
             groups = (every[start : start + self._n] for start in range(0, len(every), self._n))
-            every = [choice for group in groups for choice in sorted(group, key=_mean_logprob, reverse=True)[:best]]
+            every = [choice for group in groups for choice in sorted(group, key=_Choice.mean, reverse=True)[:best]]
         choices = [choice.shown(index, logprobs=self._request.shows_logprobs) for index, choice in enumerate(every)]
         return {"choices": choices, **self._head, "id": self._id, **self._totals()}
 
@@ -248,7 +252,3 @@ class CompletionWriter(Writer):
             *(orjson.dumps(text), index, orjson.dumps(logprobs), reason),
             *(self._common, extra),
         )
-
-
-def _mean_logprob(choice: _Choice) -> float:
-    return fmean(choice.scores) if choice.scores else -math.inf

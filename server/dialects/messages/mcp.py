@@ -12,18 +12,7 @@ from pydantic import Field
 
 from server.dialects.common import Json
 from server.dialects.fields import Body, objects_in, parse
-from server.dialects.mcp import (
-    Label,
-    McpRequest,
-    OfferedServer,
-    Outcome,
-    Token,
-    Url,
-    check_labels,
-    shown_tool,
-    tools_of,
-    with_token,
-)
+from server.dialects.mcp import Label, McpRequest, Token, Url, check_labels, shown_tool, tools_of, with_token
 from server.errors import invalid
 from server.mcp.results import McpTool
 
@@ -81,11 +70,9 @@ def read_mcp(given: Mapping[str, Any], betas: str) -> list[McpRequest]:
     A toolset's ``tools`` win over the newest ``mcp_tool_listing`` block of an earlier reply.
     """
     toolsets = _toolsets(given.get("tools"))
-    listed = {
-        str(block.get("mcp_server_name")): _tools_of(block.get("tools"), at)
-        for block, at in _listings(given.get("messages"))
-    }
-    listed |= {name: _tools_of(each.tools, at) for name, (each, at) in toolsets.items() if each.tools is not None}
+    lists = [(block.get("mcp_server_name"), block.get("tools"), at) for block, at in _listings(given.get("messages"))]
+    lists += ((name, each.tools, at) for name, (each, at) in toolsets.items() if each.tools is not None)
+    listed = {str(name): tools_of([tool for tool, _ in objects_in(tools, f"{at}.tools")]) for name, tools, at in lists}
     found = []
     for entry, at in objects_in(given["mcp_servers"], "mcp_servers"):
         server = parse(McpServerParam, entry, at)
@@ -107,10 +94,6 @@ def read_mcp(given: Mapping[str, Any], betas: str) -> list[McpRequest]:
     return found
 
 
-def _tools_of(listed: object, at: str) -> tuple[McpTool, ...]:
-    return tools_of([tool for tool, _ in objects_in(listed, f"{at}.tools")])
-
-
 def _listings(messages: object) -> Iterator[tuple[Mapping[str, Any], str]]:
     """Yield the ``mcp_tool_listing`` blocks with their paths, the oldest first."""
     for place, message in enumerate(messages if isinstance(messages, list) else ()):
@@ -120,12 +103,12 @@ def _listings(messages: object) -> Iterator[tuple[Mapping[str, Any], str]]:
                 yield block, f"messages.{place}.content.{index}"
 
 
-def listing_blocks(offered: Iterable[OfferedServer]) -> list[Json]:
+def listing_blocks(requested: Iterable[McpRequest]) -> list[Json]:
     """Return an ``mcp_tool_listing`` block for each server that was asked for its tools. Clients return it later."""
     return [
-        {"type": LISTING, "mcp_server_name": each.request.label, "tools": list(map(shown_tool, each.tools))}
-        for each in offered
-        if each.request.known is None and each.fault is None
+        {"type": LISTING, "mcp_server_name": each.label, "tools": list(map(shown_tool, each.tools))}
+        for each in requested
+        if each.known is None and each.fault is None
     ]
 
 
@@ -149,16 +132,10 @@ def without_toolsets(tools: object) -> object:
     return [entry for entry in tools if not (isinstance(entry, dict) and entry.get("type") == TOOLSET)]
 
 
-def unlisted(offered: Iterable[OfferedServer]) -> list[str]:
+def unlisted(requested: Iterable[McpRequest]) -> list[str]:
     """Return a warning for each server whose tools could not be listed; this API has no place for them in the reply."""
     return [
-        f"{each.request.at}: the tools of the MCP server could not be listed: {each.fault.message}"
-        for each in offered
+        f"{each.at}: the tools of the MCP server could not be listed: {each.fault.message}"
+        for each in requested
         if each.fault is not None
     ]
-
-
-def result_block(call_id: str, outcome: Outcome) -> Json:
-    """Return the ``mcp_tool_result`` of a call."""
-    content = [{"type": "text", "text": outcome.text}]
-    return {"type": "mcp_tool_result", "tool_use_id": call_id, "is_error": outcome.failed, "content": content}

@@ -65,7 +65,7 @@ from server.dialects.generation import (
     asked_to_think,
     template_kwargs,
 )
-from server.dialects.mcp import ServerTools, ToolRequest, ToolRounds, function_name
+from server.dialects.mcp import ServerTools, ToolRequest, function_name
 from server.dialects.messages.mcp import LISTING, ToolConfig, listing_blocks, unlisted, without_toolsets
 from server.dialects.messages.write import PING, MessageWriter
 from server.dialects.reasoning_cipher import NO_CIPHER, ReasoningCipher, TamperedReasoning
@@ -122,11 +122,7 @@ class MessagesRequest(ToolRequest):
         header = Header(model.spec.id, f"msg_{random_id()}")
         prepared, request = self.prepare(header.id, self.conversation, model, media, caller)
         writer = MessageWriter(self, header, prepared.output.parser)
-        follow_up = None
-        if self.server_tools is not None:
-            # The output does not repeat the message that it continues.
-            follow_up = ToolRounds(self, header.id, self.conversation, writer, names=True)
-        return Generation([request], writer, follow_up=follow_up)
+        return Generation([request], writer, follow_up=None if self.server_tools is None else writer)
 
 
 def parse_messages(
@@ -146,30 +142,34 @@ def parse_messages(
         body = body.model_copy(update={"max_tokens": DEFAULT_MAX_TOKENS})
     warnings = list(_left_out(body, has_mcp=mcp is not None))
     own = body.tools if mcp is None else without_toolsets(body.tools)
-    offered = () if mcp is None else mcp.offered
+    requested = () if mcp is None else mcp.requested
     functions = [] if mcp is None else list(chain.from_iterable(mcp.functions.values()))
     choice = None if mcp is not None and not (own or functions) else body.tool_choice  # no server could list its tools
     reader = MessageTools(own, functions)
     messages = read_conversation(body.system, body.messages, warnings, reader, cipher)
     tools = reader.finish(choice, None, warnings)
-    config = body.output_config or OutputConfig()
+    config, thinking = body.output_config or OutputConfig(), body.thinking
+    budget = None if thinking is None else thinking.budget_tokens
+    if thinking is not None and thinking.type == "enabled" and budget is None:
+        budget = UNSAID_BUDGET
+    wanted = asked_to_think(body.chat_template_kwargs, None if thinking is None else thinking.wanted)
     conversation = Conversation(
         tuple(messages),
         tools,
-        _thinking(body, config.effort),
+        ReasoningSettings(wanted, config.effort or "", budget),
         _shape(config.format, "output_config.format") or _shape(body.output_format, "output_format"),
         template_kwargs=template_kwargs(body.chat_template_kwargs),
     )
     return MessagesRequest(
         options=GenerationFields.of(body, stop=body.stop_sequences, user=(body.metadata or {}).get("user_id")),
         media=conversation.media,
-        warnings=[*unused_fields(given, MessagesBody, warnings), *unlisted(offered)],
+        warnings=[*unused_fields(given, MessagesBody, warnings), *unlisted(requested)],
         conversation=conversation,
         cipher=cipher,
         names=reader.names,
-        show_reasoning=body.thinking is None or body.thinking.display != "omitted",
+        show_reasoning=thinking is None or thinking.display != "omitted",
         server_tools=mcp,
-        listings=() if own == body.tools else listing_blocks(offered),  # which clients with toolsets know
+        listings=() if own == body.tools else listing_blocks(requested),  # which clients with toolsets know
     )
 
 
@@ -182,17 +182,7 @@ def _left_out(body: MessagesBody, *, has_mcp: bool) -> Iterator[str]:
     for edit in edits if isinstance(edits, list) else ():
         kind = edit.get("type") if isinstance(edit, dict) else None
         if kind != _HARMLESS_EDIT:  # templates leave out earlier reasoning themselves
-            yield left_out("edits in context_management", str(kind), 1)
-
-
-def _thinking(body: MessagesBody, effort: str | None) -> ReasoningSettings:
-    """Return the reasoning settings, with llama-server's budget if the client enables reasoning without a number."""
-    given = body.thinking
-    budget = None if given is None else given.budget_tokens
-    if given is not None and given.type == "enabled" and budget is None:
-        budget = UNSAID_BUDGET
-    wanted = asked_to_think(body.chat_template_kwargs, None if given is None else given.wanted)
-    return ReasoningSettings(wanted, effort or "", budget)
+            yield left_out("edits in context_management", str(kind))
 
 
 def _shape(given: dict[str, Any] | None, at: str) -> ResponseFormat | None:
@@ -245,16 +235,9 @@ class MessageTools(ToolReader):
         elif kind is not None and kind != "custom" and row is None:
             self.omit(kind, entry.get("name"))
         else:
-            tool = self._own(entry, path) if row is None else _of_type(entry, row, path)
+            tool = _own(entry, path) if row is None else _of_type(entry, row, path)
             self.names[tool.name] = ClientName(tool.name)
             yield tool, f"{path}.name", entry.get("defer_loading") is True
-
-    def _own(self, given: Mapping[str, Any], path: str) -> Tool:
-        name, description = name_and_description(given, path)
-        schema: Any = given.get("input_schema")
-        if not isinstance(schema, dict):
-            raise wrong_type(f"{path}.input_schema", "a JSON Schema object", schema)
-        return Tool(name, description, schema or NO_PARAMETERS, is_strict(given, path), f"{path}.input_schema")
 
     def _toolset(self, given: Mapping[str, Any], toolset: Toolset, path: str) -> Iterator[ReadTool]:
         configs, at = parse(ToolsetParam, given, path).configs, f"{path}.configs"
@@ -269,6 +252,14 @@ class MessageTools(ToolReader):
             self.names[function] = ClientName(name, toolset.name)
             tool = Tool(function, description, parameters, at=f"{path}.type")
             yield tool, f"{path}.name", config.defer_loading is True
+
+
+def _own(given: Mapping[str, Any], path: str) -> Tool:
+    name, description = name_and_description(given, path)
+    schema: Any = given.get("input_schema")
+    if not isinstance(schema, dict):
+        raise wrong_type(f"{path}.input_schema", "a JSON Schema object", schema)
+    return Tool(name, description, schema or NO_PARAMETERS, is_strict(given, path), f"{path}.input_schema")
 
 
 def _of_type(given: Mapping[str, Any], row: ToolType, path: str) -> Tool:
@@ -367,30 +358,23 @@ class _Reader:
         if content is None and role == "assistant":  # llama-server leaves it out, too
             return
         for block, where in _blocks(content, f"{path}.content"):
-            self._block(block, block["type"], where)
+            kind = block["type"]
+            is_result = kind == "tool_result" or kind.endswith("_tool_result")
+            is_reply = kind in _CALLS or kind in _OPAQUE or kind == LISTING
+            if (is_reply and role != "assistant") or (is_result and role == "system"):
+                raise invalid(f"{where}.type", f"a block of type {kind!r} can't be in a message of the role {role!r}")
+            if kind in _CALLS:
+                self._call(block, where)
+            elif kind in _OPAQUE:
+                self._take_reasoning(block, kind, where)
+            elif is_result:
+                self._result(block, kind, where)
+            elif kind != LISTING:  # `read_mcp` reads it
+                self.parts += self._content(block, where)
         self._end()
 
-    def _block(self, block: Block, kind: str, path: str) -> None:
-        if kind in _CALLS:
-            self._require(kind, path, "assistant")
-            self._call(block, path)
-        elif kind in _OPAQUE:
-            self._require(kind, path, "assistant")
-            self._take_reasoning(block, kind, path)
-        elif kind == LISTING:  # `read_mcp` reads it
-            self._require(kind, path, "assistant")
-        elif kind == "tool_result" or kind.endswith("_tool_result"):
-            self._require(kind, path, "user", "assistant")
-            self._result(block, kind, path)
-        else:
-            self.parts += self._content(block, path)
-
     def _skip(self, kind: str) -> None:
-        self.warnings.append(left_out("blocks", kind, 1))
-
-    def _require(self, kind: str, path: str, *roles: str) -> None:
-        if self.role not in roles:
-            raise invalid(f"{path}.type", f"a block of type {kind!r} can't be in a message of the role {self.role!r}")
+        self.warnings.append(left_out("blocks", kind))
 
     def _end(self) -> None:
         """Create a message from the content so far."""

@@ -21,12 +21,12 @@ import orjson
 from server.chat.assembler import Delta, Item, Kind, NewParser
 from server.chat.conversation import Call
 from server.dialects.common import Header, Json, page_of, random_id, rfc3339, typed_event
-from server.dialects.mcp import Outcome, RoundWriter
-from server.dialects.messages.mcp import result_block
+from server.dialects.mcp import RoundWriter
 from server.dialects.tools import ClientName
 from server.dialects.usage import Usage
 from server.engine.request import Event, Finished, FinishReason, Started, Text
 from server.formats.arguments import object_text
+from server.mcp.results import McpResult
 
 if TYPE_CHECKING:
     from server.dialects.messages.parse import MessagesRequest
@@ -45,12 +45,14 @@ _KEYS = {
 class MessageWriter(RoundWriter):
     """Writes a message."""
 
+    names_results = True
+
     def __init__(self, request: "MessagesRequest", header: Header, parser: NewParser) -> None:
-        super().__init__(request, parser)
+        super().__init__(request, header.id, parser)
         self._request, self._header, self._show_reasoning = request, header, request.show_reasoning
         self._ids: dict[int, str] = {}  # of calls for this server, by the identity of the item
         self._blocks: list[Json] = [*request.listings]  # of earlier rounds, in a whole reply
-        self._results: list[Json] = []  # result blocks of the current round, in a whole reply
+        self._result_blocks: list[Json] = []  # result blocks of the current round, in a whole reply
         self._began = False
         self._open: Item | None = None  # the item of the open block
         self._index = -1
@@ -58,7 +60,7 @@ class MessageWriter(RoundWriter):
     def next_round(self, parser: NewParser) -> None:
         """Continue with another round of generation."""
         self._blocks += self._round_blocks()
-        self._results = []
+        self._result_blocks = []
         self._ids.clear()
         super().next_round(parser)
 
@@ -86,7 +88,7 @@ class MessageWriter(RoundWriter):
 
     def _round_blocks(self) -> list[Json]:
         """Return the blocks of the round, results last."""
-        return [*map(self._block, self.said.items), *self._results]
+        return [*map(self._block, self.said.items), *self._result_blocks]
 
     def _block(self, item: Item) -> Json:
         if item.kind is Kind.TEXT:
@@ -112,10 +114,12 @@ class MessageWriter(RoundWriter):
         """Return the last events; without server tools they came with the end of the only round."""
         return self._ending() if self.server_tools else []
 
-    def completed(self, call: Call, outcome: Outcome) -> list[bytes]:
-        """Take the outcome of a call; return its events."""
-        self._results.append(result_block(call.id, outcome))
-        return self._whole_block(self._results[-1])
+    def completed(self, call: Call, result: McpResult) -> list[bytes]:
+        """Take the result of a call; return its events."""
+        content = [{"type": "text", "text": result.shown}]
+        block = {"type": "mcp_tool_result", "tool_use_id": call.id, "is_error": result.failed, "content": content}
+        self._result_blocks.append(block)
+        return self._whole_block(block)
 
     def _whole_block(self, block: Json) -> list[bytes]:
         """Return the events of a block without deltas."""

@@ -58,13 +58,6 @@ class NativeBody(GenerationFields):
         return Logprobs(n > 0, max(n, 0))
 
     @property
-    def schema_wanted(self) -> object | None:
-        """The JSON Schema that the output must match; a grammar counts before it, as in llama-server."""
-        if self.grammar or self.json_schema is None:
-            return None
-        return ANY_OBJECT if self.json_schema == {} else self.json_schema
-
-    @property
     def thinking_tags(self) -> tuple[str, tuple[str, ...]] | None:
         """Return the text that opens reasoning, and the texts that close it, the first of which is forced at the
         budget.
@@ -134,10 +127,13 @@ def _budgeted(constraint: Constraint | None, body: NativeBody, model: LoadedMode
 
 
 def _settings(body: NativeBody, model: LoadedModel) -> Json:
-    reasoning, schema = body.reasoning_format or model.spec.chat.reasoning_format, body.schema_wanted
-    return {
+    reasoning, grammar = body.reasoning_format or model.spec.chat.reasoning_format, body.grammar or ""
+    if body.json_schema is not None and not grammar:
         # A schema has llguidance's form, as a llama-server that is built with llguidance shows it.
-        "grammar": body.grammar or "" if schema is None else _LLGUIDANCE.format(orjson.dumps(schema).decode()),
+        schema = ANY_OBJECT if body.json_schema == {} else body.json_schema
+        grammar = _LLGUIDANCE.format(orjson.dumps(schema).decode())
+    return {
+        "grammar": grammar,
         "reasoning_format": "deepseek" if reasoning == "auto" else reasoning,
         "generation_prompt": body.generation_prompt or "",
         "grammar_lazy": bool(body.grammar_lazy),

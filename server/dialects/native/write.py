@@ -22,7 +22,7 @@ from server.dialects.common import Json, members
 from server.dialects.completions.prompt import prompt_text
 from server.dialects.dialect import Caller, Generation, Writer
 from server.dialects.generation import GenerationFields
-from server.engine.request import Adapters, Event, Finished, Progress, Request, SamplingParams, Text
+from server.engine.request import PARAMETERS, Adapters, Event, Finished, Progress, Request, SamplingParams, Text
 from server.pool.model import LoadedModel
 
 
@@ -163,9 +163,13 @@ class NativeWriter(Writer):
         )
 
 
-_OTHERS = ("min_keep", "ignore_eos", "logit_bias", "samplers", "backend_sampling")
-_NUMBERS = tuple(each.name for each in fields(SamplingParams) if each.name not in _OTHERS)
-"""Sampling parameters in llama-server's order, which is that of their fields."""
+_LATER = ("min_keep", "ignore_eos", "logit_bias", "samplers", "backend_sampling")
+_FIRST = tuple(
+    each.name
+    for each in fields(SamplingParams)
+    if each.name not in _LATER and (each.name not in PARAMETERS or PARAMETERS[each.name][1].listed)
+)
+"""Sampling parameters in llama-server's order, which is that of their fields; it lists some of them later."""
 _LONG = frozenset(
     ("dry_sequence_breakers", "stop", "logit_bias", "grammar", "grammar_lazy", "grammar_triggers", "preserved_tokens")
 )
@@ -197,7 +201,7 @@ def _whole_settings(
 def _settings(request: Request, given: Mapping[str, Any], lora: Adapters) -> dict[str, Any]:
     sampling = request.sampling
     return {
-        **{name: getattr(sampling, name) for name in _NUMBERS},
+        **{name: getattr(sampling, name) for name in _FIRST},
         "dry_sequence_breakers": list(sampling.dry_sequence_breakers),
         "stop": list(request.stop),
         "max_tokens": request.max_tokens,

@@ -28,7 +28,12 @@ _PARAMETERS = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty")
 
 def tags(states: Sequence[ModelState]) -> Json:
     """Return the reply of ``GET /api/tags``."""
-    return {"models": [_listed(state) for state in states]}
+    return {
+        "models": [
+            _named(state, _size(state)) | {"modified_at": _modified(state), "capabilities": capabilities(state)}
+            for state in states
+        ]
+    }
 
 
 def running(states: Sequence[ModelState]) -> Json:
@@ -85,32 +90,24 @@ def can_think(template: ChatTemplate) -> bool:
     return template.supports_thinking or template.chat_format(tools=False).separates_reasoning
 
 
-def _listed(state: ModelState) -> Json:
-    return {
-        "name": state.spec.id,
-        "model": state.spec.id,
-        "modified_at": _modified(state),
-        "size": _size(state),
-        "digest": _digest(state),
-        "details": _details(state.info),
-        "capabilities": capabilities(state),
-    }
-
-
 def _loaded(state: ModelState, expiry: float) -> Json:
     facts = state.facts
     taken = {} if facts is None else totals(facts.footprint)
-    size = sum(taken.values()) or _size(state)
     return {
-        "name": state.spec.id,
-        "model": state.spec.id,
-        "size": size,
-        "digest": _digest(state),
-        "details": _details(state.info),
+        **_named(state, sum(taken.values()) or _size(state)),
         "expires_at": rfc3339(expiry),
         "size_vram": sum(n_bytes for device, n_bytes in taken.items() if device != HOST),
         "context_length": 0 if facts is None else facts.n_ctx_seq,
     }
+
+
+def _named(state: ModelState, size: int) -> Json:
+    """Return the members of every list. The digest has 64 hexadecimal digits, as Ollama's clients expect; it is of the
+    place and time, because reading a whole file takes long.
+    """
+    digest = hashlib.sha256(f"{state.spec.path} {_modified(state)}".encode()).hexdigest()
+    names = {"name": state.spec.id, "model": state.spec.id}
+    return {**names, "size": size, "digest": digest, "details": _details(state.info)}
 
 
 def _details(info: ModelInfo | None) -> Json:
@@ -163,11 +160,6 @@ def _size(state: ModelState) -> int:
         return state.spec.path.stat().st_size
     except OSError:
         return 0
-
-
-def _digest(state: ModelState) -> str:
-    """64 hexadecimal digits, as Ollama's clients expect, of the place and time: reading a whole file takes long."""
-    return hashlib.sha256(f"{state.spec.path} {_modified(state)}".encode()).hexdigest()
 
 
 _HUBS = ("hf.co/", "huggingface.co/")

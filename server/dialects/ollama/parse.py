@@ -107,18 +107,7 @@ _MAX_WAITING = 256
 _SEVERAL_TYPES = re.compile(r"\w+(?:, ?\w+)+", re.ASCII)
 
 
-def read_ollama_messages(value: object) -> list[Message]:
-    """Return the messages, which may be empty. Raises `InvalidRequest` with a path such as ``messages.0.role``."""
-    if value is None:
-        return []
-    value = as_array(value, "messages")
-    if len(value) > MAX_MESSAGES:
-        raise invalid("messages", f"must have at most {MAX_MESSAGES} messages")
-    waiting: list[Call] = []  # calls without a result so far
-    return [_message(message, f"messages.{index}", waiting) for index, message in enumerate(value)]
-
-
-def content_of(text: str, images: object, path: str) -> Content:
+def _content(text: str, images: object, path: str) -> Content:
     """Return a text with its images, each in base64. Raises `InvalidRequest`."""
     if images is None:
         return text
@@ -131,20 +120,12 @@ def content_of(text: str, images: object, path: str) -> Content:
     return text_content([*parts, TextPart(text)] if text else parts)
 
 
-def read_functions(value: object, warnings: list[str]) -> Tools:
-    """``tools``; adds to `warnings` what no model can use. The official client writes several types of a parameter as
-    ``integer, string``; others leave out that a tool is a function."""
-    if isinstance(value, list):
-        value = [_typed({"type": "function", **tool}) if isinstance(tool, dict) else tool for tool in value]
-    return ChatTools(value).finish(None, None, warnings)
-
-
 def _message(given: object, path: str, waiting: list[Call]) -> Message:
     given = as_object(given, path)
     role = text_of(given, "role", path).lower()
     if not role:
         raise invalid(f"{path}.role", "is required")
-    content = content_of(text_of(given, "content", path), given.get("images"), f"{path}.images")
+    content = _content(text_of(given, "content", path), given.get("images"), f"{path}.images")
     reasoning_text = text_of(given, "thinking", path)
     if role != "tool":
         listed, at, n = given.get("tool_calls"), f"{path}.tool_calls", len(waiting)
@@ -181,7 +162,9 @@ def _call(given: object, path: str, own_id: str) -> Call:
 
 
 def _typed(tool: Any) -> Any:
-    """Return a tool whose parameters' types are JSON Schema's; a malformed one as it is."""
+    """Return a tool whose parameters' types are JSON Schema's; a malformed one as it is. The official client writes
+    several types of a parameter as ``integer, string``.
+    """
     try:
         function = tool["function"]
         properties = {**function["parameters"]["properties"]}
@@ -252,7 +235,6 @@ class OllamaRequest(ConversationRequest):
 
     reply: Reply
     began: float
-    reasons: bool = False
     raw: bool = False
     suffix: str = ""
     context: Sequence[int] = ()
@@ -266,8 +248,8 @@ class OllamaRequest(ConversationRequest):
     def generation(self, model: LoadedModel, media: LoadedMedia = NO_MEDIA, caller: Caller = NO_CALLER) -> Generation:
         """Return the request and the writer of its reply; blocking, for a thread. Raises `InvalidRequest`."""
         loaded = time.perf_counter()
-        reply = self.reply.named(model.spec.id)
-        if self.reasons and not can_think(model.template):
+        reply = self.reply if self.reply.model else replace(self.reply, model=model.spec.id)
+        if self.conversation.thinking.wanted and not can_think(model.template):
             raise invalid("think", f"{reply.model!r} does not support thinking")
         request_id = f"ollama-{random_id()}"
         parser: NewParser = plain_parser
@@ -301,14 +283,16 @@ def parse_chat(given: dict[str, Any]) -> OllamaRequest:
     """Validate the fields that don't depend on a model. Raises `InvalidRequest`."""
     began = time.perf_counter()
     body = parse(OllamaChatBody, given)
-    messages, warnings = tuple(read_ollama_messages(body.messages)), list[str]()
-    conversation = _conversation(body, messages, read_functions(body.tools, warnings))
-    return OllamaRequest(
-        **_shared(body, began),
-        media=conversation.media,
-        conversation=conversation,
-        warnings=unused_fields(given, OllamaChatBody, warnings),
-    )
+    listed = [] if body.messages is None else as_array(body.messages, "messages")
+    waiting: list[Call] = []  # calls without a result so far
+    if len(listed) > MAX_MESSAGES:
+        raise invalid("messages", f"must have at most {MAX_MESSAGES} messages")
+    messages = [_message(message, f"messages.{index}", waiting) for index, message in enumerate(listed)]
+    tools, warnings = body.tools, list[str]()
+    if isinstance(tools, list):  # clients leave out that a tool is a function
+        tools = [_typed({"type": "function", **tool}) if isinstance(tool, dict) else tool for tool in tools]
+    found = ChatTools(tools).finish(None, None, warnings)
+    return _request(body, began, messages, found, warnings=unused_fields(given, OllamaChatBody, warnings))
 
 
 def parse_generate(given: dict[str, Any]) -> OllamaRequest:
@@ -321,17 +305,17 @@ def parse_generate(given: dict[str, Any]) -> OllamaRequest:
     if body.raw and (body.system or body.context):
         name = "system" if body.system else "context"
         raise invalid(name, "raw mode does not support template, system, or context")
-    user = Message("user", content_of(body.prompt or "", body.images, "images"))
+    user = Message("user", _content(body.prompt or "", body.images, "images"))
     if body.suffix and body.images:
         raise invalid("images", "can't be used with a suffix")
     raw = bool(body.raw or body.suffix)
-    system = (Message("system", body.system),) if body.system and not raw else ()
-    messages = (*system, user) if user.content or body.suffix else ()
-    conversation = _conversation(body, messages, Tools(), "prompt")
-    return OllamaRequest(
-        **_shared(body, began),
-        media=conversation.media,
-        conversation=conversation,
+    system = [Message("system", body.system)] if body.system and not raw else []
+    return _request(
+        body,
+        began,
+        [*system, user] if user.content or body.suffix else [],
+        Tools(),
+        at="prompt",
         warnings=unused_fields(given, OllamaGenerateBody),
         raw=raw,
         suffix=body.suffix or "",
@@ -340,22 +324,31 @@ def parse_generate(given: dict[str, Any]) -> OllamaRequest:
     )
 
 
-def _shared(body: OllamaChatBody | OllamaGenerateBody, began: float) -> dict[str, Any]:
-    """Return the members of an `OllamaRequest` that both endpoints have."""
-    return {
-        "options": _options(body),
-        "reply": Reply(body.model or "", chat=isinstance(body, OllamaChatBody)),
-        "keep_alive_s": body.keep_alive,
-        "logprobs": Logprobs(bool(body.logprobs), (body.top_logprobs or 0) if body.logprobs else 0),
-        "reasons": bool(body.think),
-        "began": began,
-    }
-
-
-def _conversation(body: AskBody, messages: tuple[Message, ...], tools: Tools, at: str = "messages") -> Conversation:
-    effort = body.think if isinstance(body.think, str) else ""
-    thinking = ReasoningSettings(None if body.think is None else bool(body.think), effort)
-    return Conversation(messages, tools, thinking, _shape(body.format), messages_at=at)
+def _request(
+    body: AskBody, began: float, messages: Sequence[Message], tools: Tools, at: str = "messages", **more: Any
+) -> OllamaRequest:
+    """Return the request of a body of either endpoint."""
+    options, think = body.options or Options(), body.think
+    limit = options.num_predict
+    thinking = ReasoningSettings(None if think is None else bool(think), think if isinstance(think, str) else "")
+    conversation = Conversation(tuple(messages), tools, thinking, _shape(body.format), messages_at=at)
+    return OllamaRequest(
+        options=GenerationFields.of(
+            options,
+            model=body.model or None,
+            sse_ping_interval=0,  # an empty line is none that clients could read
+            n_keep=options.num_keep,
+            n_predict=None if limit is None else max(limit, -1),
+            stream=body.stream is not False,
+        ),
+        media=conversation.media,
+        conversation=conversation,
+        reply=Reply(body.model or "", chat=isinstance(body, OllamaChatBody)),
+        keep_alive_s=body.keep_alive,
+        logprobs=Logprobs(bool(body.logprobs), (body.top_logprobs or 0) if body.logprobs else 0),
+        began=began,
+        **more,
+    )
 
 
 def _shape(given: object) -> ResponseFormat | None:
@@ -377,20 +370,6 @@ def _after_context(request: Request, context: Sequence[int], model: LoadedModel)
     n_dropped = int(request.prompt[0] == model.vocab.bos)
     media = tuple(replace(span, start=span.start + len(context) - n_dropped) for span in request.media)
     return replace(request, prompt=[*context, *request.prompt[n_dropped:]], media=media)
-
-
-def _options(body: AskBody) -> GenerationFields:
-    """Sampling and limits under their usual names; all of it is checked already."""
-    options = body.options or Options()
-    limit = options.num_predict
-    return GenerationFields.of(
-        options,
-        model=body.model or None,
-        sse_ping_interval=0,  # an empty line is none that clients could read
-        n_keep=options.num_keep,
-        n_predict=None if limit is None else max(limit, -1),
-        stream=body.stream is not False,
-    )
 
 
 OLLAMA_CHAT, OLLAMA_GENERATE = (

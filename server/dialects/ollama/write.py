@@ -11,7 +11,7 @@ Beside the text stand ``thinking``, ``tool_calls`` (each whole, its arguments an
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import orjson
 
@@ -28,10 +28,6 @@ class Reply:
 
     model: str
     chat: bool
-
-    def named(self, model: str) -> "Reply":
-        """Return it with a default name if the client gave none."""
-        return self if self.model else replace(self, model=model)
 
     def line(self, text: str = "", **more: object) -> Json:
         """Return a line with more of a message's keys."""

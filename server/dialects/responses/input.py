@@ -20,13 +20,12 @@ from server.dialects.fields import MAX_MESSAGES, json_text, objects_in, string_o
 from server.dialects.reasoning_cipher import COMPACTION, NO_CIPHER, REASONING, ReasoningCipher, TamperedReasoning
 from server.dialects.responses.compaction import compacted_text
 from server.dialects.responses.tools import ApprovedCall, ResponseTools, reader_name
-from server.dialects.responses.write import ITEM_TYPES, ItemType
+from server.dialects.responses.write import ITEM_TYPES
 from server.dialects.tool_types import called
 from server.dialects.tools import model_name
 from server.dialects.warnings import FOREIGN_REASONING
 from server.errors import InvalidRequest, invalid
 
-_OTHER_TYPE = ItemType("item_")
 _PART_DEFAULTS: Mapping[object, Json] = {
     "output_text": {"annotations": []},
     "input_image": {"detail": "auto"},
@@ -60,22 +59,12 @@ def _is_reference(item: Mapping[str, Any]) -> bool:
     return item.get("type") == "item_reference" or set(item) == {"id"}
 
 
-def _resolved(item: Json, path: str, history: History) -> Json:
-    """Return the stored item that an item refers to, or the item itself. Raises `InvalidRequest`."""
-    if not _is_reference(item):
-        return item
-    item_id = string_of(item, "id", path)
-    if item_id not in history.referenced:
-        raise invalid(f"{path}.id", f"Item with id '{item_id[:80]}' not found.")
-    return history.referenced[item_id]
-
-
 def item_to_store(item: Json) -> Json:
     """Return an input item as OpenAI's API lists it: with the fields that a client may omit."""
     kind = item.get("type") or "message"
     item_id = item.get("id")
     if not isinstance(item_id, str) or not item_id:
-        item_id = ITEM_TYPES.get(kind, _OTHER_TYPE).prefix + random_id()
+        item_id = (ITEM_TYPES[kind].prefix if kind in ITEM_TYPES else "item_") + random_id()
     listed = {**item, "id": item_id, "type": kind, "status": item.get("status") or "completed"}
     if kind != "message":
         return listed
@@ -118,7 +107,12 @@ def read_input(
         reader.read(item, history.named_by)
     message: Json = {"role": "user", "content": given}
     for item, path in [(message, at)] if isinstance(given, str) else objects_in(given, at):
-        reader.items.append(_resolved(item, path, history))
+        reader.items.append(item)
+        if _is_reference(item):
+            item_id = string_of(item, "id", path)
+            if item_id not in history.referenced:
+                raise invalid(f"{path}.id", f"Item with id '{item_id[:80]}' not found.")
+            reader.items[-1] = history.referenced[item_id]
         reader.read(reader.items[-1], path)
     reader.finish()
     return reader
@@ -143,7 +137,7 @@ class InputReader:
     cipher: ReasoningCipher
     items: list[Json] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
-    turn: "_Turn | None" = None  # the assistant's, whose items are being read
+    turn: _Turn | None = None  # the assistant's, whose items are being read
     has_begun: bool = False  # whether there are other messages than instructions
     call_ids: dict[str, str] = field(default_factory=dict)  # by the ids of the items
     parts: PartReader = field(default_factory=PartReader)
@@ -157,11 +151,51 @@ class InputReader:
         foreign = [FOREIGN_REASONING.format("encrypted_content")] * self.has_foreign_reasoning
         return [*self.parts.omitted.warnings(), *foreign]
 
-    def add(self, message: Message) -> None:
-        """Append a message after the assistant's turn."""
-        self.finish()
-        self.messages.append(message)
-        self.has_begun |= message.role not in ("system", "developer")
+    def read(self, item: Mapping[str, Any], path: str) -> None:
+        """Take one item."""
+        kind = item.get("type")
+        match kind:
+            case None | "message":
+                self._message(item, path)
+            case "reasoning":
+                visible = _joined_texts(item, "content", path) or _joined_texts(item, "summary", path)
+                text = self._decrypted(item, path)
+                if text := visible if text is None else text:
+                    self._assistant().reasoning.append(text)
+            case "compaction" | "compaction_summary":  # the second is codex-rs' older name
+                text = self._decrypted(item, path, COMPACTION)
+                if text is None:
+                    self.parts.omitted.add("input items", kind)
+                else:
+                    self._add("user", [TextPart(compacted_text(text))])
+            case "function_call":
+                name, is_null = _called(item, path), item.get("arguments", item) is None
+                arguments = "{}" if is_null else string_of(item, "arguments", path)
+                self._call(name, arguments, string_of(item, "call_id", path))
+            case "custom_tool_call":
+                arguments = input_arguments(string_of(item, "input", path))
+                self._call(_called(item, path), arguments, string_of(item, "call_id", path))
+            case "function_call_output" | "custom_tool_call_output":
+                call_id = string_of(item, "call_id", path)
+                self._add("tool", self._output(item.get("output"), f"{path}.output"), call_id)
+            case "additional_tools":
+                self._additional_tools(item, path)
+            case "mcp_call" if isinstance(item.get("name"), str):
+                approval = item.get("approval_request_id")  # after an approval the call has the id of the request
+                call_id = approval if isinstance(approval, str) else str(item.get("id") or "")
+                self.approved.pop(call_id, None)
+                result = TextPart(_as_json(item.get("output") or item.get("error") or ""))
+                self._call(reader_name(item), _as_json(item.get("arguments") or {}), call_id, [result])
+            case "mcp_list_tools":  # `read_mcp` reads it
+                pass
+            case "mcp_approval_request" if isinstance(item.get("name"), str) and isinstance(item.get("id"), str):
+                self.approvals[item["id"]] = item
+            case "mcp_approval_response":
+                self._approval(item, path)
+            case str():
+                self._other(item, kind, path)
+            case _:
+                raise wrong_type(f"{path}.type", "a text such as message", kind)
 
     def finish(self) -> None:
         """Append the assistant's turn, if one is being read."""
@@ -170,112 +204,22 @@ class InputReader:
             reasoning = "\n".join(turn.reasoning)
             self.messages.append(Message("assistant", text_content(turn.parts), reasoning, tuple(turn.calls)))
 
-    def read(self, item: Mapping[str, Any], path: str) -> None:
-        """Take one item."""
-        kind = item.get("type")
-        if not isinstance(kind, str | None):
-            raise wrong_type(f"{path}.type", "a text such as message", kind)
-        match kind:
-            case None | "message":
-                self._message(item, path)
-            case "function_call":
-                name, is_null = _called(item, path), item.get("arguments", item) is None
-                arguments = "{}" if is_null else string_of(item, "arguments", path)
-                self._call(Call(name, arguments, string_of(item, "call_id", path)))
-            case "custom_tool_call":
-                given = input_arguments(string_of(item, "input", path))
-                self._call(Call(_called(item, path), given, string_of(item, "call_id", path)))
-            case "function_call_output" | "custom_tool_call_output":
-                self._result(item, path, string_of(item, "call_id", path))
-            case "reasoning":
-                self._reasoning(item, path)
-            case "compaction" | "compaction_summary":  # the second is codex-rs' older name
-                self._compaction(item, path)
-            case "additional_tools":
-                self._additional_tools(item, path)
-            case "mcp_call" if isinstance(item.get("name"), str):
-                self._mcp_call(item)
-            case "mcp_list_tools":  # `read_mcp` reads it
-                pass
-            case "mcp_approval_request" if isinstance(item.get("name"), str) and isinstance(item.get("id"), str):
-                self.approvals[item["id"]] = item
-            case "mcp_approval_response":
-                self._approval(item, path)
-            case _:
-                self._other(item, kind, path)
+    def _add(self, role: str, parts: Sequence[Part], call_id: str = "") -> None:
+        """Append a message after the assistant's turn."""
+        self.finish()
+        self.messages.append(Message(role, text_content(parts), call_id=call_id))
+        self.has_begun |= role not in ("system", "developer")
 
-    def _other(self, item: Mapping[str, Any], kind: str, path: str) -> None:
-        """Read an item of a tool that is no function, or of a type that this server does not know."""
-        call_id = next((item[key] for key in ("call_id", "id") if isinstance(item.get(key), str)), "")
-        call_id = self.call_ids.get(call_id, call_id)  # the output of a local shell may have the id of the item
-        call = called(kind, item) if call_id else None
-        if call is not None:
-            self._call(Call(*call, call_id))
-            if isinstance(item.get("id"), str):
-                self.call_ids[item["id"]] = call_id
-        elif kind == "code_interpreter_call" and isinstance(item.get("code"), str):
-            self._call(Call("code_interpreter", orjson.dumps({"code": item["code"]}).decode(), call_id))
-            self._answered(text_content(self._output(item.get("outputs") or "", f"{path}.outputs")), call_id)
-        elif kind == "tool_search_output" and call_id:
-            found = self.tools.introduce(item.get("tools"), f"{path}.tools")
-            self._answered(found or _NOTHING_FOUND, call_id)
-        elif kind == "tool_search_output" and item.get("tools"):  # of a server, which may omit the query
-            self._additional_tools(item, path)
-        elif kind == "apply_patch_call_output" and call_id:
-            parts, status = self._output(item.get("output") or "", f"{path}.output"), item.get("status")
-            if isinstance(status, str) and (status == "failed" or not parts):
-                parts = [TextPart(status), *parts]
-            self._answered(text_content(parts), call_id)
-        elif kind.endswith("_output") and call_id and item.get("output") is not None:
-            self._result(item, path, call_id)
-        elif item.get("role") in _ROLES and item.get("content") is not None:
-            self._message(item, path)
-        elif kind == "agent_message" and item.get("content") is not None:  # codex-rs: a message of another agent
-            self.add(Message("user", text_content(self.parts.read(item["content"], f"{path}.content"))))
-        else:
-            self.parts.omitted.add("input items", kind)
-
-    def _additional_tools(self, item: Mapping[str, Any], path: str) -> None:
-        """Tools of the client. Before the first turn they are no other than the request's."""
-        listed, path = item.get("tools"), f"{path}.tools"
-        if not self.has_begun:
-            self.tools.offer(listed, path)
-        elif found := self.tools.introduce(listed, path):
-            self.add(Message("developer", _INTRODUCTION + found))
-
-    def _mcp_call(self, item: Mapping[str, Any]) -> None:
-        """Read a call of an MCP tool with its result. After an approval it has the id of the request."""
-        approval = item.get("approval_request_id")
-        call_id = approval if isinstance(approval, str) else str(item.get("id") or "")
-        self.approved.pop(call_id, None)
-        self._call(Call(reader_name(item), _as_json(item.get("arguments") or {}), call_id))
-        said = item.get("output") or item.get("error") or ""
-        self._answered(text_content([TextPart(said if isinstance(said, str) else _as_json(said))]), call_id)
-
-    def _approval(self, item: Mapping[str, Any], path: str) -> None:
-        """Read the client's answer to a request for approval."""
-        request_id, approves = string_of(item, "approval_request_id", path), item.get("approve")
-        asked, at = self.approvals.get(request_id), f"{path}.approval_request_id"
-        if asked is None:
-            raise invalid(at, f"no approval request has the id '{request_id[:80]}'")
-        if not isinstance(approves, bool):
-            raise wrong_type(f"{path}.approve", "a boolean", approves)
-        arguments = _as_json(asked.get("arguments") or {})
-        if approves:
-            label = asked.get("server_label")
-            label = label if isinstance(label, str) else ""
-            self.approved[request_id] = ApprovedCall(request_id, label, asked["name"], arguments, path)
-            return
-        reason = item.get("reason")
-        said = f"{_DENIED}: {reason}" if isinstance(reason, str) and reason else _DENIED
-        self._call(Call(reader_name(asked), arguments, request_id))
-        self._answered(said, request_id)
-
-    def _turn(self) -> "_Turn":
-        """Return the assistant's turn with which the conversation ends, a new one where it ends otherwise."""
+    def _assistant(self) -> _Turn:
+        """Return the assistant's turn with which the conversation ends, a new one if it ends otherwise."""
         if self.turn is None:
             self.turn, self.has_begun = _Turn(), True
         return self.turn
+
+    def _call(self, name: str, arguments: str, call_id: str, result: Sequence[Part] | None = None) -> None:
+        self._assistant().calls.append(Call(name, arguments, call_id))
+        if result is not None:
+            self._add("tool", result, call_id)
 
     def _message(self, item: Mapping[str, Any], path: str) -> None:
         role = item.get("role")
@@ -283,19 +227,67 @@ class InputReader:
             raise invalid(f"{path}.role", f"must be one of {', '.join(_ROLES)}")
         content = item.get("content")
         parts = self.parts.read("" if content is None and role == "assistant" else content, f"{path}.content")
-        if role != "assistant":
-            self.add(Message(role, text_content(parts)))
-            return
-        self._turn().parts += parts
+        if role == "assistant":
+            self._assistant().parts += parts
+        else:
+            self._add(role, parts)
 
-    def _call(self, call: Call) -> None:
-        self._turn().calls.append(call)
+    def _additional_tools(self, item: Mapping[str, Any], path: str) -> None:
+        """Tools of the client. Before the first turn they are no other than the request's."""
+        listed, path = item.get("tools"), f"{path}.tools"
+        if not self.has_begun:
+            self.tools.offer(listed, path)
+        elif found := self.tools.introduce(listed, path):
+            self._add("developer", [TextPart(_INTRODUCTION + found)])
 
-    def _result(self, item: Mapping[str, Any], path: str, call_id: str) -> None:
-        self._answered(text_content(self._output(item.get("output"), f"{path}.output")), call_id)
+    def _approval(self, item: Mapping[str, Any], path: str) -> None:
+        """Read the client's answer to a request for approval."""
+        request_id, approves = string_of(item, "approval_request_id", path), item.get("approve")
+        asked = self.approvals.get(request_id)
+        if asked is None:
+            reason = f"no approval request has the id '{request_id[:80]}'"
+            raise invalid(f"{path}.approval_request_id", reason)
+        if not isinstance(approves, bool):
+            raise wrong_type(f"{path}.approve", "a boolean", approves)
+        arguments, reason = _as_json(asked.get("arguments") or {}), item.get("reason")
+        if approves:
+            label = asked.get("server_label")
+            label = label if isinstance(label, str) else ""
+            self.approved[request_id] = ApprovedCall(request_id, label, asked["name"], arguments, path)
+        else:
+            denied = f"{_DENIED}: {reason}" if isinstance(reason, str) and reason else _DENIED
+            self._call(reader_name(asked), arguments, request_id, [TextPart(denied)])
 
-    def _answered(self, content: str | tuple[Part, ...], call_id: str) -> None:
-        self.add(Message("tool", content, call_id=call_id))
+    def _other(self, item: Mapping[str, Any], kind: str, path: str) -> None:
+        """Read an item of a tool that is no function, or of a type that this server does not know."""
+        call_id = next((item[key] for key in ("call_id", "id") if isinstance(item.get(key), str)), "")
+        call_id = self.call_ids.get(call_id, call_id)  # the output of a local shell may have the id of the item
+        call = called(kind, item) if call_id else None
+        if call is not None:
+            self._call(*call, call_id)
+            if isinstance(item.get("id"), str):
+                self.call_ids[item["id"]] = call_id
+        elif kind == "code_interpreter_call" and isinstance(item.get("code"), str):
+            result = self._output(item.get("outputs") or "", f"{path}.outputs")
+            self._call("code_interpreter", orjson.dumps({"code": item["code"]}).decode(), call_id, result)
+        elif kind == "tool_search_output" and call_id:
+            found = self.tools.introduce(item.get("tools"), f"{path}.tools")
+            self._add("tool", [TextPart(found or _NOTHING_FOUND)], call_id)
+        elif kind == "tool_search_output" and item.get("tools"):  # of a server, which may omit the query
+            self._additional_tools(item, path)
+        elif kind == "apply_patch_call_output" and call_id:
+            parts, status = self._output(item.get("output") or "", f"{path}.output"), item.get("status")
+            if isinstance(status, str) and (status == "failed" or not parts):
+                parts = [TextPart(status), *parts]
+            self._add("tool", parts, call_id)
+        elif kind.endswith("_output") and call_id and item.get("output") is not None:
+            self._add("tool", self._output(item["output"], f"{path}.output"), call_id)
+        elif item.get("role") in _ROLES and item.get("content") is not None:
+            self._message(item, path)
+        elif kind == "agent_message" and item.get("content") is not None:  # codex-rs: a message of another agent
+            self._add("user", self.parts.read(item["content"], f"{path}.content"))
+        else:
+            self.parts.omitted.add("input items", kind)
 
     def _output(self, given: object, path: str) -> list[Part]:
         """Return a tool output: a text, parts, or a shell's output."""
@@ -306,19 +298,6 @@ class InputReader:
         if isinstance(given, list) and any(isinstance(part, dict) and "type" not in part for part in given):
             return [TextPart(_as_json(given))]
         return self.parts.read(given, path)
-
-    def _reasoning(self, item: Mapping[str, Any], path: str) -> None:
-        visible = _joined_texts(item, "content", path) or _joined_texts(item, "summary", path)
-        text = visible if (decrypted := self._decrypted(item, path)) is None else decrypted
-        if text:
-            self._turn().reasoning.append(text)
-
-    def _compaction(self, item: Mapping[str, Any], path: str) -> None:
-        content = self._decrypted(item, path, COMPACTION)
-        if content is None:
-            self.parts.omitted.add("input items", item["type"])
-        else:
-            self.add(Message("user", compacted_text(content)))
 
     def _decrypted(self, item: Mapping[str, Any], path: str, purpose: bytes = REASONING) -> str | None:
         """Return the encrypted content of an item, None if there is none that this server can decrypt."""

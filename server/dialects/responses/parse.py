@@ -3,8 +3,8 @@
 llama.cpp's chat fields are accepted in addition to OpenAI's. `write` creates the response.
 """
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -32,7 +32,7 @@ from server.dialects.fields import (
     refuse_deep,
 )
 from server.dialects.generation import MAX_TOP_LOGPROBS, ChatFields, ConversationRequest, Logprobs
-from server.dialects.mcp import GivenCalls, ServerTools, ToolRequest, ToolRounds
+from server.dialects.mcp import GivenCalls, ServerTools, ToolRequest
 from server.dialects.reasoning_cipher import NO_CIPHER, ReasoningCipher
 from server.dialects.responses.input import NO_HISTORY, History, item_to_store, read_input
 from server.dialects.responses.tools import ApprovedCall, ResponseTools, function_choice, list_item
@@ -60,12 +60,7 @@ class ReasoningOptions(Body):
     effort: str | None = None
     summary: Literal["auto", "concise", "detailed", "none"] | None = None
     generate_summary: Literal["auto", "concise", "detailed", "none"] | None = None
-
-    @property
-    def wanted_summary(self) -> str | None:
-        """Return the requested kind of summary; ``generate_summary`` is OpenAI's older name of the field."""
-        given = self.summary or self.generate_summary
-        return None if given == "none" else given
+    """OpenAI's older name of ``summary``."""
 
 
 class TextOptions(Body):
@@ -116,14 +111,16 @@ class ResponsesBody(ChatFields):
     generate: bool | None = None
 
     @property
-    def generates(self) -> bool:
-        """Return whether to generate output; otherwise the prompt is only computed for the next request (Codex)."""
-        return self.generate is not False
-
-    @property
     def stored(self) -> bool:
         """Whether the client may retrieve the response later; true by default, as at OpenAI."""
         return self.store is not False
+
+    @property
+    def summary(self) -> str | None:
+        """Return the requested kind of reasoning summary."""
+        reasoning = self.reasoning or ReasoningOptions()
+        given = reasoning.summary or reasoning.generate_summary
+        return None if given == "none" else given
 
     @property
     def encrypts_reasoning(self) -> bool:
@@ -162,11 +159,6 @@ class ResponseRequest(ToolRequest):
     response_id: str = ""
     store: Store | None = None
 
-    @property
-    def summary(self) -> str | None:
-        """Return the requested kind of reasoning summary."""
-        return None if self.options.reasoning is None else self.options.reasoning.wanted_summary
-
     def approved_calls(self) -> list[Call]:
         """Return the calls that the client has approved, by the model's names of their tools.
 
@@ -184,13 +176,13 @@ class ResponseRequest(ToolRequest):
 
         Raises `InvalidRequest`.
         """
-        conversation, approved = self.conversation, self.approved_calls()
+        approved = self.approved_calls()
         header = Header(model.spec.id, self.response_id or new_response_id())
         requests: list[Request] = []
         parser: NewParser = partial(GivenCalls, approved)
         switch, prefilled = None, ""
         if not approved:
-            prepared, request = self.prepare(header.id, conversation, model, media, caller)
+            prepared, request = self.prepare(header.id, self.conversation, model, media, caller)
             requests, prefilled = [request], prepared.prompt.prefilled
             parser, switch = prepared.output.parser, prepared.output.switch
         writer = ResponseWriter(self, response_fields(self, header, model.spec.sampling), parser, prefilled)
@@ -201,10 +193,7 @@ class ResponseRequest(ToolRequest):
             if self.store is not None:
                 writer.final["store"] = await self.store(writer.final, inputs)
 
-        follow_up = None
-        if self.server_tools is not None:
-            before = replace(conversation, messages=conversation.messages[:-1]) if prefilled else conversation
-            follow_up = ToolRounds(self, header.id, before, writer, generated=not approved)
+        follow_up = None if self.server_tools is None else writer
         return Generation(requests, writer, switch, commit, follow_up)
 
     def prepare(
@@ -252,12 +241,18 @@ def parse_response(
     choice = body.tool_choice
     if mcp is not None:
         choice, mcp.left_calls = function_choice(choice, mcp, len(body.tools)), body.max_tool_calls
-    warnings = list(_without_effect(body))
+    include, warnings = body.include or (), list[str]()
+    if body.summary == "concise":
+        warnings.append("reasoning.summary is the whole reasoning: it is not made shorter")
+    warnings += (f"include {shown(name)} is ignored: it is not known here" for name in include if name not in _INCLUDES)
     tools = reader.finish(choice, body.parallel_tool_calls, warnings)
     # A response's instructions come first and hold for that response only, so the history has none.
     messages = [Message("system", body.instructions), *read.messages] if body.instructions else read.messages
     if not messages:
         raise invalid("input", "must have at least one item")
+    logprobs = chat_logprobs(body, body.logprobs, None)
+    if body.top_logprobs or LOGPROBS in include:
+        logprobs = Logprobs(True, body.top_logprobs or 0)
     options = body.model_copy(update=_replaced(body))
     conversation = options.as_conversation(messages, tools, shape, at="input")
     return ResponseRequest(
@@ -265,7 +260,7 @@ def parse_response(
         media=conversation.media,
         warnings=unused_fields(given, ResponsesBody, [*warnings, *read.warnings]),
         conversation=conversation,
-        logprobs=_logprobs(body),
+        logprobs=logprobs,
         names=reader.names,
         shown_tools=reader.shown,
         history=history,
@@ -273,35 +268,20 @@ def parse_response(
         input_items=list(map(item_to_store, read.items)),
         approved=tuple(read.approved.values()),
         server_tools=mcp,
-        listings=[] if mcp is None else [list_item(each) for each in mcp.offered if each.request.known is None],
+        listings=[] if mcp is None else [list_item(each) for each in mcp.requested if each.known is None],
     )
 
 
 def _replaced(body: ResponsesBody) -> Json:
     """Return the fields that differ in the options: a chat's names for the limits, and nothing of the input."""
     fields: Json = dict.fromkeys(("input", "tools"))
-    if not body.generates:
+    if body.generate is False:  # only compute the prompt for the next request (Codex)
         fields["n_predict"] = 0
     elif body.max_output_tokens is not None:
         fields["n_predict"] = body.max_output_tokens
     if body.reasoning is not None and body.reasoning.effort is not None:
         fields["reasoning_effort"] = body.reasoning.effort
     return fields
-
-
-def _without_effect(body: ResponsesBody) -> Iterator[str]:
-    reasoning = body.reasoning or ReasoningOptions()
-    if reasoning.wanted_summary == "concise":
-        yield "reasoning.summary is the whole reasoning: it is not made shorter"
-    for name in body.include or ():
-        if name not in _INCLUDES:
-            yield f"include {shown(name)} is ignored: it is not known here"
-
-
-def _logprobs(body: ResponsesBody) -> Logprobs:
-    if body.top_logprobs or LOGPROBS in (body.include or ()):
-        return Logprobs(True, body.top_logprobs or 0)
-    return chat_logprobs(body, body.logprobs, None)
 
 
 def new_response_id() -> str:
@@ -311,8 +291,7 @@ def new_response_id() -> str:
 
 def response_fields(asked: ResponseRequest, header: Header, defaults: SamplingParams | None = None) -> Json:
     """Return the request's fields as OpenAI's response object repeats them. `defaults`: the model's, if it is known."""
-    body, reasoning = asked.options, asked.options.reasoning or ReasoningOptions()
-    text = body.text or TextOptions()
+    body, text = asked.options, asked.options.text or TextOptions()
     verbosity = {"verbosity": text.verbosity} if text.verbosity else {}
     return {
         "id": header.id,
@@ -326,7 +305,7 @@ def response_fields(asked: ResponseRequest, header: Header, defaults: SamplingPa
         "metadata": body.metadata or {},
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": body.previous_response_id,
-        "reasoning": {"effort": reasoning.effort, "summary": asked.summary},
+        "reasoning": {"effort": body.reasoning and body.reasoning.effort, "summary": body.summary},
         "temperature": body.temperature if body.temperature is not None or defaults is None else defaults.temperature,
         "text": {"format": text.format or {"type": "text"}, **verbosity},
         "tool_choice": body.tool_choice or "auto",

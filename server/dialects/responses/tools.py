@@ -27,8 +27,6 @@ from server.dialects.mcp import (
     Headers,
     Label,
     McpRequest,
-    OfferedServer,
-    Outcome,
     ServerTools,
     Token,
     Url,
@@ -50,7 +48,7 @@ from server.dialects.tools import (
 )
 from server.errors import invalid
 from server.mcp.config import origin_of
-from server.mcp.results import McpTool
+from server.mcp.results import McpResult
 
 _CALLABLE = ("function", "custom")
 
@@ -160,10 +158,33 @@ def read_mcp(tools: Sequence[Json], web_search: str, items: Iterable[object]) ->
 
     `items`: the conversation's, of which those of the type ``mcp_list_tools`` list tools.
     """
-    known = _known_lists(items)
-    entries_of_servers = ((place, entry) for place, entry in enumerate(tools) if is_mcp(entry, web_search))
-    servers = (_server(entry, f"tools.{place}", web_search) for place, entry in entries_of_servers)
-    found = [replace(each, known=known.get(each.label)) for each in servers]
+    known = {}
+    for item in items:
+        match item:
+            case {"type": "mcp_list_tools", "server_label": str(label), **more} if not more.get("error"):
+                known[label] = tools_of(more.get("tools"))
+    found: list[McpRequest] = []
+    for place, entry in enumerate(tools):
+        at = f"tools.{place}"
+        if not is_mcp(entry, web_search):
+            continue
+        if entry["type"] != "mcp":
+            found.append(McpRequest(web_search, at, f"{at}.server_label", known=known.get(web_search)))
+            continue
+        for name in ("connector_id", "tunnel_id"):
+            if entry.get(name) is not None:
+                raise invalid(f"{at}.{name}", "only OpenAI has it; send server_url")
+        given = parse(McpToolParam, entry, at)
+        found.append(
+            McpRequest(
+                *(given.server_label, at, f"{at}.server_label", given.server_url, f"{at}.server_url"),
+                with_token(given.headers, given.authorization),
+                given.server_description,
+                given.allowed_tools.fits,
+                given.require_approval,
+                known.get(given.server_label),
+            )
+        )
     check_labels(found, "tools")
     return found
 
@@ -183,32 +204,6 @@ class McpToolParam(Body):
     require_approval: Annotated[
         Approval, BeforeValidator(lambda given: _APPROVALS.get(given, given) if isinstance(given, str) else given)
     ] = Field(default_factory=Approval)
-
-
-def _server(entry: Mapping[str, Any], at: str, web_search: str) -> McpRequest:
-    if entry["type"] != "mcp":
-        return McpRequest(web_search, at, f"{at}.server_label")
-    for name in ("connector_id", "tunnel_id"):
-        if entry.get(name) is not None:
-            raise invalid(f"{at}.{name}", "only OpenAI has it; send server_url")
-    given = parse(McpToolParam, entry, at)
-    return McpRequest(
-        *(given.server_label, at, f"{at}.server_label", given.server_url, f"{at}.server_url"),
-        with_token(given.headers, given.authorization),
-        given.server_description,
-        given.allowed_tools.fits,
-        given.require_approval,
-    )
-
-
-def _known_lists(items: Iterable[object]) -> dict[str, tuple[McpTool, ...]]:
-    """Return the tools that items list, by the label of their server."""
-    found = {}
-    for item in items:
-        match item:
-            case {"type": "mcp_list_tools", "server_label": str(label), **more} if not more.get("error"):
-                found[label] = tools_of(more.get("tools"))
-    return found
 
 
 def function_choice(given: Any, mcp: ServerTools, n_entries: int) -> Any:
@@ -255,29 +250,27 @@ def shown_server(entry: Json) -> Json:
     return {**own, "headers": None}
 
 
-def list_item(offered: OfferedServer) -> Json:
+def list_item(given: McpRequest) -> Json:
     """Return the ``mcp_list_tools`` item of a server."""
     return {
         "id": f"mcpl_{random_id()}",
         "type": "mcp_list_tools",
-        "server_label": offered.request.label,
-        "tools": [shown_tool(tool) | {"annotations": tool.annotations} for tool in offered.tools],
-        "error": None if offered.fault is None else f"the tools could not be listed: {offered.fault.message}",
+        "server_label": given.label,
+        "tools": [shown_tool(tool) | {"annotations": tool.annotations} for tool in given.tools],
+        "error": None if given.fault is None else f"the tools could not be listed: {given.fault.message}",
     }
 
 
-def outcome_fields(outcome: Outcome) -> Json:
+def result_fields(result: McpResult) -> Json:
     """Return ``output``, ``error`` and ``status`` of an ``mcp_call`` item."""
-    fault = outcome.fault
-    if fault is not None:
-        error: Json = {"type": "http_error", "code": fault.code, "message": fault.message}
-        if fault.kind != "http":
-            error["type"] = "mcp_protocol_error"
-        return {"output": None, "error": error, "status": "failed"}
-    if outcome.result.is_error:
-        content = [{"type": "text", "text": outcome.text}]
-        return {"output": None, "error": {"type": "mcp_tool_execution_error", "content": content}, "status": "failed"}
-    return {"output": outcome.text, "error": None, "status": "completed"}
+    if not result.failed:
+        return {"output": result.shown, "error": None, "status": "completed"}
+    if (fault := result.fault) is not None:
+        kind = "http_error" if fault.kind == "http" else "mcp_protocol_error"
+        error: Json = {"type": kind, "code": fault.code, "message": fault.message}
+    else:
+        error = {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": result.shown}]}
+    return {"output": None, "error": error, "status": "failed"}
 
 
 def reader_name(item: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ llama-server's ``timings`` and ``prompt_progress`` are additional fields (server
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -22,11 +23,11 @@ from server.dialects import common as wire
 from server.dialects.common import Json, random_id
 from server.dialects.custom_tools import input_parser
 from server.dialects.errors import CONTEXT_EXCEEDED
-from server.dialects.mcp import CallableTool, Outcome, RoundWriter
-from server.dialects.responses.tools import outcome_fields
-from server.dialects.tool_types import ToolType
+from server.dialects.mcp import CallableTool, RoundWriter
+from server.dialects.responses.tools import result_fields
 from server.dialects.tools import ClientName
 from server.engine.request import Event, Finished, Progress, Started, Text, TokenLogprob
+from server.mcp.results import McpResult
 
 if TYPE_CHECKING:
     from server.dialects.responses.parse import ResponseRequest
@@ -73,48 +74,47 @@ class OutputItem:
     """
 
     def __init__(self, said: Item, index: int, writer: "ResponseWriter") -> None:
-        self.said, self.index, self.request = said, index, writer.request
-        self.client = self.request.names.get(said.name) or ClientName(said.name)
+        request = writer.request
+        self.said, self.index, self.request = said, index, request
+        self.client = request.names.get(said.name) or ClientName(said.name)
         self.server_tool = writer.server_tools.get(said.name)
         self.is_approved = said.id in writer.approved
         self.outcome: Json | None = None
-        self.type, self.call_id, self.is_call = _KINDS[said.kind], "", said.kind is Kind.CALL
+        self.is_call, self.call_id = said.kind is Kind.CALL, said.id or f"call_{random_id()}"
         self._encrypted: str | None = None
-        if self.is_call:
-            self.call_id = said.id or f"call_{random_id()}"
-            if self.client.custom:
-                self.type = "custom_tool_call"
-            if self.server_tool is not None:
-                waits = self.server_tool.needs_approval and not self.is_approved
-                self.type = "mcp_approval_request" if waits else "mcp_call"
-        self.row = ITEM_TYPES[self.type]
-        if self.type == "reasoning" and self.request.summary is not None:
-            self.row = _SUMMARY
+        self.type = _KINDS[said.kind]
+        if self.client.custom:
+            self.type = "custom_tool_call"
+        elif self.server_tool is not None:
+            waits = self.server_tool.needs_approval and not self.is_approved
+            self.type = "mcp_approval_request" if waits else "mcp_call"
         if self.client.type is not None:
             self.type, self.row = self.client.type.call, ItemType(self.client.type.prefix)
+        else:
+            summarizes = self.type == "reasoning" and request.options.summary is not None
+            self.row = _SUMMARY if summarizes else ITEM_TYPES[self.type]
         self.id = self.row.prefix + random_id()
         self.place: Json = {"item_id": self.id, "output_index": index} | ({} if self.is_call else {self.row.number: 0})
 
-    @property
-    def logprobs(self) -> list[Json]:
-        """Those of all its tokens, where they are wanted."""
-        return self.shown_logprobs(self.said.logprobs)
-
-    def shown_logprobs(self, tokens: Sequence[TokenLogprob]) -> list[Json]:
-        """Return the log probabilities of some of its tokens; only a message has them."""
-        after_sampling = bool(self.request.options.post_sampling_probs)
-        return wire.probabilities(tokens if self.type == "message" else (), after_sampling=after_sampling)
+    def logprobs(self, tokens: Sequence[TokenLogprob]) -> list[Json]:
+        """Return the log probabilities of some of the message's tokens."""
+        return wire.probabilities(tokens, after_sampling=bool(self.request.options.post_sampling_probs))
 
     def part(self) -> Json:
         """Return its only part; a call has none."""
         part: Json = {"type": self.row.text, "text": self.said.text}
-        return part | {"annotations": [], "logprobs": self.logprobs} if self.type == "message" else part
+        if self.type == "message":
+            part |= {"annotations": [], "logprobs": self.logprobs(self.said.logprobs)}
+        return part
 
     def body(self, status: ItemStatus) -> Json:
         """Return the item as replies show it; one that has just begun has no content yet."""
         item: Json = {"id": self.id, "type": self.type, "status": status}
-        if self.client.type is not None:
-            return item | self._typed_call(self.client.type, status)
+        if (row := self.client.type) is not None:  # it must not be executed unless it is complete
+            arguments = row.read(self.said.text) if status == "completed" else None
+            unfinished = status != "in_progress" and arguments is None
+            called = {"status": row.unfinished if unfinished else status, "call_id": self.call_id}
+            return item | called | row.body(arguments)
         if self.server_tool is not None:
             return self._server_call(self.server_tool, status)
         if self.is_call:
@@ -128,29 +128,15 @@ class OutputItem:
         shown = {"content": [], "summary": parts} if self.row is _SUMMARY else {"content": parts, "summary": []}
         return item | shown | {"encrypted_content": self._encrypted}
 
-    def _typed_call(self, row: ToolType, status: ItemStatus) -> Json:
-        """Return the members of a call of a type of `tool_types`. One that is not complete must not be executed."""
-        arguments = row.read(self.said.text) if status == "completed" else None
-        unfinished = status != "in_progress" and arguments is None
-        return {"status": row.unfinished if unfinished else status, "call_id": self.call_id, **row.body(arguments)}
-
     def _server_call(self, known: CallableTool, status: ItemStatus) -> Json:
         """Return a call that this server makes or lets the client approve. A call without an outcome was not made."""
+        item: Json = {"id": self.id, "type": self.type, "arguments": self.said.text}
+        item |= {"name": known.tool.name, "server_label": known.server.label}
         if self.type == "mcp_approval_request":
-            tool = {"name": known.tool.name, "server_label": known.server.label}
-            return {"id": self.id, "type": self.type, "arguments": self.said.text, **tool}
-        return {
-            "id": self.id,
-            "type": self.type,
-            "status": "incomplete" if status == "completed" else status,
-            "approval_request_id": self.call_id if self.is_approved else None,
-            "arguments": self.said.text,
-            "error": None,
-            "name": known.tool.name,
-            "output": None,
-            "server_label": known.server.label,
-            **(self.outcome or {}),
-        }
+            return item
+        item["status"] = "incomplete" if status == "completed" else status
+        item["approval_request_id"] = self.call_id if self.is_approved else None
+        return item | (self.outcome or {"output": None, "error": None})
 
 
 def response_body(fields: Json, status: str, output: Sequence[Json] = (), *, stored: bool = True) -> Json:
@@ -179,8 +165,10 @@ class ResponseWriter(RoundWriter):
 
     def __init__(self, request: "ResponseRequest", fields: Json, parser: NewParser, prefill: str = "") -> None:
         self._custom = frozenset(name for name, client in request.names.items() if client.custom)
-        approved = frozenset(call.id for call in request.approved)
-        super().__init__(request, input_parser(parser, self._custom), approved)
+        approved = frozenset(call.id for call in request.approved) or None
+        super().__init__(request, fields["id"], input_parser(parser, self._custom), approved)
+        if prefill:  # the output repeats the message that it continues
+            self.conversation = replace(self.conversation, messages=self.conversation.messages[:-1])
         self.request, self._fields, self._prefill = request, fields, prefill
         self._before = [*request.listings]  # the finished items before this round
         self._items: list[OutputItem] = []  # of this round
@@ -193,7 +181,7 @@ class ResponseWriter(RoundWriter):
     @cached_property
     def final(self) -> Json:
         """The finished response."""
-        incomplete = self.is_cut_off and self.request.options.generates
+        incomplete = self.is_cut_off and self.request.options.generate is not False
         body = self._response("incomplete" if incomplete else "completed", [*self._before, *self._finished_items()])
         details = {"reason": "max_output_tokens"} if incomplete else None
         return body | {
@@ -224,15 +212,12 @@ class ResponseWriter(RoundWriter):
         """See `RoundWriter`."""
         return self._shown[id(item)].call_id
 
-    def completed(self, call: Call, outcome: Outcome) -> list[bytes]:
+    def completed(self, call: Call, result: McpResult) -> list[bytes]:
         """See `RoundWriter`."""
-        item = next(item for item in self._server_items() if item.call_id == call.id)
-        item.outcome = outcome_fields(outcome)
+        item = next(item for item in self._items if item.call_id == call.id)
+        item.outcome = result_fields(result)
         kind = "completed" if item.outcome["status"] == "completed" else "failed"
         return [self._event(f"response.mcp_call.{kind}", item.place), self._item("done", item, "completed")]
-
-    def _server_items(self) -> list[OutputItem]:
-        return [item for item in self._items if item.type == "mcp_call"]
 
     def body(self) -> Json:
         """Return the whole response, after it has finished."""
@@ -242,7 +227,11 @@ class ResponseWriter(RoundWriter):
         """Return the events that follow from one of the engine's."""
         match event:
             case Text():
-                return self._timed(self._written(self.said.feed(event)), event)
+                events = self._written(self.said.feed(event))
+                if event.timings is not None and events:  # the client wants them for each token
+                    timings = wire.members({"timings": wire.timings(event.timings)})
+                    events[-1] = events[-1].removesuffix(b"}\n\n") + timings + b"}\n\n"
+                return events
             case Started():
                 return self._begin() + self._written(self.said.begin(self._prefill))
             case Progress():
@@ -258,9 +247,10 @@ class ResponseWriter(RoundWriter):
 
     def finish(self) -> list[bytes]:
         """Return the last events, after the response has finished."""
-        not_made = [self._item("done", item, "incomplete") for item in self._server_items() if item.outcome is None]
+        not_made = [each for each in self._items if each.type == "mcp_call" and each.outcome is None]
+        done = [self._item("done", item, "incomplete") for item in not_made]
         last = {"response": self.final, "timings": wire.timings(self.said.finished.timings)}
-        return [*not_made, self._event(f"response.{self.final['status']}", last)]
+        return [*done, self._event(f"response.{self.final['status']}", last)]
 
     def failure(self, status: int, body: Json) -> bytes:
         """Return the end of a failed stream: an HTTP `status`, and a `body` with ``message``, ``type``, ``param``."""
@@ -277,22 +267,17 @@ class ResponseWriter(RoundWriter):
     def _begin(self) -> list[bytes]:
         if self._n_events:
             return []
-        begun = [self._event(f"response.{state}", self._begun()) for state in ("created", "in_progress")]
-        return [
-            *begun,
-            *(event for index, item in enumerate(self.request.listings) for event in self._whole(index, item)),
-        ]
-
-    def _whole(self, index: int, item: Json) -> list[bytes]:
-        """Return the events of a list of tools, which is complete from the start."""
-        kind, place = f"response.{item['type']}", {"item_id": item["id"], "output_index": index}
-        begun = {"output_index": index, "item": {**item, "tools": [], "error": None}}
-        return [
-            self._event("response.output_item.added", begun),
-            self._event(f"{kind}.in_progress", place),
-            self._event(f"{kind}.{'failed' if item['error'] else 'completed'}", place),
-            self._event("response.output_item.done", {"output_index": index, "item": item}),
-        ]
+        events = [self._event(f"response.{state}", self._begun()) for state in ("created", "in_progress")]
+        for index, item in enumerate(self.request.listings):  # lists of tools, which are complete
+            kind, place = f"response.{item['type']}", {"item_id": item["id"], "output_index": index}
+            begun = {"output_index": index, "item": {**item, "tools": [], "error": None}}
+            events += (
+                self._event("response.output_item.added", begun),
+                self._event(f"{kind}.in_progress", place),
+                self._event(f"{kind}.{'failed' if item['error'] else 'completed'}", place),
+                self._event("response.output_item.done", {"output_index": index, "item": item}),
+            )
+        return events
 
     def _begun(self) -> Json:
         return {"response": self._response("in_progress", [])}
@@ -321,12 +306,14 @@ class ResponseWriter(RoundWriter):
         """Return the events of more text of an item, "" if it begins without."""
         if not self.streams:
             return []
-        events = [] if item is self._open else self._close("completed") + self._start(item)
+        events = []
+        if item is not self._open:
+            events = self._close("completed") + self._start(item)
         if not text or not item.row.delta:
             return events
         logprobs = b""
         if item.type == "message":
-            logprobs = b',"logprobs":' + (orjson.dumps(item.shown_logprobs(tokens)) if tokens else b"[]")
+            logprobs = b',"logprobs":' + (orjson.dumps(item.logprobs(tokens)) if tokens else b"[]")
         number = b',"sequence_number":%d}\n\n' % self._number()
         return [*events, self._head + orjson.dumps(text) + logprobs + number]
 
@@ -360,11 +347,9 @@ class ResponseWriter(RoundWriter):
             name = {"name": item.client.name} if item.type == "function_call" else {}
             events = [self._event(done, place | name | {item.row.text: item.said.text})]
         else:
-            text = {"text": item.said.text} | ({"logprobs": item.logprobs} if item.type == "message" else {})
-            events = [
-                self._event(done, place | text),
-                self._event(f"{item.row.part}.done", place | {"part": item.part()}),
-            ]
+            part = item.part()
+            said = {name: part[name] for name in ("text", "logprobs") if name in part}
+            events = [self._event(done, place | said), self._event(f"{item.row.part}.done", place | {"part": part})]
         return [*events, self._item("done", item, status)]
 
     def _item(self, state: str, item: OutputItem, status: ItemStatus) -> bytes:
@@ -384,14 +369,6 @@ class ResponseWriter(RoundWriter):
                 ("done", {"command": command}),
             )
         ]
-
-    @staticmethod
-    def _timed(events: list[bytes], event: Text) -> list[bytes]:
-        """Add the timings to the last event if the client wants them per token."""
-        if event.timings is None or not events:
-            return events
-        timings = wire.members({"timings": wire.timings(event.timings)})
-        return [*events[:-1], events[-1].removesuffix(b"}\n\n") + timings + b"}\n\n"]
 
     def _event(self, kind: str, body: Json) -> bytes:
         if not self.streams:
