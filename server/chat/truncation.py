@@ -5,6 +5,7 @@ conversation keeps the same first message for many turns, and its cached prefix.
 """
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 
@@ -36,35 +37,27 @@ def truncated(
     The first instructions and the last message are kept, and each kept tool result keeps its call. If the
     conversation is still too long, the engine rejects it. Blocks, so run it in a thread. Raises `InvalidRequest`.
     """
-    n_ctx = model.engine.n_ctx_seq
-    cuts = cut_points(conversation.messages, n_ctx // BLOCK_SHARE)
+    n_ctx, messages = model.engine.n_ctx_seq, conversation.messages
+    first = next((n for n, message in enumerate(messages) if message.role not in _INSTRUCTIONS), len(messages))
+    cuts = _cut_points(messages, first, n_ctx // BLOCK_SHARE)
 
-    def rest_fits(cut: int) -> bool:
-        return fits(prompt_of(_from(conversation, cut), model).count(model, media), n_ctx, max_tokens)
+    def rest(cut: int) -> Conversation:
+        return replace(conversation, messages=(*messages[:first], *messages[cut:]))
 
-    found = bisect_left(cuts, True, key=rest_fits)
-    return _from(conversation, cuts[min(found, len(cuts) - 1)]) if cuts else conversation
+    found = bisect_left(
+        cuts, True, key=lambda cut: fits(prompt_of(rest(cut), model).count(model, media), n_ctx, max_tokens)
+    )
+    return rest(cuts[min(found, len(cuts) - 1)]) if cuts else conversation
 
 
-def cut_points(messages: tuple[Message, ...], block_bytes: int) -> list[int]:
-    """Return where the conversation may begin instead: in each block of `block_bytes` the first message that is no tool
-    result, and the last message that is none."""
-    first = _n_instructions(messages)
+def _cut_points(messages: Sequence[Message], first: int, block_bytes: int) -> list[int]:
+    """Return where the conversation after its instructions, from `first` on, may begin instead: in each block of
+    `block_bytes` the first message that is no tool result, and the last message that is none.
+    """
     ends = list(accumulate(map(_n_bytes, messages[first:]), initial=0))
     starts = [index for index in range(first + 1, len(messages)) if messages[index].role != "tool"]
-    if not starts:
-        return []
     blocks = [(index, ends[index - first] // block_bytes) for index in (first, *starts)]
     return [later for (_, before), (later, block) in pairwise(blocks) if block > before or later == starts[-1]]
-
-
-def _from(conversation: Conversation, start: int) -> Conversation:
-    messages = conversation.messages
-    return replace(conversation, messages=(*messages[: _n_instructions(messages)], *messages[start:]))
-
-
-def _n_instructions(messages: tuple[Message, ...]) -> int:
-    return next((n for n, message in enumerate(messages) if message.role not in _INSTRUCTIONS), len(messages))
 
 
 def _n_bytes(message: Message) -> int:

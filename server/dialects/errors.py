@@ -103,6 +103,11 @@ def speaks_openai(path: str) -> bool:
     return "/v1/" in path or path.endswith(_UNVERSIONED) or "/responses/" in path
 
 
+def speaks_ollama(path: str) -> bool:
+    """Return whether the endpoint at `path` (without the server's prefix) is one of Ollama's API."""
+    return path.startswith("/api/")
+
+
 def ollama_error(_: int, error: Json) -> Json:
     """Return an error's body as Ollama's API has it."""
     return {"error": error["error"]["message"]}
@@ -115,7 +120,7 @@ def error_line(status: int, error: Json) -> bytes:
 
 _APIS: tuple[tuple[Callable[[str], bool], Callable[[int, Json], Json]], ...] = (
     (speaks_anthropic, anthropic_error),
-    (lambda path: path.startswith("/api/"), ollama_error),
+    (speaks_ollama, ollama_error),
     (lambda path: path.endswith("/v2/rerank"), lambda _, error: {"message": error["error"]["message"]}),  # Cohere's
     (speaks_openai, openai_error),
 )

@@ -28,8 +28,7 @@ from server.engine.request import Finished, FinishReason, Timings
 from server.errors import invalid
 from server.formats.parsing.pieces import Piece, ToolCallArguments, ToolCallBegin
 from server.mcp.config import McpServer, is_web_url
-from server.mcp.results import McpFault, McpResult, McpTool
-from server.mcp.servers import McpServers
+from server.mcp.servers import McpFault, McpResult, McpServers, McpTool
 from server.media.source import LoadedMedia, Media
 from server.pool.model import LoadedModel
 
@@ -201,11 +200,6 @@ class ServerTools:
                 functions.append(Tool(name, description, {**tool.schema, "type": "object"}, at=each.at))
                 about = ""
 
-    @property
-    def is_exhausted(self) -> bool:
-        """Whether the model must answer without another call."""
-        return self.left_rounds <= 0 or self.left_s <= 0 or self.left_calls == 0
-
     async def results(self, calls: Sequence[Call]) -> AsyncGenerator[tuple[Call, McpResult], None]:
         """Yield calls with their results in the order of completion. Cancelling it cancels running calls."""
         self.left_rounds -= 1
@@ -361,9 +355,9 @@ class RoundWriter(Writer):
         """Return what creates the next round, and its media; None if the reply is complete."""
         if not self._results or self.waits_for_client:
             return None
-        assert self._tools is not None, "a server's tools were called"
-        tools = self.conversation.tools
-        if self._tools.is_exhausted:
+        tools, limits = self.conversation.tools, self._tools
+        assert limits is not None, "a server's tools were called"
+        if limits.left_rounds <= 0 or limits.left_s <= 0 or limits.left_calls == 0:
             tools = replace(tools, choice="none", name="")
         elif tools.choice == "required":
             tools = replace(tools, choice="auto", name="")

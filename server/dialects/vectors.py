@@ -54,7 +54,7 @@ class VectorRequest:
     """A checked body of an endpoint that computes vectors.
 
     ``job`` tokenizes its inputs for a model, with the loaded media. It blocks, and raises `InvalidRequest` and
-    `NotSupported`.
+    `NotSupported`. ``empty``: the reply if there is no text, so that the model is only loaded.
     """
 
     model: str | None
@@ -63,6 +63,7 @@ class VectorRequest:
     task: Task = "embed"
     media: Sequence[Media] = ()
     keep_alive_s: float | None = None
+    empty: bytes = b""
 
 
 def normalized(vectors: Vectors, norm: int) -> Vectors:
@@ -283,8 +284,12 @@ def _pairs(query: str, documents: Sequence[str], template: str, vocab: Vocab) ->
     no EOS.
     """
     if template:
-        texts = ({"query": query, "document": document} for document in documents)
-        prompts = [_PLACES.sub(lambda place, of=each: of[place[1]], template) for each in texts]
+        # Names are replaced in the template only, not in the texts.
+        parts = _PLACES.split(template)
+        prompts = [
+            "".join({"query": query, "document": text}[part] if at % 2 else part for at, part in enumerate(parts))
+            for text in documents
+        ]
         return [vocab.tokenize(prompt, add_special=False, parse_special=True) for prompt in prompts]
     end = [vocab.sep if vocab.eos == -1 else vocab.eos] if vocab.add_eos else []
     begin = [vocab.bos] if vocab.add_bos and vocab.bos != -1 else []

@@ -27,7 +27,7 @@ from mcp_types import CONNECTION_CLOSED, CallToolResult, ContentBlock
 
 from server.errors import short
 from server.mcp.config import McpServer
-from server.mcp.results import Json, McpFault, McpResult, McpTool
+from server.mcp.servers import Json, McpFault, McpResult, McpTool
 from server.media.fetch import AllowedHosts, CheckedBackend, Resolve, resolved
 from server.media.header import Unreadable
 from server.media.source import Media
@@ -87,9 +87,8 @@ class Connection:
             for _ in range(MAX_LIST_PAGES):
                 page = await client.list_tools(cursor=cursor)
                 for tool in page.tools:
-                    notes = (
-                        None if tool.annotations is None else tool.annotations.model_dump(mode="json", by_alias=True)
-                    )
+                    given = tool.annotations
+                    notes = None if given is None else given.model_dump(mode="json", by_alias=True)
                     found.append(McpTool(tool.name, tool.description or "", tool.input_schema, notes))
                 cursor = page.next_cursor
                 if cursor is None or len(found) > MAX_TOOLS:
@@ -115,8 +114,7 @@ class Connection:
         try:
             with self._scope:
                 async with AsyncExitStack() as stack:
-                    transport = await stack.enter_async_context(self._streams())
-                    client = Client(transport, cache=None, client_info=None)
+                    client = Client(await self._transport(stack), cache=None, client_info=None)
                     self._ready.set_result(await stack.enter_async_context(client))
                     await self._closing.wait()
         except Exception as error:  # noqa: BLE001 - the package, its transport or the MCP server
@@ -129,13 +127,12 @@ class Connection:
                 self._ready.set_exception(McpFault("the connection was closed before it was open", "http"))
             self._ready.exception()  # the caller may have been cancelled
 
-    @asynccontextmanager
-    async def _streams(self) -> AsyncGenerator[Transport, None]:
+    async def _transport(self, stack: AsyncExitStack) -> Transport:
+        """Return how messages reach the server. `stack` closes what that needs."""
         server = self._server
         if server.url:
-            async with http_client(server.headers, self._sites) as client:
-                yield streamable_http_client(server.url, http_client=client)
-            return
+            client = await stack.enter_async_context(http_client(server.headers, self._sites))
+            return streamable_http_client(server.url, http_client=client)
         program = StdioServerParameters(
             command=server.command,
             args=list(server.args),
@@ -143,8 +140,7 @@ class Connection:
             cwd=server.cwd,
             encoding_error_handler="replace",
         )
-        with _logged(server.label) as errors:
-            yield self._program(program, errors)
+        return self._program(program, stack.enter_context(_logged(server.label)))
 
     @asynccontextmanager
     async def _program(self, program: StdioServerParameters, errors: TextIO) -> AsyncGenerator[TransportStreams, None]:

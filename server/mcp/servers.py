@@ -8,12 +8,12 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 from server.errors import ConfigError
 from server.mcp.config import McpRules, McpServer
-from server.mcp.results import Json, McpFault, McpResult, McpTool
 from server.media.fetch import AllowedHosts
+from server.media.source import Media
 
 if TYPE_CHECKING:
     from server.mcp.connection import Connection
@@ -29,6 +29,55 @@ MAX_CONNECTIONS = 256
 """Connections to URLs of requests that may be open at once."""
 _TOO_LATE = 504
 EXTRA = "pip install 'llamapool[mcp]'"
+Json = dict[str, Any]
+
+
+class McpFault(Exception):
+    """A failed list or call. ``kind``: the layer that failed. ``code``: the HTTP or JSON-RPC code, 0 for none."""
+
+    def __init__(self, message: str, kind: Literal["http", "protocol"] = "protocol", code: int = 0) -> None:
+        super().__init__(message)
+        self.message, self.kind, self.code = message, kind, code
+
+
+@dataclass(frozen=True, slots=True)
+class McpTool:
+    """One tool of a server, as the server lists it. ``schema`` is the JSON Schema of its arguments."""
+
+    name: str
+    description: str
+    schema: Mapping[str, Any]
+    annotations: Json | None = None
+
+    @property
+    def is_read_only(self) -> bool:
+        """Return whether the server declares the tool as read-only."""
+        return (self.annotations or {}).get("readOnlyHint") is True
+
+
+@dataclass(frozen=True, slots=True)
+class McpResult:
+    """A tool's result. ``is_error``: the tool reports a failure. ``what`` of an image is its media type.
+
+    ``fault``: why there is no result.
+    """
+
+    text: str = ""
+    images: tuple[Media, ...] = ()
+    is_error: bool = False
+    fault: McpFault | None = None
+
+    @property
+    def failed(self) -> bool:
+        """Return whether there is no result, or the tool reports a failure."""
+        return self.fault is not None or self.is_error
+
+    @property
+    def shown(self) -> str:
+        """Return the result as text, for clients."""
+        if self.fault is not None:
+            return f"Error: {self.fault.message}"
+        return "\n".join(filter(None, [self.text, *(f"[image {image.what}]" for image in self.images)]))
 
 
 def is_installed() -> bool:
@@ -109,10 +158,11 @@ class McpServers:
             async with asyncio.timeout(timeout_s):
                 yield used
         except TimeoutError:
-            self._fail(server, used, McpFault(f"no answer within {timeout_s:g} s", "http", _TOO_LATE))
+            late = McpFault(f"no answer within {timeout_s:g} s", "http", _TOO_LATE)
+            self._fail(server, used, late)
             if closes_hung and used.n_calls == 1 and self._used.get(server) is used:
                 self._drop(server)  # it answers nothing; the next use starts it again
-            raise McpFault(f"no answer within {timeout_s:g} s", "http", _TOO_LATE) from None
+            raise late from None
         except McpFault as fault:
             self._fail(server, used, fault)
             raise

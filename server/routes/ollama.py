@@ -13,7 +13,8 @@ from server.dialects.common import Json
 from server.dialects.dialect import Dialect
 from server.dialects.ollama.models import SUCCESS, hub_name, pull_lines, running, shown, tags
 from server.dialects.ollama.parse import OLLAMA_CHAT, OLLAMA_GENERATE, OllamaChatBody, OllamaGenerateBody, OllamaRequest
-from server.dialects.ollama.vectors import EmbedBody, EmbedRequest, OldEmbedBody, read_embed, read_old_embed
+from server.dialects.ollama.vectors import EmbedBody, OldEmbedBody, read_embed, read_old_embed
+from server.dialects.vectors import VectorRequest
 from server.dialects.warnings import as_header
 from server.errors import DownloadFailed, LlamapoolError, NotFound, NotSupported, PermissionDenied, invalid, short
 from server.pool.events import Subscription
@@ -29,7 +30,7 @@ from server.transport.body import read_as, read_json
 from server.transport.errors import JSON_TYPE, json_reply
 from server.transport.sse import NDJSON_TYPE, EventStream, while_connected
 
-R = TypeVar("R", OllamaRequest, EmbedRequest)
+R = TypeVar("R", OllamaRequest, VectorRequest)
 router = APIRouter(prefix="/api", tags=["ollama"])
 _FEW = {"options": {"num_predict": 16}, "stream": False}
 
@@ -104,7 +105,7 @@ async def post_embeddings(request: Request) -> Response:
     return await _embed(request, await read_as(request, read_old_embed))
 
 
-async def _embed(request: Request, parsed: EmbedRequest) -> Response:
+async def _embed(request: Request, parsed: VectorRequest) -> Response:
     parsed = _kept_alive(request, parsed)
     if parsed.empty:
         await stay(request, parsed.model, parsed.keep_alive_s, "embed")

@@ -9,7 +9,7 @@ from fastapi import Request
 from server.dialects.mcp import McpRequest, ServerTools
 from server.errors import PermissionDenied, invalid
 from server.mcp.config import McpServer, host_of, named
-from server.mcp.results import Json, McpFault
+from server.mcp.servers import Json, McpFault
 from server.serving.services import key_of, owner_of, services
 from server.transport.body import read_later
 from server.transport.sse import Watch

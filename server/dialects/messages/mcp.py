@@ -14,7 +14,7 @@ from server.dialects.common import Json
 from server.dialects.fields import Body, objects_in, parse
 from server.dialects.mcp import Label, McpRequest, Token, Url, check_labels, shown_tool, tools_of, with_token
 from server.errors import invalid
-from server.mcp.results import McpTool
+from server.mcp.servers import McpTool
 
 TOOLSET = "mcp_toolset"
 LISTING = "mcp_tool_listing"

@@ -26,7 +26,7 @@ from server.dialects.tools import ClientName
 from server.dialects.usage import Usage
 from server.engine.request import Event, Finished, FinishReason, Started, Text
 from server.formats.arguments import object_text
-from server.mcp.results import McpResult
+from server.mcp.servers import McpResult
 
 if TYPE_CHECKING:
     from server.dialects.messages.parse import MessagesRequest

@@ -11,7 +11,6 @@ With `suffix_first` (``--spm-infill``) suffix and prefix change places, as some 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from server.dialects.fields import Body, field_error
@@ -33,19 +32,15 @@ class Extra(Body):
     time: Any = None  # of llama.vim; has no effect
 
 
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """The tokens around the gap; `prompt` is the start of the gap."""
-
-    prefix: Sequence[int]
-    suffix: Sequence[int]
-    prompt: Sequence[int] = ()
-
-    def cut(self, n_batch: int) -> "Gap":
-        """Cut to a batch: three quarters of it before the gap, one after it."""
-        n_prefix = 3 * (n_batch // 4)
-        n_suffix = max(0, n_batch // 4 - (_OWN_TOKENS + len(self.prompt)))
-        return Gap(self.prefix[max(0, len(self.prefix) - n_prefix) :], self.suffix[:n_suffix], self.prompt)
+def fitting_gap(
+    prefix: Sequence[int], suffix: Sequence[int], prompt: Sequence[int], n_batch: int
+) -> tuple[Sequence[int], Sequence[int]]:
+    """Return the tokens before and after the gap, which begins with `prompt`: the end of `prefix` takes up to three
+    quarters of a batch, the start of `suffix` one.
+    """
+    n_prefix = 3 * (n_batch // 4)
+    n_suffix = max(0, n_batch // 4 - (_OWN_TOKENS + len(prompt)))
+    return [*prefix[max(0, len(prefix) - n_prefix) :], *prompt], suffix[:n_suffix]
 
 
 def require_fim(vocab: Vocab) -> None:
@@ -56,10 +51,12 @@ def require_fim(vocab: Vocab) -> None:
         raise NotSupported(f"Infill is not supported by this model: {''.join(missing)}")
 
 
-def fim_tokens(vocab: Vocab, gap: Gap, extra: Sequence[int] = (), *, suffix_first: bool = False) -> list[int]:
-    """Return the prompt for a gap; `extra` is first, followed by the model's BOS."""
-    before = [vocab.fim_prefix, *gap.prefix, *gap.prompt]
-    after = [vocab.fim_suffix, *gap.suffix]
+def fim_tokens(
+    vocab: Vocab, prefix: Sequence[int], suffix: Sequence[int], extra: Sequence[int] = (), *, suffix_first: bool = False
+) -> list[int]:
+    """Return the prompt for the gap between `prefix` and `suffix`; `extra` is first, followed by the model's BOS."""
+    before = [vocab.fim_prefix, *prefix]
+    after = [vocab.fim_suffix, *suffix]
     first, second = (after, before) if suffix_first else (before, after)
     bos = [vocab.bos] if vocab.add_bos and vocab.bos != -1 else []
     return [*extra, *bos, *first, *second, vocab.fim_middle]
@@ -71,7 +68,7 @@ def suffix_prompt(model: LoadedModel, prefix: Sequence[int], suffix: str) -> lis
         require_fim(model.vocab)
     except NotSupported as error:
         raise field_error("suffix", error.message) from None
-    return fim_tokens(model.vocab, Gap(prefix, _plain(model.vocab, suffix)), suffix_first=model.spec.spm_infill)
+    return fim_tokens(model.vocab, prefix, _plain(model.vocab, suffix), suffix_first=model.spec.spm_infill)
 
 
 def extra_tokens(vocab: Vocab, files: Sequence[Extra]) -> list[int]:

@@ -18,7 +18,7 @@ from server.dialects.constraints import read_shape
 from server.dialects.dialect import NO_CALLER, Caller, Dialect, Generation
 from server.dialects.fields import Object, Prompt, field_error, parse
 from server.dialects.generation import MAX_PROBS, GenerationFields, Logprobs, refuse_thinking
-from server.dialects.native.fim import Extra, Gap, extra_tokens, fim_tokens, fitting_extra, require_fim
+from server.dialects.native.fim import Extra, extra_tokens, fim_tokens, fitting_extra, fitting_gap, require_fim
 from server.dialects.native.write import NativeWriter
 from server.dialects.warnings import unused_fields
 from server.engine.media import MediaPrompt
@@ -178,18 +178,11 @@ class InfillRequest(NativeRequest):
         """
         vocab, spec = model.vocab, model.spec
         require_fim(vocab)
-        gap = Gap(
-            prefix=self.prefix.tokens(vocab),
-            suffix=self.suffix.tokens(vocab),
-            prompt=vocab.tokenize(self.prompt, add_special=False, parse_special=True),
-        )
-        extra = fitting_extra(
-            extra_tokens(vocab, self.files),
-            n_ctx=model.engine.n_ctx_seq,
-            n_batch=spec.native.n_batch,
-            n_predict=spec.n_predict,
-        )
-        return [MediaPrompt(fim_tokens(vocab, gap.cut(spec.native.n_batch), extra, suffix_first=spec.spm_infill))]
+        n_batch, prompt = spec.native.n_batch, vocab.tokenize(self.prompt, add_special=False, parse_special=True)
+        prefix, suffix = fitting_gap(self.prefix.tokens(vocab), self.suffix.tokens(vocab), prompt, n_batch)
+        files, n_ctx = extra_tokens(vocab, self.files), model.engine.n_ctx_seq
+        extra = fitting_extra(files, n_ctx=n_ctx, n_batch=n_batch, n_predict=spec.n_predict)
+        return [MediaPrompt(fim_tokens(vocab, prefix, suffix, extra, suffix_first=spec.spm_infill))]
 
 
 def parse_infill(given: dict[str, Any]) -> InfillRequest:

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 import numpy as np
@@ -42,14 +41,7 @@ class OldEmbedBody(Body):
     options: EmbedOptions = None
 
 
-@dataclass(frozen=True, slots=True)
-class EmbedRequest(VectorRequest):
-    """A checked body of either. ``empty``: the reply if there is no text, so that the model is only loaded."""
-
-    empty: bytes = b""
-
-
-def read_embed(given: dict[str, Any]) -> EmbedRequest:
+def read_embed(given: dict[str, Any]) -> VectorRequest:
     """Validate the fields that don't depend on a model. Raises `InvalidRequest`."""
     began, body = time.perf_counter(), parse(EmbedBody, given)
     texts, dimensions = _texts(body.input), body.dimensions or 0
@@ -75,10 +67,10 @@ def read_embed(given: dict[str, Any]) -> EmbedRequest:
 
     empty = b"" if texts else _written({"model": body.model or "", "embeddings": []})
     warnings = unused_fields(given, EmbedBody)
-    return EmbedRequest(body.model or None, job, warnings, keep_alive_s=body.keep_alive, empty=empty)
+    return VectorRequest(body.model or None, job, warnings, keep_alive_s=body.keep_alive, empty=empty)
 
 
-def read_old_embed(given: dict[str, Any]) -> EmbedRequest:
+def read_old_embed(given: dict[str, Any]) -> VectorRequest:
     """Parse the older body. Its text is never truncated, and its vector has not the length one."""
     body = parse(OldEmbedBody, given)
     text = body.prompt or ""
@@ -89,7 +81,7 @@ def read_old_embed(given: dict[str, Any]) -> EmbedRequest:
 
     empty = b"" if text else _written({"embedding": []})
     warnings = unused_fields(given, OldEmbedBody)
-    return EmbedRequest(body.model or None, job, warnings, keep_alive_s=body.keep_alive, empty=empty)
+    return VectorRequest(body.model or None, job, warnings, keep_alive_s=body.keep_alive, empty=empty)
 
 
 def _written(reply: Json) -> bytes:

@@ -245,8 +245,7 @@ class InputReader:
         request_id, approves = string_of(item, "approval_request_id", path), item.get("approve")
         asked = self.approvals.get(request_id)
         if asked is None:
-            reason = f"no approval request has the id '{request_id[:80]}'"
-            raise invalid(f"{path}.approval_request_id", reason)
+            raise invalid(f"{path}.approval_request_id", f"no approval request has the id '{request_id[:80]}'")
         if not isinstance(approves, bool):
             raise wrong_type(f"{path}.approve", "a boolean", approves)
         arguments, reason = _as_json(asked.get("arguments") or {}), item.get("reason")

@@ -48,7 +48,7 @@ from server.dialects.tools import (
 )
 from server.errors import invalid
 from server.mcp.config import origin_of
-from server.mcp.results import McpResult
+from server.mcp.servers import McpResult
 
 _CALLABLE = ("function", "custom")
 

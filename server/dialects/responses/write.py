@@ -27,7 +27,7 @@ from server.dialects.mcp import CallableTool, RoundWriter
 from server.dialects.responses.tools import result_fields
 from server.dialects.tools import ClientName
 from server.engine.request import Event, Finished, Progress, Started, Text, TokenLogprob
-from server.mcp.results import McpResult
+from server.mcp.servers import McpResult
 
 if TYPE_CHECKING:
     from server.dialects.responses.parse import ResponseRequest

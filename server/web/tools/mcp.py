@@ -5,8 +5,7 @@ from collections.abc import Container
 from typing import Any
 
 from server.mcp.config import McpServer
-from server.mcp.results import McpFault, McpTool
-from server.mcp.servers import McpServers
+from server.mcp.servers import McpFault, McpServers, McpTool
 
 logger = logging.getLogger(__name__)
 Json = dict[str, Any]

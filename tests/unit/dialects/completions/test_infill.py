@@ -1,14 +1,14 @@
 import pytest
 
-from server.dialects.native.fim import Gap, fitting_extra
+from server.dialects.native.fim import fitting_extra, fitting_gap
 
 
 def test_a_batch_takes_the_end_of_a_prefix_and_the_beginning_of_a_suffix() -> None:
-    gap = Gap(list(range(100)), list(range(100)), [1, 2, 3]).cut(40)
-    assert (gap.prefix, gap.suffix, gap.prompt) == (list(range(70, 100)), list(range(5)), [1, 2, 3])
-    assert Gap([1], [2]).cut(40) == Gap([1], [2])
-    assert Gap([1], [2], [0] * 30).cut(40).suffix == []
-    assert Gap([1, 2], [2]).cut(3) == Gap([], [])
+    before, after = fitting_gap(list(range(100)), list(range(100)), [1, 2, 3], 40)
+    assert (before, after) == ([*range(70, 100), 1, 2, 3], list(range(5)))
+    assert fitting_gap([1], [2], [], 40) == ([1], [2])
+    assert fitting_gap([1], [2], [0] * 30, 40) == ([1, *[0] * 30], [])
+    assert fitting_gap([1, 2], [2], [], 3) == ([], [])
 
 
 @pytest.mark.parametrize(
