@@ -221,11 +221,6 @@ def template_messages(messages: Sequence[Message], mark: Mark = lambda _: None) 
     return [_template_message(message, mark) for message in messages]
 
 
-def template_tools(tools: Sequence[Tool]) -> list[dict[str, Any]]:
-    """Return the tools as chat templates expect them, without deferred tools."""
-    return [{"type": "function", "function": tool.function} for tool in tools if not tool.deferred]
-
-
 def _template_message(message: Message, mark: Mark) -> dict[str, Any]:
     given: dict[str, Any] = {"role": message.role, "content": _template_content(message.content, mark)}
     if message.reasoning:

@@ -34,11 +34,12 @@ MAX_PREFILLED_CHARS = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """How a reply is generated and parsed.
+    """How a reply to a prompt is generated and parsed.
 
     ``shown``: control tokens that must appear as text for the parser. ``switch`` ends the reasoning from outside.
     """
 
+    prompt: Prompt
     constraint: Constraint | None
     shown: frozenset[int]
     parser: Callable[[], OutputParser]
@@ -70,7 +71,7 @@ def decide(conversation: Conversation, chat_format: ChatFormat, prompt: Prompt, 
     switch = ReasoningSwitch() if asked.switch else None
     reply = _Reply(conversation, chat_format, prompt, model)
     constraint = reply.constraint(shown, separate_reasoning=reasoning_format != "none")
-    return Output(reply.limited(constraint, switch), shown, parser, switch)
+    return Output(prompt, reply.limited(constraint, switch), shown, parser, switch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,17 +256,8 @@ def _compiled(functions: Sequence[Function], tools: Tools, chat_format: ChatForm
     return begun, grammar.tokens.markers([each.marker for each in begun]) if found else None
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """``tokens``: the prompt with its media. The output settings are those of the reply."""
-
-    prompt: Prompt
-    tokens: MediaPrompt
-    output: Output
-
-
-def prepare(conversation: Conversation, model: LoadedModel, media: LoadedMedia) -> Prepared:
-    """Render, tokenize and compile. Blocks, so run it in a thread.
+def prepare(conversation: Conversation, model: LoadedModel, media: LoadedMedia) -> tuple[Output, MediaPrompt]:
+    """Render, tokenize and compile; return the output and the prompt's tokens. Blocks, so run it in a thread.
 
     ``media``: the loaded media of the conversation. Raises `InvalidRequest`.
     """
@@ -275,7 +267,7 @@ def prepare(conversation: Conversation, model: LoadedModel, media: LoadedMedia) 
     if not tokens.tokens:
         at = conversation.messages_at
         raise invalid(at, "the chat template renders them to an empty prompt")
-    return Prepared(prompt, tokens, decide(conversation, chat_format, prompt, model))
+    return decide(conversation, chat_format, prompt, model), tokens
 
 
 def prompt_of(conversation: Conversation, model: LoadedModel) -> Prompt:

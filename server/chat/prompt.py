@@ -23,7 +23,6 @@ from server.chat.conversation import (
     refuse_unseen,
     shown_text,
     template_messages,
-    template_tools,
 )
 from server.engine.media import MediaPrompt
 from server.errors import InvalidRequest, invalid
@@ -181,7 +180,7 @@ class Prompt:
         given = _given(self.parts, media)
         bitmaps = [part for part in given if isinstance(part, Bitmap)]
         if model.media is None or not bitmaps:
-            return len(_read(given, model).tokens)
+            return len(self.read(model, media).tokens)
         check_shown(bitmaps)
         sizes = [part if isinstance(part, str) else replace(part, data=b"", again=None) for part in given]
         return model.media.count(sizes, add_special=True, parse_special=True)
@@ -196,7 +195,12 @@ def read_parts(
     parse_special: bool = True,
 ) -> MediaPrompt:
     """Return the tokens of texts and of the media between them, which `media` has. Raises `InvalidRequest`."""
-    return _read(_given(parts, media), model, add_special=add_special, parse_special=parse_special)
+    given = _given(parts, media)
+    texts = [part for part in given if isinstance(part, str)]
+    if model.media is None or len(texts) == len(given):
+        return MediaPrompt(_tokens(texts, model.vocab, add_special=add_special, parse_special=parse_special))
+    check_shown([part for part in given if isinstance(part, Bitmap)])
+    return model.media.tokenize(given, add_special=add_special, parse_special=parse_special)
 
 
 def _given(parts: Sequence[str | Media], media: LoadedMedia) -> list[str | Bitmap]:
@@ -208,16 +212,6 @@ def _given(parts: Sequence[str | Media], media: LoadedMedia) -> list[str | Bitma
         texts = [each for each in group if isinstance(each, str)]
         found += [type(texts[0])("".join(texts))] if texts else group
     return found
-
-
-def _read(
-    given: Sequence[str | Bitmap], model: LoadedModel, *, add_special: bool = True, parse_special: bool = True
-) -> MediaPrompt:
-    texts = [part for part in given if isinstance(part, str)]
-    if model.media is None or len(texts) == len(given):
-        return MediaPrompt(_tokens(texts, model.vocab, add_special=add_special, parse_special=parse_special))
-    check_shown([part for part in given if isinstance(part, Bitmap)])
-    return model.media.tokenize(given, add_special=add_special, parse_special=parse_special)
 
 
 def _tokens(texts: Sequence[str], vocab: Vocab, *, add_special: bool, parse_special: bool) -> list[int]:
@@ -267,11 +261,12 @@ def render(conversation: Conversation, chat_format: ChatFormat, model: LoadedMod
         kwargs["reasoning_effort"] = asked.effort
     # Tools are shown also where none may be called (as llama-server does), unless the template can't show any.
     shown = tools.callable or model.template.supports_tools
+    offered = [tool for tool in tools.tools if shown and not tool.deferred]
     refuse_unseen(conversation.messages, marks.shown)
     try:
         rendered = model.template.render(
             template_messages(messages, marks.mark),
-            tools=template_tools(tools.tools) if shown else (),
+            tools=[{"type": "function", "function": each.function} for each in offered],
             add_generation_prompt=conversation.opens is not False,
             continue_final_message=continued,
             enable_thinking=thinks,

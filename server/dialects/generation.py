@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from server.chat.conversation import Conversation, Message, ReasoningSettings, Tools
-from server.chat.prepare import Prepared, prepare
+from server.chat.prepare import Output, prepare
 from server.dialects.adapters import AdapterScales, request_adapters
 from server.dialects.common import Json
 from server.dialects.constraints import ConstraintFields
@@ -57,15 +57,6 @@ MAX_CLOSING_CHARS = 4096
 MAX_ALTERNATIVES = 400_000
 """Most in one reply with more than `FEW_PROBS` per token: about 40 MB."""
 
-Priority = Annotated[Whole, AfterValidator(within(-(2**31), 2**31 - 1))]
-"""vLLM's ``priority``: lower is served earlier."""
-CacheSalt = Annotated[str, Field(min_length=1)]
-"""vLLM's ``cache_salt``: cells are shared with requests of the same salt alone. Empty is a mistake there, too."""
-
-CacheKey = Annotated[str, Field(max_length=1024)]
-"""OpenAI's ``prompt_cache_key``: a hint that requests with the same key share prefixes."""
-
-
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 """A time limit of one request, from its arrival at the engine."""
 
@@ -86,9 +77,12 @@ class ServingFields(Body):
     }
     id_slot: CountOrAll | None = None
     cache_prompt: bool | None = None
-    cache_salt: CacheSalt | None = None
-    prompt_cache_key: CacheKey | None = None
-    priority: Priority | None = None
+    cache_salt: Annotated[str, Field(min_length=1)] | None = None
+    """vLLM's: cells are shared with requests of the same salt alone. Empty is a mistake there, too."""
+    prompt_cache_key: Annotated[str, Field(max_length=1024)] | None = None
+    """OpenAI's hint that requests with the same key share prefixes."""
+    priority: Annotated[Whole, AfterValidator(within(-(2**31), 2**31 - 1))] | None = None
+    """vLLM's: lower is served earlier."""
     first_token_timeout_s: Seconds | None = None
     request_timeout_s: Seconds | None = None
     stream: bool | None = None
@@ -305,18 +299,18 @@ class ParsedRequest(ABC):
         media: LoadedMedia,
         caller: Caller,
         max_tokens: int | None = None,
-    ) -> tuple[Prepared, Request]:
+    ) -> tuple[Output, Request]:
         """Prepare one round of generation: the request's own conversation, or one that continues it.
 
         `max_tokens` overrides that of the body. Raises `InvalidRequest`, `PermissionDenied`.
         """
-        prepared = prepare(conversation, model, media)
+        output, tokens = prepare(conversation, model, media)
         (request,) = self.requests(
-            *(model, request_id, [prepared.tokens], prepared.output.constraint, caller),
-            print_special=prepared.output.shown,
+            *(model, request_id, [tokens], output.constraint, caller),
+            print_special=output.shown,
             max_tokens=max_tokens,
         )
-        return prepared, request
+        return output, request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -370,9 +370,9 @@ class RoundWriter(Writer):
         """Return the next round's generation, with the tokens that earlier rounds left of the request's limit."""
         limit = token_limit(self._of.options, model.spec.n_predict)
         left = max(limit - self.usage.completion, 0) if limit >= 0 else limit
-        prepared, request = self._of.prepare(self._id, self.conversation, model, media, caller, left)
-        self.next_round(prepared.output.parser)
-        return Generation([request], self, prepared.output.switch)
+        output, request = self._of.prepare(self._id, self.conversation, model, media, caller, left)
+        self.next_round(output.parser)
+        return Generation([request], self, output.switch)
 
     def _makes(self, item: Item) -> bool:
         known = self.server_tools.get(item.name)

@@ -9,8 +9,8 @@ support a type, add its row.
 
 import json
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any
 
@@ -21,6 +21,7 @@ from server.dialects.fields import json_text
 from server.formats.arguments import object_of
 
 Schema = Mapping[str, Any]
+_DELETES = "delete_file"  # the operation of apply_patch whose diff only the function has
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +47,6 @@ class ToolType:
     item: Schema = field(default_factory=dict)
     nothing: Schema = field(default_factory=dict)
     unfinished: str = "incomplete"
-    to_payload: Callable[[Json], Json] = dict
-    from_payload: Callable[[Json], Json] = dict
 
     def read(self, arguments: str) -> Json | None:
         """Return the arguments that a model wrote. Returns None if they can't be executed as they are."""
@@ -59,7 +58,9 @@ class ToolType:
 
     def body(self, arguments: Json | None) -> Json:
         """Return the members of a call item that has those arguments, or ones without any effect for None."""
-        members = self.to_payload(dict(self.nothing if arguments is None else arguments))
+        members = dict(self.nothing if arguments is None else arguments)
+        if members.get("type") == _DELETES:
+            members.pop("diff", None)
         return {**self.item, **({self.payload: {**self.fixed, **members}} if self.payload else members)}
 
     def arguments(self, item: Mapping[str, Any]) -> Json | None:
@@ -72,7 +73,7 @@ class ToolType:
         if not isinstance(given, dict):
             return None if given is None else {"input": given}
         kept = {name: value for name, value in given.items() if value is not None and self.fixed.get(name) != value}
-        return self.from_payload(kept)
+        return {**kept, "diff": ""} if kept.get("type") == _DELETES else kept
 
 
 def _fits(value: object, schema: Schema) -> bool:
@@ -94,16 +95,6 @@ def _fits(value: object, schema: Schema) -> bool:
         case "integer":
             return isinstance(value, int) and not isinstance(value, bool)
     return True
-
-
-def _without_diff(operation: Json) -> Json:
-    if operation["type"] == "delete_file":
-        operation.pop("diff", None)
-    return operation
-
-
-def _with_diff(operation: Json) -> Json:
-    return {**operation, "diff": ""} if operation.get("type") == "delete_file" else operation
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +133,6 @@ def _toolset(row: Json) -> Toolset:
 
 RESPONSES = _types(_DATA["responses"])
 """Of Responses, by the ``type`` of the tool."""
-RESPONSES["apply_patch"] = replace(RESPONSES["apply_patch"], to_payload=_without_diff, from_payload=_with_diff)
 ANTHROPIC = _types(_DATA["anthropic"])
 """Of Anthropic, by the tool's ``type``; without a date for all versions that have no row of their own."""
 _ZOOMING = ANTHROPIC.pop("computer_zoom")

@@ -6,7 +6,7 @@ them.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -84,18 +84,20 @@ class Named:
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
     """``one``: the tool that must be called. ``allowed``: the tools that may be called, None for all. ``parallel``:
-    whether several calls are allowed, None if unspecified. ``warnings``: allowed tools of omitted types.
+    whether several calls are allowed, None if unspecified.
     """
 
     mode: CallMode = "auto"
     one: Named | None = None
-    allowed: tuple[Named, ...] | None = None
+    allowed: Sequence[Named] | None = None
     parallel: bool | None = None
-    warnings: tuple[str, ...] = ()
 
 
-def read_choice(given: object) -> ToolChoice:
-    """Check it as far as that needs no tools. Raises `InvalidRequest`."""
+def read_choice(given: object, warnings: list[str]) -> ToolChoice:
+    """Check it as far as that needs no tools. Adds allowed tools of omitted types to `warnings`.
+
+    Raises `InvalidRequest`.
+    """
     if given is None:
         return ToolChoice()
     if isinstance(given, str) and given in _MODES:
@@ -106,7 +108,7 @@ def read_choice(given: object) -> ToolChoice:
     if not isinstance(kind, str):
         raise invalid("tool_choice.type", _FORMS)
     if kind == "allowed_tools":
-        return _among(given)
+        return _among(given, warnings)
     single = given.get("disable_parallel_tool_use")
     if not isinstance(single, bool | None):
         raise wrong_type("tool_choice.disable_parallel_tool_use", "a boolean", single)
@@ -132,7 +134,7 @@ def _named(given: Mapping[str, Any], path: str) -> Named:
     return Named(name, f"{path}.name", namespace if isinstance(namespace, str) else "")
 
 
-def _among(given: Mapping[str, Any]) -> ToolChoice:
+def _among(given: Mapping[str, Any], warnings: list[str]) -> ToolChoice:
     """Return the listed tools (one level deeper in a chat), without unsupported types."""
     path, inner = "tool_choice", given
     if "allowed_tools" in given:
@@ -142,7 +144,7 @@ def _among(given: Mapping[str, Any]) -> ToolChoice:
     if mode not in ("auto", "required"):
         raise invalid(f"{path}.mode", 'must be "auto" or "required"')
     check_number(listed, f"{path}.tools")
-    allowed, warnings = [], []
+    allowed: list[Named] = []
     for entry, where in objects_in(listed, f"{path}.tools"):
         if entry.get("type") in _NAMING:
             allowed.append(_named(entry, where))
@@ -152,7 +154,7 @@ def _among(given: Mapping[str, Any]) -> ToolChoice:
             allowed.append(Named(RESPONSES[kind].name, f"{where}.type"))
         else:
             warnings.append(left_out("allowed tools", str(kind)))
-    return ToolChoice(_MODES[mode], allowed=tuple(allowed), warnings=tuple(warnings))
+    return ToolChoice(_MODES[mode], allowed=allowed)
 
 
 def check_number(given: object, path: str) -> None:
@@ -228,8 +230,8 @@ class ToolReader(ABC):
         """
         if given is None and not self.names and not self.omitted:
             return Tools(parallel=parallel)  # as of most requests
-        choice, skipped = read_choice(given), bool(self.omitted or self.waiting)
         warnings += self.omitted.warnings()
+        choice, skipped = read_choice(given, warnings), bool(self.omitted or self.waiting)
         mode, name = choice.mode, ""
         if choice.one is not None:
             if not (skipped or self.offered or self._introduced):
@@ -237,7 +239,6 @@ class ToolReader(ABC):
             (name,) = self._meant(choice.one)
         tools = self._with_introduced(name)
         if choice.allowed is not None:
-            warnings += choice.warnings
             kept = [each for each in choice.allowed if each.name in self.names or each.name not in self.omitted.types]
             allowed = {name for each in kept for name in self._meant(each)}
             tools = [tool for tool in tools if tool.name in allowed]

@@ -88,9 +88,9 @@ class TranscriptionRequest(ParsedRequest):
         if more or audio.kind != "audio":
             raise invalid("file", "is not an audio file")
         header = Header(model.spec.id, f"transcript-{random_id()}")
-        prepared, request = self.prepare(header.id, _conversation(self, model), model, media, caller)
+        output, request = self.prepare(header.id, _conversation(self, model), model, media, caller)
         seconds = audio.width / model.media.sample_rate
-        return Generation([request], TranscriptWriter(prepared.output.parser(), self, request, seconds))
+        return Generation([request], TranscriptWriter(output.parser(), self, request, seconds))
 
 
 def parse_transcription(

@@ -185,12 +185,12 @@ class ChatRequest(ConversationRequest):
     def generation(self, model: LoadedModel, media: LoadedMedia = NO_MEDIA, caller: Caller = NO_CALLER) -> Generation:
         """Return the request and the writer of its reply; blocking, for a thread. Raises `InvalidRequest`."""
         options, header = self.options, Header(model.spec.id)
-        prepared, request = self.prepare(header.id, self.conversation, model, media, caller)
-        output, prefilled = prepared.output, prepared.prompt.prefilled
+        output, request = self.prepare(header.id, self.conversation, model, media, caller)
+        prefilled = output.prompt.prefilled
         # llama-server repeats the continued message in full responses; in streams only with "echo".
         repeated = prefilled if options.echo or not options.stream else ""
         writer = ChatWriter(self, header, output.parser, repeated)
-        opening = prepared.prompt.generation_prompt
+        opening = output.prompt.generation_prompt
         return verbose(Generation([request], writer, output.switch), options, model, caller, opening)
 
 

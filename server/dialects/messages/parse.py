@@ -120,8 +120,8 @@ class MessagesRequest(ToolRequest):
     def generation(self, model: LoadedModel, media: LoadedMedia = NO_MEDIA, caller: Caller = NO_CALLER) -> Generation:
         """Return the request and the writer of its reply; blocking, for a thread. Raises `InvalidRequest`."""
         header = Header(model.spec.id, f"msg_{random_id()}")
-        prepared, request = self.prepare(header.id, self.conversation, model, media, caller)
-        writer = MessageWriter(self, header, prepared.output.parser)
+        output, request = self.prepare(header.id, self.conversation, model, media, caller)
+        writer = MessageWriter(self, header, output.parser)
         return Generation([request], writer, follow_up=None if self.server_tools is None else writer)
 
 

@@ -256,8 +256,8 @@ class OllamaRequest(ConversationRequest):
         if self.raw:
             request = self._raw_request(request_id, model, media, caller)
         else:
-            prepared, request = self.prepare(request_id, self.conversation, model, media, caller)
-            request, parser = _after_context(request, self.context, model), prepared.output.parser
+            output, request = self.prepare(request_id, self.conversation, model, media, caller)
+            request, parser = _after_context(request, self.context, model), output.parser
         context = [token for token in request.prompt if token >= 0]  # media can't be sent back
         shown = context if self.returns_context else None
         writer = OllamaWriter(reply, parser, began=self.began, loaded=loaded, prompt=shown)

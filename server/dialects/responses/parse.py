@@ -12,7 +12,7 @@ from pydantic import Field
 
 from server.chat.assembler import NewParser
 from server.chat.conversation import Call, Conversation, Message
-from server.chat.prepare import Prepared
+from server.chat.prepare import Output
 from server.chat.truncation import fits, truncated
 from server.dialects.chat.parse import chat_logprobs
 from server.dialects.common import Header, Json, random_id
@@ -182,9 +182,9 @@ class ResponseRequest(ToolRequest):
         parser: NewParser = partial(GivenCalls, approved)
         switch, prefilled = None, ""
         if not approved:
-            prepared, request = self.prepare(header.id, self.conversation, model, media, caller)
-            requests, prefilled = [request], prepared.prompt.prefilled
-            parser, switch = prepared.output.parser, prepared.output.switch
+            output, request = self.prepare(header.id, self.conversation, model, media, caller)
+            requests, prefilled = [request], output.prompt.prefilled
+            parser, switch = output.parser, output.switch
         writer = ResponseWriter(self, response_fields(self, header, model.spec.sampling), parser, prefilled)
         # The output repeats the message that it continues.
         inputs = self.input_items[:-1] if prefilled else self.input_items
@@ -204,12 +204,12 @@ class ResponseRequest(ToolRequest):
         media: LoadedMedia,
         caller: Caller,
         max_tokens: int | None = None,
-    ) -> tuple[Prepared, Request]:
+    ) -> tuple[Output, Request]:
         """Prepare one round of generation, with ``truncation: auto`` without the oldest messages."""
         limit, whole = self.options.max_output_tokens, ConversationRequest.prepare
-        prepared, request = whole(self, request_id, conversation, model, media, caller, max_tokens)
+        output, request = whole(self, request_id, conversation, model, media, caller, max_tokens)
         if self.options.truncation != "auto" or fits(len(request.prompt), model.engine.n_ctx_seq, limit):
-            return prepared, request
+            return output, request
         conversation = truncated(conversation, model, media, limit)
         return whole(self, request_id, conversation, model, media, caller, max_tokens)
 

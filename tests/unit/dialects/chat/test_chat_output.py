@@ -137,7 +137,7 @@ def test_ids_that_calls_of_the_conversation_have_are_not_given_again() -> None:
     model.grammar = GrammarCompiler(model.vocab)
     said = (Message("user", "u"), Message("assistant", calls=(Call("f", "{}", "functions.f:0"),)), Message("tool", "r"))
     for messages, own in ((said[:1], True), (said, False)):
-        made = prepare(Conversation(messages, tools_of([TOOL])), model, {}).output.parser()
+        made = prepare(Conversation(messages, tools_of([TOOL])), model, {})[0].parser()
         (begun, *_) = [*made.feed(call), *made.finish()]
         assert isinstance(begun, ToolCallBegin)
         assert (begun.id == "functions.f:0") is own

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from server.chat.conversation import Tools, template_tools
+from server.chat.conversation import Tools
 from server.errors import InvalidRequest
 from server.structured.constraint import Constraint
 from server.structured.grammar.compiler import GrammarCompiler
@@ -33,7 +33,7 @@ def made(signs: str, prompt: str, tools: Tools, fresh: bool = True, **fields: An
 
 
 def said(signs: str, prompt: str, text: str) -> Read:
-    tools = template_tools(choosing("auto").tools)
+    tools = [{"type": "function", "function": tool.function} for tool in choosing("auto").tools]
     return read(
         output_parser(
             model_of(signs).template,
