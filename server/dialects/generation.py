@@ -5,6 +5,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
@@ -136,8 +137,7 @@ class GenerationFields(ServingFields, SamplingFields, ConstraintFields):
     @staticmethod
     def of(body: Body, **more: Any) -> "GenerationFields":
         """Return the fields of a checked body of another dialect that have the same names, and `more`."""
-        names = type(body).model_fields.keys() & GenerationFields.model_fields.keys()
-        shared = {name: getattr(body, name) for name in names}
+        shared = {name: getattr(body, name) for name in _shared_names(type(body))}
         return _ALL_ABSENT.model_copy(update=shared | more)  # a tenth of the time that creating one takes
 
     @property
@@ -163,6 +163,12 @@ class GenerationFields(ServingFields, SamplingFields, ConstraintFields):
 
 
 _ALL_ABSENT = GenerationFields.model_construct()
+
+
+@cache
+def _shared_names(schema: type[Body]) -> frozenset[str]:
+    """Return the fields that a schema and `GenerationFields` have in common."""
+    return frozenset(schema.model_fields.keys() & GenerationFields.model_fields.keys())
 
 
 @dataclass(frozen=True, slots=True)
