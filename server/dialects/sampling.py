@@ -7,10 +7,10 @@ samplers and biases that can't be read are errors, and ``repeat_last_n: -1`` sti
 key is a token id or a text whose tokens are all meant; ``false`` means never.
 """
 
+import dataclasses
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, Field, WithJsonSchema, create_model
@@ -133,7 +133,6 @@ def _body_type(name: str, kind: type, parameter: Parameter) -> Any:
 if TYPE_CHECKING:
 
     class _Parameters(Body):
-        dry_base: float | None = None
         temperature: float | None = None
         top_k: int | None = None
         top_p: float | None = None
@@ -158,7 +157,7 @@ class SamplingFields(_Parameters):
     logit_bias: Annotated[Any, AfterValidator(read_logit_bias), WithJsonSchema(_BIAS_SCHEMA)] = None
 
 
-_PLAIN_FIELDS = tuple(set(PARAMETERS) - {"dry_base"})
+_NAMES = tuple(each.name for each in dataclasses.fields(SamplingParams))
 
 
 def sampling_params(fields: SamplingFields, defaults: SamplingParams, vocab: Vocab, n_ctx: int) -> SamplingParams:
@@ -167,22 +166,18 @@ def sampling_params(fields: SamplingFields, defaults: SamplingParams, vocab: Voc
     Sizes that the native library allocates (windows, k) are limited to the context and the vocabulary, beyond which
     they have no effect. Raises `InvalidRequest` if the bias forbids all tokens.
     """
-    given = {name: value for name in _PLAIN_FIELDS if (value := getattr(fields, name)) is not None}
+    given: dict[str, Any] = {name: value for name in _NAMES if (value := getattr(fields, name)) is not None}
     if fields.seed is not None:
         given["seed"] = fields.seed & 0xFFFFFFFF  # -1 becomes RANDOM_SEED, as in C
-    if fields.samplers is not None:
-        given["samplers"] = fields.samplers
-    if fields.dry_sequence_breakers is not None:
-        given["dry_sequence_breakers"] = fields.dry_sequence_breakers
-    if fields.dry_base is not None and fields.dry_base >= 1:  # otherwise the default, as in llama-server
-        given["dry_base"] = fields.dry_base
+    if given.get("dry_base", 1) < 1:  # the default counts, as in llama-server
+        del given["dry_base"]
     if fields.logit_bias is not None:
         given["logit_bias"] = token_biases(fields.logit_bias, vocab)
         never = {token for token, bias in given["logit_bias"] if bias == NEVER}
         if len(never) >= vocab.n_tokens:
             raise field_error("logit_bias", "bans every token of the vocabulary")
-    params = replace(defaults, **given)
-    return replace(
+    params = dataclasses.replace(defaults, **given)
+    return dataclasses.replace(
         params,
         top_k=min(max(params.top_k, 0), vocab.n_tokens),
         min_keep=min(params.min_keep, vocab.n_tokens),
