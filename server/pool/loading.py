@@ -80,24 +80,6 @@ class Factories:
 
 
 @dataclass(slots=True)
-class LoadedParts:
-    """A model without engines, and the runners for these."""
-
-    model: LoadedModel
-    runners: list[Runner] = field(default_factory=list)
-    embedders: list[EmbeddingRunner] = field(default_factory=list)
-
-    def close(self) -> None:
-        """Free all of it, contexts before weights."""
-        with contextlib.ExitStack() as stack:
-            stack.callback(self.model.free)
-            for runner in self.runners:
-                stack.callback(runner.close)
-            for embedder in self.embedders:
-                stack.callback(embedder.close)
-
-
-@dataclass(slots=True)
 class Load:
     """One load of one model. `run` is called in a thread; `cancel` from anywhere."""
 
@@ -144,29 +126,29 @@ class Load:
             for device, n in totals(before.footprint).items()
         )
 
-    def run(self) -> LoadedParts:
-        """Load weights, ``instances`` contexts and the chat template. Raises what the native side raised, after freeing
-        what was created.
+    def run(self) -> LoadedModel:
+        """Load weights, ``instances`` contexts and the chat template, for `assemble`. Raises what the native side
+        raised, after freeing what was created.
         """
         fit = self.chosen or self.fit()
         weights = self.loader.load(fit.spec, self._progress)
         with contextlib.ExitStack() as undo:
             undo.callback(weights.close)
-            parts = LoadedParts(self._model(fit, weights))
+            model = self._model(fit, weights)
             undo.pop_all()
-            undo.callback(parts.close)
+            undo.callback(model.free)
             if weights.info.generates and self.spec.native.warmup:
-                parts.model.prepare_grammar(self.quiet)
+                model.prepare_grammar(self.quiet)
             for _ in range(0 if isinstance(weights, WorkerSupervisor) else self.spec.native.instances):
                 self._check_wanted()
                 if weights.info.generates:
-                    parts.runners.append(weights.runner())
+                    model.runners.append(weights.runner())
                 if weights.info.embeds:
                     self._check_wanted()
-                    parts.embedders.append(weights.embedding_runner())
+                    model.embedders.append(weights.embedding_runner())
             self._check_wanted()
             undo.pop_all()
-        return parts
+        return model
 
     def _model(self, fit: Fit, weights: Weights) -> LoadedModel:
         """Return the model, whose configured grammar compiles."""
@@ -196,17 +178,17 @@ class Load:
         return not self.cancelled
 
 
-async def assemble(load: Load, parts: LoadedParts, in_thread: InThread) -> LoadedModel:
-    """Put engines over the runners; frees the parts when that fails or the load was cancelled."""
-    spec, model, loop = load.spec, parts.model, asyncio.get_running_loop()
+async def assemble(load: Load, model: LoadedModel, in_thread: InThread) -> LoadedModel:
+    """Put engines over the contexts of a model; frees it when that fails or the load was cancelled."""
+    spec, weights, loop = load.spec, model.weights, asyncio.get_running_loop()
     try:
         if load.cancelled:
             raise ModelFailed(spec.id, "the load was cancelled")
-        if isinstance(model.weights, WorkerSupervisor):
-            model.generator, model.embedding = model.weights.generator, model.weights.embedder
-        if parts.runners:
-            model.generator = engine = load.factories.engine(parts.runners, spec.engine, loop)
-            parts.runners = []  # the engine frees them
+        if isinstance(weights, WorkerSupervisor):
+            model.generator, model.embedding = weights.generator, weights.embedder
+        if model.runners:
+            model.generator = engine = load.factories.engine(model.runners, spec.engine, loop)
+            model.runners = []  # the engine frees them
             if (place := spec.engine.disk_place) is not None:
                 if isinstance(place, Path):
                     await engine.keep_media(EmbeddingFolder(spec.id, place))
@@ -214,11 +196,11 @@ async def assemble(load: Load, parts: LoadedParts, in_thread: InThread) -> Loade
                 await engine.use_disk(
                     StateFolder(model, place, limit, shared=spec.engine.cache_disk_shared, secret=secret)
                 )
-        if parts.embedders:
-            model.embedding = load.factories.embedder(parts.embedders, spec.engine, loop)
-            parts.embedders = []
+        if model.embedders:
+            model.embedding = load.factories.embedder(model.embedders, spec.engine, loop)
+            model.embedders = []
     except BaseException:
         await model.close()
-        await in_thread(parts.close)
+        await in_thread(model.free)
         raise
     return model

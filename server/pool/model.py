@@ -1,6 +1,7 @@
 """A loaded model, and a request's hold on it."""
 
 import asyncio
+import contextlib
 import logging
 import threading
 from collections.abc import Callable
@@ -8,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import reduce
 from typing import TYPE_CHECKING, Self, TypeAlias
 
+from server.engine.runner_api import EmbeddingRunner, Runner
 from server.engine.snapshots import SlotSnapshot
 from server.engine.stats import EngineStats, combined
 from server.errors import NotSupported
@@ -72,7 +74,8 @@ def cannot_rerank(model: str) -> NotSupported:
 class LoadedModel:
     """Weights with their engines, template and grammar compiler. Made and freed by the pool.
 
-    It has an engine that generates, one that embeds, or both.
+    It has an engine that generates, one that embeds, or both. ``runners`` and ``embedders`` are contexts that have no
+    engine yet.
     """
 
     spec: ModelSpec
@@ -85,6 +88,8 @@ class LoadedModel:
     fit: Fit
     loaded_at: float  # unix seconds
     make_grammar: GrammarFactory = compile_grammars
+    runners: list[Runner] = field(default_factory=list)
+    embedders: list[EmbeddingRunner] = field(default_factory=list)
     _grammar: "GrammarCompiler | None" = None
     _grammar_lock: threading.Lock = field(default_factory=threading.Lock)
     _preparing: threading.Thread | None = None
@@ -155,11 +160,16 @@ class LoadedModel:
         await asyncio.gather(*(engine.close(drain_s) for engine in self.engines))
 
     def free(self) -> None:
-        """Free the weights, after `close`; blocking."""
+        """Free the weights, after `close`, and contexts without an engine before them; blocking."""
         self._closing.set()
         if self._preparing is not None:
             self._preparing.join()  # it reads the vocabulary
-        self.weights.close()
+        with contextlib.ExitStack() as stack:
+            stack.callback(self.weights.close)
+            for runner in self.runners:
+                stack.callback(runner.close)
+            for embedder in self.embedders:
+                stack.callback(embedder.close)
 
     @property
     def grammar(self) -> "GrammarCompiler":

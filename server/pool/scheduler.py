@@ -236,8 +236,7 @@ class Scheduler:
                 if entry.fitting:
                     self.memory.fitted(entry, await self._in_thread(load.fit))
                     self._freed()
-                parts = await self._in_thread(load.run)
-                model = await assemble(load, parts, self._in_thread)
+                model = await assemble(load, await self._in_thread(load.run), self._in_thread)
         except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
             load.cancel()
             raise

@@ -16,7 +16,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, cast
@@ -25,7 +25,6 @@ from server.engine.embedding import EmbeddingEngine
 from server.engine.media import MediaChunk, MediaPrompt, MediaSpan
 from server.engine.request import Adapters, Event, Failed, Request
 from server.engine.sequence import Ticket
-from server.errors import CONTAINED
 from server.media.bitmap import Bitmap
 from server.pool.block_events import ReportingEngine
 from server.pool.loading import Factories, Load, assemble
@@ -34,18 +33,7 @@ from server.pool.model import LoadedModel
 from server.pool.protocols import Loader, ModelInfo
 from server.pool.saved import slots
 from server.pool.spec import ModelSpec
-from server.pool.worker.messages import (
-    Decoder,
-    EmbedderFacts,
-    Encoder,
-    Endpoint,
-    EngineStatus,
-    GeneratorFacts,
-    HandleTable,
-    LoadedFacts,
-    ReaderFacts,
-    portable,
-)
+from server.pool.worker.messages import Connection, Decoder, EngineStatus, HandleTable, LoadedFacts, portable
 from server.structured.grammar.matcher import Recipe
 from server.structured.reasoning_end import ReasoningSwitch
 from server.templates.template import ChatTemplate
@@ -114,20 +102,25 @@ class _Sink:
         self.worker.deliver([(self.number, events)], over=True)
 
 
-class Worker(Endpoint):
+@dataclass(slots=True)
+class OpenRequest:
+    """A request that has not ended. ``ticket``: None while it is decoded."""
+
+    ticket: Ticket | None = None
+    switch: ReasoningSwitch = field(default_factory=ReasoningSwitch)
+
+
+class Worker(Connection):
     """The worker's main object, used on the event loop unless stated otherwise. ``model``: after the load."""
 
-    def __init__(self, end: socket.socket, lost: Callable[[], None] = _exit) -> None:
-        self._exit = lost
+    def __init__(self, end: socket.socket, lost: Callable[[], object] = _exit) -> None:
         self._threads = ThreadPoolExecutor(8, "model")
         self._grammars = ThreadPoolExecutor(1, "grammar")
         self._loader: Loader | None = None
         self.model: LoadedModel | None = None
         self._generator: ReportingEngine | None = None
         self._embedder: EmbeddingEngine | None = None
-        self.tickets: dict[int, Ticket] = {}
-        self.decoding: set[int] = set()  # requests
-        self.switches: dict[int, ReasoningSwitch] = {}
+        self.requests: dict[int, OpenRequest] = {}
         self._status_when_idle: asyncio.Task[None] | None = None
         self._views: asyncio.Task[None] | None = None
         self._preparing: dict[str, Any] = {}
@@ -136,21 +129,10 @@ class Worker(Endpoint):
         self._status_lock = threading.Lock()
         self._status_at = 0.0
         functions: dict[str, Callable[..., Any]] = {"start": self._start, "check_progress": self._check_progress}
-        super().__init__(end, functions | {"ping": self._ping, "loader": self._ask_loader, "load": self._load})
+        functions |= {"ping": self._ping, "loader": self._ask_loader, "load": self._load}
+        super().__init__(end, functions, lost=lost, invalid=self._invalid_message, resolve=self._local)
 
-    def _encode(self, message: object) -> bytes:
-        return Encoder().encode(message)
-
-    def _decode(self, body: bytes) -> Any:
-        return Decoder(body, self._resolve).load()
-
-    def _receive(self, events: dict[int, list[Event]]) -> None:
-        raise AssertionError("the server sends no events")
-
-    def _lost(self) -> None:
-        self._exit()
-
-    def _resolve(self, kind: str, name: Any) -> object:
+    def _local(self, kind: str, name: Any) -> object:
         """Return the local object for a reference. Thread-safe."""
         if kind == "bitmap":
             bitmap, number = name
@@ -168,10 +150,10 @@ class Worker(Endpoint):
             case "chunk":
                 return self._chunks[name]
             case "switch":
-                return self.switches.setdefault(name, ReasoningSwitch())
+                return self.requests[name].switch
         raise AssertionError(kind)
 
-    def _invalid(self, error: Exception) -> None:
+    def _invalid_message(self, error: Exception) -> None:
         log.error("a message of the server could not be processed", exc_info=error)
         self.fail(f"{type(error).__name__}: {error}")
 
@@ -240,18 +222,16 @@ class Worker(Endpoint):
             quiet=lambda: not self.busy,
             chosen=Fit(spec),
         )
-        parts = await self.in_thread(load.run)
-        self.model = model = await assemble(load, parts, self.in_thread)
+        self.model = model = await assemble(load, await self.in_thread(load.run), self.in_thread)
         generator, embedder, reader = model.generator, model.embedding, model.media
-        generates = embeds = reads = None
+        facts: dict[str, Any] = {"info": model.info, "footprint": dict(model.weights.footprint())}
         self.functions |= {"preparing": self._prepare, "close": self._close}
         if generator is not None:
             assert isinstance(generator, ReportingEngine)
             self._generator = generator
-            generates = GeneratorFacts(generator.bounds, generator.n_slots_each, generator.adapters)
+            facts |= {name: getattr(generator, name) for name in ("bounds", "n_slots_each", "adapters")}
             self.functions |= {
-                "submit": self.submit,
-                "submit_encoded": self._decode_request,
+                "submit": self._receive,
                 "cancel": self._cancel,
                 "end_reasoning": self._end_reasoning,
                 "watch": self._watch,
@@ -263,13 +243,13 @@ class Worker(Endpoint):
         if embedder is not None:
             assert isinstance(embedder, EmbeddingEngine)
             self._embedder = embedder
-            embeds = EmbedderFacts(embedder.info, embedder.n_slots, embedder.takes_media)
+            facts |= {"embedder": (embedder.info, embedder.n_slots, embedder.takes_media)}
             self.functions["embed"] = self._embed
         if reader is not None:
-            reads = ReaderFacts(reader.kinds, reader.marker, reader.sample_rate, reader.fingerprint)
+            facts |= {"reader": (reader.kinds, reader.marker, reader.sample_rate, reader.fingerprint)}
             self.functions |= {"tokenize": self._tokenize, "count": self._count, "release_chunk": self._chunks.release}
         gc.freeze()  # it lives as long as the process: full passes over it would delay steps
-        return LoadedFacts(model.info, dict(model.weights.footprint()), generates, embeds, reads)
+        return LoadedFacts(**facts)
 
     @property
     def _engines(self) -> list[ReportingEngine | EmbeddingEngine]:
@@ -279,61 +259,47 @@ class Worker(Endpoint):
     @property
     def busy(self) -> bool:
         """Whether any request waits or runs."""
-        return (self.model is not None and self.model.busy) or bool(self.decoding)
+        return bool(self.requests) or (self.model is not None and self.model.busy)
 
     # ---- requests
 
-    def _decode_request(self, number: int, body: bytes) -> None:
-        """Decode a request with a grammar in a thread, because the grammar is compiled. Then submit it, unless it was
-        cancelled meanwhile."""
-
-        def done(decoding: "asyncio.Future[Request]") -> None:
-            error = decoding.exception()
-            if number not in self.decoding:
-                self.switches.pop(number, None)  # created after it was cancelled
-            elif error is not None:
-                self._refuse(number, error)
-            else:
-                self.submit(number, decoding.result())
-
-        self.decoding.add(number)
-        self._loop.run_in_executor(self._grammars, self._decode, body).add_done_callback(done)
-
-    def _refuse(self, number: int, error: BaseException) -> None:
-        """Fail a request that could not be decoded or submitted, or was cancelled before."""
-        self.decoding.discard(number)
-        self.switches.pop(number, None)
-        self.deliver([(number, [Failed(portable(error))])], over=True)
-
-    def submit(self, number: int, request: Request) -> None:
-        """Submit a request to the engine; what it raises becomes the request's last event."""
-        assert self._generator is not None
-        self.decoding.discard(number)
-        try:
-            self.tickets[number] = self._generator.submit(request, _Sink(number, self))
-        except CONTAINED as error:
-            self._refuse(number, error)
+    def _receive(self, number: int, body: bytes, has_grammar: bool) -> None:
+        """Submit a request. One with a grammar is decoded in a thread, because the grammar is compiled."""
+        self.requests[number] = OpenRequest()
+        decode = Decoder([body], self._local).load
+        if has_grammar:
+            decoding = self._loop.run_in_executor(self._grammars, decode)
+            decoding.add_done_callback(lambda done: self._submit(number, done.result))
         else:
-            self._send_status_when_idle()
+            self._submit(number, decode)
+
+    def _submit(self, number: int, decoded: Callable[[], Request]) -> None:
+        """Submit a request to the engine, unless it was cancelled; an error becomes its last event."""
+        assert self._generator is not None
+        try:
+            request = decoded()
+            if number in self.requests:
+                self.requests[number].ticket = self._generator.submit(request, _Sink(number, self))
+                self._send_status_when_idle()
+        except Exception as error:  # noqa: BLE001 - it fails this request only
+            if self.requests.pop(number, None) is not None:
+                self.deliver([(number, [Failed(portable(error))])], over=True)
 
     def _cancel(self, number: int) -> None:
         assert self._generator is not None
-        ticket = self.tickets.pop(number, None)
-        self.switches.pop(number, None)
-        if ticket is not None:
-            self._generator.cancel(ticket)
-        elif number in self.decoding:
-            self._refuse(number, asyncio.CancelledError())
+        one = self.requests.pop(number, None)
+        if one is not None and one.ticket is not None:
+            self._generator.cancel(one.ticket)
 
     def _end_reasoning(self, number: int) -> None:
-        if number in self.tickets or number in self.decoding:  # otherwise it has ended
-            self.switches.setdefault(number, ReasoningSwitch()).end()
+        if number in self.requests:  # otherwise it has ended
+            self.requests[number].switch.end()
 
     def _clean(self) -> None:
         """Forget requests that have ended."""
-        for number in [number for number, ticket in self.tickets.items() if ticket.n_open <= 0]:
-            del self.tickets[number]
-            self.switches.pop(number, None)
+        for number, one in list(self.requests.items()):
+            if one.ticket is not None and one.ticket.n_open <= 0:
+                del self.requests[number]
 
     def _send_status_when_idle(self) -> None:
         if self._status_when_idle is None or self._status_when_idle.done():
@@ -460,9 +426,9 @@ def _no_template(_info: ModelInfo, _spec: ModelSpec) -> ChatTemplate:
 class _ServerHandler(logging.Handler):
     """Sends log records to the server."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, server: Connection) -> None:
         super().__init__()
-        self._endpoint = endpoint
+        self._server = server
 
     def emit(self, record: logging.LogRecord) -> None:
         """Send one record. Thread-safe."""
@@ -470,4 +436,4 @@ class _ServerHandler(logging.Handler):
             record.exc_text = logging.Formatter().formatException(record.exc_info)
         fields = {key: value for key, value in vars(record).items() if isinstance(value, str | int | float)}
         with contextlib.suppress(RuntimeError):
-            self._endpoint.notify("log", fields | {"msg": record.getMessage()})
+            self._server.notify("log", fields | {"msg": record.getMessage()})

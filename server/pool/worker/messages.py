@@ -3,7 +3,8 @@
 One socket carries pickles of the dataclasses below. The largest are images and batches of embeddings: the worker itself
 reads and writes slot states, which have up to gigabytes.
 
-- Dataclasses are pickled as their fields.
+- Dataclasses are pickled as their fields, without the pixels of an image, which are sent from where they are: copying
+  20 MB of them would stop the event loop for 30 ms.
 - The worker gets references to its own objects (`remote_object`): vocabulary, compiled grammars, tokenized media,
   cancellation switches, known bitmaps.
 - From the worker, only plain values, our dataclasses and our enums are accepted, because a model file may have
@@ -22,7 +23,6 @@ import socket
 import struct
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -38,24 +38,28 @@ from server.engine.request import Bounds, Event, Text
 from server.engine.runner_api import EmbedderInfo
 from server.engine.snapshots import SlotSnapshot
 from server.engine.stats import EngineStats
-from server.errors import CONTAINED, InternalError, LlamapoolError
+from server.errors import InternalError, LlamapoolError
 from server.media.bitmap import Bitmap, BitmapKind
 from server.pool.memory import Footprint
 from server.pool.protocols import ModelInfo
 from server.structured.reasoning_end import ReasoningSwitch
 from server.vocab import Vocab
 
-_READ_BYTES = 1 << 18
-CANCEL = "cancel_call"
+EVENTS = "events"
+"""The function of the server that gets the events of steps by request number."""
+_CANCEL = "cancel_call"
 """A function of both ends: the caller no longer waits for a `Reply`."""
-_HEADER = struct.Struct("<Q")  # bytes of the pickle
 _OURS = ("server.engine.", "server.pool.", "server.media.", "server.structured.")
 _ACTIVE = ("server.pool.worker.parent", "server.pool.worker.proxies", "server.pool.scheduler", "server.pool.loading")
 """Modules whose dataclasses do something when they are created."""
 _STANDARD = {("builtins", "set"), ("builtins", "range"), ("pathlib", "PosixPath"), ("pathlib._local", "PosixPath")}
+_READ_BYTES, _LARGE = 1 << 18, 1 << 16
+_LENGTH, _MORE = struct.Struct("<Q"), 1 << 63
+"""Before each part of a message are its bytes, and this bit if it is not the last part."""
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+Parts: TypeAlias = list[bytes | memoryview]
 
 
 # ---- in both directions
@@ -118,50 +122,25 @@ class EngineStatus:
     requests: tuple[str, ...]
 
 
-# ---- results of calls
-
-
-@dataclass(frozen=True, slots=True)
-class GeneratorFacts:
-    """Constants of the generating engine."""
-
-    bounds: Bounds
-    n_slots_each: int
-    adapters: tuple[Adapter, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class EmbedderFacts:
-    """Constants of the embedding engine."""
-
-    info: EmbedderInfo
-    n_slots: int
-    takes_media: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ReaderFacts:
-    """Constants of the projector."""
-
-    kinds: frozenset[BitmapKind]
-    marker: str
-    sample_rate: int
-    fingerprint: str
+EmbedderFacts: TypeAlias = tuple[EmbedderInfo, int, bool]
+"""Of the embedding engine, with its slots, and whether it takes media."""
+ReaderFacts: TypeAlias = tuple[frozenset[BitmapKind], str, int, str]
+"""Kinds, marker, sample rate and fingerprint of the projector."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedFacts:
-    """Constants of the loaded model."""
+    """Constants of the loaded model, and what it takes. ``bounds``, ``n_slots_each`` and ``adapters`` are those of the
+    generating engine.
+    """
 
     info: ModelInfo
     footprint: Footprint
-    generator: GeneratorFacts | None
-    embedder: EmbedderFacts | None
-    reader: ReaderFacts | None
-
-    def is_as(self, other: "LoadedFacts") -> bool:
-        """Return whether both describe the same model, so that one can replace the other after a restart."""
-        return (self.info, self.generator, self.embedder) == (other.info, other.generator, other.embedder)
+    bounds: Bounds | None = None
+    n_slots_each: int = 0
+    adapters: tuple[Adapter, ...] = ()
+    embedder: EmbedderFacts | None = None
+    reader: ReaderFacts | None = None
 
 
 # ---- references to objects of the other process
@@ -218,6 +197,15 @@ def _fields_of(kind: type) -> Callable[[Any], tuple[Any, ...]] | None:
     return get if len(fields) > 1 else lambda value: (get(value),)
 
 
+def framed(body: bytes, buffers: Sequence[pickle.PickleBuffer] = ()) -> Parts:
+    """Return a message of a pickle and its buffers as it is sent."""
+    sent: Parts = [_LENGTH.pack(len(body) | (_MORE if buffers else 0)) + body]
+    for i, buffer in enumerate(buffers, 1):
+        data = buffer.raw()
+        sent += [_LENGTH.pack(len(data) | (_MORE if i < len(buffers) else 0)), data]
+    return sent
+
+
 class Encoder(pickle.Pickler):
     """Pickles one message. To the worker: `vocab` is the model's, `share` receives a bitmap without its data, `watch`
     a reasoning switch; each of both returns a number for the reference.
@@ -229,8 +217,8 @@ class Encoder(pickle.Pickler):
         share: Callable[[Bitmap], int] | None = None,
         watch: Callable[[ReasoningSwitch], int] | None = None,
     ) -> None:
-        self._file = io.BytesIO()
-        super().__init__(self._file, pickle.HIGHEST_PROTOCOL)
+        self._file, self._buffers = io.BytesIO(), list[pickle.PickleBuffer]()
+        super().__init__(self._file, pickle.HIGHEST_PROTOCOL, buffer_callback=self._buffers.append)
         self._vocab, self._share, self._watch = vocab, share, watch
 
     def reducer_override(self, obj: Any) -> Any:
@@ -243,7 +231,7 @@ class Encoder(pickle.Pickler):
         if kind is RemoteChunk:
             return remote_object, ("chunk", obj.number)
         if (fields := _fields_of(kind)) is not None:
-            return kind, fields(obj)
+            return kind, tuple(map(_uncopied, fields(obj))) if kind in _WITH_BUFFERS else fields(obj)
         if isinstance(obj, LlamapoolError):
             return remote_error, (kind.__name__, obj.message, vars(obj))
         if kind is ReasoningSwitch and self._watch is not None:
@@ -254,19 +242,30 @@ class Encoder(pickle.Pickler):
             return remote_object, ("tokens", None)
         return NotImplemented
 
-    def encode(self, message: object) -> bytes:
-        """Return the pickle of `message`. Call it once."""
-        self.dump(message)
+    def pickled(self, value: object) -> bytes:
+        """Return the pickle of `value`. Call it once."""
+        self.dump(value)
         return self._file.getvalue()
+
+    def encode(self, message: object) -> Parts:
+        """Return a message as it is sent. Call it once."""
+        return framed(self.pickled(message), self._buffers)
+
+
+_WITH_BUFFERS = (Bitmap, Reply)
+
+
+def _uncopied(value: object) -> object:
+    return pickle.PickleBuffer(value) if type(value) is bytes and len(value) >= _LARGE else value
 
 
 class Decoder(pickle.Unpickler):
-    """Unpickles a message. In the worker, `resolve` returns the local object for a reference. The server gives none,
-    and accepts only classes that a worker sends; otherwise `load` raises `pickle.UnpicklingError`.
+    """Unpickles the parts of a message. In the worker, `resolve` returns the local object for a reference. The server
+    gives none, and accepts only classes that a worker sends; otherwise `load` raises `pickle.UnpicklingError`.
     """
 
-    def __init__(self, body: bytes, resolve: Callable[[str, Any], object] | None = None) -> None:
-        super().__init__(io.BytesIO(body))
+    def __init__(self, parts: Sequence[bytes], resolve: Callable[[str, Any], object] | None = None) -> None:
+        super().__init__(io.BytesIO(parts[0]), buffers=parts[1:])
         self._resolve = resolve
 
     def find_class(self, module: str, name: str) -> Any:
@@ -303,174 +302,90 @@ def remote_error(name: str, message: str, fields: Mapping[str, Any]) -> Llamapoo
 
 
 def portable(error: BaseException) -> LlamapoolError:
-    """Return `error`, or an `InternalError` that quotes it if it is none of ours."""
+    """Return `error`, or an `InternalError` that quotes it if it is none of ours, which the log has."""
     if isinstance(error, LlamapoolError):
         return error
     if isinstance(error, MemoryError):
         return InternalError("too little memory")
+    log.error("a call of another process failed; this is a bug, please report it", exc_info=error)
     return InternalError(f"{type(error).__name__}: {error}")
 
 
 # ---- the connection
 
 
-class Link:
-    """The connection to the other process. Its methods are thread-safe. The event loop calls `received` with the
-    messages that have arrived together, and `lost`.
+class Connection:
+    """One end of the connection to the other process: calls its functions, and answers its calls.
 
-    A message is its length and its pickle. `multiprocessing.connection` would do the same; its Python code doubled the
-    step thread's CPU time per message. The event loop reads, because a thread would wait for the interpreter's lock for
-    each message: with 16 streams, the server took twice the CPU time per token.
-    """
-
-    def __init__(
-        self, end: socket.socket, received: Callable[[Sequence[bytes]], None], lost: Callable[[], None]
-    ) -> None:
-        self._socket, self._loop = end, asyncio.get_running_loop()
-        self._received, self._lost = received, lost
-        end.setblocking(False)  # uvloop does so, too
-        self._sending, self._writable = threading.Lock(), select.poll()
-        self._writable.register(end, select.POLLOUT)
-        self._n_ended = 0
-        self._queue: SimpleQueue[bytes | None] = SimpleQueue()
-        self._chunk = memoryview(bytearray(_READ_BYTES))
-        self._unread = bytearray()
-        threading.Thread(target=self._write, name="worker-writer", daemon=True).start()
-        self._loop.add_reader(end, self._read)
-
-    def send(self, message: bytes) -> None:
-        """Send now; blocks while the other end does not read. A closed connection is ignored."""
-        unsent = memoryview(_HEADER.pack(len(message)) + message)
-        try:
-            with self._sending:
-                while unsent:
-                    try:
-                        unsent = unsent[self._socket.send(unsent) :]
-                    except BlockingIOError:
-                        self._writable.poll()
-        except OSError as error:
-            log.debug("a message could not be sent: %s", error)
-
-    def post(self, message: bytes) -> None:
-        """Queue a message for the writer thread; never blocks."""
-        self._queue.put(message)
-
-    def close(self) -> None:
-        """Close the connection after queued messages were sent."""
-        self._queue.put(None)
-
-    def _write(self) -> None:
-        while (message := self._queue.get()) is not None:
-            self.send(message)
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # ends the reading of both ends
-        self._finish()
-
-    def _finish(self) -> None:
-        """Close the socket after both reading and writing have ended."""
-        with self._sending:
-            self._n_ended += 1
-            if self._n_ended == 2:
-                self._socket.close()
-
-    def _read(self) -> None:
-        try:
-            n = self._socket.recv_into(self._chunk)
-        except BlockingIOError:
-            return
-        except OSError:
-            n = 0
-        if not n:
-            self._loop.remove_reader(self._socket)
-            self.close()
-            self._finish()
-            self._lost()
-            return
-        self._unread += self._chunk[:n]
-        if messages := self._whole_messages():
-            self._received(messages)
-
-    def _whole_messages(self) -> list[bytes]:
-        """Take the messages that have arrived to their end."""
-        found: list[bytes] = []
-        end, view = 0, memoryview(self._unread)
-        with view:
-            while len(view) - end >= _HEADER.size:
-                start = end + _HEADER.size
-                (size,) = _HEADER.unpack_from(view, end)
-                if len(view) < start + size:
-                    break
-                end = start + size
-                found.append(bytes(view[start:end]))
-        del self._unread[:end]
-        return found
-
-
-class Endpoint(ABC):
-    """One end of the connection to the other process: exchanges messages, and calls functions in both directions.
+    `multiprocessing.connection` would frame messages, too; its Python code doubled the step thread's CPU time per
+    message. The event loop reads, because a thread would wait for the interpreter's lock for each message: with 16
+    streams, the server took twice the CPU time per token.
 
     Created and used on the event loop, except `notify`, `notify_now` and `send_events`, which are thread-safe.
     ``heard_at``: when the last message arrived.
     """
 
-    def __init__(self, end: socket.socket, functions: dict[str, Callable[..., Any]]) -> None:
-        """`functions` are what the other end may call by name."""
+    def __init__(
+        self,
+        end: socket.socket,
+        functions: dict[str, Callable[..., Any]],
+        *,
+        lost: Callable[[], object],
+        invalid: Callable[[Exception], None],
+        encoder: Callable[[], Encoder] = Encoder,
+        resolve: Callable[[str, Any], object] | None = None,
+    ) -> None:
+        """`functions` are what the other end may call by name. `lost` is called at the end of the connection, `invalid`
+        with the error of a message that could not be processed. `encoder` is called in any thread. `resolve`: see
+        `Decoder`.
+        """
         self._loop = asyncio.get_running_loop()
         self.functions = functions
-        functions[CANCEL] = self._cancel_call
+        functions[_CANCEL] = self._cancel_call
         self.heard_at = time.monotonic()
-        self._call_numbers = itertools.count(1)
+        self._lost, self._invalid, self._encoder, self._resolve = lost, invalid, encoder, resolve
+        self._numbers = itertools.count(1)
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._answers: dict[int, asyncio.Task[None]] = {}
-        self._link = Link(end, self._received, self._lost)
+        end.setblocking(False)  # uvloop does so, too
+        self._socket, self._n_ended = end, 0
+        self._sending, self._writable = threading.Lock(), select.poll()
+        self._writable.register(end, select.POLLOUT)
+        self._queue: SimpleQueue[Parts | None] = SimpleQueue()
+        self._chunk, self._unread = memoryview(bytearray(_READ_BYTES)), bytearray()
+        self._parts: list[bytes] = []  # of a message that has not arrived to its end
+        threading.Thread(target=self._write, name="worker-writer", daemon=True).start()
+        self._loop.add_reader(end, self._read)
 
-    @abstractmethod
-    def _encode(self, message: object) -> bytes:
-        """Return the pickle of a message. Thread-safe."""
+    # ---- calls
 
-    @abstractmethod
-    def _decode(self, body: bytes) -> Any:
-        """Return the message of a pickle."""
-
-    @abstractmethod
-    def _receive(self, events: dict[int, list[Event]]) -> None:
-        """Receive the events of steps by request number."""
-
-    @abstractmethod
-    def _lost(self) -> None:
-        """Handle the end of the connection."""
-
-    @abstractmethod
-    def _invalid(self, error: Exception) -> None:
-        """Handle a message that could not be processed."""
-
-    # ---- sending
+    def notify(self, function: str, *arguments: object) -> None:
+        """Call a function of the other end without waiting for its result; never blocks."""
+        self._queue.put(self._encoder().encode(Call(0, function, arguments)))
 
     def notify_now(self, function: str, *arguments: object) -> None:
         """Notify in this thread; blocks while the other end does not read."""
-        self._link.send(self._encode(Call(0, function, arguments)))
+        self._send(self._encoder().encode(Call(0, function, arguments)))
 
     def send_events(self, batch: list[tuple[int, list[Event]]]) -> None:
         """Send the events of a step in this thread; blocks while the other end does not read."""
         events = step_events(batch)
         if all(type(event) is tuple for _, one in events for event in one):
-            self._link.send(pickle.dumps(events, pickle.HIGHEST_PROTOCOL))
+            self._send(framed(pickle.dumps(events, pickle.HIGHEST_PROTOCOL)))
         else:
-            self._link.send(self._encode(events))
-
-    def notify(self, function: str, *arguments: object) -> None:
-        """Call a function of the other end without waiting for its result; never blocks."""
-        self._link.post(self._encode(Call(0, function, arguments)))
+            self._send(self._encoder().encode(events))
 
     async def call(self, function: str, *arguments: object) -> Any:
-        """Call a function of the other end. Raises what it raises there, and what `fail_calls` was given."""
-        number = next(self._call_numbers)
+        """Call a function of the other end. Raises what it raises there, and what `fail_calls` was given. If the caller
+        is cancelled, so is the call.
+        """
+        number = next(self._numbers)
         self._calls[number] = result = self._loop.create_future()
         try:
-            self._link.post(self._encode(Call(number, function, arguments)))
+            self._queue.put(self._encoder().encode(Call(number, function, arguments)))
             return await result
         except asyncio.CancelledError:
-            self.notify(CANCEL, number)
+            self.notify(_CANCEL, number)
             raise
         finally:
             del self._calls[number]
@@ -483,16 +398,14 @@ class Endpoint(ABC):
 
     def disconnect(self) -> None:
         """Close the connection after queued messages were sent."""
-        self._link.close()
+        self._queue.put(None)
 
-    # ---- receiving
-
-    def _received(self, messages: Sequence[bytes]) -> None:
+    def _received(self, messages: Iterable[Sequence[bytes]]) -> None:
         self.heard_at = time.monotonic()
         events: list[StepEvents] = []
         try:
-            for body in messages:
-                match self._decode(body):
+            for parts in messages:
+                match Decoder(parts, self._resolve).load():
                     case Call(number, function, arguments):
                         self._called(number, self.functions[function], arguments)
                     case Reply(number, value, error):
@@ -500,7 +413,7 @@ class Endpoint(ABC):
                     case message:
                         events.append(message)
             if events:
-                self._receive(merged(events))
+                self.functions[EVENTS](merged(events))
         except Exception as error:  # noqa: BLE001 - whatever the other process sent
             self._invalid(error)
 
@@ -517,14 +430,12 @@ class Endpoint(ABC):
 
     async def _answer(self, number: int, result: Awaitable[Any]) -> None:
         try:
-            encoded = self._encode(Reply(number, await result))
+            reply = self._encoder().encode(Reply(number, await result))
         except asyncio.CancelledError:
             return
-        except BaseException as error:  # without a reply, the caller would wait forever
-            if not isinstance(error, CONTAINED):
-                log.exception("a call of another process failed; this is a bug, please report it")
-            encoded = self._encode(Reply(number, error=portable(error)))
-        self._link.post(encoded)
+        except BaseException as error:  # noqa: BLE001 - without a reply, the caller would wait forever
+            reply = self._encoder().encode(Reply(number, error=portable(error)))
+        self._queue.put(reply)
 
     def _replied(self, number: int, value: object, error: LlamapoolError | None) -> None:
         waiting = self._calls.get(number)
@@ -534,3 +445,69 @@ class Endpoint(ABC):
             waiting.set_result(value)
         else:
             waiting.set_exception(error)
+
+    # ---- bytes
+
+    def _send(self, parts: Parts) -> None:
+        """Send a message; blocks while the other end does not read. A closed connection is ignored. Thread-safe."""
+        try:
+            with self._sending:
+                for part in parts:
+                    unsent = memoryview(part)
+                    while unsent:
+                        try:
+                            unsent = unsent[self._socket.send(unsent) :]
+                        except BlockingIOError:
+                            self._writable.poll()
+        except OSError as error:
+            log.debug("a message could not be sent: %s", error)
+
+    def _write(self) -> None:
+        """Send queued messages, in a thread of its own."""
+        while (parts := self._queue.get()) is not None:
+            self._send(parts)
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # ends the reading of both ends
+        self._close_half()
+
+    def _close_half(self) -> None:
+        """Close the socket after both reading and writing have ended."""
+        with self._sending:
+            self._n_ended += 1
+            if self._n_ended == 2:
+                self._socket.close()
+
+    def _read(self) -> None:
+        try:
+            n = self._socket.recv_into(self._chunk)
+        except BlockingIOError:
+            return
+        except OSError:
+            n = 0
+        if n:
+            self._unread += self._chunk[:n]
+            if messages := self._whole_messages():
+                self._received(messages)
+            return
+        self._loop.remove_reader(self._socket)
+        self.disconnect()
+        self._close_half()
+        self._lost()
+
+    def _whole_messages(self) -> list[list[bytes]]:
+        """Take the messages that have arrived to their end."""
+        found: list[list[bytes]] = []
+        end, view = 0, memoryview(self._unread)
+        with view:
+            while len(view) - end >= _LENGTH.size:
+                start = end + _LENGTH.size
+                (length,) = _LENGTH.unpack_from(view, end)
+                if len(view) - start < (size := length & ~_MORE):
+                    break
+                end = start + size
+                self._parts.append(bytes(view[start:end]))
+                if not length & _MORE:
+                    found.append(self._parts)
+                    self._parts = []
+        del self._unread[:end]
+        return found

@@ -25,7 +25,7 @@ from server.pool.memory import Fit, Footprint, Memory
 from server.pool.protocols import Loader, MediaReader, ModelInfo, Vocabulary
 from server.pool.spec import ModelSpec
 from server.pool.worker.environment import child_environment
-from server.pool.worker.messages import Decoder, Encoder, Endpoint, EngineStatus, HandleTable, LoadedFacts
+from server.pool.worker.messages import EVENTS, Connection, Encoder, EngineStatus, HandleTable, LoadedFacts
 from server.pool.worker.proxies import EngineProxy, IsolatedEmbedder, IsolatedEngine, IsolatedReader
 from server.structured.reasoning_end import ReasoningSwitch
 from server.vocab import Vocab
@@ -54,7 +54,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class WorkerProcess(Endpoint):
+class WorkerProcess(Connection):
     """One worker process. Used on the event loop, in the thread that started it: the system kills it with that thread.
 
     ``kill_reason``: why the server kills it, "" otherwise. ``advanced_at``: when its load last advanced. ``ended``: the
@@ -83,15 +83,19 @@ class WorkerProcess(Endpoint):
         super().__init__(
             ours,
             {
+                EVENTS: supervisor.received,
+                "status": supervisor.update,
+                "views": supervisor.show,
                 "pixels": self._pixels,
                 "release_bitmap": self.bitmaps.release,
                 "loading": self.loads,
                 "progress": self._progressed,
-                "status": supervisor.update,
-                "views": supervisor.show,
                 "log": _log,
                 "failing": self.kill,
             },
+            lost=self._reap,
+            invalid=self._reject,
+            encoder=self._new_encoder,
         )
         levels = {name: logging.getLogger(name).getEffectiveLevel() for name in _LOGGERS}
         self.notify("start", supervisor.make_loader, levels)
@@ -101,34 +105,21 @@ class WorkerProcess(Endpoint):
         """The process id."""
         return self._process.pid
 
-    def _encode(self, message: object) -> bytes:
-        return self._encoder().encode(message)
-
-    def _decode(self, body: bytes) -> Any:
-        return Decoder(body).load()
-
-    def _receive(self, events: dict[int, list[Event]]) -> None:
-        self._supervisor.received(events)
-
-    def _encoder(self, watch: Callable[[ReasoningSwitch], int] | None = None) -> Encoder:
+    def _new_encoder(self, watch: Callable[[ReasoningSwitch], int] | None = None) -> Encoder:
         return Encoder(self._supervisor.known_vocab, self.bitmaps.add, watch)
 
     def submit(self, number: int, request: Request) -> None:
-        """Send a request. One with a grammar is sent as bytes, because compiling it takes a thread of the worker."""
+        """Send a request as bytes, because compiling its grammar takes a thread of the worker."""
 
         def watch(switch: ReasoningSwitch) -> int:
             switch.heard = lambda: self.notify("end_reasoning", number)
             return number
 
-        if request.constraint is None:
-            self.notify("submit", number, request)
-            return
-        self.notify("submit_encoded", number, self._encoder(watch).encode(request))
+        body = self._new_encoder(watch).pickled(request)
+        self.notify("submit", number, body, request.constraint is not None)
 
     async def call(self, function: str, *arguments: object) -> Any:
-        """Call a function of the worker. Raises what it raises there, and `ModelEnded` when the process ends. If the
-        caller is cancelled, so is the call.
-        """
+        """Call a function of the worker. Raises what it raises there, and `ModelEnded` when the process ends."""
         if self.ended.done():
             raise ModelEnded(f"model '{self._supervisor.name}': {self.ended.result()}")
         self.advanced_at = time.monotonic()
@@ -140,7 +131,7 @@ class WorkerProcess(Endpoint):
         self.advanced_at = time.monotonic()
         self._supervisor.progress(value)
 
-    def _invalid(self, error: Exception) -> None:
+    def _reject(self, error: Exception) -> None:
         log.error("model '%s': its process sent an invalid message", self._supervisor.name, exc_info=error)
         self.kill("its process sent an invalid message")
 
@@ -164,7 +155,7 @@ class WorkerProcess(Endpoint):
                 self._process.send_signal(signal.SIGUSR1)
             self._loop.call_later(STACKS_S, self._process.kill)
 
-    def _lost(self) -> None:
+    def _reap(self) -> None:
         if self._exit is None:
             self._exit = self._loop.create_task(self._wait())
 
@@ -183,7 +174,7 @@ class WorkerProcess(Endpoint):
     async def close(self) -> None:
         """Let it exit by itself; kill it if that takes too long. Returns when it has ended."""
         self.disconnect()
-        self._lost()
+        self._reap()
         await asyncio.shield(self.ended)
 
 
@@ -247,7 +238,6 @@ class WorkerSupervisor:
         self._facts: LoadedFacts | None = None
         self._vocabulary: Vocabulary | None = None
         self._closing = False
-        self._n_short_lives = 0
         self._started_at = 0.0
         self._restarts: asyncio.Task[None] | None = None
         self._n_hanging_checks = 0
@@ -323,8 +313,8 @@ class WorkerSupervisor:
         self.info = facts.info
         if facts.reader is not None:
             self.media = IsolatedReader(self, facts.reader)
-        if facts.generator is not None:
-            self.generator = IsolatedEngine(self, facts.generator, spec.engine)
+        if facts.bounds is not None:
+            self.generator = IsolatedEngine(self, facts, spec.engine)
         if facts.embedder is not None:
             self.embedder = IsolatedEmbedder(self, facts.embedder, facts.info.n_vocab)
         return self
@@ -415,15 +405,15 @@ class WorkerSupervisor:
         if self.generator is not None:
             self.generator.receive(events)
 
-    def update(self, *states: EngineStatus) -> None:
-        """Receive the state of the worker's engines."""
-        for engine, status in zip(self.engines, states, strict=False):  # before the end of the load there are fewer
-            engine.update(status)
-
     def show(self, *views: Any) -> None:
         """Receive views of the worker's generating engine."""
         if self.generator is not None:
             self.generator.show(*views)
+
+    def update(self, *states: EngineStatus) -> None:
+        """Receive the state of the worker's engines."""
+        for engine, status in zip(self.engines, states, strict=False):  # before the end of the load there are fewer
+            engine.update(status)
 
     def check_progress(self, limit_s: float) -> None:
         """Kill a process that is silent or whose load makes no progress, and let it check its own steps. Called
@@ -455,11 +445,10 @@ class WorkerSupervisor:
         """Load the model with these LoRA adapters from now on, the configured ones with their own scales."""
         assert self._spec is not None
         assert self._facts is not None
-        assert self._facts.generator is not None
-        before = {adapter.id: adapter for adapter in self._facts.generator.adapters}
+        before = {adapter.id: adapter for adapter in self._facts.adapters}
         loaded = tuple(before.get(adapter.id, adapter) for adapter in adapters)
         self._spec = self._spec.with_adapters(adapters)
-        self._facts = replace(self._facts, generator=replace(self._facts.generator, adapters=loaded))
+        self._facts = replace(self._facts, adapters=loaded)
 
     def process_ended(self, process: WorkerProcess, reason: str) -> None:
         """Handle the end of a process."""
@@ -471,42 +460,38 @@ class WorkerSupervisor:
                 engine.process_lost(reason)
 
     async def _restart_when_ended(self, process: WorkerProcess) -> None:
-        while not self._closing:
-            reason = await asyncio.shield(process.ended)
-            if not self._closing:
-                process = await self._restart(reason)
-
-    async def _restart(self, reason: str) -> WorkerProcess:
-        lived_s = time.monotonic() - self._started_at
-        self._n_short_lives = 0 if lived_s >= HEALTHY_S else self._n_short_lives
+        n_short_lives = 0
         while True:
-            n = self._n_short_lives
-            self._n_short_lives += 1
-            self.down = self._without_folders(reason)
-            self.pause_s = min(FIRST_PAUSE_S * 2.0 ** (n - 1), LONGEST_PAUSE_S) if n else 0.0
-            log.error("model '%s': %s; it is loaded again in %g s", self.name, reason, self.pause_s)
-            await asyncio.sleep(self.pause_s)
-            self.pause_s = 0.0
-            self._process = None
-            try:
-                return await self._load_again()
-            except LlamapoolError as error:
-                reason = error.reason if isinstance(error, ModelFailed) else error.message
-                failed = ModelFailed(self.name, self._without_folders(reason))
-            except (OSError, pickle.PicklingError) as error:
-                failed = ModelFailed(self.name, f"its process: {error}")
-            self.stop_waiting(failed)
-            if self.generator is not None:
-                self.generator.fail_all(failed)
+            reason = await asyncio.shield(process.ended)
+            if self._closing:
+                return
+            if time.monotonic() - self._started_at >= HEALTHY_S:
+                n_short_lives = 0
+            while self.down:
+                self.down = self._without_folders(reason)
+                if n_short_lives:
+                    self.pause_s = min(FIRST_PAUSE_S * 2.0 ** (n_short_lives - 1), LONGEST_PAUSE_S)
+                n_short_lives += 1
+                log.error("model '%s': %s; it is loaded again in %g s", self.name, reason, self.pause_s)
+                await asyncio.sleep(self.pause_s)
+                self.pause_s = 0.0
+                try:
+                    self._process = process = WorkerProcess(self)
+                    await self._load_again(process)
+                except (LlamapoolError, OSError, pickle.PicklingError) as error:
+                    reason = _reason(error)
+                    failed = ModelFailed(self.name, self._without_folders(reason))
+                    self.stop_waiting(failed)
+                    if self.generator is not None:
+                        self.generator.fail_all(failed)
 
     def _without_folders(self, reason: str) -> str:
         return reason if self._spec is None else self._spec.by_name(reason)
 
-    async def _load_again(self) -> WorkerProcess:
-        process = self._started()
+    async def _load_again(self, process: WorkerProcess) -> None:
         try:
             facts: LoadedFacts = await process.call("load", self._spec)
-            if self._facts is not None and not facts.is_as(self._facts):
+            if self._facts is not None and facts != replace(self._facts, footprint=facts.footprint):
                 raise ModelFailed(self.name, "its files have changed; unload it to load the new ones")
         except BaseException:
             process.kill("it could not be loaded")
@@ -519,7 +504,6 @@ class WorkerSupervisor:
         log.warning("model '%s' is loaded again", self.name)
         for engine in self.engines:
             engine.process_started()
-        return process
 
     async def end_frozen(self) -> None:
         """Kill a process that does not answer, such as a stopped one, and start no other."""
@@ -540,3 +524,9 @@ class WorkerSupervisor:
             self._restarts.cancel()
         if self._process is not None:
             await self._process.close()
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, ModelFailed):
+        return error.reason
+    return error.message if isinstance(error, LlamapoolError) else f"its process: {error}"

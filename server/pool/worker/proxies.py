@@ -16,15 +16,15 @@ from server.engine.lora import Adapter, check_adapters, default_set, rescaled
 from server.engine.media import MediaPrompt, Spans
 from server.engine.params import EngineParams
 from server.engine.request import Adapters, Event, Failed, Finished, Request, Sink
-from server.engine.runner_api import EmbedderInfo, Vectors
+from server.engine.runner_api import Vectors
 from server.engine.sequence import Ticket
 from server.engine.snapshots import ChoiceView, InstanceView, SlotSnapshot, TierView
 from server.engine.stats import EngineStats, combined
 from server.engine.stats import ended as without_gauges
 from server.errors import InvalidRequest, LlamapoolError, ModelEnded, ShuttingDown, request_queue_full
-from server.media.bitmap import Bitmap, BitmapKind
+from server.media.bitmap import Bitmap
 from server.pool.block_events import ReportingEngine
-from server.pool.worker.messages import EmbedderFacts, EngineStatus, GeneratorFacts, ReaderFacts, RemoteChunk
+from server.pool.worker.messages import EmbedderFacts, EngineStatus, LoadedFacts, ReaderFacts, RemoteChunk
 
 if TYPE_CHECKING:
     from server.pool.worker.parent import WorkerSupervisor
@@ -169,7 +169,8 @@ def _remote(
 class IsolatedEngine(EngineProxy):
     """`server.pool.model.Generator` of a worker."""
 
-    def __init__(self, supervisor: "WorkerSupervisor", facts: GeneratorFacts, params: EngineParams) -> None:
+    def __init__(self, supervisor: "WorkerSupervisor", facts: LoadedFacts, params: EngineParams) -> None:
+        assert facts.bounds is not None
         super().__init__(supervisor, facts.bounds.n_slots, facts.bounds.n_ctx_seq, "generator")
         self.n_slots_each = facts.n_slots_each
         self.adapters: tuple[Adapter, ...] = facts.adapters
@@ -355,9 +356,9 @@ class IsolatedEmbedder(EngineProxy):
     """`server.pool.model.Embedder` of a worker."""
 
     def __init__(self, supervisor: "WorkerSupervisor", facts: EmbedderFacts, n_vocab: int) -> None:
-        super().__init__(supervisor, facts.n_slots, facts.info.n_ctx_seq, "embedder")
-        self.info: EmbedderInfo = facts.info
-        self._takes_media, self._n_vocab = facts.takes_media, n_vocab
+        self.info, n_slots, self._takes_media = facts
+        super().__init__(supervisor, n_slots, self.info.n_ctx_seq, "embedder")
+        self._n_vocab = n_vocab
         self._jobs: set[asyncio.Task[list[Vectors]]] = set()
 
     @property
@@ -401,8 +402,7 @@ class IsolatedReader:
 
     def __init__(self, supervisor: "WorkerSupervisor", facts: ReaderFacts) -> None:
         self._supervisor = supervisor
-        self.kinds: frozenset[BitmapKind] = facts.kinds
-        self.marker, self.sample_rate, self.fingerprint = facts.marker, facts.sample_rate, facts.fingerprint
+        self.kinds, self.marker, self.sample_rate, self.fingerprint = facts
 
     async def ready(self) -> None:
         """Wait until a process serves."""

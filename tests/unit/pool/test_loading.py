@@ -52,9 +52,9 @@ def test_grammars_are_prepared_as_soon_as_nothing_runs(monkeypatch: pytest.Monke
             prepared.set()
 
     loader, grammar = Loader(), Announcing()
-    parts = load(loader, spec("a"), grammar=grammar, quiet=answers.pop).run()
+    model = load(loader, spec("a"), grammar=grammar, quiet=answers.pop).run()
     assert prepared.wait(TIMEOUT_S)
-    parts.close()
+    model.free()
     assert (answers, grammar.n_prepared, loader.open) == ([], 1, [])
 
 
@@ -65,15 +65,15 @@ def test_a_vocabulary_that_grammars_can_not_use_is_a_warning(caplog: pytest.LogC
         asked.set()
         return True
 
-    parts = load(Loader(), spec("a"), grammar=Grammar(ValueError("a token too many")), quiet=quiet).run()
+    model = load(Loader(), spec("a"), grammar=Grammar(ValueError("a token too many")), quiet=quiet).run()
     assert asked.wait(TIMEOUT_S)
-    parts.close()  # waits for it
+    model.free()  # waits for it
     assert "model 'a': no grammar can be compiled for its vocabulary" in caplog.text
 
 
 def test_a_freed_model_prepares_nothing() -> None:
-    parts = load(Loader(), spec("a"), grammar=(grammar := Grammar()), quiet=lambda: False).run()
-    parts.close()
+    model = load(Loader(), spec("a"), grammar=(grammar := Grammar()), quiet=lambda: False).run()
+    model.free()
     assert grammar.n_prepared == 0
 
 

@@ -38,8 +38,12 @@ class Process:
     def submit_encoded(self, number: int, constraint: Constraint, n_prompt: int = 3) -> None:
         """Send a request whose grammar is compiled first."""
         request = Request(f"r{number}", [1] * n_prompt, max_tokens=10_000, constraint=constraint)
-        body = Encoder(VOCAB, HandleTable[Bitmap]().add, lambda _: number).encode(request)
-        self.call("submit_encoded", number, body)
+        body = Encoder(VOCAB, HandleTable[Bitmap]().add, lambda _: number).pickled(request)
+        self.call("submit", number, body, True)
+
+    async def until_submitted(self, number: int) -> None:
+        while self.worker.requests[number].ticket is None:  # noqa: ASYNC110 - nothing announces it
+            await asyncio.sleep(0.001)
 
 
 @pytest.fixture(autouse=True)
@@ -80,9 +84,8 @@ async def test_a_request_cancelled_while_its_grammar_compiles_is_not_computed() 
         found.call("cancel", 7)
         found.submit_encoded(8, thinking(ReasoningSwitch()))
         goes_on.set()
-        while 8 not in worker.tickets:  # noqa: ASYNC110 - nothing announces it
-            await asyncio.sleep(0.001)
-        assert (found.failures, list(worker.tickets), list(worker.switches)) == ([], [8], [8])
+        await found.until_submitted(8)
+        assert (found.failures, list(worker.requests)) == ([], [8])
         found.call("cancel", 8)
 
 
@@ -93,14 +96,12 @@ async def test_reasoning_may_be_ended_before_its_request_is_decoded_and_after_it
         found.submit_encoded(7, thinking(ReasoningSwitch()))
         found.call("end_reasoning", 7)
         found.call("end_reasoning", 6)
-        assert (found.failures, [each.n_calls for each in worker.switches.values()]) == ([], [1])
+        assert (found.failures, [each.switch.n_calls for each in worker.requests.values()]) == ([], [1])
         goes_on.set()
-        while 7 not in worker.tickets:  # noqa: ASYNC110 - nothing announces it
-            await asyncio.sleep(0.001)
-        assert list(worker.switches) == [7]
+        await found.until_submitted(7)
         found.call("cancel", 7)
         found.call("end_reasoning", 7)
-        assert (found.failures, worker.switches) == ([], {})
+        assert (found.failures, worker.requests) == ([], {})
 
 
 @pytest.mark.parametrize("is_readable", [True, False])
@@ -111,6 +112,6 @@ async def test_a_refused_request_leaves_nothing(monkeypatch: pytest.MonkeyPatch,
             assert worker.model is not None
             monkeypatch.setattr(worker.model.grammar, "recreate", lambda _: 1 / 0)
         found.submit_encoded(7, thinking(ReasoningSwitch()), n_prompt=100_000)
-        while worker.decoding:  # noqa: ASYNC110 - nothing announces it
+        while worker.requests:  # noqa: ASYNC110 - nothing announces it
             await asyncio.sleep(0.001)
-        assert (found.failures, worker.tickets, worker.decoding, worker.switches) == ([], {}, set(), {})
+        assert not found.failures

@@ -4,7 +4,8 @@ import asyncio
 import io
 import pickle
 import socket
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import fields
 from typing import Any
 
@@ -23,17 +24,17 @@ from server.engine.request import (
     Timings,
     TokenLogprob,
 )
-from server.errors import ContextExceeded, InvalidRequest, LlamapoolError, QueueFull, TooLate
-from server.media.bitmap import Bitmap
-from server.pool.worker.messages import (
-    Decoder,
-    Encoder,
-    HandleTable,
-    Link,
-    Reply,
-    merged,
-    step_events,
+from server.errors import (
+    ContextExceeded,
+    InternalError,
+    InvalidRequest,
+    LlamapoolError,
+    ModelEnded,
+    QueueFull,
+    TooLate,
 )
+from server.media.bitmap import Bitmap
+from server.pool.worker.messages import Connection, Decoder, Encoder, HandleTable, Reply, merged, step_events
 from server.structured.constraint import Constraint
 from server.structured.grammar.compiler import GrammarCompiler
 from server.structured.grammar.matcher import Recipe
@@ -65,7 +66,7 @@ EVENTS: list[Event] = [
 
 def to_server(message: object) -> Any:
     """Return a worker's message as the server reads it."""
-    return Decoder(Encoder().encode(message)).load()
+    return Decoder([Encoder().pickled(message)]).load()
 
 
 @pytest.mark.parametrize("events", [[event] for event in EVENTS] + [EVENTS])
@@ -85,10 +86,10 @@ def test_errors_keep_their_class_message_and_fields(error: LlamapoolError) -> No
     assert str(failed.error) == str(error)
 
 
-@pytest.mark.parametrize("strange", [eval, FakeVocab(), io.StringIO, Link, HandleTable])
+@pytest.mark.parametrize("strange", [eval, FakeVocab(), io.StringIO, Connection, HandleTable])
 def test_the_server_accepts_only_plain_values_of_a_worker(strange: object) -> None:
     with pytest.raises(pickle.UnpicklingError):
-        Decoder(pickle.dumps(Reply(1, strange))).load()
+        Decoder([pickle.dumps(Reply(1, strange))]).load()
 
 
 def to_worker(request: Request) -> tuple[Request, dict[int, ReasoningSwitch], ReasoningSwitch | None]:
@@ -110,8 +111,8 @@ def to_worker(request: Request) -> tuple[Request, dict[int, ReasoningSwitch], Re
                 return COMPILER.tokens
         return switches.setdefault(name, ReasoningSwitch())
 
-    body = Encoder(VOCAB, HandleTable[Bitmap]().add, watch).encode(request)
-    return Decoder(body, resolve).load(), switches, watched[0] if watched else None
+    body = Encoder(VOCAB, HandleTable[Bitmap]().add, watch).pickled(request)
+    return Decoder([body], resolve).load(), switches, watched[0] if watched else None
 
 
 def unique() -> Constraint:
@@ -156,14 +157,111 @@ def test_a_constraint_allows_the_same_tokens_in_the_worker(make: Callable[[], Co
         theirs.accept(allowed[-1])
 
 
-async def test_messages_of_any_size_arrive_whole_and_in_order() -> None:
-    sent = [b"", b"a", bytes(5), b"b" * (1 << 20), b"c", b"d" * (1 << 18), b""]
-    (ours, theirs), arrived, lost = socket.socketpair(), list[bytes](), asyncio.Event()
-    Link(theirs, arrived.extend, lost.set)
-    link = Link(ours, lambda _: None, lambda: None)
-    for message in sent:
-        link.post(message)
-    link.close()
+class Ends:
+    """Both ends of a connection. ``arrived``: what ``keep`` of the server's end was called with; ``invalid``: errors of
+    its messages. The worker's end is ``worker``.
+    """
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        self.arrived, self.invalid, self.lost = list[Any](), list[Exception](), asyncio.Event()
+        self.hanging, self.cancelled = asyncio.Event(), asyncio.Event()
+        functions: dict[str, Callable[..., Any]] = {
+            "keep": self.arrived.append,
+            "echo": self._echo,
+            "fail": self._fail,
+            "hang": self._hang,
+        }
+        self.server = Connection(ours, functions, lost=self.lost.set, invalid=self.invalid.append)
+        self.worker = Connection(theirs, {}, lost=lambda: None, invalid=self.invalid.append)
+
+    async def _echo(self, value: object) -> object:
+        return value
+
+    async def _fail(self, error: Exception) -> None:
+        raise RuntimeError("broken") if error is None else error
+
+    async def _hang(self) -> None:
+        self.hanging.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.cancelled.set()
+
+
+@asynccontextmanager
+async def connected() -> AsyncIterator[Ends]:
+    """Both ends, closed and lost at the end."""
+    ends = Ends()
     async with asyncio.timeout(60):
-        await lost.wait()
-    assert arrived == sent
+        yield ends
+        ends.worker.disconnect()
+        await ends.lost.wait()
+
+
+def picture(n_bytes: int) -> Bitmap:
+    return Bitmap("image", n_bytes, 1, bytes(i % 251 for i in range(n_bytes)), "id")
+
+
+async def test_messages_of_any_size_arrive_whole_and_in_order() -> None:
+    sent = [b"", b"a", bytes(5), b"b" * (1 << 20), picture(9), [picture(1 << 16), b"c", picture(1 << 17)], b"d"]
+    async with connected() as ends:
+        for value in sent:
+            ends.worker.notify("keep", value)
+    assert ends.arrived == sent
+    assert not ends.invalid
+
+
+async def test_pixels_are_sent_from_where_they_are() -> None:
+    n_bytes = 1 << 20
+    parts = Encoder().encode(Reply(1, bytes(n_bytes))), Encoder().encode(Reply(1, [picture(n_bytes)]))
+    assert [sum(len(part) for part in each if type(part) is bytes) < 2000 for each in parts] == [True, True]
+    async with connected() as ends:
+        assert await ends.worker.call("echo", picture(n_bytes)) == picture(n_bytes)
+        assert await ends.worker.call("echo", bytes(n_bytes)) == bytes(n_bytes)
+
+
+async def test_a_call_raises_what_the_function_raises(caplog: pytest.LogCaptureFixture) -> None:
+    async with connected() as ends:
+        with pytest.raises(ContextExceeded) as found:
+            await ends.worker.call("fail", ContextExceeded(5, 4))
+        assert vars(found.value) == vars(ContextExceeded(5, 4))
+        assert not caplog.records
+        with pytest.raises(InternalError, match="RuntimeError: broken"):
+            await ends.worker.call("fail", None)
+        assert "this is a bug" in caplog.text
+
+
+async def test_a_cancelled_call_is_cancelled_at_the_other_end() -> None:
+    async with connected() as ends:
+        call = asyncio.ensure_future(ends.worker.call("hang"))
+        await ends.hanging.wait()
+        call.cancel()
+        await ends.cancelled.wait()
+        assert await ends.worker.call("echo", 1) == 1
+    assert not ends.invalid
+
+
+async def test_calls_fail_with_the_connection() -> None:
+    async with connected() as ends:
+        call = asyncio.ensure_future(ends.worker.call("hang"))
+        await ends.hanging.wait()
+        ends.worker.fail_calls(ModelEnded("killed"))
+        with pytest.raises(ModelEnded, match="killed"):
+            await call
+
+
+async def test_a_message_that_names_no_function_is_invalid() -> None:
+    async with connected() as ends:
+        ends.worker.notify("strange")
+    assert [type(error) for error in ends.invalid] == [KeyError]
+
+
+def test_a_handle_that_was_released_is_an_error() -> None:
+    table = HandleTable[str]()
+    first, second = table.add("a"), table.add("b")
+    table.release(first)
+    table.release(first)
+    assert table[second] == "b"
+    with pytest.raises(InternalError, match=f"no object number {first}"):
+        table[first]

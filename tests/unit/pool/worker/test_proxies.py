@@ -8,7 +8,8 @@ from server.engine.media import MediaSpan, media_tokens
 from server.engine.params import EngineParams
 from server.engine.request import Bounds, Event, Failed, Request, Text
 from server.errors import ContextExceeded, InvalidRequest, ModelFailed, Unavailable
-from server.pool.worker.messages import GeneratorFacts, RemoteChunk
+from server.pool.protocols import ModelInfo
+from server.pool.worker.messages import LoadedFacts, RemoteChunk
 from server.pool.worker.parent import WorkerSupervisor
 from server.pool.worker.proxies import IsolatedEngine
 from tests.support.fakes import FakeLoader
@@ -34,9 +35,8 @@ class Sent(WorkerSupervisor):
 
 def made() -> tuple[Sent, IsolatedEngine]:
     supervisor = Sent()
-    return supervisor, IsolatedEngine(
-        supervisor, GeneratorFacts(Bounds(260, 64, 2, 64, media=True), 2, ()), EngineParams()
-    )
+    facts = LoadedFacts(ModelInfo(), {}, Bounds(260, 64, 2, 64, media=True), 2)
+    return supervisor, IsolatedEngine(supervisor, facts, EngineParams())
 
 
 async def test_an_invalid_request_is_refused_before_it_is_sent() -> None:
