@@ -6,7 +6,7 @@ bounds it, but a core: 1 GB/s at 3 cycles a byte (blake2.net's measurement of Sk
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Executor, Future
 from dataclasses import replace
 from typing import Any
@@ -60,7 +60,7 @@ class Files:
     def others(self) -> tuple[list[CacheEntry], list[str]]:
         return [], []
 
-    def write(self, name: str, entry: CacheEntry) -> int:
+    def write(self, name: str, entry: CacheEntry, used: Collection[str]) -> int:
         self._saved[name] = entry
         return entry.size
 

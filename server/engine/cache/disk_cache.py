@@ -10,7 +10,7 @@ threads may call `match`, `put` and `read`.
 import logging
 import secrets
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from collections.abc import Sequence as Seq
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Protocol
@@ -48,8 +48,8 @@ class StateFiles(Protocol):
     def index(self) -> Iterable[CacheEntry]:
         """Return the entries that exist and fit this model. ``last_used`` is minus the age in seconds."""
 
-    def write(self, name: str, entry: CacheEntry) -> int:
-        """Write a file atomically; return its size in bytes."""
+    def write(self, name: str, entry: CacheEntry, used: Collection[str]) -> int:
+        """Write a file atomically; return its size in bytes. Files that are not `used` may be removed for it."""
 
     def read(self, name: str) -> CacheEntry:
         """Read a file. Raises unless every byte is as written, under the same model and settings."""
@@ -229,7 +229,8 @@ class DiskCache:
         now = self._clock()
         self._remove(self.kept.make_room(state.size + _DESCRIPTION_BYTES, now))
         name = f"{secrets.token_hex(8)}.state"
-        self._keep(state.in_file(name, self._files.write(name, state)), now)
+        used = {entry.name for entry in self.kept}
+        self._keep(state.in_file(name, self._files.write(name, state, used)), now)
 
     def _read(self, entry: CacheEntry) -> CacheEntry | None:
         try:

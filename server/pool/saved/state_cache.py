@@ -8,11 +8,14 @@ rules of the store. Where a folder is shared (a URL always is), states are writt
 Keys of embeddings include the projector and its settings, so any process may read and write them. All methods block.
 """
 
+import contextlib
 import hashlib
 import importlib.metadata
 import json
 import logging
 import re
+import time
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +25,7 @@ from server.errors import InternalError, InvalidRequest, LlamapoolError, without
 from server.pool.model import LoadedModel
 from server.pool.saved.format import FORMAT, Description, encode, open_saved
 from server.pool.saved.slots import adapter_set_of, adapters_here, describe, origin_of_cells, projector_of
-from server.pool.saved.store import Listed, SavedFiles, SlotFiles, UrlFiles
+from server.pool.saved.store import Listed, SavedFiles, SlotFiles, UrlFiles, is_part
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +69,6 @@ class StateFolder:
             self._path = root.joinpath(*own)
             self._files, self._where = SlotFiles(self._path), str(self._path)
         self.shared = shared or self._path is None
-        self._ours: set[str] = set()  # names of files that are in use
         self._seen: set[str] = set()  # names that were looked at
 
     @property
@@ -83,19 +85,15 @@ class StateFolder:
                 SlotFiles(self._path).remove_stale(STALE_S)
             except OSError as error:
                 raise InternalError(f"{self._path}: {error.strerror or error}") from error
-        self._ours, self._seen = set(), set()
+        self._seen = set()
         return self.others()[0]
 
     def others(self) -> tuple[list[CacheEntry], set[str]]:
         """Return states added since the last call, and names of those that are gone. Raises `InternalError`."""
         listed = {one.name: one for one in self._files.listed() if one.name.endswith(SUFFIX)}
-        gone = self._ours - listed.keys()
-        fresh = sorted(listed.keys() - self._seen)
+        gone, fresh = self._seen - listed.keys(), sorted(listed.keys() - self._seen)
         self._seen = set(listed)
-        self._ours -= gone
-        entries = [entry for name in fresh if (entry := self._entry(listed[name])) is not None]
-        self._ours |= {entry.name for entry in entries}
-        return entries, gone
+        return [entry for name in fresh if (entry := self._entry(listed[name])) is not None], gone
 
     def _entry(self, listed: Listed) -> CacheEntry | None:
         name = listed.name
@@ -128,27 +126,33 @@ class StateFolder:
             return None
         return adapter_set_of(found, adapters)
 
-    def write(self, name: str, entry: CacheEntry) -> int:
+    def write(self, name: str, entry: CacheEntry, used: Collection[str]) -> int:
         """Whole or not at all; its bytes. Raises `InternalError` with the system's reason."""
         description = replace(describe(self._model, entry), origin=self._origin)
         n_bytes = self._files.write(name, encode(entry, description, self._secret))
-        self._ours.add(name)
         self._seen.add(name)
         if self._path is not None:
-            self._forget_others(self._path)
+            self._forget_others(self._path, {name, *used})
         return n_bytes
 
-    def _forget_others(self, here: Path) -> None:
-        """Remove the oldest files that this process does not use, while there are too many bytes of all."""
+    def _forget_others(self, here: Path, used: set[str]) -> None:
+        """Remove the oldest files that this process does not use, while there are too many bytes of all. Files that may
+        still be written count and stay.
+        """
         try:
-            every = [(path, path.stat()) for path in here.parent.rglob(f"*{SUFFIX}")]
-            others = [each for each in every if each[0].parent != here or each[0].name not in self._ours]
+            every = []
+            for path in here.parent.rglob("*"):
+                if is_part(path) or path.suffix == SUFFIX:
+                    with contextlib.suppress(FileNotFoundError):
+                        every.append((path, path.stat()))
             n_bytes = sum(found.st_size for _, found in every)
-            for path, found in sorted(others, key=lambda each: each[1].st_mtime):
+            for path, found in sorted(every, key=lambda each: each[1].st_mtime):
                 if n_bytes <= self._limit:
                     return
-                path.unlink(missing_ok=True)
-                n_bytes -= found.st_size
+                is_written = is_part(path) and time.time() - found.st_mtime < STALE_S
+                if not is_written and (path.parent != here or path.name not in used):
+                    path.unlink(missing_ok=True)
+                    n_bytes -= found.st_size
         except OSError as error:  # another process does the same
             log.warning("%s: %s", here.parent, error)
 
@@ -168,7 +172,7 @@ class StateFolder:
 
     def remove(self, name: str) -> None:
         """Remove a file; one that is gone already is no error."""
-        self._ours.discard(name)
+        self._seen.discard(name)
         try:
             self._files.remove(name)
         except LlamapoolError as error:

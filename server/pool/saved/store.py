@@ -51,6 +51,11 @@ def check_name(name: object) -> str:
     return name
 
 
+def is_part(path: Path) -> bool:
+    """Return whether a file is being written, or is left over from a process that was killed meanwhile."""
+    return path.name.startswith(_PART)
+
+
 @dataclass(frozen=True, slots=True)
 class Listed:
     """A file that exists. ``age_s``: seconds since its last use, or since it was written where that is unknown."""

@@ -7,7 +7,7 @@ decide how its steps mix and where a fault hits, so that a seed that has failed 
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
@@ -165,9 +165,9 @@ class FaultyFiles(Files):
         super().__init__()
         self._faults = faults
 
-    def write(self, name: str, entry: CacheEntry) -> int:
+    def write(self, name: str, entry: CacheEntry, used: Collection[str]) -> int:
         self._faults.strike(0.05)
-        return super().write(name, entry)
+        return super().write(name, entry, used)
 
     def read(self, name: str) -> CacheEntry:
         self._faults.strike(0.1, kinds=[InvalidRequest])

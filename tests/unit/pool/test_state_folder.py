@@ -51,7 +51,7 @@ def files(root: Path) -> list[str]:
 
 def save(root: Path, saved: CacheEntry = SAVED, of: LoadedModel | None = None) -> int:
     folder, _ = opened(root, of)
-    return folder.write("a.state", saved)
+    return folder.write("a.state", saved, ())
 
 
 def test_lora_sets_come_back_under_the_ids_of_today(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Path | str:
 @pytest.mark.parametrize("is_shared", [True, False])
 def test_processes_in_one_place_find_each_others_states(place: Path | str, is_shared: bool) -> None:
     ours, theirs = shared(place, is_shared=is_shared), shared(place, is_shared=is_shared)
-    ours.write("a.state", SAVED)
+    ours.write("a.state", SAVED, ())
     assert ours.others() == ([], set())  # its own are known
     (entry,), gone = theirs.others()
     assert (entry.tokens, entry.name, gone) == ([7, 8, 9], "a.state", set())
@@ -103,7 +103,7 @@ def test_processes_in_one_place_find_each_others_states(place: Path | str, is_sh
 
 def test_what_another_secret_signed_is_left_and_not_used(place: Path | str) -> None:
     ours, theirs = shared(place, b"one secret"), shared(place, b"another")
-    ours.write("a.state", SAVED)
+    ours.write("a.state", SAVED, ())
     assert theirs.others() == ([], set())
     with pytest.raises(InvalidRequest, match="was not signed with this server's secret"):
         theirs.read("a.state")
@@ -112,9 +112,9 @@ def test_what_another_secret_signed_is_left_and_not_used(place: Path | str) -> N
 
 def test_signed_states_outlive_a_process_without_the_secret(tmp_path: Path) -> None:
     signed = shared(tmp_path, b"one secret")
-    signed.write("a.state", SAVED)
+    signed.write("a.state", SAVED, ())
     plain = shared(tmp_path, is_shared=False)
-    plain.write("b.state", SAVED)
+    plain.write("b.state", SAVED, ())
     assert (plain.others(), signed.others()) == (([], set()), ([], set()))
     assert files(tmp_path) == ["a.state", "b.state"]
     assert (signed.read("a.state").state, plain.read("b.state").state) == (SAVED.state, SAVED.state)
@@ -152,10 +152,27 @@ def test_what_nobody_uses_goes_when_files_become_too_many(tmp_path: Path) -> Non
     (old,) = tmp_path.rglob("a.state")
     os.utime(old, (time.time() - 1000,) * 2)
     folder, _ = opened(tmp_path, limit=2 * n_bytes)
-    folder.write("b.state", SAVED)
+    folder.write("b.state", SAVED, ())
     assert files(tmp_path) == ["a.state", "b.state"]
-    folder.write("c.state", SAVED)
+    folder.write("c.state", SAVED, {"b.state"})
     assert files(tmp_path) == ["b.state", "c.state"]
+
+
+@pytest.mark.parametrize("suffix", [".state", ".saving"])
+def test_equal_states_and_unfinished_files_of_other_processes_count(tmp_path: Path, suffix: str) -> None:
+    n_bytes = save(tmp_path)
+    (path,) = tmp_path.rglob("a.state")
+    others = [path.with_name(f"{i}.state" if suffix == ".state" else f".saving-{i}") for i in range(3)]
+    for age_s, other in zip((STALE_S, STALE_S + 1, 0.0), others, strict=True):
+        other.write_bytes(path.read_bytes())
+        os.utime(other, (time.time() - age_s,) * 2)
+    folder = StateFolder(model(), tmp_path, 3 * n_bytes, shared=True)
+    folder.others()
+    folder.write("b.state", SAVED, {"a.state"})
+    assert files(tmp_path) == sorted([others[2].name, "a.state", "b.state"])
+    folder.write("c.state", SAVED, {"a.state", "b.state"})
+    left = [] if suffix == ".state" else [others[2].name]  # it may still be written
+    assert files(tmp_path) == sorted([*left, "a.state", "b.state", "c.state"])
 
 
 def test_what_was_not_written_to_its_end_is_removed_and_foreign_files_are_left_alone(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
@@ -56,7 +56,7 @@ class Files:
             raise self.failing
         return [replace(entry.in_file(name, SIZE), last_used=-10.0) for name, entry in self.saved.items()]
 
-    def write(self, name: str, entry: CacheEntry) -> int:
+    def write(self, name: str, entry: CacheEntry, used: Collection[str]) -> int:
         if self.failing:
             raise self.failing
         self.saved[name] = entry
@@ -302,9 +302,9 @@ async def test_the_most_valuable_are_written_first(monkeypatch: pytest.MonkeyPat
     written: list[int] = []
 
     class Ordered(Files):
-        def write(self, name: str, entry: CacheEntry) -> int:
+        def write(self, name: str, entry: CacheEntry, used: Collection[str]) -> int:
             written.append(len(entry.tokens))
-            return super().write(name, entry)
+            return super().write(name, entry, used)
 
     async with engine_over(FakeRunner(n_seq=3, n_ctx_seq=512), clock=still, cache_disk=1, cache_ram=1) as engine:
         await engine.use_disk(Ordered())
