@@ -89,10 +89,11 @@ class Entry:
         return self.spec.id
 
     @property
-    def lora(self) -> tuple[Adapter, ...]:
-        """The LoRA adapters that it has, or had when it fell asleep."""
+    def runtime_adapters(self) -> tuple[Adapter, ...]:
+        """The LoRA adapters that were loaded at runtime, or had been when it fell asleep."""
         generator = None if self.loaded is None else self.loaded.generator
-        return (self.adapters or ()) if generator is None else generator.adapters
+        adapters = (self.adapters or ()) if generator is None else generator.adapters
+        return tuple(adapter for adapter in adapters if adapter.name)
 
     @property
     def idle(self) -> bool:
@@ -181,6 +182,7 @@ class Entry:
             pinned=self.pinned,
             downloads=tuple(self.download.files.values()) if self.download else (),
             media=self.facts.info.media if self.facts else self.media or frozenset(),
+            adapters=self.runtime_adapters,
         )
 
     def sleeps_in_s(self, now: float) -> float | None:

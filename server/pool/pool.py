@@ -101,8 +101,8 @@ class Pool:
     def _adapted(self, name: str | None) -> Entry | None:
         if not name or self._names.knows(name):
             return None
-        adapted = (entry for entry in self._entries.values() if any(adapter.name == name for adapter in entry.lora))
-        return next(adapted, None)
+        entries = self._entries.values()
+        return next((e for e in entries if any(adapter.name == name for adapter in e.runtime_adapters)), None)
 
     def knows(self, name: str) -> bool:
         """Return whether a model has this id or alias."""

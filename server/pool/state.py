@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from server.engine.lora import Adapter
 from server.errors import InternalError
 from server.media.bitmap import BitmapKind
 from server.pool.memory import Fit, Footprint
@@ -88,6 +89,7 @@ class ModelState:
     pinned: bool  # never unloaded for other models
     downloads: tuple[FileProgress, ...] = ()  # its files, while they are fetched
     media: frozenset[BitmapKind] = frozenset()  # what it sees or hears
+    adapters: tuple[Adapter, ...] = ()  # LoRA adapters that were loaded at runtime
 
     @property
     def failed(self) -> bool:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import AsyncGenerator, Iterable, Mapping
+from pathlib import PurePath
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -54,16 +55,13 @@ async def list_models(request: Request, reload: str = "") -> Response:
             await services(request).pool.reload()
         except ConfigError as error:
             raise Unavailable(f"no model was changed: {error.message}") from None
-    states = [state for state in services(request).pool.states() if not state.spec.hidden]
+    pool = services(request).pool
+    states = [state for state in pool.states() if not state.spec.hidden]
+    listed = [each for state in states for each in model_objects(state, pool, whole=sees_files(request))]
     if ANTHROPIC_VERSION in request.headers:
-        return json_reply(anthropic_models([model_object(state) for state in states]))
-    return json_reply(
-        {
-            "models": [ollama_object(state.spec.id, capabilities(state)) for state in states],
-            "object": "list",
-            "data": [model_object(state, whole=sees_files(request)) for state in states],
-        }
-    )
+        return json_reply(anthropic_models(listed))
+    named = [ollama_object(state.spec.id, capabilities(state)) for state in states]
+    return json_reply({"models": named, "object": "list", "data": listed})
 
 
 @router.get("/models/sse")
@@ -78,11 +76,11 @@ async def model_events(request: Request) -> Response:
 @router.get("/v1/models/{model_id:path}")
 @describe("$Model", errors=(404,))
 async def show_model(request: Request, model_id: str) -> Response:
-    """Return one model by id or alias. The id may contain slashes."""
-    states = services(request).pool.states()
-    for state in states:
-        if model_id == state.spec.id or model_id in state.spec.aliases:
-            shown = model_object(state, whole=sees_files(request))
+    """Return one model by id or alias, or a LoRA adapter that was loaded at runtime. The id may contain slashes."""
+    pool = services(request).pool
+    states = pool.states()
+    for shown in (each for state in states for each in model_objects(state, pool, whole=sees_files(request))):
+        if model_id in shown["aliases"]:
             return json_reply(anthropic_model(shown) if ANTHROPIC_VERSION in request.headers else shown)
     raise ModelNotFound(model_id, [state.spec.id for state in states])
 
@@ -177,6 +175,17 @@ def event_object(event: PoolEvent) -> dict[str, Any]:
 def files_object(files: Iterable[FileProgress]) -> dict[str, Any]:
     """Return how far the files of a download are, by their addresses (server-models.cpp, update_download_progress)."""
     return {file.url: {"done": file.done, "total": file.total} for file in files}
+
+
+def model_objects(state: ModelState, pool: Pool, *, whole: bool) -> list[dict[str, Any]]:
+    """Return the entries of ``data`` for a model: its own, and as in vLLM one for each LoRA adapter of the runtime."""
+    shown = model_object(state, whole=whole)
+    adapters = [adapter for adapter in state.adapters if pool.names_adapter(adapter.name)]
+    roots = [adapter.path if whole else PurePath(adapter.path).name for adapter in adapters]
+    return [shown] + [
+        {**shown, "id": each.name, "aliases": [each.name], "root": root, "parent": state.spec.id, "can_remove": False}
+        for each, root in zip(adapters, roots, strict=True)
+    ]
 
 
 def model_object(state: ModelState, *, whole: bool = False) -> dict[str, Any]:

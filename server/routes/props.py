@@ -164,9 +164,13 @@ async def load_adapter(request: Request, model: str = "") -> Response:
     """Load a LoRA adapter from the folder of ``--lora-dir`` with scale 0, as vLLM. Its id is in ``/lora-adapters``."""
     folder = _adapter_folder(request)
     wanted = await read_as(request, partial(parse, LoadAdapter))
-    with await lease_for(request, model or wanted.model or None) as lease:
-        path = await asyncio.to_thread(adapter_file, folder, wanted)
-        await lease.model.engine.load_adapter(wanted.lora_name, path, wanted.load_inplace)
+
+    async def load() -> None:
+        with await lease_for(request, model or wanted.model or None) as lease:
+            path = await asyncio.to_thread(adapter_file, folder, wanted)
+            await lease.model.engine.load_adapter(wanted.lora_name, path, wanted.load_inplace)
+
+    await asyncio.shield(load())  # a client that leaves must not stop it halfway
     return Response(f"Success: LoRA adapter '{wanted.lora_name}' added successfully.", media_type=TEXT)
 
 
@@ -178,6 +182,10 @@ async def unload_adapter(request: Request, model: str = "") -> Response:
     wanted = await read_as(request, partial(parse, UnloadAdapter))
     if not wanted.lora_name:
         raise InvalidRequest("'lora_name' needs to be provided to unload a LoRA adapter.", "lora_name")
-    with await lease_for(request, model or wanted.model or None) as lease:
-        await lease.model.engine.unload_adapter(wanted.lora_name)
+
+    async def unload() -> None:
+        with await lease_for(request, model or wanted.model or None) as lease:
+            await lease.model.engine.unload_adapter(wanted.lora_name)
+
+    await asyncio.shield(unload())  # as above
     return Response(f"Success: LoRA adapter '{wanted.lora_name}' removed successfully.", media_type=TEXT)

@@ -143,6 +143,13 @@ async def test_an_adapter_is_loaded_used_and_unloaded_while_the_model_runs(serve
         await load(api, "poet", "more/poet.gguf")
         await load(api, "formal", str(folder / "formal.gguf"))
         assert await names(api) == {0: "", 1: "", 2: "poet", 3: "formal"}
+        listed = (await api.client.get("/v1/models")).json()["data"]
+        assert [(each["id"], each.get("parent")) for each in listed] == [
+            ("demo", None),
+            ("poet", "demo"),
+            ("formal", "demo"),
+        ]
+        assert (await api.client.get("/v1/models/poet")).json()["root"] == str(folder / "more" / "poet.gguf")
         assert await scales(api) == [0.5, 1.0, 0.0, 0.0]
         assert await text(api) == configured
         poetic = await text(api, lora=[{"id": 2, "scale": 1}])
@@ -202,6 +209,21 @@ async def test_unloading_waits_for_the_requests_that_use_the_adapter(serve: Serv
         assert len(await asked) == 12
         await leaving
         assert runner.adapters == ()
+
+
+async def test_unloading_goes_on_without_the_client_that_wanted_it(serve: Serve, folder: Path) -> None:
+    steps = threading.Semaphore(1)
+    async with serve(FakeLoader(steps=steps), server={"lora_dir": str(folder)}) as api:
+        await load(api, "formal")
+        asked = asyncio.create_task(text(api, lora=[{"id": 0, "scale": 1}]))
+        await until(lambda: api.loaded().busy)
+        leaving = asyncio.create_task(unload(api, "formal"))
+        await until(lambda: api.loaded().engine.adapters == ())
+        leaving.cancel()
+        steps.release(100)
+        assert len(await asked) == 12
+        (runner,) = api.loader.loaded[0].runners
+        await until(lambda: runner.adapters == ())
 
 
 async def test_scales_set_during_a_replacement_keep_no_freed_adapter(
