@@ -8,7 +8,7 @@ from typing import Any
 
 from server.errors import ConfigError
 from server.transport.endpoints import SCOPES
-from server.transport.keys import add_entry, hash_of, new_key, read_entries
+from server.transport.keys import add_entry, hash_of, new_key, read_keys
 
 USAGE = """llamapool keys add FILE NAME [--scopes A,B] [--models A,B] [--mcp A,B] [--requests-per-minute N]
                               [--tokens-per-minute N] [--tokens-per-day N] [--tokens-per-month N]
@@ -55,14 +55,14 @@ def main(words: Sequence[str]) -> int:
         return 0
     asked = vars(_parser().parse_args(words))
     if asked.pop("command") == "list":
-        for entry in read_entries(asked["file"]):
-            facts = entry.model_dump(mode="json", exclude={"name", "hash"}, exclude_defaults=True)
-            facts = {"scopes": list(entry.scopes), **facts}
-            print(f"{entry.name}: {', '.join(f'{name} {_shown(value)}' for name, value in facts.items())}")
+        for key in read_keys(asked["file"]):
+            facts = key.model_dump(mode="json", exclude={"name", "hash"}, exclude_defaults=True)
+            facts = {"scopes": list(key.scopes), **facts}
+            print(f"{key.name}: {', '.join(f'{name} {_shown(value)}' for name, value in facts.items())}")
         return 0
-    key, file = new_key(), asked.pop("file")
+    made, file = new_key(), asked.pop("file")
     given = {name: value for name, value in asked.items() if value is not None}
-    add_entry(file, {"name": given.pop("name"), "hash": hash_of(key), **given})
-    print(key)
+    add_entry(file, {"name": given.pop("name"), "hash": hash_of(made), **given})
+    print(made)
     print(f"its hash is in {file}; the key is shown this once", file=sys.stderr)
     return 0

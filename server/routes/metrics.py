@@ -70,10 +70,9 @@ async def usage(
     found: dict[str, Any] = {"object": "list", "data": [dict(zip(COLUMNS, _values(row), strict=True)) for row in rows]}
     if caller is not None and caller.name:
         day, month = used.usage.spent(caller.name)
-        limits = caller.limits
         found["budget"] = {
-            "day": {"used": day, "limit": limits.tokens_per_day or None},
-            "month": {"used": month, "limit": limits.tokens_per_month or None},
+            "day": {"used": day, "limit": caller.tokens_per_day or None},
+            "month": {"used": month, "limit": caller.tokens_per_month or None},
         }
     return json_reply(found)
 

@@ -27,7 +27,7 @@ from server.state.usage import UsageLedger
 from server.structured.reasoning_end import ReasoningSwitch
 from server.transport.admission import CompileTurns, ConcurrencyLimiter, admission_of
 from server.transport.endpoints import TARGET, Target
-from server.transport.keys import ANYBODY, Key, KeyStore, digest_of, given_key
+from server.transport.keys import ANYBODY, Key, KeyStore, given_key, hash_of
 from server.transport.limits import Rates
 from server.transport.options import HttpOptions
 from server.transport.resumable import KeptStream, KeptStreams
@@ -135,7 +135,7 @@ def owner_of(request: Request) -> str:
 def stream_owner(request: Request) -> str:
     """Return the owner of a request's resumable streams. Clients of a server without keys name their streams
     themselves, and are distinguished by the key that they send anyway."""
-    return owner_of(request) or digest_of(given_key(dict(request.scope["headers"]))).hex()
+    return owner_of(request) or hash_of(given_key(dict(request.scope["headers"])))
 
 
 def cache_owner(request: Request) -> str:
@@ -150,7 +150,7 @@ async def lease_for(request: Request, name: str | None, task: Task = "generate")
     loaded, if the key may neither use models nor load them: to load one can evict another.
     """
     used, caller = services(request), caller_of(request)
-    if caller is not None and caller.scopes.isdisjoint(("infer", "models")):
+    if caller is not None and {"infer", "models"}.isdisjoint(caller.scopes):
         if not used.pool.serves(name, task):
             raise PermissionDenied("the model is not loaded, and this API key lacks the scope 'infer' to load it")
         return await used.pool.acquire(name, autoload=False, task=task)

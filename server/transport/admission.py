@@ -192,7 +192,7 @@ class ConcurrencyLimiter:
 
 
 COMPILE_THREADS = 2
-COMPILE_WAIT_S = 30.0
+COMPILE_WAIT_S = 20.0  # shorter than the interval of pings, so that a stream that is refused has a status
 _COMPILE_RETRY_S = 5
 
 

@@ -21,24 +21,23 @@ Read and extend the key file (``--keys-file``): YAML, with a hash in place of ea
         expires: 2027-01-01
 """
 
-import dataclasses
 import hashlib
-import hmac
 import logging
 import os
 import secrets
+import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from datetime import time as time_of_day
 from fnmatch import fnmatchcase
+from functools import cached_property
 from math import inf
 from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError, field_validator, model_validator
 
 from server.errors import AuthenticationFailed, ConfigError, NotFound, PermissionDenied
 from server.transport.endpoints import SCOPES, KeyScope, Target
@@ -49,57 +48,81 @@ INTERNAL = "llamapool.internal"
 """A key in the ASGI scope of a request that the server makes for a client, such as one of a batch: the client's `Key`.
 
 Such a request needs no credentials. Rate limits do not count it as a request, but they count its tokens."""
+PREFIX = "llp-"
+MAX_BYTES = 4 << 20
+_HASH = "sha256:"
+_KEY_BYTES = 32
 _SHOWN_HEX = 8
+_BEARER = b"bearer "
+_DEPRECATED, _CONCURRENT = "at_once", "max_concurrent_requests"
 
 
-@dataclass(frozen=True, slots=True)
-class KeyLimits:
-    """The rate limits of a key; 0 = unlimited. Tokens are those of prompts and of replies."""
+class Key(BaseModel):
+    """One key, known by its hash only: an entry of the key file, or a key without a name (`plain_key`).
 
-    requests_per_minute: int = 0
-    tokens_per_minute: int = 0
-    max_concurrent_requests: int = 0
-    tokens_per_day: int = 0
-    tokens_per_month: int = 0
-
-    def __bool__(self) -> bool:
-        return self != _UNLIMITED
-
-
-_UNLIMITED = KeyLimits()
-
-
-@dataclass(frozen=True, slots=True)
-class Key:
-    """One key, known by its SHA-256 (``digest``) only.
-
-    ``is_named`` False means that the key has no entry in a file, and that ``name`` is the start of its hash.
     ``models`` are patterns (``qwen*``) of ids and aliases; none = all. ``mcp`` are patterns of labels and hosts of MCP
-    servers that its requests may use; None = all that the server allows. ``priority`` is the most urgent priority that
-    its requests may have; None = any. ``expires_at`` is in Unix seconds.
+    servers that its requests may use. Tokens are those of prompts and of replies; a limit of 0 is none. ``priority``
+    is the most urgent priority that its requests may have.
     """
 
-    name: str
-    digest: bytes
-    scopes: frozenset[KeyScope] = frozenset(SCOPES)
-    models: tuple[str, ...] = ()
-    limits: KeyLimits = KeyLimits()
-    priority: int | None = None
-    expires_at: float = inf
-    is_named: bool = True
-    mcp: tuple[str, ...] | None = None
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
-    @property
+    name: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f]+$")]
+    hash: Annotated[str, Field(pattern=f"^{_HASH}[0-9a-f]{{64}}$")]
+    scopes: tuple[KeyScope, ...] = ("infer",)
+    models: tuple[str, ...] = ()
+    mcp: tuple[str, ...] = ()
+    requests_per_minute: NonNegativeInt = 0
+    tokens_per_minute: NonNegativeInt = 0
+    max_concurrent_requests: NonNegativeInt = 0
+    tokens_per_day: NonNegativeInt = 0
+    tokens_per_month: NonNegativeInt = 0
+    priority: int = 0
+    expires: datetime | date | None = None
+    _is_named: bool = True
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rename_deprecated(cls, fields: object) -> object:
+        """Read fields under the names that they had before."""
+        if isinstance(fields, dict) and _DEPRECATED in fields and _CONCURRENT not in fields:
+            logger.warning("keys file: %s is deprecated, write %s", _DEPRECATED, _CONCURRENT)
+            return {_CONCURRENT if name == _DEPRECATED else name: value for name, value in fields.items()}
+        return fields
+
+    @field_validator("hash")
+    @classmethod
+    def _is_of_a_key(cls, hash_: str) -> str:
+        if hash_ == hash_of(""):  # `printf "$KEY" | sha256sum` without the variable
+            raise ValueError("it is the hash of an empty key")
+        return hash_
+
+    @cached_property
     def owner(self) -> str:
-        """Return the owner of its conversations, streams, caches and slot files; "" for nobody.
+        """The owner of its conversations, streams, caches and slot files; "" for nobody.
 
         Keys of one name are one owner, so a key can be replaced while the old one is still valid. A key without a name
         is an owner by itself. No name in a file is the same owner as a key without one.
         """
         if not self.name:
             return ""
-        identity = b"name:" + self.name.encode() if self.is_named else b"key:" + self.digest
+        digest = bytes.fromhex(self.hash.removeprefix(_HASH))
+        identity = b"name:" + self.name.encode() if self._is_named else b"key:" + digest
         return hashlib.sha256(identity).hexdigest()[:32]
+
+    @cached_property
+    def expires_at(self) -> float:
+        """Unix seconds. A date without a time means its start in UTC."""
+        if self.expires is None:
+            return inf
+        at = self.expires if isinstance(self.expires, datetime) else datetime.combine(self.expires, time_of_day())
+        return (at if at.tzinfo is not None else at.replace(tzinfo=UTC)).timestamp()
+
+    @cached_property
+    def is_limited(self) -> bool:
+        """Whether its requests are counted."""
+        a_minute = self.requests_per_minute or self.tokens_per_minute
+        return bool(a_minute or self.max_concurrent_requests or self.tokens_per_day or self.tokens_per_month)
 
     @property
     def sees_all(self) -> bool:
@@ -112,29 +135,35 @@ class Key:
 
     def may_call(self, name: str) -> bool:
         """Return whether its requests may use the MCP server of that label or host."""
-        return self.mcp is None or any(fnmatchcase(name, one) for one in self.mcp)
+        return any(fnmatchcase(name, one) for one in self.mcp)
 
 
-ANYBODY = Key("", b"")
+def _unnamed(name: str, hash_: str) -> Key:
+    """Return a key that may do everything and has no entry in a file."""
+    key = Key.model_construct(name=name, hash=hash_, scopes=SCOPES, mcp=("*",), priority=-sys.maxsize)
+    key._is_named = False
+    return key
 
 
-def digest_of(key: bytes) -> bytes:
-    """Return the SHA-256 of a key. Keys are long and random, so a slow password hash is not needed."""
-    return hashlib.sha256(key).digest()
+ANYBODY = _unnamed("", "")
 
 
 def plain_key(text: str) -> Key:
-    """Return the key of ``--api-key`` or ``--api-key-file``, which has every scope."""
-    digest = digest_of(text.encode())
-    return Key(key_name(digest), digest, is_named=False)
+    """Return the key of ``--api-key`` or ``--api-key-file``. Its name is the start of its hash."""
+    return _unnamed(_name_of(hash_of(text)), hash_of(text))
 
 
-def key_name(digest: bytes) -> str:
-    """Return a name for a key that has none: the start of its hash."""
-    return f"key-{digest.hex()[:_SHOWN_HEX]}"
+def new_key() -> str:
+    return PREFIX + secrets.token_urlsafe(_KEY_BYTES)
 
 
-_BEARER = b"bearer "
+def hash_of(key: str | bytes) -> str:
+    """Return the SHA-256 of a key. Keys are long and random, so a slow password hash is not needed."""
+    return _HASH + hashlib.sha256(key.encode() if isinstance(key, str) else key).hexdigest()
+
+
+def _name_of(hash_: str) -> str:
+    return f"key-{hash_[len(_HASH) :][:_SHOWN_HEX]}"
 
 
 def given_key(headers: Mapping[bytes, bytes]) -> bytes:
@@ -146,7 +175,7 @@ def given_key(headers: Mapping[bytes, bytes]) -> bytes:
 def given_name(headers: Mapping[bytes, bytes]) -> str:
     """Return the name of an invalid key in the log: the start of its hash, "" if none was sent."""
     given = given_key(headers)
-    return key_name(digest_of(given)) if given else ""
+    return _name_of(hash_of(given)) if given else ""
 
 
 class KeyStore:
@@ -157,32 +186,28 @@ class KeyStore:
 
     def __init__(self, keys: Iterable[Key] = (), *, required: bool | None = None) -> None:
         self.replace(keys)
-        self.required = bool(self._by_digest) if required is None else required
+        self.required = bool(self._by_hash) if required is None else required
 
     def replace(self, keys: Iterable[Key]) -> None:
         """Replace all keys. Running requests continue."""
-        self._by_digest = {key.digest: key for key in keys}
-        self.several = len({key.owner for key in self._by_digest.values()}) > 1
+        self._by_hash = {key.hash: key for key in keys}
+        self.several = len({key.owner for key in self._by_hash.values()}) > 1
 
     def __len__(self) -> int:
-        return len(self._by_digest)
+        return len(self._by_hash)
 
     def named(self, name: str, now: Callable[[], float] = time.time) -> Key | None:
         """Return a valid key of that name, `ANYBODY` for no name on a server without keys, otherwise None."""
         if not name:
             return None if self.required else ANYBODY
-        return next((key for key in self._by_digest.values() if key.name == name and key.expires_at > now()), None)
+        return next((key for key in self._by_hash.values() if key.name == name and key.expires_at > now()), None)
 
     def find(self, given: bytes, now: Callable[[], float] = time.time) -> Key | None:
-        """Return the valid key that a client gave, otherwise None.
-
-        The lookup uses a hash, and digests are compared in constant time, so the time taken reveals nothing.
+        """Return the valid key that a client gave, otherwise None. It is found by its hash, so the time that the search
+        takes reveals nothing about keys.
         """
-        digest = digest_of(given)
-        found = self._by_digest.get(digest)
-        if found is None or not hmac.compare_digest(found.digest, digest) or found.expires_at <= now():
-            return None
-        return found
+        found = self._by_hash.get(hash_of(given))
+        return None if found is None or found.expires_at <= now() else found
 
     def caller(self, headers: Mapping[bytes, bytes]) -> Key | None:
         """Return the key of a request: `ANYBODY` on a server without keys, None without a valid key."""
@@ -202,76 +227,19 @@ class KeyStore:
                 continue
             if key is None:
                 raise NotFound("File Not Found") if "nothing" in needs else AuthenticationFailed("Invalid API Key")
-            if need == "every scope" and not key.scopes.issuperset(SCOPES):
+            if need == "every scope" and not set(key.scopes).issuperset(SCOPES):
                 raise NotFound("File Not Found")
             if need not in ("any key", "every scope") and need not in key.scopes:
                 raise PermissionDenied(f"this API key may not do this: it lacks the scope '{need}'")
 
 
-PREFIX = "llp-"
-_HASH = "sha256:"
-_KEY_BYTES = 32
-MAX_BYTES = 4 << 20
-_DEPRECATED, _CONCURRENT = "at_once", "max_concurrent_requests"
-
-
-class KeyEntry(BaseModel):
-    """One entry of the file."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    name: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f]+$")]
-    hash: Annotated[str, Field(pattern=f"^{_HASH}[0-9a-f]{{64}}$")]
-    scopes: tuple[KeyScope, ...] = ("infer",)
-    models: tuple[str, ...] = ()
-    mcp: tuple[str, ...] = ()
-    requests_per_minute: Annotated[int, Field(ge=0)] = 0
-    tokens_per_minute: Annotated[int, Field(ge=0)] = 0
-    max_concurrent_requests: Annotated[int, Field(ge=0)] = 0
-    tokens_per_day: Annotated[int, Field(ge=0)] = 0
-    tokens_per_month: Annotated[int, Field(ge=0)] = 0
-    priority: int = 0
-    expires: datetime | date | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _rename_deprecated(cls, fields: object) -> object:
-        """Read fields under the names that they had before."""
-        if isinstance(fields, dict) and _DEPRECATED in fields and _CONCURRENT not in fields:
-            logger.warning("keys file: %s is deprecated, write %s", _DEPRECATED, _CONCURRENT)
-            return {_CONCURRENT if name == _DEPRECATED else name: value for name, value in fields.items()}
-        return fields
-
-    @field_validator("hash")
-    @classmethod
-    def _is_of_a_key(cls, hash_: str) -> str:
-        if hash_ == hash_of(""):  # `printf "$KEY" | sha256sum` without the variable
-            raise ValueError("it is the hash of an empty key")
-        return hash_
-
-    @property
-    def key(self) -> Key:
-        digest, scopes = bytes.fromhex(self.hash.removeprefix(_HASH)), frozenset(self.scopes)
-        limits = KeyLimits(**{each.name: getattr(self, each.name) for each in dataclasses.fields(KeyLimits)})
-        expires = _moment(self.expires)
-        return Key(self.name, digest, scopes, self.models, limits, self.priority, expires, mcp=self.mcp)
-
-
 class _KeyFile(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    keys: tuple[KeyEntry, ...] = ()
+    keys: tuple[Key, ...] = ()
 
 
-def _moment(expires: datetime | date | None) -> float:
-    """Return Unix seconds. A date without a time means its start in UTC."""
-    if expires is None:
-        return inf
-    at = expires if isinstance(expires, datetime) else datetime.combine(expires, time_of_day(), UTC)
-    return at.timestamp() if at.tzinfo is not None else at.replace(tzinfo=UTC).timestamp()
-
-
-def read_entries(path: Path) -> tuple[KeyEntry, ...]:
+def read_keys(path: Path) -> tuple[Key, ...]:
     """Read a key file. Raises ConfigError that names the file, the entry and the mistake."""
     try:
         with path.open("rb") as file:
@@ -283,14 +251,14 @@ def read_entries(path: Path) -> tuple[KeyEntry, ...]:
         reason = _unread(error)
         raise ConfigError(f"{path}: the keys file (server.keys_file) cannot be read: {reason}") from None
     try:
-        entries = _KeyFile.model_validate({} if found is None else found).keys
+        keys = _KeyFile.model_validate({} if found is None else found).keys
     except ValidationError as error:
         raise ConfigError(f"{path}: {_mistake(found, error)}") from None
-    hashes = [entry.hash for entry in entries]
-    for entry in entries:
-        if hashes.count(entry.hash) > 1:
-            raise ConfigError(f"{path}: '{entry.name}' has the hash of another entry; remove one of them")
-    return entries
+    hashes = [key.hash for key in keys]
+    for key in keys:
+        if hashes.count(key.hash) > 1:
+            raise ConfigError(f"{path}: '{key.name}' has the hash of another entry; remove one of them")
+    return keys
 
 
 def _unread(error: OSError | UnicodeDecodeError | yaml.YAMLError) -> str:
@@ -314,19 +282,6 @@ def _mistake(found: object, error: ValidationError) -> str:
     return f"{where}: {fault['msg']}{remedy}" if where else str(fault["msg"])
 
 
-def read_keys(path: Path) -> tuple[Key, ...]:
-    """Return the keys of a file. Raises ConfigError."""
-    return tuple(entry.key for entry in read_entries(path))
-
-
-def new_key() -> str:
-    return PREFIX + secrets.token_urlsafe(_KEY_BYTES)
-
-
-def hash_of(key: str) -> str:
-    return _HASH + digest_of(key.encode()).hex()
-
-
 def _take_over(path: Path, status: os.stat_result) -> None:
     """Give `path` another file's owner, group and mode. Raises ConfigError if this user may not do that."""
     try:
@@ -342,15 +297,15 @@ def add_entry(path: Path, fields: Mapping[str, Any]) -> None:
     Raises ConfigError if the file or the entry is wrong; then the file is unchanged.
     """
     try:
-        KeyEntry.model_validate(fields)
+        Key.model_validate(fields)
     except ValidationError as error:
         raise ConfigError(_mistake(None, error)) from None
     exists = path.exists()
-    entries = read_entries(path) if exists else ()
+    keys = read_keys(path) if exists else ()
     text = path.read_text(encoding="utf-8") if exists else ""
     lines = yaml.safe_dump([dict(fields)], sort_keys=False, allow_unicode=True).splitlines()
     block = "\n".join(f"  {line}" for line in lines) + "\n"
-    if not entries:
+    if not keys:
         block = "keys:\n" + block
         text = "\n".join(line for line in text.splitlines() if line.strip().startswith("#"))
     text += "" if not text or text.endswith("\n") else "\n"
@@ -362,7 +317,7 @@ def add_entry(path: Path, fields: Mapping[str, Any]) -> None:
             _take_over(part, status)
         with open(descriptor, "w", encoding="utf-8") as file:
             file.write(text + block)
-        if read_entries(part)[: len(entries)] != entries:
+        if read_keys(part)[: len(keys)] != keys:
             raise ConfigError(f"{path}: an entry can't be added after its last one; write keys: as a plain list")
         part.replace(path)
     finally:

@@ -97,20 +97,20 @@ class Rates:
 
         Raises `RateLimited`, and then counts nothing.
         """
-        limit = key.limits.max_concurrent_requests
+        limit = key.max_concurrent_requests
         if 0 < limit <= self._running[key.name]:
             raise RateLimited("concurrent requests", limit, _AGAIN_S)
         self._check_budgets(key)
         self._running[key.name] += 1
         try:
-            return await self._count(lambda limiters: self._enter_windows(limiters, key)) if key.limits else {}
+            return await self._count(lambda limiters: self._enter_windows(limiters, key)) if key.is_limited else {}
         except BaseException:
             self.leave(key)
             raise
 
     async def _enter_windows(self, limiters: Limiters, key: Key) -> Windows:
         windows: dict[str, Any] = {}
-        for what, limit in ((_TOKENS, key.limits.tokens_per_minute), (_REQUESTS, key.limits.requests_per_minute)):
+        for what, limit in ((_TOKENS, key.tokens_per_minute), (_REQUESTS, key.requests_per_minute)):
             if limit:
                 limiter, item = limiters[what], _a_minute(limit)
                 is_left = await _result((limiter.hit if what == _REQUESTS else limiter.test)(item, what, key.name))
@@ -120,18 +120,17 @@ class Rates:
         return windows
 
     def _check_budgets(self, key: Key) -> None:
-        limits = key.limits
-        if not (limits.tokens_per_day or limits.tokens_per_month):
+        if not (key.tokens_per_day or key.tokens_per_month):
             return
         of_day, of_month = self._spent(key.name)
         now = datetime.fromtimestamp(self._clock(), UTC)
         midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
         next_month = (midnight.replace(day=1) + timedelta(days=32)).replace(day=1)
-        if 0 < limits.tokens_per_month <= of_month:
-            raise RateLimited("tokens per month", limits.tokens_per_month, (next_month - now).total_seconds())
-        if 0 < limits.tokens_per_day <= of_day:
+        if 0 < key.tokens_per_month <= of_month:
+            raise RateLimited("tokens per month", key.tokens_per_month, (next_month - now).total_seconds())
+        if 0 < key.tokens_per_day <= of_day:
             tomorrow = midnight + timedelta(days=1)
-            raise RateLimited("tokens per day", limits.tokens_per_day, (tomorrow - now).total_seconds())
+            raise RateLimited("tokens per day", key.tokens_per_day, (tomorrow - now).total_seconds())
 
     def leave(self, key: Key) -> None:
         """End the counting of a request that `enter` has counted."""
@@ -150,9 +149,9 @@ class Rates:
 
     def charge(self, key: Key, n_tokens: int) -> None:
         """Count tokens of a prompt or a reply."""
-        if not (key.limits.tokens_per_minute and n_tokens):
+        if not (key.tokens_per_minute and n_tokens):
             return
-        item = _a_minute(key.limits.tokens_per_minute)
+        item = _a_minute(key.tokens_per_minute)
         if self._redis is None:
             self._local[_TOKENS].hit(item, _TOKENS, key.name, cost=n_tokens)
             return
@@ -164,7 +163,7 @@ class Rates:
     def headers(self, key: Key, windows: Windows, *, anthropic: bool) -> ReplyHeaders:
         """Return reply headers with the remaining amounts of `enter`, under OpenAI's names or Anthropic's."""
         found: ReplyHeaders = []
-        limits = {_REQUESTS: key.limits.requests_per_minute, _TOKENS: key.limits.tokens_per_minute}
+        limits = {_REQUESTS: key.requests_per_minute, _TOKENS: key.tokens_per_minute}
         for what, stats in sorted(windows.items()):
             reset_s = max(stats.reset_time - self._clock(), 0.0)
             reset = f"{math.ceil(reset_s)}s"

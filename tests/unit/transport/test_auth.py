@@ -1,4 +1,5 @@
 import asyncio
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -6,7 +7,7 @@ import pytest
 from server.errors import AuthenticationFailed
 from server.transport.admission import ADMISSION, Admission, AdmissionControl, scheduled_client
 from server.transport.endpoints import Resolver
-from server.transport.keys import ANYBODY, Key, KeyStore, digest_of, plain_key
+from server.transport.keys import ANYBODY, Key, KeyStore, hash_of, plain_key
 from server.transport.limits import Rates
 from server.transport.options import HttpOptions
 
@@ -49,7 +50,7 @@ def test_a_key_may_hold_any_character() -> None:
 
 
 def test_a_key_that_has_expired_is_none() -> None:
-    ring = KeyStore([Key("a", digest_of(b"one"), expires_at=100.0)])
+    ring = KeyStore([Key(name="a", hash=hash_of("one"), expires=datetime.fromtimestamp(100, UTC))])
     assert ring.find(b"one", lambda: 99.9)
     assert ring.find(b"one", lambda: 100.0) is None
 

@@ -1,8 +1,9 @@
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from server.transport.keys import Key, KeyLimits
+from server.transport.keys import Key, hash_of
 from server.transport.limits import RateLimited, Rates
 from tests.unit.clock import Clock
 
@@ -15,8 +16,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-def key(name: str = "ada", **limits: int) -> Key:
-    return Key(name, name.encode(), limits=KeyLimits(**limits))
+def key(name: str = "ada", **limits: Any) -> Key:
+    return Key(name=name, hash=hash_of(name), **limits)
 
 
 async def test_requests_of_the_last_minute_are_counted(clock: Clock) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from server.errors import AuthenticationFailed, NotFound, PermissionDenied
 from server.transport.endpoints import ENDPOINTS, SCOPES, UNKNOWN, Endpoint, Resolver, Target, canonical
-from server.transport.keys import Key, KeyStore, digest_of
+from server.transport.keys import Key, KeyStore, hash_of, plain_key
 from tests.support.real_server import ROOT
 
 Frame = Callable[[str, str], Target]
@@ -73,7 +73,7 @@ def sample(endpoint: Endpoint) -> str:
 
 def verdict(target: Target, scopes: tuple[str, ...] | None) -> str:
     """What a key with these scopes may do there; None = without a key."""
-    key = None if scopes is None else Key("k", digest_of(b"k"), frozenset(scopes))  # type: ignore[arg-type]
+    key = None if scopes is None else Key(name="k", hash=hash_of("k"), scopes=scopes)
     try:
         ACCESS.check(key, target)
     except (AuthenticationFailed, PermissionDenied) as error:
@@ -83,7 +83,7 @@ def verdict(target: Target, scopes: tuple[str, ...] | None) -> str:
     return "allowed"
 
 
-ACCESS = KeyStore([Key("k", digest_of(b"k"))])
+ACCESS = KeyStore([plain_key("k")])
 KEYS = (None, (), *((scope,) for scope in SCOPES), SCOPES)
 
 
@@ -106,12 +106,12 @@ def test_no_spelling_changes_what_a_key_may_do(frame: str, variant: str) -> None
 def test_what_is_not_listed_needs_every_scope(path: str, more: str, at: int) -> None:
     target = plain("POST", path[:at] + more + path[at:])
     if target.endpoint is UNKNOWN:
-        every = Key("k", digest_of(b"k"))
+        every = plain_key("k")
         access = KeyStore([every])
         access.check(every, target)
         for left in SCOPES:
             with pytest.raises((NotFound, PermissionDenied)):
-                access.check(Key("k", digest_of(b"k"), frozenset(SCOPES) - {left}), target)
+                access.check(Key(name="k", hash=hash_of("k"), scopes=tuple({*SCOPES} - {left})), target)
 
 
 @pytest.mark.parametrize(
