@@ -137,14 +137,14 @@ def create_app(
 
     # Few threads tokenize and render, since they share the GIL with the step threads.
     n_threads = server.threads_http if server.threads_http > 0 else min(4, os.cpu_count() or 1)
-    gpus = gpu_collector() if server.metrics else None
+    gpus, mcp = gpu_collector() if server.metrics else None, mcp_of(server)
     metrics = Metrics(pool.states, spent=usage.all_spent, gpus=gpus)
     services = Services(
         pool=pool,
         live=Live(pool.states, History(pool.states, ledger=metrics.ledger)),
         options=http_options(server),
-        tools=PageTools(server.enabled_tools),
-        mcp=mcp_of(server),
+        tools=PageTools(server.enabled_tools, mcp),
+        mcp=mcp,
         log=RecentLog(),
         bodies=Bodies(on=server.log_bodies),
         prepare=ThreadPoolExecutor(n_threads, thread_name_prefix=PREPARE_THREADS),
@@ -400,7 +400,7 @@ def lifespan_of(
 def prepare_first_reply() -> None:
     """Do now, while models load, what the first request would do beside its first decodes, which takes 35 ms there."""
     build_validators()
-    anyio.get_cancelled_exc_class()  # imports anyio's backend, which sse-starlette uses
+    anyio.get_cancelled_exc_class()  # imports anyio's backend, which Starlette uses
 
 
 async def end_tasks(tasks: Collection[asyncio.Task[None]]) -> None:

@@ -21,9 +21,8 @@ from server.transport.forward import forward
 from server.transport.keys import given_key
 from server.transport.sse import EventStream, Watch
 from server.web.bench import SCENARIOS, Address, BenchBody, measured
-from server.web.tools.catalogue import SHELL, shown
+from server.web.tools.catalogue import SHELL
 from server.web.tools.child import shell, work
-from server.web.tools.mcp import PageMcpTools, called, mcp_tools
 
 T = TypeVar("T")
 router = APIRouter(include_in_schema=False)
@@ -43,8 +42,7 @@ async def live(request: Request) -> Response:
 async def config(request: Request) -> Response:
     """Return the web UI's default settings."""
     used = services(request)
-    has_tools = bool(used.tools or used.mcp.configured)
-    known = {"settings": used.options.ui_config, "tools": has_tools, "log_bodies": used.bodies.on}
+    known = {"settings": used.options.ui_config, "tools": bool(used.tools), "log_bodies": used.bodies.on}
     return json_reply(known | {"proxy": used.options.proxy, "scenarios": SCENARIOS, "sampling": NUMBERS})
 
 
@@ -97,28 +95,16 @@ async def cors_proxy(request: Request, url: str = "") -> Response:
 @router.get("/tools")
 async def tools(request: Request) -> Response:
     """List the built-in tools and those of MCP servers. 403 if there are none on this server."""
-    used = services(request)
-    if not (used.tools or used.mcp.configured):
-        return json_reply(_OFF, status=403)
-    of_servers = [
-        shown(name, name, "mcp", tool.description, dict(tool.schema)) for name, (_, tool) in _mcp_tools(request).items()
-    ]
-    return json_reply([*used.tools.shown(), *of_servers])
-
-
-def _mcp_tools(request: Request) -> PageMcpTools:
-    """Return the tools of MCP servers that the client's key may use."""
-    used, key = services(request), key_of(request)
-    found = mcp_tools(used.mcp, used.tools.names)
-    return {name: each for name, each in found.items() if key.may_call(each[0].label)}
+    found = services(request).tools
+    return json_reply(found.shown(key_of(request).may_call)) if found else json_reply(_OFF, status=403)
 
 
 @router.post("/tools")
 async def call_tool(request: Request) -> Response:
     """Call a tool with ``params``; the reply has an ``error`` if it fails. ``stream`` sends output as it is written.
     ``x-tool-cwd`` is the folder of relative paths, ``x-resp-type: base64`` asks for a file's bytes."""
-    used = services(request)
-    if not (used.tools or used.mcp.configured):
+    found = services(request).tools
+    if not found:
         return json_reply(_OFF, status=403)
     body = await read_json(request)
     name, params, stream = body.get("tool"), body.get("params", {}), body.get("stream", False)
@@ -126,13 +112,12 @@ async def call_tool(request: Request) -> Response:
         raise invalid("tool", "must be the name of a tool")
     if not isinstance(params, dict):
         raise invalid("params", "must be an object")
-    of_servers = _mcp_tools(request)
-    if name in of_servers and stream is not True:
-        server, mcp_tool = of_servers[name]
-        return json_reply(await _watched(request, called(used.mcp, server, mcp_tool.name, params)))
+    call = None if stream is True else found.of_server(name, key_of(request).may_call)
+    if call is not None:
+        return json_reply(await _watched(request, call(params)))
     if request.headers.get("x-tool-runtime"):
         raise NotSupported("x-tool-runtime: tools run on this machine only")
-    used.tools.check(name, params, stream=stream is True)
+    found.check(name, params, stream=stream is True)
     folder = Path(request.headers["x-tool-cwd"]) if request.headers.get("x-tool-cwd") else None
     if name == SHELL:
         if stream is True:

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import reduce
 from operator import itemgetter
 from typing import Any, TypeAlias
@@ -104,10 +104,6 @@ class History:
             )
         )
 
-    def shown(self) -> list[dict[str, object]]:
-        """Return all samples, the oldest first."""
-        return [asdict(sample) for sample in self.samples]
-
 
 def quantiles(counts: Sequence[int], wanted: Iterable[float] = (0.5, 0.95)) -> tuple[float, float] | None:
     """Return two quantiles of a histogram, interpolated within the engine's bounds; None if it is empty."""
@@ -186,7 +182,7 @@ class Live:
 
     async def events(self, stopping: asyncio.Event) -> AsyncGenerator[bytes, None]:
         """Yield events until the reader disconnects or the server stops. Call `begin` before it and `end` after it."""
-        yield _event("history", self.history.shown())
+        yield _event("history", list(self.history.samples))
         n_samples, n_requests, n_tiers = self.history.n_samples, 0, 0
         while not stopping.is_set():
             self._make()
@@ -194,7 +190,7 @@ class Live:
             n_requests, n_tiers = self._requests.n, self._tiers.n
             if n_samples != self.history.n_samples:
                 n_samples = self.history.n_samples
-                yield _event("sample", self.history.shown()[-1])
+                yield _event("sample", self.history.samples[-1])
             with suppress(TimeoutError):
                 async with asyncio.timeout(max(self._made_at + self._stands_s - time.monotonic(), 0.001)):
                     await stopping.wait()

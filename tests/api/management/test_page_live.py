@@ -178,10 +178,10 @@ async def test_the_last_hour_is_sampled(serve: Serve) -> None:
         await api.client.post("/v1/chat/completions", json=CHAT | {"stream": False, "max_tokens": 5})
         history.sample()
         history.sample()
-        first, second = history.shown()
-        assert first["generated_per_s"] > 0  # type: ignore[operator]
-        assert first["first_token"] is not None
-        assert (second["generated_per_s"], second["gap"], second["hit_rate"]) == (0, None, None)
+        first, second = history.samples
+        assert first.generated_per_s > 0
+        assert first.first_token is not None
+        assert (second.generated_per_s, second.gap, second.hit_rate) == (0, None, None)
         async with looking(api) as looks:
             assert len(await looks.until("history")) == 2
             history.sample()
