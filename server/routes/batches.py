@@ -3,7 +3,6 @@
 import contextlib
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import APIRouter, Request
@@ -20,7 +19,7 @@ from server.pool.spec import Task
 from server.routes.files import Expiry
 from server.routes.openapi import HI, READS, describe
 from server.serving.batch_runner import BatchInput, batch_input, check_number, read_lines
-from server.serving.services import key_of, owner_of, services
+from server.serving.services import key_of, owner_of, services, target_of
 from server.serving.stored import (
     ListQuery,
     change_object,
@@ -33,21 +32,18 @@ from server.serving.stored import (
 from server.state.batches import Outcome
 from server.state.objects import UNFINISHED, Json, Page
 from server.transport.body import read_as, read_json, read_later
-from server.transport.endpoints import TARGET, Target
 from server.transport.errors import json_reply
 
 router = APIRouter(tags=["batches"])
 _EXAMPLE = {"input_file_id": "file-x", "endpoint": "/v1/chat/completions", "completion_window": "24h"}
 _WINDOW_S = {"h": 3600, "d": 86400}
 _DAY_S = 86400
-_KEPT = (
-    *("id", "object", "endpoint", "model", "errors", "input_file_id", "completion_window", "status"),
-    *("output_file_id", "error_file_id", "usage", "metadata"),
+_SHOWN = (
+    *("id", "object", "endpoint", "model", "errors", "input_file_id", "completion_window", "status", "output_file_id"),
+    *("error_file_id", "usage", "metadata", "created_at", "in_progress_at", "expires_at", "finalizing_at"),
+    *("completed_at", "failed_at", "expired_at", "cancelling_at", "cancelled_at"),
 )
-_TIMES = (
-    *("created", "in_progress", "expires", "finalizing", "completed"),
-    *("failed", "expired", "cancelling", "cancelled"),
-)
+_ANTHROPIC_STATUS = {"in_progress": "in_progress", "cancelling": "canceling", "finalizing": "in_progress"}
 
 
 class BatchBody(MetadataBody):
@@ -85,7 +81,7 @@ async def create_batch(request: Request) -> Response:
         "failed_at": now if errors else None,
         "expires_at": now + int(body.completion_window[:-1]) * _WINDOW_S[body.completion_window[-1]],
         "status": "failed" if errors else "in_progress",
-        "errors": {"object": "list", "data": errors[:100]} if errors else None,
+        "errors": {"object": "list", "data": errors} if errors else None,
     }
     await _start(request, batch, found)
     return json_reply(await _openai(request, batch), headers=as_header(unused_fields(given, BatchBody)))
@@ -237,20 +233,14 @@ async def _found(request: Request, batch_id: str, api: str) -> Json:
 
 
 async def _openai(request: Request, batch: Json) -> Json:
-    times = {f"{name}_at": batch.get(f"{name}_at") for name in _TIMES}
     counts = await _counts(request, batch)
-    return {
-        **{name: batch.get(name) for name in _KEPT},
-        **times,
-        "request_counts": {name: counts[name] for name in ("total", "completed", "failed")},
-    }
+    shown = {name: counts[name] for name in ("total", "completed", "failed")}
+    return {**{name: batch.get(name) for name in _SHOWN}, "request_counts": shown}
 
 
 async def _anthropic(request: Request, batch: Json) -> Json:
-    status = batch["status"]
-    shown = {"in_progress": "in_progress", "cancelling": "canceling"}.get(status, "ended")
-    shown = "in_progress" if status == "finalizing" else shown
-    counts = await _counts(request, batch)
+    status, counts = batch["status"], await _counts(request, batch)
+    shown = _ANTHROPIC_STATUS.get(status, "ended")
     ended_at = batch.get(f"{status}_at")
     return {
         "id": batch["id"],
@@ -277,15 +267,13 @@ async def _counts(request: Request, batch: Json) -> Json:
     if batch["status"] not in UNFINISHED["batch"]:
         counts: Json = batch["request_counts"]
         return counts
-    found = await services(request).lines.counts(owner_of(request), batch["id"])
-    return {**asdict(found), "failed": found.failed + found.unsent}
+    return await services(request).lines.counts(owner_of(request), batch["id"])
 
 
 def _results_url(request: Request, batch_id: str) -> str:
     """Return the address of a batch's results, as seen by a client of this port."""
-    target: Target = request.scope[TARGET]
     host = request.headers.get("host", "localhost")
-    return f"{request.scope['scheme']}://{host}{target.base}/v1/messages/batches/{batch_id}/results"
+    return f"{request.scope['scheme']}://{host}{target_of(request).base}/v1/messages/batches/{batch_id}/results"
 
 
 def _rfc3339(at: int | None) -> str | None:

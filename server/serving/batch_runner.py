@@ -48,14 +48,6 @@ Call = Callable[[str, str, bytes], Awaitable[InternalReply]]
 
 
 @dataclass(slots=True)
-class _Running:
-    """A batch that this server runs, and the task of its requests. A batch that met a bug is not started again."""
-
-    task: asyncio.Task[None] | None = None
-    lines: asyncio.Task[None] | None = None
-
-
-@dataclass(slots=True)
 class BatchRunner:
     """The batches of all owners. Used on the event loop.
 
@@ -71,11 +63,13 @@ class BatchRunner:
     n_parallel: Callable[[], int]
     may_run: Callable[[Json], bool]
     keep_s: float | None = None
-    _running: dict[tuple[str, str], _Running] = field(default_factory=dict)
+    _running: dict[tuple[str, str], asyncio.Task[None]] = field(default_factory=dict)  # and those that met a bug
+    _limits: dict[tuple[str, str], asyncio.Timeout] = field(default_factory=dict)  # until their requests end
     _turns: dict[str, asyncio.Lock] = field(default_factory=dict)
     _woken: asyncio.Event = field(default_factory=asyncio.Event)
-    _n_running: int = 0
-    _left: asyncio.Condition = field(default_factory=asyncio.Condition)
+    _n_running: int = 0  # requests
+    _entering: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _left: asyncio.Event = field(default_factory=asyncio.Event)
 
     def wake(self) -> None:
         """Look for batches that were added or cancelled."""
@@ -93,23 +87,20 @@ class BatchRunner:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._woken.wait(), POLL_S)
         finally:
-            tasks = [each.task for each in self._running.values() if each.task is not None]
-            for task in tasks:
+            for task in self._running.values():
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*self._running.values(), return_exceptions=True)
 
     async def _look(self) -> None:
         """Start what is not running yet, and stop what was cancelled."""
         await self.state.take_over("batch", self.may_run)
         for owner, batch in await self.state.unfinished("batch"):
             name = owner, batch["id"]
-            running = self._running.get(name)
-            if running is None:
-                running = self._running[name] = _Running()
-                running.task = asyncio.create_task(self._run_batch(owner, batch, running), name="a batch")
-                running.task.add_done_callback(partial(self._ended, name))
-            if batch["status"] == "cancelling" and running.lines is not None and not running.lines.cancelling():
-                running.lines.cancel()
+            if name not in self._running:
+                task = self._running[name] = asyncio.create_task(self._run_batch(owner, batch), name="a batch")
+                task.add_done_callback(partial(self._ended, name))
+            if batch["status"] == "cancelling" and (limit := self._limits.pop(name, None)) is not None:
+                limit.reschedule(0)
 
     def _ended(self, name: tuple[str, str], task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
@@ -120,50 +111,45 @@ class BatchRunner:
             return
         del self._running[name]
 
-    async def _run_batch(self, owner: str, batch: Json, running: _Running) -> None:
+    async def _run_batch(self, owner: str, batch: Json) -> None:
+        name, limit = (owner, batch["id"]), asyncio.timeout(max(batch["expires_at"] - time.time(), 0))
         if batch["status"] == "in_progress":
-            lines = running.lines = asyncio.create_task(self._run_lines(owner, batch))
             try:
-                await asyncio.wait((lines,), timeout=max(batch["expires_at"] - time.time(), 0))
-                if lines.done() and not lines.cancelled():
-                    lines.result()
+                async with limit:
+                    self._limits[name] = limit
+                    await self._run_lines(owner, batch)
+            except TimeoutError:  # it has expired or was cancelled
+                if not limit.expired():
+                    raise
+            except ExceptionGroup as failed:
+                raise failed.exceptions[0] from None
             finally:
-                lines.cancel()
-                await asyncio.wait((lines,))
+                self._limits.pop(name, None)
         await self._finalize(owner, batch["id"])
 
     async def _run_lines(self, owner: str, batch: Json) -> None:
         """Run every request without a result, several at once, after the owner's earlier batches."""
         last = -1
-        lines: set[asyncio.Task[None]] = set()
-        async with self._turns.setdefault(owner, asyncio.Lock()):
-            try:
-                while page := await self.lines.pending(owner, batch["id"], last, _PAGE):
-                    for order, line in page:
-                        last = order
-                        await self._enter()
-                        lines.add(asyncio.create_task(self._run_line(owner, batch, line)))
-                        await asyncio.sleep(0)  # one that is cancelled before it begins would not leave
-                        lines = _unfinished(lines)
-                await asyncio.gather(*lines)
-            finally:
-                for task in lines:
-                    task.cancel()
-                await asyncio.gather(*lines, return_exceptions=True)
+        async with self._turns.setdefault(owner, asyncio.Lock()), asyncio.TaskGroup() as group:
+            while page := await self.lines.pending(owner, batch["id"], last, _PAGE):
+                for _, line in page:
+                    async with self._entering:  # waiting batches are served in order
+                        while self._n_running >= max(self.n_parallel(), 1):
+                            self._left.clear()
+                            await self._left.wait()
+                        self._n_running += 1
+                    group.create_task(self._run_line(owner, batch, line)).add_done_callback(self._leave)
+                last = page[-1][0]
 
-    async def _enter(self) -> None:
-        """Wait until one more request may run. Waiting batches are served in order."""
-        async with self._left:
-            await self._left.wait_for(lambda: self._n_running < max(self.n_parallel(), 1))
-            self._n_running += 1
+    def _leave(self, _: asyncio.Task[None]) -> None:
+        self._n_running -= 1
+        self._left.set()
 
     async def _run_line(self, owner: str, batch: Json, line: BatchLine) -> None:
-        try:
-            reply = await self._reply(batch, line)
-        finally:
-            async with self._left:
-                self._n_running -= 1
-                self._left.notify()
+        """Run a request, again and again while the server has no capacity for it, and store the result."""
+        while (reply := await self.call(batch["key_name"], batch["endpoint"], line.body)).status in _RETRIED:
+            after = reply.headers.get(b"retry-after", b"")
+            await asyncio.sleep(float(after) if after.isdigit() else _RETRY_AFTER_S)
         result = {
             "status_code": reply.status,
             "request_id": reply.headers.get(b"x-request-id", b"").decode(),
@@ -172,52 +158,31 @@ class BatchRunner:
         outcome: Outcome = "completed" if reply.status == HTTPStatus.OK else "failed"
         await self.lines.store(owner, batch["id"], line.number, outcome, result)
 
-    async def _reply(self, batch: Json, line: BatchLine) -> InternalReply:
-        while True:
-            reply = await self.call(batch["key_name"], batch["endpoint"], line.body)
-            if reply.status not in _RETRIED:
-                return reply
-            after = reply.headers.get(b"retry-after", b"")
-            await asyncio.sleep(float(after) if after.isdigit() else _RETRY_AFTER_S)
-
     async def _finalize(self, owner: str, batch_id: str) -> None:
         """Write the results where the client reads them, and end the batch. Repeatable after a crash."""
 
         def finalizing(body: Json) -> Json:
-            is_cancelled = body["status"] == "cancelling"
             now = int(time.time())
-            final = "cancelled" if is_cancelled else "expired" if now >= body["expires_at"] else "completed"
+            is_cancelled, is_late = body["status"] == "cancelling", now >= body["expires_at"]
+            final = "cancelled" if is_cancelled else "expired" if is_late else "completed"
             return {"final_status": final, **body, "status": "finalizing", "finalizing_at": now}
 
         batch = await self.state.update(owner, "batch", batch_id, finalizing)
         if batch is None:  # deleted meanwhile
             return
-        code = "batch_cancelled" if batch["final_status"] == "cancelled" else "batch_expired"
+        status = batch["final_status"]
+        code = "batch_cancelled" if status == "cancelled" else "batch_expired"
         unsent = {"error": {"code": code, "message": "the batch ended before this request was run"}}
         await self.lines.end_pending(owner, batch_id, unsent)
-        counts = await self.lines.counts(owner, batch_id)
+        ended: Json = {"status": status, "request_counts": await self.lines.counts(owner, batch_id)}
         used: list[Usage] = []
-        files: Json = {}
         if batch["api"] == "openai":
-            files["output_file_id"] = await self._write_file(owner, batch, "output", ("completed",), used)
-            files["error_file_id"] = await self._write_file(owner, batch, "error", ("failed", "unsent"), used)
-        usage = sum(used, Usage()).responses()
-        now = int(time.time())
-
-        def ended(body: Json) -> Json:
-            status = body["final_status"]
-            shown = {
-                "total": counts.total,
-                "completed": counts.completed,
-                "failed": counts.failed + counts.unsent,
-                "unsent": counts.unsent,
-            }
-            return {
-                **body, **files, "status": status, f"{status}_at": now, "request_counts": shown, "usage": usage
-            }  # fmt: skip
-
+            ended["output_file_id"] = await self._write_file(owner, batch, "output", ("completed",), used)
+            ended["error_file_id"] = await self._write_file(owner, batch, "error", ("failed", "unsent"), used)
+        ended["usage"] = sum(used, Usage()).responses()
+        ended[f"{status}_at"] = now = int(time.time())
         expires_at = None if self.keep_s is None else now + self.keep_s
-        await self.state.update(owner, "batch", batch_id, ended, expires_at=expires_at)
+        await self.state.update(owner, "batch", batch_id, lambda body: {**body, **ended}, expires_at=expires_at)
         if batch["api"] == "openai":
             await self.lines.remove(owner, batch_id)
 
@@ -252,14 +217,6 @@ class BatchRunner:
             *(owner, "file", file), data=data, label="batch_output", expires_at=expires_at, within_quota=False
         )
         return str(file["id"])
-
-
-def _unfinished(tasks: set[asyncio.Task[None]]) -> set[asyncio.Task[None]]:
-    """Return the tasks that still run. Raises what one of the others has raised."""
-    for task in tasks:
-        if task.done():
-            task.result()
-    return {task for task in tasks if not task.done()}
 
 
 def new_file(filename: str, purpose: str, n_bytes: int, expires_at: int | None = None) -> Json:

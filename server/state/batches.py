@@ -7,7 +7,7 @@ run, and none that has one. Bodies of requests and replies stay JSON text, so no
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import orjson
 
@@ -25,16 +25,6 @@ class BatchLine:
     number: int
     custom_id: str
     body: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """How many requests a batch has, and how many of them have each outcome."""
-
-    total: int
-    completed: int
-    failed: int
-    unsent: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +66,15 @@ class BatchLines:
             (orjson.dumps(result), owner, batch_id),
         )
 
-    async def counts(self, owner: str, batch_id: str) -> Counts:
-        """Return how many requests have which outcome."""
+    async def counts(self, owner: str, batch_id: str) -> Json:
+        """Return a batch's ``request_counts``: in all and by outcome. ``failed`` includes ``unsent``."""
         rows = await self.database.execute(
             "SELECT outcome, count(*) FROM batch_lines WHERE owner = ? AND batch_id = ? GROUP BY outcome",
             (owner, batch_id),
         )
         found = {row[0]: int(row[1]) for row in rows}
-        return Counts(sum(found.values()), *(found.get(each, 0) for each in ("completed", "failed", "unsent")))
+        counts = {"total": sum(found.values()), **{each: found.get(each, 0) for each in get_args(Outcome)}}
+        return {**counts, "failed": counts["failed"] + counts["unsent"]}
 
     async def written(self, owner: str, batch_id: str, write: Callable[[str, Json, Outcome], Json | None]) -> bytes:
         """Return what `write` makes of each result, as lines of JSON in file order. None writes no line.
