@@ -27,7 +27,7 @@ PARTS = (
     ("Python and its standard library", "asyncio, http.client, json, logging, multiprocessing, sqlite3, ssl, uuid"),
     ("numpy", "numpy"),
     ("pydantic and pydantic-settings", "pydantic, pydantic_settings"),
-    ("fastapi, starlette, uvicorn, sse-starlette", "fastapi, starlette, uvicorn, uvicorn.config, sse_starlette"),
+    ("fastapi, starlette, uvicorn", "fastapi, starlette, uvicorn, uvicorn.config"),
     ("prometheus-client, jinja2, yaml", "prometheus_client, jinja2, yaml"),
     ("llama.cpp's libraries", "llama_cpp"),
     ("the server's modules", "server.app, server.llama.loader"),

@@ -212,51 +212,50 @@ async def _start_in_background(request: Request, asked: ResponseRequest) -> Resp
 
         await used.state.update(owner, "response", response_id, changed)
 
-    async def generate() -> None:
-        is_cancelled = False
-        try:
-            with contextlib.suppress(Unavailable):  # logged by the state
-                await change(status="in_progress")
-            async with contextlib.aclosing(exchange.events()) as events:
-                async for event in events:
-                    stream.append(event)
-        except asyncio.CancelledError:
-            is_cancelled = True
-            raise
-        except Exception as error:  # noqa: BLE001 (before its first event; `error_body` logs what is unexpected)
-            stream.append(exchange.fail(error))
-        finally:
-            try:
-                await settle(is_cancelled)
-            finally:
-                del used.background[owner, response_id]
-
-    async def settle(is_cancelled: bool) -> None:
+    async def settle(end: Json) -> None:
+        """Store the end of a response that was not stored, and its events."""
         for _ in range(MAX_SETTLE_ATTEMPTS):
             try:
-                await settle_once(is_cancelled)
+                await change(**end)
+                await used.state.attach(owner, response_id, await asyncio.to_thread(zlib.compress, stream.content))
                 return
             except Unavailable as error:
                 logger.warning("the end of background response %s is stored later: %s", response_id, error.message)
                 await asyncio.sleep(POLL_S)
 
-    async def settle_once(is_cancelled: bool) -> None:
-        if is_cancelled:
-            await change(status="cancelled")
-        elif exchange.failure is not None:
-            status, body = exchange.failure
-            code = "rate_limit_exceeded" if status == HTTPStatus.TOO_MANY_REQUESTS else "server_error"
-            await change(status="failed", error={"code": code, "message": body["error"]["message"]})
-        else:  # changes nothing if the response was stored
-            await change(status="failed", error={"code": "server_error", "message": "the response could not be stored"})
-        await used.state.attach(owner, response_id, await asyncio.to_thread(zlib.compress, stream.content))
+    async def generate() -> AsyncGenerator[bytes, None]:
+        end = _failed("server_error", "the response could not be stored")
+        try:
+            with contextlib.suppress(Unavailable):  # logged by the state
+                await change(status="in_progress")
+            async with contextlib.aclosing(exchange.events()) as events:
+                async for event in events:
+                    yield event
+        except asyncio.CancelledError:
+            end = {"status": "cancelled"}
+            raise
+        except Exception as error:  # noqa: BLE001 (before its first event; `error_body` logs what is unexpected)
+            yield exchange.fail(error)
+        finally:
+            if exchange.failure is not None:
+                status, body = exchange.failure
+                code = "rate_limit_exceeded" if status == HTTPStatus.TOO_MANY_REQUESTS else "server_error"
+                end = _failed(code, body["error"]["message"])
+            try:
+                await settle(end)
+            finally:
+                del used.background[owner, response_id]
 
     leave = admission_of(request.scope).detach()  # it counts among the requests of its key until it has ended
     stream = used.background[owner, response_id] = KeptStream(response_id, sys.maxsize)
-    stream.produce(generate(), error=exchange.fail, ping=b"", ping_s=0, ended=leave)
+    stream.produce(generate(), error=exchange.fail, ended=leave)
     if options.stream:
         return EventStream(request, _events_after(stream), headers=exchange.headers, ping=lambda: EARLY_PING)
     return json_reply(queued, headers=exchange.headers)
+
+
+def _failed(code: str, message: str) -> Json:
+    return {"status": "failed", "error": {"code": code, "message": message}}
 
 
 @router.post("/v1/responses/input_tokens")
@@ -373,16 +372,12 @@ async def _stored(request: Request, response_id: str) -> Json:
 
 async def fail_interrupted(state: Objects) -> None:
     """Mark the background responses as failed that servers left unfinished which have ended. Endless."""
-    error = {"code": "server_error", "message": "the server was restarted before the response was complete"}
-
-    def failed(body: Json) -> Json:
-        return {**body, "status": "failed", "error": error}
-
+    end = _failed("server_error", "the server was restarted before the response was complete")
     was_reported = False
     while True:
         try:
             for owner, response in await state.take_over("response"):
-                await state.update(owner, "response", response["id"], failed)
+                await state.update(owner, "response", response["id"], lambda body: {**body, **end})
             was_reported = False
         except LlamapoolError as error_of_state:
             if not was_reported:

@@ -26,13 +26,12 @@ async def read_stream(request: Request, conv_id: str = "") -> Response:
     if stream is None:
         raise NotFound(_GONE)
     offset = _offset(request.query_params.get("from", ""))
-    if not stream.begun:
-        if stream.is_loading():
-            raise ModelLoading
-        try:
-            await stream.begin()
-        except Exception:  # noqa: BLE001 (the request that started it gets the error)
-            raise NotFound(_GONE) from None
+    if not stream.begun and stream.is_loading():
+        raise ModelLoading
+    try:
+        await stream.begin()
+    except Exception:  # noqa: BLE001 (the request that started it gets the error)
+        raise NotFound(_GONE) from None
     if not stream.holds(offset):
         raise InvalidRequest("Stream offset lost, please restart", "from")
     return EventStream(request, stream.read(offset), ping_s=0)

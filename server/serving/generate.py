@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import functools
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ from fastapi import Request
 from fastapi.responses import Response
 
 from server.dialects.common import Json
-from server.dialects.dialect import Dialect, Generation, Writer
+from server.dialects.dialect import Dialect, Generation
 from server.dialects.generation import ParsedRequest
 from server.dialects.native.tokens import TokensRequest
 from server.dialects.vectors import VectorRequest
@@ -20,13 +19,15 @@ from server.errors import ModelEnded
 from server.media.source import LoadedMedia, Media
 from server.pool.model import LoadedModel, cannot_embed, cannot_rerank
 from server.serving.services import services, stream_owner
-from server.serving.session import FAR_BEHIND, PromptEvents, Session
+from server.serving.session import Session
 from server.transport.admission import admission_of
 from server.transport.body import read_as
 from server.transport.errors import JSON_TYPE, error_body, json_reply
-from server.transport.sse import EventStream, while_connected
+from server.transport.sse import EventStream, Watch, while_connected
 
 CONVERSATION = "X-Conversation-Id"
+FAR_BEHIND = 64
+"""Events of a stream that are sent as one, because its client reads slower than they are written."""
 
 
 async def compute(
@@ -81,7 +82,6 @@ class Exchange:
         self._request, self._dialect, self._parsed = request, dialect, parsed
         self._session = Session(request, parsed.keep_alive_s, parsed.salt)
         self._generation: Generation | None = None
-        self._starting: asyncio.Task[Generation] | None = None  # loads the model or media, before a stream begins
         ping_s = parsed.options.sse_ping_interval
         self._ping_s: float = self._session.services.options.sse_ping_interval if ping_s is None else ping_s
 
@@ -104,22 +104,52 @@ class Exchange:
         conversation = self._request.headers.get(CONVERSATION)
         if conversation:
             return await self._kept(conversation)
+        beginning = asyncio.create_task(self._begin())
+        beginning.add_done_callback(lambda task: task.cancelled() or task.exception())  # perhaps nobody awaits it
+
+        def give_up() -> None:
+            beginning.cancel()
+            self._session.close()
+
         try:
-            # A task would cost every other request its time.
-            if self._parsed.media or self._session.waits(self._parsed.model):
-                self._starting = asyncio.create_task(self._start())
-            chunks = await while_connected(self._request, self._opened())
+            with Watch(self._request.receive):
+                await asyncio.wait((beginning,), timeout=self._ping_s if self._ping_s > 0 else None)
+            if beginning.done():
+                beginning.result()
         except BaseException:
-            self._give_up()
+            give_up()
             raise
         return EventStream(
-            *(self._request, chunks),
-            on_close=self._give_up,
+            *(self._request, self._chunks(beginning)),
+            on_close=give_up,
             ping_s=self._ping_s,
             headers=self.headers,
             ping=self._ping,
             media_type=self._dialect.media_type,
         )
+
+    async def _kept(self, conversation: str) -> Response:
+        """Return a stream that continues when its client disconnects (`transport.resumable`)."""
+        streams, owner = self._session.services.streams, stream_owner(self._request)
+        stream = streams.open(owner, conversation)
+        stream.is_loading = lambda: self._session.waits(self._parsed.model)
+        leave = admission_of(self._request.scope).detach()
+
+        def ended() -> None:
+            streams.ended(owner, stream)
+            leave()
+
+        stream.produce(self.events(), error=self.fail, ping=self._dialect.ping, ping_s=self._ping_s, ended=ended)
+        await while_connected(self._request, stream.begin())
+        media_type = self._dialect.media_type
+        return EventStream(self._request, stream.read(0), ping_s=0, headers=self.headers, media_type=media_type)
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """Yield the events of a stream that outlives its client. Raises errors that occur before the first event."""
+        await self._begin()
+        async with contextlib.aclosing(self._chunks()) as chunks:
+            async for chunk in chunks:
+                yield chunk
 
     def fail(self, error: Exception) -> bytes:
         """Return the last event of a stream that `error` ends."""
@@ -133,18 +163,30 @@ class Exchange:
         return begun or self._dialect.ping
 
     async def _start(self) -> Generation:
-        """Submit the requests; once more if the model's process ends while it loads media."""
-        session, parsed = self._session, self._parsed
-        self._generation = await session.retried(lambda: session.start(parsed.model, parsed.generation, parsed.media))
+        """Submit the requests."""
+        parsed = self._parsed
+        self._generation = await self._session.start(parsed.model, parsed.generation, parsed.media)
         return self._generation
+
+    async def _begin(self) -> None:
+        """Submit the requests of a stream and wait for its first event. A failure closes the session."""
+
+        async def begin() -> None:
+            await self._start()
+            await self._session.wait()
+
+        try:
+            await self._session.retried(begin)
+        except BaseException:
+            self._session.close()
+            raise
 
     async def _whole(self) -> Json | list[Json]:
         generation = await self._start()
         generation.writer.streams = False
         try:
-            async with contextlib.aclosing(self._rounds(generation)) as rounds:
-                async for _ in rounds:
-                    pass
+            async for _ in self._rounds(generation):
+                pass
         except ModelEnded as ended:
             # Tools must not be called a second time.
             has_acted = generation.follow_up is not None and generation.follow_up.has_acted
@@ -152,101 +194,18 @@ class Exchange:
             raise
         return generation.writer.body()
 
-    async def _rounds(self, generation: Generation) -> AsyncGenerator[list[bytes], None]:
-        """Feed the events of all rounds to the writer, and commit the reply. Yield what the writer returns: for each
-        step, or for all available ones if the stream is far behind.
-        """
-        session, writer, follow_up = self._session, generation.writer, generation.follow_up
-        while True:
-            while session.open:
-                chunks = _written(writer, await session.next())
-                if session.is_far_behind or len(chunks) >= FAR_BEHIND:
-                    while session.ready:
-                        chunks += _written(writer, await session.next())
-                    chunks = [b"".join(chunks)]
-                yield chunks
-            if follow_up is None:
-                break
-            async with contextlib.aclosing(follow_up.act()) as acted:
-                async for event in acted:
-                    yield [event]
-            following = follow_up.next()
-            if following is None:
-                break
-            await session.start(self._parsed.model, *following)
-        if generation.commit is not None:
-            await generation.commit()
-
-    async def _kept(self, conversation: str) -> Response:
-        """Return a stream that continues when its client disconnects (`transport.resumable`)."""
-        streams, owner = self._session.services.streams, stream_owner(self._request)
-        stream = streams.open(owner, conversation)
-        stream.is_loading = functools.partial(self._session.waits, self._parsed.model)
-        leave = admission_of(self._request.scope).detach()
-
-        def ended() -> None:
-            streams.ended(owner, stream)
-            leave()
-
-        async def produce() -> None:
-            async with contextlib.aclosing(self.events()) as events:
-                async for event in events:
-                    stream.append(event)
-
-        stream.produce(produce(), error=self.fail, ping=self._dialect.ping, ping_s=self._ping_s, ended=ended)
-        await while_connected(self._request, stream.begin())
-        media_type = self._dialect.media_type
-        return EventStream(self._request, stream.read(0), ping_s=0, headers=self.headers, media_type=media_type)
-
-    async def events(self) -> AsyncGenerator[bytes, None]:
-        """Yield the events of a stream that outlives its client. Raises errors that occur before the first event."""
+    async def _chunks(self, beginning: asyncio.Task[None] | None = None) -> AsyncGenerator[bytes, None]:
+        """Yield the stream's events, after a ping unless it has begun. An error is the last, as in llama-server."""
         try:
-            await self._start()
-            async with contextlib.aclosing(self._chunks(await self._session.next())) as chunks:
+            if beginning is not None:
+                if not beginning.done():
+                    yield self._ping()
+                await beginning
+            generation = self._generation
+            assert generation is not None, "the requests have been submitted"
+            async with contextlib.aclosing(self._rounds(generation)) as chunks:
                 async for chunk in chunks:
                     yield chunk
-        finally:
-            self._session.close()
-
-    async def _opened(self) -> AsyncGenerator[bytes, None]:
-        """Return the stream when its first event is there, or when the first ping is due."""
-        patience_s, first = self._ping_s if self._ping_s > 0 else None, None
-        if self._starting is not None:
-            await asyncio.wait((self._starting,), timeout=patience_s)
-            if not self._starting.done():
-                return self._chunks(None)
-        await (self._starting or self._start())
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(patience_s):
-                first = await self._session.next()
-        return self._chunks(first)
-
-    def _give_up(self) -> None:
-        """Close the session, whose model may still be loading."""
-
-        def ended(task: asyncio.Task[Generation]) -> None:
-            if not task.cancelled():
-                task.exception()  # retrieved, so that asyncio does not log it
-            self._session.close()
-
-        if self._starting is not None:
-            self._starting.cancel()
-            self._starting.add_done_callback(ended)
-        self._session.close()
-
-    async def _chunks(self, first: PromptEvents | None) -> AsyncGenerator[bytes, None]:
-        """Yield the stream's events, without `first` ones after a ping. An error is the last, as in llama-server."""
-        try:
-            if first is None:
-                yield self._ping()
-            generation = self._generation if self._starting is None else await self._starting
-            assert generation is not None, "the requests have been submitted"
-            for chunk in () if first is None else _written(generation.writer, first):
-                yield chunk
-            async with contextlib.aclosing(self._rounds(generation)) as rounds:
-                async for chunks in rounds:
-                    for chunk in chunks:
-                        yield chunk
             for chunk in generation.writer.finish():
                 yield chunk
         except Exception as error:  # noqa: BLE001 (the status is sent: `error_body` logs what is unexpected)
@@ -255,9 +214,24 @@ class Exchange:
         finally:
             self._session.close()
 
-
-def _written(writer: Writer, batch: PromptEvents) -> list[bytes]:
-    number, events = batch
-    if len(events) == 1:  # as for nearly all tokens
-        return writer.feed(number, events[0])
-    return [chunk for item in events for chunk in writer.feed(number, item)]
+    async def _rounds(self, generation: Generation) -> AsyncGenerator[bytes, None]:
+        """Feed the events of all rounds to the writer, and commit the reply. Yield what the writer returns."""
+        session, writer, follow_up = self._session, generation.writer, generation.follow_up
+        while True:
+            while found := await session.next():
+                chunks: list[bytes] = []
+                for number, event in found:
+                    chunks += writer.feed(number, event)
+                for chunk in chunks if len(chunks) < FAR_BEHIND else (b"".join(chunks),):
+                    yield chunk
+            if follow_up is None:
+                break
+            async with contextlib.aclosing(follow_up.act()) as acted:
+                async for chunk in acted:
+                    yield chunk
+            following = follow_up.next()
+            if following is None:
+                break
+            await session.start(self._parsed.model, *following)
+        if generation.commit is not None:
+            await generation.commit()

@@ -30,16 +30,15 @@ from server.transport.admission import admission_of, scheduled_client
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-FAR_BEHIND = 64  # steps
 LONG_BYTES = 1 << 20
 """Longer texts are prepared in a thread of their own: a megabyte takes up to a second to tokenize."""
 LONG_WITH_MEDIA = 16 << 20
 """The same limit for bodies with media, most of whose bytes are not tokenized."""
+PIN = "llamapool.pin"
+"""A key in the ASGI scope of a request that the server makes: the seconds for which its prompt is pinned in RAM."""
 _NOT_IN_GRAPH = "backend_sampling is ignored: the model was loaded without it"
 Preparation = Callable[[LoadedModel, LoadedMedia], T]
 """What is done with a model, and with what of a request's media it can be shown; blocking."""
-PromptEvents = tuple[int, list[Event]]
-"""The number of a request within the session, and its events of one step."""
 
 
 class Session:
@@ -54,25 +53,22 @@ class Session:
 
     def __init__(self, request: HttpRequest, keep_alive_s: float | None = None, salt: str | None = None) -> None:
         """`keep_alive_s`: see `Lease.keep_alive_s`. `salt` is the body's cache salt, "" for none, None if unknown."""
-        self.warnings: Sequence[str] = ()
-        self._scope, self.services = request.scope, services(request)
-        self._usage = ModelUse()
-        self._end = CANCELLED  # the outcome of choices that do not end by themselves
-        self._record: Record = request.scope[RECORD]
-        self._record.usage = self._usage
+        self.warnings: list[str] = []
+        self.services = services(request)
+        self._request, self._keep_alive_s, self._salt = request, keep_alive_s, salt
         self._key = key_of(request)
-        self._salt, self._body_salt = request.headers.get("x-cache-salt", ""), salt  # the header as in vLLM
-        self._autoload, self._keep_alive_s = wants_load(request), keep_alive_s
+        self._record: Record = request.scope[RECORD]
+        self._usage = self._record.usage = ModelUse()
         self._n_body_bytes = admission_of(request.scope).n_body_bytes
         self._is_long = self._n_body_bytes > LONG_BYTES
         self._lease: Lease | None = None
         self._names_adapter = False  # whether the name of its model is that of a LoRA adapter
         self._preparing: Future[Any] | None = None
         self._tickets: list[Ticket] = []
-        self._is_retry = False
         self._arrived_at = 0.0  # when the engine got it first, where this is the second time
-        self._events: deque[PromptEvents] = deque()  # an asyncio.Queue takes a dozen calls for each token
-        self._arrival: asyncio.Future[None] | None = None  # what `next` waits for
+        self._events: deque[tuple[int, Event]] = deque()  # an asyncio.Queue takes a dozen calls for each token
+        self._failure: Exception | None = None  # the error after these events
+        self._arrival: asyncio.Future[None] | None = None  # what `wait` waits for
 
     def waits(self, name: str | None) -> bool:
         """Return whether the model must be loaded or woken first. Raises `ModelNotFound`."""
@@ -96,9 +92,9 @@ class Session:
             loaded = await self._load_media(media, model)
             caller = Caller(
                 *(self._client, self._cache_scope, self._key.priority, "lora" in self._key.scopes),
-                *(self._record.id, self._is_retry, self._arrived_at),
+                *(self._record.id, self._usage.retried, self._arrived_at),
                 verbose=self.services.options.verbose,
-                pin_s=self._scope.get(PIN, 0.0),
+                pin_s=self._request.scope.get(PIN, 0.0),
             )
             with model.engine.preparing():
                 result = await self._in_thread(lambda: work(model, loaded, caller))
@@ -107,7 +103,7 @@ class Session:
                 self._usage.submitted_at = time.perf_counter()
                 for number, request in enumerate(result.requests):
                     if request.sampling.backend_sampling and not model.spec.engine.backend_sampling:
-                        self.warnings = [*self.warnings, _NOT_IN_GRAPH]
+                        self.warnings.append(_NOT_IN_GRAPH)
                     self._usage.n_prompt += len(request.prompt)
                     self._tickets.append(model.engine.submit(request, partial(self._take, number)))
                     self._usage.n_open += request.n
@@ -130,78 +126,67 @@ class Session:
         found = await computing
         return await self._in_thread(lambda: job.reply(found))
 
+    def _take(self, number: int, events: list[Event]) -> None:
+        """Keep the events of request `number`, and wake their reader."""
+        for event in events:
+            if isinstance(event, Failed):
+                self._failure = event.error
+            else:
+                self._events.append((number, event))
+        if self._arrival is not None and not self._arrival.done():
+            self._arrival.set_result(None)
+
     def _abort(self) -> None:
         """Cancel the request by the operator: the reader of its events gets an error, and closes."""
         self._take(0, [Failed(Unavailable("the request was cancelled by the operator of this server"))])
 
-    @property
-    def open(self) -> bool:
-        """Whether a choice has not finished, so that `next` has something to wait for."""
-        return self._usage.n_open > 0
-
-    @property
-    def is_far_behind(self) -> bool:
-        """Whether the engine has so much more for it that a client reads no longer as it is written."""
-        return len(self._events) >= FAR_BEHIND
-
-    @property
-    def ready(self) -> bool:
-        """Whether `next` would return at once, and no error."""
-        return bool(self._events) and not isinstance(self._events[0][1][-1], Failed)
-
-    async def next(self) -> PromptEvents:
-        """Return the next batch of events; one caller at a time. Raises the error of a request that fails.
-
-        A generation without requests has no events.
-        """
+    async def wait(self) -> None:
+        """Return when `next` returns at once. Raises the error of a request that failed, after its events."""
         while not self._events:
-            if not self.open:
-                return 0, []
+            if not self._usage.n_open:
+                return
+            if self._failure is not None:
+                raise self._failure
             self._arrival = asyncio.get_running_loop().create_future()
-            try:
-                await self._arrival
-            finally:
-                self._arrival = None
-        number, events = self._events.popleft()
-        used = self._usage
-        for event in events:
+            await self._arrival
+
+    async def next(self) -> list[tuple[int, Event]]:
+        """Return the events that have arrived, each with the number of its request within the session.
+
+        Waits for the first one; returns none after the end of every choice. One caller at a time. Raises as `wait`.
+        """
+        await self.wait()
+        found, used = list(self._events), self._usage
+        self._events.clear()
+        for _, event in found:
             if isinstance(event, Text):
                 used.n_predicted += len(event.tokens)
             elif isinstance(event, Started):
                 used.started(event)
             elif isinstance(event, Finished):
                 used.finished(event)
-            elif isinstance(event, Failed):
-                self._end = FAILED
-                raise event.error
-        return number, events
+        return found
 
     async def retried(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of `work`, which starts once more if the model's process ends meanwhile."""
+        """Return the result of `work`, which starts once more if the model's process ends meanwhile.
+
+        The client must have received none of the reply by then.
+        """
         try:
             return await work()
         except ModelEnded as ended:
-            self._retry(ended)
-            return await work()
-
-    def _retry(self, ended: ModelEnded) -> None:
-        """Drop the engine requests and their events, because the model's process `ended`. Raises `ended` the second
-        time.
-
-        The client must have received none of the reply.
-        """
-        if self._is_retry or ended.asked_again:
-            raise ended
-        self._is_retry = True
+            if ended.asked_again:
+                raise
         self._arrived_at = min((ticket.submitted_at for ticket in self._tickets), default=0.0)
         log.warning("the model's process has ended: the request is retried", extra={"request": self._record.id})
         lease, self._lease = self._lease, None
         assert lease is not None
         self._withdraw(lease)
         self._events.clear()
+        self._failure = None
         self._usage.retry()
-        self._end = CANCELLED
         lease.release()
+        return await work()
 
     def _withdraw(self, lease: Lease) -> None:
         for ticket in self._tickets:
@@ -222,7 +207,7 @@ class Session:
         used = self._usage
         self.services.rates.charge(self._key, used.n_prompt + used.n_predicted)
         self._withdraw(lease)
-        used.cut_off(self._end)
+        used.cut_off(CANCELLED if self._failure is None else FAILED)
         self.services.metrics.used(used, self._key.name)
         self.services.usage.add(
             self._key.name, used.model, prompt=used.n_prompt, cached=used.n_cached, completion=used.n_predicted
@@ -237,7 +222,7 @@ class Session:
 
     async def _acquire(self, name: str | None, task: Task = "generate") -> LoadedModel:
         self._usage.began_at = began = time.perf_counter()
-        self._lease = await self.services.pool.acquire(name, autoload=self._autoload, task=task)
+        self._lease = await self.services.pool.acquire(name, autoload=wants_load(self._request), task=task)
         self._lease.keep_alive_s = self._keep_alive_s
         self._usage.model, self._usage.load_s = self._lease.model.spec.id, time.perf_counter() - began
         return self._lease.model
@@ -252,19 +237,23 @@ class Session:
         if reader is not None:
             await reader.ready()
         support = MediaSupport() if reader is None else MediaSupport(reader.kinds, reader.sample_rate)
+        # What a file is may be known within this scope; None where the body's salt is not, or nobody's.
+        scope = None if self._salt is None else self._cache_scope(self._salt)
+        scope = scope if scope is not None and is_lasting(scope) else None
         loader = self.services.media_loader
-        loaded = await loader.load(wanted, support, self._remembered, self._stored_file) if wanted else {}
-        lost = [each for each in media if each.source not in loaded]
-        self.warnings = [f"{each.at}: {each.lost if shown(each) else each.placeholder}" for each in lost]
-        sounding = {source for source, found in loaded.items() if isinstance(found, Video) and found.has_audio}
-        documents = {source: found for source, found in loaded.items() if isinstance(found, Document)}
-        self._is_long |= sum(map(n_bytes_of, documents.values())) > LONG_BYTES
-        self.warnings += [
-            f"{each.at}: {note}" for each in media if each.source in documents for note in documents[each.source].notes
-        ]
-        self.warnings += [
-            f"{each.at}: the audio track of a video is not used" for each in media if each.source in sounding
-        ]
+        loaded = await loader.load(wanted, support, scope, self._stored_file) if wanted else {}
+        n_document_bytes, lost, notes = 0, [], []
+        for each in media:
+            found = None if each.source is None else loaded.get(each.source)
+            if found is None:
+                lost.append(f"{each.at}: {each.lost if shown(each) else each.placeholder}")
+            elif isinstance(found, Document):
+                notes += [f"{each.at}: {note}" for note in found.notes]
+                n_document_bytes += n_bytes_of(found)
+            elif isinstance(found, Video) and found.has_audio:
+                notes.append(f"{each.at}: the audio track of a video is not used")
+        self.warnings = lost + notes
+        self._is_long |= n_document_bytes > LONG_BYTES
         return loaded
 
     async def _stored_file(self, file_id: str) -> FileContent | None:
@@ -275,16 +264,12 @@ class Session:
         return None if found is None or data is None else FileContent(data, str(found.get("filename", "")))
 
     def _client(self, end_user: str) -> str:
-        return scheduled_client(self._scope, end_user, several_keys=self.services.keys.several)
+        return scheduled_client(self._request.scope, end_user, several_keys=self.services.keys.several)
 
     def _cache_scope(self, body_salt: str) -> str:
-        return cache_scope(self.services.cache_mode, self._key.owner, body_salt or self._salt)
-
-    @property
-    def _remembered(self) -> str | None:
-        """The scope within which it may be known what a file is; None where the body's salt is not, or nobody's."""
-        scope = None if self._body_salt is None else self._cache_scope(self._body_salt)
-        return scope if scope is not None and is_lasting(scope) else None
+        """Return the cache namespace of a body with that salt; without one, the header has it, as in vLLM."""
+        salt = body_salt or self._request.headers.get("x-cache-salt", "")
+        return cache_scope(self.services.cache_mode, self._key.owner, salt)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         """Do `work` in a thread: again where it may wait for the sandbox, if its grammar was not compiled before."""
@@ -309,12 +294,3 @@ class Session:
 
         self._preparing = running = threads.submit(run)
         return await asyncio.wrap_future(running)
-
-    def _take(self, number: int, events: list[Event]) -> None:
-        self._events.append((number, events))
-        if self._arrival is not None and not self._arrival.done():
-            self._arrival.set_result(None)
-
-
-PIN = "llamapool.pin"
-"""A key in the ASGI scope of a request that the server makes: the seconds for which its prompt is pinned in RAM."""

@@ -124,7 +124,7 @@ class AdmissionControl:
             if admission.caller is None:  # otherwise the client's own request was admitted
                 self._authorize(scope, headers, target, admission)
                 caller = admission.caller
-                if caller is not None and caller.limits and target.endpoint.is_work and scope["type"] == "http":
+                if caller is not None and caller.is_limited and target.endpoint.is_work and scope["type"] == "http":
                     await admission.count(caller)
             yield
         finally:

@@ -8,12 +8,12 @@ belongs to the owner of its API key; no other owner finds it. Used on the event 
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 
-from sse_starlette.sse import SendTimeoutError
-
 from server.errors import InvalidRequest
+from server.transport.sse import SendTimeoutError
 
 if TYPE_CHECKING:
     from server.transport.shared_streams import RemoteStream
@@ -36,14 +36,12 @@ class KeptStream:
         self.completed_at = 0  # 0 while it runs
         self.is_loading: Callable[[], bool] = lambda: False  # whether its model is not there yet
         self._loop = asyncio.get_running_loop()
-        self._begun: asyncio.Future[None] = self._loop.create_future()
-        self._begun.add_done_callback(lambda begun: begun.exception())  # perhaps nobody is left to hear of it
         self._buffer = bytearray()
         self._first = 0  # offset of the first byte that is kept
         self._max_bytes = max_bytes
-        self._news = asyncio.Event()
+        self._failure: Exception | None = None  # why nothing was written
+        self._changed = asyncio.Event()  # a new one after each change
         self._task: asyncio.Task[None] | None = None
-        self._pinging: asyncio.TimerHandle | None = None
 
     @property
     def content(self) -> bytes:
@@ -64,7 +62,7 @@ class KeptStream:
 
     @property
     def begun(self) -> bool:
-        return self._begun.done()
+        return self.done or self.total_bytes > 0
 
     def holds(self, offset: int) -> bool:
         """Return whether the data after `offset` is still stored."""
@@ -72,58 +70,43 @@ class KeptStream:
 
     def produce(
         self,
-        work: Coroutine[object, object, None],
+        chunks: AsyncGenerator[bytes, None],
         *,
         error: Callable[[Exception], bytes],
-        ping: bytes,
-        ping_s: float,
-        ended: Callable[[], object],
+        ping: bytes = b"",
+        ping_s: float = 0.0,
+        ended: Callable[[], object] = lambda: None,
     ) -> None:
-        """Start `work`, which appends. If it fails, the reply ends with `error`'s bytes, or `begin` raises if nothing
+        """Append `chunks` in a task. If they fail, the reply ends with `error`'s bytes, or `begin` raises if nothing
         was written yet. `ping` is sent after each `ping_s` of silence; 0 = never. `ended` is called at the end.
         """
-        self._task = asyncio.create_task(self._run(work, error))
+        self._task = asyncio.create_task(self._run(chunks, error))
         self._task.add_done_callback(lambda _: ended())
-        self._ping_after(ping, ping_s)
+        if ping_s > 0:
+            self._ping(ping, ping_s, -1)
 
-    async def _run(self, work: Coroutine[object, object, None], error: Callable[[Exception], bytes]) -> None:
+    async def _run(self, chunks: AsyncGenerator[bytes, None], error: Callable[[Exception], bytes]) -> None:
+        failure: Exception | None = None
         try:
-            await work
+            async with aclosing(chunks):
+                async for chunk in chunks:
+                    self.append(chunk)
         except asyncio.CancelledError:
-            self._fail(InvalidRequest(STOPPED))  # by `stop`
+            failure = InvalidRequest(STOPPED)  # by `stop`
         except Exception as fault:  # noqa: BLE001 (readers get it; `error` logs unexpected ones)
+            failure = fault
             if self.begun:
                 self.append(error(fault))
-            else:
-                self._fail(fault)
         finally:
-            self._finish()
+            self.finish(failure)
 
-    def _fail(self, error: Exception) -> None:
-        if not self._begun.done():
-            self._begun.set_exception(error)
-
-    def _finish(self) -> None:
-        if self._pinging is not None:
-            self._pinging.cancel()
-        if not self._begun.done():
-            self._begun.set_result(None)
-        if not self.done:
-            self.completed_at = int(time.time())
-            self._tell()
-
-    def _ping_after(self, ping: bytes, ping_s: float) -> None:
-        if ping_s <= 0:
+    def _ping(self, ping: bytes, ping_s: float, n_before: int) -> None:
+        """Append `ping` if nothing was written since there were `n_before` bytes; look again after `ping_s`."""
+        if self.done:
             return
-        at = self.total_bytes
-
-        def look() -> None:
-            if self.total_bytes == at:
-                self.append(ping)
-            if not self.done:
-                self._ping_after(ping, ping_s)
-
-        self._pinging = self._loop.call_later(ping_s, look)
+        if self.total_bytes == n_before:
+            self.append(ping)
+        self._loop.call_later(ping_s, self._ping, ping, ping_s, self.total_bytes)
 
     def append(self, chunk: bytes) -> None:
         """Append data; the oldest is dropped above the limit."""
@@ -134,24 +117,32 @@ class KeptStream:
         if excess > 0:
             del self._buffer[:excess]
             self._first += excess
-        if not self._begun.done():
-            self._begun.set_result(None)
-        self._tell()
+        self._notify()
 
-    def _tell(self) -> None:
-        news, self._news = self._news, asyncio.Event()
-        news.set()
+    def finish(self, failure: Exception | None = None) -> None:
+        """End it. `failure`: what `begin` raises if nothing was written."""
+        if not self.done:
+            self._failure = failure
+            self.completed_at = int(time.time())
+            self._notify()
+
+    def _notify(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
 
     async def begin(self) -> None:
         """Wait until there is something to read. Raises the error that prevented it."""
-        await asyncio.shield(self._begun)
+        while not self.begun:
+            await self._changed.wait()
+        if self._failure is not None and not self.total_bytes:
+            raise self._failure
 
     async def read(self, offset: int) -> AsyncGenerator[bytes, None]:
         """Yield the bytes from `offset`. Raises `SendTimeoutError` for a reader so slow that they were dropped."""
         while True:
             if not self.holds(offset):
                 raise SendTimeoutError
-            news = self._news
+            changed = self._changed
             chunk = bytes(self._buffer[offset - self._first :])
             if chunk:
                 offset += len(chunk)
@@ -159,14 +150,13 @@ class KeptStream:
             elif self.done:
                 return
             else:
-                await news.wait()
+                await changed.wait()
 
     def stop(self) -> None:
         """Stop it: readers see the end, and its producer is cancelled; `stopped` waits for that."""
-        self._fail(InvalidRequest(STOPPED))
         if self._task is not None:
             self._task.cancel()
-        self._finish()
+        self.finish(InvalidRequest(STOPPED))
 
     async def stopped(self) -> None:
         """Return when nothing produces it any more."""
@@ -178,11 +168,10 @@ class KeptStreams:
     """The streams of all clients, by owner and conversation."""
 
     def __init__(self, max_streams: int = MAX_STREAMS, max_bytes: int = MAX_BYTES, kept_s: float = KEPT_S) -> None:
-        self._max_streams = max_streams
-        self._max_bytes = max_bytes
-        self._kept_s = kept_s
+        self._max_streams, self._max_bytes, self._kept_s = max_streams, max_bytes, kept_s
         self._streams: dict[tuple[str, str], KeptStream] = {}
-        self._ended: dict[KeptStream, asyncio.TimerHandle] = {}  # the oldest first
+        self._ended: dict[tuple[str, str], float] = {}  # when those that have ended expire, the oldest first
+        self._timer: asyncio.TimerHandle | None = None
 
     def open(self, owner: str, conversation: str) -> KeptStream:
         """Open a stream, and stop the conversation's previous one. Raises `InvalidRequest`."""
@@ -210,9 +199,9 @@ class KeptStreams:
         return self._stop(owner, conversation)
 
     def _stop(self, owner: str, conversation: str) -> KeptStream | None:
+        self._ended.pop((owner, conversation), None)
         stream = self._streams.pop((owner, conversation), None)
         if stream is not None:
-            self._drop_timer(stream)
             stream.stop()
         return stream
 
@@ -224,17 +213,17 @@ class KeptStreams:
         if not stream.total_bytes:
             del self._streams[key]
             return
-        loop = asyncio.get_running_loop()
-        self._ended[stream] = loop.call_later(self._kept_s, self._forget, key, stream)
-        while len(self._ended) > self._max_streams or sum(s.n_bytes for s in self._ended) > self._max_bytes:
-            oldest = next(iter(self._ended))
-            self._forget(next(k for k, s in self._streams.items() if s is oldest), oldest)
+        self._ended[key] = asyncio.get_running_loop().time() + self._kept_s
+        self._drop_old()
 
-    def _forget(self, key: tuple[str, str], stream: KeptStream) -> None:
-        self._drop_timer(stream)
-        del self._streams[key]
-
-    def _drop_timer(self, stream: KeptStream) -> None:
-        timer = self._ended.pop(stream, None)
-        if timer is not None:
-            timer.cancel()
+    def _drop_old(self) -> None:
+        """Delete ended streams that have expired, and the oldest that are too many."""
+        loop, n_bytes = asyncio.get_running_loop(), sum(self._streams[key].n_bytes for key in self._ended)
+        for key, expires_at in list(self._ended.items()):
+            if expires_at > loop.time() and len(self._ended) <= self._max_streams and n_bytes <= self._max_bytes:
+                break
+            n_bytes -= self._streams[key].n_bytes
+            del self._ended[key], self._streams[key]
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = loop.call_at(next(iter(self._ended.values())), self._drop_old) if self._ended else None

@@ -13,15 +13,15 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sse_starlette.sse import SendTimeoutError
-
 from server.errors import Unavailable
 from server.state.redis import PREFIX, Redis
 from server.transport.resumable import KEPT_S, MAX_STREAM_BYTES, KeptStream, KeptStreams
+from server.transport.sse import SendTimeoutError
 
 _RUNNING_TTL_S = 3600
 _BLOCK_MS = 1000  # shorter than the socket's timeout
 _DATA, _DONE = b"data", b"done"
+_FIRST = "0-1"
 _FORGET = """
 if redis.call('HGET', KEYS[1], ARGV[1]) == ARGV[2] then
     redis.call('HDEL', KEYS[1], ARGV[1])
@@ -153,19 +153,20 @@ class SharedStreams(KeptStreams):
         """Copy a stream into Redis until its end, or stop it when its copy was deleted."""
         key, total = f"{PREFIX}stream:{secrets.token_hex(8)}", 0
 
-        async def write(client: Any, entry: dict[bytes, bytes | int], entry_id: str, ttl_s: float) -> bool:
-            """Return whether the copy still exists. The first entry creates it."""
-            least, is_new = max(total - MAX_STREAM_BYTES, 0), entry_id == "0-1"
-            pipe = client.pipeline(transaction=False)
-            pipe.xadd(key, entry, id=entry_id, nomkstream=not is_new, minid=least)
-            pipe.expire(key, int(ttl_s))
-            return (await pipe.execute())[0] is not None
-
         async def add(entry: dict[bytes, bytes | int], entry_id: str, ttl_s: float = _RUNNING_TTL_S) -> bool:
-            return await self._redis.call(lambda client: write(client, entry, entry_id, ttl_s))
+            """Return whether the copy still exists. The first entry creates it."""
+
+            async def write(client: Any) -> bool:
+                pipe = client.pipeline(transaction=False)
+                least = max(total - MAX_STREAM_BYTES, 0)
+                pipe.xadd(key, entry, id=entry_id, nomkstream=entry_id != _FIRST, minid=least)
+                pipe.expire(key, int(ttl_s))
+                return (await pipe.execute())[0] is not None
+
+            return await self._redis.call(write)
 
         try:
-            await add({_DATA: b""}, "0-1")  # before its name: a replica forgets names without a stream
+            await add({_DATA: b""}, _FIRST)  # before its name: a replica forgets names without a stream
             named = f"{key} {stream.started_at}"
             await self._replace(owner, stream.conversation, named)
             with contextlib.suppress(Exception):  # its client gets the error

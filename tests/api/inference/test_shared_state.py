@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -168,8 +168,9 @@ async def test_a_stream_that_fails_leaves_the_newer_one_of_another_replica(redis
     clients = [Redis(redis.url) for _ in range(3)]
     a, b, reader = map(SharedStreams, clients)
 
-    async def fail() -> None:
+    async def fail() -> AsyncGenerator[bytes, None]:
         raise ValueError
+        yield b""
 
     async with asyncio.timeout(60):
         older = a.open("me", ID)
@@ -179,11 +180,11 @@ async def test_a_stream_that_fails_leaves_the_newer_one_of_another_replica(redis
         newer.append(b"new")
         while await shared_bytes(reader) != 3:
             pass
-        older.produce(fail(), error=lambda _: b"", ping=b"", ping_s=0, ended=lambda: None)
+        older.produce(fail(), error=lambda _: b"")
         await asyncio.gather(*a._copying)
         n_bytes_after = await shared_bytes(reader)
         newer.append(b"er")
-        newer._finish()
+        newer.finish()
         await asyncio.gather(*b._copying)
         assert (n_bytes_after, await shared_bytes(reader)) == (3, 5)
     for client in clients:

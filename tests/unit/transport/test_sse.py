@@ -3,12 +3,11 @@ from collections.abc import AsyncGenerator
 from types import SimpleNamespace
 
 import pytest
-from sse_starlette.sse import SendTimeoutError
 from starlette.requests import Request
 from starlette.types import Message
 
 from server.transport.options import HttpOptions
-from server.transport.sse import HEAD_ONLY, EventStream
+from server.transport.sse import HEAD_ONLY, EventStream, SendTimeoutError
 
 SCOPE = {"type": "http", "method": "GET"}
 
