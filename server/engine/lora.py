@@ -33,6 +33,7 @@ class Adapter:
     alora_invocation_tokens: tuple[int, ...] = ()
     fingerprint: str = ""
     name: str = ""
+    n_bytes: int = 0  # of the file
 
 
 @dataclass(frozen=True, slots=True)

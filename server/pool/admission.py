@@ -131,7 +131,7 @@ class MemoryAdmission:
         shared = self.shared()
         for entry in self._entries.values():
             if entry.status in OCCUPYING:
-                taken = entry.need or {} if at_least and entry.fitting else entry.taken
+                taken = entry.need or {} if at_least and entry.fitting else entry.held
                 taken = without(taken, shared.get(entry.id, {}))
                 found |= {device: found.get(device, 0) + n for device, n in taken.items()}
         return found

@@ -11,7 +11,7 @@ from math import inf
 from server.engine.lora import Adapter
 from server.media.bitmap import BitmapKind
 from server.pool.loading import Load
-from server.pool.memory import Fit, without
+from server.pool.memory import HOST, Fit, without
 from server.pool.model import Lease, LoadedModel
 from server.pool.policy import Candidate
 from server.pool.protocols import FileProgress
@@ -19,12 +19,6 @@ from server.pool.spec import ModelSpec
 from server.pool.state import ModelFacts, ModelState, Status
 
 log = logging.getLogger(__name__)
-
-
-def _set_event() -> asyncio.Event:
-    event = asyncio.Event()
-    event.set()
-    return event
 
 
 @dataclass(slots=True)
@@ -69,7 +63,7 @@ class Entry:
     keep_alive_s: float | None = None  # in place of the settings' sleep_idle_s, while it is loaded
     leases: set[Lease] = field(default_factory=set)
     waiters: list[asyncio.Future[Lease]] = field(default_factory=list)
-    vacant: asyncio.Event = field(default_factory=_set_event)  # set while there is no lease
+    vacant: asyncio.Event = field(default_factory=asyncio.Event)  # set while there is no lease
     after_drain: Status = Status.UNLOADED
     phase: Phase = Phase.GRACE  # while draining
     timeout: asyncio.Timeout | None = None  # of that phase
@@ -84,6 +78,9 @@ class Entry:
     fitting: bool = False  # its load has not said yet what it takes
     media: frozenset[BitmapKind] | None = None  # what its projector is for, once somebody has asked
 
+    def __post_init__(self) -> None:
+        self.vacant.set()
+
     @property
     def id(self) -> str:
         return self.spec.id
@@ -94,6 +91,13 @@ class Entry:
         generator = None if self.loaded is None else self.loaded.generator
         adapters = (self.adapters or ()) if generator is None else generator.adapters
         return tuple(adapter for adapter in adapters if adapter.name)
+
+    @property
+    def held(self) -> Mapping[str, int]:
+        """Bytes by device: ``taken``, and the adapters of the runtime, which are where most of the weights are."""
+        n_bytes = sum(adapter.n_bytes for adapter in self.runtime_adapters)
+        device = max(self.taken, key=self.taken.__getitem__, default=HOST)
+        return {**self.taken, device: self.taken.get(device, 0) + n_bytes} if n_bytes else self.taken
 
     @property
     def idle(self) -> bool:
@@ -150,7 +154,7 @@ class Entry:
             leaving=self.leaving,
             giving_way=self.giving_way,
             pinned=self.pinned,
-            taken=(need or {}) if self.fitting else without(self.taken, others),
+            taken=(need or {}) if self.fitting else without(self.held, others),
             need=need if sized else {},
             fitting=self.fitting,
         )

@@ -2,7 +2,8 @@
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
+from operator import add
 
 from server.pool.spec import ALL_THAT_FIT, ModelSpec
 
@@ -25,12 +26,7 @@ class Bytes:
         return self.weights + self.context + self.compute
 
     def __add__(self, other: "Bytes") -> "Bytes":
-        return Bytes(
-            self.weights + other.weights,
-            self.context + other.context,
-            self.compute + other.compute,
-            self.shared + other.shared,
-        )
+        return Bytes(*map(add, astuple(self), astuple(other)))
 
 
 Footprint = Mapping[str, Bytes]
@@ -99,14 +95,7 @@ def readable(n_bytes: int) -> str:
 
 
 _AMOUNT = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>%|[KMGT]i?B?|B)?", re.IGNORECASE)
-_AMOUNT_UNITS = {
-    "": 20,
-    "B": 0,
-    "K": 10,
-    "M": 20,
-    "G": 30,
-    "T": 40,
-}  # a bare number is MiB
+_AMOUNT_UNITS = {"": 20, "B": 0, "K": 10, "M": 20, "G": 30, "T": 40}  # a bare number is MiB
 _MOST_SPARED = 1 << 30
 _MIB = 1 << 20
 _CACHES_MIB = 8192
@@ -138,7 +127,9 @@ class Budget:
         """Return the bytes by device while no model is loaded. Devices that do not report their memory are unlimited
         unless given an absolute amount.
         """
-        found = {name: _spared(now) if self.anywhere is None else self.anywhere.of(now) for name, now in memory.items()}
+        found = {name: now.free - min(_MOST_SPARED, now.free // 4) for name, now in memory.items()}
+        if self.anywhere is not None:
+            found = {name: self.anywhere.of(now) for name, now in memory.items()}
         known = {name.lower(): name for name in memory}
         for name, amount in self.devices.items():
             device = known.get(name.lower(), name)
@@ -153,10 +144,6 @@ class Budget:
         left = max(limits[HOST] - taken.get(HOST, 0), 0)
         automatic = min(_CACHES_MIB * _MIB, limits[HOST] // 4)
         return min(left, {-1: left, -2: automatic}.get(self.caches, self.caches * _MIB))
-
-
-def _spared(memory: Memory) -> int:
-    return memory.free - min(_MOST_SPARED, memory.free // 4)
 
 
 def read_budget(text: str) -> Budget:

@@ -62,7 +62,12 @@ class Pool:
         self._names = Names(specs)
         self._clock = clock
         self._entries = {spec.id: Entry(spec, clock()) for spec in specs}
-        self._check_startup()
+        n_startup = sum(spec.load == "startup" for spec in specs)
+        if 0 < self.limits.models_max < n_startup:
+            raise ConfigError(
+                f"{n_startup} models have 'load: startup', but models_max is {self.limits.models_max}; "
+                "raise models_max, or make some 'load: on_demand'"
+            )
         self._fan_out = FanOut()
         self._threads = threads or ThreadPoolExecutor(max(LEAST_THREADS, len(specs)), thread_name_prefix="pool")
         self._fetcher = fetcher
@@ -76,14 +81,6 @@ class Pool:
         self._reloading = asyncio.Lock()
         self._keeper: asyncio.Task[None] | None = None
         self._is_part = False
-
-    def _check_startup(self) -> None:
-        n_startup = sum(e.spec.load == "startup" for e in self._entries.values())
-        if 0 < self.limits.models_max < n_startup:
-            raise ConfigError(
-                f"{n_startup} models have 'load: startup', but models_max is {self.limits.models_max}; "
-                "raise models_max, or make some 'load: on_demand'"
-            )
 
     # ---- looking
 
@@ -246,6 +243,10 @@ class Pool:
         self._scheduler.enqueue(entry)
         if wait:
             (await self._scheduler.wait(entry)).release()
+
+    def adapters_changed(self) -> None:
+        """Count the memory of LoRA adapters that were loaded or unloaded at runtime."""
+        self._scheduler.rebalance()
 
     def pin(self, name: str, *, pinned: bool) -> None:
         """Pin or unpin a model until the server ends, overriding the settings. Raises `ModelNotFound`."""
@@ -455,9 +456,6 @@ def _is_stale(entry: Entry, spec: ModelSpec | None) -> bool:
         return False
     if spec is None or entry.status is Status.FAILED:
         return True
-    return _without_beginning(entry.spec) != _without_beginning(spec)
-
-
-def _without_beginning(spec: ModelSpec) -> ModelSpec:
-    """Return what defines a model, without its source and its other names."""
-    return replace(spec, source="", load="on_demand", args=(), preset="", aliases=())
+    own = entry.spec  # of which the source and the other names do not define the model
+    unchanged = {"source": own.source, "load": own.load, "args": own.args, "preset": own.preset}
+    return own != replace(spec, aliases=own.aliases, **unchanged)

@@ -235,7 +235,7 @@ class Scheduler:
             with self._loaders.working(load.loader):
                 if entry.fitting:
                     self.memory.fitted(entry, await self._in_thread(load.fit))
-                    self._freed()
+                    self.rebalance()
                 model = await assemble(load, await self._in_thread(load.run), self._in_thread)
         except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
             load.cancel()
@@ -389,10 +389,10 @@ class Scheduler:
         try:
             await self._free(entry, grace_s)
         finally:
-            self._freed()
+            self.rebalance()
 
-    def _freed(self) -> None:
-        """Use memory that a model has left, or that a load does not need."""
+    def rebalance(self) -> None:
+        """Divide memory again after a model or an adapter has taken or left some."""
         self.memory.share_caches()
         self.advance()
 

@@ -3,6 +3,7 @@ several models).
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path, PurePath
 from typing import Any
@@ -15,6 +16,7 @@ from server.dialects.fields import parse
 from server.dialects.native.write import generation_settings
 from server.errors import InvalidRequest, NotSupported, invalid, short
 from server.media.decode import reads_video
+from server.pool.model import Generator
 from server.pool.state import ModelFacts, ModelState, Status
 from server.routes.models import memory_object
 from server.routes.openapi import FINDS, READS, TEXT, computes, describe
@@ -158,6 +160,19 @@ def _adapter_folder(request: Request) -> Path:
     return folder
 
 
+async def _change_adapters(request: Request, model: str, change: Callable[[Generator], Awaitable[object]]) -> None:
+    """Do `change` to its end, also when the client leaves meanwhile."""
+    pool = services(request).pool
+    lease = await lease_for(request, model or None)
+
+    async def work() -> None:
+        with lease:
+            await change(lease.model.engine)
+            pool.adapters_changed()
+
+    await asyncio.shield(work())
+
+
 @router.post("/v1/load_lora_adapter")
 @computes(media=TEXT, body=LoadAdapter, example={"lora_name": "formal", "lora_path": "formal.gguf"})
 async def load_adapter(request: Request, model: str = "") -> Response:
@@ -165,12 +180,11 @@ async def load_adapter(request: Request, model: str = "") -> Response:
     folder = _adapter_folder(request)
     wanted = await read_as(request, partial(parse, LoadAdapter))
 
-    async def load() -> None:
-        with await lease_for(request, model or wanted.model or None) as lease:
-            path = await asyncio.to_thread(adapter_file, folder, wanted)
-            await lease.model.engine.load_adapter(wanted.lora_name, path, wanted.load_inplace)
+    async def load(engine: Generator) -> None:
+        path = await asyncio.to_thread(adapter_file, folder, wanted)
+        await engine.load_adapter(wanted.lora_name, path, wanted.load_inplace)
 
-    await asyncio.shield(load())  # a client that leaves must not stop it halfway
+    await _change_adapters(request, model or wanted.model, load)
     return Response(f"Success: LoRA adapter '{wanted.lora_name}' added successfully.", media_type=TEXT)
 
 
@@ -182,10 +196,5 @@ async def unload_adapter(request: Request, model: str = "") -> Response:
     wanted = await read_as(request, partial(parse, UnloadAdapter))
     if not wanted.lora_name:
         raise InvalidRequest("'lora_name' needs to be provided to unload a LoRA adapter.", "lora_name")
-
-    async def unload() -> None:
-        with await lease_for(request, model or wanted.model or None) as lease:
-            await lease.model.engine.unload_adapter(wanted.lora_name)
-
-    await asyncio.shield(unload())  # as above
+    await _change_adapters(request, model or wanted.model, lambda engine: engine.unload_adapter(wanted.lora_name))
     return Response(f"Success: LoRA adapter '{wanted.lora_name}' removed successfully.", media_type=TEXT)

@@ -33,7 +33,7 @@ def main(function: str, cpu_s: float, memory_bytes: int, answer_bytes: int) -> N
         request = requests.read(size)
         if len(request) < size:
             return
-        _allow(cpu_s)
+        signal.setitimer(signal.ITIMER_PROF, cpu_s)  # the kernel ends the process by SIGPROF after so much CPU time
         try:
             kind, said = answer(what, request)
         except Exception as error:  # noqa: BLE001 - such as an import that finds no file: that is an answer, too
@@ -62,8 +62,3 @@ def _mapped() -> int:
         return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     except OSError:  # no Linux
         return 0
-
-
-def _allow(cpu_s: float) -> None:
-    """Let the kernel end the process by SIGPROF after `cpu_s` more seconds of CPU time."""
-    signal.setitimer(signal.ITIMER_PROF, cpu_s)

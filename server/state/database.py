@@ -127,7 +127,9 @@ class Database:
             self._connection = self._threads.submit(_connect, path).result()
             if path is not None:
                 self._lock = _locked(_lock_file(path, self.worker))
-                self._remove_stale_locks(path)
+                for each in _lock_files(path):
+                    if not _is_locked(each):  # its server was killed
+                        each.unlink(missing_ok=True)
         except (sqlite3.Error, OSError) as error:
             self._threads.shutdown()
             raise ConfigError(f"server.state: {path} cannot be opened: {error}; name another file") from None
@@ -147,11 +149,6 @@ class Database:
             return True
         mine = _lock_file(self.path, self.worker)
         return not any(_is_locked(each) for each in _lock_files(self.path) if each != mine)
-
-    def _remove_stale_locks(self, path: Path) -> None:
-        for each in _lock_files(path):
-            if not _is_locked(each):
-                each.unlink(missing_ok=True)
 
     async def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Return what `work` returns, done in one transaction in the database's thread.

@@ -279,7 +279,7 @@ class FakeRunner:
     def load_adapter(self, wanted: Adapter) -> Adapter:
         if "broken" in wanted.path:
             raise ModelFailed("fake", f"{wanted.path}: is no LoRA adapter")
-        found = replace(wanted, fingerprint=f"fake:{wanted.path}")
+        found = replace(wanted, fingerprint=f"fake:{wanted.path}", n_bytes=10)
         self.adapters = (*self.adapters, found)
         return found
 

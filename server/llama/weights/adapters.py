@@ -81,6 +81,7 @@ class LoadedAdapters:
             prompt_prefix=_text(header, "adapter.lora.prompt_prefix"),
             alora_invocation_tokens=tuple(map(int, invocation)) if isinstance(invocation, tuple) else (),
             fingerprint=fingerprint([(path, header)]),
+            n_bytes=path.stat().st_size,
         )
         _read_ahead(path)
         with self._native.paused(), collect_errors() as errors:

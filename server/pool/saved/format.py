@@ -50,7 +50,7 @@ class _Reader:
 
     def take(self, n: int) -> bytes:
         if n > len(self._data) - self._at:
-            raise InvalidRequest("it describes a medium that is cut off")
+            raise InvalidRequest("its media are cut off")
         self._at += n
         return self._data[self._at - n : self._at]
 
@@ -68,8 +68,8 @@ class _Reader:
         return n
 
     @property
-    def at_end(self) -> bool:
-        return self._at == len(self._data)
+    def rest(self) -> bytes:
+        return self._data[self._at :]
 
 
 def read_record(record: bytes, start: int, nth: dict[str, int]) -> MediaSpan:
@@ -97,7 +97,7 @@ def read_record(record: bytes, start: int, nth: dict[str, int]) -> MediaSpan:
         found = (n_tokens, n_tokens, True, id_) if kind == _AUDIO and found is None else None
     elif kind != _IMAGE:
         found = None
-    if found is None or not reader.at_end or not 0 < found[0] <= MOST_TOKENS or found[1] <= 0:
+    if found is None or reader.rest or not 0 < found[0] <= MOST_TOKENS or found[1] <= 0:
         raise InvalidRequest("it describes a medium that can't be")
     n_tokens, n_pos, linear, id_ = found
     nth[id_] = nth.get(id_, -1) + 1
@@ -342,21 +342,11 @@ def _text(words: bytes, n_tokens: int, n_vocab: int) -> SavedTokens:
 
 def _media(words: bytes, at: int) -> Spans:
     """Return what follows the tokens, which end at `at`."""
-    (n_media,) = struct.unpack_from("<I", words, at)
-    at += 4
-    if 4 * n_media > len(words) - at:
-        raise InvalidRequest("its media are cut off")
-    starts = struct.unpack_from(f"<{n_media}I", words, at)
-    at += 4 * n_media
-    media: list[MediaSpan] = []
+    reader = _Reader(words[at:])
+    starts = [reader.number("I") for _ in range(reader.number("I"))]
     nth: dict[str, int] = {}
-    for start in starts:
-        n_bytes = struct.unpack_from("<I", words, at)[0] if len(words) - at >= 4 else len(words)
-        if n_bytes > len(words) - at - 4:
-            raise InvalidRequest("its media are cut off")
-        media.append(read_record(words[at + 4 : at + 4 + n_bytes], start, nth))
-        at += 4 + n_bytes
-    if len(words) - at >= 4 or any(words[at:]):
+    media = [read_record(reader.take(reader.number("I")), start, nth) for start in starts]
+    if len(reader.rest) >= 4 or any(reader.rest):
         raise InvalidRequest("it has other content than tokens and media")
     if any(one.end > other.start for one, other in pairwise(media)):
         raise InvalidRequest("its media overlap")

@@ -136,7 +136,11 @@ class Worker(Connection):
         """Return the local object for a reference. Thread-safe."""
         if kind == "bitmap":
             bitmap, number = name
-            again = partial(self._fetch_pixels, number)
+
+            def again() -> bytes:
+                pixels: bytes = asyncio.run_coroutine_threadsafe(self.call("pixels", number), self._loop).result()
+                return pixels
+
             weakref.finalize(again, self.notify, "release_bitmap", number).atexit = False
             return replace(bitmap, again=again)
         assert self.model is not None
@@ -190,12 +194,6 @@ class Worker(Connection):
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Run blocking work in a thread."""
         return await self._loop.run_in_executor(self._threads, work)
-
-    # ---- bitmaps of the server
-
-    def _fetch_pixels(self, number: int) -> bytes:
-        pixels: bytes = asyncio.run_coroutine_threadsafe(self.call("pixels", number), self._loop).result()
-        return pixels
 
     # ---- loading
 

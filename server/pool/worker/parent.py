@@ -467,7 +467,7 @@ class WorkerSupervisor:
                 return
             if time.monotonic() - self._started_at >= HEALTHY_S:
                 n_short_lives = 0
-            while self.down:
+            while True:
                 self.down = self._without_folders(reason)
                 if n_short_lives:
                     self.pause_s = min(FIRST_PAUSE_S * 2.0 ** (n_short_lives - 1), LONGEST_PAUSE_S)
@@ -478,6 +478,7 @@ class WorkerSupervisor:
                 try:
                     self._process = process = WorkerProcess(self)
                     await self._load_again(process)
+                    break
                 except (LlamapoolError, OSError, pickle.PicklingError) as error:
                     reason = _reason(error)
                     failed = ModelFailed(self.name, self._without_folders(reason))

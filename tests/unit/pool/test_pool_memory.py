@@ -12,6 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from server.engine.lora import Adapter
 from server.errors import InvalidRequest, LlamapoolError, ModelFailed, NoRoom
 from server.pool.memory import HOST, Amount, Budget, Bytes, Fit, Footprint, Memory
 from server.pool.model import Lease
@@ -339,6 +340,12 @@ async def test_caches_share_what_models_leave() -> None:
         assert limits() == [200]
         (await loaded(s, "m1")).release()
         assert limits() == [50, 50]
+        configured, runtime = Adapter(0, "a.gguf", n_bytes=7), Adapter(1, "b.gguf", name="b", n_bytes=20)
+        s.engines.made[1].adapters = (configured, runtime)
+        s.pool.adapters_changed()
+        assert limits() == [40, 40]
+        s.engines.made[1].adapters = ()
+        s.pool.adapters_changed()
         await s.pool.unload("m0")
         await s.work()
         assert limits() == [200]
