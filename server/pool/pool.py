@@ -28,7 +28,7 @@ from server.pool.names import LATEST, Names
 from server.pool.protocols import Fetcher, Loader
 from server.pool.scheduler import PoolLimits, Scheduler
 from server.pool.spec import NOT_HERE, ModelSpec, RemoteFiles, Task
-from server.pool.state import ModelState, Status
+from server.pool.state import ModelFacts, ModelState, Status
 from server.pool.worker.loaders import Loaders
 
 log = logging.getLogger(__name__)
@@ -73,10 +73,11 @@ class Pool:
         self._fetcher = fetcher
         self._may_download = downloads
         self._reread = reread
-        factories = factories or Factories()
-        self._loaders = Loaders(loader, factories.in_process, factories.slot_store)
+        self._factories = factories or Factories()
+        self._loaders = Loaders(loader, self._factories.in_process, self._factories.slot_store)
         self._scheduler = Scheduler(
-            *(self._entries, self.limits, self._loaders, factories, self._fan_out, self._threads, clock, fetcher)
+            *(self._entries, self.limits, self._loaders, self._factories, self._fan_out, self._threads),
+            *(clock, fetcher),
         )
         self._reloading = asyncio.Lock()
         self._keeper: asyncio.Task[None] | None = None
@@ -126,9 +127,18 @@ class Pool:
     async def describe(self, name: str | None) -> ModelState:
         """Return the `state`, with facts of the file if it is not loaded. Raises `ModelNotFound`, `ModelFailed`."""
         entry = self._entries[self.resolve(name).id]
-        facts = entry.facts or await self._scheduler.describe(entry)
+
+        def read() -> ModelFacts:
+            info = self._loaders.local.describe(entry.spec)
+            return ModelFacts(info, self._factories.template(info, entry.spec), n_ctx_seq=0, n_slots=0, loaded_at=0.0)
+
+        if entry.facts is None and entry.described is None:
+            try:
+                entry.described = await self._scheduler.in_thread(read)
+            except ModelFailed as error:
+                raise ModelFailed(entry.id, entry.spec.by_name(error.reason)) from error
         state = self._state(entry)
-        return replace(state, facts=state.facts or facts)
+        return replace(state, facts=state.facts or entry.described)
 
     def check_progress(self, limit_s: float) -> None:
         """Give up engines whose step takes more than `limit_s` seconds. Call it periodically. It also ends

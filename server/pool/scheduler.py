@@ -70,7 +70,7 @@ class Scheduler:
         """`fetcher` downloads missing files."""
         self.queue: dict[str, float] = {}  # model -> since when it is wanted, in order of arrival
         self.stopped = False
-        self.memory = MemoryAdmission(limits.budget, entries, loaders, self._in_thread, self.advance)
+        self.memory = MemoryAdmission(limits.budget, entries, loaders, self.in_thread, self.advance)
         self._entries = entries
         self._limits = limits
         self._loaders = loaders
@@ -82,7 +82,8 @@ class Scheduler:
         self._downloads = ThreadPoolExecutor(N_DOWNLOADS, thread_name_prefix="download")
         self._nudge = asyncio.Event()
 
-    async def _in_thread(self, work: Callable[[], T]) -> T:
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """Run blocking work in a thread."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def _quiet(self) -> bool:
@@ -171,9 +172,14 @@ class Scheduler:
             return
         for model in self.queue:
             self.memory.measure(self._entries[model])
+        sized, shared = self._limits.budget is not None, self.memory.shared()
+        entries = self._entries
         decision = policy.decide(
-            self._candidates(),
-            [self._waiting(model, since) for model, since in self.queue.items()],
+            [entry.candidate(shared.get(entry.id, {}), sized=sized) for entry in entries.values()],
+            [
+                policy.Waiting(model, since, at_start=entries[model].starting and not entries[model].waiters)
+                for model, since in self.queue.items()
+            ],
             models_max=self._limits.models_max,
             now=self._clock(),
             patience_s=self._limits.patience_s,
@@ -182,26 +188,17 @@ class Scheduler:
         for model in decision.left_out:
             log.warning("'%s' is not loaded at the start, as the others leave no room; a request loads it", model)
             del self.queue[model]
-            self._entries[model].asked = self._entries[model].starting = False
+            entries[model].asked = entries[model].starting = False
         for model in decision.evict:
             log.info("unloading '%s', which is idle: other models have no room", model)
-            self.drain(self._entries[model], Status.UNLOADED, 0.0)
-        for entry in self._entries.values():
+            self.drain(entries[model], Status.UNLOADED, 0.0)
+        for entry in entries.values():
             entry.giving_way = entry.id in decision.give_way
             if entry.serving and entry.wanted:
                 self._grant(entry)
         for model in decision.load:
             del self.queue[model]
-            self._begin_load(self._entries[model])
-
-    def _waiting(self, model: str, since: float) -> policy.Waiting:
-        entry = self._entries[model]
-        return policy.Waiting(model, since, at_start=entry.starting and not entry.waiters)
-
-    def _candidates(self) -> list[policy.Candidate]:
-        sized = self._limits.budget is not None
-        shared = self.memory.shared()
-        return [entry.candidate(shared.get(entry.id, {}), sized=sized) for entry in self._entries.values()]
+            self._begin_load(entries[model])
 
     # ---- loading
 
@@ -234,9 +231,9 @@ class Scheduler:
         try:
             with self._loaders.working(load.loader):
                 if entry.fitting:
-                    self.memory.fitted(entry, await self._in_thread(load.fit))
+                    self.memory.fitted(entry, await self.in_thread(load.fit))
                     self.rebalance()
-                model = await assemble(load, await self._in_thread(load.run), self._in_thread)
+                model = await assemble(load, await self.in_thread(load.run), self.in_thread)
         except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
             load.cancel()
             raise
@@ -291,20 +288,6 @@ class Scheduler:
         if entry.load is load and not load.cancelled:
             entry.progress = min(max(value, 0.0), 1.0)
             self._fan_out.publish(LoadProgress(entry.id, entry.progress))
-
-    async def describe(self, entry: Entry) -> ModelFacts:
-        """Describe a model without loading it: facts of its file, and its template. Raises `ModelFailed`."""
-
-        def read() -> ModelFacts:
-            info = self._loaders.local.describe(entry.spec)
-            return ModelFacts(info, self._factories.template(info, entry.spec), n_ctx_seq=0, n_slots=0, loaded_at=0.0)
-
-        if entry.described is None:
-            try:
-                entry.described = await self._in_thread(read)
-            except ModelFailed as error:
-                raise ModelFailed(entry.id, entry.spec.by_name(error.reason)) from error
-        return entry.described
 
     # ---- downloading
 
@@ -409,7 +392,7 @@ class Scheduler:
                     *(entry.id, len(entry.leases)),
                 )
                 return
-            await self._in_thread(model.free)
+            await self.in_thread(model.free)
         except Exception as error:
             log.exception(
                 "model '%s' could not be freed; a restart gives its memory back. Report what follows", entry.id

@@ -230,6 +230,7 @@ class WorkerSupervisor:
         self.pause_s = 0.0
         self.n_restarts = 0
         self.progress: Callable[[float], object] = lambda _: None
+        self._settings: dict[tuple[object, ...], object] = {}
         self._settled = asyncio.Event()  # a process serves, or it is known why none could be started
         self._settled.set()
         self._start_error: LlamapoolError | None = None
@@ -387,6 +388,15 @@ class WorkerSupervisor:
         if (process := self._serving) is not None:
             process.notify(function, *arguments)
 
+    def keep(self, function: str, *arguments: object) -> None:
+        """Call a function of the worker that sets something to the last argument, and again after each restart.
+        Thread-safe.
+        """
+        key, value = (function, *arguments[:-1]), arguments[-1]
+        if self._settings.get(key) != value:
+            self._settings[key] = value
+            self.notify(function, *arguments)
+
     def submit(self, number: int, request: Request) -> None:
         """Send a request, if a process serves."""
         if (process := self._serving) is not None:
@@ -503,8 +513,10 @@ class WorkerSupervisor:
         self._start_error = None
         self._settled.set()
         log.warning("model '%s' is loaded again", self.name)
-        for engine in self.engines:
-            engine.process_started()
+        for (function, *names), value in list(self._settings.items()):
+            process.notify(str(function), *names, value)
+        if self.generator is not None:
+            self.generator.process_started()
 
     async def end_frozen(self) -> None:
         """Kill a process that does not answer, such as a stopped one, and start no other."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 import numpy as np
 
 from server.engine.embedding import check_input
-from server.engine.lora import Adapter, check_adapters, default_set, rescaled
+from server.engine.lora import Adapter, check_adapters, rescaled
 from server.engine.media import MediaPrompt, Spans
 from server.engine.params import EngineParams
 from server.engine.request import Adapters, Event, Failed, Finished, Request, Sink
@@ -86,11 +86,6 @@ class EngineProxy:
         self._past, self._stats = combined(self._past, without_gauges(self._stats)), EngineStats()
         self._status = None
 
-    def process_started(self) -> None:
-        """Handle the start of a new process."""
-        if self._n_preparing:
-            self.supervisor.notify("preparing", self._name, True)
-
     def check_progress(self, limit_s: float) -> None:
         """Kill a process that is silent, or whose steps do not advance. Called periodically."""
         if self.is_first:
@@ -129,14 +124,13 @@ class EngineProxy:
     def preparing(self) -> Iterator[None]:
         """Surround the preparation of a request: step threads give it a moment to join the next batch."""
         self._n_preparing += 1
-        if self._n_preparing == 1:
-            self.supervisor.notify("preparing", self._name, True)
+        self.supervisor.keep("preparing", self._name, True)
         try:
             yield
         finally:
             self._n_preparing -= 1
             if self._n_preparing == 0:
-                self.supervisor.notify("preparing", self._name, False)
+                self.supervisor.keep("preparing", self._name, False)
 
 
 @dataclass(eq=False, slots=True)
@@ -177,8 +171,6 @@ class IsolatedEngine(EngineProxy):
         self._bounds, self._params = facts.bounds, params
         self._numbers = itertools.count(1)
         self._open: dict[int, _SentTicket] = {}
-        self._cache_bytes = -1
-        self._watched = False
         self._views: Sequence[InstanceView] = ()
         self._ended: Sequence[ChoiceView] = ()
         self._cached: Mapping[str, TierView] = {"ram": TierView(0, 0, ())}
@@ -264,12 +256,7 @@ class IsolatedEngine(EngineProxy):
                 found.sent = False
 
     def process_started(self) -> None:
-        """Restore the settings in a new process, and send it the waiting requests."""
-        super().process_started()
-        self.supervisor.notify("set_adapter_scales", default_set(self.adapters))
-        self.supervisor.notify("limit_caches", self._cache_bytes)
-        if self._watched:
-            self.supervisor.notify("watch", True)
+        """Send the waiting requests to a new process."""
         for found in list(self._open.values()):
             del self._open[found.number]
             self._send(found)
@@ -295,9 +282,7 @@ class IsolatedEngine(EngineProxy):
 
     def watch(self, *, wanted: bool) -> None:
         """Start or stop the publication of views."""
-        if wanted is not self._watched:
-            self._watched = wanted
-            self.supervisor.notify("watch", wanted)
+        self.supervisor.keep("watch", wanted)
 
     def show(self, views: Sequence[InstanceView], ended: Sequence[ChoiceView], cached: Mapping[str, TierView]) -> None:
         """Receive views of the worker's engine."""
@@ -325,7 +310,7 @@ class IsolatedEngine(EngineProxy):
     def set_adapter_scales(self, scales: Adapters) -> None:
         """Set the LoRA scales of later requests that set none. Raises `InvalidRequest`."""
         self.adapters = rescaled(self.adapters, scales)
-        self.supervisor.notify("set_adapter_scales", scales)
+        self.supervisor.keep("set_adapter_scales", scales)
 
     def _use_adapters(self, adapters: tuple[Adapter, ...]) -> None:
         now = {adapter.id: adapter.scale for adapter in self.adapters}  # maybe set after the worker has answered
@@ -342,8 +327,7 @@ class IsolatedEngine(EngineProxy):
 
     def limit_caches(self, n_bytes: int) -> None:
         """Limit the RAM for prompt states and embeddings. Thread-safe."""
-        self._cache_bytes = n_bytes
-        self.supervisor.notify("limit_caches", n_bytes)
+        self.supervisor.keep("limit_caches", n_bytes)
 
     _load_adapter = _remote(ReportingEngine.load_adapter)
     _unload_adapter = _remote(ReportingEngine.unload_adapter)
