@@ -34,7 +34,18 @@ from server.errors import (
     TooLate,
 )
 from server.media.bitmap import Bitmap
-from server.pool.worker.messages import Connection, Decoder, Encoder, HandleTable, Reply, merged, step_events
+from server.pool.scheduler import PoolLimits
+from server.pool.worker.messages import (
+    Connection,
+    Decoder,
+    Encoder,
+    HandleTable,
+    Reply,
+    merged,
+    portable,
+    remote_error,
+    step_events,
+)
 from server.structured.constraint import Constraint
 from server.structured.grammar.compiler import GrammarCompiler
 from server.structured.grammar.matcher import Recipe
@@ -86,10 +97,20 @@ def test_errors_keep_their_class_message_and_fields(error: LlamapoolError) -> No
     assert str(failed.error) == str(error)
 
 
-@pytest.mark.parametrize("strange", [eval, FakeVocab(), io.StringIO, Connection, HandleTable])
+@pytest.mark.parametrize("strange", [eval, FakeVocab(), io.StringIO, Connection, HandleTable, PoolLimits(), merged])
 def test_the_server_accepts_only_plain_values_of_a_worker(strange: object) -> None:
     with pytest.raises(pickle.UnpicklingError):
         Decoder([pickle.dumps(Reply(1, strange))]).load()
+
+
+def test_an_error_that_the_server_does_not_know_is_an_internal_one() -> None:
+    class Strange:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return remote_error, ("open", "said", {"more": 1})
+
+    found = Decoder([pickle.dumps(Strange())]).load()
+    assert (type(found), str(found), vars(found)) == (InternalError, "said", {"more": 1})
+    assert portable(MemoryError()).message == "too little memory"
 
 
 def to_worker(request: Request) -> tuple[Request, dict[int, ReasoningSwitch], ReasoningSwitch | None]:
