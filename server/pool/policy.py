@@ -76,89 +76,66 @@ def decide(
     busy, those that would be unloaded if idle take no new leases. With a `budget` one load starts at a time, since it
     may take all free memory. A model whose size is unknown after `MEASURING_S` (a slow disk) is passed.
     """
-    return _Deciding(models, models_max, budget or {}).decided(queue, now, patience_s)
+    budget = budget or {}
+    limits = {**budget, _PLACES: models_max} if models_max > 0 else dict(budget)
+    by_id = {m.id: m for m in models}
+    held = [m for m in models if m.status in OCCUPYING]
+    can_leave = [m for m in held if m.status is Status.READY and not m.leaving and not m.pinned]
+    most = {device: n - sum(m.taken.get(device, 0) for m in held if m.pinned) for device, n in budget.items()}
+    free = _less(limits, *map(_holds, held))
+    load, left_out = list[str](), list[str]()
+    leave, promised = list[Candidate](), list[Amounts]()
+    is_loading = any(m.fitting for m in models)
+
+    def room() -> Amounts:
+        """What is free once those that leave have left, and not promised to an earlier one of the queue."""
+        stay = [m for m in held if not m.leaving and m not in leave]
+        return _less(limits, *map(_holds, stay), *promised)
+
+    if any(n < 0 for n in room().values()):  # a model took more than predicted
+        idle = _in_order([m for m in can_leave if m.idle], value)[:-1]  # one that is too large alone stays
+        chosen = _least(idle, {}, room())
+        leave += idle if chosen is None else chosen
+    asking = [w for w in queue if by_id[w.id].status in LOADABLE or by_id[w.id].leaving]
+    unknown = [w for w in asking if by_id[w.id].need is None]
+    is_measuring = any(now - w.since < MEASURING_S for w in unknown)
+    n_short = 0
+    for waiting in () if is_measuring else [w for w in asking if w not in unknown]:
+        model = by_id[waiting.id]
+        need = {device: n for device, n in (model.need or {}).items() if device in budget}
+        if any(n > most[device] for device, n in need.items()):
+            need = {}  # it can never fit: its load fails with the reason
+        need[_PLACES] = 1
+        fits = _fits(need, room())
+        if fits and model.status in LOADABLE and not is_loading and _fits(need, free):
+            load.append(model.id)
+            is_loading = bool(budget)
+            free = _less(free, need)
+        elif waiting.at_start and not fits:
+            if not is_loading:  # that one may take less than it was given
+                left_out.append(model.id)
+            continue
+        elif not fits:
+            impatient = n_short == 0 and now - waiting.since >= patience_s
+            leave += _leaving_for(need, room(), [m for m in can_leave if m not in leave], impatient=impatient)
+            n_short += 1
+        promised.append(need)
+    evict, give_way = [m.id for m in leave if m.idle], [m.id for m in leave if not m.idle]
+    return Decision(tuple(load), tuple(left_out), tuple(evict), frozenset(give_way))
 
 
-class _Deciding:
-    def __init__(self, models: Sequence[Candidate], models_max: int, budget: Amounts) -> None:
-        self._by_id = {m.id: m for m in models}
-        self._budget = budget
-        limits = {**budget, _PLACES: models_max} if models_max > 0 else dict(budget)
-        held = [m for m in models if m.status in OCCUPYING]
-        self._free = _less(limits, *map(_holds, held))
-        self._future = _less(limits, *[_holds(m) for m in held if not m.leaving])  # once those that leave have left
-        self._most = {d: n - sum(m.taken.get(d, 0) for m in held if m.pinned) for d, n in budget.items()}
-        self._one_at_a_time = bool(budget)
-        self._busy_loading = any(m.fitting for m in models)
-        stayers = [m for m in held if m.status is Status.READY and not m.leaving and not m.pinned]
-        self._idle = [m for m in stayers if m.idle]
-        self._busy = [m for m in stayers if not m.idle]
-        self._load: list[str] = []
-        self._left_out: list[str] = []
-        self._evict: list[str] = []
-        self._give_way: list[str] = []
-
-    def decided(self, queue: Sequence[Waiting], now: float, patience_s: float) -> Decision:
-        self._give_back()
-        asking = [w for w in queue if self._by_id[w.id].status in LOADABLE or self._by_id[w.id].leaving]
-        unknown = [w for w in asking if self._by_id[w.id].need is None]
-        if any(now - w.since < MEASURING_S for w in unknown):
-            return self._decision()
-        n_short = 0
-        for waiting in (w for w in asking if w not in unknown):
-            model = self._by_id[waiting.id]
-            need = self._need(model)
-            may_load = model.status in LOADABLE and not self._busy_loading
-            if may_load and _fits(need, self._free) and _fits(need, self._future):
-                self._load.append(model.id)
-                self._busy_loading = self._one_at_a_time
-                self._free = _less(self._free, need)
-            elif waiting.at_start and not _fits(need, self._future):
-                if not self._busy_loading:  # that one may take less than it was given
-                    self._left_out.append(model.id)
-                continue
-            elif not _fits(need, self._future):
-                impatient = n_short == 0 and now - waiting.since >= patience_s
-                self._make_room(need, impatient=impatient)
-                n_short += 1
-            self._future = _less(self._future, need)  # later loads may not take it
-        return self._decision()
-
-    def _decision(self) -> Decision:
-        return Decision(tuple(self._load), tuple(self._left_out), tuple(self._evict), frozenset(self._give_way))
-
-    def _need(self, model: Candidate) -> Amounts:
-        """Return the need of a model; one that can never fit needs a place only: its load fails with the reason."""
-        need = {device: n for device, n in (model.need or {}).items() if device in self._budget}
-        hopeless = any(n > self._most[device] for device, n in need.items())
-        return {_PLACES: 1} if hopeless else {**need, _PLACES: 1}
-
-    def _give_back(self) -> None:
-        """Unload idle models after a model took more than predicted."""
-        if not all(n >= 0 for n in self._future.values()):
-            others = _in_order(self._idle, value)[:-1]  # one that is too large alone stays
-            chosen = _least(others, {}, self._future)
-            self._leave(others if chosen is None else chosen)
-
-    def _make_room(self, need: Amounts, *, impatient: bool) -> None:
-        """Unload idle models; busy ones that already drain continue to, and others start for an impatient queue."""
-        cost = value if any(key != _PLACES for key in _lack(need, self._future)) else attrgetter("last_used")
-        idle, busy = _in_order(self._idle, cost), _in_order(self._busy, cost)
-        already = [m for m in busy if m.giving_way]
-        chosen = _least([*idle, *already], need, self._future)
-        if chosen is None and impatient and not already:
-            chosen = _least([*idle, *busy], need, self._future)
-        self._leave(chosen or [])
-
-    def _leave(self, chosen: list[Candidate]) -> None:
-        for model in chosen:
-            if model.idle:
-                self._idle.remove(model)
-                self._evict.append(model.id)
-            else:
-                self._busy.remove(model)
-                self._give_way.append(model.id)
-            self._future = _less(self._future, {key: -n for key, n in _holds(model).items()})
+def _leaving_for(
+    need: Amounts, room: Amounts, can_leave: Sequence[Candidate], *, impatient: bool
+) -> Sequence[Candidate]:
+    """Return idle models to unload. Busy ones that already drain continue, and others start for an impatient queue."""
+    cost = value if any(key != _PLACES for key in _lack(need, room)) else attrgetter("last_used")
+    order = _in_order(can_leave, cost)
+    idle, busy = [m for m in order if m.idle], [m for m in order if not m.idle]
+    already = [m for m in busy if m.giving_way]
+    chosen = _least([*idle, *already], need, room)
+    if chosen is None and impatient and not already:
+        chosen = _least([*idle, *busy], need, room)
+    return chosen or ()
 
 
 def _holds(model: Candidate) -> dict[str, int]:
