@@ -366,13 +366,7 @@ class Scheduler:
         entry.giving_way = False
         entry.keep_alive_s = None
         self._move(entry, Status.DRAINING)
-        self._begin(entry, self._drain(entry, grace_s))
-
-    async def _drain(self, entry: Entry, grace_s: float) -> None:
-        try:
-            await self._free(entry, grace_s)
-        finally:
-            self.rebalance()
+        self._begin(entry, self._free(entry, grace_s))
 
     def rebalance(self) -> None:
         """Divide memory again after a model or an adapter has taken or left some."""
@@ -401,15 +395,17 @@ class Scheduler:
             entry.leases.clear()  # of a model that stays in memory: nothing waits for them any more
             entry.vacant.set()
             self._fail(entry, f"could not be freed: {_reason(error)}")
-            return
-        entry.loaded, entry.taken = None, {}
-        entry.progress = 0.0
-        if entry.after_drain is Status.UNLOADED:
-            entry.facts = None
-        elif model.generator is not None:
-            entry.adapters = model.generator.adapters
-        log.info("model '%s' is %s", entry.id, entry.after_drain)
-        self._move(entry, entry.after_drain)
+        else:
+            entry.loaded, entry.taken = None, {}
+            entry.progress = 0.0
+            if entry.after_drain is Status.UNLOADED:
+                entry.facts = None
+            elif model.generator is not None:
+                entry.adapters = model.generator.adapters
+            log.info("model '%s' is %s", entry.id, entry.after_drain)
+            self._move(entry, entry.after_drain)
+        finally:
+            self.rebalance()
 
     async def _close_engines(self, entry: Entry, model: LoadedModel) -> None:
         """End the step threads. At the limit of that phase the process of an isolated model is killed; where the

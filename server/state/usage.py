@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
 from datetime import UTC, datetime
 from operator import add
-from typing import Any, Protocol
+from typing import Any
 
 import orjson
 
@@ -69,25 +69,15 @@ Spent = Sequence[tuple[str, int, int]]
 """Keys with their tokens of a day and of its month."""
 
 
-class UsageStore(Protocol):
-    """Where the ledger is written. Both methods raise `Unavailable`."""
-
-    async def write(self, added: Added, today: str) -> Spent:
-        """Add to the rows and return what all servers have counted today and this month."""
-        ...
-
-    async def read(self, start: str, end: str, key: str | None, model: str | None) -> list[UsageRow]:
-        """Return the rows of the days `start` to `end`, optionally of one key and model, ordered by day."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class DatabaseUsage:
-    """Usage in the state database."""
+    """Usage in the state database. Both methods raise `Unavailable`."""
 
     database: Database
 
     async def write(self, added: Added, today: str) -> Spent:
+        """Add to the rows and return what all servers have counted today and this month."""
+
         def work(connection: sqlite3.Connection) -> Spent:
             connection.executemany(_ADD, [(*names, *astuple(counts)) for names, counts in added.items()])
             return [tuple(row) for row in connection.execute(_SPENT, (today, f"{today[:7]}-%"))]
@@ -95,13 +85,14 @@ class DatabaseUsage:
         return await self.database.run(work)
 
     async def read(self, start: str, end: str, key: str | None, model: str | None) -> list[UsageRow]:
+        """Return the rows of the days `start` to `end`, optionally of one key and model, ordered by day."""
         found = await self.database.execute(_FIND, (start, end, key, key, model, model))
         return [UsageRow(row[0], row[1], row[2], Counts(*row[3:])) for row in found]
 
 
 @dataclass(frozen=True, slots=True)
 class RedisUsage:
-    """Usage in Redis: a hash of counts for each day, and the sums of keys for each day and month.
+    """`DatabaseUsage` in Redis: a hash of counts for each day, and the sums of keys for each day and month.
 
     A write whose reply is lost is repeated, so an outage can count half a second of usage twice.
     """
@@ -155,7 +146,7 @@ class RedisUsage:
 class UsageLedger:
     """Counts usage. Used on the event loop; `clock` returns Unix seconds."""
 
-    def __init__(self, store: UsageStore, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, store: DatabaseUsage | RedisUsage, clock: Callable[[], float] = time.time) -> None:
         self._store, self._clock = store, clock
         self._pending: dict[tuple[str, str, str], Counts] = {}
         self._spent: dict[str, tuple[str, int, int]] = {}  # by key: the day, tokens of that day, of its month
