@@ -88,7 +88,7 @@ def decide(
     is_loading = any(m.fitting for m in models)
 
     def room() -> Amounts:
-        """What is free once those that leave have left, and not promised to an earlier one of the queue."""
+        """Return what is free once those that leave have left, and is not promised to an earlier one of the queue."""
         stay = [m for m in held if not m.leaving and m not in leave]
         return _less(limits, *map(_holds, stay), *promised)
 

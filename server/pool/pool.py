@@ -466,6 +466,8 @@ def _is_stale(entry: Entry, spec: ModelSpec | None) -> bool:
         return False
     if spec is None or entry.status is Status.FAILED:
         return True
-    own = entry.spec  # of which the source and the other names do not define the model
-    unchanged = {"source": own.source, "load": own.load, "args": own.args, "preset": own.preset}
-    return own != replace(spec, aliases=own.aliases, **unchanged)
+    # where it was configured, when it is loaded, and its other names do not define the model
+    old, new = (
+        replace(each, source="", load="on_demand", args=(), preset="", aliases=()) for each in (entry.spec, spec)
+    )
+    return old != new
