@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
+from server.dialects import generation
 from server.dialects.chat import parse
 from server.dialects.chat.write import ChatWriter
 from server.engine.cache.kv_store import Cells
@@ -63,7 +64,7 @@ _OUT = [*_parts("loop", Mailbox, _deliver="deliver"), *_parts("loop", RequestRes
 TOKEN_PARTS = [
     *_STEP,
     *_parts("loop", ChatWriter, feed="dialect"),
-    *_parts("loop", generate, _written="events to chunks"),
+    *_parts("loop", ChatWriter, feed="events to chunks"),
     *_OUT,
 ]
 REQUEST_PARTS = [
@@ -75,7 +76,8 @@ REQUEST_PARTS = [
     *_parts("loop", Engine, submit="submit"),
     *_parts("loop", ChatWriter, body="reply"),
     *_OUT,
-    *_parts("prepare", parse, prepare="prompt and output", prepared_request="engine request"),
+    *_parts("prepare", generation, prepare="prompt and output"),
+    *_parts("prepare", generation.ParsedRequest, requests="engine request"),
     *_parts("prepare", ChatTemplate, render="template"),
     *_parts("prepare", IsolatedRenderer, _ask="template, to the other process"),
     *_parts("prepare", LlamaVocab, tokenize="tokenize"),

@@ -173,13 +173,14 @@ def main(path: str) -> None:
     while sys.stdin not in select.select([listener, sys.stdin], [], [])[0]:
         connection, _ = listener.accept()
         fds = socket.recv_fds(connection, 1, 64)[1]
-        request = json.loads(connection.makefile("rb").readline())
-        _import(request["argv"])
-        if os.fork() == 0:
-            listener.close()
-            _OF_FORK.append(path)
-            _watch(connection, fds, request)
-            return
+        request = json.loads(connection.makefile("rb").readline() or "null")
+        if request:  # otherwise the other end was killed before it sent it
+            _import(request["argv"])
+            if os.fork() == 0:
+                listener.close()
+                _OF_FORK.append(path)
+                _watch(connection, fds, request)
+                return
         for fd in (*fds, connection.detach()):
             os.close(fd)
 
