@@ -154,6 +154,15 @@ def test_the_kserve_runtime_serves_the_models_that_are_mounted(tmp_path: Path) -
     }
 
 
+def test_a_pod_that_must_not_be_root_names_its_user_by_number() -> None:
+    """The image's user is a name. The kubelet cannot tell whether it is root, and does not create the container."""
+    (kserve,) = read(ROOT / "deploy/kserve/servingruntime.yaml")["spec"]["containers"]
+    uid = re.search(r"useradd .*--uid (\d+)", (ROOT / "Dockerfile").read_text(encoding="utf-8"))
+    assert uid is not None
+    for context in (kserve["securityContext"], pod()["securityContext"]):
+        assert (context["runAsNonRoot"], context["runAsUser"]) == (True, int(uid[1]))
+
+
 def test_probes_ask_paths_that_need_no_key() -> None:
     probes = [container()[name]["httpGet"]["path"] for name in ("startupProbe", "readinessProbe", "livenessProbe")]
     assert set(probes) <= {"/readyz", "/livez", "/health"}
