@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
@@ -28,6 +28,7 @@ from server.errors import InvalidRequest, LlamapoolError, invalid
 from server.state.batches import BatchLine, BatchLines, Outcome
 from server.state.objects import Json, Objects
 from server.state.sqlite_objects import SqliteObjects
+from server.transport.body import MAX_VALUES, TooManyValues, check_n_values
 from server.transport.internal import InternalReply
 
 logger = logging.getLogger(__name__)
@@ -256,34 +257,38 @@ def read_lines(data: bytes, endpoint: str) -> BatchInput:
     """Read a batch's input file, up to `MAX_ERRORS` wrong lines. Blocking, for a worker thread. Raises `InvalidRequest`
     for too many requests.
     """
-    requests: list[tuple[int, str, Json]] = []
     errors: list[Json] = []
-    seen: set[str] = set()
-    for number, raw in enumerate(BytesIO(data), 1):  # a list of all lines could take gigabytes
-        if not raw.strip():
-            continue
-        if len(errors) == MAX_ERRORS:
-            break
-        check_number(len(requests) + 1, "input_file_id")
-        try:
-            requests.append((number, *_line(raw, endpoint, seen)))
-        except InvalidRequest as error:
-            code = error.code or "invalid_value"
-            errors.append({"code": code, "line": number, "message": error.message, "param": error.param})
-    if not requests and not errors:
+
+    def requests() -> Iterator[tuple[int, str, Json]]:
+        seen: set[str] = set()
+        for number, raw in enumerate(BytesIO(data), 1):  # a list of all lines could take gigabytes
+            if not raw.strip():
+                continue
+            if len(errors) == MAX_ERRORS:
+                break
+            check_number(len(seen) + 1, "input_file_id")
+            try:
+                yield number, *_line(raw, endpoint, seen)
+            except InvalidRequest as error:
+                code = error.code or "invalid_value"
+                errors.append({"code": code, "line": number, "message": error.message, "param": error.param})
+
+    found = batch_input(requests(), errors)
+    if not found.lines and not errors:
         errors.append({"code": "empty_file", "line": None, "message": "the file has no requests", "param": None})
-    return batch_input(requests, errors)
+    return found
 
 
-def batch_input(requests: Collection[tuple[int, str, Json]], errors: list[Json]) -> BatchInput:
+def batch_input(requests: Iterable[tuple[int, str, Json]], errors: list[Json]) -> BatchInput:
     """Sort requests (number, custom id, body) by model and prompt, so that those with a common prefix follow each
-    other. Blocking, for a worker thread."""
-    keyed = sorted(
-        (_prefix(body), number, BatchLine(number, custom_id, orjson.dumps({**body, **_FORCED})))
-        for number, custom_id, body in requests
-    )
-    models = {model if isinstance(model, str) else None for model in (body.get("model") for _, _, body in requests)}
-    return BatchInput([line for _, _, line in keyed], errors, sorted(models, key=str))
+    other. Blocking, for a worker thread. Each body is kept as JSON: in parts, all could take gigabytes."""
+    models: set[str | None] = set()
+    keyed = []
+    for number, custom_id, body in requests:
+        model = body.get("model")
+        models.add(model if isinstance(model, str) else None)
+        keyed.append((_prefix(body), number, BatchLine(number, custom_id, orjson.dumps({**body, **_FORCED}))))
+    return BatchInput([line for _, _, line in sorted(keyed)], errors, sorted(models, key=str))
 
 
 def _prefix(body: Json) -> tuple[str, bytes]:
@@ -295,7 +300,10 @@ def _prefix(body: Json) -> tuple[str, bytes]:
 def _line(raw: bytes, endpoint: str, seen: set[str]) -> tuple[str, Json]:
     """Return a line's custom id and body. Raises `InvalidRequest`."""
     try:
+        check_n_values(raw)
         found = orjson.loads(raw)
+    except TooManyValues:
+        raise InvalidRequest(f"the line has more than {MAX_VALUES} values", None, "invalid_json_line") from None
     except orjson.JSONDecodeError as error:
         raise InvalidRequest(f"the line is not valid JSON: {error}", None, "invalid_json_line") from None
     if not isinstance(found, dict):

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import orjson
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 
 from server.errors import InvalidRequest
 from server.transport.admission import admission_of
@@ -75,10 +75,15 @@ async def read_as(request: Request, read: Callable[[dict[str, Any]], T], *, opti
     )
 
 
-async def read_later(request: Request, read: Callable[[], T]) -> T:
+async def read_later(connection: HTTPConnection, read: Callable[[], T]) -> T:
     """Return what `read` makes of a body that is parsed already, in the thread that reads long bodies."""
-    threads: Executor = request.app.state.services.reading
+    threads: Executor = connection.app.state.services.reading
     return await asyncio.get_running_loop().run_in_executor(threads, _undisturbed, read)
+
+
+async def read_message(connection: HTTPConnection, message: bytes, read: Callable[[bytes], T]) -> T:
+    """Return `read` of a message of a WebSocket; of a long one in the thread that reads long bodies."""
+    return read(message) if len(message) <= _LONG_BYTES else await read_later(connection, lambda: read(message))
 
 
 async def read_array(request: Request) -> Any:
@@ -158,8 +163,7 @@ def parse_value(body: bytes, expected: str = "a JSON object") -> Any:
     body = body.removeprefix(_BOM)
     if not body:
         raise InvalidRequest(f"the request body is empty; expected {expected}")
-    if len(body) > MAX_VALUES and sum(map(body.count, (b",", b"[", b"{"))) >= MAX_VALUES:
-        raise TooManyValues
+    check_n_values(body)
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -170,6 +174,12 @@ def parse_value(body: bytes, expected: str = "a JSON object") -> Any:
             reason = "half of a character: the text was cut between two UTF-16 units"
             raise InvalidRequest(f"{path}: contains {reason}; not valid JSON {place}", path) from None
         raise InvalidRequest(f"the request body is not valid JSON {place}") from None
+
+
+def check_n_values(body: bytes) -> None:
+    """Raise `TooManyValues` for JSON that may have more than `MAX_VALUES`."""
+    if len(body) > MAX_VALUES and sum(map(body.count, (b",", b"[", b"{"))) >= MAX_VALUES:
+        raise TooManyValues
 
 
 def _check_utf8(body: bytes) -> None:

@@ -16,8 +16,10 @@ from starlette.types import Scope
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from server.dialects.errors import openai_error
-from server.errors import short_json
+from server.errors import InvalidRequest, invalid, short_json
 from server.transport.admission import admission_of
+from server.transport.body import parse_value, read_message
+from server.transport.errors import error_body
 from server.transport.internal import post
 from server.transport.limits import TooManyBodies
 
@@ -79,23 +81,17 @@ class EventSocket:
 
     async def _answer(self, text: str) -> None:
         try:
-            command = orjson.loads(text)
-        except orjson.JSONDecodeError as error:
-            await self._fail(400, f"the message is not JSON: {error}")
-            return
-        kind = command.pop("type", None) if isinstance(command, dict) else None
-        if kind == "response.create":
-            try:
-                wanted = orjson.dumps({**command, "stream": True})
-            except orjson.JSONEncodeError:  # it reads deeper than it writes
-                await self._fail(400, "the message is nested too deeply")
-                return
-            reply = await post(self._socket.app, self._request(), wanted, self._gone, self._send)
-            if reply.body:  # no stream, but an error
-                body = {"type": "error", "status": reply.status, "error": orjson.loads(reply.body).get("error")}
-                await self._send(orjson.dumps(body))
-        elif kind != "response.processed":  # Codex sends it after it has read everything
-            await self._fail(400, f"type: messages of type {short_json(kind)} are not supported", "type")
+            kind, wanted = await read_message(self._socket, text.encode(), _command)
+            if kind == "response.create":
+                reply = await post(self._socket.app, self._request(), wanted, self._gone, self._send)
+                if reply.body:  # no stream, but an error
+                    body = {"type": "error", "status": reply.status, "error": orjson.loads(reply.body).get("error")}
+                    await self._send(orjson.dumps(body))
+            elif kind != "response.processed":  # Codex sends it after it has read everything
+                raise invalid("type", f"messages of type {short_json(kind)} are not supported")
+        except InvalidRequest as error:
+            status, body, _ = error_body(error)
+            await self._send(orjson.dumps({"type": "error", "status": status} | openai_error(status, body)))
 
     def _request(self) -> Scope:
         """Return the scope of a request. Its request id is the connection's, if that has one."""
@@ -111,10 +107,6 @@ class EventSocket:
             CONNECTION: self._kept,
         }
 
-    async def _fail(self, status: int, message: str, param: str | None = None) -> None:
-        error = {"code": status, "message": message, "type": "invalid_request_error", "param": param}
-        await self._send(orjson.dumps({"type": "error", "status": status} | openai_error(status, {"error": error})))
-
     async def _send(self, event: bytes) -> None:
         if self._gone.is_set():
             return
@@ -122,3 +114,13 @@ class EventSocket:
             await self._socket.send_text(event.decode())
         except (WebSocketDisconnect, RuntimeError):  # the client has disconnected; `_read` receives that, too
             self._gone.set()
+
+
+def _command(message: bytes) -> tuple[object, bytes]:
+    """Return a message's type, and the body of the request that it makes. Raises `InvalidRequest`."""
+    command = parse_value(message)
+    kind = command.pop("type", None) if isinstance(command, dict) else None
+    try:
+        return kind, orjson.dumps({**command, "stream": True}) if kind == "response.create" else b""
+    except orjson.JSONEncodeError:  # it reads deeper than it writes
+        raise InvalidRequest("the message is nested too deeply") from None

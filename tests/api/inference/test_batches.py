@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
@@ -16,6 +18,7 @@ from openai import AsyncOpenAI, NotFoundError
 from openai.types import Batch
 
 from server.serving import batch_runner
+from server.transport.body import MAX_VALUES
 from tests.api.conftest import Api, Serve
 from tests.api.scripted import opened as serving
 
@@ -162,6 +165,31 @@ async def test_a_wrong_file_fails_with_the_lines(serve: Serve) -> None:
     assert len(wrong.errors.data or []) == batch_runner.MAX_ERRORS  # type: ignore[union-attr]
     assert batch.errors
     assert [each.line for each in batch.errors.data or []] == [2, 3, 4, 5, 6]
+
+
+def test_a_line_of_millions_of_values_is_wrong_and_not_parsed() -> None:
+    found = batch_runner.read_lines(b"[" + b"[1]," * MAX_VALUES, "/v1/chat/completions")
+    assert [(each["code"], each["line"]) for each in found.errors] == [("invalid_json_line", 1)]
+    assert str(MAX_VALUES) in found.errors[0]["message"]
+
+
+def test_a_file_is_not_in_memory_as_the_values_of_all_its_lines() -> None:
+    """Each number takes 36 bytes: a file of 64 MiB could take a gigabyte."""
+    program = r"""
+import re
+from server.serving.batch_runner import read_lines
+line = b'{"custom_id":"%d","method":"POST","url":"/v1/chat/completions","body":{"x":[' + b"999," * 100_000 + b"1]}}"
+data = b"\n".join(line % number for number in range(40))
+def peak():
+    return int(re.search(r"VmHWM:\s+(\d+)", open("/proc/self/status").read())[1]) * 1024
+before = peak()
+found = read_lines(data, "/v1/chat/completions")
+print(len(found.lines), len(found.errors), (peak() - before) // len(data))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    n_lines, n_errors, n_times = map(int, done.stdout.split())
+    assert (n_lines, n_errors) == (40, 0)
+    assert n_times < 6
 
 
 async def test_a_cancelled_batch_keeps_its_results(serve: Serve) -> None:

@@ -17,6 +17,7 @@ from openai.types.responses import Response
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from server.transport.body import MAX_VALUES
 from server.transport.websocket import MAX_WAITING
 from tests.api.conftest import TIMEOUT_S, Api, GoLive, Serve, until
 from tests.api.scripted import CHATML, answering, tool_call
@@ -280,6 +281,15 @@ async def test_a_message_that_is_nested_too_deeply_is_told(serve: Serve) -> None
         socket.tell(f'{{"type": "response.create", "input": {"[" * 300 + "]" * 300}}}')
         said = await socket.event()
         assert (said["status"], said["error"]["message"]) == (400, "the message is nested too deeply")
+
+
+async def test_a_message_of_millions_of_values_is_refused_before_it_is_parsed(serve: Serve) -> None:
+    """The parser would stall every stream; that this is not JSON is found by nobody."""
+    async with serve(answering({"Hi": "Hello!"})) as api, opened(api) as socket:
+        socket.tell("[" + "[1]," * MAX_VALUES)
+        said = await socket.event()
+        assert (said["status"], said["error"]["code"]) == (413, "request_too_large")
+        assert (await socket.response(input="Hi"))["type"] == "response.completed"
 
 
 @pytest.mark.parametrize(
