@@ -154,6 +154,9 @@ class Document:
         """Return the local name of a reference's target."""
         given, base = schema["$ref"], self._bases.get(id(schema), "")
         joined = base + given if given.startswith("#") else urljoin(base, given)
+        if given.startswith("/") and joined not in self._targets:  # LiteLLM's for Anthropic, which lack the "#"
+            given = f"#{given}"
+            joined = base + given
         target = self._resolved(joined, given, place)
         if isinstance(target, bool):
             return self._queued(target, given)
