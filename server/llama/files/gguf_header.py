@@ -56,7 +56,7 @@ class Tensor:
 class GgufHeader:
     """The contents of a header. Arrays of more than `MAX_KEPT_ARRAY` elements appear in ``lengths`` only. ``types``
     names each value's type: ``f32``, ``string``, ``[u32]`` for an array. ``n_bytes`` is the offset of the tensor
-    data.
+    data. ``unspelled`` is the first byte that no token of the vocabulary spells, as SentencePiece does.
     """
 
     version: int
@@ -65,6 +65,7 @@ class GgufHeader:
     tensors: tuple[Tensor, ...]
     types: dict[str, str] = field(default_factory=dict)
     n_bytes: int = 0
+    unspelled: int | None = None
 
     def integer(self, key: str, default: int = 0) -> int:
         """Return an integer value, or `default` if the key is missing or has another type."""
@@ -94,6 +95,7 @@ class _Reader:
         self._view = view
         self._size = size
         self._at = 0
+        self._unspelled: int | None = None
 
     def header(self) -> GgufHeader:
         version, n_tensors, n_values = self._preamble()
@@ -111,7 +113,7 @@ class _Reader:
                 metadata[key] = self._value(kind)
                 types[key] = _NAMES[kind]
         tensors, start = self._tensors(n_tensors, metadata)
-        return GgufHeader(version, metadata, lengths, tensors, types, start)
+        return GgufHeader(version, metadata, lengths, tensors, types, start, self._unspelled)
 
     def _preamble(self) -> tuple[int, int, int]:
         if self._view[:4] != b"GGUF":
@@ -160,8 +162,8 @@ class _Reader:
             lengths[key] = count
             at = self._at
             self._skip_strings(count)
-            if key == _TOKENS and self._has_twins(at, count):
-                raise BrokenFileError(f"{_TOKENS} has the same token twice")
+            if key == _TOKENS:
+                self._check_tokens(at, count)
             return "[string]"
         if kind not in _FIXED:
             raise BrokenFileError(f"'{key}': arrays of type {kind} are not supported")
@@ -181,9 +183,9 @@ class _Reader:
             at = self._size + 1
         self._take(at - self._at)
 
-    def _has_twins(self, at: int, count: int) -> bool:
-        """Return whether two of these strings are equal: the library reads each up to a zero, gives empty ones names,
-        and asserts that all differ (src/llama-vocab.cpp).
+    def _check_tokens(self, at: int, count: int) -> None:
+        """Raise `BrokenFileError` if two of these strings are equal: the library reads each up to a zero, gives empty
+        ones names, and asserts that all differ (src/llama-vocab.cpp). Note the first byte that none spells.
         """
         view, length_at, seen, n_empty = self._view, struct.Struct("<Q").unpack_from, set[bytes](), 0
         for _ in range(count):
@@ -194,7 +196,10 @@ class _Reader:
             seen.add(text)
             n_empty += not text
             at = end
-        return len(seen) + max(n_empty - 1, 0) < count
+        if len(seen) + max(n_empty - 1, 0) < count:
+            raise BrokenFileError(f"{_TOKENS} has the same token twice")
+        spellings = ((byte, {b"<0x%02X>" % byte, bytes((byte,))}) for byte in range(256))
+        self._unspelled = next((byte for byte, spelled in spellings if seen.isdisjoint(spelled)), None)
 
     def _tensors(
         self, count: int, metadata: Mapping[str, Scalar | tuple[Scalar, ...]]

@@ -123,6 +123,8 @@ def _problem(header: GgufHeader, architecture: str) -> str | None:
     kind = header.metadata.get("tokenizer.ggml.model")
     if kind in ("none", "no_vocab"):  # the library loads it and aborts at the first token (src/llama-vocab.cpp)
         return f"tokenizer.ggml.model is '{kind}': a file without a vocabulary"
+    if kind == "llama" and header.unspelled is not None:  # it aborts at a character that needs the byte (byte_to_token)
+        return f"tokenizer.ggml.tokens has no <0x{header.unspelled:02X}>: no token spells that byte"
     return (
         _out_of_range(header, architecture)
         or _bad_experts(header, architecture)

@@ -185,6 +185,14 @@ def test_a_tensor_that_the_library_cannot_compute_with_is_refused(
     assert f"'{name}' {expected}" in failure(tmp_path / "odd.gguf")
 
 
+def test_a_vocabulary_that_cannot_spell_every_byte_is_refused(gguf_folder: Path, tmp_path: Path) -> None:
+    """The library ended the process at the first character that needs the byte."""
+    whole = gguf_file(gguf_folder, TinyModel(tokenizer="spm", n_vocab=512))
+    path = tmp_path / "no-emoji.gguf"
+    path.write_bytes(whole.read_bytes().replace(b"<0xF0>", b"<0xZZ>"))
+    assert "tokenizer.ggml.tokens has no <0xF0>" in failure(path)
+
+
 def test_a_damaged_hyperparameter_is_refused(tiny_path: Path) -> None:
     at = tiny_path.read_bytes().index(b"llama.block_count") + len("llama.block_count") + 4
     assert "block_count" in failure(damaged(tiny_path, at, b"\xff\xff\xff\xff"))
