@@ -30,7 +30,7 @@ from server.pool.block_events import ReportingEngine
 from server.pool.loading import Factories, Load, assemble
 from server.pool.memory import Fit
 from server.pool.model import LoadedModel
-from server.pool.protocols import Loader, ModelInfo
+from server.pool.protocols import Loader, MediaReader, ModelInfo
 from server.pool.saved import slots
 from server.pool.spec import ModelSpec
 from server.pool.worker.messages import Connection, Decoder, EngineStatus, HandleTable, LoadedFacts, portable
@@ -118,8 +118,7 @@ class Worker(Connection):
         self._grammars = ThreadPoolExecutor(1, "grammar")
         self._loader: Loader | None = None
         self.model: LoadedModel | None = None
-        self._generator: ReportingEngine | None = None
-        self._embedder: EmbeddingEngine | None = None
+        self._engines: dict[str, ReportingEngine | EmbeddingEngine] = {}
         self.requests: dict[int, OpenRequest] = {}
         self._status_when_idle: asyncio.Task[None] | None = None
         self._views: asyncio.Task[None] | None = None
@@ -182,7 +181,7 @@ class Worker(Connection):
 
         Two checks in a row must find that: a process that was frozen looks so at the first one.
         """
-        late_s = [seconds for engine in self._engines for _, seconds in engine.hung(limit_s)]
+        late_s = [seconds for engine in self._engines.values() for _, seconds in engine.hung(limit_s)]
         if late_s and self._was_late:
             faulthandler.dump_traceback()
             self.fail(f"no step has ended for {max(late_s):.0f} s")
@@ -224,35 +223,29 @@ class Worker(Connection):
         generator, embedder, reader = model.generator, model.embedding, model.media
         facts: dict[str, Any] = {"info": model.info, "footprint": dict(model.weights.footprint())}
         self.functions |= {"preparing": self._prepare, "close": self._close}
-        if generator is not None:
-            assert isinstance(generator, ReportingEngine)
-            self._generator = generator
+        if isinstance(generator, ReportingEngine):
+            self._engines["generator"] = generator
             facts |= {name: getattr(generator, name) for name in ("bounds", "n_slots_each", "adapters")}
             self.functions |= {
-                "submit": self._receive,
-                "cancel": self._cancel,
+                "submit": partial(self._receive, generator),
+                "cancel": partial(self._cancel, generator),
                 "end_reasoning": self._end_reasoning,
-                "watch": self._watch,
-                "set_adapter_scales": self._set_adapter_scales,
+                "watch": partial(self._watch, generator),
+                "set_adapter_scales": partial(_set_adapter_scales, generator),
                 "save_slot": partial(slots.save, model),
                 "restore_slot": partial(slots.restore, model),
                 **{name: getattr(generator, name) for name in ENGINE_CALLS},
             }
-        if embedder is not None:
-            assert isinstance(embedder, EmbeddingEngine)
-            self._embedder = embedder
+        if isinstance(embedder, EmbeddingEngine):
+            self._engines["embedder"] = embedder
             facts |= {"embedder": (embedder.info, embedder.n_slots, embedder.takes_media)}
-            self.functions["embed"] = self._embed
+            self.functions["embed"] = partial(self._embed, embedder)
         if reader is not None:
             facts |= {"reader": (reader.kinds, reader.marker, reader.sample_rate, reader.fingerprint)}
-            self.functions |= {"tokenize": self._tokenize, "count": self._count, "release_chunk": self._chunks.release}
+            self.functions |= {"tokenize": partial(self._tokenize, reader), "count": partial(self._count, reader)}
+            self.functions["release_chunk"] = self._chunks.release
         gc.freeze()  # it lives as long as the process: full passes over it would delay steps
         return LoadedFacts(**facts)
-
-    @property
-    def _engines(self) -> list[ReportingEngine | EmbeddingEngine]:
-        engines: list[ReportingEngine | EmbeddingEngine | None] = [self._generator, self._embedder]
-        return [engine for engine in engines if engine is not None]
 
     @property
     def busy(self) -> bool:
@@ -261,33 +254,31 @@ class Worker(Connection):
 
     # ---- requests
 
-    def _receive(self, number: int, body: bytes, has_grammar: bool) -> None:
+    def _receive(self, engine: ReportingEngine, number: int, body: bytes, has_grammar: bool) -> None:
         """Submit a request. One with a grammar is decoded in a thread, because the grammar is compiled."""
         self.requests[number] = OpenRequest()
         decode = Decoder([body], self._local).load
         if has_grammar:
             decoding = self._loop.run_in_executor(self._grammars, decode)
-            decoding.add_done_callback(lambda done: self._submit(number, done.result))
+            decoding.add_done_callback(lambda done: self._submit(engine, number, done.result))
         else:
-            self._submit(number, decode)
+            self._submit(engine, number, decode)
 
-    def _submit(self, number: int, decoded: Callable[[], Request]) -> None:
+    def _submit(self, engine: ReportingEngine, number: int, decoded: Callable[[], Request]) -> None:
         """Submit a request to the engine, unless it was cancelled; an error becomes its last event."""
-        assert self._generator is not None
         try:
             request = decoded()
             if number in self.requests:
-                self.requests[number].ticket = self._generator.submit(request, _Sink(number, self))
+                self.requests[number].ticket = engine.submit(request, _Sink(number, self))
                 self._send_status_when_idle()
         except Exception as error:  # noqa: BLE001 - it fails this request only
             if self.requests.pop(number, None) is not None:
                 self.deliver([(number, [Failed(portable(error))])], over=True)
 
-    def _cancel(self, number: int) -> None:
-        assert self._generator is not None
+    def _cancel(self, engine: ReportingEngine, number: int) -> None:
         one = self.requests.pop(number, None)
         if one is not None and one.ticket is not None:
-            self._generator.cancel(one.ticket)
+            engine.cancel(one.ticket)
 
     def _end_reasoning(self, number: int) -> None:
         if number in self.requests:  # otherwise it has ended
@@ -304,16 +295,10 @@ class Worker(Connection):
             self._status_when_idle = self._loop.create_task(self._wait_idle())
 
     async def _wait_idle(self) -> None:
-        for engine in self._engines:
+        for engine in self._engines.values():
             while engine.busy:
                 await engine.wait_idle()
         self._send_status()
-
-    def _set_adapter_scales(self, scales: Adapters) -> None:
-        """Set the scales of those adapters that are still here: the server learns later that one has gone."""
-        assert self._generator is not None
-        here = {adapter.id for adapter in self._generator.adapters}
-        self._generator.set_adapter_scales(tuple(each for each in scales if each[0] in here))
 
     # ---- events and status
 
@@ -335,7 +320,7 @@ class Worker(Connection):
         """Send the engines' status. Locked, so that an older one is never sent after a newer one. Thread-safe."""
         with self._status_lock:
             self._status_at = time.monotonic()
-            self.notify_now("status", *map(self._status, self._engines))
+            self.notify_now("status", *map(self._status, self._engines.values()))
 
     def _status(self, engine: ReportingEngine | EmbeddingEngine) -> EngineStatus:
         """Return the state of an engine. Thread-safe."""
@@ -344,11 +329,10 @@ class Worker(Connection):
         bare = tuple(replace(slot, request=None) for slot in slots)
         return EngineStatus(engine.busy, engine.stats, bare, requests)
 
-    def _watch(self, wanted: bool) -> None:
-        assert self._generator is not None
-        self._generator.watch(wanted=wanted)
+    def _watch(self, engine: ReportingEngine, wanted: bool) -> None:
+        engine.watch(wanted=wanted)
         if wanted and self._views is None:
-            self._views = self._loop.create_task(self._send_views(self._generator))
+            self._views = self._loop.create_task(self._send_views(engine))
         elif not wanted and self._views is not None:
             self._views.cancel()
             self._views = None
@@ -360,38 +344,31 @@ class Worker(Connection):
 
     # ---- other calls
 
-    def _engine(self, name: str) -> ReportingEngine | EmbeddingEngine:
-        engine = self._generator if name == "generator" else self._embedder
-        assert engine is not None
-        return engine
-
     def _prepare(self, engine: str, begins: bool) -> None:
         if begins:
-            self._preparing[engine] = context = self._engine(engine).preparing()
+            self._preparing[engine] = context = self._engines[engine].preparing()
             context.__enter__()
         elif engine in self._preparing:
             self._preparing.pop(engine).__exit__(None, None, None)
 
     async def _close(self, engine: str, drain_s: float) -> None:
-        await self._engine(engine).close(drain_s)
+        await self._engines[engine].close(drain_s)
         self._send_status()
 
-    async def _embed(self, inputs: Sequence[Sequence[int] | MediaPrompt]) -> list[tuple[tuple[int, ...], bytes]]:
+    async def _embed(
+        self, engine: EmbeddingEngine, inputs: Sequence[Sequence[int] | MediaPrompt]
+    ) -> list[tuple[tuple[int, ...], bytes]]:
         """Return the shape and the data of each input's vectors."""
-        assert self._embedder is not None
         try:
-            vectors = await self._embedder.submit(inputs)
+            vectors = await engine.submit(inputs)
         finally:
             self._send_status_when_idle()
         return [(each.shape, each.tobytes()) for each in vectors]
 
     async def _tokenize(
-        self, parts: Sequence[str | Bitmap], add_special: bool, parse_special: bool
+        self, reader: MediaReader, parts: Sequence[str | Bitmap], add_special: bool, parse_special: bool
     ) -> tuple[list[int], list[tuple[MediaSpan, int, bytes, bool]]]:
         """Return the prompt's tokens, and for each medium its span, and its chunk's number, key and causality."""
-        assert self.model is not None
-        reader = self.model.media
-        assert reader is not None
         prompt = await self.in_thread(
             partial(reader.tokenize, parts, add_special=add_special, parse_special=parse_special)
         )
@@ -401,11 +378,16 @@ class Worker(Connection):
             spans.append((span.kept, self._chunks.add(span.chunk), span.chunk.key, span.chunk.causal))
         return prompt.tokens, spans
 
-    async def _count(self, parts: Sequence[str | Bitmap], add_special: bool, parse_special: bool) -> int:
-        assert self.model is not None
-        reader = self.model.media
-        assert reader is not None
+    async def _count(
+        self, reader: MediaReader, parts: Sequence[str | Bitmap], add_special: bool, parse_special: bool
+    ) -> int:
         return await self.in_thread(partial(reader.count, parts, add_special=add_special, parse_special=parse_special))
+
+
+def _set_adapter_scales(engine: ReportingEngine, scales: Adapters) -> None:
+    """Set the scales of those adapters that are still here: the server learns later that one has gone."""
+    here = {adapter.id for adapter in engine.adapters}
+    engine.set_adapter_scales(tuple(each for each in scales if each[0] in here))
 
 
 def load_effort() -> tuple[int, ...]:
