@@ -5,9 +5,9 @@ import contextlib
 import itertools
 import time
 import weakref
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from server.engine.stats import EngineStats, combined
 from server.engine.stats import ended as without_gauges
 from server.errors import InvalidRequest, LlamapoolError, ModelEnded, ShuttingDown, request_queue_full
 from server.media.bitmap import Bitmap
-from server.pool.block_events import ReportingEngine
+from server.pool.block_events import BlockReport
 from server.pool.worker.messages import EmbedderFacts, EngineStatus, LoadedFacts, ReaderFacts, RemoteChunk
 
 if TYPE_CHECKING:
@@ -140,24 +140,6 @@ class _SentTicket(Ticket):
     number: int = 0
     sent: bool = False
     answered: bool = False
-
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def _remote(
-    method: Callable[Concatenate[ReportingEngine, P], Coroutine[Any, Any, R]],
-) -> Callable[Concatenate[EngineProxy, P], Coroutine[Any, Any, R]]:
-    """Return a method that calls `method` of the worker's engine."""
-
-    async def call(self: EngineProxy, /, *args: P.args, **named: P.kwargs) -> R:
-        assert not named, "arguments are sent by position"
-        result: R = await self.in_worker(method.__name__, *args)
-        return result
-
-    call.__doc__ = method.__doc__
-    return call
 
 
 class IsolatedEngine(EngineProxy):
@@ -319,21 +301,28 @@ class IsolatedEngine(EngineProxy):
 
     async def load_adapter(self, name: str, path: str, in_place: bool) -> None:
         """Load a LoRA adapter in the worker, see `Engine.load_adapter`."""
-        self._use_adapters(await self._load_adapter(name, path, in_place))
+        self._use_adapters(await self.in_worker("load_adapter", name, path, in_place))
 
     async def unload_adapter(self, name: str) -> None:
         """Unload a LoRA adapter of the worker, see `Engine.unload_adapter`."""
-        self._use_adapters(await self._unload_adapter(name))
+        self._use_adapters(await self.in_worker("unload_adapter", name))
 
     def limit_caches(self, n_bytes: int) -> None:
         """Limit the RAM for prompt states and embeddings. Thread-safe."""
         self.supervisor.keep("limit_caches", n_bytes)
 
-    _load_adapter = _remote(ReportingEngine.load_adapter)
-    _unload_adapter = _remote(ReportingEngine.unload_adapter)
-    block_changes = _remote(ReportingEngine.block_changes)
-    erase_slot = _remote(ReportingEngine.erase_slot)
-    reset_cache = _remote(ReportingEngine.reset_cache)
+    async def erase_slot(self, id_slot: int, owner: str = "") -> int:
+        """Clear a slot of the worker, see `Engine.erase_slot`."""
+        return int(await self.in_worker("erase_slot", id_slot, owner))
+
+    async def reset_cache(self) -> int:
+        """Drop the worker's cached KV states, see `Engine.reset_cache`."""
+        return int(await self.in_worker("reset_cache"))
+
+    async def block_changes(self) -> BlockReport:
+        """Return the worker's changes, see `ReportingEngine.block_changes`."""
+        report: BlockReport = await self.in_worker("block_changes")
+        return report
 
 
 class IsolatedEmbedder(EngineProxy):
