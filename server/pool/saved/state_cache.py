@@ -8,13 +8,11 @@ rules of the store. Where a folder is shared (a URL always is), states are writt
 Keys of embeddings include the projector and its settings, so any process may read and write them. All methods block.
 """
 
-import contextlib
 import hashlib
 import importlib.metadata
 import json
 import logging
 import re
-import time
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
@@ -25,15 +23,13 @@ from server.errors import InternalError, InvalidRequest, LlamapoolError, without
 from server.pool.model import LoadedModel
 from server.pool.saved.format import FORMAT, Description, encode, open_saved
 from server.pool.saved.slots import adapter_set_of, adapters_here, describe, origin_of_cells, projector_of
-from server.pool.saved.store import Listed, SavedFiles, SlotFiles, UrlFiles, is_part
+from server.pool.saved.store import Listed, SavedFiles, SlotFiles, UrlFiles
 
 log = logging.getLogger(__name__)
 
 SUFFIX = ".state"
 FOLDER_S = 1.0  # seconds between two looks for states of other processes
 SELDOM_S = 10.0  # of a URL, where each look is a request, and of a folder that is not shared
-STALE_S = 600.0
-"""A file that was not written to its end within this time is left over from a process that was killed."""
 _NOT_PLAIN = re.compile(r"[^A-Za-z0-9._-]+")
 
 
@@ -82,7 +78,7 @@ class StateFolder:
             try:
                 for folder in (self._path.parent, self._path):  # states reveal conversations
                     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                SlotFiles(self._path).remove_stale(STALE_S)
+                SlotFiles(self._path.parent).remove_stale()
             except OSError as error:
                 raise InternalError(f"{self._path}: {error.strerror or error}") from error
         self._seen = set()
@@ -136,21 +132,17 @@ class StateFolder:
         return n_bytes
 
     def _forget_others(self, here: Path, used: set[str]) -> None:
-        """Remove the oldest files that this process does not use, while there are too many bytes of all. Files that may
-        still be written count and stay.
+        """Remove what killed processes left unfinished, and the oldest files that this process does not use, while
+        there are too many bytes of all.
         """
         try:
-            every = []
-            for path in here.parent.rglob("*"):
-                if is_part(path) or path.suffix == SUFFIX:
-                    with contextlib.suppress(FileNotFoundError):
-                        every.append((path, path.stat()))
+            SlotFiles(here.parent).remove_stale()
+            every = [(path, path.stat()) for path in here.parent.rglob(f"*{SUFFIX}")]
             n_bytes = sum(found.st_size for _, found in every)
             for path, found in sorted(every, key=lambda each: each[1].st_mtime):
                 if n_bytes <= self._limit:
                     return
-                is_written = is_part(path) and time.time() - found.st_mtime < STALE_S
-                if not is_written and (path.parent != here or path.name not in used):
+                if path.parent != here or path.name not in used:
                     path.unlink(missing_ok=True)
                     n_bytes -= found.st_size
         except OSError as error:  # another process does the same

@@ -34,7 +34,8 @@ from server.errors import (
 )
 
 MAX_NAME_BYTES = 255
-STALE_S = 24 * 3600.0
+STALE_S, UNLOCKED_S = 24 * 3600.0, 10.0
+"""Seconds after which an unfinished file is left over: of any file, and of one that its writer does not lock."""
 _PART = ".saving-"  # begins the names of files that are being written
 # llama.cpp common/common.cpp, fs_validate_filename: control and surrogate characters, those that Windows forbids, and
 # what looks like a dot or a separator
@@ -49,11 +50,6 @@ def check_name(name: object) -> str:
     if forbidden or len(name.encode()) > MAX_NAME_BYTES:
         raise InvalidRequest("Invalid filename", "filename")
     return name
-
-
-def is_part(path: Path) -> bool:
-    """Return whether a file is being written, or is left over from a process that was killed meanwhile."""
-    return path.name.startswith(_PART)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +107,8 @@ class SlotFiles:
                 self._folder.mkdir(mode=0o700, exist_ok=True)
             try:
                 with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+                    with contextlib.suppress(OSError):  # not every file system can
+                        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     n_bytes, left = 0, self._quota or math.inf
                     for each in parts:
                         n_bytes += file.write(each)
@@ -118,7 +116,7 @@ class SlotFiles:
                             break  # `_publish` refuses it
                     file.flush()
                     os.fsync(file.fileno())
-                self._publish(part, name, n_bytes)
+                    self._publish(part, name, n_bytes)
             finally:
                 part.unlink(missing_ok=True)
         return n_bytes
@@ -131,6 +129,7 @@ class SlotFiles:
         try:
             if self._quota:
                 fcntl.flock(folder, fcntl.LOCK_EX)  # until the descriptor is closed
+                self.remove_stale()
                 _check_quota(self._quota, n_bytes, [one for one in self.listed() if one.name != name])
             part.replace(self._folder / name)
             os.fsync(folder)  # the rename itself
@@ -183,12 +182,22 @@ class SlotFiles:
         with _reported("remove"):
             (self._folder / name).unlink(missing_ok=True)
 
-    def remove_stale(self, age_s: float = STALE_S) -> None:
-        """Remove unfinished files, also of owners, whose writers ended at least `age_s` seconds ago."""
+    def remove_stale(self) -> None:
+        """Remove unfinished files, also of owners, whose writers have ended."""
         for path in (*self._folder.glob(f"{_PART}*"), *self._folder.glob(f"*/{_PART}*")):
             with contextlib.suppress(FileNotFoundError):  # another process does the same
-                if path.lstat().st_mtime <= time.time() - age_s:
+                age_s = time.time() - path.lstat().st_mtime
+                if age_s >= STALE_S or (age_s >= UNLOCKED_S and not _is_locked(path)):
                     path.unlink()
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    return False
 
 
 _IN_MEMORY = 64 << 20  # bytes; more are kept in a file until they are sent

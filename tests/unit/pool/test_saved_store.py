@@ -1,8 +1,10 @@
 """Files of saved slots, in a folder or at a URL."""
 
+import fcntl
 import os
 import stat
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.errors import ConfigError, InternalError, InvalidRequest, PermissionDenied
-from server.pool.saved.store import STALE_S, SavedFiles, SlotFiles, UrlFiles, check_name
+from server.pool.saved.store import STALE_S, UNLOCKED_S, SavedFiles, SlotFiles, UrlFiles, check_name
 
 BAD_NAMES = [
     *("", ".", "..", "../x", "a/b", "/etc/passwd", "a\\b", "..\\x", "a\0b", "a\nb", "x..y", "x.", "x ", " x"),
@@ -103,14 +105,16 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["folder", "pipe", "socket"]
 
 
-def test_what_a_crash_left_behind_is_removed_after_a_day(tmp_path: Path) -> None:
-    old, new, other = tmp_path / ".saving-1", tmp_path / ".saving-2", tmp_path / "slot"
-    for path in (old, new, other):
-        path.write_bytes(b"x")
-    for path in (old, other):
-        os.utime(path, (0, new.stat().st_mtime - STALE_S - 60))
-    SlotFiles(tmp_path).remove_stale()
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".saving-2", "slot"]
+@pytest.mark.parametrize(("age_s", "left"), [(UNLOCKED_S, {"locked", "new"}), (STALE_S, {"new"})])
+def test_what_a_killed_writer_left_goes_with_the_next_file(tmp_path: Path, age_s: float, left: set[str]) -> None:
+    for name in ("killed", "locked", "new"):
+        (tmp_path / f".saving-{name}").write_bytes(b"x" * 100)
+        if name != "new":
+            os.utime(tmp_path / f".saving-{name}", (time.time() - age_s,) * 2)
+    with (tmp_path / ".saving-locked").open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        SlotFiles(tmp_path, 20).write("slot", [b"x"])
+    assert {path.name.removeprefix(".saving-") for path in tmp_path.iterdir()} == {*left, "slot"}
 
 
 @pytest.fixture(params=["folder", "address"])

@@ -15,7 +15,8 @@ from server.errors import InternalError, InvalidRequest
 from server.pool.model import LoadedModel
 from server.pool.protocols import ModelInfo
 from server.pool.saved.format import DATA_PREFIX
-from server.pool.saved.state_cache import STALE_S, StateFolder
+from server.pool.saved.state_cache import StateFolder
+from server.pool.saved.store import UNLOCKED_S
 from server.pool.spec import LoadParams, ModelSpec
 
 STATE = DATA_PREFIX + bytes(4) + b"state of the library"
@@ -158,33 +159,38 @@ def test_what_nobody_uses_goes_when_files_become_too_many(tmp_path: Path) -> Non
     assert files(tmp_path) == ["b.state", "c.state"]
 
 
-@pytest.mark.parametrize("suffix", [".state", ".saving"])
-def test_equal_states_and_unfinished_files_of_other_processes_count(tmp_path: Path, suffix: str) -> None:
+def test_equal_states_of_other_processes_count(tmp_path: Path) -> None:
     n_bytes = save(tmp_path)
     (path,) = tmp_path.rglob("a.state")
-    others = [path.with_name(f"{i}.state" if suffix == ".state" else f".saving-{i}") for i in range(3)]
-    for age_s, other in zip((STALE_S, STALE_S + 1, 0.0), others, strict=True):
+    for age_s in range(3):
+        other = path.with_name(f"{age_s}.state")
         other.write_bytes(path.read_bytes())
-        os.utime(other, (time.time() - age_s,) * 2)
+        os.utime(other, (time.time() - age_s - 1,) * 2)
     folder = StateFolder(model(), tmp_path, 3 * n_bytes, shared=True)
     folder.others()
     folder.write("b.state", SAVED, {"a.state"})
-    assert files(tmp_path) == sorted([others[2].name, "a.state", "b.state"])
+    assert files(tmp_path) == ["0.state", "a.state", "b.state"]
     folder.write("c.state", SAVED, {"a.state", "b.state"})
-    left = [] if suffix == ".state" else [others[2].name]  # it may still be written
-    assert files(tmp_path) == sorted([*left, "a.state", "b.state", "c.state"])
+    assert files(tmp_path) == ["a.state", "b.state", "c.state"]
 
 
 def test_what_was_not_written_to_its_end_is_removed_and_foreign_files_are_left_alone(tmp_path: Path) -> None:
     save(tmp_path)
     (path,) = tmp_path.rglob("a.state")
-    for name, age_s in ((".saving-old", STALE_S), (".saving-new", 0.0)):
-        (path.parent / name).write_bytes(b"half")
-        os.utime(path.parent / name, (time.time() - age_s,) * 2)
     (path.parent / "notes.txt").write_bytes(b"mine")
-    _, entries = opened(tmp_path)
+
+    def leave_unfinished() -> None:
+        for name, age_s in ((".saving-old", UNLOCKED_S), (".saving-new", 0.0)):
+            (path.parent / name).write_bytes(b"half")
+            os.utime(path.parent / name, (time.time() - age_s,) * 2)
+
+    leave_unfinished()
+    folder, entries = opened(tmp_path)
     assert len(entries) == 1
     assert files(tmp_path) == [".saving-new", "a.state", "notes.txt"]
+    leave_unfinished()
+    folder.write("b.state", SAVED, {"a.state"})
+    assert files(tmp_path) == [".saving-new", "a.state", "b.state", "notes.txt"]
 
 
 def test_others_can_not_read_it(tmp_path: Path) -> None:
