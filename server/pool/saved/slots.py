@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from server.engine.cache.prefix_cache import CacheEntry
 from server.engine.cache.scope import cache_scope, owner_of
 from server.engine.lora import NEVER, AdapterSet, default_set
-from server.engine.media import Spans
 from server.engine.request import Adapters
 from server.errors import InvalidRequest
 from server.pool.model import LoadedModel
@@ -165,7 +164,7 @@ async def save(model: LoadedModel, id_slot: int, files: SavedFiles, name: str, o
     saved = await engine.save_slot(id_slot, owner)
     description = describe(model, saved)
     n_bytes = await asyncio.to_thread(lambda: files.write(name, encode(saved, description, files.secret)))
-    return Moved(len(saved.tokens), n_bytes, _ms_since(started))
+    return Moved(len(saved.tokens), n_bytes, (time.perf_counter() - started) * 1e3)
 
 
 async def restore(model: LoadedModel, id_slot: int, files: SavedFiles, name: str, owner: str = "") -> Moved:
@@ -184,7 +183,7 @@ async def restore(model: LoadedModel, id_slot: int, files: SavedFiles, name: str
         await engine.restore_slot(id_slot, saved)
     except InvalidRequest as error:
         raise _refusal(error) from None
-    return Moved(len(saved.tokens), n_bytes, _ms_since(started))
+    return Moved(len(saved.tokens), n_bytes, (time.perf_counter() - started) * 1e3)
 
 
 def _scope_here(scope: str, owner: str) -> str:
@@ -200,30 +199,21 @@ def _read(model: LoadedModel, files: SavedFiles, name: str) -> tuple[CacheEntry,
     with files.opened(name) as (file, size):
         try:
             foreign = None if files.secret else read_foreign(file, size, model.vocab.n_tokens)
-            if foreign is not None:
+            if foreign is None:
+                file.seek(0)
+                found = open_saved(file, size, files.secret)
+                saved = found.read(model.vocab.n_tokens, adapter_set_here(model, found.description))
+            else:
                 logger.warning("%s was not saved here: nothing proves that this model and these settings fit it", name)
                 (tokens, media), state = foreign
-                _check_projector(model, media)
                 adapter_set = AdapterSet(default_set(model.engine.adapters), NEVER)
-                return CacheEntry(tokens, adapter_set, media=media, state=state), size
-            file.seek(0)
-            found = open_saved(file, size, files.secret)
-            saved = found.read(model.vocab.n_tokens, adapter_set_here(model, found.description))
-            _check_projector(model, saved.media)
+                saved = CacheEntry(tokens, adapter_set, media=media, state=state)
+            if saved.media and model.media is None:  # they could not be recomputed
+                raise InvalidRequest(NO_PROJECTOR)
             return saved, size
         except InvalidRequest as error:
             raise _refusal(error) from None
 
 
-def _check_projector(model: LoadedModel, media: Spans) -> None:
-    """Refuse media without a projector, which could not be recomputed. Raises `InvalidRequest`."""
-    if media and model.media is None:
-        raise InvalidRequest(NO_PROJECTOR)
-
-
 def _refusal(error: InvalidRequest) -> InvalidRequest:
     return InvalidRequest(f"Unable to restore slot: {error.message}", error.param or "filename")
-
-
-def _ms_since(started: float) -> float:
-    return (time.perf_counter() - started) * 1e3

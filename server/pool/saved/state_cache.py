@@ -18,10 +18,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from server.engine.cache.prefix_cache import CacheEntry
-from server.engine.lora import AdapterSet
 from server.errors import InternalError, InvalidRequest, LlamapoolError, without_credentials
 from server.pool.model import LoadedModel
-from server.pool.saved.format import FORMAT, Description, encode, open_saved
+from server.pool.saved.format import FORMAT, encode, open_saved
 from server.pool.saved.slots import adapter_set_of, adapters_here, describe, origin_of_cells, projector_of
 from server.pool.saved.store import Listed, SavedFiles, SlotFiles, UrlFiles
 
@@ -105,22 +104,17 @@ class StateFolder:
         return saved
 
     def _read(self, name: str, *, states: bool = True) -> tuple[CacheEntry | None, int]:
-        """Return a file's content, None if it can't be used now, and its bytes."""
+        """Return a file's content and its bytes. None: it can't be used now. It is of another model or other settings,
+        its adapters or its projector are not loaded, or no slot has room for it.
+        """
         with self._files.opened(name) as (file, size):
-            found = open_saved(file, size, self._secret)
-            adapter_set = self._adapter_set(found.description)
-            if adapter_set is None:
+            saved = open_saved(file, size, self._secret)
+            found = saved.description
+            adapters = adapters_here(self._model, found.lora)
+            own = found.origin == self._origin and found.media in ("", projector_of(self._model))
+            if adapters is None or not own or found.n_tokens > self._model.engine.n_ctx_seq:
                 return None, size
-            return found.read(self._model.vocab.n_tokens, adapter_set, states=states), size
-
-    def _adapter_set(self, found: Description) -> AdapterSet | None:
-        """Return what computed a state. None: it can't be used now. It is of another model or other settings, its
-        adapters or its projector are not loaded, or no slot has room for it."""
-        adapters = adapters_here(self._model, found.lora)
-        own = found.origin == self._origin and found.media in ("", projector_of(self._model))
-        if adapters is None or not own or found.n_tokens > self._model.engine.n_ctx_seq:
-            return None
-        return adapter_set_of(found, adapters)
+            return saved.read(self._model.vocab.n_tokens, adapter_set_of(found, adapters), states=states), size
 
     def write(self, name: str, entry: CacheEntry, used: Collection[str]) -> int:
         """Whole or not at all; its bytes. Raises `InternalError` with the system's reason."""
