@@ -3,9 +3,8 @@
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from enum import IntEnum
 from math import inf
 
 from server.engine.lora import Adapter
@@ -27,14 +26,6 @@ class Download:
 
     files: dict[str, FileProgress] = field(default_factory=dict)  # by URL
     cancelled: threading.Event = field(default_factory=threading.Event)
-
-
-class Phase(IntEnum):
-    """What a drain waits for: leases; engines whose requests were cut off; leases again, to be given back."""
-
-    GRACE = 0
-    ENGINES = 1
-    ABANDON = 2
 
 
 @dataclass(slots=True, eq=False)
@@ -65,9 +56,6 @@ class Entry:
     waiters: list[asyncio.Future[Lease]] = field(default_factory=list)
     vacant: asyncio.Event = field(default_factory=asyncio.Event)  # set while there is no lease
     after_drain: Status = Status.UNLOADED
-    phase: Phase = Phase.GRACE  # while draining
-    timeout: asyncio.Timeout | None = None  # of that phase
-    limits_s: Sequence[float] | None = None  # of the phases when the server stops; None = as long as they take
     task: asyncio.Task[None] | None = None  # the last load or drain
     sizing: asyncio.Task[None] | None = None  # measures it
     need: Mapping[str, int] | None = None  # bytes by device that must be free for its load
@@ -132,14 +120,6 @@ class Entry:
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_exception(error())
-
-    def hurry(self, limits_s: Sequence[float]) -> None:
-        """Limit the seconds of each `Phase` of a drain, also one that is under way."""
-        self.limits_s = limits_s
-        if self.timeout is not None:
-            when = asyncio.get_running_loop().time() + limits_s[self.phase]
-            if when < (self.timeout.when() or inf):
-                self.timeout.reschedule(when)
 
     def candidate(self, others: Mapping[str, int], *, sized: bool) -> Candidate:
         """Return what the policy decides on; `sized`: by bytes, too. `others`: bytes that count for another model."""

@@ -441,12 +441,10 @@ class Pool:
         Loads under way are cancelled and waited for; subscriptions end. A later call waits for the first.
         """
         if not self._scheduler.stopped:
-            self._scheduler.stopped = True
-            self._scheduler.queue.clear()
             grace_s = self.limits.stop_timeout_s if drain_s is None else drain_s
+            self._scheduler.stop(grace_s)
             for entry in self._entries.values():
                 entry.refuse(ShuttingDown)
-                entry.hurry((grace_s, self.limits.end_s, self.limits.abandon_s))
                 self._begin_unload(entry, grace_s)
         self._loaders.stop()
         await self.settled()

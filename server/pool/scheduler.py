@@ -7,13 +7,14 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapp
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from typing import TypeVar
 
 from server.engine.lora import default_set
 from server.errors import InternalError, LlamapoolError, ModelFailed, NoRoom
 from server.pool import policy
 from server.pool.admission import MemoryAdmission
-from server.pool.entry import Download, Entry, Phase, log_failure
+from server.pool.entry import Download, Entry, log_failure
 from server.pool.events import DownloadEnded, DownloadProgress, FanOut, LoadProgress, StatusChanged
 from server.pool.loading import Factories, Load, assemble
 from server.pool.memory import Budget, held, readable, totals
@@ -81,6 +82,7 @@ class Scheduler:
         self._fetcher = fetcher
         self._downloads = ThreadPoolExecutor(N_DOWNLOADS, thread_name_prefix="download")
         self._nudge = asyncio.Event()
+        self._draining: dict[asyncio.Timeout, float | None] = {}  # see `_limited`
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Run blocking work in a thread."""
@@ -89,6 +91,16 @@ class Scheduler:
     def _quiet(self) -> bool:
         """Return whether no request runs or waits for a model; called in other threads."""
         return all(entry.idle and not entry.waiters for entry in list(self._entries.values()))
+
+    def stop(self, grace_s: float) -> None:
+        """Empty the queue, give leases `grace_s` seconds, and limit what drains under way wait for afterwards."""
+        self.stopped = True
+        self.queue.clear()
+        now = asyncio.get_running_loop().time()
+        for timeout, limit_s in self._draining.items():
+            when = now + (grace_s if limit_s is None else limit_s)
+            if when < (timeout.when() or inf):
+                timeout.reschedule(when)
 
     async def close(self) -> None:
         """End downloads, and wait for abandoned loads to end."""
@@ -377,10 +389,10 @@ class Scheduler:
         model = entry.loaded
         assert model is not None
         try:
-            if not await self._vacated(entry, Phase.GRACE, grace_s):
+            if not await self._vacated(entry, grace_s, None):
                 log.warning("model '%s': %d requests are cancelled after %g s", entry.id, len(entry.leases), grace_s)
             await self._close_engines(entry, model)
-            if not await self._vacated(entry, Phase.ABANDON):
+            if not await self._vacated(entry, None, self._limits.abandon_s):
                 log.error(
                     "model '%s': %d leases were never released; a restart gives its memory back. Report it",
                     *(entry.id, len(entry.leases)),
@@ -408,34 +420,36 @@ class Scheduler:
             self.rebalance()
 
     async def _close_engines(self, entry: Entry, model: LoadedModel) -> None:
-        """End the step threads. At the limit of that phase the process of an isolated model is killed; where the
+        """End the step threads. At the limit the process of an isolated model is killed; where the
         threads are in this process, InternalError is raised."""
         try:
-            async with self._limited(entry, Phase.ENGINES):
+            async with self._limited(None, self._limits.end_s):
                 await model.close()
         except TimeoutError:
             if not isinstance(model.weights, WorkerSupervisor):
                 raise InternalError("a step or a media encoder has not ended in time") from None
             model.weights.kill("the server stops, and a step or a media encoder has not ended")
 
-    async def _vacated(self, entry: Entry, phase: Phase, timeout_s: float | None = None) -> bool:
+    async def _vacated(self, entry: Entry, limit_s: float | None, stopping_s: float | None) -> bool:
         """Wait until no lease is left; False when the time is over."""
         with contextlib.suppress(TimeoutError):
-            async with self._limited(entry, phase, timeout_s):
+            async with self._limited(limit_s, stopping_s):
                 await entry.vacant.wait()
         return not entry.leases
 
     @contextlib.asynccontextmanager
-    async def _limited(self, entry: Entry, phase: Phase, timeout_s: float | None = None) -> AsyncGenerator[None, None]:
-        """Limit the seconds of a drain's phase, also if `Entry.hurry` does so later. Raises TimeoutError."""
-        entry.phase = phase
-        if entry.limits_s is not None:
-            timeout_s = entry.limits_s[phase]
-        try:
-            async with asyncio.timeout(timeout_s) as entry.timeout:
+    async def _limited(self, limit_s: float | None, stopping_s: float | None) -> AsyncGenerator[None, None]:
+        """Limit the seconds of a part of a drain, to `stopping_s` once the server stops; None = the grace of `stop`.
+        Raises TimeoutError.
+        """
+        if self.stopped and stopping_s is not None:
+            limit_s = stopping_s
+        async with asyncio.timeout(limit_s) as timeout:
+            self._draining[timeout] = stopping_s
+            try:
                 yield
-        finally:
-            entry.timeout = None
+            finally:
+                del self._draining[timeout]
 
     def forget(self, entry: Entry) -> None:
         """Make a sleeping model an unloaded one."""
