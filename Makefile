@@ -137,7 +137,7 @@ pythons: ready-pythons
 # Real servers and real clients, each model in a process of its own: six minutes.
 isolated: $(VENV)/.installed-dev $(VENV)/.templates
 	LLAMAPOOL_DEFAULTS__ISOLATION=process $(DOWNLOADS) $(BIN)/python -m pytest -q $(TWO) tests/model/test_isolated.py \
-	  tests/model/test_saved_slots.py tests/model/test_media_requests.py tests/model/test_structured_output.py tests/clients
+	  tests/model/test_saved_slots.py tests/model/test_media.py tests/model/test_structured_output.py tests/clients
 
 # Replicas on a Ray cluster of this machine, one of which is killed under load: three minutes. Ray is 200 MB.
 ray: $(VENV)/.installed-ray

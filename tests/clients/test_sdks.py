@@ -15,8 +15,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from tests.clients.conftest import API_KEY, ENDLESS
-from tests.clients.slots import busy_slots, metric
+from tests.clients.conftest import API_KEY, ENDLESS, busy_slots, metric
 from tests.support.real_server import REPLY_S, RealServer
 from tests.support.waiting import wait_until
 

@@ -1,4 +1,4 @@
-"""Run every tutorial and how-to guide from its own text.
+"""Run every tutorial and how-to guide from its own text, and every program of `examples/` against a real server.
 
 A fence's title says what a block is: a file to write, ``server`` (a command that runs until the tutorial ends) or
 ``install`` (not run here). Other ``sh`` blocks run in order. Each line of a ``text`` block must occur in the output of
@@ -20,7 +20,8 @@ from typing import Any
 import pytest
 
 from tests.support import forked_python
-from tests.support.real_server import ROOT, RealServer, free_port
+from tests.support.forked_python import run
+from tests.support.real_server import ROOT, RealServer, free_port, llamapool_config
 
 DOCS = ROOT / "docs"
 TUTORIALS = [
@@ -99,3 +100,47 @@ class _TlsServer(RealServer):
 def _contains(output: str, expected: str) -> None:
     """Assert that each line of `expected` occurs in `output`."""
     assert [line for line in expected.splitlines() if line not in output] == [], output
+
+
+EXAMPLES = ROOT / "examples"
+RUN = "import runpy, sys; import openai; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
+SAYS = {
+    "stream": ("Once upon a time", "tokens of the prompt computed"),
+    "tools_loop": ('get_weather({"city": "Oslo"})', "rainy with 8 degrees"),
+    "pydantic_agent": ("23 degrees", "2 requests, 1 call"),
+    "extraction": ('"kind": ', '"date": "2026-'),
+    "rag": ("found: The capital of Japan is Tokyo.", "found: A spider has eight legs."),
+    "several_models": ("'demo-embed': 'loaded'", "'demo-embed': 'unloaded'"),
+    "lora_switch": ("without: The capital of France is Paris.", "with:    Arr!"),
+    "slot_moved": ("save of slot 0", "restore of slot 1", "86 from the cache"),
+    "image": ("It is week.",),
+    "batch": ("What is 2 + 3?", "-- 40 answers"),
+}
+
+
+@pytest.fixture(scope="module")
+def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
+    """As the Makefile starts it, on a free port and with a folder for slots that is the test's."""
+    slots = str(tmp_path_factory.mktemp("slots"))
+    with llamapool_config(ROOT / "config" / "default.yaml", "--slot-save-path", slots) as running:
+        yield running
+
+
+def test_all_are_run() -> None:
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == set(SAYS)
+
+
+@pytest.mark.parametrize("name", SAYS)
+def test_an_example_works(name: str, serve: RealServer) -> None:
+    arguments = ["40"] if name == "batch" else []
+    command = [sys.executable, "-c", RUN, str(EXAMPLES / f"{name}.py"), *arguments]
+    how: dict[str, Any] = {"env": {**os.environ, "BASE_URL": serve.base_url}, "capture_output": True, "text": True}
+    done = run(command, **how, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    for part in SAYS[name]:
+        assert part in done.stdout
+
+
+@pytest.mark.parametrize("program", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
+def test_an_example_fits_on_a_screen(program: Path) -> None:
+    assert len(program.read_text().splitlines()) <= 60

@@ -1,9 +1,10 @@
-"""Slots, prompt states and LoRA sets of a real process that is started again: restored, never under another set."""
+"""Slots, prompt states and LoRA sets of a process that is started again, and the files of every earlier version."""
 
 import contextlib
 import ctypes
 import json
 import re
+import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -15,6 +16,7 @@ from server.engine.cache.prefix_cache import CacheEntry
 from server.engine.lora import NO_ADAPTERS
 from server.llama.library import C
 from server.pool.saved.format import STATE_MAGIC, STATE_VERSION, Description, encode
+from tests.model.formats import FACTS, FOLDER, SLOT, complete, library, serve
 from tests.model.native_fixtures import open_runner, prefill, prompt_tokens
 from tests.support.ggufs import MODELS, gguf_file
 from tests.support.real_server import EXACT, ROOT, RealServer, llamapool
@@ -119,7 +121,7 @@ PROMPT = "the quick brown fox jumps over the lazy dog and then the other animals
 FLAGS = ("-c", "2048", "-np", "2", "-t", "1", *EXACT, "--no-warmup", "--metrics")
 
 
-def complete(server: RealServer, prompt: list[int], **more: Any) -> dict[str, Any]:
+def complete_tokens(server: RealServer, prompt: list[int], **more: Any) -> dict[str, Any]:
     body = {"prompt": prompt, "n_predict": 8, "temperature": 0, "ignore_eos": True, "return_tokens": True, **more}
     reply: dict[str, Any] = server.post("/completion", body)
     return reply
@@ -131,12 +133,12 @@ def test_a_conversation_continues_in_the_next_process(kind: str, gguf_folder: Pa
     disk = ("--cache-disk", "100", "--cache-disk-path", str(tmp_path))
     with llamapool(path, *FLAGS, *disk) as server:
         prompt = server.post("/tokenize", {"content": PROMPT, "add_special": True})["tokens"]
-        first = complete(server, prompt)
+        first = complete_tokens(server, prompt)
     longer = [*prompt, *first["tokens"], *range(300, 310)]
     with llamapool(path, *FLAGS, *disk, "-c", "3072") as server:  # as another fit may choose it
-        reply = complete(server, longer)
+        reply = complete_tokens(server, longer)
         assert reply["timings"]["cache_n"] == len(prompt) + 7
-        assert reply["tokens"] == complete(server, longer, cache_prompt=False)["tokens"]
+        assert reply["tokens"] == complete_tokens(server, longer, cache_prompt=False)["tokens"]
 
 
 def wait_for_state(server: RealServer) -> None:
@@ -156,15 +158,48 @@ def test_a_conversation_continues_in_another_process_that_shares_the_folder(gguf
             stack.enter_context(llamapool(model, *FLAGS, *shared, "--config", str(config))) for _ in range(2)
         )
         prompt = first.post("/tokenize", {"content": PROMPT, "add_special": True})["tokens"]
-        reply = complete(first, prompt)
+        reply = complete_tokens(first, prompt)
         longer = [*prompt, *reply["tokens"], *range(300, 310)]
         wait_for_state(second)  # the first one has written its idle slot, the second one has seen it
-        found = complete(second, longer)
+        found = complete_tokens(second, longer)
         assert found["timings"]["cache_n"] >= len(prompt)
-        assert found["tokens"] == complete(first, longer, cache_prompt=False)["tokens"]
+        assert found["tokens"] == complete_tokens(first, longer, cache_prompt=False)["tokens"]
 
         saved = first.post("/slots/0?action=save", {"filename": "fox.bin"})
         restored = second.post("/slots/1?action=restore", {"filename": "fox.bin"})
         assert restored["n_restored"] == saved["n_saved"] > 0
         (tmp_path / "slots" / "fox.bin").write_bytes(b"forged")
         assert second.request("POST", "/slots/1?action=restore", {"filename": "fox.bin"}).status == 400
+
+
+VERSIONS = sorted(path.parent.name for path in FOLDER.glob(f"*/{FACTS}"))
+MAX_BYTES = 200_000
+"""Of a version's folder: it stays in the history for good."""
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_files_of_an_earlier_version_are_read_or_refused_with_the_reason(version: str, tmp_path: Path) -> None:
+    folder = tmp_path / version
+    shutil.copytree(FOLDER / version, folder)
+    assert sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) < MAX_BYTES
+    facts = json.loads((folder / FACTS).read_text())
+    with serve(folder) as server:
+        reply = complete(server)
+        assert reply["content"] == facts["content"]
+        assert (reply["timings"]["cache_n"] > 50) is (facts["library"] == library())
+        assert server.get(f"/v1/responses/{facts['response']['id']}") == facts["response"]
+        (item,) = server.get(f"/v1/conversations/{facts['conversation']}/items")["data"]
+        assert item["content"][0]["text"] == "Remember me."
+        usage = server.get("/v1/usage?start=2026-01-01")["data"]
+        assert sum(row["requests"] for row in usage) == facts["n_requests"] + 1
+        restored = server.request("POST", "/slots/0?action=restore", {"filename": SLOT})
+        if restored.status == 200:
+            assert restored.json()["n_restored"] == facts["n_saved"]
+            assert complete(server)["timings"]["cache_n"] > 50
+        else:
+            assert facts["library"] != library()
+            assert "its state has the version" in restored.json()["error"]["message"]
+
+
+def test_there_are_files() -> None:
+    assert VERSIONS

@@ -1,7 +1,7 @@
 """Files as released versions wrote them: a saved slot, prompt states on disk, and the state database with its usage.
 
 ``python -m tests.model.formats`` writes the folder of this version. Run it before a release that changes a format, and
-keep the older folders: `test_old_formats` opens each of them.
+keep the older folders: `test_saved_slots` opens each of them.
 """
 
 import importlib.metadata

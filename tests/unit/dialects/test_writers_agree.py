@@ -1,6 +1,7 @@
-"""Whatever a model says, every wire format says the same of it, whole and streamed."""
+"""Whatever a model says, every dialect says the same of it, whole and streamed."""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import orjson
@@ -16,14 +17,20 @@ from server.dialects.responses.parse import parse_response
 from server.dialects.responses.write import ResponseWriter
 from server.engine.request import Event
 from server.formats.parsing.pieces import ContentText, Piece, Reasoning, ToolCallArguments, ToolCallBegin
+from tests.api.inference.dialects import DIALECTS, Answer
 from tests.unit.dialects.builders import HEADER, Turns, finished, started, text
 
-HI = {"messages": [{"role": "user", "content": "Hi"}]}
+HI = {"messages": [{"role": "user", "content": "Hi"}], "stream_options": {"include_usage": True}}
 CHAT, MESSAGE, RESPONSE = parse_chat(HI), parse_messages(HI), parse_response({"input": "Hi"})
+FIELDS = {"id": "r", "created_at": 1, "model": "demo", "parallel_tool_calls": True, "tools": [], "tool_choice": "auto"}
 WORDS = st.text('abé \n"\\{', min_size=1, max_size=4).filter(lambda word: bool(word.strip()))
 ARGUMENTS = st.dictionaries(st.sampled_from("ab"), WORDS | st.integers() | st.none(), max_size=2)
-Said = tuple[str, str, list[tuple[str, str, Any]]]
-"""Texts, thoughts, and calls with id, name and arguments."""
+WRITERS: dict[str, Callable[[Callable[[], Turns]], Any]] = {
+    "chat": lambda script: ChatWriter(CHAT, HEADER, script),
+    "messages": lambda script: MessageWriter(MESSAGE, HEADER, script),
+    "responses": lambda script: ResponseWriter(RESPONSE, FIELDS, script),
+    "ollama-chat": lambda script: OllamaWriter(Reply("demo", chat=True), script, began=0.0, loaded=0.0),
+}
 
 
 @st.composite
@@ -48,119 +55,25 @@ def turns(draw: st.DrawFn) -> list[list[Piece]]:
     return found
 
 
-def of_chat(message: dict[str, Any]) -> Said:
-    calls = [
-        (call["id"], call["function"]["name"], json.loads(call["function"]["arguments"]))
-        for call in message.get("tool_calls", ())
-    ]
-    return message.get("content") or "", message.get("reasoning_content", ""), calls
-
-
-def chat_stream(raw: list[bytes]) -> Said:
-    message: dict[str, Any] = {"content": "", "reasoning_content": "", "tool_calls": []}
-    for event in raw[:-1]:
-        for choice in orjson.loads(event.removeprefix(b"data: "))["choices"]:
-            delta = choice["delta"]
-            for key in ("content", "reasoning_content"):
-                message[key] += delta.get(key) or ""
-            for call in delta.get("tool_calls", ()):
-                if "id" in call:
-                    message["tool_calls"].append(call)
-                else:
-                    message["tool_calls"][call["index"]]["function"]["arguments"] += call["function"]["arguments"]
-    return of_chat(message)
-
-
-def of_message(body: dict[str, Any]) -> Said:
-    blocks = body["content"]
-    texts = "".join(block["text"] for block in blocks if block["type"] == "text")
-    thoughts = "".join(block["thinking"] for block in blocks if block["type"] == "thinking")
-    return texts, thoughts, [(b["id"], b["name"], b["input"]) for b in blocks if b["type"] == "tool_use"]
-
-
-def message_stream(raw: list[bytes]) -> Said:
-    blocks: list[dict[str, Any]] = []
-    for event in raw:
-        body = orjson.loads(event.partition(b"data: ")[2])
-        if body["type"] == "content_block_start":
-            blocks.append({**body["content_block"], "written": ""})
-        elif body["type"] == "content_block_delta":
-            assert body["index"] == len(blocks) - 1
-            blocks[-1]["written"] += next(value for key, value in body["delta"].items() if key != "type")
-    for block in blocks:
-        key = {"text": "text", "thinking": "thinking", "tool_use": "input"}[block["type"]]
-        block[key] = json.loads(block["written"] or "{}") if key == "input" else block["written"]
-    return of_message({"content": blocks})
-
-
-def of_response(body: dict[str, Any]) -> Said:
-    items = body["output"]
-    texts, thoughts = (
-        "".join(part["text"] for item in items if item["type"] == kind for part in item["content"])
-        for kind in ("message", "reasoning")
-    )
-    calls = [(i["call_id"], i["name"], json.loads(i["arguments"])) for i in items if i["type"] == "function_call"]
-    return texts, thoughts, calls
-
-
-def response_stream(raw: list[bytes]) -> Said:
-    texts: dict[str, str] = {"response.output_text.delta": "", "response.reasoning_text.delta": ""}
-    arguments: dict[str, str] = {}
-    for event in raw:
-        body = orjson.loads(event.partition(b"data: ")[2])
-        if body["type"] in texts:
-            texts[body["type"]] += body["delta"]
-        elif body["type"] == "response.function_call_arguments.delta":
-            arguments[body["item_id"]] = arguments.get(body["item_id"], "") + body["delta"]
-    whole = of_response(orjson.loads(raw[-1].partition(b"data: ")[2])["response"])
-    assert [json.loads(each) for each in arguments.values()] == [given for _, _, given in whole[2]]
-    return *texts.values(), whole[2]  # type: ignore[return-value]
-
-
-def of_ollama(lines: list[dict[str, Any]]) -> Said:
-    messages = [line["message"] for line in lines]
-    calls = [call["function"] for message in messages for call in message.get("tool_calls", ())]
-    texts, thoughts = ("".join(message.get(key, "") for message in messages) for key in ("content", "thinking"))
-    return texts, thoughts, [("", call["name"], call["arguments"]) for call in calls]
-
-
-def fed(writer: Any, events: list[Event]) -> list[bytes]:
-    return [chunk for event in events for chunk in writer.feed(0, event)]
-
-
-def added(writer: Any, events: list[Event]) -> None:
-    writer.streams = False
-    for event in events:
-        writer.feed(0, event)
+def said(answer: Answer) -> tuple[str, str, list[tuple[str, dict[str, Any]]]]:
+    return answer.text or "", answer.reasoning, [(name, arguments) for _, name, arguments in answer.calls]
 
 
 @given(turns())
-def test_every_format_says_the_same(pieces: list[list[Piece]]) -> None:
+def test_every_dialect_says_the_same(pieces: list[list[Piece]]) -> None:
     events: list[Event] = [started(), *(text("x") for _ in pieces[:-1]), finished()]
-    words, fields = Reply("demo", chat=True), {"id": "r"}
-
-    def script() -> Turns:
-        return Turns(*pieces)
-
-    chat, streamed = ChatWriter(CHAT, HEADER, script), ChatWriter(CHAT, HEADER, script)
-    added(chat, events)
-    wanted = of_chat(chat.body()["choices"][0]["message"])
-    assert wanted[0] == "".join(piece.text for turn in pieces for piece in turn if isinstance(piece, ContentText))
-    assert chat_stream([*fed(streamed, events), *streamed.finish()]) == wanted
-
-    message = MessageWriter(MESSAGE, HEADER, script)
-    added(message, events)
-    assert of_message(orjson.loads(orjson.dumps(message.body()))) == wanted
-    assert message_stream(fed(MessageWriter(MESSAGE, HEADER, script), events)) == wanted
-
-    response, response_streamed = (ResponseWriter(RESPONSE, fields, script) for _ in range(2))
-    added(response, events)
-    assert of_response(response.body()) == wanted
-    assert response_stream([*fed(response_streamed, events), *response_streamed.finish()]) == wanted
-
-    unnamed = (*wanted[:2], [("", name, arguments) for _, name, arguments in wanted[2]])
-    whole = OllamaWriter(words, script, began=0.0, loaded=0.0)
-    added(whole, events)
-    assert of_ollama([orjson.loads(orjson.dumps(whole.body()))]) == unnamed
-    lines = fed(OllamaWriter(words, script, began=0.0, loaded=0.0), events)
-    assert of_ollama([orjson.loads(line) for line in lines]) == unnamed
+    answers: list[Answer] = []
+    for dialect in (each for each in DIALECTS if each.name in WRITERS):
+        whole, stream = (WRITERS[dialect.name](lambda: Turns(*pieces)) for _ in range(2))
+        whole.streams = False
+        for event in events:
+            whole.feed(0, event)
+        answers.append(dialect.whole(orjson.loads(orjson.dumps(whole.body()))))
+        raw = [chunk for event in events for chunk in stream.feed(0, event)]
+        answers.append(dialect.streamed(b"".join([*raw, *stream.finish()]).decode()))
+    assert len(answers) == 2 * len(WRITERS)
+    for answer in answers:
+        assert said(answer) == said(answers[0])
+    assert answers[0].text == "".join(p.text for turn in pieces for p in turn if isinstance(p, ContentText))
+    ids = [[call[0] for call in answer.calls if call[0]] for answer in answers[:6]]
+    assert all(each == ids[0] for each in ids)

@@ -1,0 +1,238 @@
+"""``llamapool chat``, ``launch``, ``doctor``, ``bench``, ``health`` and ``pull`` in processes and on a terminal.
+
+The tutorials run them too; here are their errors, what a terminal shows, and a container's health check.
+"""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server.cli import health
+from server.cli.command_line import main
+from server.cli.launch import AGENTS
+from tests.clients.conftest import API_KEY, QUIET
+from tests.support.certificates import NEEDS_OPENSSL, make_certificate
+from tests.support.forked_python import run
+from tests.support.real_server import POLL_S, REPLY_S, ROOT, RealServer, free_port
+from tests.support.stand_in_hub import stand_in_hub
+from tests.support.terminal import Terminal
+
+COMMAND = (sys.executable, "-m", "server")
+DEMO = str(ROOT / "models" / "demo.gguf")
+
+
+@pytest.fixture
+def agent_path(tmp_path: Path) -> str:
+    """A PATH on which each agent is a script that prints its arguments and environment."""
+    for name in AGENTS:
+        (tmp_path / name).write_text('#!/bin/sh\necho "arguments: $*"\nexec env\n')
+        (tmp_path / name).chmod(0o755)
+    return f"{tmp_path}:{os.environ['PATH']}"
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_an_agent_starts_with_an_environment_of_its_own(
+    agent: str, demo: RealServer, agent_path: str, tmp_path: Path
+) -> None:
+    environment = {**os.environ, "PATH": agent_path, "XDG_STATE_HOME": str(tmp_path), "LLAMA_API_KEY": "sk-secret"}
+    done = run(
+        [*COMMAND, "launch", agent, "--url", demo.base_url, "--", "fix", "--this"],
+        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "llamapool" / "agents" / agent
+    configured = done.stdout + "".join(path.read_text() for path in folder.iterdir() if path.is_file())
+    assert "arguments: fix --this" in done.stdout
+    assert "=sk-secret" in done.stdout, "the agent gets the key"
+    assert "sk-secret" not in done.stderr, "the key is not printed"
+    assert demo.base_url in configured
+    assert str(folder) in done.stderr
+    assert "demo has 2048 tokens of context" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "expected"),
+    [
+        (["launch", "codex", "--url", "http://127.0.0.1:9"], 1, "codex is not on the PATH; install it: npm"),
+        (["launch", "emacs"], 2, "invalid choice: 'emacs'"),
+        (["chat", "--url", "http://127.0.0.1:9", "hi"], 1, "no server at http://127.0.0.1:9 ("),
+        (["chat", "--url", "localhost:8080", "hi"], 2, "--url: 'localhost:8080' is not a URL; write http://HOST:PORT"),
+    ],
+)
+def test_an_error_names_the_remedy(
+    words: list[str], status: int, expected: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert main(words) == status
+    assert expected in capsys.readouterr().err
+
+
+def test_a_missing_key_and_model_are_errors(
+    guarded: RealServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = ["--url", guarded.base_url]
+    assert main(["chat", *url, "hi"]) == 1
+    assert "refused the request: " in capsys.readouterr().err
+    assert main(["chat", *url, "--api-key", API_KEY, "--model", "other", "hi"]) == 1
+    assert "has no model 'other'; known: first, second" in capsys.readouterr().err
+    assert main(["chat", *url, "--api-key", API_KEY, f"see @{tmp_path / 'no.png'}"]) == 1
+    assert "No such file or directory; check the path" in capsys.readouterr().err
+
+
+def test_a_chat_in_the_terminal_remembers_and_starts_again(demo: RealServer) -> None:
+    with Terminal((*COMMAND, "chat", "--url", demo.base_url)) as terminal:
+        terminal.wait_for("> ")
+        for line, shown in (
+            ("What is the capital of France?", "The capital of France is Paris."),
+            ("/model other", "has no model 'other'; known: demo"),
+            ("/clear", "> "),
+            ("/exit", ""),
+        ):
+            terminal.write(f"{line}\n")
+            terminal.wait_for(shown)
+        assert terminal.status() == 0
+
+
+def test_the_doctor_finds_what_is_wrong(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["doctor", "-m", DEMO, "--port", str(free_port())]) == 0
+    found = {line.split()[1] for line in capsys.readouterr().out.splitlines()}
+    assert found == {"version", "CPU", "configuration", "port", "keys", "memory", "model"}
+    (tmp_path / "broken.gguf").write_bytes(b"GGUF" + bytes(64))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert main(["doctor", "-m", str(tmp_path / "broken.gguf"), "--port", str(taken.getsockname()[1])]) == 1
+    failed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("fail")]
+    assert any("it is in use; stop the other server" in line for line in failed)
+
+
+STAMP = re.compile(r"\d\d:\d\d:\d\d")
+
+
+def test_a_load_has_a_bar_and_then_the_first_screen_stands_there_alone() -> None:
+    flags = ("-m", str(ROOT / "models" / "demo.gguf"), "--alias", "demo", "--port", str(free_port()))
+    with Terminal((*COMMAND, *flags)) as terminal:
+        terminal.wait_for("  try ")
+        terminal.wait_for('"Hello!"')
+        terminal.process.send_signal(signal.SIGTERM)
+        assert terminal.status() == 0
+    shown = terminal.shown
+    drawn = [int(percent) for percent in re.findall(r"\rloading demo: +(\d+)%\|", shown)]
+    assert drawn[0] == 0, "the bar begins"
+    assert drawn == sorted(drawn)  # how many steps are drawn depends on the machine: newer events replace older ones
+    screen = shown[shown.index("Llamapool ") : shown.index('"Hello!"')]
+    assert not STAMP.search(screen), "lines of the first screen have no time"
+    assert [line.split()[0] for line in screen.splitlines()[1:] if line.startswith("  ") and line[2] != " "] == [
+        *("demo", "memory", "pages", "try")
+    ]
+
+
+def test_a_download_has_a_bar_that_moves(tmp_path: Path) -> None:
+    model = b"GGUF" + bytes(3_000_000)
+    with stand_in_hub({"org/model": {"m-Q8_0.gguf": model}}) as hub:
+        hub.hold = threading.Event()
+        environment = {"LLAMA_CACHE": str(tmp_path), "MODEL_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0"}
+        with Terminal((*COMMAND, "pull", "org/model:Q8_0"), environment) as terminal:
+            terminal.wait_for("/3.00M [")
+            hub.hold.set()
+            assert terminal.status() == 0
+    drawn = [int(percent) for percent in re.findall(r"\rorg/model:Q8_0: +(\d+)%\|", terminal.shown)]
+    assert drawn == sorted(drawn)
+    assert drawn[0] < 60
+    assert drawn[-1] == 100
+    assert "fetching" not in terminal.shown, "lines are for what is no terminal"
+    assert terminal.shown.splitlines()[-1].startswith("org/model:Q8_0: ")
+
+
+QUICK = ("--scale", "0.1", "--parallel", "2", "--timeout", "200")
+
+
+def bench(server: RealServer, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "server", "bench", "--url", f"{server.base_url}/v1", *QUICK, *words]
+    return run(command, cwd=ROOT, capture_output=True, text=True, timeout=250, check=False)
+
+
+def test_the_only_model_is_found_and_measured(server: RealServer) -> None:
+    ended = bench(server, "--scenario", "one,rate", "--rounds", "2", "--json", "-")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    result = json.loads(ended.stdout)
+    assert result["model"] == "tiny"
+    assert [len(scenario["rounds"]) for scenario in result["scenarios"]] == [2, 2]
+
+
+def test_a_table_is_printed_for_people(server: RealServer) -> None:
+    ended = bench(server, "--scenario", "slots", "--chat")
+    assert ended.returncode == 0
+    assert ended.stdout.splitlines()[1].split()[:2] == ["slots", "tok/s"]
+
+
+def test_a_model_is_loaded_for_its_first_request(guarded: RealServer) -> None:
+    assert bench(guarded, "--scenario", "rate").returncode == 4
+    ended = bench(guarded, "--scenario", "rate", "--api-key", API_KEY, "--model", "second")
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+class Checked(RealServer):
+    """A server with a YAML file, which is ready when ``llamapool health`` says so."""
+
+    def __init__(self, config: Path, addresses: Path) -> None:
+        self.environment = {**QUIET, health.VARIABLE: str(addresses)}
+        command = [sys.executable, "-m", "server", "--config", str(config)]
+        super().__init__(command, 0, self.environment)
+
+    def serves(self) -> bool:
+        return Path(self.environment[health.VARIABLE]).exists() and self.check().returncode == 0
+
+    def check(self) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "server", "health"]
+        environment = {**os.environ, **self.environment}
+        how: dict[str, Any] = {"cwd": ROOT, "env": environment, "capture_output": True, "text": True}
+        return run(command, **how, timeout=REPLY_S, check=False)
+
+
+def served(folder: Path, model: Path, server: str) -> Checked:
+    config = folder / "config.yaml"
+    models = f"models: {{tiny: {{path: {model}, n_ctx: 512, n_threads: 1, load: startup}}}}"
+    config.write_text(f"server: {{api_keys: [{API_KEY}], {server}}}\n{models}\n", encoding="utf-8")
+    return Checked(config, folder / "addresses")
+
+
+@NEEDS_OPENSSL
+def test_health_asks_over_tls_under_the_api_prefix_at_whatever_port(model: Path, tmp_path: Path) -> None:
+    key, certificate = make_certificate(tmp_path)
+    tls = f"ssl_key_file: {key}, ssl_cert_file: {certificate}"
+    with served(tmp_path, model, f"host: 0.0.0.0, port: 0, api_prefix: /llm, {tls}") as running:
+        address = (tmp_path / "addresses").read_text(encoding="utf-8")
+        assert address.startswith("https://0.0.0.0:")
+        assert address.endswith("/llm\n")
+        running.environment[health.VARIABLE] = str(tmp_path / "nothing")
+        assert running.check().returncode == 1
+    assert not (tmp_path / "addresses").exists()
+
+
+def test_health_asks_at_a_unix_socket(model: Path, tmp_path: Path) -> None:
+    with served(tmp_path, model, f"host: {tmp_path}/pool.sock, api_prefix: /llm") as running:
+        assert running.check().stdout == '{"status":"ok"}\n'
+
+
+def test_a_server_whose_address_file_cannot_be_written_says_so_and_serves(model: Path, tmp_path: Path) -> None:
+    with served(tmp_path, model, "port: 0") as running:
+        (tmp_path / "in_the_way").mkdir()
+        config = tmp_path / "config.yaml"
+        other = Checked(config, tmp_path / "in_the_way")
+        try:
+            while b"listening on" not in (log := other.log.read_bytes()):
+                assert other.process.poll() is None, other.log_tail()
+                time.sleep(POLL_S)
+            assert b"cannot write" in log
+        finally:
+            other.stop()
+        assert running.check().returncode == 0

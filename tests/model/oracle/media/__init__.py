@@ -1,1 +1,0 @@
-"""Pictures and sounds beside llama-server."""
