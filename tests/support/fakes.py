@@ -5,6 +5,7 @@ text that comes out, and a test sees it.
 """
 
 import json
+import re
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,6 +28,8 @@ from server.vocab import PlainText
 BOS, EOS, IM_START, IM_END = 256, 257, 258, 259
 STATE_PREFIX = b"\xd8\x3c\x14\xaf\0\0\0\0"  # as the library's: its magic number and the sequence's
 SPECIALS = {BOS: b"<s>", EOS: b"</s>", IM_START: b"<|im_start|>", IM_END: b"<|im_end|>"}
+IDS = {text: token for token, text in SPECIALS.items()}
+SPLITTER = re.compile(b"(" + b"|".join(map(re.escape, IDS)) + b")")
 PIECES = [*(bytes([t]) for t in range(256)), *SPECIALS.values()]
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -57,11 +60,8 @@ class FakeVocab:
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         tokens = [BOS] if add_special else []
         raw = text.encode("utf-8", "surrogatepass")
-        at = 0
-        while at < len(raw):
-            hit = next((t for t, s in SPECIALS.items() if parse_special and raw.startswith(s, at)), None)
-            tokens.append(raw[at] if hit is None else hit)
-            at += 1 if hit is None else len(SPECIALS[hit])
+        for n, part in enumerate(SPLITTER.split(raw) if parse_special else [raw]):
+            tokens += [IDS[part]] if n % 2 else part  # every other part is a special
         return tokens
 
     def piece(self, token: int, *, special: bool = True) -> bytes:

@@ -7,8 +7,8 @@ import pytest
 
 from server.cli.key_commands import main
 from server.errors import ConfigError
+from server.transport import keys
 from server.transport.keys import (
-    MAX_BYTES,
     KeyStore,
     add_entry,
     hash_of,
@@ -151,9 +151,10 @@ def test_deprecated_names_of_fields_are_read_with_a_warning(tmp_path: Path, capl
     assert "at_once is deprecated, write max_concurrent_requests" in caplog.text
 
 
-def test_a_file_may_have_exactly_the_largest_size(tmp_path: Path) -> None:
-    file = written(tmp_path, FULL + "#" * (MAX_BYTES - len(FULL)))
+def test_a_file_may_have_exactly_the_largest_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = written(tmp_path, FULL)
+    monkeypatch.setattr(keys, "MAX_BYTES", len(FULL))
     assert read_keys(file)
-    file.write_text(file.read_text() + "#")
+    file.write_text(FULL + "#")
     with pytest.raises(ConfigError, match="larger than"):
         read_keys(file)
