@@ -69,11 +69,6 @@ async def test_whose_requests_share_what_was_computed(
     assert found == cached
 
 
-async def test_several_keys_share_nothing(serve: Serve, tmp_path: Path) -> None:
-    async with serve(server=server(key_file(tmp_path, ada={}, bert={}))) as api:
-        assert [await n_cached(api, name) > 0 for name in ("ada", "bert", "ada", "bert")] == [False, False, True, True]
-
-
 BODIES: list[tuple[str, dict[str, Any]]] = [
     ("/v1/chat/completions", {"messages": MESSAGES}),
     ("/v1/completions", {"prompt": WORDS}),

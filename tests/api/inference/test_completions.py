@@ -163,11 +163,6 @@ async def test_a_client_that_leaves_frees_its_waiting_choices(serve: Serve) -> N
     assert after.is_success
 
 
-async def test_apply_template_renders_without_generating(client: httpx.AsyncClient) -> None:
-    reply = await client.post("/apply-template", json={"messages": HI})
-    assert reply.json() == {"prompt": "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"}
-
-
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 CALL = tool_call("f", a=1)
 

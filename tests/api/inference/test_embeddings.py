@@ -23,17 +23,6 @@ def embedding_of(api: Api, model: str = "embedder") -> Any:
     return loaded.embedder
 
 
-async def test_vectors_beside_a_model_that_generates(serve: Serve) -> None:
-    async with serve(models=BOTH) as api:
-        chat, vectors = await asyncio.gather(
-            api.client.post("/v1/chat/completions", json=HELLO | {"model": "demo"}),
-            api.client.post("/v1/embeddings", json={"input": "hi", "model": "embedder"}),
-        )
-    assert (chat.status_code, vectors.status_code) == (200, 200)
-    assert vectors.json()["model"] == "embedder"
-    assert vectors.headers["content-type"] == "application/json; charset=utf-8"
-
-
 @pytest.mark.parametrize("path", ["/embedding", "/v1/embeddings"])
 async def test_images_of_older_clients_are_said_to_be_ignored(serve: Serve, path: str) -> None:
     async with serve(models={"embedder": EMBED}) as api:
@@ -51,6 +40,7 @@ async def test_each_endpoint_finds_the_only_model_for_it(serve: Serve, name: str
         vectors = await api.client.post("/v1/embeddings", json={"input": "hi", "model": name})
         native = await api.client.post("/embedding", json={"content": "hi", "model": name})
     assert chat.json()["model"] == "demo"
+    assert vectors.headers["content-type"] == "application/json; charset=utf-8"
     assert vectors.json()["model"] == (name or "embedder")
     assert np.shape(native.json()[0]["embedding"]) == (1, 4)
 
@@ -86,14 +76,6 @@ async def test_monitoring_knows_embedding_models(serve: Serve) -> None:
         await api.expect("GET /props", part={"model_alias": "demo"})
         listed = (await api.client.get("/models")).json()["models"]
         assert [entry["capabilities"] for entry in listed] == [["completion"], ["embedding"]]
-
-
-async def test_an_embedding_model_is_loaded_on_demand_and_freed(serve: Serve) -> None:
-    async with serve(models={"demo": DEMO, "e": EMBED | {"load": "on_demand"}}) as api:
-        await api.expect("POST /v1/embeddings", {"input": "hi"})
-        await api.pool.unload("e", wait=True)
-        assert [weights.closed for weights in api.loader.loaded] == [False, True]
-        await api.expect("POST /v1/embeddings", {"input": "hi"})
 
 
 async def test_200_requests_at_once_share_decodes(serve: Serve) -> None:

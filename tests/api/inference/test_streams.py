@@ -80,18 +80,6 @@ async def test_a_stream_goes_on_when_its_client_leaves(serve: Serve) -> None:
         assert shown["completed_at"] >= shown["started_at"] > 0
 
 
-async def test_without_the_header_a_client_that_leaves_ends_its_request(serve: Serve) -> None:
-    loader, steps = stepwise()
-    async with serve(loader) as api:
-        async with posting(api.app, "/v1/chat/completions", CHAT) as exchange:
-            steps.release(3)
-            assert await exchange.start() == 200
-        loaded = api.loaded()
-        let_all_through(steps)
-        await until(lambda: not loaded.busy)
-        assert await lookup(api, "conv") == []
-
-
 async def test_a_stop_ends_the_computing_and_forgets_the_stream(serve: Serve) -> None:
     loader, steps = stepwise()
     async with serve(loader) as api:

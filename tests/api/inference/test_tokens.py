@@ -127,6 +127,11 @@ UNKNOWN: list[tuple[str, dict[str, Any], list[str]]] = [
         },
         ["messages.0.foo", "messages.0.content.0.bar", "tools.0.function.paramters"],
     ),
+    (
+        "/v1/chat/completions",
+        {"messages": [USER], "response_format": {"type": "text", "json_schema": {"yy": 1}, "zz": 1}},
+        ["response_format.json_schema.yy", "response_format.zz"],
+    ),
     ("/completion", {"prompt": "hi", "n_predcit": 1}, ["n_predcit"]),
     ("/infill", {"input_prefix": "", "input_suffix": "", "input_extr": []}, ["input_extr"]),
     (

@@ -129,22 +129,6 @@ async def test_errors_show_values_as_json_and_name_keywords(serve: Serve) -> Non
             assert (reply.status_code, shown in reply.text) == (400, True), (path, fields, reply.text)
 
 
-async def test_unknown_members_are_listed_by_their_paths(serve: Serve) -> None:
-    fields = {
-        "response_format": {"type": "text", "json_schema": {"yy": 1}, "zz": 1},
-        "messages": [HI | {"content": [{"type": "text", "text": "Hi", "xx": 1}]}],
-        "tools": [{"type": "function", "function": {"name": "f", "ww": 1}}],
-        "tool_choice": "none",
-    }
-    async with serve(FakeLoader(n_ctx_seq=2048), models=MODELS) as api:
-        reply = await api.client.post(CHAT, json=fields)
-        wrong = await api.client.post(CHAT, json=RIGHT[CHAT] | {"lora": [], "stream_options": {"vv": 1}})
-    paths = ("response_format.json_schema.yy", "response_format.zz", "messages.0.content.0.xx", "tools.0.function.ww")
-    listed = [f"'{path}' is ignored: unknown field" for path in paths]
-    assert reply.headers["x-llamapool-warning"].split("; ") == listed
-    assert wrong.headers["x-llamapool-warning"] == "'stream_options.vv' is ignored: unknown field"
-
-
 async def test_what_is_stored_repeated_or_stripped_is_not_nested_too_deeply(serve: Serve) -> None:
     deep: Any = []
     for _ in range(300):

@@ -21,6 +21,7 @@ HI = {"messages": [{"role": "user", "content": "Hi"}]}
 IDLE = {"status": "ok", "slots_idle": 4, "slots_processing": 0}
 ROUTER = {"role": "router", "max_instances": 3, "models_autoload": True}
 NO_FLAG = "This server does not support {}. Start it with `--{}`"
+NO_SLOTS = {"error": {"message": NO_FLAG.format("slots action", "slot-save-path"), "type": "not_supported_error"}}
 KEY = {"Authorization": "Bearer secret"}
 DEMO = {"path": "demo.gguf", "load": "startup"}
 EMBED = {"path": "e.gguf", "load": "startup", "embedding": True, "pooling": "mean"}
@@ -53,6 +54,10 @@ STATES: dict[str, tuple[dict[str, Any], list[Row]]] = {
             ("GET /slots?fail_on_no_slot=1", None, 200, "is_processing"),
             ("POST /props", {}, 501, NO_FLAG.format("changing global properties", "props")),
             ("GET /metrics", None, 501, NO_FLAG.format("metrics endpoint", "metrics")),
+            *(
+                (f"POST /slots/0?action={name}", {"filename": "a"}, 501, NO_SLOTS)
+                for name in ("save", "restore", "erase")
+            ),
             ("GET /lora-adapters", None, 200, "[]"),
             ("POST /lora-adapters", [], 200, {"success": True}),
         ],

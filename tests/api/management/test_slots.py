@@ -92,13 +92,6 @@ async def saved(api: Api, name: str = "a.bin", **more: Any) -> None:
     assert (await act(api, 1, "save", filename=name)).status_code == 200
 
 
-async def test_without_a_folder_the_reply_names_the_flag(api: Api) -> None:
-    said = "This server does not support slots action. Start it with `--slot-save-path`"
-    error = {"message": said, "type": "not_supported_error"}
-    for action in ("save", "restore", "erase"):
-        await api.expect(f"POST /slots/0?action={action}", {"filename": "a"}, 501, {"error": error})
-
-
 async def test_a_reset_drops_what_slots_and_ram_hold(serve: Serve) -> None:
     async with serve(FakeLoader(n_seq=2), models={"demo": {**MODEL, "cache_ram": 64}}) as api:
         for prompt in (PROMPT, "Another one " * 10, "And a third one " * 8):  # one is offloaded to RAM

@@ -6,14 +6,6 @@ from server.dialects.vectors import EmbeddingsBody
 from server.dialects.warnings import WARNING_HEADER, as_header, unused_fields
 
 
-def test_schemas_in_a_schema_are_checked_with_it() -> None:
-    body = {"thinking": {"type": "enabled", "budget": 5, "display": None}, "stream_options": {"a": None, "b": 0}}
-    assert unused_fields(body, ChatBody) == [
-        "'thinking.budget' is ignored: unknown field",
-        "'stream_options.b' is ignored: unknown field",
-    ]
-
-
 def test_a_similar_known_name_is_suggested_at_the_path_of_the_field() -> None:
     header = as_header(unused_fields({"options": {"temprature": 1, "top_k": 1}}, OllamaChatBody))
     assert header[WARNING_HEADER] == "'options.temprature' is ignored: unknown field (did you mean 'temperature'?)"

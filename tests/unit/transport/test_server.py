@@ -20,14 +20,6 @@ def uvicorn_server() -> Iterator[uvicorn.Server]:
         signal.signal(number, handler)
 
 
-async def test_the_first_signal_drains_and_reaches_uvicorn(uvicorn_server: uvicorn.Server) -> None:
-    begun = asyncio.Event()
-    StopSignals(begun.set).install()
-    signal.raise_signal(signal.SIGTERM)
-    await asyncio.wait_for(begun.wait(), 60)
-    assert uvicorn_server.should_exit
-
-
 async def test_the_second_signal_ends_the_process_whichever_it_is(
     uvicorn_server: uvicorn.Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
