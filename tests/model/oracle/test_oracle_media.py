@@ -113,7 +113,7 @@ def test_the_same_tokens_and_the_same_text(kind: str, folder: Path, theirs: Real
         assert [(answer.n_prompt, answer.tokens) for answer in answers] == expected
 
 
-FILES = Path(__file__).parents[3] / "media_files"
+FILES = Path(media_files.__file__).parent
 PNG, JPEG = (base64.b64encode(media_file(name)).decode() for name in ("tiny.png", "tiny.jpg"))
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 8, "ignore_eos": True}
 CHAT, COUNT = "/v1/chat/completions", "/v1/chat/completions/input_tokens"
