@@ -327,12 +327,7 @@ class FakeRunner:
         sampler.accepted.append(token)
 
     def sample_constrained(self, output: int, sampler: FakeSampler, mask: "bytes | memoryview | bytearray") -> int:
-        bits = bytes(mask)
-        allowed = [t for t in range(self.vocab.n_tokens) if bits[t // 8] >> (t % 8) & 1]
-        if not allowed:
-            raise InternalError("no token is allowed")
-        wanted = self._draw(output, sampler)
-        token = wanted if wanted in allowed else min(allowed)
+        token = self._masked(self._draw(output, sampler), mask)
         self.accept(sampler, token)
         return token
 
@@ -340,11 +335,16 @@ class FakeRunner:
         self, output: int, sampler: FakeSampler, n_top: int, mask: "bytes | memoryview | bytearray | None" = None
     ) -> TokenLogprob:
         token = self._draw(output, sampler)
-        if mask is not None:
-            bits = bytes(mask)
-            allowed = [t for t in range(self.vocab.n_tokens) if bits[t // 8] >> (t % 8) & 1]
-            token = token if token in allowed else min(allowed)
+        token = token if mask is None else self._masked(token, mask)
         return TokenLogprob(token, self.vocab.piece(token), 0.0, (TokenLogprob(token, self.vocab.piece(token), 0.0),))
+
+    def _masked(self, token: int, mask: "bytes | memoryview | bytearray") -> int:
+        """Return `token`, or the first one that `mask` allows."""
+        bits = bytes(mask)
+        allowed = [t for t in range(self.vocab.n_tokens) if bits[t // 8] >> (t % 8) & 1]
+        if not allowed:
+            raise InternalError("no token is allowed")
+        return token if token in allowed else allowed[0]
 
     def logprobs(self, output: int, token: int, n_top: int) -> TokenLogprob:
         best = self.outputs[output]
