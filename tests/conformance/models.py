@@ -167,8 +167,8 @@ def bpe_for_rerank() -> Vocab:
 
 
 def put(w: GGUFWriter, key: str, value: Any) -> None:
-    add = {bool: w.add_bool, int: w.add_uint32, float: w.add_float32, str: w.add_string}.get(type(value), w.add_array)
-    add(key, value)
+    kinds: dict[type, Any] = {bool: w.add_bool, int: w.add_uint32, float: w.add_float32, str: w.add_string}
+    kinds.get(type(value), w.add_array)(key, value)
 
 
 def write_gguf(

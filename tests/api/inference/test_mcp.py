@@ -436,8 +436,8 @@ async def test_toolsets_and_configurations_choose_tools(serve: Serve) -> None:
 
 
 async def test_a_server_that_lists_nothing_is_a_warning(serve: Serve) -> None:
-    entry: dict[str, Any] = {"mcp_servers": {"gone": {"command": "/nonexistent"}}, "mcp_api": "*"}
-    async with serving(serve, {"Hi": "Hello."}, **entry) as (api, _):
+    config: dict[str, Any] = {"mcp_servers": {"gone": {"command": "/nonexistent"}}, "mcp_api": "*"}
+    async with serving(serve, {"Hi": "Hello."}, **config) as (api, _):
         reply = await post(api, "Hi", mcp_servers=[entry("gone")], tool_choice={"type": "any"})
         assert reply.json()["content"][0]["text"] == "Hello."
         assert "could not be listed" in reply.headers["x-llamapool-warning"]
