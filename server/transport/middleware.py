@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from server.errors import AuthenticationFailed, LlamapoolError, NotFound
 from server.telemetry.record import RECORD, REQUEST_ID, Record, reason_of
 from server.transport.admission import ADMISSION, Admission, AdmissionControl
-from server.transport.cors import CorsPolicy, ReplyHeaders
+from server.transport.cors import CorsPolicy
 from server.transport.endpoints import OPEN_PATHS, TARGET, UNKNOWN, Resolver, Target, methods_of
 from server.transport.errors import error_response
 from server.transport.keys import KeyStore, given_name
@@ -50,34 +50,6 @@ _QUIET = frozenset(
 )  # polled: logged at debug level
 
 
-class _Exchange:
-    """One request and the state of its reply."""
-
-    __slots__ = ("_extra", "_scope", "_send", "record")
-
-    def __init__(self, scope: Scope, send: Send, headers: Mapping[bytes, bytes], cors: ReplyHeaders) -> None:
-        method, id_ = scope["method"], request_id(headers)
-        self._scope, self._send = scope, send
-        self._extra = [(b"x-request-id", id_), *cors]
-        if b"anthropic-version" in headers:  # the name that Anthropic's clients read
-            self._extra.append((b"request-id", id_))
-        known, path = method if method in _METHODS else "other", scope[TARGET].received
-        scope[RECORD] = self.record = Record(id_.decode(), known, path, headers=headers)
-
-    async def send(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self.record.status = message["status"]
-            message["headers"] = [*message.get("headers", ()), *self._extra]
-            admission: Admission | None = self._scope.get(ADMISSION)
-            if admission is not None:
-                message["headers"] += admission.limit_headers(self.record.path)
-        else:
-            self.record.finished = not message.get("more_body", False)
-            if self.record.method == "HEAD":
-                message = {**message, "body": b""}
-        await self._send(message)
-
-
 class Middleware:
     """Wraps the application. While `draining` is set, new requests are refused. `is_page` recognizes the web UI's
     files.
@@ -103,27 +75,10 @@ class Middleware:
         """Serve one connection of any kind."""
         if scope["type"] == "websocket":
             await self._socket(scope, receive, send)
-            return
-        if scope["type"] != "http":
+        elif scope["type"] == "http":
+            await self._http(scope, receive, send)
+        else:
             await self._app(scope, receive, send)
-            return
-        headers: dict[bytes, bytes] = dict(scope["headers"])
-        origin, method = headers.get(b"origin"), scope["method"]
-        target = self._resolver.target(scope)
-        scope = target.scope(scope)  # a copy: uvicorn counts the body's bytes by the method of its own
-        if method == "OPTIONS":
-            exchange = _Exchange(scope, send, headers, self._cors.preflight(origin))
-            try:
-                await Response(b"", media_type="text/html")(scope, receive, exchange.send)
-            finally:
-                self._record(scope, exchange)
-            return
-        exchange = _Exchange(scope, send, headers, self._cors.headers(origin))
-        if _NO_GZIP.search(headers.get(b"accept-encoding", b"")):  # Starlette compresses if it finds the word gzip
-            scope["headers"] = [pair for pair in scope["headers"] if pair[0] != b"accept-encoding"]
-        if method == "HEAD":  # of every path that has a GET, as in llama-server
-            scope |= {"method": "GET", HEAD_ONLY: True}
-        await self._serve(headers, scope, receive, exchange)
 
     async def _socket(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a WebSocket, or refuse it with an HTTP reply."""
@@ -146,22 +101,49 @@ class Middleware:
             else:
                 await send({"type": "websocket.close", "code": 1008})
 
-    async def _serve(self, headers: Mapping[bytes, bytes], scope: Scope, receive: Receive, exchange: _Exchange) -> None:
-        record = exchange.record
-        target: Target = scope[TARGET]
+    async def _http(self, received: Scope, receive: Receive, send: Send) -> None:
+        headers: dict[bytes, bytes] = dict(received["headers"])
+        origin, method, target = headers.get(b"origin"), received["method"], self._resolver.target(received)
+        scope = target.scope(received)  # a copy: uvicorn counts the body's bytes by the method of its own
+        id_, known = request_id(headers), method if method in _METHODS else "other"
+        record = scope[RECORD] = Record(id_.decode(), known, target.received, headers=headers)
         REQUEST_ID.set(record.id)
+        added = [(b"x-request-id", id_)]
+        if b"anthropic-version" in headers:  # the name that Anthropic's clients read
+            added.append((b"request-id", id_))
+        added += self._cors.preflight(origin) if method == "OPTIONS" else self._cors.headers(origin)
+        if _NO_GZIP.search(headers.get(b"accept-encoding", b"")):  # Starlette compresses if it finds the word gzip
+            scope["headers"] = [pair for pair in scope["headers"] if pair[0] != b"accept-encoding"]
+        if method == "HEAD":  # of every path that has a GET, as in llama-server
+            scope |= {"method": "GET", HEAD_ONLY: True}
+
+        async def reply(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                record.status = message["status"]
+                admission: Admission | None = scope.get(ADMISSION)
+                limits = [] if admission is None else admission.limit_headers(record.path)
+                message["headers"] = [*message.get("headers", ()), *added, *limits]
+            else:
+                record.finished = not message.get("more_body", False)
+                if method == "HEAD":
+                    message = {**message, "body": b""}
+            await send(message)
+
         try:
-            async with self._control.admit(scope, headers):
-                await self._application(target, scope)(scope, receive, exchange.send)
+            if method == "OPTIONS":
+                await Response(b"", media_type="text/html")(scope, receive, reply)
+            else:
+                async with self._control.admit(scope, headers):
+                    await self._application(target, scope)(scope, receive, reply)
         except ClientDisconnect:
             record.status = record.status or CLIENT_GONE
         except SendTimeoutError as error:
             record.error = reason_of(error)
             logger.warning("the client stopped reading for idle_s, dropped")
         except Exception as error:  # noqa: BLE001 (the last net: logged and answered in _fail)
-            await self._fail(error, scope, receive, exchange)
+            await self._fail(error, scope, receive, reply)
         finally:
-            self._record(scope, exchange)
+            self._end(scope, record)
 
     def _application(self, target: Target, scope: Scope) -> ASGIApp:
         """Return what answers a request: the routes, unless they lack its path or its method."""
@@ -171,9 +153,9 @@ class Middleware:
             return error_response(HTTPException(405, headers={"Allow": ", ".join(methods)}), scope)
         return self._app
 
-    async def _fail(self, error: Exception, scope: Scope, receive: Receive, exchange: _Exchange) -> None:
+    async def _fail(self, error: Exception, scope: Scope, receive: Receive, reply: Send) -> None:
         """Answer an error that no handler answered, or end the connection if the reply has started."""
-        record = exchange.record
+        record: Record = scope[RECORD]
         record.error = record.error or reason_of(error)
         if isinstance(error, AuthenticationFailed):
             client = (scope.get("client") or ["a local socket"])[0]
@@ -187,15 +169,15 @@ class Middleware:
         if record.status == 0:
             response = error_response(error, scope)
             response.headers.setdefault("Connection", "close")  # the request's body may be unread
-            await response(scope, receive, exchange.send)
+            await response(scope, receive, reply)
         elif record.finished:
             logger.error("a request failed: %s", type(error).__name__)  # answered and logged inside
         else:
             # The server closes the connection of a reply that has no end.
             logger.error("a request failed in the middle of its reply; this is a bug, please report it", exc_info=error)
 
-    def _record(self, scope: Scope, exchange: _Exchange) -> None:
-        record = exchange.record
+    def _end(self, scope: Scope, record: Record) -> None:
+        """Log a request that has ended, and count it."""
         target: Target = scope[TARGET]
         record.elapsed_s = time.perf_counter() - record.started_at
         record.status = record.status or CLIENT_GONE
