@@ -21,16 +21,17 @@ from server.routes.openapi import HI, READS, describe
 from server.serving.batch_runner import BatchInput, batch_input, check_number, read_lines
 from server.serving.services import key_of, owner_of, services, target_of
 from server.serving.stored import (
-    ListQuery,
     change_object,
     find_object,
+    find_page,
     list_reply,
     not_found,
+    page_query,
     read_limit,
     remove_object,
 )
 from server.state.batches import Outcome
-from server.state.objects import UNFINISHED, Json, Page
+from server.state.objects import UNFINISHED, Json, Page, PageQuery
 from server.transport.body import read_as, read_json, read_later
 from server.transport.errors import json_reply
 
@@ -91,7 +92,7 @@ async def create_batch(request: Request) -> Response:
 @describe("$ObjectList", errors=(400,))
 async def list_batches(request: Request) -> Response:
     """Return the batches of this client."""
-    found = await ListQuery.of(request).find(request, "batch", "openai")
+    found = await find_page(request, "batch", page_query(request, label="openai"))
     shown = [await _openai(request, batch) for batch in found.data]
     return await list_reply(request, Page(shown, found.has_more))
 
@@ -139,7 +140,8 @@ async def list_message_batches(request: Request) -> Response:
     after, before = query.get("after_id"), query.get("before_id")
     if after and before:
         raise invalid("before_id", "cannot be combined with after_id; send one")
-    found = await ListQuery(after or before or None, limit, not before).find(request, "batch", "anthropic")
+    wanted = PageQuery(after or before or None, limit, not before, "anthropic")
+    found = await find_page(request, "batch", wanted)
     shown = [await _anthropic(request, batch) for batch in (found.data[::-1] if before else found.data)]
     return json_reply(page_of(shown, has_more=found.has_more))
 

@@ -19,7 +19,8 @@ from server.errors import invalid
 from server.routes.openapi import FORM, READS, describe
 from server.serving.batch_runner import new_file
 from server.serving.services import owner_of, services
-from server.serving.stored import ListQuery, find_object, list_reply, remove_object
+from server.serving.stored import find_object, find_page, list_reply, page_query, remove_object
+from server.state.objects import PageQuery
 from server.transport.body import read_form
 from server.transport.errors import json_reply
 
@@ -80,10 +81,9 @@ async def list_files(request: Request) -> Response:
     """Return the files of this client, optionally of one ``purpose``."""
     if _speaks_anthropic(request):
         return await _anthropic_list(request)
-    query = ListQuery.of(request, max_limit=MAX_FILES, default_limit=DEFAULT_FILES)
-    purpose = request.query_params.get("purpose")
-    found = await query.find(request, "file", purpose or None)
-    return await list_reply(request, found)
+    purpose = request.query_params.get("purpose") or None
+    query = page_query(request, max_limit=MAX_FILES, default_limit=DEFAULT_FILES, label=purpose)
+    return await list_reply(request, await find_page(request, "file", query))
 
 
 @router.get("/v1/files/{file_id}")
@@ -135,10 +135,10 @@ def _shown(request: Request, file: Json) -> Json:
 
 async def _anthropic_list(request: Request) -> Response:
     """Return a page of files, newest first; ``page`` continues an earlier one, ``after_id`` in older clients."""
-    query = ListQuery.of(request, max_limit=MAX_ANTHROPIC_FILES)
+    limit = page_query(request, max_limit=MAX_ANTHROPIC_FILES).limit
     given = request.query_params
     after = given.get("page", "").removeprefix(_PAGE) or given.get("after_id") or None
-    found = await ListQuery(after, query.limit, True).find(request, "file")
+    found = await find_page(request, "file", PageQuery(after, limit))
     reply = page_of([_shown(request, each) for each in found.data], has_more=found.has_more)
     reply["next_page"] = f"{_PAGE}{reply['last_id']}" if found.has_more else None
     return json_reply(reply)

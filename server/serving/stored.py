@@ -4,8 +4,6 @@ Objects may contain images of megabytes, so replies are serialized in the thread
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Self
 
 from fastapi import Request
 from fastapi.responses import Response
@@ -13,7 +11,7 @@ from fastapi.responses import Response
 from server.dialects.common import page_of
 from server.errors import NotFound, invalid, short
 from server.serving.services import owner_of, services
-from server.state.objects import Json, Kind, Page
+from server.state.objects import Json, Kind, Page, PageQuery
 from server.transport.body import read_later
 from server.transport.errors import json_reply
 
@@ -61,41 +59,29 @@ def read_limit(given: str, most: int) -> int:
     return int(given)
 
 
-@dataclass(frozen=True, slots=True)
-class ListQuery:
-    """Which page of a list a client asks for, as OpenAI's API does: ``limit``, ``order`` and ``after``."""
+def page_query(
+    request: Request, *, max_limit: int = MAX_LIMIT, default_limit: int = DEFAULT_LIMIT, label: str | None = None
+) -> PageQuery:
+    """Read which page of a list a client asks for, as OpenAI's API does: ``limit``, ``order`` and ``after``.
 
-    after: str | None
-    limit: int
-    newest_first: bool
+    Raises `InvalidRequest`.
+    """
+    query = request.query_params
+    limit, order = read_limit(query.get("limit", str(default_limit)), max_limit), query.get("order", "desc")
+    if order not in ("asc", "desc"):
+        raise invalid("order", "must be asc or desc")
+    return PageQuery(query.get("after") or None, limit, order == "desc", label)
 
-    @classmethod
-    def of(cls, request: Request, *, max_limit: int = MAX_LIMIT, default_limit: int = DEFAULT_LIMIT) -> Self:
-        """Read the query. Raises `InvalidRequest`."""
-        query = request.query_params
-        limit, order = read_limit(query.get("limit", str(default_limit)), max_limit), query.get("order", "desc")
-        if order not in ("asc", "desc"):
-            raise invalid("order", "must be asc or desc")
-        return cls(query.get("after") or None, limit, order == "desc")
 
-    async def find(self, request: Request, kind: Kind, label: str | None = None) -> Page:
-        """Return the page of the client's objects, optionally of those with a label."""
-        store, owner = services(request).store_of(kind), owner_of(request)
-        return await store.find(
-            *(owner, kind), after=self.after, limit=self.limit, newest_first=self.newest_first, label=label
-        )
+async def find_page(request: Request, kind: Kind, query: PageQuery) -> Page:
+    """Return a page of the client's objects."""
+    return await services(request).store_of(kind).find(owner_of(request), kind, query)
 
 
 async def list_items(request: Request, object_id: str, *, is_output: bool | None = None) -> Response:
     """Return the page of an object's items that the query asks for."""
-    query = ListQuery.of(request)
-    found = await services(request).state.page_of_items(
-        *(owner_of(request), object_id),
-        after=query.after,
-        limit=query.limit,
-        newest_first=query.newest_first,
-        is_output=is_output,
-    )
+    state, query = services(request).state, page_query(request)
+    found = await state.page_of_items(owner_of(request), object_id, query, is_output=is_output)
     return await list_reply(request, found)
 
 

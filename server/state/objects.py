@@ -36,6 +36,18 @@ class QuotaExceeded(InvalidRequest):
 
 
 @dataclass(frozen=True, slots=True)
+class PageQuery:
+    """Which page of a list is wanted: up to ``limit`` entries after the one with the id ``after``, those with ``label``
+    unless it is None.
+    """
+
+    after: str | None = None
+    limit: int = 20
+    newest_first: bool = True
+    label: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Page:
     """One page of a list, and whether more follow."""
 
@@ -127,10 +139,8 @@ class Objects(ABC):
         """Return the bytes that were stored with an object, None if there are none."""
 
     @abstractmethod
-    async def find(
-        self, owner: str, kind: Kind, *, after: str | None, limit: int, newest_first: bool, label: str | None = None
-    ) -> Page:
-        """Return up to `limit` bodies after the object `after`, only those with `label` unless it is None."""
+    async def find(self, owner: str, kind: Kind, query: PageQuery) -> Page:
+        """Return the bodies of a page of objects. Raises `InvalidRequest` if there is no object ``after``."""
 
     @abstractmethod
     async def objects_of_items(self, owner: str, item_ids: Sequence[str]) -> set[str]:
@@ -211,25 +221,18 @@ class Objects(ABC):
         return [] if found is None else [item for side, item in found.items if is_output in (None, side)]
 
     async def page_of_items(
-        self,
-        owner: str,
-        object_id: str,
-        *,
-        after: str | None,
-        limit: int,
-        newest_first: bool,
-        is_output: bool | None = None,
+        self, owner: str, object_id: str, query: PageQuery, *, is_output: bool | None = None
     ) -> Page:
-        """Return up to `limit` items of an object after the item `after`."""
+        """Return a page of an object's items. Raises `InvalidRequest` if there is no item ``after``."""
         items = await self.items(owner, object_id, is_output=is_output)
-        if newest_first:
+        if query.newest_first:
             items.reverse()
         start = 0
-        if after is not None:
-            start = next((i for i, item in enumerate(items, 1) if item["id"] == after), -1)
+        if query.after is not None:
+            start = next((i for i, item in enumerate(items, 1) if item["id"] == query.after), -1)
             if start < 0:
-                raise unknown_cursor(after)
-        return Page(items[start : start + limit], len(items) > start + limit)
+                raise unknown_cursor(query.after)
+        return Page(items[start : start + query.limit], len(items) > start + query.limit)
 
     async def item(self, owner: str, object_id: str, item_id: str) -> Json | None:
         """Return one item of an object, None if it has no such item."""

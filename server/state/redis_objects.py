@@ -18,6 +18,7 @@ from server.state.objects import (
     Kind,
     Objects,
     Page,
+    PageQuery,
     QuotaExceeded,
     n_bytes_of,
     pack,
@@ -130,24 +131,22 @@ class RedisObjects(Objects):
         found: bytes | None = await self.redis.do("get", _key("data", owner, object_id))
         return found
 
-    async def find(
-        self, owner: str, kind: Kind, *, after: str | None, limit: int, newest_first: bool, label: str | None = None
-    ) -> Page:
+    async def find(self, owner: str, kind: Kind, query: PageQuery) -> Page:
         index, start = _key("index", owner, kind), 0
-        if after is not None:
-            rank = await self.redis.do("zrevrank" if newest_first else "zrank", index, after)
+        if query.after is not None:
+            rank = await self.redis.do("zrevrank" if query.newest_first else "zrank", index, query.after)
             if rank is None:
-                raise unknown_cursor(after)
+                raise unknown_cursor(query.after)
             start = rank + 1
         found: list[Json] = []
-        while len(found) <= limit:
-            ids = await self.redis.do("zrange", index, start, start + _PAGE - 1, desc=newest_first)
+        while len(found) <= query.limit:
+            ids = await self.redis.do("zrange", index, start, start + _PAGE - 1, desc=query.newest_first)
             if not ids:
                 break
             start += len(ids)
             documents = [await self.load(owner, each.decode()) for each in ids]
-            found += [d.body for d in documents if d is not None and not d.hidden and label in (None, d.label)]
-        return Page(found[:limit], len(found) > limit)
+            found += [d.body for d in documents if d is not None and not d.hidden and query.label in (None, d.label)]
+        return Page(found[: query.limit], len(found) > query.limit)
 
     async def objects_of_items(self, owner: str, item_ids: Sequence[str]) -> set[str]:
         found = await self.redis.do("hmget", _key("items", owner), item_ids)

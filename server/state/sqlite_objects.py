@@ -14,6 +14,7 @@ from server.state.objects import (
     Kind,
     Objects,
     Page,
+    PageQuery,
     QuotaExceeded,
     n_bytes_of,
     pack,
@@ -107,24 +108,23 @@ class SqliteObjects(Objects):
         rows = await self.database.execute(query, (owner, object_id))
         return rows[0]["data"] if rows else None
 
-    async def find(
-        self, owner: str, kind: Kind, *, after: str | None, limit: int, newest_first: bool, label: str | None = None
-    ) -> Page:
+    async def find(self, owner: str, kind: Kind, query: PageQuery) -> Page:
         def work(db: sqlite3.Connection) -> Page:
             where, values = "owner = ? AND kind = ? AND NOT hidden", [owner, kind]
             start: list[Any] = []
-            if after is not None:
-                row = db.execute(f"SELECT seq FROM objects WHERE {where} AND id = ?", (*values, after)).fetchone()  # noqa: S608
+            if query.after is not None:
+                seq = f"SELECT seq FROM objects WHERE {where} AND id = ?"  # noqa: S608
+                row = db.execute(seq, (*values, query.after)).fetchone()
                 if row is None:
-                    raise unknown_cursor(after)
+                    raise unknown_cursor(query.after)
                 start = [row["seq"]]
-            sign, direction = ("<", "DESC") if newest_first else (">", "ASC")
+            sign, direction = ("<", "DESC") if query.newest_first else (">", "ASC")
             rows = db.execute(
                 f"SELECT document FROM objects WHERE {where} AND label IS coalesce(?, label)"  # noqa: S608
                 f"{f' AND seq {sign} ?' if start else ''} ORDER BY seq {direction} LIMIT ?",
-                (*values, label, *start, limit + 1),
+                (*values, query.label, *start, query.limit + 1),
             ).fetchall()
-            return Page([unpack(row["document"]).body for row in rows[:limit]], len(rows) > limit)
+            return Page([unpack(row["document"]).body for row in rows[: query.limit]], len(rows) > query.limit)
 
         return await self.database.run(work)
 

@@ -13,7 +13,7 @@ from server.errors import ConfigError, InvalidRequest, Unavailable
 from server.state import redis_objects
 from server.state.batches import BatchLine, BatchLines
 from server.state.database import Database, open_database
-from server.state.objects import Json, Kind, Objects, QuotaExceeded
+from server.state.objects import Json, Kind, Objects, PageQuery, QuotaExceeded
 from server.state.redis import Redis
 from server.state.redis_objects import WORKER_TTL_S, RedisObjects
 from server.state.sqlite_objects import SqliteObjects
@@ -149,7 +149,7 @@ async def test_files_are_listed_in_pages_and_never_evicted(objects: Objects) -> 
         await objects.put("me", "file", {"id": "f"}, data=b"x" * 100_000)
 
     async def listed(kind: Kind = "file", **query: Any) -> tuple[str, bool]:
-        page = await objects.find("me", kind, **{"after": None, "limit": 10, "newest_first": False, **query})
+        page = await objects.find("me", kind, PageQuery(**{"limit": 10, "newest_first": False, **query}))
         return "".join(each["id"] for each in page.data), page.has_more
 
     assert await listed() == ("abcde", False)
@@ -168,7 +168,7 @@ async def test_conversations_grow_and_shrink(objects: Objects) -> None:
     assert await objects.append("me", "k", [message("2", "two")])
     assert not await objects.append("me", "unknown", [message("3", "three")])
     await objects.put("me", "response", {"id": "r"}, outputs=[message("4", "four")], append_to="k")
-    page = await objects.page_of_items("me", "k", after="4", limit=1, newest_first=True)
+    page = await objects.page_of_items("me", "k", PageQuery(after="4", limit=1))
     assert ([item["id"] for item in page.data], page.has_more) == (["2"], True)
     assert await objects.item("me", "k", "4") == message("4", "four")
     assert await objects.remove_item("me", "k", "2")
