@@ -38,6 +38,26 @@ _WHOLE = re.compile(rb"^([^#\n].*)\.0$", re.MULTILINE)
 
 _LOAD_SECONDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 _LAG_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+_COUNTERS = (  # name, labels, description
+    (
+        *("http_requests", "path_template method status"),
+        "HTTP requests; status 499: the client left before the reply began",
+    ),
+    (
+        *("request_errors", "reason"),
+        "Refused or failed requests by `reason`, the log's `outcome`, such as queue_full or rate_limited",
+    ),
+    ("key_requests", "key status", "HTTP requests by the name of the key and `status`"),
+    (
+        *("key_tokens", "key kind"),
+        "Tokens by the name of the key and `kind`: prompt, cached (part of prompt), predicted",
+    ),
+    (
+        *("choices", "model reason"),
+        "Ended choices by `reason`: eos, word (a stop string), limit, cancelled, failed",
+    ),
+    ("model_loads", "model result", "Loads by `result`: ready, failed, cancelled"),
+)
 LAG_INTERVAL_S = 0.25
 """Seconds between measurements of the event loop's lag."""
 
@@ -65,62 +85,32 @@ class Metrics:
         if gpus is not None:
             self._registry.register(gpus)
         ProcessCollector(registry=self._registry)
-        self._requests = self._counter(
-            "http_requests",
-            "HTTP requests; status 499: the client left before the reply began",
-            "path_template",
-            "method",
-            "status",
-        )
-        self._errors = self._counter(
-            "request_errors",
-            "Refused or failed requests by `reason`, the log's `outcome`, such as queue_full or rate_limited",
-            "reason",
-        )
-        self._of_key = self._counter(
-            "key_requests", "HTTP requests by the name of the key and `status`", "key", "status"
-        )
-        self._tokens_of_key = self._counter(
-            "key_tokens",
-            "Tokens by the name of the key and `kind`: prompt, cached (part of prompt), predicted",
-            "key",
-            "kind",
-        )
+        self._counters = {
+            name: Counter(f"llamapool_{name}", text, labels.split(), registry=self._registry)
+            for name, labels, text in _COUNTERS
+        }
         self._budget_of_key = Gauge(
             "llamapool_key_budget_used_tokens",
             "Tokens that count against the budgets of a key, by `period`: day, month (UTC)",
             ["key", "period"],
             registry=self._registry,
         )
-        self._choices = self._counter(
-            "choices",
-            "Ended choices by `reason`: eos, word (a stop string), limit, cancelled, failed",
-            *("model", "reason"),
-        )
-        self._loads = self._counter("model_loads", "Loads by `result`: ready, failed, cancelled", "model", "result")
         self._load_seconds = Histogram(
-            "llamapool_model_load_seconds",
-            "Time of loads",
-            ["model"],
+            *("llamapool_model_load_seconds", "Time of loads", ["model"]),
             buckets=_LOAD_SECONDS,
             registry=self._registry,
         )
         self._lag = Histogram(
-            "llamapool_event_loop_lag_seconds",
-            "Delay of the event loop's timers, measured four times a second",
+            *("llamapool_event_loop_lag_seconds", "Delay of the event loop's timers, measured four times a second"),
             buckets=_LAG_SECONDS,
             registry=self._registry,
         )
-        built = Gauge(
-            "llamapool_build_info",
-            "1, with the versions as labels",
-            ["version", "llama_cpp_python", "python"],
-            registry=self._registry,
-        )
+        versions = ["version", "llama_cpp_python", "python"]
+        built = Gauge("llamapool_build_info", "1, with the versions as labels", versions, registry=self._registry)
         built.labels(__version__, metadata.version("llama-cpp-python"), platform.python_version()).set(1)
 
-    def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(f"llamapool_{name}", text, labels, registry=self._registry)
+    def _count(self, name: str, *labels: str, n: float = 1) -> None:
+        self._counters[name].labels(*labels).inc(n)
 
     def observe(self, states: Iterable[ModelState]) -> None:
         """Follow the pool: call it on each change of a model's status."""
@@ -134,28 +124,26 @@ class Metrics:
         begun = self._load_begun.pop(event.model, None)
         if begun is None:
             return
-        ready = event.status is Status.READY
-        self._loads.labels(
-            event.model, "ready" if ready else "failed" if event.status is Status.FAILED else "cancelled"
-        ).inc()
-        if ready:
+        results = {Status.READY: "ready", Status.FAILED: "failed"}
+        self._count("model_loads", event.model, results.get(event.status, "cancelled"))
+        if event.status is Status.READY:
             self._load_seconds.labels(event.model).observe(self._clock() - begun)
 
     def ended(self, record: Record) -> None:
         """Count a request."""
-        self._requests.labels(record.route, record.method, str(record.status)).inc()
+        self._count("http_requests", record.route, record.method, str(record.status))
         if record.error:
-            self._errors.labels(record.error).inc()
+            self._count("request_errors", record.error)
         if record.key:
-            self._of_key.labels(record.key, str(record.status)).inc()
+            self._count("key_requests", record.key, str(record.status))
 
     def used(self, usage: ModelUse, key: str) -> None:
         """Count the usage of a request. `key`: the name of its API key, "" = none."""
         for reason in usage.reasons:
-            self._choices.labels(usage.model, reason).inc()
+            self._count("choices", usage.model, reason)
         if key:
             for kind, n in (("prompt", usage.n_prompt), ("cached", usage.n_cached), ("predicted", usage.n_predicted)):
-                self._tokens_of_key.labels(key, kind).inc(n)
+                self._count("key_tokens", key, kind, n=n)
 
     async def watch_loop(self) -> None:
         """Measure the event loop's lag. Endless."""
