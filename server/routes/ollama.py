@@ -3,7 +3,7 @@
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing, suppress
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import orjson
 from fastapi import APIRouter, Request
@@ -24,11 +24,11 @@ from server.pool.spec import Task
 from server.pool.state import ModelState, Status
 from server.routes.openapi import FINDS, HI, NDJSON, READS, TEXT, computes, describe
 from server.serving.generate import embed, respond
-from server.serving.services import lease_for, sees_files, services, target_of
+from server.serving.services import lease_for, model_name, sees_files, services, target_of
 from server.telemetry.record import RECORD
 from server.transport.body import read_as, read_json
 from server.transport.errors import JSON_TYPE, json_reply
-from server.transport.sse import NDJSON_TYPE, EventStream, while_connected
+from server.transport.sse import NDJSON_TYPE, EventStream, while_connected, written
 
 R = TypeVar("R", OllamaRequest, VectorRequest)
 router = APIRouter(prefix="/api", tags=["ollama"])
@@ -142,7 +142,8 @@ async def pull(request: Request) -> Response:
         raise
     lines = _pulled(pool, model, events, begins=begins)
     if streams is not False:
-        return EventStream(request, _encoded(lines), on_close=events.close, ping_s=0, media_type=NDJSON_TYPE)
+        encoded = written(lines, lambda line: orjson.dumps(line) + b"\n")
+        return EventStream(request, encoded, on_close=events.close, ping_s=0, media_type=NDJSON_TYPE)
     with events:
         last = await while_connected(request, _last(lines))
     if "error" in last:
@@ -186,12 +187,6 @@ async def _pulled(pool: Pool, model: str, events: Subscription, *, begins: bool)
         if begins and line != SUCCESS and "error" not in line:
             with suppress(LlamapoolError):  # it may have ended meanwhile
                 await pool.unload(model)
-
-
-async def _encoded(lines: AsyncGenerator[Json, None]) -> AsyncGenerator[bytes, None]:
-    async with aclosing(lines):
-        async for line in lines:
-            yield orjson.dumps(line) + b"\n"
 
 
 async def _last(lines: AsyncGenerator[Json, None]) -> Json:
@@ -250,12 +245,6 @@ async def stay(request: Request, model: str | None, keep_alive_s: float | None, 
     return keep_alive_s != 0
 
 
-def _model(given: dict[str, Any]) -> str | None:
+def _model(given: Json) -> str | None:
     """Return the name in a body, which older clients call ``name``."""
-    for field in ("model", "name"):
-        name = given.get(field)
-        if name is not None and not isinstance(name, str):
-            raise invalid(field, "must be a string")
-        if name:
-            return name
-    return None
+    return model_name(given) or model_name(given, "name")

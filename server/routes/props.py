@@ -20,7 +20,7 @@ from server.pool.model import Generator
 from server.pool.state import ModelFacts, ModelState, Status
 from server.routes.models import memory_object
 from server.routes.openapi import FINDS, READS, TEXT, computes, describe
-from server.serving.services import Services, facts_of, lease_for, sees_files, services
+from server.serving.services import Services, facts_of, lease_for, model_name, sees_files, services
 from server.templates.capabilities import Capabilities
 from server.transport.body import read_array, read_as, read_json
 from server.transport.errors import json_reply
@@ -61,12 +61,9 @@ async def change_props(request: Request) -> Response:
     if not used.options.props:
         raise NotSupported("This server does not support changing global properties. Start it with `--props`")
     wanted = await read_json(request, optional=True)
-    name = wanted.pop("model", None)
-    if name is not None:
-        if not isinstance(name, str):
-            raise invalid("model", "must be a string")
+    if name := model_name(wanted):
         used.pool.resolve(name)
-    for field in wanted:
+    for field in (name for name in wanted if name != "model"):
         raise invalid(short(field), "is not a property that can be changed")
     return json_reply({"success": True})
 

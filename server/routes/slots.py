@@ -27,7 +27,7 @@ from server.pool.saved.store import SavedFiles, check_name
 from server.pool.state import ModelState
 from server.routes.health import NO_SLOT, is_pending
 from server.routes.openapi import FINDS, RUNS, computes, describe
-from server.serving.services import cache_owner, caller_of, key_of, lease_for, owner_of, services
+from server.serving.services import cache_owner, caller_of, key_of, lease_for, model_name, owner_of, services
 from server.serving.session import PIN
 from server.transport.body import read_json
 from server.transport.errors import json_reply
@@ -129,7 +129,7 @@ async def act_on_slot(request: Request, id_slot: str, action: str = "", model: s
         raise InvalidRequest("Invalid action", "action")
     body = await read_json(request, optional=action == "erase")
     name = "" if action == "erase" else check_name(body.get("filename"))
-    with await lease_for(request, model or _named(body)) as lease:
+    with await lease_for(request, model or model_name(body)) as lease:
         if slot >= lease.model.engine.n_slots:
             raise InvalidRequest("Invalid slot ID", "id_slot")
         return json_reply(await while_connected(request, _act(lease.model, slot, action, files, name, owner)))
@@ -142,7 +142,7 @@ async def reset_cache(request: Request) -> Response:
 
     A model that is not loaded has none in slots or RAM; it is not loaded for this.
     """
-    pool, model = services(request).pool, _named(await read_json(request, optional=True))
+    pool, model = services(request).pool, model_name(await read_json(request, optional=True))
     if model and not pool.knows(model):  # a server with one model answers requests for any name with it
         raise ModelNotFound(model, [state.spec.id for state in pool.states()])
     loaded = pool.state(model).loaded
@@ -180,7 +180,7 @@ async def pin_prefix(request: Request) -> Response:
     except TypeError:
         raise InvalidRequest("the body is nested too deeply") from None
     async with used.rates.counted(caller):  # an internal request is not counted
-        with await lease_for(request, _named(body)):
+        with await lease_for(request, model_name(body)):
             reply = await while_connected(request, post_json(request.app, {PIN: float(ttl_s)}, path, wanted, key))
     found = orjson.loads(reply.body)
     if reply.status != HTTPStatus.OK:  # `code` is the status, as in every error of an endpoint outside /v1
@@ -202,10 +202,3 @@ async def _act(model: LoadedModel, id_slot: int, action: str, files: SavedFiles,
         "n_read": restored.n_bytes,
         "timings": {"restore_ms": restored.ms},
     }
-
-
-def _named(body: dict[str, Any]) -> str | None:
-    name = body.get("model")
-    if name is not None and not isinstance(name, str):
-        raise invalid("model", "must be a string")
-    return name or None

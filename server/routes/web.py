@@ -7,9 +7,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-import orjson
 from fastapi import APIRouter, Query, Request, Response
 
+from server.dialects.common import event
 from server.dialects.fields import parse
 from server.engine.request import NUMBERS
 from server.errors import NotFound, NotSupported, ShuttingDown, invalid
@@ -19,7 +19,7 @@ from server.transport.body import read_body, read_json
 from server.transport.errors import json_reply
 from server.transport.forward import forward
 from server.transport.keys import given_key
-from server.transport.sse import EventStream, Watch
+from server.transport.sse import EventStream, Watch, written
 from server.web.bench import SCENARIOS, Address, BenchBody, measured
 from server.web.tools.catalogue import SHELL
 from server.web.tools.child import shell, work
@@ -74,13 +74,7 @@ async def bench(request: Request) -> Response:
     own = f"{request.scope['scheme']}://{host}:{port}{target_of(request).base}"
     key = given_key(dict(request.scope["headers"])).decode("latin-1")
     this = Address("this", own, model_named(request, body), key)
-    return EventStream(request, _events(measured(parse(BenchBody, body), this)))
-
-
-async def _events(found: AsyncGenerator[dict[str, Any], None]) -> AsyncGenerator[bytes, None]:
-    async with aclosing(found):
-        async for one in found:
-            yield b"data: %b\n\n" % orjson.dumps(one)
+    return EventStream(request, written(measured(parse(BenchBody, body), this), event))
 
 
 @router.get("/cors-proxy")
@@ -121,7 +115,7 @@ async def call_tool(request: Request) -> Response:
     folder = Path(request.headers["x-tool-cwd"]) if request.headers.get("x-tool-cwd") else None
     if name == SHELL:
         if stream is True:
-            return EventStream(request, _events(_chunks(shell(params, folder))))
+            return EventStream(request, written(_chunks(shell(params, folder)), event))
         return json_reply({"plain_text_response": await _watched(request, _joined(shell(params, folder)))})
     params = params | {"resp_type": request.headers.get("x-resp-type", "")}
     return json_reply(await _watched(request, work(name, params, folder)))

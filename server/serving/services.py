@@ -1,7 +1,7 @@
 """The services that routes use: one frozen value on ``app.state.services``."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 
@@ -179,6 +179,14 @@ def wants_load(request: Request) -> bool | None:
         return None
     said = request.query_params.get("autoload")
     return said in ("true", "1") if said else None
+
+
+def model_name(body: Mapping[str, object], field: str = "model") -> str | None:
+    """Return the model that a body names in this field, None if it names none. Raises `InvalidRequest`."""
+    name = body.get(field)
+    if name is not None and not isinstance(name, str):
+        raise invalid(field, "must be a string")
+    return name or None
 
 
 def whole_number(request: Request, name: str, default: int) -> int:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -22,6 +23,13 @@ PING = b":\n\n"
 
 class SendTimeoutError(TimeoutError):
     """The client did not read for ``idle_s``."""
+
+
+async def written(items: AsyncGenerator[T, None], write: Callable[[T], bytes]) -> AsyncGenerator[bytes, None]:
+    """Yield what `write` makes of each item."""
+    async with aclosing(items):
+        async for item in items:
+            yield write(item)
 
 
 class Watch:
