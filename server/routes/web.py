@@ -1,10 +1,8 @@
 """Endpoints of the web UI besides the API: live data; and those that llama-server's UI needs."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine
-from contextlib import aclosing
+from collections.abc import Coroutine
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Query, Request, Response
@@ -21,8 +19,6 @@ from server.transport.forward import forward
 from server.transport.keys import given_key
 from server.transport.sse import EventStream, Watch, written
 from server.web.bench import SCENARIOS, Address, BenchBody, measured
-from server.web.tools.catalogue import SHELL
-from server.web.tools.child import shell, work
 
 T = TypeVar("T")
 router = APIRouter(include_in_schema=False)
@@ -106,19 +102,10 @@ async def call_tool(request: Request) -> Response:
         raise invalid("tool", "must be the name of a tool")
     if not isinstance(params, dict):
         raise invalid("params", "must be an object")
-    call = None if stream is True else found.of_server(name, key_of(request).may_call)
-    if call is not None:
-        return json_reply(await _watched(request, call(params)))
-    if request.headers.get("x-tool-runtime"):
-        raise NotSupported("x-tool-runtime: tools run on this machine only")
-    found.check(name, params, stream=stream is True)
-    folder = Path(request.headers["x-tool-cwd"]) if request.headers.get("x-tool-cwd") else None
-    if name == SHELL:
-        if stream is True:
-            return EventStream(request, written(_chunks(shell(params, folder)), event))
-        return json_reply({"plain_text_response": await _watched(request, _joined(shell(params, folder)))})
-    params = params | {"resp_type": request.headers.get("x-resp-type", "")}
-    return json_reply(await _watched(request, work(name, params, folder)))
+    if stream is True:
+        return EventStream(request, written(found.stream(name, params, request.headers), event))
+    called = found.call(name, params, request.headers, key_of(request).may_call)
+    return json_reply(await _watched(request, called))
 
 
 async def _watched(request: Request, result: Coroutine[Any, Any, T]) -> T:
@@ -131,18 +118,6 @@ async def _watched(request: Request, result: Coroutine[Any, Any, T]) -> T:
             stopping.cancel()
 
 
-async def _joined(texts: AsyncGenerator[str, None]) -> str:
-    async with aclosing(texts):
-        return "".join([text async for text in texts])
-
-
 async def _stop(draining: asyncio.Event, watch: Watch) -> None:
     await draining.wait()
     watch.interrupt(ShuttingDown())
-
-
-async def _chunks(texts: AsyncGenerator[str, None]) -> AsyncGenerator[dict[str, Any], None]:
-    async with aclosing(texts):
-        async for text in texts:
-            yield {"chunk": text}
-    yield {"done": True}

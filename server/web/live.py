@@ -10,7 +10,7 @@ milliseconds.
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import reduce
@@ -36,29 +36,12 @@ Json = dict[str, Any]
 Load: TypeAlias = tuple[str, float]  # a model, and when it was loaded
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """The seconds before ``at`` (unix seconds), summed over all models; None where there was no activity.
-
-    ``first_token`` and ``gap``: median and 95th percentile in seconds, at the resolution of the histogram's buckets.
-    ``hit_rate``: fraction of prompt tokens from a cache. ``memory``: bytes of the loaded models.
-    """
-
-    at: float
-    first_token: tuple[float, float] | None
-    gap: tuple[float, float] | None
-    generated_per_s: float
-    prompt_per_s: float
-    hit_rate: float | None
-    running: int
-    waiting: int
-    memory: int
-    ram_cache: int
-    disk_cache: int
-
-
 class History:
     """Samples of the last hour. Used on the event loop.
+
+    Each describes the seconds before ``at`` (unix seconds), summed over all models; None where there was no activity.
+    ``first_token`` and ``gap``: median and 95th percentile in seconds, at the resolution of the histogram's buckets.
+    ``hit_rate``: fraction of prompt tokens from a cache. ``memory``: bytes of the loaded models.
 
     `ledger`: that of the metrics, which releases a model as soon as it is unloaded.
     """
@@ -74,7 +57,7 @@ class History:
         self._ledger = ledger or Ledger()
         self._before = EngineStats()
         self._sampled_at = clock()
-        self.samples: deque[Sample] = deque(maxlen=int(KEPT_S / SAMPLE_S))
+        self.samples: deque[Json] = deque(maxlen=int(KEPT_S / SAMPLE_S))
         self.n_samples = 0
 
     def sample(self) -> None:
@@ -89,29 +72,26 @@ class History:
         self._before, self._sampled_at = stats, now
         self.n_samples += 1
         self.samples.append(
-            Sample(
-                at=round(now, 1),
-                first_token=quantiles(_since(stats.time_to_first_token, before.time_to_first_token)),
-                gap=quantiles(_since(stats.inter_token, before.inter_token)),
-                generated_per_s=(stats.predicted_tokens - before.predicted_tokens) / elapsed,
-                prompt_per_s=n_prompt / elapsed,
-                hit_rate=n_cached / (n_prompt + n_cached) if n_prompt + n_cached else None,
-                running=stats.n_processing,
-                waiting=stats.n_deferred,
-                memory=sum(taken.total for facts in loaded for taken in facts.footprint.values()),
-                ram_cache=stats.cache_ram_bytes,
-                disk_cache=stats.cache_disk_bytes,
-            )
+            {
+                "at": round(now, 1),
+                "first_token": quantiles(_since(stats.time_to_first_token, before.time_to_first_token)),
+                "gap": quantiles(_since(stats.inter_token, before.inter_token)),
+                "generated_per_s": (stats.predicted_tokens - before.predicted_tokens) / elapsed,
+                "prompt_per_s": n_prompt / elapsed,
+                "hit_rate": n_cached / (n_prompt + n_cached) if n_prompt + n_cached else None,
+                "running": stats.n_processing,
+                "waiting": stats.n_deferred,
+                "memory": sum(taken.total for facts in loaded for taken in facts.footprint.values()),
+                "ram_cache": stats.cache_ram_bytes,
+                "disk_cache": stats.cache_disk_bytes,
+            }
         )
 
 
-def quantiles(counts: Sequence[int], wanted: Iterable[float] = (0.5, 0.95)) -> tuple[float, float] | None:
-    """Return two quantiles of a histogram, interpolated within the engine's bounds; None if it is empty."""
+def quantiles(counts: Sequence[int]) -> tuple[float, float] | None:
+    """Return median and 95th percentile of a histogram, interpolated within the engine's bounds; None if empty."""
     n = sum(counts)
-    if not n:
-        return None
-    first, second = (_quantile(counts, n * part) for part in wanted)
-    return first, second
+    return (_quantile(counts, n * 0.5), _quantile(counts, n * 0.95)) if n else None
 
 
 def _quantile(counts: Sequence[int], rank: float) -> float:

@@ -1,23 +1,44 @@
-"""The tools of the web UI as GET /tools lists them: the built-in ones that are enabled (``tools.json``), and those of
-the configured MCP servers, as llama-server has them (``--mcp-servers-json``).
+"""The tools of the web UI: the built-in ones that are enabled (``tools.json``), and those of the configured MCP
+servers, as llama-server has them (``--mcp-servers-json``).
+
+A built-in tool runs in a process: a shell for commands, this interpreter for the rest. They have the server's
+permissions, without its API keys in their environment. At the time limit or when the client disconnects, the process
+and all its children are killed.
 """
 
+import asyncio
+import codecs
+import json
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+import os
+import signal
+import sys
+import time
+from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing, suppress
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import orjson
 
-from server.errors import InvalidRequest, NotFound, short, short_json
+from server.errors import InvalidRequest, NotFound, NotSupported, short, short_json
 from server.mcp.config import McpServer
 from server.mcp.servers import McpFault, McpServers, McpTool
+from server.sandbox.process import public_environment
 
 logger = logging.getLogger(__name__)
 SHELL, EVERY = "exec_shell_command", "all"
 Json = dict[str, Any]
 MayCall = Callable[[str], bool]
+WORK_S = 30.0
+MOST_SHELL_S = 60
+MOST_OUTPUT_BYTES = 16 * 1024
+_MOST_ANSWER_BYTES = 64 << 20
+_READ_BYTES = 4096
+_BOOT = "import sys; sys.path[:] = sys.argv[1:]; from server.web.tools.work import main; main()"
 
 
 @cache
@@ -72,27 +93,41 @@ class PageTools:
                     found[name] = self._servers.configured[label], tool
         return {name: each for name, each in found.items() if may_call(each[0].label)}
 
-    def of_server(self, name: str, may_call: MayCall) -> Callable[[Json], Coroutine[Any, Any, Json]] | None:
-        """Return the function that calls an MCP server's tool: it takes the parameters, and returns the result's text
-        or an ``error``. None if there is no such tool.
-        """
+    async def call(self, name: str, params: Json, headers: Mapping[str, str], may_call: MayCall) -> Json:
+        """Return the reply of a tool: its result, or an ``error`` if it fails. Raises as `check`."""
         found = self._of_servers(may_call).get(name)
-        if found is None:
-            return None
-        server, tool = found
+        if found is not None:
+            return await self._call_server(*found, params)
+        self.check(name, params)
+        folder = _folder(headers)
+        if name != SHELL:
+            return await _work(name, params | {"resp_type": headers.get("x-resp-type", "")}, folder)
+        async with aclosing(_shell(params, folder)) as texts:
+            return {"plain_text_response": "".join([text async for text in texts])}
 
-        async def call(params: Json) -> Json:
-            try:
-                result = await self._servers.call(server, tool.name, params)
-            except McpFault as fault:
-                return {"error": fault.message}
-            if result.is_error:
-                return {"error": result.text or "MCP tool returned an error"}
-            return {"plain_text_response": result.text}
+    def stream(self, name: str, params: Json, headers: Mapping[str, str]) -> AsyncGenerator[Json, None]:
+        """Return the events of a tool that sends output as it is written. Raises as `check`."""
+        self.check(name, params, stream=True)
+        folder = _folder(headers)
 
-        return call
+        async def events() -> AsyncGenerator[Json, None]:
+            async with aclosing(_shell(params, folder)) as texts:
+                async for text in texts:
+                    yield {"chunk": text}
+            yield {"done": True}
 
-    def check(self, name: str, params: Json, *, stream: bool) -> None:
+        return events()
+
+    async def _call_server(self, server: McpServer, tool: McpTool, params: Json) -> Json:
+        try:
+            result = await self._servers.call(server, tool.name, params)
+        except McpFault as fault:
+            return {"error": fault.message}
+        if result.is_error:
+            return {"error": result.text or "MCP tool returned an error"}
+        return {"plain_text_response": result.text}
+
+    def check(self, name: str, params: Json, *, stream: bool = False) -> None:
         """Raise `NotFound` unless the tool is on, and `InvalidRequest` unless `params` match its schema."""
         tool = self._on.get(name)
         if tool is None:
@@ -107,3 +142,79 @@ class PageTools:
             at = ".".join(map(str, ("params", *error.absolute_path)))
             message = error.message.replace(repr(error.instance), short_json(error.instance), 1)
             raise InvalidRequest(f"{at}: {short(message)}", at)
+
+
+def _folder(headers: Mapping[str, str]) -> Path | None:
+    """Return the folder of relative paths that a request asks for. Raises `NotSupported` for another machine."""
+    if headers.get("x-tool-runtime"):
+        raise NotSupported("x-tool-runtime: tools run on this machine only")
+    return Path(headers["x-tool-cwd"]) if headers.get("x-tool-cwd") else None
+
+
+async def _work(tool: str, params: Json, folder: Path | None) -> Json:
+    """Return the reply of `server.web.tools.work`; a failure is an ``error`` in it."""
+    request = json.dumps({"tool": tool, "params": params}).encode()
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-I", "-B", "-c", _BOOT, *map(os.path.abspath, sys.path)),
+            stdin=PIPE,
+            stdout=PIPE,
+            stderr=DEVNULL,
+            cwd=folder,
+            env=public_environment(),
+            start_new_session=True,
+            limit=_MOST_ANSWER_BYTES,
+        )
+    except OSError as error:
+        return {"error": f"can't work in {folder}: {error.strerror}"}
+    try:
+        async with asyncio.timeout(WORK_S):
+            answer, _ = await process.communicate(request)
+        said: Json = json.loads(answer)
+        return said
+    except TimeoutError:
+        return {"error": f"took more than {WORK_S:.0f} seconds"}
+    except ValueError:
+        return {"error": "took more memory than it may"}
+    finally:
+        await _end(process)
+
+
+async def _shell(params: Json, folder: Path | None) -> AsyncGenerator[str, None]:
+    """Yield a command's output as it is produced, then its exit code in llama-server's format."""
+    deadline = time.monotonic() + min(max(params.get("timeout", 10), 0), MOST_SHELL_S)
+    left = min(max(params.get("max_output_size", MOST_OUTPUT_BYTES), 0), MOST_OUTPUT_BYTES)
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *("sh", "-c", params["command"]),
+            stdin=DEVNULL,
+            stdout=PIPE,
+            stderr=STDOUT,
+            cwd=folder,
+            env=public_environment(),
+            start_new_session=True,
+        )
+    except (OSError, ValueError) as error:
+        yield f"failed to spawn process: {error}\n[exit code: -1]"
+        return
+    assert process.stdout is not None
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    cut = over = False
+    try:
+        while chunk := await asyncio.wait_for(process.stdout.read(_READ_BYTES), deadline - time.monotonic()):
+            if text := decoder.decode(chunk[:left]):
+                yield text
+            cut, left = cut or len(chunk) > left, max(left - len(chunk), 0)
+        await asyncio.wait_for(process.wait(), deadline - time.monotonic())
+    except TimeoutError:
+        over = True
+    finally:
+        await _end(process)
+    tail = "\n[output truncated]" if cut else decoder.decode(b"", final=True)
+    yield f"{tail}\n[exit code: {process.returncode}]{' [exit due to timed out]' if over else ''}"
+
+
+async def _end(process: Process) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)  # it leads its own process group
+    await process.wait()
