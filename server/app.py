@@ -65,9 +65,8 @@ from server.transport.internal import InternalReply, post_json, revoked_key
 from server.transport.limits import Rates
 from server.transport.middleware import Middleware
 from server.transport.options import MAX_CONNECTIONS, MIB, CorsOptions, HttpOptions
-from server.transport.resumable import KeptStreams
+from server.transport.resumable import KeptStreams, SharedStreams
 from server.transport.server import StopSignals, on_hangup
-from server.transport.shared_streams import SharedStreams
 from server.uvicorn_config import check_certificate, configure
 from server.web.files import page_of
 from server.web.live import SAMPLE_S, History, Live

@@ -15,7 +15,7 @@ from openai.types.responses import Response
 
 from server.routes import responses
 from server.state.redis import Redis
-from server.transport.shared_streams import SharedStreams
+from server.transport.resumable import SharedStreams
 from tests.api.conftest import Api, Serve, until
 from tests.api.inference.test_streams import AT, CHAT, ID, NAMED, let_all_through, lookup
 from tests.api.scripted import opened as serving
