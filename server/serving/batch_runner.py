@@ -100,7 +100,8 @@ class BatchRunner:
             if name not in self._running:
                 task = self._running[name] = asyncio.create_task(self._run_batch(owner, batch), name="a batch")
                 task.add_done_callback(partial(self._ended, name))
-            if batch["status"] == "cancelling" and (limit := self._limits.pop(name, None)) is not None:
+            limit = self._limits.get(name)
+            if batch["status"] == "cancelling" and limit is not None and not limit.expired():
                 limit.reschedule(0)
 
     def _ended(self, name: tuple[str, str], task: asyncio.Task[None]) -> None:
