@@ -1,6 +1,6 @@
 """Ollama's API (github.com/ollama/ollama, docs/api.md). Operations that need Ollama's own model store are refused."""
 
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import TypeVar
@@ -21,7 +21,7 @@ from server.pool.events import Subscription
 from server.pool.names import LATEST
 from server.pool.pool import Pool
 from server.pool.spec import Task
-from server.pool.state import ModelState, Status
+from server.pool.state import Status
 from server.routes.openapi import FINDS, HI, NDJSON, READS, TEXT, computes, describe
 from server.serving.generate import embed, respond
 from server.serving.services import lease_for, model_name, sees_files, services, target_of
@@ -133,10 +133,7 @@ async def pull(request: Request) -> Response:
     pool = services(request).pool
     events = pool.subscribe()
     try:
-        model = _downloading(pool.states(), name)
-        begins = model is None
-        if model is None:
-            model = await _begun(pool, name)
+        model, begins = await _followed(pool, name)
     except BaseException:
         events.close()
         raise
@@ -151,28 +148,24 @@ async def pull(request: Request) -> Response:
     return json_reply(last)
 
 
-def _downloading(states: Iterable[ModelState], name: str) -> str | None:
-    """Return the model of that name, "" where its files are there; None where there is no such model, or only one that
-    a repository's name means of those that are there.
+async def _followed(pool: Pool, name: str) -> tuple[str, bool]:
+    """Return the model whose download a pull follows, "" if its files are there, and whether the pull has begun it.
+
+    A repository's name that means one of several models of the cache begins the download of its default. Where nothing
+    can be downloaded, or not for this key, the models that serve that name are enough.
     """
-    names = (name, name.removesuffix(LATEST), hub_name(name))
-    for each in sorted(states, key=lambda each: each.spec.id not in names):
-        if each.spec.id in names or not (each.spec.origin == "cache" or set(names).isdisjoint(each.spec.aliases)):
-            return each.spec.id if each.status is Status.DOWNLOADING else ""
-    return None
-
-
-async def _begun(pool: Pool, name: str) -> str:
-    """Begin the download of what is called so; "" where it can't be had, or is not for this key to fetch, and requests
-    for that name are served."""
+    repository = hub_name(name)
+    names = {name, name.removesuffix(LATEST), repository}
+    for each in sorted(pool.states(), key=lambda each: each.spec.id not in names):
+        if each.spec.id in names or not (each.spec.origin == "cache" or names.isdisjoint(each.spec.aliases)):
+            return each.spec.id if each.status is Status.DOWNLOADING else "", False
     try:
-        await pool.download(model := hub_name(name))
+        await pool.download(repository)
     except (DownloadFailed, NotFound, NotSupported, PermissionDenied):
-        names = {name, name.removesuffix(LATEST), model}
         if not any(names & {state.spec.id, *state.spec.aliases} for state in pool.states()):
             raise
-        return ""
-    return model
+        return "", False
+    return repository, True
 
 
 async def _pulled(pool: Pool, model: str, events: Subscription, *, begins: bool) -> AsyncGenerator[Json, None]:
