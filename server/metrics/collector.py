@@ -7,7 +7,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import reduce
 from typing import Protocol
 
@@ -88,37 +88,29 @@ class Counted(Protocol):
         """Totals since the load; readable after the engine was closed, too."""
 
 
-@dataclass(slots=True)
-class _Account:
-    """One model: the sum of its earlier loads, and the engine that counts now."""
-
-    past: EngineStats = field(default_factory=EngineStats)
-    engine: Counted | None = None
-
-
 class Ledger:
     """Totals per model that never decrease, although a model's statistics restart with each load."""
 
     def __init__(self) -> None:
-        self._counters: dict[str, _Account] = {}
+        self._engines: dict[str, Counted | None] = {}  # those that count now
+        self._past: dict[str, EngineStats] = {}  # the sums of earlier loads
 
     def note(self, engines: Mapping[str, Counted | None]) -> None:
         """Begin to count new engines, and add up and release those that are gone. Call it with all models: on each
         change of a model's status, and before `totals`.
         """
-        for model, engine in (dict.fromkeys(self._counters) | dict(engines)).items():
-            account = self._counters.setdefault(model, _Account())
-            if account.engine is engine:
-                continue
-            if account.engine is not None:
-                account.past = combined(account.past, ended(account.engine.stats))
-            account.engine = engine
+        for model, engine in (dict.fromkeys(self._engines) | dict(engines)).items():
+            before = self._engines.get(model)
+            if before is not None and before is not engine:
+                self._past[model] = combined(self._past.get(model, EngineStats()), ended(before.stats))
+            self._engines[model] = engine
 
     def totals(self) -> dict[str, EngineStats]:
         """Return the stats by model id over all loads; gauges are those of the current load."""
+        past = {model: self._past.get(model, EngineStats()) for model in self._engines}
         return {
-            model: combined(account.past, account.engine.stats) if account.engine else account.past
-            for model, account in self._counters.items()
+            model: past[model] if engine is None else combined(past[model], engine.stats)
+            for model, engine in self._engines.items()
         }
 
 

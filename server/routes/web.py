@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Coroutine
-from dataclasses import asdict
 from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Query, Request, Response
@@ -46,7 +45,7 @@ async def config(request: Request) -> Response:
 async def log(request: Request) -> Response:
     """Return the last lines of the server's log, of those ``after`` a number."""
     after = whole_number(request, "after", 0)
-    return json_reply({"lines": [asdict(line) for line in services(request).log.after(after)]})
+    return json_reply({"lines": services(request).log.after(after)})
 
 
 @router.get("/page/bodies")

@@ -8,7 +8,7 @@ Needs the extra ``llamapool[otel]``.
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from opentelemetry import propagate
 from opentelemetry.context import Context
@@ -24,6 +24,7 @@ from server.errors import ConfigError
 from server.telemetry.record import ModelUse, Record
 
 _NS = 1_000_000_000
+Nanoseconds = Callable[[float], int]
 WANTED = "OTEL_METRICS_EXPORTER"
 """OpenTelemetry's variable for the metrics exporter. Nothing is sent unless it is ``otlp``: a collector of traces may
 not accept metrics, and ``GET /metrics`` has more.
@@ -111,8 +112,8 @@ class Tracing:
         operation = operation_of(record.route)
         if self._metrics is not None and record.usage is not None and record.usage.model:
             self._metrics.ended(record, record.usage, operation)
-        at = _Clock()
-        start, end = at.ns(record.started_at), at.ns(record.started_at + record.elapsed_s)
+        at = _clock()
+        start, end = at(record.started_at), at(record.started_at + record.elapsed_s)
         known = {name.decode("latin-1"): value.decode("latin-1") for name, value in record.headers.items()}
         span = self._tracer.start_span(
             f"{record.method} {record.route}",
@@ -128,20 +129,20 @@ class Tracing:
                 self._model(record, record.usage, operation, set_span_in_context(span), at)
         span.end(end)
 
-    def _model(self, record: Record, usage: ModelUse, operation: str, inside: Context, at: "_Clock") -> None:
+    def _model(self, record: Record, usage: ModelUse, operation: str, inside: Context, at: Nanoseconds) -> None:
         stages = list(_stages(usage))
         start = usage.began_at or record.started_at
         end = max([record.started_at + record.elapsed_s, *(begun + took for _, begun, took in stages)])
         span = self._tracer.start_span(
-            f"{operation} {usage.model}", inside, attributes=_gen_ai(usage, operation), start_time=at.ns(start)
+            f"{operation} {usage.model}", inside, attributes=_gen_ai(usage, operation), start_time=at(start)
         )
         if record.error:
             span.set_attribute("error.type", record.error)
             span.set_status(Status(StatusCode.ERROR, record.error))
         within = set_span_in_context(span)
         for name, begun, took in stages:
-            self._tracer.start_span(name, within, start_time=at.ns(begun)).end(at.ns(begun + took))
-        span.end(at.ns(end))
+            self._tracer.start_span(name, within, start_time=at(begun)).end(at(begun + took))
+        span.end(at(end))
 
     def close(self) -> None:
         """Send the remaining spans. Blocks."""
@@ -150,14 +151,10 @@ class Tracing:
             self._metrics.close()
 
 
-class _Clock:
-    """`time.perf_counter` as unix nanoseconds."""
-
-    def __init__(self) -> None:
-        self._ahead = time.time() - time.perf_counter()
-
-    def ns(self, at: float) -> int:
-        return int((at + self._ahead) * _NS)
+def _clock() -> Nanoseconds:
+    """Return the function from `time.perf_counter` to unix nanoseconds."""
+    ahead = time.time() - time.perf_counter()
+    return lambda at: int((at + ahead) * _NS)
 
 
 def _http(record: Record, user_agent: str) -> dict[str, AttributeValue]:

@@ -1,4 +1,4 @@
-"""The files of the web UI, the built-in ones or a folder's (``--path``), and the middleware that serves them.
+"""The files of the web UI, the built-in ones or a folder's (``--path``), served by a middleware.
 
 A name under ``_app/`` contains the hash of all modules, so that browsers cache it forever and never mix two
 versions; modules import each other by relative addresses. Browsers revalidate all other files by ETag.
@@ -63,10 +63,13 @@ class PageFile:
 
 
 class FileSource:
-    """A source of files. A path is the part after the server's prefix, with its slash.
+    """A source of files, which are sent with ``headers``. A path is the part after the server's prefix, with its slash.
 
     This one (``--no-ui``) has only a script that removes the service worker of a previously served web UI.
     """
+
+    def __init__(self, headers: dict[str, str]) -> None:
+        self._headers = headers
 
     def has(self, path: str) -> bool:
         """Return whether there is a file at `path`. Fast."""
@@ -76,11 +79,42 @@ class FileSource:
         """Return the file at `path`. Blocking."""
         return page_file(REMOVE_WORKER, ".js") if path == "/sw.js" else None
 
+    def around(self, app: ASGIApp) -> ASGIApp:
+        """Return `app` with the files in front. A file that cannot be read is a 404, never the endpoint of its name."""
+
+        async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+            target: Target | None = scope.get(TARGET)  # none for a lifespan
+            if target is None or not target.is_page:
+                await app(scope, receive, send)
+                return
+            file = await asyncio.to_thread(self.read, target.path)
+            if file is None:
+                raise NotFound("File Not Found")
+            await self._reply(file, scope)(scope, receive, send)
+
+        return serve
+
+    def _reply(self, file: PageFile, scope: Scope) -> Response:
+        headers = {"ETag": file.etag, "Cache-Control": file.cache, "Vary": "Accept-Encoding", **self._headers}
+        if file.policy is not None:
+            headers["Content-Security-Policy"] = file.policy
+        asked = dict(scope["headers"])
+        known = [
+            tag.strip().removeprefix("W/") for tag in asked.get(b"if-none-match", b"").decode("latin-1").split(",")
+        ]
+        if file.etag in known:
+            return Response(status_code=304, headers=headers)
+        if file.gzipped is not None and b"gzip" in asked.get(b"accept-encoding", b""):
+            headers["Content-Encoding"] = "gzip"
+            return Response(file.gzipped, media_type=file.media_type, headers=headers)
+        return Response(file.body, media_type=file.media_type, headers=headers)
+
 
 class BuiltIn(FileSource):
     """The package's web UI. All files are read at the first request; each is compressed when it is first sent."""
 
-    def __init__(self) -> None:
+    def __init__(self, headers: dict[str, str]) -> None:
+        super().__init__(headers)
         self._made: dict[str, PageFile] = {}
         self._top = {"/", "/sw.js"} | {f"/{entry.name}" for entry in STATIC.iterdir() if entry.is_file()}
 
@@ -115,6 +149,7 @@ class Folder(FileSource):
     tools/server/server-http.cpp; cpp-httplib's mount points). Nothing above `root` is reached, by links neither."""
 
     def __init__(self, root: Path) -> None:
+        super().__init__(_NO_SNIFFING)
         self._root = root.resolve()
 
     def has(self, path: str) -> bool:
@@ -177,49 +212,8 @@ def security_headers(connect: tuple[str, ...]) -> dict[str, str]:
     }
 
 
-class Page:
-    """Middleware that answers GET requests for the web UI's files, with ``headers`` in each response."""
-
-    def __init__(self, files: FileSource, headers: dict[str, str]) -> None:
-        self.has = files.has
-        self._files = files
-        self._headers = headers
-
-    def around(self, app: ASGIApp) -> ASGIApp:
-        """Return `app` with the files in front. A file that cannot be read is a 404, never the endpoint of its name."""
-
-        async def serve(scope: Scope, receive: Receive, send: Send) -> None:
-            target: Target | None = scope.get(TARGET)  # none for a lifespan
-            if target is None or not target.is_page:
-                await app(scope, receive, send)
-                return
-            file = await asyncio.to_thread(self._files.read, target.path)
-            if file is None:
-                raise NotFound("File Not Found")
-            await self._reply(file, scope)(scope, receive, send)
-
-        return serve
-
-    def _reply(self, file: PageFile, scope: Scope) -> Response:
-        headers = {"ETag": file.etag, "Cache-Control": file.cache, "Vary": "Accept-Encoding", **self._headers}
-        if file.policy is not None:
-            headers["Content-Security-Policy"] = file.policy
-        asked = dict(scope["headers"])
-        known = [
-            tag.strip().removeprefix("W/") for tag in asked.get(b"if-none-match", b"").decode("latin-1").split(",")
-        ]
-        if file.etag in known:
-            return Response(status_code=304, headers=headers)
-        if file.gzipped is not None and b"gzip" in asked.get(b"accept-encoding", b""):
-            headers["Content-Encoding"] = "gzip"
-            return Response(file.gzipped, media_type=file.media_type, headers=headers)
-        return Response(file.body, media_type=file.media_type, headers=headers)
-
-
-def page_of(*, ui: bool, folder: Path | None, connect: tuple[str, ...]) -> Page:
+def page_of(*, ui: bool, folder: Path | None, connect: tuple[str, ...]) -> FileSource:
     """Return the web UI that the options select. Without one, it still removes a previously served service worker."""
     if not ui:
-        return Page(FileSource(), security_headers(()))
-    if folder is not None:
-        return Page(Folder(folder), _NO_SNIFFING)
-    return Page(BuiltIn(), security_headers(connect))
+        return FileSource(security_headers(()))
+    return BuiltIn(security_headers(connect)) if folder is None else Folder(folder)

@@ -34,6 +34,7 @@ MOST_WATCHERS = 16
 MAX_ENDED = 100
 Json = dict[str, Any]
 Load: TypeAlias = tuple[str, float]  # a model, and when it was loaded
+Milliseconds: TypeAlias = Callable[[float], float]
 
 
 class History:
@@ -213,7 +214,7 @@ class Live:
         return shown
 
     def _engine(self, engine: Generator, key: tuple[str, float]) -> Json:
-        at = _Clock(engine.now)
+        at = _clock(engine.now)
         views = engine.views()
         stats = engine.stats
         return {
@@ -231,7 +232,7 @@ class Live:
             "drafts": [stats.n_draft_tokens, stats.n_draft_accepted],
         }
 
-    def _slots(self, view: InstanceView, number: int, at: "_Clock") -> list[Json]:
+    def _slots(self, view: InstanceView, number: int, at: Milliseconds) -> list[Json]:
         return [
             {
                 "id": slot.id,
@@ -239,19 +240,19 @@ class Live:
                 "phase": slot.phase,
                 "tokens": slot.n_tokens,
                 "adapters": slot.adapters,
-                "used": at.ms(slot.last_used),
+                "used": at(slot.last_used),
                 "choice": None if slot.choice is None else choice_object(slot.choice, at),
             }
             for slot in view.slots
         ]
 
-    def _steps(self, view: InstanceView, key: tuple[str, float, int], at: "_Clock") -> list[list[float]]:
+    def _steps(self, view: InstanceView, key: tuple[str, float, int], at: Milliseconds) -> list[list[float]]:
         """Return the steps since the previous state."""
         known = self._known.get(key, -1)
         if view.steps:
             self._known[key] = view.steps[-1].number
         return [
-            [s.number, at.ms(s.at), round(s.seconds, 5), s.n_decode, s.n_drafted, s.n_prompt]
+            [s.number, at(s.at), round(s.seconds, 5), s.n_decode, s.n_drafted, s.n_prompt]
             for s in view.steps
             if s.number > known
         ]
@@ -263,10 +264,10 @@ class Live:
         fresh = [one for one in ended if one[0] not in self._ended]
         if not fresh and self._requests.n:
             return
-        clocks = {load: _Clock(engine.now) for load, engine in engines.items()}
+        clocks = {load: _clock(engine.now) for load, engine in engines.items()}
         known = {
             key: choice_object(one, clocks[load])
-            | {"model": load[0], "slot": one.slot, "ended": clocks[load].ms(one.ended_at), "outcome": one.outcome}
+            | {"model": load[0], "slot": one.slot, "ended": clocks[load](one.ended_at), "outcome": one.outcome}
             for key, load, one in fresh
         }
         self._ended = {key: self._ended[key] for key, _, _ in ended if key in self._ended} | known
@@ -274,18 +275,13 @@ class Live:
         self._requests.change(_event("requests", newest), _event("ended", list(known.values())))
 
 
-class _Clock:
-    """An engine's times as unix milliseconds."""
-
-    def __init__(self, now: float) -> None:
-        self._ahead = time.time() - now
-
-    def ms(self, at: float) -> float:
-        """Convert to unix milliseconds. 0 stays 0: the event has not happened."""
-        return _ms(at + self._ahead) if at else 0.0
+def _clock(now: float) -> Milliseconds:
+    """Return the function from an engine's times, now `now`, to unix milliseconds. 0 stays 0: it has not happened."""
+    ahead = time.time() - now
+    return lambda at: _ms(at + ahead) if at else 0.0
 
 
-def choice_object(choice: ChoiceView, at: _Clock) -> Json:
+def choice_object(choice: ChoiceView, at: Milliseconds) -> Json:
     """Return one choice of a request as JSON."""
     return {
         "request": choice.request,
@@ -298,21 +294,21 @@ def choice_object(choice: ChoiceView, at: _Clock) -> Json:
         "max": choice.max_tokens,
         "source": [choice.source, choice.source_slot],
         "recompute": choice.recompute,
-        "submitted": at.ms(choice.submitted_at),
-        "placed": at.ms(choice.placed_at),
-        "begun": at.ms(choice.placed_at + choice.placement_s),
-        "prompt_done": at.ms(choice.prompt_done_at),
+        "submitted": at(choice.submitted_at),
+        "placed": at(choice.placed_at),
+        "begun": at(choice.placed_at + choice.placement_s),
+        "prompt_done": at(choice.prompt_done_at),
     }
 
 
 def _tiers(tiers: Mapping[str, TierView], engine: Generator) -> Json:
-    at = _Clock(engine.now)
+    at = _clock(engine.now)
     return {
         name: {
             "n": tier.n,
             "bytes": tier.n_bytes,
             "states": [
-                [-one.number, one.n_tokens, one.size, at.ms(one.used_at), one.n_used, round(one.value, 3)]
+                [-one.number, one.n_tokens, one.size, at(one.used_at), one.n_used, round(one.value, 3)]
                 for one in tier.states
             ],
         }
