@@ -64,7 +64,7 @@ from server.transport.errors import add_error_handlers
 from server.transport.internal import InternalReply, post_json, revoked_key
 from server.transport.limits import Rates
 from server.transport.middleware import Middleware
-from server.transport.options import MAX_CONNECTIONS, MIB, CorsOptions, HttpOptions
+from server.transport.options import MAX_CONNECTIONS, MIB, HttpOptions
 from server.transport.resumable import KeptStreams, SharedStreams
 from server.transport.server import StopSignals, on_hangup
 from server.uvicorn_config import check_certificate, configure
@@ -241,9 +241,7 @@ def http_options(server: ServerSettings) -> HttpOptions:
         aliases=server.route_aliases,
         cache_scope=None if server.cache_scope == "auto" else server.cache_scope,
         allowed_hosts=tuple(host.lower() for host in server.allowed_hosts),
-        cors=CorsOptions(
-            cors_origins(server), server.cors_methods, server.cors_headers, credentials=server.cors_credentials
-        ),
+        cors_origins=cors_origins(server),
     )
 
 

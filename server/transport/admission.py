@@ -96,8 +96,8 @@ class AdmissionControl:
     def __init__(self, options: HttpOptions, keys: KeyStore, rates: Rates, draining: asyncio.Event) -> None:
         self._keys = keys
         self._open_paths = ("/metrics",) * options.metrics_open
-        self._guard = Guard(options)
-        self._cors = CorsPolicy(options.cors)
+        self._cors = CorsPolicy(options)
+        self._guard = Guard(options, self._cors.listed)
         self.rates = rates
         self.n_body_bytes, self.max_body_bytes = 0, options.max_bodies_bytes
         self._admin_port = options.admin_port

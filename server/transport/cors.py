@@ -22,7 +22,7 @@ from starlette.exceptions import HTTPException
 
 from server.errors import InvalidRequest, LlamapoolError, NotFound, PermissionDenied
 from server.transport.endpoints import UNKNOWN, Target, methods_of
-from server.transport.options import FORWARD_PREFIX, CorsOptions, HttpOptions
+from server.transport.options import FORWARD_PREFIX, HttpOptions
 
 if TYPE_CHECKING:
     from starlette.types import Scope
@@ -34,17 +34,18 @@ _LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 class CorsPolicy:
     """The policy of ``--cors-origins``: "*", "localhost", or origins separated by commas."""
 
-    def __init__(self, options: CorsOptions) -> None:
-        self._origins = options.listed
-        self._echo_any = options.origins.strip() == "*" and options.credentials
-        self._any = "*" in (part.strip() for part in options.origins.split(","))
-        self._only_local = options.origins.strip() == "localhost"
+    def __init__(self, options: HttpOptions) -> None:
+        origins = [part.strip() for part in options.cors_origins.split(",")]
+        self.listed = frozenset(origins) - {"", "*", "localhost"}
+        self._echo_any = origins == ["*"] and options.cors_credentials
+        self._any = "*" in origins
+        self._only_local = origins == ["localhost"]
         self._preflight: ReplyHeaders = [
-            (b"access-control-allow-credentials", b"true" if options.credentials else b"false"),
-            (b"access-control-allow-methods", options.methods.encode("latin-1", "replace")),
-            (b"access-control-allow-headers", options.headers.encode("latin-1", "replace")),
+            (b"access-control-allow-credentials", b"true" if options.cors_credentials else b"false"),
+            (b"access-control-allow-methods", options.cors_methods.encode("latin-1", "replace")),
+            (b"access-control-allow-headers", options.cors_headers.encode("latin-1", "replace")),
         ]
-        self._credentials = self._preflight[:1] if options.credentials else []
+        self._credentials = self._preflight[:1] if options.cors_credentials else []
 
     def headers(self, origin: bytes | None) -> ReplyHeaders:
         """Return the headers for a request with that Origin; none without an Origin, or for one that is not allowed.
@@ -69,7 +70,7 @@ class CorsPolicy:
         text = origin.decode("latin-1")
         if self._only_local:
             return host_of(text) in _LOCAL
-        return text in self._origins
+        return text in self.listed
 
 
 RequestHeaders = Mapping[bytes, bytes]
@@ -84,10 +85,11 @@ class NotJson(InvalidRequest):
 class Guard:
     """Checks requests before their bodies are read."""
 
-    def __init__(self, options: HttpOptions) -> None:
+    def __init__(self, options: HttpOptions, origins: Collection[str]) -> None:
+        """`origins`: those whose pages may do what this server's own may."""
         self._closed = options.closed
         self._hosts = frozenset(options.allowed_hosts)
-        self._origins = options.cors.listed
+        self._origins = origins
 
     def check(self, target: Target, scope: "Scope", headers: RequestHeaders) -> None:
         """Check a request without a key on a server that needs none.

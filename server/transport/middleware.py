@@ -66,7 +66,7 @@ class Middleware:
         rates: Rates | None = None,
     ) -> None:
         self._app = app
-        self._cors = CorsPolicy(options.cors)
+        self._cors = CorsPolicy(options)
         self._resolver = Resolver(options.api_prefix, is_page, options.aliases)
         self._control = AdmissionControl(options, KeyStore() if keys is None else keys, rates or Rates(), draining)
         self._ended = ended

@@ -17,20 +17,6 @@ IDLE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class CorsOptions:
-    """llama-server's ``--cors-*`` with its defaults (llama.cpp common/common.h)."""
-
-    origins: str = "*"
-    methods: str = "GET, POST, DELETE, OPTIONS"
-    headers: str = "*"
-    credentials: bool = True
-
-    @property
-    def listed(self) -> frozenset[str]:
-        return frozenset(part.strip() for part in self.origins.split(",")) - {"", "*", "localhost"}
-
-
-@dataclass(frozen=True, slots=True)
 class HttpOptions:
     """Switches and limits of the HTTP side. Built from the settings by `server.app`."""
 
@@ -49,7 +35,10 @@ class HttpOptions:
     sse_ping_interval: float = 30.0  # <= 0 = no pings
     max_connections: int = MAX_CONNECTIONS  # requests in progress
     api_prefix: str = ""
-    cors: CorsOptions = CorsOptions()
+    cors_origins: str = "*"  # llama-server's, as the next three (llama.cpp common/common.h)
+    cors_methods: str = "GET, POST, DELETE, OPTIONS"
+    cors_headers: str = "*"
+    cors_credentials: bool = True
     allowed_hosts: tuple[str, ...] = ()  # further names of this server in Host headers
     cache_scope: Mode | None = None  # None = by key where there are several
     predicts: bool = False  # POST /predict answers
