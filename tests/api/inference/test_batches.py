@@ -1,5 +1,6 @@
 """Files and batches, through the official clients over a scripted model."""
 
+import asyncio
 import json
 import re
 import subprocess
@@ -8,7 +9,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 import httpx2
 import pytest
@@ -203,6 +204,35 @@ async def test_a_cancelled_batch_keeps_its_results(serve: Serve) -> None:
     assert cancelling.status == "cancelling"
     assert done.status == "cancelled"
     assert {each["error"]["code"] for each in bad} == {"batch_cancelled"}
+
+
+async def test_a_cancellation_that_meets_the_expiry_ends_the_batch(serve: Serve) -> None:
+    begun, ending, leave = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def stubborn(*_: object) -> Never:
+        try:
+            begun.set()
+            await asyncio.Event().wait()
+        finally:
+            ending.set()
+            await leave.wait()
+        raise AssertionError
+
+    async with opened(serve) as (api, client), asyncio.timeout(60):
+        runner: batch_runner.BatchRunner = api.app.state.services.batches
+        runner.call = stubborn
+        batch = await start(client, [line(1)])
+        await begun.wait()
+        (limit,) = runner._limits.values()
+        limit.reschedule(0)  # as if it had expired
+        await ending.wait()
+        await client.batches.cancel(batch.id)
+        try:
+            await runner._look()
+        finally:
+            leave.set()
+        done = await ended(api, client, batch.id)
+    assert done.status == "cancelled"
 
 
 async def test_a_batch_continues_after_a_restart_and_no_request_runs_twice(serve: Serve, tmp_path: Path) -> None:
