@@ -66,7 +66,7 @@ class Admission:
         """Return reply headers with the remaining requests and tokens of the key; none if it has no limits."""
         if self.caller is None or not self._windows:
             return []
-        return self._control.rates.headers(self.caller, self._windows, anthropic=speaks_anthropic(path))
+        return self._control.rates.headers(self._windows, anthropic=speaks_anthropic(path))
 
     def take(self, n_bytes: int) -> None:
         """Count received bytes of the body. Raises `TooManyBodies`; earlier bytes stay counted until `release`."""

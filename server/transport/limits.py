@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from inspect import isawaitable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from server.errors import Unavailable
 from server.state.redis import PREFIX, Redis
@@ -30,8 +30,18 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Limiters = Mapping[str, Any]
 """The counters of requests and of tokens."""
-Windows = Mapping[str, Any]
-"""What is left of the limits of requests and tokens, and until when (`limits.WindowStats`)."""
+
+
+class Window(NamedTuple):
+    """What is left of a limit, and until when, in Unix seconds."""
+
+    limit: int
+    remaining: int
+    reset_time: float
+
+
+Windows = Mapping[str, Window]
+"""The windows of the limits of requests and tokens."""
 
 
 _REQUESTS, _TOKENS = "requests", "tokens"
@@ -109,12 +119,13 @@ class Rates:
             raise
 
     async def _enter_windows(self, limiters: Limiters, key: Key) -> Windows:
-        windows: dict[str, Any] = {}
+        windows: dict[str, Window] = {}
         for what, limit in ((_TOKENS, key.tokens_per_minute), (_REQUESTS, key.requests_per_minute)):
             if limit:
                 limiter, item = limiters[what], _a_minute(limit)
                 is_left = await _result((limiter.hit if what == _REQUESTS else limiter.test)(item, what, key.name))
-                windows[what] = window = await _result(limiter.get_window_stats(item, what, key.name))
+                stats = await _result(limiter.get_window_stats(item, what, key.name))
+                windows[what] = window = Window(limit, stats.remaining, stats.reset_time)
                 if not is_left:
                     raise RateLimited(f"{what} per minute", limit, window.reset_time - self._clock(), windows)
         return windows
@@ -125,12 +136,15 @@ class Rates:
         of_day, of_month = self._spent(key.name)
         now = datetime.fromtimestamp(self._clock(), UTC)
         midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
+        tomorrow = midnight + timedelta(days=1)
         next_month = (midnight.replace(day=1) + timedelta(days=32)).replace(day=1)
-        if 0 < key.tokens_per_month <= of_month:
-            raise RateLimited("tokens per month", key.tokens_per_month, (next_month - now).total_seconds())
-        if 0 < key.tokens_per_day <= of_day:
-            tomorrow = midnight + timedelta(days=1)
-            raise RateLimited("tokens per day", key.tokens_per_day, (tomorrow - now).total_seconds())
+        for period, budget, spent, end in (
+            ("month", key.tokens_per_month, of_month, next_month),
+            ("day", key.tokens_per_day, of_day, tomorrow),
+        ):
+            if 0 < budget <= spent:
+                windows = {_TOKENS: Window(budget, 0, end.timestamp())}
+                raise RateLimited(f"tokens per {period}", budget, (end - now).total_seconds(), windows)
 
     def leave(self, key: Key) -> None:
         """End the counting of a request that `enter` has counted."""
@@ -160,16 +174,15 @@ class Rates:
         self._charging.add(task)
         task.add_done_callback(self._charging.discard)
 
-    def headers(self, key: Key, windows: Windows, *, anthropic: bool) -> ReplyHeaders:
+    def headers(self, windows: Windows, *, anthropic: bool) -> ReplyHeaders:
         """Return reply headers with the remaining amounts of `enter`, under OpenAI's names or Anthropic's."""
         found: ReplyHeaders = []
-        limits = {_REQUESTS: key.requests_per_minute, _TOKENS: key.tokens_per_minute}
-        for what, stats in sorted(windows.items()):
-            reset_s = max(stats.reset_time - self._clock(), 0.0)
+        for what, window in sorted(windows.items()):
+            reset_s = max(window.reset_time - self._clock(), 0.0)
             reset = f"{math.ceil(reset_s)}s"
             if anthropic:
                 reset = datetime.fromtimestamp(math.ceil(self._clock() + reset_s), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-            values = {"limit": str(limits[what]), "remaining": str(max(stats.remaining, 0)), "reset": reset}
+            values = {"limit": str(window.limit), "remaining": str(max(window.remaining, 0)), "reset": reset}
             for name, value in values.items():
                 shown = f"anthropic-ratelimit-{what}-{name}" if anthropic else f"x-ratelimit-{name}-{what}"
                 found.append((shown.encode(), value.encode()))

@@ -53,8 +53,10 @@ async def test_budgets_end_with_the_day_and_the_month(clock: Clock, spent: tuple
     if not said:
         await rates.enter(ada)
         return
-    with pytest.raises(RateLimited, match=f"tokens per {said}"):
+    with pytest.raises(RateLimited, match=f"tokens per {said}") as refused:
         await rates.enter(ada)
+    budget, wait = (b"10", b"57600s") if said.startswith("day") else (b"20", b"1440000s")
+    assert [value for _, value in rates.headers(refused.value.windows, anthropic=False)] == [budget, b"0", wait]
 
 
 async def test_what_is_left_is_said_in_the_words_of_either_api(clock: Clock) -> None:
@@ -63,7 +65,7 @@ async def test_what_is_left_is_said_in_the_words_of_either_api(clock: Clock) -> 
     clock.now += 15
     windows = await rates.enter(ada)
     headers = [b"5", b"4", b"60s", b"100", b"70", b"45s"]
-    assert [value for _, value in rates.headers(ada, windows, anthropic=False)] == headers
-    found = dict(rates.headers(ada, windows, anthropic=True))
+    assert [value for _, value in rates.headers(windows, anthropic=False)] == headers
+    found = dict(rates.headers(windows, anthropic=True))
     assert found[b"anthropic-ratelimit-tokens-reset"] == b"2027-01-15T08:01:00Z"
     assert found[b"anthropic-ratelimit-requests-remaining"] == b"4"
