@@ -144,7 +144,7 @@ class Conversation:
 
     ``opens``: whether the prompt ends with the start of an assistant turn. ``continues``: which part of the last
     message the prompt continues (`templates.continuation`); None if the client doesn't specify it. ``reads_calls``:
-    whether tool calls are parsed.
+    whether tool calls are parsed. ``default_system``: whether the model's system prompt applies if there is none.
     """
 
     messages: tuple[Message, ...]
@@ -156,6 +156,7 @@ class Conversation:
     opens: bool | None = None
     continues: Continued | None = None
     reads_calls: bool = True
+    default_system: bool = True
     messages_at: str = "messages"
 
     @property

@@ -247,7 +247,7 @@ def render(conversation: Conversation, chat_format: ChatFormat, model: LoadedMod
     """Return the prompt. Raises `InvalidRequest`, also with the template's own complaint."""
     marks = Marks(can_show(model))
     tools, asked = conversation.tools, conversation.thinking
-    system = model.spec.chat.system_prompt
+    system = model.spec.chat.system_prompt if conversation.default_system else ""
     if system and all(message.role not in ("system", "developer") for message in conversation.messages):
         conversation = replace(conversation, messages=(Message("system", system), *conversation.messages))
     messages, continued = conversation.messages, _continued(conversation, chat_format, model)

@@ -111,12 +111,10 @@ def file_of(given: Mapping[str, Any], path: str) -> Media:
         if key == "file_id":
             return Media("document", name, at, StoredFile(value, low_detail))
         if value.startswith("data:"):
-            kind = kind_of_type(value[len("data:") :].partition(",")[0].partition(";")[0])
-            if kind != "document":
-                return Media(kind, name, at, MediaUrl(value))
-            return Media(kind, name, at, MediaUrl(value, name, low_detail))
-        shown = name or (_file_name(value) if key == "file_url" else "")
-        kind = _ENDINGS.get(shown.rpartition(".")[2].lower(), "document")
+            shown, kind = name, kind_of_type(value[len("data:") :].partition(",")[0].partition(";")[0])
+        else:
+            shown = name or (_file_name(value) if key == "file_url" else "")
+            kind = _ENDINGS.get(shown.rpartition(".")[2].lower(), "document")
         if kind != "document":
             return Media(kind, name, at, MediaUrl(value))
         return Media(kind, shown, at, MediaUrl(value, shown, low_detail))

@@ -7,7 +7,7 @@ loaded model, the parsed request creates a `Generation`: the engine requests and
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from server.dialects.common import Json
 from server.dialects.errors import openai_error_event
@@ -103,7 +103,7 @@ class Generation:
     writer: Writer
     reasoning: ReasoningSwitch | None = None
     commit: Callable[[], Awaitable[None]] | None = None
-    follow_up: "RoundWriter | None" = None
+    follow_up: "RoundWriter[Any] | None" = None
 
 
 Generate = Callable[[LoadedModel, LoadedMedia, Caller], Generation]

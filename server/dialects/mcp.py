@@ -10,7 +10,7 @@ import time
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, Generic, TypeVar
 
 import orjson
 from pydantic import AfterValidator, BeforeValidator, Field
@@ -274,7 +274,10 @@ class GivenCalls:
 _NOT_GENERATED = Finished(0, FinishReason.EOS, "", 0, 0, 0, Timings(), -1, -1)
 
 
-class RoundWriter(Writer):
+R = TypeVar("R", bound=ToolRequest)
+
+
+class RoundWriter(Writer, Generic[R]):
     """Writes a reply of several rounds, calls the tools of each round and creates the next one.
 
     ``said``: the message of the current round. ``server_tools``: tools that this server calls, by the model's names.
@@ -284,13 +287,11 @@ class RoundWriter(Writer):
     names_results = False
     """Whether results in the conversation have the names of their tools."""
 
-    def __init__(
-        self, request: ToolRequest, request_id: str, parser: NewParser, approved: Container[str] | None = None
-    ) -> None:
+    def __init__(self, request: R, request_id: str, parser: NewParser, approved: Container[str] | None = None) -> None:
         """`approved`: ids of the calls that the client has approved, of which the first round consists; None if that
         round generates.
         """
-        self._tools, self._of, self._id = request.server_tools, request, request_id
+        self.request, self._id, self._tools = request, request_id, request.server_tools
         self.server_tools: Mapping[str, CallableTool] = {} if self._tools is None else self._tools.tools
         self.said, self.conversation = Assembler(parser()), request.conversation
         self.approved, self._is_given = approved or (), approved is not None
@@ -368,9 +369,9 @@ class RoundWriter(Writer):
 
     def _next_generation(self, model: LoadedModel, media: LoadedMedia, caller: Caller) -> Generation:
         """Return the next round's generation, with the tokens that earlier rounds left of the request's limit."""
-        limit = token_limit(self._of.options, model.spec.n_predict)
+        limit = token_limit(self.request.options, model.spec.n_predict)
         left = max(limit - self.usage.completion, 0) if limit >= 0 else limit
-        output, request = self._of.prepare(self._id, self.conversation, model, media, caller, left)
+        output, request = self.request.prepare(self._id, self.conversation, model, media, caller, left)
         self.next_round(output.parser)
         return Generation([request], self, output.switch)
 

@@ -70,12 +70,10 @@ _FIELDS: Mapping[Task, Collection[str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TranscriptionRequest(ParsedRequest):
-    """A checked form. ``prompt``, ``language``: "" if the client sends none; ``format``: of the reply."""
+    """A checked form."""
 
     task: Task
-    prompt: str
-    language: str
-    format: str
+    form: TranscriptionForm
 
     def generation(self, model: LoadedModel, media: LoadedMedia, caller: Caller = NO_CALLER) -> Generation:
         """Return the engine's request and the writer of its reply. Blocking, for a worker thread.
@@ -113,20 +111,20 @@ def parse_transcription(
         warnings=warnings,
         logprobs=Logprobs(form.response_format == "verbose_json"),
         task=task,
-        prompt=form.prompt,
-        language=form.language,
-        format=form.response_format,
+        form=form,
     )
 
 
 def _conversation(wanted: TranscriptionRequest, model: LoadedModel) -> Conversation:
     is_lfm2 = wanted.task == "transcribe" and all(word in model.template.source for word in _LFM2)
     text = "" if is_lfm2 else _INSTRUCTIONS[wanted.task]
-    text += f" (language: {wanted.language})" if wanted.language else ""
-    text = "\n".join(filter(None, [text, f"{_HINT}{wanted.prompt}" if wanted.prompt else ""]))
+    language, hint = wanted.form.language, wanted.form.prompt
+    text += f" (language: {language})" if language else ""
+    text = "\n".join(filter(None, [text, f"{_HINT}{hint}" if hint else ""]))
     user = Message("user", (TextPart(text), *wanted.media) if text else tuple(wanted.media))
     system = (Message("system", _LFM2_SYSTEM),) if is_lfm2 else ()
-    return Conversation((*system, user), thinking=ReasoningSettings(wanted=False), messages_at="file")
+    messages, thinking = (*system, user), ReasoningSettings(wanted=False)
+    return Conversation(messages, thinking=thinking, default_system=False, messages_at="file")
 
 
 TRANSCRIPTIONS = Dialect(parse_transcription)
@@ -165,7 +163,7 @@ class TranscriptWriter(Writer):
         """Return the reply; of formats that are no JSON it has the text alone, under ``text``."""
         text = self._said.said(Kind.TEXT)
         seconds = self._seconds
-        match self._asked.format:
+        match self._asked.form.response_format:
             case "text":
                 return {"text": f"{text}\n"}
             case "srt":
@@ -192,7 +190,7 @@ class TranscriptWriter(Writer):
         }
         return {
             "task": asked.task,
-            "language": "english" if asked.task == "translate" else asked.language or _UNKNOWN,
+            "language": "english" if asked.task == "translate" else asked.form.language or _UNKNOWN,
             "duration": self._seconds,
             "text": text,
             "segments": [segment],

@@ -12,7 +12,6 @@ import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -107,40 +106,31 @@ def read_embeddings(given: dict[str, Any], *, native: bool) -> VectorRequest:
     path, value = ("content", body.content) if body.input is None else ("input", body.input)
     if value is None:
         raise InvalidRequest('"input" or "content" must be provided', "input")
-    prompts = _prompts(value, path)
-    job = partial(_embeddings_job, body, prompts, openai=not native, native=native or path == "content")
+    prompts, is_native = _prompts(value, path), native or path == "content"
+
+    def job(model: LoadedModel, media: LoadedMedia) -> VectorJob:
+        info = model.embedder.info
+        if not native and info.pooling is Pooling.NONE:
+            raise InvalidRequest("Pooling type 'none' is not OAI compatible. Please use a different pooling type")
+        check_dimensions(body.dimensions or 0, info.n_embd)
+        norm = model.spec.embd_normalize if body.embd_normalize is None else body.embd_normalize
+        norm = NONE if info.pooling in (Pooling.NONE, Pooling.RANK) else norm
+        inputs = [prompt.read(model, media) for prompt in prompts]
+        if not all(read.tokens for read in inputs):
+            raise InvalidRequest("Input content cannot be empty", "input")
+
+        def reply(found: Sequence[Vectors]) -> bytes:
+            rows = [np.ascontiguousarray(normalized(vectors[:, : body.dimensions], norm)) for vectors in found]
+            if is_native:
+                shown: Any = [{"index": i, "embedding": vectors} for i, vectors in enumerate(rows)]
+            else:
+                data = [_entry(i, vectors[0], body.encoding_format) for i, vectors in enumerate(rows)]
+                shown = _listed(body.model or model.spec.id, sum(map(len, inputs)), data=data)
+            return orjson.dumps(shown, option=orjson.OPT_SERIALIZE_NUMPY)
+
+        return VectorJob(inputs, reply)
+
     return VectorRequest(body.model, job, unused_fields(given, EmbeddingsBody), media=prompt_media(prompts))
-
-
-def _embeddings_job(
-    body: EmbeddingsBody,
-    prompts: Sequence[GivenPrompt],
-    model: LoadedModel,
-    media: LoadedMedia,
-    *,
-    openai: bool,
-    native: bool,
-) -> VectorJob:
-    info = model.embedder.info
-    if openai and info.pooling is Pooling.NONE:
-        raise InvalidRequest("Pooling type 'none' is not OAI compatible. Please use a different pooling type")
-    check_dimensions(body.dimensions or 0, info.n_embd)
-    norm = model.spec.embd_normalize if body.embd_normalize is None else body.embd_normalize
-    norm = NONE if info.pooling in (Pooling.NONE, Pooling.RANK) else norm
-    inputs = [prompt.read(model, media) for prompt in prompts]
-    if not all(read.tokens for read in inputs):
-        raise InvalidRequest("Input content cannot be empty", "input")
-
-    def reply(found: Sequence[Vectors]) -> bytes:
-        rows = [np.ascontiguousarray(normalized(vectors[:, : body.dimensions], norm)) for vectors in found]
-        if native:
-            shown: Any = [{"index": i, "embedding": vectors} for i, vectors in enumerate(rows)]
-        else:
-            data = [_entry(i, vectors[0], body.encoding_format) for i, vectors in enumerate(rows)]
-            shown = _listed(body.model or model.spec.id, sum(map(len, inputs)), data=data)
-        return orjson.dumps(shown, option=orjson.OPT_SERIALIZE_NUMPY)
-
-    return VectorJob(inputs, reply)
 
 
 def check_dimensions(wanted: int, n_embd: int) -> None:
@@ -226,7 +216,6 @@ class RerankBody(Body):
     raw_scores: bool | None = None
 
 
-ResponseFormat = Literal["jina", "tei", "cohere"]
 _COHERE_FIELDS = known_fields(RerankBody).names - {"texts", "return_text", "raw_scores"}
 
 
@@ -242,39 +231,32 @@ def read_rerank(given: dict[str, Any], *, cohere: bool = False) -> VectorRequest
     if documents is None:
         raise InvalidRequest(_WANTED, "documents")
     texts = [each.text if isinstance(each, Document) else each for each in documents]
-    shape: ResponseFormat = "cohere" if cohere else "jina" if body.texts is None else "tei"
-    warnings = unused_fields(given, _COHERE_FIELDS if cohere else RerankBody)
-    return VectorRequest(body.model, partial(_rerank_job, body, texts, shape), warnings, "rerank")
+    shape = "cohere" if cohere else "jina" if body.texts is None else "tei"
 
+    def job(model: LoadedModel, _: LoadedMedia) -> VectorJob:
+        if model.embedder.info.pooling is not Pooling.RANK:
+            raise cannot_rerank(model.spec.id)
+        inputs = _pairs(body.query, texts, model.info.rerank_template, model.vocab)
 
-def _rerank_job(
-    body: RerankBody, documents: Sequence[str], shape: ResponseFormat, model: LoadedModel, _: LoadedMedia
-) -> VectorJob:
-    if model.embedder.info.pooling is not Pooling.RANK:
-        raise cannot_rerank(model.spec.id)
-    inputs = _pairs(body.query, documents, model.info.rerank_template, model.vocab)
-
-    def reply(found: Sequence[Vectors]) -> bytes:
-        as_probability = body.raw_scores is False or shape == "cohere"
-        scores = [_probability(vectors) if as_probability else float(vectors[0, 0]) for vectors in found]
-        order = sorted(range(len(scores)), key=lambda i: -scores[i])
-        results = [_result(body, shape, i, documents[i], scores[i]) for i in order[: body.top_n]]
-        if shape == "tei":
-            return orjson.dumps(results)
-        n_tokens = sum(map(len, inputs))
-        if shape == "cohere":
+        def reply(found: Sequence[Vectors]) -> bytes:
+            as_probability = body.raw_scores is False or shape == "cohere"
+            scores = [_probability(vectors) if as_probability else float(vectors[0, 0]) for vectors in found]
+            best = sorted(range(len(scores)), key=lambda i: -scores[i])[: body.top_n]
+            if shape == "tei":
+                shown: list[Json] = [{"text": text} if body.return_text else {} for text in texts]
+                return orjson.dumps([{"index": i, "score": scores[i], **shown[i]} for i in best])
+            shown = [{"document": {"text": text}} if body.return_documents else {} for text in texts]
+            results = [{"index": i, "relevance_score": scores[i], **shown[i]} for i in best]
+            n_tokens = sum(map(len, inputs))
+            if shape == "jina":
+                return orjson.dumps(_listed(body.model or model.spec.id, n_tokens, results=results))
             billed = {"search_units": 1}
             meta = {"api_version": {"version": "2"}, "billed_units": billed, "tokens": {"input_tokens": n_tokens}}
             return orjson.dumps({"id": str(uuid.uuid4()), "results": results, "meta": meta})
-        return orjson.dumps(_listed(body.model or model.spec.id, n_tokens, results=results))
 
-    return VectorJob(inputs, reply)
+        return VectorJob(inputs, reply)
 
-
-def _result(body: RerankBody, shape: ResponseFormat, index: int, text: str, score: float) -> Json:
-    if shape == "tei":
-        return {"index": index, "score": score} | ({"text": text} if body.return_text else {})
-    return {"index": index, "relevance_score": score} | ({"document": {"text": text}} if body.return_documents else {})
+    return VectorRequest(body.model, job, unused_fields(given, _COHERE_FIELDS if cohere else RerankBody), "rerank")
 
 
 def _pairs(query: str, documents: Sequence[str], template: str, vocab: Vocab) -> list[list[int]]:

@@ -35,5 +35,5 @@ async def _answer(request: Request, task: Task) -> Response:
         return await exchange.stream()
     body = await exchange.collect()
     assert isinstance(body, dict), "one request has one reply"
-    content, kind = rendered(body, wanted.format)
+    content, kind = rendered(body, wanted.form.response_format)
     return Response(content, media_type=kind, headers=exchange.headers)

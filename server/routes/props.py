@@ -14,6 +14,7 @@ from server.dialects.adapters import LoadAdapter, UnloadAdapter, adapter_file, a
 from server.dialects.common import FINGERPRINT
 from server.dialects.fields import parse
 from server.dialects.native.write import generation_settings
+from server.engine.request import Request as EngineRequest
 from server.errors import InvalidRequest, NotSupported, invalid, short
 from server.media.decode import reads_video
 from server.pool.model import Generator
@@ -78,11 +79,10 @@ def router_props(used: Services) -> dict[str, Any]:
 def model_props(state: ModelState, facts: ModelFacts, options: HttpOptions) -> dict[str, Any]:
     """Return one model, the reference's keys in its order."""
     spec, info, template = state.spec, facts.info, facts.template
+    defaults = EngineRequest(id="", prompt=[], sampling=spec.sampling, max_tokens=spec.n_predict)
     shown: dict[str, Any] = {
         "default_generation_settings": {
-            "params": generation_settings(
-                spec.sampling, max_tokens=spec.n_predict, spec_type=spec.engine.asked_spec_type
-            ),
+            "params": generation_settings(defaults, spec.engine.asked_spec_type),
             "n_ctx": facts.n_ctx_seq,
         },
         "total_slots": facts.n_slots,

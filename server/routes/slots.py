@@ -98,8 +98,7 @@ def slot_object(slot: SlotSnapshot, reasoning_format: str) -> dict[str, Any]:
         "n_checkpoints": slot.n_checkpoints,
         "n_prompt_tokens_processed": slot.n_prompt_computed if busy else 0,
         "n_prompt_tokens_cache": slot.n_prompt_cached if busy else 0,
-        "params": generation_settings(request.sampling, request=request, spec_type=slot.spec_type)
-        | {"reasoning_format": reasoning_format},
+        "params": generation_settings(request, slot.spec_type) | {"reasoning_format": reasoning_format},
         "next_token": [
             {
                 "has_next_token": busy and n_remain != 0,

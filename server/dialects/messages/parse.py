@@ -298,8 +298,14 @@ def read_conversation(
     messages = as_array(messages, "messages")
     if len(messages) > MAX_MESSAGES:
         raise invalid("messages", f"must have at most {MAX_MESSAGES} messages")
-    reader = _Reader(warnings, tools, cipher)
-    reader.read_system(system)
+    reader, text = _Reader(warnings, tools, cipher), ""
+    for block, path in _blocks("" if system is None else system, "system"):
+        if block["type"] == "text":
+            text += steady_system(string_of(block, "text", path))
+        else:
+            reader.skip(block["type"])
+    if text:
+        reader.messages.append(Message("system", text))
     for index, message in enumerate(messages):
         reader.read(message, f"messages.{index}")
     return reader.messages
@@ -334,17 +340,6 @@ class _Reader:
     reasoning: list[str] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
 
-    def read_system(self, given: object) -> None:
-        """Take the system prompt: a text or text blocks."""
-        text = ""
-        for block, path in _blocks("" if given is None else given, "system"):
-            if block["type"] == "text":
-                text += steady_system(string_of(block, "text", path))
-            else:
-                self._skip(block["type"])
-        if text:
-            self.messages.append(Message("system", text))
-
     def read(self, given: object, path: str) -> None:
         """Take one message. Its tool results become messages before it, as templates expect."""
         given = as_object(given, path)
@@ -373,7 +368,8 @@ class _Reader:
                 self.parts += self._content(block, where)
         self._end()
 
-    def _skip(self, kind: str) -> None:
+    def skip(self, kind: str) -> None:
+        """Warn of a block without content for a model."""
         self.warnings.append(left_out("blocks", kind))
 
     def _end(self) -> None:
@@ -453,7 +449,7 @@ class _Reader:
             case "tool_reference" | "tool_addition" | "tool_removal":
                 if text := self._tool_change(block, kind, path):
                     return [TextPart(text)]
-        self._skip(kind)
+        self.skip(kind)
         return []
 
     def _tool_change(self, block: Block, kind: str, path: str) -> str | None:

@@ -42,14 +42,14 @@ _KEYS = {
 }
 
 
-class MessageWriter(RoundWriter):
+class MessageWriter(RoundWriter["MessagesRequest"]):
     """Writes a message."""
 
     names_results = True
 
     def __init__(self, request: "MessagesRequest", header: Header, parser: NewParser) -> None:
         super().__init__(request, header.id, parser)
-        self._request, self._header, self._show_reasoning = request, header, request.show_reasoning
+        self._header, self._show_reasoning = header, request.show_reasoning
         self._ids: dict[int, str] = {}  # of calls for this server, by the identity of the item
         self._blocks: list[Json] = [*request.listings]  # of earlier rounds, in a whole reply
         self._result_blocks: list[Json] = []  # result blocks of the current round, in a whole reply
@@ -72,7 +72,7 @@ class MessageWriter(RoundWriter):
         """Return the block of a call whose input is `given`."""
         known = self.server_tools.get(item.name)
         if known is None:
-            client = self._request.names.get(item.name) or ClientName(item.name)
+            client = self.request.names.get(item.name) or ClientName(item.name)
             block = {"type": "tool_use", "id": item.id, "name": client.name, "input": given}
             toolset = {"toolset_name": client.namespace, "caller": {"type": "direct"}}
             return block | toolset if client.namespace else block
@@ -80,7 +80,15 @@ class MessageWriter(RoundWriter):
         return {"type": "mcp_tool_use", "id": self.call_id(item), **server, "input": given}
 
     def _stop(self) -> Json:
-        return _stop(self.said.finished, called=self.waits_for_client)
+        """Return ``stop_reason`` and ``stop_sequence``."""
+        end = self.said.finished
+        if end.reason is FinishReason.LIMIT:
+            reason = "model_context_window_exceeded" if end.context_full else "max_tokens"
+        elif end.reason is FinishReason.STOP:
+            reason = "stop_sequence"
+        else:
+            reason = "tool_use" if self.waits_for_client else "end_turn"
+        return {"stop_reason": reason, "stop_sequence": end.stopping_word if reason == "stop_sequence" else None}
 
     def body(self) -> Json:
         """Return the whole message, after it has finished."""
@@ -95,7 +103,7 @@ class MessageWriter(RoundWriter):
             return {"type": "text", "text": item.text}
         if item.kind is Kind.REASONING:
             text = item.text if self._show_reasoning else ""
-            return {"type": "thinking", "thinking": text, "signature": self._request.cipher.encrypt(item.text)}
+            return {"type": "thinking", "thinking": text, "signature": self.request.cipher.encrypt(item.text)}
         return self._call_block(item, orjson.Fragment(object_text(item.text, whole=True)))
 
     def feed(self, _prompt: int, event: Event) -> list[bytes]:
@@ -133,7 +141,7 @@ class MessageWriter(RoundWriter):
         self._began = True
         empty = {"stop_reason": None, "stop_sequence": None}
         message = _message(self._header, [], empty, Usage(event.n_prompt, event.n_cached))
-        listed = [event for block in self._request.listings for event in self._whole_block(block)]
+        listed = [event for block in self.request.listings for event in self._whole_block(block)]
         return [typed_event({"type": "message_start", "message": message}), *listed]
 
     def _ending(self) -> list[bytes]:
@@ -168,7 +176,7 @@ class MessageWriter(RoundWriter):
             return []
         rest: list[bytes] = []
         if item.kind is Kind.REASONING:  # clients wait for a signature before the block's end
-            rest = [self._delta(b"signature_delta", b"signature", self._request.cipher.encrypt(item.text))]
+            rest = [self._delta(b"signature_delta", b"signature", self.request.cipher.encrypt(item.text))]
         elif item.kind is Kind.CALL and not item.text:
             rest = [self._delta(*_KEYS[item.kind], "{}")]
         return [*rest, typed_event({"type": "content_block_stop", "index": self._index})]
@@ -178,7 +186,7 @@ class MessageWriter(RoundWriter):
 
 
 def _message(header: Header, content: list[Json], end: Json, usage: Usage) -> Json:
-    """Return a message; ``end`` is its `_stop`, or null twice while it is being written."""
+    """Return a message; ``end`` says why it stopped, with null twice while it is being written."""
     return {
         "id": header.id,
         "type": "message",
@@ -188,16 +196,6 @@ def _message(header: Header, content: list[Json], end: Json, usage: Usage) -> Js
         **end,
         "usage": usage.anthropic(),
     }
-
-
-def _stop(end: Finished, *, called: bool) -> Json:
-    """``stop_reason`` and ``stop_sequence``."""
-    if end.reason is FinishReason.LIMIT:
-        reason = "model_context_window_exceeded" if end.context_full else "max_tokens"
-        return {"stop_reason": reason, "stop_sequence": None}
-    if end.reason is FinishReason.STOP:
-        return {"stop_reason": "stop_sequence", "stop_sequence": end.stopping_word}
-    return {"stop_reason": "tool_use" if called else "end_turn", "stop_sequence": None}
 
 
 ANTHROPIC_VERSION = "anthropic-version"

@@ -64,7 +64,12 @@ class NativeWriter(Writer):
         **settings: object,
     ) -> None:
         self._requests, self._response_fields = requests, response_fields
-        self._settings = _whole_settings(requests[0], model, fields, settings)
+        # ``grammar`` has the form of its source, ``lora`` is as the client gave it.
+        given = {"stream": bool(fields.stream), "grammar": fields.grammar or "", **settings}
+        given["spec_type"] = model.spec.engine.asked_spec_type
+        self._settings = _settings(requests[0], given, pairs(fields.lora))
+        never = model.vocab.eog if requests[0].sampling.ignore_eos else ()
+        self._settings["logit_bias"] += [{"bias": None, "token": token} for token in sorted(never)]
         self._model = model.spec.id
         self._return_tokens = bool(fields.return_tokens)
         self._prompts = [prompt_text(request.prompt, model) for request in requests]
@@ -76,9 +81,7 @@ class NativeWriter(Writer):
         found = []
         for choice in self._choices:
             assert choice.end is not None, "a choice has not finished"
-            tokens = choice.tokens if self._return_tokens else ()
-            text = "".join(choice.text)
-            found.append(self.final(choice.prompt, choice.end, text, tokens, choice.probabilities))
+            found.append(self.final(choice.prompt, choice.end, choice))
         return found[0] if len(found) == 1 else found
 
     def feed(self, prompt: int, event: Event) -> list[bytes]:
@@ -103,19 +106,14 @@ class NativeWriter(Writer):
                 return [self._chunk(prompt, event.index, "", (), extra)]
         return []
 
-    def final(
-        self,
-        prompt: int,
-        end: Finished,
-        content: str = "",
-        tokens: Sequence[int] = (),
-        probabilities: Sequence[orjson.Fragment] = (),
-    ) -> Json:
-        """Return the last object of one choice, the reference's keys in its order."""
+    def final(self, prompt: int, end: Finished, whole: _Choice | None = None) -> Json:
+        """Return the last object of one choice, the reference's keys in its order. `whole`: its text and tokens, None
+        in a stream.
+        """
         shown: Json = {
             "index": self._index(prompt, end.index),
-            "content": content,
-            "tokens": list(tokens),
+            "content": "" if whole is None else "".join(whole.text),
+            "tokens": whole.tokens if whole is not None and self._return_tokens else [],
             "id_slot": end.id_slot,
             "stop": True,
             "model": self._model,
@@ -130,8 +128,8 @@ class NativeWriter(Writer):
             "tokens_cached": end.n_tokens,
             "timings": wire.timings(end.timings),
         }
-        if probabilities:
-            shown["completion_probabilities"] = list(probabilities)
+        if whole is not None and whole.probabilities:
+            shown["completion_probabilities"] = whole.probabilities
         return picked(shown, self._response_fields) if self._response_fields else shown
 
     def _index(self, prompt: int, choice: int) -> int:
@@ -175,27 +173,10 @@ _LONG = frozenset(
 )
 
 
-def generation_settings(
-    sampling: SamplingParams,
-    *,
-    max_tokens: int = -1,
-    request: Request | None = None,
-    spec_type: str = "none",
-) -> dict[str, Any]:
-    """Return the short object of a request, or of a model's defaults. The reference's keys in its order."""
-    shown = request or Request(id="", prompt=[], sampling=sampling, max_tokens=max_tokens)
-    return {name: value for name, value in _settings(shown, {"spec_type": spec_type}, ()).items() if name not in _LONG}
-
-
-def _whole_settings(
-    request: Request, model: LoadedModel, fields: GenerationFields, given: Mapping[str, object]
-) -> dict[str, Any]:
-    """Return the whole object: ``grammar`` in the form of its source, ``lora`` as the client gave it."""
-    spec_type = model.spec.engine.asked_spec_type
-    given = {"stream": bool(fields.stream), "grammar": fields.grammar or "", "spec_type": spec_type, **given}
-    shown = _settings(request, given, pairs(fields.lora))
-    never = model.vocab.eog if request.sampling.ignore_eos else ()
-    return shown | {"logit_bias": shown["logit_bias"] + [{"bias": None, "token": token} for token in sorted(never)]}
+def generation_settings(request: Request, spec_type: str = "none") -> dict[str, Any]:
+    """Return the short object of a request. The reference's keys in its order."""
+    whole = _settings(request, {"spec_type": spec_type}, ())
+    return {name: value for name, value in whole.items() if name not in _LONG}
 
 
 def _settings(request: Request, given: Mapping[str, Any], lora: Adapters) -> dict[str, Any]:

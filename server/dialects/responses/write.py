@@ -9,7 +9,7 @@ llama-server's ``timings`` and ``prompt_progress`` are additional fields (server
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from http import HTTPStatus
@@ -156,7 +156,7 @@ def response_body(fields: Json, status: str, output: Sequence[Json] = (), *, sto
     }
 
 
-class ResponseWriter(RoundWriter):
+class ResponseWriter(RoundWriter["ResponseRequest"]):
     """Writes a response.
 
     White space between items is dropped. `fields`: the members that every state of the response repeats. `prefill`: the
@@ -169,7 +169,7 @@ class ResponseWriter(RoundWriter):
         super().__init__(request, fields["id"], input_parser(parser, self._custom), approved)
         if prefill:  # the output repeats the message that it continues
             self.conversation = replace(self.conversation, messages=self.conversation.messages[:-1])
-        self.request, self._fields, self._prefill = request, fields, prefill
+        self._fields, self._prefill = fields, prefill
         self._before = [*request.listings]  # the finished items before this round
         self._items: list[OutputItem] = []  # of this round
         self._shown: dict[int, OutputItem] = {}  # by the identity of the message's item
@@ -283,19 +283,17 @@ class ResponseWriter(RoundWriter):
         return {"response": self._response("in_progress", [])}
 
     def _written(self, deltas: Sequence[Delta]) -> list[bytes]:
-        return [event for delta in deltas for event in self._delta(delta)]
-
-    def _delta(self, delta: Delta) -> Iterator[bytes]:
-        item, text, tokens = self._shown.get(id(delta.item)), delta.text, delta.logprobs
-        if item is None:
-            if delta.item.kind is Kind.TEXT:
+        events: list[bytes] = []
+        for delta in deltas:
+            item, text, tokens = self._shown.get(id(delta.item)), delta.text, delta.logprobs
+            if item is None and delta.item.kind is Kind.TEXT:
                 self._blank = [*([] if delta.begins else self._blank), delta]
                 text = "".join(each.text for each in self._blank)
                 if not text.strip():
-                    return
+                    continue
                 tokens = [token for each in self._blank for token in each.logprobs]
-            item = self._new_item(delta.item)
-        yield from self._added(item, text, tokens)
+            events += self._added(item or self._new_item(delta.item), text, tokens)
+        return events
 
     def _new_item(self, said: Item) -> OutputItem:
         item = self._shown[id(said)] = OutputItem(said, len(self._before) + len(self._items), self)
@@ -306,9 +304,7 @@ class ResponseWriter(RoundWriter):
         """Return the events of more text of an item, "" if it begins without."""
         if not self.streams:
             return []
-        events = []
-        if item is not self._open:
-            events = self._close("completed") + self._start(item)
+        events = [] if item is self._open else self._close("completed") + self._start(item)
         if not text or not item.row.delta:
             return events
         logprobs = b""

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -33,6 +34,12 @@ def test_the_models_system_prompt_is_of_chats_without_one(role: str) -> None:
     params = ChatParams(system_prompt="be brief")
     assert shown(params=params).startswith("[system]be brief[user]hi")
     assert shown([{"role": role, "content": "be kind"}, *HI], params=params).startswith("[system]be kind[user]hi")
+
+
+def test_a_conversation_without_default_system_prompt_has_none() -> None:
+    model = make_model(template=SHOWS_EVERYTHING, chat=ChatParams(system_prompt="be brief"))
+    asked = replace(chat().conversation, default_system=False)  # as a transcription's
+    assert as_text(prompt_of(asked, model).parts, "").startswith("[user]hi")
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,15 @@ from openai.types.responses import Response, ResponseOutputItem, ResponseStreamE
 from pydantic import TypeAdapter
 
 from server.chat.conversation import Call
+from server.dialects.mcp import ServerTools
 from server.dialects.responses.parse import ResponseRequest, parse_response
+from server.dialects.responses.tools import read_mcp
 from server.dialects.responses.write import ResponseWriter
 from server.dialects.tool_types import RESPONSES
 from server.engine.request import Event, FinishReason
 from server.formats.parsing.pieces import ContentText, Piece, ToolCallArguments, ToolCallBegin
+from server.mcp.config import McpServer
+from server.mcp.servers import McpServers, McpTool
 from tests.unit.dialects.builders import Scripted, finished, started, text
 
 SEARCH_PARAMETERS = {"type": "object", "properties": {"goal": {"type": "string"}}, "required": ["goal"]}
@@ -171,3 +175,23 @@ def test_the_preview_of_the_computer_has_one_action() -> None:
     assert item.items() >= {"type": "computer_call", "action": {"type": "wait"}}.items()
     back = read(input=[{"role": "user", "content": "hi"}, item]).conversation.messages[1]
     assert back.calls == (Call("computer", '{"action": {"type": "wait"}}', "c1"),)
+
+
+@pytest.mark.parametrize(
+    ("choice", "names", "mode", "required"),
+    [
+        ({"type": "mcp", "server_label": "x"}, ["x__a", "x__b"], "required", ""),
+        ({"type": "mcp", "server_label": "x", "name": "a"}, ["x__a", "x__b", "f"], "required", "x__a"),
+        (
+            {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "mcp", "server_label": "x", "name": "b"}]},
+            *(["x__b"], "auto", ""),
+        ),
+    ],
+)
+def test_a_choice_may_name_an_mcp_server(choice: Any, names: list[str], mode: str, required: str) -> None:
+    given = [{"type": "mcp", "server_label": "x", "server_url": "https://x.example"}, {"type": "function", "name": "f"}]
+    (server,) = read_mcp(given, "", [])
+    server.server, server.tools = McpServer("x"), (McpTool("a", "", {}), McpTool("b", "", {}))
+    tools = ServerTools(McpServers(), [server], given)
+    found = parse_response({"input": "hi", "tools": given, "tool_choice": choice}, mcp=tools).conversation.tools
+    assert ([tool.name for tool in found.tools], found.choice, found.name) == (names, mode, required)
