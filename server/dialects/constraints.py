@@ -143,14 +143,10 @@ def read_shape(
     form = fields.response_format if form is None else form
     shape = _format_shape(form, at, flat=flat)
     guided = guide(fields)
-    others = {
-        at: shape is not None,
-        "json_schema": fields.json_schema is not None,
-        "grammar": bool(fields.grammar),
-    }
     if guided is not None:
-        for name in (name for name, given in others.items() if given):
-            raise conflict(guided.at, name)
+        others = {at: shape is not None, "json_schema": fields.json_schema is not None, "grammar": bool(fields.grammar)}
+        if used := [name for name, is_used in others.items() if is_used]:
+            raise conflict(guided.at, used[0])
         return guided
     if fields.json_schema is not None:
         if shape is not None and shape.value != ANY_OBJECT:
