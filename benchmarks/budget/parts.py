@@ -64,7 +64,6 @@ _OUT = [*_parts("loop", Mailbox, _deliver="deliver"), *_parts("loop", RequestRes
 TOKEN_PARTS = [
     *_STEP,
     *_parts("loop", ChatWriter, feed="dialect"),
-    *_parts("loop", ChatWriter, feed="events to chunks"),
     *_OUT,
 ]
 REQUEST_PARTS = [
