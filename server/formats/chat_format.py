@@ -10,7 +10,8 @@ from functools import partial
 
 from server.formats.grammar.call_grammar import Function, Trigger, calls_lark, triggers
 from server.formats.grammar.lark_text import ControlToken, LarkText
-from server.formats.parsing.stream_parser import Parser, Reading
+from server.formats.parsing.reasoning import has_reasoning_tags, open_reasoning, reasoning_tags_of
+from server.formats.parsing.stream_parser import Reading, StreamParser, plain
 from server.formats.tool_call_syntax import ToolCallSyntax
 from server.formats.tool_format import ToolFormat
 
@@ -32,6 +33,13 @@ class ChatFormat:
     has_reasoning_tags: bool
     doubt: str = ""
 
+    @classmethod
+    def of(cls, tool_format: ToolFormat, source: str) -> "ChatFormat":
+        """Return the format for a template with that source, by what the source contains."""
+        syntax = next((form for sign, form in tool_format.variants if sign in source), tool_format.syntax)
+        tags = tool_format.inline_reasoning or reasoning_tags_of(source)
+        return cls(tool_format, syntax, source, tags, has_reasoning_tags(source))
+
     @property
     def separates_reasoning(self) -> bool:
         """Return whether reasoning can be separated from the reply."""
@@ -40,7 +48,8 @@ class ChatFormat:
     @property
     def lead(self) -> str:
         """Return the markup before a reply."""
-        return self.tool_format.lead(self.source)
+        leads = self.tool_format.leads
+        return next((lead for lead in leads if lead in self.source), leads[0] if leads else "")
 
     @property
     def after_reasoning(self) -> str:
@@ -73,14 +82,14 @@ class ChatFormat:
         forced: bool = False,
         taken: frozenset[str] = frozenset(),
         opened: bool | None = None,
-    ) -> Parser:
+    ) -> StreamParser:
         """Create a parser for one choice.
 
         `functions`: those that may be called. ``forced``: the turn consists of calls only. ``taken``: ids of
         existing calls. ``opened``: whether the prompt ends inside of reasoning; None: found in `generation_prompt`.
         ``reasoning_format`` is llama-server's: none, deepseek, deepseek-legacy, auto (= deepseek).
         """
-        tool_format = self.tool_format
+        tool_format, tags = self.tool_format, self.reasoning_tags
         how = Reading(
             functions={function["name"]: function.get("parameters") or {} for function in functions},
             callable=parse_calls and bool(functions),
@@ -91,7 +100,23 @@ class ChatFormat:
             id_length=tool_format.id_length,
             taken=taken,
         )
-        return tool_format.reader(how, self.reasoning_tags, generation_prompt, opened=opened)
+        has_markup = how.callable or tool_format.framed
+        parse, primer = (tool_format.parse, self._primer(generation_prompt)) if has_markup else (plain, "")
+        openings = tool_format.openings if how.callable else ()
+        if tool_format.inline_reasoning is not None or not (how.separate_reasoning or how.callable):
+            return StreamParser(parse, how, openings=openings, primer=primer)
+        if opened is None:
+            opened = open_reasoning(generation_prompt, tags) is not None
+        closed = tags[1] in generation_prompt
+        return StreamParser(parse, how, tags=tags, opened=opened, closed=closed, openings=openings, primer=primer)
+
+    def _primer(self, generation_prompt: str) -> str:
+        """Return the start of the assistant's turn in the prompt."""
+        tool_format = self.tool_format
+        if tool_format.turn_start:
+            return generation_prompt.rpartition(tool_format.turn_start)[2]  # some write it into every prompt
+        begun = (generation_prompt.rfind(lead.strip()) for lead in tool_format.leads)
+        return generation_prompt[at:] if (at := max(begun, default=-1)) >= 0 else ""
 
     def framing(self, lead: str, control: ControlToken, tags: Sequence[str], *, begun: bool, may_think: bool) -> str:
         """Return Lark for the reasoning before a reply and the reply's markup, `lead`.

@@ -8,17 +8,14 @@ equals, the absence of markup around replies decides. If no parser returns the c
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from os.path import commonprefix
 from typing import Any
 
 from server.formats import BY_NAME, FORMATS, GENERIC, recognised
 from server.formats.chat_format import ChatFormat
 from server.formats.parsing.pieces import Piece, ToolCallArguments, ToolCallBegin
-from server.formats.parsing.reasoning import has_reasoning_tags, reasoning_tags_of
-from server.formats.parsing.stream_parser import Reading
-from server.formats.tool_call_syntax import ToolCallSyntax
-from server.formats.tool_format import ToolFormat
 
 TemplateMessage = Mapping[str, Any]
 """A message as templates read it."""
@@ -34,45 +31,42 @@ _SCHEMA = {
     "properties": {"city": {"type": "string", "description": "d"}, "days": {"type": "integer", "description": "d"}},
     "required": ["city", "days"],
 }
-TOOL = {"type": "function", "function": {"name": NAME, "description": "d", "parameters": _SCHEMA}}
+TOOL: dict[str, Any] = {"type": "function", "function": {"name": NAME, "description": "d", "parameters": _SCHEMA}}
 """The tool in the prompts of a `Render`."""
 _TEXT = "I look it up."
 
 
 @dataclass(frozen=True, slots=True)
-class RenderedTurn:
+class _RenderedTurn:
     """A rendered assistant turn. ``opening``: the part in the prompt."""
 
     text: str
     opening: str
-    n_calls: int
+    calls: Sequence[tuple[str, Any]]
 
 
 def recognise(render: Render, source: str, name: str, *, shows_tools: bool, shows_calls: bool) -> ChatFormat:
     """Return the chat format of that name; for auto the one that the template's renderings and source show."""
-    tags, named = reasoning_tags_of(source), has_reasoning_tags(source)
-
-    def chat_format(tool_format: ToolFormat, tool_call_syntax: ToolCallSyntax, doubt: str = "") -> ChatFormat:
-        return ChatFormat(tool_format, tool_call_syntax, source, tool_format.inline_reasoning or tags, named, doubt)
-
-    by_signs = recognised(source, name)
+    by_signs = ChatFormat.of(recognised(source, name), source)
     if name in BY_NAME:
-        return chat_format(by_signs, by_signs.tool_call_syntax(source))
-    turns = rendered_turns(render) if shows_calls else []
-    tool_format = by_rendering(FORMATS, turns, source)
-    if tool_format is not None:
-        exactly = [each for each in tool_format.call_forms if each.occurs_in(turns[0].text, NAME, space="")]
-        shown = (each for each in (*exactly, *tool_format.call_forms) if each.occurs_in(turns[0].text, NAME))
-        return chat_format(tool_format, next(shown, tool_format.tool_call_syntax(source)))
-    doubt = ""
+        return by_signs
+    turns = _rendered_turns(render) if shows_calls else []
+    ranked = [(_rank(each, turns), each) for each in (ChatFormat.of(each, source) for each in FORMATS)] if turns else []
+    readers = [(rank, chat_format) for rank, chat_format in ranked if rank]
+    if readers:
+        _, found = max(readers, key=lambda each: each[0])
+        forms, shown = found.tool_format.call_forms, turns[0].text
+        exact = (each for each in forms if each.occurs_in(shown, NAME, space=""))
+        near = (each for each in forms if each.occurs_in(shown, NAME))
+        return replace(found, tool_call_syntax=next(chain(exact, near), found.tool_call_syntax))
     if shows_calls:
-        doubt = "no parser reads the tool calls that it renders"
-    elif shows_tools and by_signs is GENERIC:
-        doubt = "it renders tools but no calls, and nothing in it shows how they are written"
-    return chat_format(by_signs, by_signs.tool_call_syntax(source), doubt)
+        return replace(by_signs, doubt="no parser reads the tool calls that it renders")
+    if shows_tools and by_signs.tool_format is GENERIC:
+        return replace(by_signs, doubt="it renders tools but no calls, and nothing in it shows how they are written")
+    return by_signs
 
 
-def rendered_turns(render: Render) -> list[RenderedTurn]:
+def _rendered_turns(render: Render) -> list[_RenderedTurn]:
     """Return turns with one call, and with two calls after a text; [] if the template has no calls."""
     user = {"role": "user", "content": "hi"}
     without, asked = render([user], False), render([user], True)
@@ -82,28 +76,22 @@ def rendered_turns(render: Render) -> list[RenderedTurn]:
         opening = asked[n_common(without, asked) :] if asked and whole.startswith(asked) else ""
         turn = whole[n_common(asked if opening else without, whole) :]
         if all(str(given["city"]) in turn for given in calls):
-            made.append(RenderedTurn(turn, opening, len(calls)))
+            made.append(_RenderedTurn(turn, opening, [(NAME, given) for given in calls]))
     return made
 
 
-def by_rendering(forms: Sequence[ToolFormat], turns: Sequence[RenderedTurn], source: str) -> ToolFormat | None:
-    """Return the format whose parser returns the calls of the turns; None if there is none."""
-    best: tuple[tuple[bool | int, ...], ToolFormat] | None = None
-    for tool_format in forms:
-        n_read = sum(_reads(tool_format, turn, source) for turn in turns)
-        if not n_read:
-            continue
-        rank = (_writes(tool_format, turns[0].text), n_read, tool_format.matches(source), not tool_format.framed)
-        if best is None or rank > best[0]:
-            best = rank, tool_format
-    return None if best is None else best[1]
-
-
-def _reads(tool_format: ToolFormat, turn: RenderedTurn, source: str) -> bool:
-    how = Reading(functions={NAME: _SCHEMA})
-    parser = tool_format.reader(how, tool_format.inline_reasoning or reasoning_tags_of(source), turn.opening)
-    pieces = [*parser.feed(turn.text), *parser.finish()]
-    return _calls(pieces) == [(NAME, ARGUMENTS), (NAME, _OTHER)][: turn.n_calls]
+def _rank(chat_format: ChatFormat, turns: Sequence[_RenderedTurn]) -> tuple[bool | int, ...]:
+    """Return how well a format fits the turns, to be compared; () if its parser does not return their calls."""
+    n_read = 0
+    for turn in turns:
+        parser = chat_format.parser([TOOL["function"]], generation_prompt=turn.opening)
+        n_read += _calls([*parser.feed(turn.text), *parser.finish()]) == turn.calls
+    if not n_read:
+        return ()
+    tool_format = chat_format.tool_format
+    # Whether the format's own markup, as in its grammar, surrounds the name.
+    writes = any(each.occurs_in(turns[0].text, NAME) for each in tool_format.call_forms)
+    return writes, n_read, tool_format.matches(chat_format.source), not tool_format.framed
 
 
 def _calls(pieces: Sequence[Piece]) -> list[tuple[str, Any]]:
@@ -117,11 +105,6 @@ def _calls(pieces: Sequence[Piece]) -> list[tuple[str, Any]]:
         return [(name, json.loads("".join(parts))) for name, parts in found]
     except ValueError:
         return []
-
-
-def _writes(tool_format: ToolFormat, text: str) -> bool:
-    """Return whether the format's own markup, as in its grammar, surrounds the name in that turn."""
-    return any(each.occurs_in(text, NAME) for each in tool_format.call_forms)
 
 
 def _assistant(calls: Sequence[Mapping[str, Any]], text: str) -> TemplateMessage:

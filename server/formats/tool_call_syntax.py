@@ -5,7 +5,6 @@ A call is ``before``, the name, ``after_name``, the arguments, ``after``. Calls 
 """
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -83,11 +82,10 @@ class ToolCallSyntax:
     ``several``: whether one turn may contain several calls.
     ``whole``: the syntax of forced calls if only their keys distinguish them from a JSON answer.
 
-    In free text a call begins with ``trigger``, by default ``open`` without white space at its ends, or ``before``.
-    ``triggers`` are other texts before the same continuation. ``by_name``: the trigger includes the function's name and
-    one more character, because the text before it is ambiguous. ``at_start``: the trigger is only valid at the start of
-    a message, and those in ``elsewhere`` only after it. ``rest_of_list``: further calls follow without a trigger, as
-    they do after ``open``.
+    In free text a call begins with one of ``openings``, by default ``open`` without white space at its ends, or
+    ``before``. Those in ``starts`` only count at the start of a message. ``by_name``: they include the function's name
+    and one more character, because the text before it is ambiguous. ``rest_of_list``: further calls follow without
+    them, as they do after ``open``.
     """
 
     before: Markup
@@ -101,12 +99,16 @@ class ToolCallSyntax:
     several: bool = True
     lead: tuple[str, str] | None = None
     whole: WholeJson | None = None
-    trigger: str = ""
-    triggers: tuple[str, ...] = ()
+    openings: tuple[str, ...] = ()
+    starts: tuple[str, ...] = ()
     by_name: bool = False
-    at_start: bool = False
-    elsewhere: tuple[str, ...] = ()
     rest_of_list: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.openings and not self.starts:
+            opening = self.open.strip() or self.before
+            assert isinstance(opening, str)
+            object.__setattr__(self, "openings", (opening,))
 
     def occurs_in(self, text: str, name: str, *, space: str = r"\s*") -> bool:
         """Return whether a text contains the start of a call of that function; `space` is a regex for whitespace."""
@@ -118,18 +120,6 @@ class ToolCallSyntax:
     def is_list(self) -> bool:
         """Return whether further calls follow without a trigger, up to ``close``."""
         return self.rest_of_list or bool(self.open)
-
-    @property
-    def all_triggers(self) -> Sequence[tuple[str, bool]]:
-        """Return the triggers without a name, and whether each only counts at the start."""
-        first = self.trigger or self.open.strip() or (self.before if isinstance(self.before, str) else "")
-        here, elsewhere = (first, *self.triggers), self.elsewhere
-        return [(text, self.at_start) for text in here] + [(text, not self.at_start) for text in elsewhere]
-
-    @property
-    def openings(self) -> tuple[str, ...]:
-        """Return the markup that opens calls at any position."""
-        return tuple(text for text, at_start in self.all_triggers if text and not at_start)
 
     @property
     def closing(self) -> str:
@@ -156,14 +146,14 @@ def parts(markup: Markup) -> tuple["str | re.Pattern[str]", ...]:
 
 def json_calls(open: str, close: str = "", *, key: str = "arguments", **options: Any) -> ToolCallSyntax:  # noqa: A002
     """Return the syntax of ``{"name": ..., "arguments": {...}}`` with a tag before and after each call."""
-    form = ToolCallSyntax(f'{open}{{"name": "', (f'", "{key}": ',), f"}}{close}", trigger=open.strip())
+    form = ToolCallSyntax(f'{open}{{"name": "', (f'", "{key}": ',), f"}}{close}", openings=(open.strip(),))
     return replace(form, **options)
 
 
 def json_list(open: str, close: str = "", *, key: str = "arguments", **options: Any) -> ToolCallSyntax:  # noqa: A002
     """Return the syntax of a JSON list of such objects."""
     after_name = (f'", "{key}": ',)
-    form = ToolCallSyntax('{"name": "', after_name, "}", f"{open}[", f"]{close}", ", ", trigger=open)
+    form = ToolCallSyntax('{"name": "', after_name, "}", f"{open}[", f"]{close}", ", ", openings=(open,))
     return replace(form, **options)
 
 

@@ -9,14 +9,25 @@ from dataclasses import astuple, dataclass, field
 from functools import cached_property
 
 from server.formats.calls import python_calls
-from server.formats.calls.json_calls import JsonCalls, json_or
+from server.formats.calls.json_calls import calls_by_opening
 from server.formats.calls.parameters import parameter_calls
-from server.formats.parsing.frame import answer_tags, call_first, frame
-from server.formats.parsing.reasoning import open_reasoning, reasoning_first
-from server.formats.parsing.stream_parser import Parse, Parser, Reading, anywhere, plain
+from server.formats.parsing.reader import Steps
+from server.formats.parsing.stream_parser import Parse, StreamParser
 from server.formats.tool_call_syntax import Keywords, Parameters, ToolCallSyntax
 
 _TAG = re.compile(r"</?[^<>\s]+>|\[/?[A-Za-z_]+\d*\]")
+
+
+@dataclass(frozen=True, slots=True)
+class FirstCall:
+    """Calls that a message may start with: ``parse`` reads them if one of the characters ``starts`` is first, possibly
+    after one of ``openings``. One of ``closings`` may follow.
+    """
+
+    starts: str
+    parse: Parse
+    openings: tuple[str, ...] = ()
+    closings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,10 +36,9 @@ class ToolFormat:
     models have. ``recognised_by``: groups of texts; a template that has all of a group uses this format. By default:
     the markup before and after calls.
 
-    Parsing. ``calls``: the parsers of calls by their openings, by default those of the syntaxes. ``call_first``: a
-    character, and the parser of calls that start a message with it. ``silent``: markup without meaning. ``parser``:
-    parses the output if its structure is another. ``tags``: markup besides all that, which the parser needs even if it
-    is a control token.
+    Parsing. ``calls``: the parsers of calls by their openings, by default those of the syntaxes. ``first_call``: calls
+    that start a message. ``silent``: markup without meaning. ``parser``: parses the output if its structure is another.
+    ``tags``: markup besides all that, which the parser needs even if it is a control token.
 
     Reasoning and replies. ``inline_reasoning``: the tags around reasoning, if it may be anywhere; one of ``breaks``
     also ends it. ``answer_tags`` may be around a reply. ``leads``: markup before a reply: the first one that the
@@ -42,7 +52,7 @@ class ToolFormat:
     variants: tuple[tuple[str, ToolCallSyntax], ...] = ()
     recognised_by: tuple[tuple[str, ...], ...] = ()
     calls: Mapping[str, Parse] = field(default_factory=dict)
-    call_first: tuple[str, Parse] | None = None
+    first_call: FirstCall | None = None
     silent: tuple[str, ...] = ()
     parser: Parse | None = None
     tags: tuple[str, ...] = ()
@@ -78,19 +88,6 @@ class ToolFormat:
         texts = _texts((*map(astuple, self.call_forms), *own))
         return tuple(dict.fromkeys((*(tag for text in texts for tag in _TAG.findall(text)), *self.tags)))
 
-    @cached_property
-    def parse(self) -> Parse:
-        """Return the parser of outputs."""
-        if self.parser is not None:
-            return self.parser
-        calls = self.calls or {text: _parser(form) for form in self.call_forms for text in form.openings}
-        if self.inline_reasoning is not None:
-            return frame(self.inline_reasoning, self.silent, calls, breaks=self.breaks, openings=self.openings)
-        if self.answer_tags is not None:
-            return answer_tags(*self.answer_tags, calls)
-        parse = anywhere(calls, *self.silent)
-        return parse if self.call_first is None else call_first(*self.call_first, parse)
-
     @property
     def signs(self) -> tuple[tuple[str, ...], ...]:
         """Return the groups of texts by which a template is recognised; () for none."""
@@ -101,47 +98,61 @@ class ToolFormat:
         """Return whether a template with that source uses this format."""
         return any(all(sign in source for sign in group) for group in self.signs)
 
-    def tool_call_syntax(self, source: str) -> ToolCallSyntax:
-        """Return the syntax of calls for a template with that source."""
-        return next((form for sign, form in self.variants if sign in source), self.syntax)
+    def parse(self, turn: StreamParser) -> Steps[None]:
+        """Parse an output after the reasoning at its start."""
+        if self.parser is not None:
+            yield from self.parser(turn)
+            return
+        calls = self._parsers if turn.how.callable else {}
+        opening, closing = self.inline_reasoning or ("", "")
+        markers = (*(self.inline_reasoning or ()), *self.silent, *calls)
+        if self.first_call is not None and turn.how.callable:
+            yield from _first_call(turn, self.first_call)
+        if self.answer_tags is not None and (yield from turn.skip(self.answer_tags[0])):
+            yield from turn.spaces()
+            turn.settle()
+            markers = (*markers, self.answer_tags[1])
+        turn.give_back()
+        while markers or turn.later:
+            found = yield from turn.content_until(*markers)
+            if found in calls:
+                yield from turn.attempt(found, calls[found](turn))
+            elif found == opening:
+                turn.reasoning_tag(found)
+                if (yield from turn.read_reasoning(closing, *self.breaks)) == closing:
+                    turn.reasoning_tag(closing)
+            elif self.answer_tags is not None and found == self.answer_tags[1]:
+                turn.drop_spaces()
+                yield from turn.spaces()
+                turn.settle()
 
-    def lead(self, source: str) -> str:
-        """Return the markup before a reply for a template with that source."""
-        return next((lead for lead in self.leads if lead in source), self.leads[0] if self.leads else "")
-
-    def reader(
-        self, how: Reading, tags: tuple[str, str], generation_prompt: str, *, opened: bool | None = None
-    ) -> Parser:
-        """Return the parser of an output: reasoning, content and calls. `generation_prompt` is its start.
-
-        ``tags``: the reasoning tags. ``opened``: whether `generation_prompt` ends inside of reasoning; None: unknown.
-        """
-        has_markup = how.callable or self.framed
-        parse, primer = (self.parse, self._primer(generation_prompt)) if has_markup else (plain, "")
-        if self.inline_reasoning is not None or not (how.separate_reasoning or how.callable):
-            return Parser(parse, how, primer=primer)
-        openings = self.openings if how.callable else ()
-        if opened is None:
-            opened = open_reasoning(generation_prompt, tags) is not None
-        closed = tags[1] in generation_prompt
-        return Parser(reasoning_first(parse, tags, opened=opened, closed=closed, openings=openings, primer=primer), how)
-
-    def _primer(self, generation_prompt: str) -> str:
-        """Return the start of the assistant's turn in the prompt."""
-        if not self.turn_start:
-            begun = (generation_prompt.rfind(lead.strip()) for lead in self.leads)
-            return generation_prompt[at:] if (at := max(begun, default=-1)) >= 0 else ""
-        return generation_prompt.rpartition(self.turn_start)[2]  # some templates write the start into every prompt
+    @cached_property
+    def _parsers(self) -> Mapping[str, Parse]:
+        """Return the parsers of calls by their openings."""
+        if self.calls:
+            return self.calls
+        return {opening: parse for form in self.call_forms for opening, parse in _parsers_of(form).items()}
 
 
-def _parser(form: ToolCallSyntax) -> Parse:
-    """Return the parser of calls after an opening. Instead of another notation, JSON objects are parsed, too."""
-    match form.arguments:
-        case Keywords():
-            return python_calls.calls
-        case Parameters():
-            return json_or(JsonCalls.of(form), parameter_calls(form))
-    return JsonCalls.of(form).calls
+def _parsers_of(form: ToolCallSyntax) -> Mapping[str, Parse]:
+    """Return the parsers of a syntax's calls. Instead of parameters, JSON objects are parsed, too."""
+    if isinstance(form.arguments, Keywords):
+        return dict.fromkeys(form.openings, python_calls.calls)
+    other = parameter_calls(form) if isinstance(form.arguments, Parameters) else None
+    return calls_by_opening(*form.openings, close=form.closing, separator=form.joint.strip() or ",", other=other)
+
+
+def _first_call(turn: StreamParser, first: FirstCall) -> Steps[None]:
+    def calls() -> Steps[None]:
+        yield from first.parse(turn)
+        if first.closings:
+            yield from turn.skip(*first.closings)
+
+    yield from turn.spaces()
+    yield from turn.take(*first.openings)
+    yield from turn.spaces()
+    if (char := (yield from turn.peek())) and char in first.starts:
+        yield from turn.attempt(turn.settle(), calls(), doubtful=True)
 
 
 def _texts(described: object) -> Iterator[str]:

@@ -6,37 +6,40 @@ arguments may be an object or a string that contains one.
 
 import json
 import re
-from dataclasses import dataclass
 
 from server.formats.calls import json_text
 from server.formats.parsing.reader import NotMarkup, Steps
 from server.formats.parsing.stream_parser import Parse, StreamParser
-from server.formats.tool_call_syntax import ToolCallSyntax
 
 _ARGUMENTS = ("arguments", "parameters", "args")
 _KNOWN = frozenset(("type", "function", "id", "index", "name", "tool_name", "tool_call_id", *_ARGUMENTS))
 
 
-@dataclass(frozen=True, slots=True)
-class JsonCalls:
-    """``openings`` precede one call or several, in a JSON list or in sequence; ``close`` follows them."""
+def calls_by_opening(
+    *openings: str, close: str = "", separator: str = ",", other: Parse | None = None
+) -> dict[str, Parse]:
+    """Return the parser of the calls after each of these openings, for `ToolFormat`: `object_calls`, or `other`."""
+    objects = object_calls(*openings, close=close, separator=separator)
+    return dict.fromkeys(openings, objects if other is None else json_or(objects, other))
 
-    openings: tuple[str, ...] = ()
-    close: str = ""
-    separator: str = ","
 
-    @classmethod
-    def of(cls, form: ToolCallSyntax) -> "JsonCalls":
-        """Return the parser of calls with the openings and the end of that syntax."""
-        return cls(form.openings, form.closing, form.joint.strip() or ",")
+def json_or(objects: Parse, other: Parse) -> Parse:
+    """Return the parser of the calls after an opening: JSON if the first character is that of JSON, else `other`."""
 
-    @property
-    def by_opening(self) -> dict[str, Parse]:
-        """Return the parser of the calls after each opening."""
-        return dict.fromkeys(self.openings, self.calls)
+    def calls(turn: StreamParser) -> Steps[None]:
+        yield from turn.spaces()
+        yield from objects(turn) if (yield from turn.peek()) in ("{", "[") else other(turn)
 
-    def calls(self, turn: StreamParser, *, strict: bool = False) -> Steps[None]:
-        """Parse the calls after the opening, and the closing markup. Raises `NotMarkup`."""
+    return calls
+
+
+def object_calls(*openings: str, close: str = "", separator: str = ",", strict: bool = False) -> Parse:
+    """Return the parser of one call or several, in a JSON list or in sequence.
+
+    ``openings`` may be repeated before each; ``close`` follows them. ``strict``: see `call_object`.
+    """
+
+    def calls(turn: StreamParser) -> Steps[None]:
         yield from turn.spaces()
         listed = bool((yield from turn.take("[")))
         if listed:
@@ -45,25 +48,26 @@ class JsonCalls:
         while True:
             turn.end_call()
             yield from turn.spaces()
-            if self.close and (yield from turn.take(self.close)):
+            if close and (yield from turn.take(close)):
                 return
             if listed and (yield from turn.take("]")):
-                if not self.close:
+                if not close:
                     return
                 listed = False
-                turn.mark()
                 continue
-            if (yield from turn.take(self.separator)):
+            if (yield from turn.take(separator)):
                 yield from turn.spaces()
-                if self.openings and (yield from turn.take(*self.openings)):
+                if (yield from turn.take(*openings)):
                     yield from turn.spaces()
             if (yield from turn.peek()) == "{":
                 turn.certain()
             yield from call_object(turn, strict=strict)
 
+    return calls
+
 
 def named_call(header: str, ends: tuple[str, ...], after: tuple[str, ...] = ()) -> Parse:
-    """Create a parser of a call after its opening, with the name in markup, then the arguments as one JSON object.
+    """Return the parser of a call after its opening, with the name in markup, then the arguments as one JSON object.
 
     ``header``: a regex of the text up to one of ``ends``, with the groups ``name`` and ``id``. ``after``: markup after
     the arguments, which models may omit.
@@ -80,21 +84,9 @@ def named_call(header: str, ends: tuple[str, ...], after: tuple[str, ...] = ()) 
         given = found.groupdict()
         yield from json_arguments(turn, given["name"], given.get("id") or "")
         for marker in after:
-            yield from turn.spaces()
-            if (yield from turn.take(marker)):
-                turn.mark()
+            yield from turn.skip(marker)
 
     return call
-
-
-def json_or(json_calls: JsonCalls, other: Parse) -> Parse:
-    """Create a parser of the calls after an opening: JSON if the first character is that of JSON, else `other`."""
-
-    def calls(turn: StreamParser) -> Steps[None]:
-        yield from turn.spaces()
-        yield from json_calls.calls(turn) if (yield from turn.peek()) in ("{", "[") else other(turn)
-
-    return calls
 
 
 def call_object(turn: StreamParser, *, strict: bool = False) -> Steps[None]:
@@ -117,13 +109,12 @@ def call_object(turn: StreamParser, *, strict: bool = False) -> Steps[None]:
         elif key == "function" and first == "{" and not name:
             yield from call_object(turn, strict=strict)
             begun = True
-            turn.mark()
+            turn.settle()
             continue
         elif key in _ARGUMENTS and first == "{" and name and not begun:
             turn.begin(name)
             begun = True
             yield from json_text.value(turn, turn.arguments)
-            turn.mark()
             continue
         else:
             text = yield from json_text.collected(turn)
@@ -133,7 +124,6 @@ def call_object(turn: StreamParser, *, strict: bool = False) -> Steps[None]:
             turn.begin(name)
             turn.arguments(arguments)
             begun = True
-            turn.mark()
     if begun:
         turn.settle()
         return

@@ -70,9 +70,7 @@ def parameter_call(form: ToolCallSyntax) -> Parse:
             yield from turn.spaces()
             if (yield from turn.peek()) == "{":
                 yield from json_arguments(turn, name)
-                yield from turn.spaces()
-                if (yield from turn.take(given.end)):
-                    turn.mark()
+                yield from turn.skip(given.end)
                 return
             turn.back((yield from turn.expect(given.before, given.end)))
             if not name:
@@ -149,20 +147,18 @@ def members(
     """Emit the members of an object, whose values `value` parses. `next_member` returns None at the end, and raises
     `NotMarkup` for other text.
     """
-    joint = "{"
+    joint, end = "{", "{}"
     while True:
-        turn.mark()
         try:
             found = yield from next_member()
         except (NotMarkup, EndOfText):
-            turn.arguments("{}" if joint == "{" else "}")
+            turn.close_arguments(end)
             raise
-        turn.settle()
         if found is None:
-            turn.arguments("{}" if joint == "{" else "}")
+            turn.arguments(end)
             return
         turn.arguments(joint + json.dumps(encodable(found.name), ensure_ascii=False) + ": ")
-        joint = ", "
+        joint, end = ", ", "}"
         yield from value(found)
 
 

@@ -4,14 +4,13 @@ Each constant is followed by its models and an example of their output.
 """
 
 import re
-from functools import partial
 
 from server.formats.calls import json_text
-from server.formats.calls.json_calls import JsonCalls, call_object
+from server.formats.calls.json_calls import call_object, calls_by_opening, object_calls
 from server.formats.parsing.reader import Steps
-from server.formats.parsing.stream_parser import Parse, StreamParser
+from server.formats.parsing.stream_parser import StreamParser
 from server.formats.tool_call_syntax import ToolCallSyntax, WholeJson, json_calls, json_list
-from server.formats.tool_format import ToolFormat
+from server.formats.tool_format import FirstCall, ToolFormat
 
 HERMES = ToolFormat("hermes", json_calls("<tool_call>\n", "\n</tool_call>", joint="\n"))
 """Hermes 2 and 3, Qwen 2.5, 3 and QwQ, Granite 4, Bielik, MiMo, Reka: one call after the other::
@@ -57,9 +56,9 @@ GRANITE_20B = ToolFormat(
 
 GRANITE_3 = ToolFormat(
     "granite3",
-    json_list("<|tool_call|>", triggers=("<tool_call>",)),
+    json_list("<|tool_call|>", openings=("<|tool_call|>", "<tool_call>")),
     recognised_by=(("<|tool_call|>", "<|start_of_role|>"),),
-    calls=JsonCalls(("<|tool_call|>", "<tool_call>"), "</tool_call>").by_opening,
+    calls=calls_by_opening("<|tool_call|>", "<tool_call>", close="</tool_call>"),
     tags=("</tool_call>",),
     answer_tags=("<response>", "</response>"),
 )
@@ -131,7 +130,7 @@ PHI4_MINI = ToolFormat(
     "phi4-mini",
     json_list("<|tool_call|>", "<|/tool_call|>"),
     recognised_by=(("<|tool|>", "<|/tool|>"),),
-    calls=JsonCalls(("<|tool_call|>", "functools"), "<|/tool_call|>").by_opening,
+    calls=calls_by_opening("<|tool_call|>", "functools", close="<|/tool_call|>"),
 )
 """Phi-4-mini: a list after one of two openings::
 
@@ -140,7 +139,7 @@ functools[{"name": "get_weather", "arguments": {"city": "Paris"}}]
 """
 
 FIREFUNCTION = ToolFormat(
-    "firefunction", json_list("functools", trigger="functools["), calls=JsonCalls(("functools",)).by_opening
+    "firefunction", json_list("functools", openings=("functools[",)), calls=calls_by_opening("functools")
 )
 """Firefunction 2: a list after a word::
 
@@ -149,7 +148,11 @@ functools[{"name": "get_weather", "arguments": {"city": "Paris"}}]
 
 GIGACHAT = ToolFormat(
     "gigachat",
-    json_calls("<|function_call|>", triggers=("<|message_sep|>\n\nfunction call<|role_sep|>\n",), several=False),
+    json_calls(
+        "<|function_call|>",
+        openings=("<|function_call|>", "<|message_sep|>\n\nfunction call<|role_sep|>\n"),
+        several=False,
+    ),
     recognised_by=(("<|message_sep|>", "<|role_sep|>"),),
 )
 """GigaChat 3 and 3.1: one call after a tag, or as its own message::
@@ -168,7 +171,7 @@ INTERNLM = ToolFormat(
         "<|action_start|><|plugin|>\n",
         "<|action_end|>",
         key="parameters",
-        triggers=("<|action_start|> <|plugin|>",),
+        openings=("<|action_start|><|plugin|>", "<|action_start|> <|plugin|>"),
         joint="\n",
     ),
     recognised_by=(("<|action_start|>", "<|plugin|>"),),
@@ -182,28 +185,26 @@ Code for the interpreter (``<|action_start|><|interpreter|>``) stays content.
 """
 
 _PYTHON_TAGS = ("<|python_tag|>", "<|python_start|>")
-_LLAMA_CALLS = JsonCalls(_PYTHON_TAGS, "<|python_end|>", separator=";")
-_TRIGGERS = ('{"name": "', '{"name":"', '{"type": "function", "name": "', '{"type":"function","name":"')
+_STARTS = ('{"name": "', '{"name":"', '{"type": "function", "name": "', '{"type":"function","name":"')
 LLAMA_3 = ToolFormat(
     "llama3",
     ToolCallSyntax(
-        _TRIGGERS[0],
+        _STARTS[0],
         ('", "parameters": ',),
         "}",
         joint="; ",
         whole=WholeJson("parameters"),
-        triggers=_TRIGGERS[1:],
-        elsewhere=tuple(tag + trigger for tag in _PYTHON_TAGS for trigger in _TRIGGERS),
+        openings=tuple(f"{tag}{start}" for tag in _PYTHON_TAGS for start in _STARTS),
+        starts=_STARTS,
         by_name=True,
-        at_start=True,
         rest_of_list=True,
     ),
     recognised_by=(
         ("<|python_tag|>", '"parameters": '),
         ('in the format {"name": function name', '"parameters": '),
     ),
-    calls=_LLAMA_CALLS.by_opening,
-    call_first=("{", partial(_LLAMA_CALLS.calls, strict=True)),
+    calls=calls_by_opening(*_PYTHON_TAGS, close="<|python_end|>", separator=";"),
+    first_call=FirstCall("{", object_calls(*_PYTHON_TAGS, close="<|python_end|>", separator=";", strict=True)),
     tags=("<|python_end|>",),
 )
 """Llama 3.1 to 3.3 and Llama 4: the whole message is the call, sometimes after a tag::
@@ -223,8 +224,7 @@ COMMAND_R_PLUS = ToolFormat(
         open="Action:\n```json\n[\n    ",
         close="\n]```",
         joint=",\n    ",
-        trigger="Action:\n```json",
-        triggers=("Action: ```json", "Action:```json"),
+        openings=("Action:\n```json", "Action: ```json", "Action:```json"),
     ),
     recognised_by=(("'Action:' followed by",), ("\\'Action:\\' followed by",)),
 )
@@ -250,7 +250,7 @@ COMMAND_R = ToolFormat(
         open="<|START_ACTION|>[\n    ",
         close="\n]<|END_ACTION|>",
         joint=",\n    ",
-        trigger="<|START_ACTION|>",
+        openings=("<|START_ACTION|>",),
     ),
     silent=(*_ANSWER, "<|END_RESPONSE|>", "<|END_TEXT|>", "<|END_OF_TURN_TOKEN|>"),
     inline_reasoning=("<|START_THINKING|>", "<|END_THINKING|>"),
@@ -269,40 +269,13 @@ COMMAND_R = ToolFormat(
 The MoE writes TEXT for RESPONSE. The template numbers calls itself, so the model's ids are not passed on.
 """
 
-_PLAIN = JsonCalls()
-
-
-def _whole_message(read: Parse, openings: tuple[str, ...], closings: tuple[str, ...], starts: str) -> Parse:
-    """Create a parser of calls that are the whole message, possibly after one of `openings`."""
-
-    def parse(turn: StreamParser) -> Steps[None]:
-        turn.mark()
-        yield from turn.spaces()
-        yield from turn.take(*openings)
-        yield from turn.spaces()
-        if (first := (yield from turn.peek())) and first in starts:
-            yield from turn.attempt(turn.settle(), calls(turn), doubtful=True)
-        turn.give_back()
-
-    def calls(turn: StreamParser) -> Steps[None]:
-        yield from read(turn)
-        turn.mark()
-        yield from turn.spaces()
-        if (yield from turn.take(*closings)):
-            turn.mark()
-
-    return parse
-
-
+_plain_calls = object_calls(strict=True)
 XLAM = ToolFormat(
     "xlam",
-    json_list("", trigger='[{"name": "', by_name=True, at_start=True),
+    json_list("", openings=(), starts=('[{"name": "',), by_name=True),
     recognised_by=(('[{"name": "tool_call_name"',),),
-    parser=_whole_message(
-        partial(_PLAIN.calls, strict=True),
-        ("```json", "```", "[TOOL_CALLS]", "<tool_call>"),
-        ("```", "</tool_call>"),
-        "[{",
+    first_call=FirstCall(
+        "[{", _plain_calls, ("```json", "```", "[TOOL_CALLS]", "<tool_call>"), ("```", "</tool_call>")
     ),
 )
 """xLAM 2: a JSON list as the whole message, sometimes in a fence or after a tag::
@@ -314,23 +287,20 @@ Only for known functions: any other list is an answer.
 
 
 def _generic_calls(turn: StreamParser) -> Steps[None]:
-    raw = turn.raw or []
-    n_before = len(raw)
+    n_before = len(turn.raw)
     yield from turn.expect("{")
     yield from turn.spaces()
     key = yield from json_text.string(turn)
     if key not in ("tool_calls", "tool_call"):
-        turn.back("".join(raw[n_before:]))
+        turn.back("".join(turn.raw[n_before:]))
         yield from call_object(turn, strict=True)
         return
     turn.certain()
     yield from turn.spaces()
     yield from turn.expect(":")
     yield from turn.spaces()
-    yield from _PLAIN.calls(turn, strict=True) if key == "tool_calls" else call_object(turn, strict=True)
-    turn.mark()
-    yield from turn.spaces()
-    yield from turn.take("}")
+    yield from _plain_calls(turn) if key == "tool_calls" else call_object(turn, strict=True)
+    yield from turn.skip("}")
 
 
 GENERIC = ToolFormat(
@@ -343,10 +313,9 @@ GENERIC = ToolFormat(
         close="]}",
         joint=", ",
         whole=WholeJson("arguments", "tool_calls"),
-        trigger='{"tool_calls":',
-        at_start=True,
+        starts=('{"tool_calls":',),
     ),
-    parser=_whole_message(_generic_calls, ("```json", "```"), ("```",), "{"),
+    first_call=FirstCall("{", _generic_calls, ("```json", "```"), ("```",)),
 )
 """Models whose template knows no tools: JSON as the whole message, as the instructions demand::
 

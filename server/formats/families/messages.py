@@ -42,20 +42,16 @@ def _channel_message(turn: StreamParser) -> Steps[None]:
     header = first if first == _MESSAGE else first + (yield from turn.word(_MESSAGE))[0] + _MESSAGE
     channel = _CHANNEL_NAME.findall(header)
     name = _function(turn, header)
-    turn.mark()
+    turn.settle()
     if f"{_CHANNEL} " in header:
         yield from turn.take(" ")
-        turn.mark()
     if name:
         yield from turn.spaces()
+    turn.settle()
     if name and (yield from turn.peek()) in ("{", "n"):
-        turn.mark()
         yield from json_arguments(turn, name)
     elif channel[-1:] == ["analysis"]:
-        turn.settle()
         yield from turn.tagged_reasoning(header, _ENDS, _STARTS)
-    else:
-        turn.settle()
 
 
 def _function(turn: StreamParser, header: str) -> str:
@@ -77,8 +73,8 @@ HARMONY = ToolFormat(
             for channel in ("", f"{_CHANNEL}commentary", f"{_CHANNEL}analysis")
             for kind in (" <|constrain|>json", " json", "")
         ),
-        triggers=(f"{_CHANNEL}analysis{_TO}", f"{_START}{_TO}"),
-        elsewhere=(_TO,),
+        openings=(f"{_CHANNEL}commentary{_TO}", f"{_CHANNEL}analysis{_TO}", f"{_START}{_TO}"),
+        starts=(_TO,),
         also_before=(_TO,),  # as the template writes calls of earlier turns
         several=False,
     ),
@@ -111,12 +107,9 @@ _BLOCK_ENDS = ("<|end_message|>", "<|content_model_end_sampling|>")
 def _block(turn: StreamParser) -> Steps[None]:
     name = yield from turn.match(TOOL_NAME)
     kind = yield from turn.expect(_CALL) if name else turn.expect(_THINKING, _TEXT, _CALL)
-    if kind == _TEXT:
-        turn.settle()
-    elif kind == _THINKING:
-        turn.settle()
+    if kind == _THINKING:
         yield from turn.tagged_reasoning(kind, _BLOCK_ENDS, (_MODEL, _TEXT))
-    else:
+    elif kind == _CALL:
         if not turn.how.callable:
             raise NotMarkup
         yield from turn.spaces()
@@ -126,7 +119,7 @@ def _block(turn: StreamParser) -> Steps[None]:
 INKLING = ToolFormat(
     "inkling",
     ToolCallSyntax(
-        f'{_CALL}{{"name": "', ('", "args": ', '","args":'), "}", lead=("", ""), trigger=_CALL, several=False
+        f'{_CALL}{{"name": "', ('", "args": ', '","args":'), "}", lead=("", ""), openings=(_CALL,), several=False
     ),
     recognised_by=((_MODEL, _CALL),),
     parser=_by_message(_block, (_MODEL,), _BLOCK_ENDS, inside=(_THINKING, _TEXT, _CALL)),
@@ -156,7 +149,6 @@ def _message(turn: StreamParser) -> Steps[None]:
     header = yield from turn.expect(_RECIPIENT_IS, _MESSAGE)
     recipient, _ = (yield from turn.word(_MESSAGE)) if header == _RECIPIENT_IS else ("user", "")
     if recipient == "self":
-        turn.settle()
         yield from turn.tagged_reasoning(f"{_RECIPIENT_IS}self{_MESSAGE}", _MESSAGE_ENDS, (_START,))
     elif recipient != "user":
         if not turn.how.callable:

@@ -7,7 +7,7 @@ import re
 from dataclasses import replace
 
 from server.formats.calls import json_text
-from server.formats.calls.json_calls import JsonCalls, json_arguments, json_or, named_call
+from server.formats.calls.json_calls import calls_by_opening, json_arguments, named_call
 from server.formats.calls.json_text import escaped
 from server.formats.parsing.reader import EndOfText, NotMarkup, Steps
 from server.formats.parsing.stream_parser import StreamParser
@@ -48,7 +48,7 @@ _BEGIN, _END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _MISSPELT = ("<｜tool_calls_begin｜>", "<｜tool calls begin｜>", "<｜tool\\_calls\\_begin｜>", "<｜tool▁calls｜>")
 _DS_CALL, _SEP, _DS_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
 _ds_call = named_call(rf"(?:.*{_SEP}(?=.))?(?P<name>.+?)(?:{_SEP})?", ("```json", "```", "{"), ("```", _DS_END, _END))
-_DS_SYNTAX = ToolCallSyntax(_DS_CALL, (_SEP,), _DS_END, _BEGIN, _END, triggers=_MISSPELT)
+_DS_SYNTAX = ToolCallSyntax(_DS_CALL, (_SEP,), _DS_END, _BEGIN, _END, openings=(_BEGIN, *_MISSPELT))
 _DS_FENCED = replace(
     _DS_SYNTAX,
     before=f"{_DS_CALL}function{_SEP}",
@@ -124,7 +124,7 @@ MISTRAL_ARGS = ToolFormat(
     "mistral-args",
     ToolCallSyntax(_OPEN, (_ARGS, (_CALL_ID, re.compile("[A-Za-z0-9]{9}"), _ARGS))),
     recognised_by=((_OPEN, _ARGS),),
-    calls={_OPEN: json_or(JsonCalls((_OPEN,)), _mistral_call)},
+    calls=calls_by_opening(_OPEN, other=_mistral_call),
     id_length=9,
 )
 """Mistral Small 3.2, Magistral, Devstral, Ministral 3: the name before its JSON::
@@ -179,14 +179,11 @@ def _apertus_calls(turn: StreamParser) -> Steps[None]:
         yield from turn.spaces()
         yield from turn.expect(":")
         yield from json_arguments(turn, name)
-        yield from turn.spaces()
-        yield from turn.take("}")
-        turn.mark()
+        yield from turn.skip("}")
         yield from turn.spaces()
         more = yield from turn.take(",")
-    yield from turn.take("]")
-    yield from turn.spaces()
-    yield from turn.take(_TOOLS_END)
+    yield from turn.skip("]")
+    yield from turn.skip(_TOOLS_END)
 
 
 APERTUS = ToolFormat(
@@ -198,7 +195,7 @@ APERTUS = ToolFormat(
         open=f"{_TOOLS}[",
         close=f"]{_TOOLS_END}",
         joint=", ",
-        trigger=_TOOLS,
+        openings=(_TOOLS,),
     ),
     calls={_TOOLS: _apertus_calls},
     silent=("<|assistant_end|>",),
@@ -236,7 +233,7 @@ def _glm4_call(turn: StreamParser) -> Steps[None]:
 
 GLM4 = ToolFormat(
     "glm4",
-    ToolCallSyntax("", ("\n",), joint="\n", by_name=True, at_start=True, elsewhere=(_START,), rest_of_list=True),
+    ToolCallSyntax("", ("\n",), joint="\n", openings=(_START,), starts=("",), by_name=True, rest_of_list=True),
     recognised_by=((_STOP, "Json 格式表示调用的参数"),),
     parser=_glm4,
     tags=(_STOP,),
@@ -292,11 +289,16 @@ The code after <|python_tag|> is a call of the function ``python`` if there is o
 _TO = ">>>"
 
 
+def _functionary32(turn: StreamParser) -> Steps[None]:
+    while True:
+        opening = yield from turn.content_until(_TO)
+        yield from turn.attempt(opening, _recipient(turn))
+
+
 def _recipient(turn: StreamParser) -> Steps[None]:
     """Parse a message. The recipient ``all`` is the user; a line that is no recipient is content."""
     name, _ = yield from turn.word("\n")
     if name == "all":
-        turn.mark()
         return
     if not turn.how.callable or not turn.knows(name):
         raise NotMarkup
@@ -307,9 +309,9 @@ def _recipient(turn: StreamParser) -> Steps[None]:
 
 FUNCTIONARY_32 = ToolFormat(
     "functionary-v3.2",
-    ToolCallSyntax("", ("\n",), joint=_TO, by_name=True, at_start=True, elsewhere=(_TO,)),
+    ToolCallSyntax("", ("\n",), joint=_TO, openings=(_TO,), starts=("",), by_name=True),
     recognised_by=((">>>all", ">>>${recipient}"),),
-    calls={_TO: _recipient},
+    parser=_functionary32,
     leads=("all\n",),
     turn_start="assistant<|end_header_id|>\n\n",
 )

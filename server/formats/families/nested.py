@@ -106,17 +106,14 @@ def _value(turn: StreamParser, schema: Any, root: Mapping[str, Any], closing: st
     types = types_of(schema, root)
     item, nested = f"{_NS}<item>", f"{_NS}<"
     if depth < _MAX_DEPTH and types != {"string"}:
-        turn.mark()
         yield from turn.spaces()
         found = yield from turn.take(closing, item, nested)
         turn.back(found)
         empty = found == closing and types in ({"array"}, {"object"})
         if found == item or (empty and "array" in types):
-            turn.settle()
             yield from _items(turn, schema, root, closing, depth + 1)
             return
         if found == nested or empty:
-            turn.settle()
             yield from _members(turn, schema, root, closing, depth + 1)
             return
         turn.back(turn.settle())

@@ -5,7 +5,7 @@ Each constant is followed by its models and an example of their output.
 
 import re
 
-from server.formats.calls.json_calls import JsonCalls, json_or
+from server.formats.calls.json_calls import json_or, object_calls
 from server.formats.calls.parameters import Argument, invoke_syntax, parameter_call, typed_call
 from server.formats.parsing.reader import NotMarkup, Steps
 from server.formats.parsing.stream_parser import StreamParser
@@ -89,10 +89,9 @@ _invoke = parameter_call(_STEP)
 def _step3_call(turn: StreamParser) -> Steps[None]:
     yield from turn.word(_INVOKE)  # "function", and the separator, which models sometimes omit
     yield from _invoke(turn)
+    turn.end_call()
     for marker in (_CALL_END, _SEP):
-        turn.end_call()
-        yield from turn.spaces()
-        yield from turn.take(marker)
+        yield from turn.skip(marker)
 
 
 STEP3 = ToolFormat(
@@ -171,8 +170,13 @@ KIMI_K3 = ToolFormat(
     recognised_by=(("<|open|>", "<|close|>", "<|end_of_msg|>"),),
     calls={_KIMI_CALL: parameter_call(_KIMI)},
     silent=(
-        *(_RESPONSE, "<|close|>response<|sep|>", _TOOLS, _TOOLS_END),
-        *(_MESSAGE, "<|close|>message<|sep|>", "<|end_of_msg|>"),
+        _RESPONSE,
+        "<|close|>response<|sep|>",
+        _TOOLS,
+        _TOOLS_END,
+        _MESSAGE,
+        "<|close|>message<|sep|>",
+        "<|end_of_msg|>",
     ),
     inline_reasoning=("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
     breaks=(_RESPONSE,),
@@ -198,13 +202,12 @@ _OWN_LINE_ENDS = (f"\n{_PARAMETER_END}", f"{_PARAMETER_END}\n<")
 def _qwen3_coder(turn: StreamParser) -> Steps[None]:
     """Parse calls with their tag, and known functions without it."""
     functions = tuple(f"{_FUNCTION}{name}>" for name in turn.how.functions)
-    calls = json_or(JsonCalls(_OPENINGS[:1], _CLOSINGS[0]), _functions)
     while True:
         opening = yield from turn.content_until(*_OPENINGS, *functions)
         if opening in functions:
             turn.back(opening)
             opening = ""
-        yield from turn.attempt(opening, calls(turn))
+        yield from turn.attempt(opening, _qwen3_calls(turn))
 
 
 def _functions(turn: StreamParser) -> Steps[None]:
@@ -232,10 +235,13 @@ def _line_argument(turn: StreamParser) -> Steps[Argument | None]:
     return Argument(key.strip(), _OWN_LINE_ENDS if own_line else (_PARAMETER_END,))
 
 
+_qwen3_calls = json_or(object_calls(_OPENINGS[0], close=_CLOSINGS[0]), _functions)
+
+
 def _qwen_syntax(number: int, parameters: Parameters) -> ToolCallSyntax:
     opening, closing = _OPENINGS[number], _CLOSINGS[number]
     return ToolCallSyntax(
-        f"{opening}\n{_FUNCTION}", (">\n",), f"\n{closing}", joint="\n", arguments=parameters, trigger=opening
+        f"{opening}\n{_FUNCTION}", (">\n",), f"\n{closing}", joint="\n", arguments=parameters, openings=(opening,)
     )
 
 

@@ -7,11 +7,11 @@ from server.formats.calls import python_calls
 from server.formats.parsing.reader import NotMarkup, Steps
 from server.formats.parsing.stream_parser import StreamParser
 from server.formats.tool_call_syntax import python_list
-from server.formats.tool_format import ToolFormat
+from server.formats.tool_format import FirstCall, ToolFormat
 
 LFM2 = ToolFormat(
     "lfm2",
-    python_list("<|tool_call_start|>[", "]<|tool_call_end|>", trigger="<|tool_call_start|>"),
+    python_list("<|tool_call_start|>[", "]<|tool_call_end|>", openings=("<|tool_call_start|>",)),
     recognised_by=(
         ("<|tool_list_start|>", "<|tool_list_end|>"),
         ("List of tools: [",),
@@ -39,10 +39,10 @@ get_time(zone="Europe/Paris", exact=true)</function_calls>
 _TAGS = ("<|python_start|>", "<|python_tag|>")
 PYTHONIC = ToolFormat(
     "pythonic",
-    python_list("[", "]", elsewhere=("<|python_start|>[",), by_name=True, at_start=True),
+    python_list("[", "]", openings=("<|python_start|>[",), starts=("[",), by_name=True),
     recognised_by=(("[func_name1(",), ("[func1(params_name1=",)),
     calls=dict.fromkeys(_TAGS, python_calls.calls),
-    call_first=("[", python_calls.calls),
+    first_call=FirstCall("[", python_calls.calls),
     silent=("<|python_end|>",),
 )
 """Llama 3.2 and 4 with a pythonic template, ToolACE: Python calls in a list, as the whole message::
@@ -76,7 +76,7 @@ GEMMA_3 = ToolFormat(
     python_list(f"{_FENCE}\n", f"\n{_FENCE_END}", joint="\n"),
     recognised_by=(("<start_of_turn>", "tool_code"), ("<start_of_turn>", "[func_name1(")),
     calls={_FENCE: _fence},
-    call_first=("[", python_calls.calls),
+    first_call=FirstCall("[", python_calls.calls),
 )
 """Gemma 3, whose template has no tools: Python in a fence, as Google's guide asks for it, or a list of calls::
 

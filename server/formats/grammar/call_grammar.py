@@ -66,11 +66,15 @@ def triggers(
                 for trigger in _Calls(form, functions, new_text(), parallel).triggers_of(function)
             ]
         text = new_text()
-        first, _ = form.all_triggers[0]
-        lark = text.whole(_Calls(form, functions, text, parallel).after(first))
+        lark = text.whole(_Calls(form, functions, text, parallel).after((*form.openings, *form.starts)[0]))
     except RecursionError:
         raise _too_deep() from None
-    return [Trigger(begun, lark, at_start) for begun, at_start in form.all_triggers]
+    return _triggers(form, "", lark)
+
+
+def _triggers(form: ToolCallSyntax, name: str, lark: str) -> list[Trigger]:
+    found = [Trigger(f"{text}{name}", lark) for text in form.openings]
+    return [*found, *(Trigger(f"{text}{name}", lark, at_start=True) for text in form.starts)]
 
 
 def _too_deep() -> InvalidRequest:
@@ -115,7 +119,7 @@ class _Calls:
             call = f"{call}{self._more(self._one(), form.several)} {text.literal(form.close)}"
         lark = text.whole(call)
         name = _written(function["name"], form)
-        return [Trigger(f"{begun}{name}{after_name[0]}", lark, at_start) for begun, at_start in form.all_triggers]
+        return _triggers(form, f"{name}{after_name[0]}", lark)
 
     def whole(self, whole: WholeJson) -> str:
         """Return the rule of calls as one JSON value, in the lexemes of ``%json``, since an answer may be one, too."""

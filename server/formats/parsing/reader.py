@@ -7,7 +7,7 @@ longer than a marker. A long chunk is read in pieces of `MAX_PIECE`, because con
 
 import re
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TypeVar
 
@@ -54,41 +54,37 @@ class _Markers:
 def _markers(markers: tuple[str, ...]) -> _Markers:
     longest_first = sorted(markers, key=len, reverse=True)
     prefixes = frozenset(marker[:n] for marker in markers for n in range(1, len(marker)))
-    found = re.compile("|".join(map(re.escape, longest_first)))
-    return _Markers(found, prefixes, frozenset(marker[0] for marker in markers), len(longest_first[0]))
+    found = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+    return _Markers(found, prefixes, frozenset(marker[0] for marker in markers), max(map(len, markers), default=0))
 
 
 @dataclass(slots=True)
 class Reader:
-    """``text``: not yet consumed. ``raw``: consumed since `mark`, to return it. ``final``: the text is complete.
+    """``text``: not yet consumed. ``raw``: consumed since `settle`, to return it. ``final``: the text is complete.
     ``cut``: the model was stopped early.
     """
 
     text: str = ""
     final: bool = False
     cut: bool = False
-    raw: list[str] | None = None
+    raw: list[str] = field(default_factory=list)
 
     def consume(self, n: int) -> str:
         """Return the next `n` characters."""
         taken, self.text = self.text[:n], self.text[n:]
-        if self.raw is not None and taken:
+        if taken:
             self.raw.append(taken)
         return taken
 
     def back(self, text: str) -> None:
         """Undo the consumption of `text`."""
         self.text = text + self.text
-        if self.raw is not None:
-            self.raw[:] = ["".join(self.raw).removesuffix(text)]
-
-    def mark(self) -> None:
-        """Start recording consumed text, which may turn out to be content."""
-        self.raw = []
+        self.raw[:] = ["".join(self.raw).removesuffix(text)]
 
     def settle(self) -> str:
-        """Stop recording and return the text consumed since `mark`."""
-        raw, self.raw = "".join(self.raw or ()), None
+        """Return the text consumed since the last call, which is markup."""
+        raw = "".join(self.raw)
+        self.raw.clear()
         return raw
 
     def more(self) -> Steps[None]:
@@ -118,6 +114,14 @@ class Reader:
         taken = yield from self.take(*markers)
         if not taken:
             raise NotMarkup
+        return taken
+
+    def skip(self, *markers: str) -> Steps[str]:
+        """Consume white space and the next marker, which are markup. Return the marker; "" if there is none."""
+        yield from self.spaces()
+        taken = yield from self.take(*markers)
+        if taken:
+            self.settle()
         return taken
 
     def spaces(self) -> Steps[None]:

@@ -1,20 +1,8 @@
-"""Parses reasoning at the start of the output::
-
-    <think>
-    The user asks …
-    </think>
-
-    The answer.
-
-The generation prompt may have opened it already. Whitespace around it is dropped, as in llama.cpp's common/chat.cpp.
-Formats with reasoning at any position parse it themselves (`frame`).
-"""
+"""Detects the tags around reasoning in a template, and reasoning that the prompt has opened."""
 
 from typing import Protocol
 
 from server.formats.parsing.pieces import Piece
-from server.formats.parsing.reader import Steps
-from server.formats.parsing.stream_parser import LaterReasoning, Parse, StreamParser
 
 TAGS = (
     ("<think>", "</think>"),
@@ -40,28 +28,6 @@ _BUILT = {
 }
 
 
-def reasoning_tags_of(source: str) -> tuple[str, str]:
-    """Return the reasoning tags in the template's source, by default ``<think>``."""
-    return _named(source) or TAGS[0]
-
-
-def has_reasoning_tags(source: str) -> bool:
-    """Return whether the template contains reasoning tags, which separate reasoning from the reply."""
-    return _named(source) is not None
-
-
-def open_reasoning(prompt: str, tags: tuple[str, str]) -> str | None:
-    """Return the reasoning text at the end of `prompt`; None if it ends outside of reasoning."""
-    opening, closing = tags
-    _, opened, begun = prompt.rpartition(opening)
-    return begun if opened and closing not in begun else None
-
-
-def _named(source: str) -> tuple[str, str] | None:
-    built = next((pair for sign, pair in _BUILT.items() if sign in source), None)
-    return built or next((pair for pair in TAGS if pair[1] in source), None)
-
-
 class OutputParser(Protocol):
     """Parses one choice's text."""
 
@@ -72,35 +38,23 @@ class OutputParser(Protocol):
         """Return the buffered pieces at the end of the text. ``cut``: the model was stopped early."""
 
 
-def reasoning_first(
-    parse: Parse, tags: tuple[str, str], *, opened: bool, closed: bool, openings: tuple[str, ...], primer: str
-) -> Parse:
-    """Create a generator that parses reasoning at the start, and the rest with `parse`.
+def reasoning_tags_of(source: str) -> tuple[str, str]:
+    """Return the reasoning tags in the template's source, by default ``<think>``."""
+    return _named(source) or TAGS[0]
 
-    ``opened``, ``closed``: whether the generation prompt ends inside of reasoning, or contains the closing tag.
-    ``openings``: markup of calls: in reasoning that never ends they are calls. ``primer``: the end of the prompt, which
-    `parse` must have read.
-    """
+
+def has_reasoning_tags(source: str) -> bool:
+    """Return whether the template contains reasoning tags, which separate reasoning from the reply."""
+    return _named(source) is not None
+
+
+def _named(source: str) -> tuple[str, str] | None:
+    built = next((pair for sign, pair in _BUILT.items() if sign in source), None)
+    return built or next((pair for pair in TAGS if pair[1] in source), None)
+
+
+def open_reasoning(prompt: str, tags: tuple[str, str]) -> str | None:
+    """Return the reasoning text at the end of `prompt`; None if it ends outside of reasoning."""
     opening, closing = tags
-
-    def both(turn: StreamParser) -> Steps[None]:
-        tag, expects_more = opening, opened or closed
-        if not opened:
-            turn.mark()
-            yield from turn.spaces()
-            tag = (yield from turn.take(opening)) and turn.settle()
-        if tag:
-            if turn.how.separate_reasoning or not opened:  # text that is left as it came has no tag of the prompt's
-                turn.reasoning_tag(tag)
-            turn.reasoning_tag((yield from turn.read_reasoning((closing,), openings, parse)))
-            turn.mark()
-            yield from turn.spaces()
-            space, expects_more = turn.settle(), True
-            if turn.how.reasoning_in_content:
-                turn.content(space)
-        if expects_more and turn.how.separate_reasoning and not turn.how.reasoning_in_content:
-            turn.later = LaterReasoning(tags, openings, parse)
-        turn.text = primer + turn.settle() + turn.text
-        yield from parse(turn)
-
-    return both
+    _, opened, begun = prompt.rpartition(opening)
+    return begun if opened and closing not in begun else None

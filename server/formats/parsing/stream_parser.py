@@ -45,48 +45,135 @@ _FENCE = "```"
 _LINE_CHARS = 256
 
 
-@dataclass(frozen=True, slots=True)
-class LaterReasoning:
-    """Reasoning that an answer may contain, in the same ``tags`` as the reasoning before it.
+class StreamParser(Reader):
+    """Parses one choice's text: `feed` it, then `finish`. The other methods are for the generator of a format.
 
-    ``openings`` are markup of calls, which ``parse`` reads.
+    Text that the generator consumes and emits nothing for is returned as content if it turns out to be no markup.
+    Whitespace is buffered, because it is dropped before and between calls.
+
+    ``parse``: creates the generator. ``tags``: those of reasoning at the start, which precedes what `parse` reads.
+    ``opened``, ``closed``: whether the prompt ends inside of reasoning, or contains the closing tag. ``openings``:
+    markup of calls, which reasoning that never ends may contain. ``primer``: the end of the prompt, which `parse` must
+    have read. ``n_calls``: how many calls the message has already.
     """
 
-    tags: tuple[str, str]
-    openings: tuple[str, ...]
-    parse: Parse
+    def __init__(
+        self,
+        parse: Parse,
+        how: Reading,
+        *,
+        tags: tuple[str, str] | None = None,
+        opened: bool = False,
+        closed: bool = False,
+        openings: tuple[str, ...] = (),
+        primer: str = "",
+        n_calls: int = 0,
+    ) -> None:
+        super().__init__()
+        self.how, self.n_calls = how, n_calls
+        self.holds_spaces = True
+        self.later: tuple[str, str] | None = None  # the tags of reasoning that content may contain
+        self._parse, self._openings = parse, openings
+        self._pieces: list[Piece] = []
+        self._ids: set[str] = set()
+        self._in_call = False  # a call has begun for sure, and is not over
+        self._spaces: list[str] = []
+        self._reasoning_spaces: list[str] = []
+        self._inside = False  # reasoning has started with more than whitespace
+        self._has_reasoning = False
+        self._line = ""  # the last line of the content, for `later`
+        self._fenced = False  # in a block of code
+        self._has_content = False
+        self._steps: Steps[None] | None
+        if tags is not None:
+            self._steps = self._reasoning_first(tags, opened=opened, closed=closed, primer=primer)
+            return
+        self._steps = parse(self)
+        if primer:
+            self.feed(primer)
+            self._spaces.clear()
+            self._reasoning_spaces.clear()
 
+    def feed(self, text: str) -> list[Piece]:
+        """Add a chunk and return the pieces that can't change any more."""
+        if self._steps is None and not (self.holds_spaces or self.raw or self._spaces):
+            return [ContentText(text)] if text else []
+        for piece in pieces_of(text):
+            self.text += piece
+            self._advance()
+            if self._steps is None and self.text:
+                self.give_back()
+                self.content(self.consume(len(self.text)))
+        pieces, self._pieces = joined(self._pieces), []
+        return pieces
 
-@dataclass(slots=True)
-class StreamParser(Reader):
-    """Converts text to pieces. Whitespace is buffered, because it is dropped before and between calls."""
+    def finish(self, *, cut: bool = False) -> list[Piece]:
+        """Return the buffered pieces at the end of the text. ``cut``: the model was stopped early.
 
-    how: Reading = field(default_factory=Reading)
-    pieces: list[Piece] = field(default_factory=list)
-    n_calls: int = 0
-    _ids: set[str] = field(default_factory=set)
-    _in_call: bool = False  # a call has begun for sure, and is not over
-    _spaces: list[str] = field(default_factory=list)
-    _reasoning_spaces: list[str] = field(default_factory=list)
-    _inside: bool = False  # reasoning has started with more than whitespace
-    _has_reasoning: bool = False
-    later: LaterReasoning | None = None
-    holds_spaces: bool = True
-    _line: str = ""  # the last line of the content, for `later`
-    _fenced: bool = False  # in a block of code
-    _has_content: bool = False
+        Buffered text is content, except whitespace after calls, and truncated markup in or after a call.
+        """
+        self.final, self.cut = True, cut
+        self._advance()
+        if cut and self._in_call:
+            self.settle()
+            self.text = ""
+        self.give_back()
+        if self.text:
+            self.content(self.consume(len(self.text)))
+        if self._spaces and not self.n_calls:
+            self._pieces.append(ContentText("".join(self._spaces)))
+        self._spaces.clear()
+        pieces, self._pieces = joined(self._pieces), []
+        return pieces
+
+    def _advance(self) -> None:
+        if self._steps is not None:
+            try:
+                next(self._steps)
+            except (StopIteration, EndOfText):
+                self._steps = None
 
     def content(self, text: str) -> None:
         """Emit content."""
+        self.raw.clear()
         if not self.how.forced:
             self._show(text)
+
+    def give_back(self) -> None:
+        """Emit the text consumed since `settle` as content."""
+        if raw := self.settle():
+            self.content(raw)
+
+    def drop_spaces(self) -> None:
+        """Drop the white space at the end of the content so far."""
+        self._spaces.clear()
+
+    def content_until(self, *markers: str) -> Steps[str]:
+        """Emit content up to one of the markers and return the marker; further reasoning is emitted as such."""
+        while True:
+            found = yield from self.until((*markers, *(self.later or ())), self.content)
+            self.settle()
+            if found in markers:
+                return found
+            if not self._is_tag_place():
+                self.content(found)
+                continue
+            assert self.later is not None
+            opening, closing = self.later
+            if found == opening:
+                self.reasoning_tag(opening)
+                self.reasoning_tag((yield from self.read_reasoning(closing)))
+            self._line = ""
+            if not self._has_content:
+                yield from self.spaces()
+                self.settle()
 
     def _show(self, text: str) -> None:
         if self.later is not None:
             self._follow_lines(text)
         sure = text.rstrip() if self.holds_spaces else text
         if sure:
-            self.pieces.append(ContentText("".join(self._spaces) + sure))
+            self._pieces.append(ContentText("".join(self._spaces) + sure))
             self._spaces.clear()
         if len(sure) < len(text):
             self._spaces.append(text[len(sure) :])
@@ -109,6 +196,7 @@ class StreamParser(Reader):
 
     def reasoning(self, text: str) -> None:
         """Emit reasoning text. If reasoning is separate, whitespace around it is dropped."""
+        self.raw.clear()
         if self.how.reasoning_in_content:
             self._show(text)
         if not self.how.separate_reasoning:
@@ -117,7 +205,7 @@ class StreamParser(Reader):
             text = text.lstrip()
         sure = text.rstrip()
         if sure:
-            self.pieces.append(Reasoning("".join(self._reasoning_spaces) + sure))
+            self._pieces.append(Reasoning("".join(self._reasoning_spaces) + sure))
             self._reasoning_spaces.clear()
             self._inside = self._has_reasoning = True
         if self._inside and len(sure) < len(text):
@@ -125,6 +213,7 @@ class StreamParser(Reader):
 
     def reasoning_tag(self, text: str) -> None:
         """Handle a reasoning tag: it separates parts of reasoning, and is shown if reasoning stays in the content."""
+        self.raw.clear()
         self._inside = False
         self._reasoning_spaces.clear()
         if self._has_reasoning:
@@ -132,14 +221,107 @@ class StreamParser(Reader):
         if self.how.reasoning_in_content:
             self._show(text)
 
+    def tagged_reasoning(self, opening: str, closings: tuple[str, ...], restarts: tuple[str, ...]) -> Steps[None]:
+        """Emit reasoning after `opening`, up to one of `closings` or before one of `restarts`."""
+        self.reasoning_tag(opening)
+        end = yield from self._reasoning_until(*closings, *restarts)
+        if end in closings:
+            self.reasoning_tag(end)
+        else:
+            self.back(end)
+
+    def read_reasoning(self, *ends: str) -> Steps[str]:
+        """Emit reasoning up to one of `ends` and return that. Raises `EndOfText` if there is none.
+
+        Markup of calls starts calls if the text ends after them. If more reasoning or its end follows, they were only
+        mentioned and are reasoning as well.
+        """
+        while True:
+            found = yield from self._reasoning_until(*ends, *self._openings)
+            if found in ends:
+                return found
+            aside = _Aside(self._parse, self.how, openings=self._openings, n_calls=self.n_calls)
+            try:
+                aside.read(found)
+                found = yield from self.until(ends, aside.read)
+            except NotMarkup:
+                *mentioned, last = aside.texts
+                if not mentioned:
+                    mentioned, last = [last], ""
+                self.reasoning("".join(mentioned))
+                self.back(last)  # it may open a call, too
+                continue
+            except EndOfText:
+                rest = self.consume(len(self.text))
+                self.settle()
+                if aside.close(cut=self.cut):
+                    self._pieces.extend(aside.calls)
+                    self.n_calls = aside.n_calls
+                else:
+                    self.reasoning("".join(aside.texts) + rest)
+                raise
+            self.reasoning("".join(aside.texts))
+            return found
+
+    def _reasoning_until(self, *markers: str) -> Steps[str]:
+        """Emit reasoning up to one of the markers and return the marker; a truncated marker is reasoning as well."""
+        try:
+            found = yield from self.until(markers, self.reasoning)
+        except EndOfText:
+            self.reasoning(self.consume(len(self.text)))
+            raise
+        self.settle()
+        return found
+
+    def _reasoning_first(self, tags: tuple[str, str], *, opened: bool, closed: bool, primer: str) -> Steps[None]:
+        opening, closing = tags
+        tag, expects_more = opening, opened or closed
+        if not opened:
+            yield from self.spaces()
+            tag = (yield from self.take(opening)) and self.settle()
+        if tag:
+            if self.how.separate_reasoning or not opened:  # text that is left as it came has no tag of the prompt's
+                self.reasoning_tag(tag)
+            self.reasoning_tag((yield from self.read_reasoning(closing)))
+            yield from self.spaces()
+            space, expects_more = self.settle(), True
+            if self.how.reasoning_in_content:
+                self.content(space)
+        if expects_more and self.how.separate_reasoning and not self.how.reasoning_in_content:
+            self.later = tags
+        self.text = primer + self.settle() + self.text
+        yield from self._parse(self)
+
+    def attempt(self, opening: str, steps: Steps[None], *, doubtful: bool = False) -> Steps[bool]:
+        """Parse the text after `opening`; if it is not a call, the consumed text is content.
+
+        ``doubtful``: content may start the same way, so it is only a call once `steps` confirm it (`certain`,
+        `begin`).
+        """
+        self.raw[:] = [opening]
+        self._in_call = not doubtful
+        n_before = self.n_calls
+        try:
+            yield from steps
+        except EndOfText:
+            self._in_call = self._in_call or (self.cut and self.n_calls > n_before)
+            raise
+        except NotMarkup:
+            if self.cut and self._in_call:  # the text ended before it was confirmed as markup
+                raise EndOfText from None
+            self.give_back()
+            self._in_call = False
+            return False
+        self.end_call()
+        return True
+
+    def knows(self, name: str) -> bool:
+        """Return whether a function may have that name."""
+        return bool(name) and (name in self.how.functions or not self.how.functions)
+
     def certain(self) -> None:
         """Commit: the text since `attempt` is a call."""
         self._in_call = True
-
-    def end_call(self) -> None:
-        """Mark the end of a call: text from here on is content, unless it is markup that the format expects."""
-        self.mark()
-        self._in_call = False
 
     def begin(self, name: str, call_id: str = "") -> None:
         """Start a call; the text before its arguments is markup."""
@@ -150,6 +332,21 @@ class StreamParser(Reader):
         self.n_calls += 1
         name = json_text.encodable(name)
         self._write(ToolCallBegin(self.n_calls - 1, self._id(json_text.encodable(call_id)), name))
+
+    def arguments(self, text: str) -> None:
+        """Emit JSON text of the current call's arguments."""
+        self.raw.clear()
+        self.close_arguments(text)
+
+    def close_arguments(self, text: str) -> None:
+        """Emit the end of the arguments, while the consumed text may be content."""
+        if text:
+            self._write(ToolCallArguments(self.n_calls - 1, text))
+
+    def end_call(self) -> None:
+        """Mark the end of a call: text from here on is content, unless it is markup that the format expects."""
+        self.settle()
+        self._in_call = False
 
     def _id(self, written: str) -> str:
         """Return the model's id, or a new one if another call has it.
@@ -162,134 +359,33 @@ class StreamParser(Reader):
         self._ids.add(written)
         return written
 
-    def arguments(self, text: str) -> None:
-        """Emit JSON text of the current call's arguments."""
-        if text:
-            self._write(ToolCallArguments(self.n_calls - 1, text))
-
-    def drop_spaces(self) -> None:
-        """Drop the white space at the end of the content so far."""
-        self._spaces.clear()
-
-    def knows(self, name: str) -> bool:
-        """Return whether a function may have that name."""
-        return bool(name) and (name in self.how.functions or not self.how.functions)
-
-    def content_until(self, *markers: str) -> Steps[str]:
-        """Emit content up to one of the markers and return the marker; further reasoning is emitted as such."""
-        if self.later is None:
-            return (yield from self.until(markers, self.content))
-        opening, closing = self.later.tags
-        while True:
-            found = yield from self.until((*markers, opening, closing), self.content)
-            if found in markers:
-                return found
-            if not self._is_tag_place():
-                self.content(found)
-                continue
-            if found == opening:
-                self.reasoning_tag(opening)
-                yield from self.read_reasoning((closing,), self.later.openings, self.later.parse)
-                self.reasoning_tag(closing)
-            self._line = ""
-            if not self._has_content:
-                yield from self.spaces()
-
-    def reasoning_until(self, *markers: str) -> Steps[str]:
-        """Emit reasoning up to one of the markers and return the marker; a truncated marker is reasoning as well."""
-        try:
-            return (yield from self.until(markers, self.reasoning))
-        except EndOfText:
-            self.reasoning(self.consume(len(self.text)))
-            raise
-
-    def tagged_reasoning(self, opening: str, closings: tuple[str, ...], restarts: tuple[str, ...]) -> Steps[None]:
-        """Emit reasoning after `opening`, up to one of `closings` or before one of `restarts`."""
-        self.reasoning_tag(opening)
-        end = yield from self.reasoning_until(*closings, *restarts)
-        if end in closings:
-            self.reasoning_tag(end)
-        else:
-            self.back(end)
-
-    def read_reasoning(self, ends: tuple[str, ...], openings: tuple[str, ...], parse: Parse) -> Steps[str]:
-        """Emit reasoning up to one of `ends` and return that. Raises `EndOfText` if there is none.
-
-        `parse` reads text after one of `openings` separately. If the text ends after it, it is calls. If more
-        reasoning or its end follows, it was only mentioned and is reasoning as well.
-        """
-        while True:
-            found = yield from self.reasoning_until(*ends, *openings)
-            if found in ends:
-                return found
-            aside = _Aside(Parser(parse, self.how, n_calls=self.n_calls))
-            try:
-                aside.read(found)
-                found = yield from self.until(ends, aside.read)
-            except NotMarkup:
-                *mentioned, last = aside.read_so_far
-                if not mentioned:
-                    mentioned, last = [last], ""
-                self.reasoning("".join(mentioned))
-                self.back(last)  # it may open a call, too
-                continue
-            except EndOfText:
-                rest = self.consume(len(self.text))
-                if aside.close(cut=self.cut):
-                    self.pieces.extend(aside.pieces)
-                    self.n_calls = aside.parser.turn.n_calls
-                else:
-                    self.reasoning("".join(aside.read_so_far) + rest)
-                raise
-            self.reasoning("".join(aside.read_so_far))
-            return found
-
-    def attempt(self, opening: str, steps: Steps[None], *, doubtful: bool = False) -> Steps[bool]:
-        """Parse the text after `opening`; if it is not a call, the consumed text is content.
-
-        ``doubtful``: content may start the same way, so it is only a call once `steps` confirm it (`certain`,
-        `begin`).
-        """
-        self.raw = [opening]
-        self._in_call = not doubtful
-        n_before = self.n_calls
-        try:
-            yield from steps
-        except EndOfText:
-            if self.cut and self.n_calls > n_before:
-                self._in_call = True
-            raise
-        except NotMarkup:
-            if self.cut and self._in_call:  # the text ended before it was confirmed as markup
-                raise EndOfText from None
-            self.give_back()
-            self._in_call = False
-            return False
-        self.settle()
-        self._in_call = False
-        return True
-
-    def give_back(self) -> None:
-        """Emit the text consumed since `mark` as content."""
-        raw = self.settle()
-        if raw:
-            self.content(raw)
-
-    def finish(self) -> None:
-        """Emit the buffered text as content, except whitespace after calls, and truncated markup in or after a call."""
-        if self.cut and self._in_call:
-            self.settle()
-            self.text = ""
-        self.give_back()
-        if self.text:
-            self.content(self.consume(len(self.text)))
-        if self._spaces and not self.n_calls:
-            self.pieces.append(ContentText("".join(self._spaces)))
-        self._spaces.clear()
-
     def _write(self, piece: Piece) -> None:
         if self.how.parallel or self.n_calls == 1:
-            self.pieces.append(piece)
+            self._pieces.append(piece)
+
+
+class _Aside(StreamParser):
+    """Parses text in reasoning that may be calls. ``texts``: what it has read. ``calls``: its pieces."""
+
+    def __init__(self, parse: Parse, how: Reading, *, openings: tuple[str, ...], n_calls: int) -> None:
+        super().__init__(parse, how, openings=openings, n_calls=n_calls)
+        self.texts: list[str] = []
+        self.calls: list[Piece] = []
+
+    def read(self, text: str) -> None:
+        """Raises `NotMarkup` when it is no call, or one that more text follows."""
+        self.texts.append(text)
+        if not self._take(self.feed(text)):
+            raise NotMarkup
+
+    def close(self, *, cut: bool) -> bool:
+        """End the text and return whether it consisted of calls only."""
+        return self._take(self.finish(cut=cut)) and bool(self.calls)
+
+    def _take(self, pieces: list[Piece]) -> bool:
+        """Return whether these pieces are of calls."""
+        self.calls += pieces
+        return all(isinstance(piece, ToolCallBegin | ToolCallArguments) for piece in pieces)
 
 
 def plain(turn: StreamParser) -> Steps[None]:
@@ -299,91 +395,6 @@ def plain(turn: StreamParser) -> Steps[None]:
         yield from turn.content_until()
 
 
-def anywhere(calls: Mapping[str, Parse], *silent: str) -> Parse:
-    """Create a format's generator. `calls` parse the text after their openings, at any position; `silent` markup is
-    dropped.
-    """
-
-    def parse(turn: StreamParser) -> Steps[None]:
-        while True:
-            found = yield from turn.content_until(*calls, *silent)
-            if found in calls:
-                yield from turn.attempt(found, calls[found](turn))
-
-    return parse
-
-
-class Parser:
-    """Feeds a format's generator. `primer`: the end of the prompt, which the format must have read.
-
-    ``n_calls``: how many calls the message has already.
-    """
-
-    __slots__ = ("_steps", "turn")
-
-    def __init__(self, parse: Parse, how: Reading, *, primer: str = "", n_calls: int = 0) -> None:
-        self.turn = StreamParser(how=how, n_calls=n_calls)
-        self._steps: Steps[None] | None = parse(self.turn)
-        if primer:
-            self.feed(primer)
-            self.turn._spaces.clear()
-            self.turn._reasoning_spaces.clear()
-
-    def feed(self, text: str) -> list[Piece]:
-        """Add a chunk and return the pieces that can't change any more."""
-        turn = self.turn
-        if self._steps is None and not (turn.holds_spaces or turn.raw or turn._spaces):
-            return [ContentText(text)] if text else []
-        for piece in pieces_of(text):
-            turn.text += piece
-            self._advance()
-            if self._steps is None and turn.text:
-                turn.give_back()
-                turn.content(turn.consume(len(turn.text)))
-        pieces, turn.pieces = joined(turn.pieces), []
-        return pieces
-
-    def finish(self, *, cut: bool = False) -> list[Piece]:
-        """Return the buffered pieces."""
-        turn = self.turn
-        turn.final, turn.cut = True, cut
-        self._advance()
-        turn.finish()
-        pieces, turn.pieces = joined(turn.pieces), []
-        return pieces
-
-    def _advance(self) -> None:
-        if self._steps is not None:
-            try:
-                next(self._steps)
-            except (StopIteration, EndOfText):
-                self._steps = None
-
-
-def plain_parser() -> Parser:
+def plain_parser() -> StreamParser:
     """Return a parser for which all text is content."""
-    return Parser(plain, Reading())
-
-
-@dataclass(slots=True)
-class _Aside:
-    """Text in reasoning that may be calls."""
-
-    parser: Parser
-    read_so_far: list[str] = field(default_factory=list)
-    pieces: list[Piece] = field(default_factory=list)
-
-    def read(self, text: str) -> None:
-        """Raises `NotMarkup` when it is no call, or one that more text follows."""
-        self.read_so_far.append(text)
-        if not self._take(self.parser.feed(text)):
-            raise NotMarkup
-
-    def _take(self, pieces: list[Piece]) -> bool:
-        """Return whether these pieces are of calls."""
-        self.pieces += pieces
-        return all(isinstance(piece, ToolCallBegin | ToolCallArguments) for piece in pieces)
-
-    def close(self, *, cut: bool) -> bool:
-        """End the text and return whether it consisted of calls only."""
-        return self._take(self.parser.finish(cut=cut)) and bool(self.pieces)
+    return StreamParser(plain, Reading())

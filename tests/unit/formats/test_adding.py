@@ -5,7 +5,7 @@ from typing import Any
 
 import yaml
 
-from server.formats.parsing.stream_parser import Reading
+from server.formats.chat_format import ChatFormat
 from tests.support.real_server import ROOT
 from tests.unit.formats.reading import Read
 from tests.unit.formats.recorded import PARIS
@@ -24,7 +24,7 @@ def test_the_example_reads_its_sample() -> None:
     made: dict[str, Any] = {}
     exec(compile(block("server/formats/families/otter.py"), "docs/adding.md", "exec"), made)
     (sample,) = yaml.safe_load(block("tests/unit/formats/outputs.yaml"))["otter"]
-    parser = made["OTTER"].reader(Reading(functions={"get_weather": {}}), ("<think>", "</think>"), "")
+    parser = ChatFormat.of(made["OTTER"], "</think>").parser([{"name": "get_weather"}])
     found = Read()
     found.take([*parser.feed(sample["text"]), *parser.finish()])
     assert found == Read(sample["content"], sample["reasoning"], [("get_weather", PARIS)])

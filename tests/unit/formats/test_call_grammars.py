@@ -8,6 +8,7 @@ import jsonschema
 import pytest
 
 from server import formats
+from server.formats.chat_format import ChatFormat
 from server.formats.tool_call_syntax import Arguments, Braces, Elements, Parameters
 from server.formats.written import calls_text
 from tests.unit.formats.reading import every_character, forced_call_grammar, parser, prompt_of, read, template
@@ -53,7 +54,7 @@ VOCAB = WordVocab()
 
 def walk(name: str, sign: str, lark: str, seed: int, *, at_most: int = 40) -> str:
     """Random tokens by the masks, then the way out: what a bad model would write."""
-    form = formats.BY_NAME[name].tool_call_syntax(sign)
+    form = ChatFormat.of(formats.BY_NAME[name], sign).tool_call_syntax
     assert form is not None
     ends = [form.close, *ends_of(form.arguments), "<|message|>"]
     chance, made, out, end = random.Random(seed), WORDS.lark(lark), b"", ""
@@ -182,7 +183,7 @@ CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required"
 
 @pytest.mark.parametrize(("name", "sign"), VARIANTS)
 def test_the_grammar_and_the_parser_take_the_same_tool_names(name: str, sign: str) -> None:
-    form = formats.BY_NAME[name].tool_call_syntax(sign)
+    form = ChatFormat.of(formats.BY_NAME[name], sign).tool_call_syntax
     for function in TOOL_NAMES:
         tools = [tool(function, CITY)]
         lead = "" if form.lead is None else function.join(form.lead)

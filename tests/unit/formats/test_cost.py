@@ -5,7 +5,7 @@ import json
 import pytest
 
 from server.formats.parsing.reader import MAX_WORD, Reader
-from server.formats.parsing.stream_parser import Parser
+from server.formats.parsing.stream_parser import StreamParser
 from tests.unit.formats.reading import parser, read
 from tests.unit.formats.recorded import RECORDED, Recorded
 
@@ -20,8 +20,8 @@ def test_little_of_long_content_reasoning_and_arguments_is_held(recorded: Record
     made.feed(recorded.text[: recorded.text.index(place) + 2])
     for piece in PIECES:
         made.feed(piece)
-        assert isinstance(made, Parser)
-        assert len(made.turn.text) < MAX_WORD
+        assert isinstance(made, StreamParser)
+        assert len(made.text) < MAX_WORD
 
 
 def copied(monkeypatch: pytest.MonkeyPatch, form: str, text: str) -> int:

@@ -10,7 +10,7 @@ from server.formats import FORMATS
 from server.formats.grammar.call_grammar import calls_lark
 from server.formats.grammar.lark_text import LarkText
 from server.formats.parsing.pieces import Piece, ToolCallArguments
-from server.formats.parsing.stream_parser import Parser, Reading
+from server.formats.parsing.stream_parser import Reading, StreamParser
 from server.formats.tool_call_syntax import ToolCallSyntax
 from server.formats.tool_format import ToolFormat
 from server.structured.grammar.limits import MAX_CALLS_CHARS
@@ -44,7 +44,7 @@ def walked(lark: str, chance: random.Random) -> str:
 
 def arguments_of(form: ToolFormat, text: str) -> str:
     reading = Reading(functions={"patch": PARAMETERS})
-    parser = Parser(form.parse, reading, primer=">>>" if form.name == "functionary-v3.2" else "")
+    parser = StreamParser(form.parse, reading, primer=">>>" if form.name == "functionary-v3.2" else "")
     pieces: list[Piece] = [piece for char in text for piece in parser.feed(char)]
     pieces += parser.finish()
     return "".join(piece.text for piece in pieces if isinstance(piece, ToolCallArguments))
