@@ -6,9 +6,10 @@ from functools import cache
 from typing import Any
 
 from server.formats import BY_NAME
+from server.formats.chat_format import ChatFormat
 from server.formats.parsing.pieces import ContentText, Piece, Reasoning, ToolCallArguments, ToolCallBegin
 from server.formats.parsing.reasoning import OutputParser
-from server.templates.template import ChatTemplate
+from server.formats.parsing.stream_parser import StreamParser
 from tests.unit.formats.recorded import TOOLS
 
 
@@ -48,35 +49,15 @@ def functions_of(tools: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return [tool["function"] for tool in tools]
 
 
-def forced_call_grammar(template: ChatTemplate, tools: Sequence[Mapping[str, Any]], **options: Any) -> str:
-    """The grammar of forced calls in the template's format."""
-    return template.chat_format().forced_calls(functions_of(tools), **options)
-
-
-def output_parser(
-    template: ChatTemplate,
-    *,
-    tools: Sequence[Mapping[str, Any]],
-    parse_tools: bool,
-    reasoning_format: str,
-    generation_prompt: str,
-    parallel_tool_calls: bool,
-) -> OutputParser:
-    """A parser of what a model with that template writes."""
-    return template.chat_format(tools=bool(tools)).parser(
-        functions_of(tools),
-        generation_prompt=generation_prompt,
-        reasoning_format=reasoning_format,
-        parse_calls=parse_tools,
-        parallel=parallel_tool_calls,
-    )
-
-
 @cache
-def template(form: str = "auto", sign: str = "") -> ChatTemplate:
-    """A template that says nothing but `sign`; compiling and probing one takes 20 ms."""
-    source = "{{ messages[0].content }}{{ tools | tojson if tools }}{# " + sign + " #}"
-    return ChatTemplate(source, bos_token="", eos_token="", tool_format=form)
+def chat_format(form: str, sign: str = "") -> ChatFormat:
+    """The format with that name, for a template whose source is `sign`."""
+    return ChatFormat.of(BY_NAME[form], sign)
+
+
+def forced_calls(form: str, sign: str, tools: Sequence[Mapping[str, Any]], **options: Any) -> str:
+    """The grammar of forced calls in that format."""
+    return chat_format(form, sign).forced_calls(functions_of(tools), **options)
 
 
 def prompt_of(form: str) -> str:
@@ -84,16 +65,11 @@ def prompt_of(form: str) -> str:
     return BY_NAME[form].turn_start + (">>>" if form == "functionary-v3.2" else "")
 
 
-def parser(form: str, *, sign: str = "", prompt: str = "", **options: Any) -> OutputParser:
-    """For turns of that format, with the recorded tools."""
-    given: dict[str, Any] = {
-        "tools": TOOLS,
-        "parse_tools": True,
-        "reasoning_format": "auto",
-        "parallel_tool_calls": True,
-        **options,
-    }
-    return output_parser(template(form, sign), generation_prompt=prompt, **given)
+def parser(
+    form: str, *, sign: str = "", prompt: str = "", tools: Sequence[Mapping[str, Any]] = TOOLS, **options: Any
+) -> StreamParser:
+    """For turns of that format, by default with the recorded tools."""
+    return chat_format(form, sign).parser(functions_of(tools), generation_prompt=prompt, **options)
 
 
 def read(made: OutputParser, text: str, cuts: Sequence[int] = ()) -> Read:

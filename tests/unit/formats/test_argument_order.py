@@ -8,7 +8,7 @@ import pytest
 
 from server.formats import BY_NAME
 from server.formats.written import calls_text
-from tests.unit.formats.reading import forced_call_grammar, parser, read, template
+from tests.unit.formats.reading import forced_calls, parser, read
 from tests.unit.structured.builders import BYTES, matches
 
 VALUES: dict[str, Any] = {"city": "Paris", "days": 3, "exact": True}
@@ -33,7 +33,7 @@ FORMS = ["hermes", "qwen3-coder", "lfm2", "gemma4", "minimax-m3"]
 
 def fits(form: str, text: str, **more: Any) -> bool:
     tools = [{"type": "function", "function": {"name": "f", "parameters": {**SCHEMA, **more}}}]
-    return matches(BYTES.lark(forced_call_grammar(template(form), tools, name="", parallel=True)), text)
+    return matches(BYTES.lark(forced_calls(form, "", tools, name="", parallel=True)), text)
 
 
 @pytest.mark.parametrize("form", FORMS)

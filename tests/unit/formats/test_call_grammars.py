@@ -11,7 +11,7 @@ from server import formats
 from server.formats.chat_format import ChatFormat
 from server.formats.tool_call_syntax import Arguments, Braces, Elements, Parameters
 from server.formats.written import calls_text
-from tests.unit.formats.reading import every_character, forced_call_grammar, parser, prompt_of, read, template
+from tests.unit.formats.reading import chat_format, every_character, forced_calls, parser, prompt_of, read
 from tests.unit.formats.recorded import tool
 from tests.unit.structured.builders import WORDS, WordVocab, allowed, matches, takes
 
@@ -110,7 +110,7 @@ def check(name: str, text: str, prompt: str | None = None) -> int:
 
 @pytest.mark.parametrize(("name", "sign"), VARIANTS)
 def test_whatever_a_forced_grammar_lets_pass_is_read_as_calls_that_fit(name: str, sign: str) -> None:
-    lark = forced_call_grammar(template(name, sign), TOOLS, name="", parallel=True)
+    lark = forced_calls(name, sign, TOOLS, name="", parallel=True)
     for seed in range(4):
         text = walk(name, sign, lark, seed)
         check(name, text)
@@ -118,7 +118,7 @@ def test_whatever_a_forced_grammar_lets_pass_is_read_as_calls_that_fit(name: str
 
 @pytest.mark.parametrize(("name", "sign"), VARIANTS)
 def test_a_named_function_is_the_only_one_and_called_once(name: str, sign: str) -> None:
-    lark = forced_call_grammar(template(name, sign), TOOLS, name="step", parallel=True)
+    lark = forced_calls(name, sign, TOOLS, name="step", parallel=True)
     for seed in range(2):
         text = walk(name, sign, lark, seed)
         assert check(name, text) == 1
@@ -127,7 +127,7 @@ def test_a_named_function_is_the_only_one_and_called_once(name: str, sign: str) 
 @pytest.mark.parametrize(("name", "sign"), VARIANTS)
 def test_after_each_trigger_only_a_call_that_fits_is_allowed(name: str, sign: str) -> None:
     functions = [tool["function"] for tool in TOOLS]
-    found = template(name, sign).chat_format().call_triggers(functions, parallel=True)
+    found = chat_format(name, sign).call_triggers(functions, parallel=True)
     assert found
     for number, trigger in enumerate(found):
         text = trigger.text + walk(name, sign, trigger.lark, number)
@@ -138,7 +138,7 @@ def test_after_each_trigger_only_a_call_that_fits_is_allowed(name: str, sign: st
 
 
 def test_a_muse_call_is_addressed_to_a_function() -> None:
-    lark = forced_call_grammar(template("muse"), TOOLS, name="", parallel=True)
+    lark = forced_calls("muse", "", TOOLS, name="", parallel=True)
     for recipient, known in (("step", True), ("step_all", True), ("someone", False)):
         assert takes(WORDS.lark(lark), f" to={recipient}<|message|><atem:function_calls>".encode()) is known
 
@@ -146,7 +146,7 @@ def test_a_muse_call_is_addressed_to_a_function() -> None:
 @pytest.mark.parametrize("header", ["<|channel|>commentary to=functions.step_all", " to=functions.step_all"])
 @pytest.mark.parametrize("after", ["<|channel|>commentary json", " <|constrain|>json", ""])
 def test_a_forced_harmony_call_may_name_its_recipient_first(header: str, after: str) -> None:
-    lark = forced_call_grammar(template("harmony"), TOOLS, name="", parallel=True)
+    lark = forced_calls("harmony", "", TOOLS, name="", parallel=True)
     text = f"{header}{after}<|message|>{{}}"
     assert takes(WORDS.lark(lark), text.encode())
     assert check("harmony", text) == 1
@@ -171,7 +171,7 @@ def test_parameters_may_have_names_of_any_api(name: str) -> None:
     text = calls_text(form, [("step", json.dumps(given, ensure_ascii=False))])
     found = read(parser(name, tools=tools), text)
     assert [(each[0], json.loads(each[1])) for each in found.calls] == [("step", given)]
-    assert takes(WORDS.lark(forced_call_grammar(template(name), tools)), text.encode())
+    assert takes(WORDS.lark(forced_calls(name, "", tools)), text.encode())
 
 
 TOOL_NAMES = (
@@ -188,7 +188,7 @@ def test_the_grammar_and_the_parser_take_the_same_tool_names(name: str, sign: st
         tools = [tool(function, CITY)]
         lead = "" if form.lead is None else function.join(form.lead)
         text = lead + calls_text(form, [(function, '{"city": "Paris"}')])
-        assert matches(WORDS.lark(forced_call_grammar(template(name, sign), tools)), text)
+        assert matches(WORDS.lark(forced_calls(name, sign, tools)), text)
         for cuts in ([], every_character(text)):
             found = read(parser(name, sign=sign, prompt=prompt_of(name), tools=tools), text, cuts)
             calls = [(called, json.loads(arguments)) for called, arguments in found.calls]

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.formats.reading import parser, read, template
+from tests.unit.formats.reading import chat_format, parser, read
 from tests.unit.formats.recorded import tool
 
 Meant = tuple[str, list[tuple[str, str]]]
@@ -12,7 +12,7 @@ Meant = tuple[str, list[tuple[str, str]]]
 def read_as(form: str, text: str, cuts: list[int], *, parallel: bool = True) -> Meant:
     """Content, and each call's name and arguments."""
     functions = [tool(name, {}) for name in ("f", "g")]
-    found = read(parser(form, tools=functions, parallel_tool_calls=parallel), text, cuts)
+    found = read(parser(form, tools=functions, parallel=parallel), text, cuts)
     return found.content, found.calls
 
 
@@ -68,10 +68,10 @@ def test_any_split_gives_the_same(case: tuple[str, str, Meant], data: st.DataObj
 
 
 def test_the_tags_of_the_format_are_shown() -> None:
-    hermes = template("hermes").chat_format()
+    hermes = chat_format("hermes")
     assert hermes.tags(calls=True) == ("<think>", "</think>", "<tool_call>", "</tool_call>")
     assert hermes.tags(calls=False) == ("<think>", "</think>")
-    assert "<|channel|>" in template("harmony").chat_format().tags(calls=False)
+    assert "<|channel|>" in chat_format("harmony").tags(calls=False)
 
 
 def test_arguments_that_nest_too_deeply_are_text() -> None:

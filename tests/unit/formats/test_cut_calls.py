@@ -8,7 +8,7 @@ import pytest
 
 from server import formats
 from server.formats.parsing.reasoning import OutputParser
-from tests.unit.formats.reading import Read, forced_call_grammar, functions_of, parser, prompt_of, template
+from tests.unit.formats.reading import Read, chat_format, forced_calls, functions_of, parser, prompt_of
 from tests.unit.formats.recorded import RECORDED, Recorded
 from tests.unit.formats.test_call_grammars import TOOLS, VARIANTS, walk
 
@@ -31,10 +31,10 @@ def cut(made: OutputParser, text: str, *, in_one_piece: bool) -> Read:
 
 @pytest.mark.parametrize(("name", "sign"), VARIANTS)
 def test_a_forced_call_never_shows_its_markup(name: str, sign: str) -> None:
-    lark = forced_call_grammar(template(name, sign), TOOLS, name="", parallel=True)
-    text, chat_format = walk(name, sign, lark, 1), template(name, sign).chat_format()
+    lark = forced_calls(name, sign, TOOLS, name="", parallel=True)
+    text, form = walk(name, sign, lark, 1), chat_format(name, sign)
     for n in range(0, len(text), STEP):
-        made = chat_format.parser(
+        made = form.parser(
             functions_of(TOOLS),
             generation_prompt=prompt_of(name),
             reasoning_format="none" if n % 3 else "auto",
@@ -71,12 +71,12 @@ def test_half_a_marker_is_text_where_the_reply_is_cut(written: str) -> None:
 
 
 def test_reasoning_before_a_forced_call_stays_where_it_is() -> None:
-    chat_format = template("hermes").chat_format()
+    hermes = chat_format("hermes")
     said = "<think>Hm, a <tool_call>.</think>\n<tool_call>\n{"
     for reasoning_format, content, reasoning in (
         ("auto", "", "Hm, a <tool_call>."),
         ("none", "<think>Hm, a <tool_call>.</think>", ""),
     ):
-        made = chat_format.parser(functions_of(TOOLS), reasoning_format=reasoning_format, forced=True)
+        made = hermes.parser(functions_of(TOOLS), reasoning_format=reasoning_format, forced=True)
         found = cut(made, said, in_one_piece=False)
         assert (found.content.strip(), found.reasoning, found.calls) == (content, reasoning, [])

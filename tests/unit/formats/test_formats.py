@@ -1,6 +1,7 @@
 """Every format: what its recorded outputs mean, in any split, whatever is broken in them."""
 
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -16,7 +17,7 @@ from tests.unit.formats.recorded import FULL, PARIS, RECORDED, Recorded
 pytestmark = pytest.mark.slow
 
 
-def parse(recorded: Recorded, text: str | None = None, cuts: list[int] | None = None, **options: object) -> Read:
+def parse(recorded: Recorded, text: str | None = None, cuts: list[int] | None = None, **options: Any) -> Read:
     made = parser(recorded.format, sign=recorded.sign, prompt=recorded.prompt, **options)
     return read(made, recorded.text if text is None else text, cuts or [])
 
@@ -100,7 +101,7 @@ def test_plain_text_is_content_without_a_loss(form: str, text: str) -> None:
 
 @pytest.mark.parametrize("recorded", RECORDED, ids=lambda recorded: recorded.format)
 def test_only_the_first_call_counts_without_parallel_calls(recorded: Recorded) -> None:
-    assert len(parse(recorded, parallel_tool_calls=False).calls) == min(len(recorded.calls), 1)
+    assert len(parse(recorded, parallel=False).calls) == min(len(recorded.calls), 1)
 
 
 @pytest.mark.parametrize("recorded", RECORDED, ids=lambda recorded: recorded.format)

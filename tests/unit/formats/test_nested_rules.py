@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from server.errors import InvalidRequest
-from tests.unit.formats.reading import forced_call_grammar, parser, read, template
+from tests.unit.formats.reading import forced_calls, parser, read
 from tests.unit.structured.builders import BYTES, matches
 
 NS = "]<]minimax[>["
@@ -23,7 +23,7 @@ def one(schema: Any, **more: Any) -> dict[str, Any]:
 
 def fits(form: str, schema: Any, call: str) -> bool:
     """Whether the grammar lets exactly that call pass."""
-    return matches(BYTES.lark(forced_call_grammar(template(form), [tool(schema)], name="f", parallel=False)), call)
+    return matches(BYTES.lark(forced_calls(form, "", [tool(schema)], name="f", parallel=False)), call)
 
 
 def gemma(arguments: str) -> str:
@@ -141,10 +141,10 @@ def test_braces_hold_anything_where_the_schema_says_nothing() -> None:
 )
 def test_what_cannot_be_kept_is_named(form: str, schema: Any, said: str) -> None:
     with pytest.raises(InvalidRequest, match=said):
-        forced_call_grammar(template(form), [tool(schema)], name="f", parallel=False)
+        forced_calls(form, "", [tool(schema)], name="f", parallel=False)
 
 
 @pytest.mark.parametrize("schema", [one({"type": ["string", "array"]}), one({"enum": [[1]]})])
 def test_elements_cannot_tell_texts_from_lists(schema: Any) -> None:
     with pytest.raises(InvalidRequest, match="can't be enforced"):
-        forced_call_grammar(template("minimax-m3"), [tool(schema)], name="f", parallel=False)
+        forced_calls("minimax-m3", "", [tool(schema)], name="f", parallel=False)

@@ -14,7 +14,7 @@ from server.templates.built_in import format_of, names
 from server.templates.template import ChatTemplate
 from tests.support.downloads import TEMPLATES, needs_templates
 from tests.support.yaml_text import loaded
-from tests.unit.formats.reading import output_parser, parser, read, template
+from tests.unit.formats.reading import functions_of, parser, read
 from tests.unit.formats.recorded import FULL, PARAMETERS, tool
 
 pytestmark = pytest.mark.slow
@@ -51,7 +51,7 @@ def test_a_format_can_be_set_by_its_name() -> None:
     assert recognised("<tool_call></tool_call>", "glm").name == "glm"
     found = read(parser("llama3", sign="<tool_call></tool_call>"), '{"name": "get_weather", "parameters": {}}')
     assert found.calls == [("get_weather", "{}")]
-    assert template("harmony").chat_format().tool_format.name == "harmony"
+    assert speaker("{{ messages[0].content }}", tool_format="harmony").chat_format().tool_format.name == "harmony"
 
 
 HERMES = (
@@ -167,14 +167,7 @@ def test_what_a_template_makes_of_a_call_reads_as_that_call(name: str) -> None:
         asked = made.render([user], tools=TOOLS, add_generation_prompt=False)
     n_begun = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(asked.text, whole, strict=False)))
     found = read(
-        output_parser(
-            made,
-            tools=TOOLS,
-            parse_tools=True,
-            reasoning_format="auto",
-            generation_prompt=opening,
-            parallel_tool_calls=True,
-        ),
+        made.chat_format().parser(functions_of(TOOLS), generation_prompt=opening),
         whole[n_begun:],
     )
     assert [(called, json.loads(arguments)) for called, arguments in found.calls] == [("get_weather", json.loads(FULL))]

@@ -12,7 +12,7 @@ from server.structured.grammar.compiler import GrammarCompiler
 from tests.support.yaml_text import loaded
 from tests.unit.dialects.builders import answer_of, make_model
 from tests.unit.dialects.chat.test_chat_output import FORMAT, accepts, choosing
-from tests.unit.formats.reading import Read, output_parser, read
+from tests.unit.formats.reading import Read, read
 
 TURNS = loaded(Path(__file__).with_name("turns.yaml"))
 PARTS = ("prompt", "reasoning", "lead", "call")
@@ -33,18 +33,8 @@ def made(signs: str, prompt: str, tools: Tools, fresh: bool = True, **fields: An
 
 
 def said(signs: str, prompt: str, text: str) -> Read:
-    tools = [{"type": "function", "function": tool.function} for tool in choosing("auto").tools]
-    return read(
-        output_parser(
-            model_of(signs).template,
-            tools=tools,
-            parse_tools=True,
-            reasoning_format="auto",
-            generation_prompt=prompt,
-            parallel_tool_calls=True,
-        ),
-        text,
-    )
+    functions = [tool.function for tool in choosing("auto").tools]
+    return read(model_of(signs).template.chat_format().parser(functions, generation_prompt=prompt), text)
 
 
 @pytest.mark.parametrize(("signs", "prompt", "thoughts", "lead", "call"), CASES)
