@@ -85,7 +85,7 @@ class ToolCallSyntax:
     In free text a call begins with one of ``openings``, by default ``open`` without white space at its ends, or
     ``before``. Those in ``starts`` only count at the start of a message. ``by_name``: they include the function's name
     and one more character, because the text before it is ambiguous. ``rest_of_list``: further calls follow without
-    them, as they do after ``open``.
+    them, as they do after ``open``. ``closing``: the tag after calls, by which they are recognised and parsed.
     """
 
     before: Markup
@@ -103,6 +103,7 @@ class ToolCallSyntax:
     starts: tuple[str, ...] = ()
     by_name: bool = False
     rest_of_list: bool = False
+    closing: str = ""
 
     def __post_init__(self) -> None:
         if not self.openings and not self.starts:
@@ -120,12 +121,6 @@ class ToolCallSyntax:
     def is_list(self) -> bool:
         """Return whether further calls follow without a trigger, up to ``close``."""
         return self.rest_of_list or bool(self.open)
-
-    @property
-    def closing(self) -> str:
-        """Return the markup after calls, without the brackets of JSON; "" for none."""
-        after = f"{self.after}{self.close}".lstrip("]} \n")
-        return (after or getattr(self.arguments, "end", "")).strip()
 
 
 def _pattern(markup: Markup, space: str) -> str:
@@ -146,14 +141,16 @@ def parts(markup: Markup) -> tuple["str | re.Pattern[str]", ...]:
 
 def json_calls(open: str, close: str = "", *, key: str = "arguments", **options: Any) -> ToolCallSyntax:  # noqa: A002
     """Return the syntax of ``{"name": ..., "arguments": {...}}`` with a tag before and after each call."""
-    form = ToolCallSyntax(f'{open}{{"name": "', (f'", "{key}": ',), f"}}{close}", openings=(open.strip(),))
+    form = ToolCallSyntax(
+        f'{open}{{"name": "', (f'", "{key}": ',), f"}}{close}", openings=(open.strip(),), closing=close.strip()
+    )
     return replace(form, **options)
 
 
 def json_list(open: str, close: str = "", *, key: str = "arguments", **options: Any) -> ToolCallSyntax:  # noqa: A002
     """Return the syntax of a JSON list of such objects."""
     after_name = (f'", "{key}": ',)
-    form = ToolCallSyntax('{"name": "', after_name, "}", f"{open}[", f"]{close}", ", ", openings=(open,))
+    form = ToolCallSyntax('{"name": "', after_name, "}", f"{open}[", f"]{close}", ", ", openings=(open,), closing=close)
     return replace(form, **options)
 
 

@@ -225,6 +225,7 @@ COMMAND_R_PLUS = ToolFormat(
         close="\n]```",
         joint=",\n    ",
         openings=("Action:\n```json", "Action: ```json", "Action:```json"),
+        closing="```",
     ),
     recognised_by=(("'Action:' followed by",), ("\\'Action:\\' followed by",)),
 )
@@ -251,6 +252,7 @@ COMMAND_R = ToolFormat(
         close="\n]<|END_ACTION|>",
         joint=",\n    ",
         openings=("<|START_ACTION|>",),
+        closing="<|END_ACTION|>",
     ),
     silent=(*_ANSWER, "<|END_RESPONSE|>", "<|END_TEXT|>", "<|END_OF_TURN_TOKEN|>"),
     inline_reasoning=("<|START_THINKING|>", "<|END_THINKING|>"),

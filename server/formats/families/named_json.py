@@ -196,6 +196,7 @@ APERTUS = ToolFormat(
         close=f"]{_TOOLS_END}",
         joint=", ",
         openings=(_TOOLS,),
+        closing=_TOOLS_END,
     ),
     calls={_TOOLS: _apertus_calls},
     silent=("<|assistant_end|>",),
@@ -274,7 +275,7 @@ def _code(turn: StreamParser) -> Steps[None]:
 
 FUNCTIONARY_31 = ToolFormat(
     "functionary-v3.1",
-    ToolCallSyntax(_FUNCTION, (">",), _FUNCTION_END, joint="\n", by_name=True),
+    ToolCallSyntax(_FUNCTION, (">",), _FUNCTION_END, joint="\n", by_name=True, closing=_FUNCTION_END),
     parser=_functionary31,
     tags=(_CODE,),
 )

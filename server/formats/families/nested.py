@@ -50,7 +50,7 @@ The model stops with <start_function_response>, which is dropped.
 _GEMMA_CALL, _GEMMA_CALL_END, _QUOTE = "<|tool_call>call:", "<tool_call|>", '<|"|>'
 GEMMA_4 = ToolFormat(
     "gemma4",
-    ToolCallSyntax(_GEMMA_CALL, ("",), _GEMMA_CALL_END, arguments=Braces(_QUOTE)),
+    ToolCallSyntax(_GEMMA_CALL, ("",), _GEMMA_CALL_END, arguments=Braces(_QUOTE), closing=_GEMMA_CALL_END),
     calls={_GEMMA_CALL: _call(_GEMMA_CALL_END, _QUOTE)},
     silent=("<|channel>", "<|turn>model\n", "<turn|>"),
     inline_reasoning=("<|channel>thought", "<channel|>"),

@@ -118,6 +118,7 @@ MINICPM_5 = ToolFormat(
             '<param name="', '">', "</param>", end="</function>", verbatim=("<![CDATA[", "]]></param>")
         ),
         by_name=True,
+        closing="</function>",
     ),
     recognised_by=(('<function name="', '<param name="'),),
     tags=("<function", "<param"),
@@ -134,6 +135,7 @@ SOLAR_2 = ToolFormat(
         "<|tool_call:start|>",
         ("\n",),
         joint="\n",
+        closing="<|tool_call:end|>",
         arguments=Parameters(_ARG, _ARG_VALUE, _ARG_END, joint="\n", end="<|tool_call:end|>"),
     ),
     recognised_by=((_ARG, _ARG_VALUE),),
@@ -292,6 +294,7 @@ def _glm_syntax(prefix: str = "", suffix: str = "", *, section: bool = False, li
         open=f"{tag('tool_calls')}\n" if section else "",
         close=f"\n{end('tool_calls')}" if section else "",
         joint="\n",
+        closing=end("tool_call"),
         arguments=Parameters(
             tag("arg_key"), f"{end('arg_key')}{line}{tag('arg_value')}", end("arg_value"), line, end("tool_call")
         ),

@@ -133,8 +133,10 @@ class GrammarCompiler:
             return made
         texts = tuple(
             EmbeddedText(
-                *(self._constraint(inner, None, ""), place.get("escaped", False), place.get("end", "").encode()),
-                tuple(each.encode() for each in place.get("never", ())),
+                self._constraint(inner, None, ""),
+                escaped=place.get("escaped", False),
+                end=place.get("end", "").encode(),
+                never=tuple(each.encode() for each in place.get("never", ())),
             )
             for inner, place in grammar.texts
         )

@@ -107,6 +107,16 @@ def test_reasoning_that_comes_again_is_reasoning(
         assert found.reasoning.removeprefix("One.").split() == reasoning.split()
 
 
+@pytest.mark.parametrize("form", ["granite3", "ernie", "hunyuan-a13b", "xlam", "generic"])
+@pytest.mark.parametrize("options", [{}, {"tools": []}])
+def test_it_comes_again_in_formats_with_answers_in_tags_or_calls_at_the_start(
+    form: str, options: dict[str, Any]
+) -> None:
+    made = parser(form, sign="</think>", **options)
+    found = read(made, "<think>One.</think>\n\nHi.\n<think>Two.</think>\nBye.")
+    assert (found.reasoning, " ".join(found.content.split())) == ("One.\nTwo.", "Hi. Bye.")
+
+
 def test_reasoning_between_calls_is_reasoning() -> None:
     found = both_ways("hermes", f"<think>One.</think>{CALL}\n<think>Two.</think>\n{CALL}", "")
     assert (found.reasoning, found.content, len(found.calls)) == ("One.\nTwo.", "", 2)
