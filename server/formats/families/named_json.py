@@ -251,15 +251,6 @@ _FUNCTION, _FUNCTION_END, _CODE = "<function=", "</function>", "<|python_tag|>"
 _functionary_call = named_call("(?P<name>.*)", (">",), (_FUNCTION_END,))
 
 
-def _functionary31(turn: StreamParser) -> Steps[None]:
-    runs_code = "python" in turn.how.functions
-    while True:
-        opening = yield from turn.content_until(_FUNCTION, _CODE) if runs_code else turn.content_until(_FUNCTION)
-        if opening == _CODE:
-            yield from _code(turn)
-        yield from turn.attempt(opening, _functionary_call(turn))
-
-
 def _code(turn: StreamParser) -> Steps[None]:
     """Parse a call of ``python``, whose argument is the rest of the text. Raises `EndOfText`."""
     turn.begin("python")
@@ -273,11 +264,16 @@ def _code(turn: StreamParser) -> Steps[None]:
         raise
 
 
+def _python_code(turn: StreamParser) -> Steps[None]:
+    if "python" not in turn.how.functions:
+        raise NotMarkup
+    yield from _code(turn)
+
+
 FUNCTIONARY_31 = ToolFormat(
     "functionary-v3.1",
     ToolCallSyntax(_FUNCTION, (">",), _FUNCTION_END, joint="\n", by_name=True, closing=_FUNCTION_END),
-    parser=_functionary31,
-    tags=(_CODE,),
+    calls={_FUNCTION: _functionary_call, _CODE: _python_code},
 )
 """Functionary 3.1, and Llama models with custom functions: the name in the tag::
 
