@@ -109,22 +109,21 @@ class Placer:
         wanted = self.slots[id_slot % self.info.n_seq] if id_slot >= 0 else None  # ids run on across instances
         if (wanted is not None and not wanted.idle) or self._keeps_waiting(sequence, now):
             return None
+        free = wanted or self._cheapest(None)
         if sequence.offloaded is not None:
-            return Placement(
-                sequence, wanted or self._cheapest(None), sequence.offloaded, len(sequence.offloaded.tokens)
-            )
+            return Placement(sequence, free, sequence.offloaded, len(sequence.offloaded.tokens))
         if not (sequence.request.cache_prompt and self.params.cache_prompt):
-            return Placement(sequence, wanted or self._cheapest(None), None, 0)
+            return Placement(sequence, free, None, 0)
         self._awaited.pop(sequence, None)
-        source: Slot | CacheEntry | None
         source, n = longest_match(self.slots, sequence.target, sequence.adapter_set, 0, sequence.n_reusable)
         stored, n_stored = self._stored(sequence, n)
-        if stored is not None and not self.move_budget.refuses(len(stored.state)):
-            source, n = stored, n_stored
-        if self._awaits_disk(sequence, n, now) or self._awaits_prefill(sequence, n):
+        if stored is not None and self.move_budget.refuses(len(stored.state)):
+            stored, n_stored = None, 0
+        n_available = max(n, n_stored)
+        if self._awaits_disk(sequence, n_available, now) or self._awaits_prefill(sequence, n_available):
             return None
-        if isinstance(source, CacheEntry):
-            return Placement(sequence, wanted or self._cheapest(None), source, n)
+        if stored is not None:
+            return Placement(sequence, free, stored, n_stored)
         return self._in_cells(sequence, source, n, wanted)
 
     def _keeps_waiting(self, sequence: Sequence, now: float) -> bool:

@@ -179,6 +179,7 @@ class Scheduler:
         self.ram = state_cache(params.cache_ram, info.free_bytes) if ram is None else ram
         self.params = params
         self.slots = [Slot(id=i) for i in range(info.n_seq)]
+        self.ram.slots += self.slots
         self.move_budget = MoveBudget(self.slots, params.target_s, info.copy_s)
         self.adjacency = Adjacency(self.slots, info, self.ram, self.move_budget)
         self.placer = Placer(self.slots, self.ram, info, params, self.move_budget, self.adjacency)
@@ -509,16 +510,15 @@ def batches(entries: list[TokenRun], n_ubatch: int) -> Iterator[list[TokenRun]]:
         return
     text = [entry for entry in entries if entry.media is None]
     causal = [entry for entry in entries if entry.media is not None and entry.media.causal]
-    others: list[list[TokenRun]] = []
+    by_size: dict[int, list[TokenRun]] = {}
     for entry in entries:
         if entry.media is not None and not entry.media.causal:
-            n = len(entry.tokens)
-            fits = (one for one in others if len(one[0].tokens) == n and (len(one) + 1) * n <= n_ubatch)
-            found = next(fits, None)
-            if found is None:
-                others.append([entry])
-            else:
-                found.append(entry)
+            by_size.setdefault(len(entry.tokens), []).append(entry)
+    others = [
+        group[start : start + max(n_ubatch // n, 1)]
+        for n, group in by_size.items()
+        for start in range(0, len(group), max(n_ubatch // n, 1))
+    ]
     for batch in (text, causal, *others):
         live = [entry for entry in batch if entry.sequence.slot is not None]  # otherwise it ended with an earlier batch
         if live:

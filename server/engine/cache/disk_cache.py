@@ -111,7 +111,7 @@ class DiskCache:
     def takes(self, n_bytes: int) -> bool:
         """Return whether a state of `n_bytes` would be written: it fits, and not too much waits already."""
         with self._lock:
-            return self._usable and self._has_room(n_bytes) and self.kept.fits(n_bytes)
+            return self._usable and self._has_room(n_bytes) and self.kept.fits(n_bytes, self._clock())
 
     def _has_room(self, n_bytes: int) -> bool:
         return not self._writing or sum(state.size for state in self._writing) + n_bytes <= MAX_PENDING
@@ -147,7 +147,11 @@ class DiskCache:
         """Block until `put` accepts a state of `n_bytes`. Return False if it never will. Call after `begin_close`."""
         assert self._close_by is not None
         with self._lock:
-            while self._usable and self.kept.fits(n_bytes) and (left_s := self._close_by - self._clock()) > 0:
+            while (
+                self._usable
+                and (left_s := self._close_by - self._clock()) > 0
+                and self.kept.fits(n_bytes, self._clock())
+            ):
                 if self._has_room(n_bytes):
                     return True
                 self._lock.wait(left_s)

@@ -12,7 +12,6 @@ from server.engine.cache.prefix_cache import (
     CachedPrefix,
     CacheEntry,
     Checkpoint,
-    Checkpoints,
     added,
     size_of,
     up_to,
@@ -62,7 +61,7 @@ class Cells:
         if not self._moves.pays(n, n_lost) or not (n_bytes := self._size(slot)):
             return
         size = size_of(n_bytes, n, slot.checkpoints)
-        to_ram = ram.fits(size)
+        to_ram = ram.fits(size, now)
         if not to_ram and (disk is None or not disk.wants(slot, n_lost) or not disk.takes(size)):
             return
         if self._moves.refuses(n_bytes + (len(incoming.state) if incoming is not None else 0)):
@@ -105,17 +104,19 @@ class Cells:
         """Move a running sequence out of the cells and back into the queue. Its state is reserved in RAM, unless
         moving it would stall others or there is no memory; its tokens are then recomputed.
         """
-        slot, ram = sequence.held, self._scheduler.ram
+        slot, ram, entry = sequence.held, self._scheduler.ram, None
         self._stats.n_preempted += 1
         self._scheduler.requeue(sequence, now)
         n_bytes = 0 if slot.ends_inside else self._size(slot)
         if n_bytes and not self._moves.refuses(n_bytes):
-            if not ram.make_room_to_hold(n_bytes, now):
+            if ram.make_room_to_hold(n_bytes, now):
+                entry = self._entry_of(slot)
+            else:
                 about = log_fields(sequence.request)
                 log.info("slot %d: no room in RAM for the state of a preempted request", slot.id, extra=about)
-            elif (entry := self._entry_of(slot)) is not None and ram.reserve(entry, now):
-                sequence.offloaded = entry
-        self.clear(slot)
+        self.clear(slot)  # first, so that checkpoints count once
+        if entry is not None and ram.reserve(entry, now):
+            sequence.offloaded = entry
 
     def save(self, slot: Slot) -> CacheEntry:
         """Return the state of `slot`, without an incomplete medium."""
@@ -129,7 +130,7 @@ class Cells:
         state = self._runner.seq_save(slot.id)
         if not state:
             raise InternalError(f"the library gave an empty state for slot {slot.id}")
-        self._moved(len(slot.tokens), state, self._clock() - started)
+        self._observe_move(len(slot.tokens), state, started)
         floor = 0 if self._can_cut else len(slot.tokens)
         return CacheEntry(
             *(list(slot.tokens), slot.adapter_set, slot.n_exact, slot.checkpoints, slot.media, floor, slot.last_used),
@@ -141,10 +142,11 @@ class Cells:
         started = self._clock()
         if not self._runner.seq_load(slot.id, state, last_position(media, n) + 1):
             return False
-        self._moved(n, state, self._clock() - started)
+        self._observe_move(n, state, started)
         return True
 
-    def _moved(self, n: int, state: bytes, seconds: float) -> None:
+    def _observe_move(self, n: int, state: bytes, started: float) -> None:
+        seconds = self._clock() - started
         self._moves.spent_s += seconds
         if n:
             self._moves.observe_move(n, len(state), seconds)
@@ -195,7 +197,8 @@ class Cells:
                 continue
             if disk.takes(size_of(n_bytes, n, slot.checkpoints)):
                 slot.offered = slot.last
-                self._write_out(slot, disk)
+                if (entry := self._entry_of(slot)) is not None:
+                    disk.put(entry)
                 return True
         return False
 
@@ -215,14 +218,12 @@ class Cells:
             one = wanted.pop()
             if isinstance(one, Slot):
                 n_bytes = self._size(one)
-                if n_bytes and self.disk.wait_for_room(size_of(n_bytes, len(one.tokens), one.checkpoints)):
-                    self._write_out(one, self.disk)
-            elif self.disk.wait_for_room(one.size):
-                self.disk.put(one)
-
-    def _write_out(self, slot: Slot, disk: DiskCache) -> None:
-        if (entry := self._entry_of(slot)) is not None:
-            disk.put(entry)
+                room = n_bytes and self.disk.wait_for_room(size_of(n_bytes, len(one.tokens), one.checkpoints))
+                entry = self._entry_of(one) if room else None
+            else:
+                entry = one if self.disk.wait_for_room(one.size) else None
+            if entry is not None:
+                self.disk.put(entry)
 
     # ---- the cells of a slot
 
@@ -230,10 +231,8 @@ class Cells:
         """Remove everything from `slot`."""
         self._runner.seq_remove(slot.id, 0)
         self._share(slot, 0)
-        slot.tokens, slot.media = [], ()
-        slot.n_exact = NEVER
-        slot.floor = 0
-        self._checkpoints_are(slot, ())
+        slot.tokens, slot.media, slot.checkpoints = [], (), ()
+        slot.n_exact, slot.floor = NEVER, 0
 
     def evict(self, slot: Slot, now: float) -> None:
         """Remove the cells of the idle `slot`, offloading them first if that is useful."""
@@ -257,7 +256,7 @@ class Cells:
         slot.media = below(slot.media, n)
         if n <= slot.n_exact:
             slot.n_exact = NEVER
-        self._checkpoints_are(slot, up_to(slot.checkpoints, n))
+        slot.checkpoints = up_to(slot.checkpoints, n)
         self._look(slot)
 
     def _cut(self, slot: Slot, n: int) -> None:
@@ -358,27 +357,17 @@ class Cells:
         self._moves.spent_s += self._checkpoint_s
         self._stats.n_checkpoints += 1
         its_part = self._scheduler.ram.most_held // self._runner.info.n_seq
-        self._checkpoints_are(slot, added(slot.checkpoints, new, most, its_part))
+        slot.checkpoints = added(slot.checkpoints, new, most, its_part)
 
     def _room_for_checkpoint(self, slot: Slot, n_bytes: int, now: float) -> bool:
         """Make room in RAM for a checkpoint of `slot`; idle slots lose theirs first, lowest eviction priority first."""
         while not self._scheduler.ram.make_room_to_hold(n_bytes, now):
             others = [other for other in self._others(slot) if other.idle and other.checkpoints]
             n_idle = sum(len(c.state) for other in others for c in other.checkpoints)
-            if not others or not self._scheduler.ram.can_hold(n_bytes - n_idle):
+            if not others or not self._scheduler.ram.can_hold(n_bytes - n_idle, now):
                 return False
-            self._checkpoints_are(first_to_evict(others), ())
+            first_to_evict(others).checkpoints = ()
         return True
-
-    def _checkpoints_are(self, slot: Slot, checkpoints: Checkpoints) -> None:
-        """Replace the checkpoints of `slot`, with none if RAM has no room."""
-        before, slot.checkpoints = slot.checkpoints, ()
-        if not (before or checkpoints):
-            return
-        ram = self._scheduler.ram
-        if checkpoints and ram.hold([c.state for c in checkpoints], slot.last_used):
-            slot.checkpoints = checkpoints
-        ram.let_go([c.state for c in before])
 
     def prepare(self, placement: Placement, now: float) -> None:
         """Bring the slot's cells to the placement's prefix; to a shorter one if the model cannot share it, to nothing
@@ -419,16 +408,14 @@ class Cells:
     def _bring_entry(self, slot: Slot, entry: CacheEntry, sequence: Sequence, now: float) -> None:
         """Load `entry`. It leaves RAM if it is the state of `sequence`, which resumes."""
         ram, resumes = self._scheduler.ram, entry is sequence.offloaded
-        try:
-            if (resumes and self._moves.refuses(len(entry.state))) or not self._put(slot, entry, now):
-                what, about = "slot %d: no room or time for a cached state of %d tokens", log_fields(sequence.request)
-                log.info(what, slot.id, len(entry.tokens), extra=about)
-            elif entry in ram and not resumes:  # otherwise it came from disk
-                ram.touch(entry, now)
-        finally:
-            if resumes:
-                sequence.offloaded = None
-                ram.remove(entry)
+        if resumes:
+            sequence.offloaded = None
+            ram.remove(entry)
+        if (resumes and self._moves.refuses(len(entry.state))) or not self._put(slot, entry, now):
+            what, about = "slot %d: no room or time for a cached state of %d tokens", log_fields(sequence.request)
+            log.info(what, slot.id, len(entry.tokens), extra=about)
+        elif entry in ram:  # otherwise it resumes, or came from disk
+            ram.touch(entry, now)
 
     def _move(self, placement: Placement, now: float) -> None:
         """Move runs of the slot's cells to their places in the new prompt."""
@@ -443,7 +430,7 @@ class Cells:
             shift = move.source - move.target
         slot.n_exact = min(slot.n_exact, placement.n_reuse)
         self._share(slot, placement.n_reuse)
-        self._checkpoints_are(slot, up_to(slot.checkpoints, placement.n_reuse))
+        slot.checkpoints = up_to(slot.checkpoints, placement.n_reuse)
         self._runner.seq_remove(slot.id, len(kept))
         slot.tokens = kept
 
@@ -454,21 +441,17 @@ class Cells:
         """
         runner, moves = self._runner, self._moves
         quicker = moves.state_is_quicker(len(source.tokens))
-        by_state = quicker and not (runner.info.unified or moves.n_copies or runner.heads is not None)
-        if not (by_state and self._copied_by_state(source, target)):
-            runner.seq_copy(source.id, target.id)
-            if not runner.info.unified:
-                moves.n_copies += 1
-                moves.spent_s += moves.copy_s
-
-    def _copied_by_state(self, source: Slot, target: Slot) -> bool:
-        """Save the state of `source` and load it into the empty `target`. Return False with `target` empty."""
-        try:
-            return self._load(target, self._swap_out(source).state, len(source.tokens), source.media)
-        except CONTAINED as error:
-            log.warning("slot %d: its sequence could not be brought to slot %d: %r", source.id, target.id, error)
-            self.clear(target)
-            return False
+        if quicker and not (runner.info.unified or moves.n_copies or runner.heads is not None):
+            try:
+                if self._load(target, self._swap_out(source).state, len(source.tokens), source.media):
+                    return
+            except CONTAINED as error:
+                log.warning("slot %d: its sequence could not be brought to slot %d: %r", source.id, target.id, error)
+                self.clear(target)
+        runner.seq_copy(source.id, target.id)
+        if not runner.info.unified:
+            moves.n_copies += 1
+            moves.spent_s += moves.copy_s
 
     def relocate(self, source: Slot, target: Slot, now: float) -> None:
         """Move the sequence in `source` to the idle slot `target`, whose contents are evicted."""
@@ -496,7 +479,7 @@ class Cells:
         self._runner.seq_drop(slot.id, keep, keep + discard)
         slot.n_exact = min(slot.n_exact, keep)
         self._share(slot, keep)
-        self._checkpoints_are(slot, up_to(slot.checkpoints, keep))
+        slot.checkpoints = up_to(slot.checkpoints, keep)
         slot.tokens = list(sequence.base)
         slot.media = dropped(slot.media, keep, keep + discard)
 
@@ -563,36 +546,28 @@ class Cells:
         """Load `saved` into the empty `slot`; idle caches make room. Return False, with the slot empty, if there is
         none.
         """
-        n = len(saved.tokens)
-        while self._surely_full(slot, n) or not self._load(slot, saved.state, n, saved.media):
-            if not self._make_room(slot, n, now):
-                return False
-        self._contains(slot, saved)
-        return True
+        info, n = self._runner.info, len(saved.tokens)
+        while True:
+            others = self._others(slot)
+            # without free cells the library is not called, which would log an error
+            is_full = info.unified and info.can_cut and n + _own_cells(others) > info.n_cells
+            if not is_full and self._load(slot, saved.state, n, saved.media):
+                self._contains(slot, saved)
+                return True
+            cached = [s for s in others if s.idle]
+            has_room = info.can_cut and n + sum(len(s.tokens) for s in others) <= info.n_cells
+            n_running = _own_cells(s for s in others if not s.idle)
+            if not (info.unified and cached) or has_room or n + n_running > info.n_cells:
+                return False  # nothing to evict, refused for another reason, or it would not help
+            self.evict(first_to_evict(cached), now)
 
     def _contains(self, slot: Slot, contents: CachedPrefix) -> None:
         """Record that the cells of `slot` have these `contents` now."""
         slot.tokens, slot.media, slot.n_exact = list(contents.tokens), contents.media, contents.n_exact
-        self._checkpoints_are(slot, contents.checkpoints)
+        n_bytes = 0 if isinstance(contents, Slot) else sum(len(c.state) for c in contents.checkpoints)
+        if self._scheduler.ram.make_room_to_hold(n_bytes, slot.last_used):
+            slot.checkpoints = contents.checkpoints
         self._look(slot)
-
-    def _surely_full(self, slot: Slot, n: int) -> bool:
-        """Return whether fewer than `n` cells are free; then the library is not called, which would log an error."""
-        info = self._runner.info
-        return info.unified and info.can_cut and n + _own_cells(self._others(slot)) > info.n_cells
-
-    def _make_room(self, slot: Slot, n: int, now: float) -> bool:
-        """Evict one more idle cache for `n` tokens in `slot`. Return False if that would not help."""
-        info, others = self._runner.info, self._others(slot)
-        cached = [s for s in others if s.idle]
-        if not (info.unified and cached):
-            return False
-        if info.can_cut and n + sum(len(s.tokens) for s in others) <= info.n_cells:
-            return False  # there is room: the library refused for another reason
-        if n + _own_cells(s for s in others if not s.idle) > info.n_cells:
-            return False
-        self.evict(first_to_evict(cached), now)
-        return True
 
     def _others(self, slot: Slot) -> list[Slot]:
         return [s for s in self._scheduler.slots if s is not slot and s.tokens]

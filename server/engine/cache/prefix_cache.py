@@ -9,11 +9,9 @@ renders what follows differently.
 
 import ctypes
 import threading
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
-from heapq import heapify, heappop
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import TypeVar
 
@@ -229,32 +227,23 @@ class CacheEntry(CachedPrefix):
     """A cached KV state without a slot: in RAM, or on disk in the file ``name``, in which case it has no bytes.
 
     ``state`` is the library's bytes of the sequence (llama_state_seq_get_data). ``size`` in bytes, by default of what
-    it has here. ``n_used`` counts uses. It is not evicted before ``pinned_until``, nor while it is ``reserved`` for the
-    preempted sequence that resumes from it.
+    it has here. ``n_used`` counts uses. It is not evicted before ``pinned_until``: never (`inf`) while a preempted
+    sequence will resume from it.
     """
 
     state: bytes = b""
     size: int = 0
     name: str = ""
     n_used: int = 0
-    reserved: bool = False
     pinned_until: float = -inf
 
     def __post_init__(self) -> None:
         self.size = self.size or size_of(len(self.state), len(self.tokens), self.checkpoints)
 
-    @property
-    def states(self) -> list[bytes]:
-        """All byte strings of the library."""
-        return [self.state, *(c.state for c in self.checkpoints)]
-
     def in_file(self, name: str, size: int) -> "CacheEntry":
         """Return the index entry of the file `name` of `size` bytes that contains its state."""
         checkpoints = tuple(Checkpoint(c.n_tokens, b"") for c in self.checkpoints)
-        return CacheEntry(
-            *(self.tokens, self.adapter_set, self.n_exact, checkpoints, self.media, self.floor, self.last_used),
-            *(b"", size, name),
-        )
+        return replace(self, checkpoints=checkpoints, state=b"", size=size, name=name, n_used=0, pinned_until=-inf)
 
 
 @dataclass(eq=False, slots=True)
@@ -290,18 +279,17 @@ def size_of(n_state: int, n_tokens: int, checkpoints: Checkpoints) -> int:
 class StateCache:
     """Cached states of at most `limit` bytes; 0 = none, negative = unlimited.
 
-    Checkpoints of slots and reserved entries are held in the same memory. They count towards the limit, and other
-    entries are evicted for them. If `limit` is 0 they get `limit_held`. There a state counts once however many holders
-    it has; a state held by a slot and an entry counts twice. ``spill`` gets what is evicted.
+    The checkpoints of ``slots`` lie in the same memory. They count towards the limit, each state once however many
+    slots hold it, and entries are evicted for them. If `limit` is 0, they and the states of preempted sequences get
+    `limit_held`. ``spill`` gets what is evicted.
     """
 
     limit: int
     limit_held: int = 0
-    size: int = 0  # bytes of the entries that may be evicted
-    n_held: int = 0  # bytes of checkpoints and reserved entries
+    size: int = 0  # bytes of the entries
     n_hits: int = 0  # entries used
+    slots: list[CachedPrefix] = field(default_factory=list)
     _entries: dict[int, CacheEntry] = field(default_factory=dict)
-    _holders: Counter[int] = field(default_factory=Counter)  # by id of a state, which stays alive while it is held
     _lock: threading.RLock = field(default_factory=threading.RLock)
     spill: Callable[[CacheEntry], None] = lambda entry: None
 
@@ -314,6 +302,11 @@ class StateCache:
 
     def __contains__(self, entry: object) -> bool:
         return id(entry) in self._entries
+
+    @property
+    def n_held(self) -> int:
+        """Bytes of the checkpoints of slots."""
+        return sum({id(c.state): len(c.state) for slot in self.slots for c in slot.checkpoints}.values())
 
     @property
     def n_bytes(self) -> int:
@@ -329,47 +322,31 @@ class StateCache:
 
     @property
     def most_held(self) -> int:
-        """Bytes available to checkpoints and reserved entries; negative = unlimited."""
+        """Bytes available to checkpoints and preempted sequences; negative = unlimited."""
         return self.limit or self.limit_held
 
-    def fits(self, n_bytes: int) -> bool:
+    def fits(self, n_bytes: int, now: float) -> bool:
         """Return whether an entry of `n_bytes` can be stored at all."""
-        return self.limit < 0 or self.n_held + n_bytes <= self.limit
+        return self.limit < 0 or self._n_fixed(now) + n_bytes <= self.limit
 
-    def can_hold(self, n_bytes: int) -> bool:
+    def can_hold(self, n_bytes: int, now: float) -> bool:
         """Return whether `n_bytes` more can be held if entries are evicted as needed."""
-        return not 0 <= self.most_held < self.n_held + n_bytes
+        return not 0 <= self.most_held < self._n_fixed(now) + n_bytes
+
+    def _n_fixed(self, now: float) -> int:
+        """Return the bytes of what cannot be evicted."""
+        with self._lock:
+            return self.n_held + sum([entry.size for entry in self._entries.values() if entry.pinned_until > now])
 
     def make_room_to_hold(self, n_bytes: int, now: float) -> bool:
         """Evict entries until `n_bytes` more can be held. Return False, with nothing changed, if there is no room."""
-        has_room = self.can_hold(n_bytes + self._n_pinned(now))
+        has_room = self.can_hold(n_bytes, now)
         if has_room:
             self.make_room(n_bytes, now)
         return has_room
 
-    def hold(self, states: Collection[bytes], now: float) -> bool:
-        """Hold `states`; otherwise as `make_room_to_hold`."""
-        with self._lock:
-            n_new = sum(len(state) for state in states if id(state) not in self._holders)
-            has_room = self.make_room_to_hold(n_new, now)
-            if has_room:
-                self._holders.update(map(id, states))
-                self.n_held += n_new
-            return has_room
-
-    def let_go(self, states: Iterable[bytes]) -> None:
-        """Release held `states`."""
-        with self._lock:
-            for state in states:
-                self._holders[id(state)] -= 1
-                if not self._holders[id(state)]:
-                    del self._holders[id(state)]
-                    self.n_held -= len(state)
-
     def replace(self, one: CachedPrefix, now: float) -> list[CacheEntry]:
-        """Remove and return shorter entries of the same text before storing it, except reserved and
-        pinned ones.
-        """
+        """Remove and return shorter entries of the same text before storing it, except pinned ones."""
         with self._lock:
             replaced = [entry for entry in self._evictable(now) if _is_within(entry, one)]
             for other in replaced:
@@ -382,32 +359,36 @@ class StateCache:
         An entry that does not fit next to the pinned ones is not stored and is returned alone.
         """
         with self._lock:
-            if not self.fits(entry.size + self._n_pinned(now)):
+            if not self.fits(entry.size, now):
                 self.spill(entry)
                 return [entry]
             self.replace(entry, now)
             evicted = self.make_room(entry.size, now)
-            self._entries[id(entry)] = entry
-            self.size += entry.size
+            self._add(entry)
             return evicted
+
+    def _add(self, entry: CacheEntry) -> None:
+        self._entries[id(entry)] = entry
+        self.size += entry.size
 
     def reserve(self, entry: CacheEntry, now: float) -> bool:
         """Store `entry` until it is removed. Return False, with nothing stored, if there is no room."""
         with self._lock:
-            entry.reserved = self.hold(entry.states, now)
-            if entry.reserved:
-                self._entries[id(entry)] = entry
-            return entry.reserved
+            has_room = self.make_room_to_hold(entry.size, now)
+            if has_room:
+                entry.pinned_until = inf
+                self._add(entry)
+            return has_room
 
     def pin(self, entry: CacheEntry, until: float, now: float) -> bool:
         """Store `entry` and do not evict it before `until`. Return False, with nothing changed, if pinned entries would
-        take more than half of the limit.
+        take more than half of the limit; states of preempted sequences do not count.
         """
         with self._lock:
-            pinned = [e for e in self._entries.values() if e.pinned_until > now]
+            pinned = [e for e in self._entries.values() if now < e.pinned_until < inf]
             same = [e for e in pinned if e.tokens == entry.tokens and e.adapter_set == entry.adapter_set]
-            n_bytes = entry.size + sum(e.size for e in pinned) - sum(e.size for e in same)
-            if 0 <= self.limit < 2 * n_bytes or not self.fits(entry.size):
+            n_more = entry.size - sum(e.size for e in same)
+            if 0 <= self.limit < 2 * (sum(e.size for e in pinned) + n_more) or not self.fits(n_more, now):
                 return False
             for other in same:
                 self.remove(other)
@@ -415,12 +396,8 @@ class StateCache:
             self.put(entry, now)
         return True
 
-    def _n_pinned(self, now: float) -> int:
-        """Return the bytes of pinned entries."""
-        return sum([entry.size for entry in self._entries.values() if entry.pinned_until > now])
-
     def _evictable(self, now: float) -> list[CacheEntry]:
-        return [entry for entry in self._entries.values() if not entry.reserved and entry.pinned_until <= now]
+        return [entry for entry in self._entries.values() if entry.pinned_until <= now]
 
     def limit_to(self, limit: int, now: float) -> None:
         """Set a new limit."""
@@ -432,15 +409,16 @@ class StateCache:
         """Evict entries with the lowest eviction priority per byte until `n_bytes` more fit; return them."""
         evicted: list[CacheEntry] = []
         with self._lock:
-            if not self.size or not 0 <= self.limit < self.n_bytes + n_bytes:
+            n_over = self.n_bytes + n_bytes - self.limit
+            if self.limit < 0 or n_over <= 0 or not self.size:
                 return evicted
-            entries = self._evictable(now)
-            order = [(e.eviction_priority(now) / max(e.size, 1), i) for i, e in enumerate(entries)]
-            heapify(order)
-            while order and 0 <= self.limit < self.n_bytes + n_bytes:
-                evicted.append(entries[heappop(order)[1]])
-                self.remove(evicted[-1])
-                self.spill(evicted[-1])
+            for entry in sorted(self._evictable(now), key=lambda e: e.eviction_priority(now) / max(e.size, 1)):
+                if n_over <= 0:
+                    break
+                n_over -= entry.size
+                evicted.append(entry)
+                self.remove(entry)
+                self.spill(entry)
         return evicted
 
     def match(
@@ -463,16 +441,14 @@ class StateCache:
         """Remove `entry` if present."""
         with self._lock:
             if self._entries.pop(id(entry), None) is not None:
-                if entry.reserved:
-                    self.let_go(entry.states)
-                else:
-                    self.size -= entry.size
+                self.size -= entry.size
 
     def check_integrity(self) -> None:
         """Verify that the bytes add up and respect the limit. Raises AssertionError."""
         with self._lock:
-            assert self.size == sum(e.size for e in self._entries.values() if not e.reserved)
-            assert self.limit < 0 or not self.size or self.n_bytes <= self.limit
+            assert self.size == sum(e.size for e in self._entries.values())
+            n_reserved = sum(e.size for e in self._entries.values() if e.pinned_until == inf)
+            assert self.limit < 0 or self.size == n_reserved or self.n_bytes <= self.limit
 
 
 def _is_within(entry: CacheEntry, one: CachedPrefix) -> bool:

@@ -479,10 +479,6 @@ def check_nothing_kept(engine: Engine) -> None:
         if not instance.failure:
             assert len(instance._commands) == 0
             assert [runner.cells[slot.id] for slot in scheduler.slots] == [slot.tokens for slot in scheduler.slots]
-    slots = [slot for instance in engine._instances for slot in instance.scheduler.slots]
-    held = {id(one.state): len(one.state) for slot in slots for one in slot.checkpoints}
-    assert engine._ram.n_held == sum(held.values())
-    assert engine._ram._holders.keys() == held.keys()
 
 
 @pytest.mark.parametrize("seed", range(FIRST, FIRST + ROUNDS))

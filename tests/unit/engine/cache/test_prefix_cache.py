@@ -80,7 +80,7 @@ def test_kept_states_and_others_stay_within_the_limit() -> None:
     larger, spilled = ram_state([2] * 9, size=600), list[CacheEntry]()
     cache.spill = spilled.append
     assert cache.put(larger, 1.0) == spilled == [larger]
-    assert not cache.hold([b"x" * 600], 1.0)
+    assert not cache.reserve(ram_state([3] * 9, size=600), 1.0)
     assert cache.put(larger, 61.0) != [larger]
     assert cache.size == 600
 
