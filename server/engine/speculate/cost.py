@@ -8,34 +8,31 @@ logarithms of each sequence's tokens per second (proportional fairness): no sequ
 less than a tenth gained by another. For a single sequence this is its tokens per second.
 """
 
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from math import log, log1p
 from random import Random
+from typing import Any, TypeAlias
+
+import numpy as np
 
 from server.engine.speculate.lookup import Lookup
 
 UNKNOWN_SHARE = 0.5  # assumed upper bound of an additional token's cost, as a share of its even part of the step
 FORGET = 256  # steps after which an unused measurement is dropped, because it may have been disturbed
 SEEN = 8  # measurements kept per size
-_SAME = 8  # steps for which an answer is cached
+_SAME = 8  # steps for which a curve of well-known sizes is used
 _EXACT = 32  # exact sizes up to here; larger ones in eighths of their power of two
 _FAR = 1 << 20  # tokens beyond the largest measured step
 _PART = 16  # least prefill tokens that show the cost of an additional token
 
-LENGTHS = (*range(1, 17), 24, 32, 48, 64)  # of drafts
+LENGTHS = np.array([*range(1, 17), 24, 32, 48, 64])  # of drafts
 LEAST, SURE = 0.02, 0.98  # bounds of an acceptance rate
 _MARGIN = 0.01  # required gain, because costs and rates are estimates
 
-
-def _size(n_tokens: int) -> int:
-    if n_tokens <= _EXACT:
-        return n_tokens
-    grain = 1 << max(n_tokens.bit_length() - 4, 0)
-    return n_tokens // grain * grain
+Numbers: TypeAlias = Any
+"""A number or a numpy array of numbers: functions of it return the same."""
 
 
 def _quick(last: Collection[float]) -> float:
@@ -47,79 +44,59 @@ def _quick(last: Collection[float]) -> float:
 class StepCost:
     """Seconds of a step by its number of tokens, interpolated linearly between measured sizes.
 
-    A size costs what the fastest of its last steps took, and no less than a smaller size. Until enough steps were
-    measured, it costs no more than a larger size, and the expectation counts as one measurement. One disturbed
-    step does not exclude a size then.
+    A size costs what the fastest of its last steps took, and no less than a smaller size. Until it was measured
+    `SEEN` times, the expectation counts as one measurement, so that one disturbed step does not exclude it.
     """
 
     _seconds: dict[int, deque[float]] = field(default_factory=dict)  # last measurements per size
+    _last_seen: dict[int, int] = field(default_factory=dict)  # number of the last step of a size
+    _n_steps: int = 0
     _prompt_token_s: deque[float] = field(default_factory=lambda: deque(maxlen=SEEN))
-    _seen: set[int] = field(default_factory=set)  # sizes of recent steps
-    _n_seen: int = 0
-    _sizes: list[int] = field(default_factory=list)
-    _known: list[float] = field(default_factory=list)  # parallel to `_sizes`, never falling
-    _asked: dict[int, float] = field(default_factory=dict)  # cached answers: consecutive steps ask for the same sizes
+    _curve: tuple[list[int], list[float]] | None = None  # sizes, and their seconds, which never fall
 
     def observe(self, n_tokens: int, seconds: float) -> None:
         """Record a step of `n_tokens`, each with logits."""
-        size = _size(n_tokens)
-        last = self._seconds.get(size)
-        if last is None:
-            self._seconds[size] = last = deque(maxlen=SEEN)
+        grain = 1 if n_tokens <= _EXACT else 1 << n_tokens.bit_length() - 4
+        size = n_tokens // grain * grain
+        last = self._seconds.setdefault(size, deque(maxlen=SEEN))
         last.append(seconds)
-        self._seen.add(size)
-        self._n_seen += 1
-        if len(last) < SEEN or not self._n_seen % _SAME:
-            self._asked.clear()
-        if self._n_seen >= FORGET:
-            self._seconds = {each: self._seconds[each] for each in self._seen}
-            self._seen, self._n_seen = set(), 0
+        self._n_steps += 1
+        self._last_seen[size] = self._n_steps
+        if len(last) < SEEN or not self._n_steps % _SAME:
+            self._curve = None
+        if not self._n_steps % FORGET:
+            self._seconds = {n: s for n, s in self._seconds.items() if self._last_seen[n] > self._n_steps - FORGET}
 
     def observe_prompt(self, n_tokens: int, seconds: float) -> None:
         """Record a prefill of `n_tokens`: the initial assumption for the cost of an additional token."""
         if n_tokens >= _PART:
             self._prompt_token_s.append(seconds / n_tokens)
-            self._asked.clear()
+            self._curve = None
 
-    def of(self, n_tokens: int) -> float:
+    def of(self, n_tokens: Numbers) -> Numbers:
         """Return the seconds of a step of `n_tokens`; 0.0 before the first measurement."""
-        if not self._asked and self._seconds:
-            self._learn()
-        seconds = self._asked.get(n_tokens)
-        if seconds is None:
-            self._asked[n_tokens] = seconds = self._interpolated(n_tokens)
-        return seconds
+        if not self._seconds:
+            return 0.0
+        self._curve = self._curve or self._learned()
+        return np.interp(n_tokens, *self._curve)
 
-    def _learn(self) -> None:
-        """Compute the curve through the measured sizes, and two points that extend it to all sizes."""
+    def _learned(self) -> tuple[list[int], list[float]]:
+        """Return the curve through the measured sizes, and two points that extend it to all sizes."""
         sizes = sorted(self._seconds)
         first, last = sizes[0], sizes[-1]
         first_s = _quick(self._seconds[first])
-        unseen_s = UNKNOWN_SHARE * first_s / first  # of another token, before any but the smallest step was measured
+        token_s = UNKNOWN_SHARE * first_s / first  # of another token, before any but the smallest step was measured
         if self._prompt_token_s:
-            unseen_s = min(_quick(self._prompt_token_s), unseen_s)
+            token_s = min(_quick(self._prompt_token_s), token_s)
         known = [first_s]
         for size in sizes[1:]:
-            expected = [first_s + unseen_s * (size - first)] if len(self._seconds[size]) < SEEN else []
+            expected = [first_s + token_s * (size - first)] if len(self._seconds[size]) < SEEN else []
             known.append(_quick([*self._seconds[size], *expected]))
-        for at in range(len(known) - 2, -1, -1):
-            if len(self._seconds[sizes[at]]) < SEEN:
-                known[at] = min(known[at], known[at + 1])
         known = list(accumulate(known, max))
-        token_s = (known[-1] - known[0]) / (last - first) if last > first else unseen_s
+        if last > first:
+            token_s = (known[-1] - known[0]) / (last - first)
         # at least half of the smallest step is assumed to be reading weights
-        self._sizes = [0, *sizes, last + _FAR]
-        self._known = [known[0] / 2, *known, known[-1] + token_s * _FAR]
-
-    def _interpolated(self, n_tokens: int) -> float:
-        sizes, known = self._sizes, self._known
-        if not sizes:
-            return 0.0
-        at = bisect_left(sizes, _size(n_tokens))
-        if sizes[at] == _size(n_tokens):
-            return known[at]
-        share = (n_tokens - sizes[at - 1]) / (sizes[at] - sizes[at - 1])
-        return known[at - 1] + share * (known[at] - known[at - 1])
+        return [0, *sizes, last + _FAR], [known[0] / 2, *known, known[-1] + token_s * _FAR]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,10 +113,10 @@ class DraftLength:
 def draft_length(
     chances: Sequence[float],
     n_tokens: int,
-    step_s: Callable[[int], float],
+    step_s: Callable[[Numbers], Numbers],
     most: int,
     room: int,
-    draft_s: Callable[[int], float] = lambda count: 0.0,
+    draft_s: Callable[[Numbers], Numbers] = lambda count: 0.0,
 ) -> DraftLength:
     """Return how many tokens to draft, at most `most` each and `room` in all, in a step of `n_tokens` otherwise.
 
@@ -148,28 +125,21 @@ def draft_length(
     separate KV each other length takes another graph evaluation.
     """
     n, base_s = len(chances), step_s(n_tokens)
-    if base_s <= 0:  # not measured yet
+    lengths = LENGTHS[: np.searchsorted(LENGTHS, most, "right")]
+    if base_s <= 0 or room < 1 or not len(lengths):  # not measured yet, or nothing fits
         return DraftLength()
-    best = DraftLength(gain=_MARGIN * (1 + n_tokens))
-    counts = sorted({1, n // 4, n // 2, n} - {0})
-    for length in LENGTHS:
-        if length > most:
-            break
-        gains = list(accumulate([log1p(_expected(p, length)) for p in chances]))
-        for count in counts:
-            if count * length > room:
-                break
-            seconds = step_s(n_tokens + count * length) + length * draft_s(count)
-            gain = gains[count - 1] - n_tokens * log(seconds / base_s)
-            if gain > best.gain:
-                best = DraftLength(count, length, gain)
-    return best
-
-
-def _expected(p: float, n: int) -> float:
-    """Return the expected number of accepted tokens of `n` at acceptance rate `p`."""
-    p = min(max(p, LEAST), SURE)
-    return p * (1 - p**n) / (1 - p)
+    counts = np.array(sorted({1, n // 4, n // 2, n} - {0}))[:, np.newaxis]
+    p = np.clip(chances, LEAST, SURE)[:, np.newaxis]
+    accepted = p * (1 - p**lengths) / (1 - p)  # expected number of accepted tokens
+    n_drafted = counts * lengths
+    seconds = step_s(n_tokens + n_drafted) + lengths * draft_s(counts)
+    gains = np.log1p(accepted).cumsum(axis=0)[counts[:, 0] - 1] - n_tokens * np.log(seconds / base_s)
+    gains[n_drafted > room] = 0.0
+    count, length = np.unravel_index(gains.argmax(), gains.shape)
+    gain = float(gains[count, length])
+    if gain <= _MARGIN * (1 + n_tokens):
+        return DraftLength()
+    return DraftLength(int(counts[count, 0]), int(lengths[length]), gain)
 
 
 # ---- the speculation state of one sequence

@@ -5,13 +5,15 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from random import Random
 
+import numpy as np
+
 from server.engine.media import text_of
 from server.engine.params import EngineParams
 from server.engine.request import RANDOM_SEED
 from server.engine.runner_api import Runner, RunnerInfo
 from server.engine.scheduler import TokenRun
 from server.engine.sequence import Sequence
-from server.engine.speculate.cost import DraftState, StepCost, conditional, draft_length
+from server.engine.speculate.cost import DraftState, Numbers, StepCost, conditional, draft_length
 from server.engine.speculate.draft_model import Draft, DraftCells, Drafting, MtpProposer
 from server.engine.speculate.lookup import CHUNK, Lookup
 
@@ -80,37 +82,72 @@ class Speculation:
 
         A step with prefill tokens is treated as if it had none, because these pay for themselves.
         """
-        if self._synthetic and self._drafting is not None and room > 0:
-            always = [min(len(self._synthetic), room // len(generating))] * len(generating)
-            made = self._draft(self._drafting, generating, always, room)
-            return [made[i].tokens if i in made else [] for i in range(len(generating))]
-        found = [self._look_up(sequence) for sequence in generating]
+        n = len(generating)
         drafts: list[list[int]] = [[] for _ in generating]
+        found = [self._look_up(sequence) for sequence in generating]
         self._pause = max(self._pause - 1, 0)
         if self._pause or room < 1 or (self._drafting is None and not any(found)):
             return drafts
-        n = len(generating)
-        if self._cost.of(n) <= 0.0:  # step costs are not measured yet
+        if self._synthetic:
+            most = [min(len(self._synthetic), room // n)] * n
+            self._draft(generating, most, room, None, drafts)
             return drafts
-        rates = [s.draft_state.acceptance if s.draft_state and found[i] else 0.0 for i, s in enumerate(generating)]
-        if self._drafting is not None:
-            most = [self._params.spec_draft_max if rate < _ENOUGH else 0 for rate in rates]
-            for i, draft in self._draft(self._drafting, generating, most, room).items():
-                drafts[i], rates[i] = draft.tokens, 0.0
-                room -= len(drafts[i])
-        repeating = sorted([i for i, rate in enumerate(rates) if rate], key=lambda i: -rates[i])
+        if not self._cost.of(n):  # step costs are not measured yet
+            return drafts
+        step_s, states = self._step_s(n), [sequence.draft_state for sequence in generating]
+        rates = [state.acceptance if state and found[i] else 0.0 for i, state in enumerate(states)]
+        most = [self._params.spec_draft_max if rate < _ENOUGH else 0 for rate in rates]
+        self._draft(generating, most, room, step_s, drafts)
+        repeating = sorted([i for i in range(n) if rates[i] and not drafts[i]], key=lambda i: -rates[i])
         if repeating:
-            longest = max([len(found[i]) for i in repeating])
-            chosen = draft_length([rates[i] for i in repeating], n, self._step_s(n), longest, room)
+            longest, room = max([len(found[i]) for i in repeating]), room - sum(map(len, drafts))
+            chosen = draft_length([rates[i] for i in repeating], n, step_s, longest, room)
             for i in repeating[: chosen.count]:
                 drafts[i] = found[i][: chosen.length]
         return drafts
 
-    def _step_s(self, n: int) -> Callable[[int], float]:
+    def _look_up(self, sequence: Sequence) -> list[int]:
+        """Return a draft from the text, whose tokens are compared with sampled ones also if it is not verified."""
+        state = sequence.draft_state
+        if state is None or sequence.n_rolled_back:
+            return []
+        most = self._most(sequence, state.most)
+        return state.look_up(most) if most > 0 else []
+
+    def _draft(
+        self,
+        generating: Seq[Sequence],
+        most: Seq[int],
+        room: int,
+        step_s: Callable[[Numbers], Numbers] | None,
+        drafts: list[list[int]],
+    ) -> None:
+        """Add to `drafts` those of a draft model, with at most `most` tokens each and `room` in all."""
+        wanted: dict[int, Draft] = {}
+        for i, sequence in enumerate(generating):
+            state = sequence.draft_state
+            if state is not None and not (sequence.n_rolled_back or sequence.media):  # draft models process no media
+                n = min(self._most(sequence, state.most_drafted), most[i])
+                if n > 0:
+                    wanted[i] = Draft(sequence, state, n)
+        if wanted and self._drafting is not None:
+            self._drafting.propose(list(wanted.values()), len(generating), room, step_s)
+        for i, draft in wanted.items():
+            if draft.tokens:
+                drafts[i] = draft.tokens
+                draft.state.expect(draft.tokens)
+
+    def _step_s(self, n: int) -> Callable[[Numbers], Numbers]:
         """Return a function of the seconds of a step with so many tokens, `n` of them without drafts."""
         cost, base_s = self._cost, self._cost.of(n)
         again = 1.0 if self._info.can_cut else _AGAIN
-        return lambda n_tokens: base_s + again * max(cost.of(n_tokens) - base_s, 0.0)
+        return lambda n_tokens: base_s + again * np.maximum(cost.of(n_tokens) - base_s, 0.0)
+
+    def _most(self, sequence: Sequence, most: int) -> int:
+        """Limit a draft so that the next token still fits into the context and ``max_tokens``."""
+        limit = sequence.request.max_tokens
+        most = min(most, self._info.n_ctx_seq - sequence.n_computed - 2)
+        return most if limit < 0 else min(most, limit - len(sequence.output) - 1)
 
     def takes(self, sequence: Sequence, n: int) -> bool | None:
         """Return whether the `n`-th draft token is accepted in a synthetic benchmark; None = sampling decides."""
@@ -118,36 +155,6 @@ class Speculation:
         if state is None or state.dice is None:
             return None
         return n < len(self._synthetic) and state.dice.random() < self._synthetic[n]
-
-    def _look_up(self, sequence: Sequence) -> list[int]:
-        state = sequence.draft_state
-        if state is None or sequence.n_rolled_back:
-            return []
-        most = self._most(sequence, state.most)
-        return state.look_up(most) if most > 0 else []
-
-    def _draft(self, drafting: Drafting, generating: Seq[Sequence], most: Seq[int], room: int) -> dict[int, Draft]:
-        """Return the drafts of a draft model by sequence index, with at most `most` tokens each and `room` in all."""
-        drafts: dict[int, Draft] = {}
-        for i, sequence in enumerate(generating):
-            state = sequence.draft_state
-            if state is not None and not (sequence.n_rolled_back or sequence.media):  # draft models process no media
-                n = min(self._most(sequence, state.most_drafted), most[i])
-                if n > 0:
-                    drafts[i] = Draft(sequence, state, n)
-        if drafts:
-            n = len(generating)
-            drafting.propose(list(drafts.values()), n, room, None if self._synthetic else self._step_s(n))
-        drafts = {i: draft for i, draft in drafts.items() if draft.tokens}
-        for draft in drafts.values():
-            draft.state.expect(draft.tokens)
-        return drafts
-
-    def _most(self, sequence: Sequence, most: int) -> int:
-        """Limit a draft so that the next token still fits into the context and ``max_tokens``."""
-        limit = sequence.request.max_tokens
-        most = min(most, self._info.n_ctx_seq - sequence.n_computed - 2)
-        return most if limit < 0 else min(most, limit - len(sequence.output) - 1)
 
     def no_room(self) -> None:
         """Pause speculation after a batch with drafts found no cells."""
