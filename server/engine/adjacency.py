@@ -5,7 +5,7 @@ With separate KV streams the library evaluates together only sequences with adja
 (llama-batch.cpp, split_equal with ``sequential``; llama-kv-cache.cpp, init_batch). Each gap between ids and each
 additional length reads all weights once more: 4 sequences in slots 0, 2, 4 and 6 run at about half the speed of 4 in
 slots 0 to 3. So running sequences are brought together, and the runner pads runs of similar length
-(`server.llama.context.padding`).
+(`server.llama.context.batch`).
 """
 
 import math

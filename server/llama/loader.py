@@ -6,20 +6,17 @@ from dataclasses import replace
 
 from server.engine.runner_api import EmbeddingRunner, Runner
 from server.errors import InternalError, ModelFailed
+from server.llama import fit
 from server.llama.devices import add_remote_devices, offloads
 from server.llama.files.description import describe, media_kinds
 from server.llama.files.model_file import ModelFiles, check_files
 from server.llama.files.roles import check_heads, roles
-from server.llama.fit.choose import choose, least_context
-from server.llama.fit.measure import Measure
-from server.llama.fit.memory import can_tell, check_context_fits, machine_memory, room, shape_of, without_shared
 from server.llama.library import C, collect_errors, logger, reason, start_backend, supports_gpu_offload
 from server.llama.threads import bound
 from server.llama.vocab import LlamaVocab
-from server.llama.weights.draft import DraftWeights
-from server.llama.weights.model import LlamaWeights
+from server.llama.weights.model import DraftWeights, LlamaWeights
 from server.llama.weights.native import NativeModels
-from server.llama.weights.params import model_params
+from server.llama.weights.params import check_computable, model_params
 from server.media.bitmap import BitmapKind
 from server.pool.memory import Fit, Footprint, Memory, added
 from server.pool.protocols import MediaReader, ModelInfo, Weights
@@ -117,24 +114,8 @@ class LlamaLoader:
 
     def fit(self, spec: ModelSpec, granted: Mapping[str, int] | None = None) -> Fit:
         """Blocking: a read of the header and the vocabulary, or a few. Raises `ModelFailed`."""
-        native, files = spec.native, check_files(spec.id, spec.path, spec.native.metadata_overrides)
-        shape = shape_of(files.header, native)
-        if not (_can_measure(native) and shape.n_ctx_train):
-            return Fit(spec)
-        with _measure(spec, files) as measure:
-            if not native.fit:
-                footprint = measure(native)
-                check_context_fits(spec.id, footprint)
-                return Fit(spec, footprint)
-
-            def more(candidate: LoadParams) -> Footprint:
-                """Return what it takes besides weights that are loaded already."""
-                found = measure(candidate)
-                return without_shared(found) if self._holds(files, candidate) else found
-
-            chosen = choose(spec.id, native, shape, room(native, granted or {}), more)
-            footprint = measure(chosen.native) if self._holds(files, chosen.native) else chosen.footprint
-        return Fit(replace(spec, native=chosen.native), footprint, chosen.notes)
+        files = check_files(spec.id, spec.path, spec.native.metadata_overrides)
+        return fit.fitted(spec, files, granted or {}, lambda native: self._holds(files, native))
 
     def _holds(self, files: ModelFiles, native: LoadParams) -> bool:
         """Return whether all of these weights are loaded."""
@@ -149,7 +130,7 @@ class LlamaLoader:
         draft: DraftWeights | None = None
         try:
             if spec.draft is not None and roles(files.header, spec.native).generates:
-                draft = _draft(spec.id, _beside(spec.draft, spec.native), native.loaded, progress)
+                draft = _draft(spec.id, spec.draft, spec.native, native.loaded, progress)
             projector = first.media if isinstance(first, LlamaWeights) else None
             return LlamaWeights(native, self._models.close, spec, draft, projector)
         except BaseException:
@@ -160,20 +141,14 @@ class LlamaLoader:
 
     def least(self, spec: ModelSpec) -> Footprint:
         """Return the footprint with the shortest context that `fit` may choose."""
-        native, files = spec.native, check_files(spec.id, spec.path, spec.native.metadata_overrides)
-        if not _can_measure(native):
-            return {}
-        if native.fit and native.n_ctx == 0:
-            native = replace(native, n_ctx=least_context(native, shape_of(files.header, native)))
-        with _measure(spec, files) as measure:
-            return measure(native)
+        return fit.least(spec, check_files(spec.id, spec.path, spec.native.metadata_overrides))
 
     def uses_devices(self, spec: ModelSpec) -> bool:
         """Return whether something besides the CPU computes the model."""
         return offloads(spec.native)
 
     def memory(self) -> Mapping[str, Memory]:
-        return machine_memory()
+        return fit.machine_memory()
 
     def vocabulary(self, spec: ModelSpec) -> "FileVocabulary":
         """Return the vocabulary, reading only what precedes the tensors. Blocks. Raises `ModelFailed`."""
@@ -215,23 +190,6 @@ def open_loader(remote: tuple[str, ...] = ()) -> LlamaLoader:
     return LlamaLoader()
 
 
-def _can_measure(native: LoadParams) -> bool:
-    """Return False if tensors are split, which the library's own fit does not measure either."""
-    return can_tell() and native.split_mode != "tensor"
-
-
-def _measure(spec: ModelSpec, files: ModelFiles) -> Measure:
-    """Return the measure, with the draft model if the model generates."""
-    drafts = spec.draft is not None and roles(files.header, spec.native).generates
-    return Measure(spec, files, _beside(spec.draft, spec.native) if drafts and spec.draft is not None else None)
-
-
-def _beside(file: DraftFile, target: LoadParams) -> DraftFile:
-    """Return the draft model's devices: its target's, unless configured."""
-    devices = target.devices if file.native.devices == (None,) else file.native.devices
-    return replace(file, native=replace(file.native, devices=devices))
-
-
 def _open(
     name: str,
     files: ModelFiles,
@@ -244,6 +202,8 @@ def _open(
     start_backend(native.numa)
     report = _Progress(progress)
     params = model_params(name, native.weights, files)
+    if not vocab_only:
+        check_computable(name, native, files)
     if native.n_gpu_layers > 0 and not offloads(native):
         logger.warning("model '%s': n_gpu_layers is ignored: no GPU is used", name)
     params.progress_callback, params.vocab_only = report.callback, vocab_only
@@ -256,8 +216,12 @@ def _open(
     return model
 
 
-def _draft(name: str, file: DraftFile, target: int, progress: OnProgress) -> DraftWeights:
-    """Load the draft model; its load is short and reports no progress."""
+def _draft(name: str, file: DraftFile, native: LoadParams, target: int, progress: OnProgress) -> DraftWeights:
+    """Load the draft model on the devices of its `target`, unless configured; its load is short and reports no
+    progress.
+    """
+    if file.native.devices == (None,):
+        file = replace(file, native=replace(file.native, devices=native.devices))
     files = check_files(name, file.path, file.native.metadata_overrides)
     model = _open(name, files, file.native, lambda _: progress(1.0))
     try:

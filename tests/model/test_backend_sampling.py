@@ -14,8 +14,7 @@ from server.engine.request import Request, SamplingParams
 from server.errors import NotNumbers
 from server.llama.context.runner import LlamaRunner
 from server.llama.files.model_file import check_files
-from server.llama.fit.measure import Measure
-from server.llama.fit.memory import breakdown
+from server.llama.fit import Measure, breakdown
 from server.llama.loader import LlamaLoader
 from server.llama.sampling.graph import GraphSampling
 from server.llama.sampling.sampler import NativeSampler
@@ -172,7 +171,7 @@ def test_a_context_has_memory_for_the_largest_chain_from_the_start(gguf_folder: 
     runner, plain = weights.runner(), without.runner()
     taken = weights.footprint()[HOST].compute
     assert taken > without.footprint()[HOST].compute
-    with Measure(weights._spec, check_files("tiny", path), None) as measured:
+    with Measure(weights._spec, check_files("tiny", path)) as measured:
         assert measured(weights._spec.native)[HOST].compute == taken
     drawn = SamplingParams(top_k=256, backend_sampling=True)
     for sampling in (GREEDY, SEEDED, drawn, replace(drawn, ignore_eos=True), replace(GREEDY, top_k=0)):

@@ -1,7 +1,6 @@
 """One native context that embeds."""
 
 import ctypes
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -12,17 +11,17 @@ from server.engine.media import MediaInput, MediaSpan, Spans, position, runs
 from server.engine.runner_api import EmbedderInfo, Pooling, Vectors
 from server.errors import InternalError, ModelFailed
 from server.llama.context.batch import Batch, EmbeddingBatch, Run
-from server.llama.context.sequences import decode_native
+from server.llama.context.sequences import NativeContext
 from server.llama.files.roles import POOLING_TYPES
 from server.llama.library import C, new_context
 from server.llama.media.chunks import NativeChunk
 from server.llama.media.projector import Projector
-from server.llama.threads import ThreadPools, thread_pools
+from server.llama.threads import thread_pools
 from server.llama.vocab import LlamaVocab
 from server.pool.spec import LoadParams, ModelSpec
 
 
-class LlamaEmbeddingRunner:
+class LlamaEmbeddingRunner(NativeContext):
     """`server.engine.runner_api.EmbeddingRunner` over a native context, used by one thread."""
 
     def __init__(
@@ -33,13 +32,10 @@ class LlamaEmbeddingRunner:
         on_close: "Callable[[LlamaEmbeddingRunner], None]",
         encoder: Projector | None = None,
     ) -> None:
-        self._context: int | None = context
+        super().__init__(context)
         self.vocab = vocab
         self.info = info
         self._on_close = on_close
-        self.pools: ThreadPools | None = None  # of the thread that will embed
-        self.lock = threading.Lock()  # held while it decodes
-        self._memory = C.llama_get_memory(context)
         self._batch = Batch(C.llama_n_batch(context), info.n_seq, vocab.n_tokens)
         self._encoder = encoder
         self._media: EmbeddingBatch | None = None
@@ -55,27 +51,22 @@ class LlamaEmbeddingRunner:
         """Return the vectors of each input, computed in one batch; an input longer than ``n_pack`` must be the only
         one. Raises `InternalError` for input that the library refuses or would abort on.
         """
-        context = self._opened()
+        context = self._open()
         self._check(inputs)
         if len(inputs) == 1:
             return [self._in_parts(context, inputs[0], ())]
         try:
-            self._decode(context, [Run(seq, 0, tokens, n_outputs=1) for seq, tokens in enumerate(inputs)])
+            self._decode([Run(seq, 0, tokens, n_outputs=1) for seq, tokens in enumerate(inputs)])
             return self._read(context, [len(tokens) for tokens in inputs])
         finally:
             self._clear()
 
     def embed_media(self, tokens: Sequence[int], media: Spans) -> Vectors:
         """Embed one input with media, computed in parts. Raises `InternalError`."""
-        context = self._opened()
+        context = self._open()
         if len(tokens) > self.info.n_ctx_seq:
             raise InternalError(f"an input of {len(tokens)} tokens in a context of {self.info.n_ctx_seq}")
         return self._in_parts(context, tokens, media)
-
-    def _opened(self) -> int:
-        if self._context is None:
-            raise InternalError("a context was used after it was closed")
-        return self._context
 
     def _clear(self) -> None:
         if self._memory:
@@ -92,7 +83,7 @@ class LlamaEmbeddingRunner:
                 step = self.info.n_ubatch if span is None else end - start
                 for at in range(start, end, step):
                     run = Run(0, position(media, at), tokens[at : min(at + step, end)], n_outputs=1)
-                    self._decode(context, [run]) if span is None else self._decode_medium(context, run, span)
+                    self._decode([run]) if span is None else self._decode_medium(run, span)
                     rows += self._read(context, [len(run.tokens)])
                     sizes.append(len(run.tokens))
         finally:
@@ -107,20 +98,13 @@ class LlamaEmbeddingRunner:
             return np.average(np.stack(rows), axis=0, weights=sizes).astype(np.float32)
         return rows[0] if self.info.pooling is Pooling.CLS else rows[-1]
 
-    def _decode_medium(self, context: int, run: Run, span: MediaSpan) -> None:
+    def _decode_medium(self, run: Run, span: MediaSpan) -> None:
         if self._media is None or self._encoder is None or not isinstance(span.chunk, NativeChunk):
             raise InternalError("a model without a projector was given media")
         (embeddings,) = self._encoder.encode([span.chunk])
         self._media.fill([replace(run, media=MediaInput(span, embeddings, 0))])
         self._media.want_all()
-        if span.chunk.causal:
-            self._decode_native(context, self._media.native)
-            return
-        C.llama_set_causal_attn(context, False)
-        try:
-            self._decode_native(context, self._media.native)
-        finally:
-            C.llama_set_causal_attn(context, True)
+        self._decode_filled(self._media.native, causal=span.chunk.causal)
 
     def _check(self, inputs: Sequence[Sequence[int]]) -> None:
         """Check what `Batch` does not: violations would fail an assertion in the library or read past a table."""
@@ -134,14 +118,13 @@ class LlamaEmbeddingRunner:
         if info.whole and sum(map(len, inputs)) > info.n_ubatch:
             raise InternalError(f"more than the {info.n_ubatch} tokens that can be computed at once")
 
-    def _decode(self, context: int, runs: Sequence[Run]) -> None:
+    def _decode(self, runs: Sequence[Run]) -> None:
         self._batch.fill(runs)
         self._batch.want_all()
-        self._decode_native(context, self._batch.native)
+        self._decode_filled(self._batch.native)
 
-    def _decode_native(self, context: int, batch: ctypes.Structure) -> None:
-        with self.lock:
-            status, why = decode_native(context, batch, self.pools)
+    def _decode_filled(self, batch: ctypes.Structure, *, causal: bool = True) -> None:
+        status, why = self._decode_native(batch, causal=causal)
         if status != 0:
             raise InternalError(f"llama_decode returned {status}: {why}")
 
@@ -156,13 +139,9 @@ class LlamaEmbeddingRunner:
 
     def close(self) -> None:
         """Free the context; every later call raises. Once is enough."""
-        context, self._context = self._context, None
-        if context is None:
-            return
-        C.llama_free(context)
-        if self.pools is not None:
-            self.pools.close()
-        self._on_close(self)
+        if self._context is not None:
+            super().close()
+            self._on_close(self)
 
 
 def _copied(pointer: "ctypes._Pointer[ctypes.c_float]", n_rows: int, n_embd: int) -> Vectors:

@@ -12,9 +12,8 @@ from server.engine.lora import Adapter
 from server.engine.request import Adapters, SamplingParams, TokenLogprob
 from server.engine.runner_api import BatchEntry, RunnerInfo
 from server.errors import InternalError, NotNumbers
-from server.llama.context.batch import Batch, EmbeddingBatch
+from server.llama.context.batch import Batch, EmbeddingBatch, padded_lengths
 from server.llama.context.draft_runner import LlamaDraftRunner, LlamaMtpHeads
-from server.llama.context.padding import padded_lengths
 from server.llama.context.sequences import NativeSequences
 from server.llama.library import C, fast
 from server.llama.media.projector import Projector
@@ -125,12 +124,12 @@ class LlamaRunner(NativeSequences):
         self._outputs, self._rows = [], None
         self._checked.clear()
         if entries and entries[0].media is not None:
-            return self._decode_media(context, entries)
+            return self._decode_media(entries)
         if (threads := self._threads.change()) is not None:
             C.llama_set_n_threads(context, *threads)
         if self._evaluation_tokens and len(entries) > 1 and self._decode_padded(entries):
             return True
-        return self._decode_native(self._batch.native, self._batch.fill(entries))
+        return self._decode_filled(self._batch.native, self._batch.fill(entries))
 
     def _decode_padded(self, entries: Sequence[BatchEntry]) -> bool:
         """Decode with padding where that saves time. False: there is none or no room for it; nothing was changed."""
@@ -140,31 +139,27 @@ class LlamaRunner(NativeSequences):
         fits = fits and all(e.pos + n <= self.info.n_ctx_seq for e, n in zip(entries, padded, strict=True))
         if padded == lengths or not fits:
             return False
-        if not self._decode_native(self._batch.native, self._batch.fill(entries, padded)):
+        if not self._decode_filled(self._batch.native, self._batch.fill(entries, padded)):
             return False
         for entry, n, n_padded in zip(entries, lengths, padded, strict=True):
             if n < n_padded and not super().seq_remove(entry.seq, entry.pos + n):
                 raise InternalError(f"the padding of sequence {entry.seq} was not removed")
         return True
 
-    def _decode_media(self, context: int, entries: Sequence[BatchEntry]) -> bool:
+    def _decode_media(self, entries: Sequence[BatchEntry]) -> bool:
         if self._media is None:
             raise InternalError("a model without a projector was given media")
         outputs = self._media.fill(entries)
-        if all(entry.media is not None and entry.media.causal for entry in entries):
-            return self._decode_native(self._media.native, outputs)
+        causal = all(entry.media is not None and entry.media.causal for entry in entries)
         sizes = {len(entry.tokens) for entry in entries}
-        if len(sizes) != 1 or sum(sizes) * len(entries) > self.info.n_ubatch:  # the library would abort, or cut one
+        if not causal and (len(sizes) != 1 or sum(sizes) * len(entries) > self.info.n_ubatch):
+            # the library would abort, or cut one
             raise InternalError(f"{len(entries)} media of {sorted(sizes)} tokens can't be read all at once")
-        C.llama_set_causal_attn(context, False)
-        try:
-            return self._decode_native(self._media.native, outputs)
-        finally:
-            C.llama_set_causal_attn(context, True)
+        return self._decode_filled(self._media.native, outputs, causal=causal)
 
-    def _decode_native(self, batch: ctypes.Structure, outputs: list[int]) -> bool:
+    def _decode_filled(self, batch: ctypes.Structure, outputs: list[int], *, causal: bool = True) -> bool:
         # a batch without outputs needs no wait: the next decode waits for it
-        return self._decode_batch(batch, outputs, wait=self.info.deferred and bool(outputs))
+        return self._decode_batch(batch, outputs, wait=self.info.deferred and bool(outputs), causal=causal)
 
     def interruptible(self, *, wanted: bool) -> None:
         self._stop.allow(wanted=wanted)

@@ -19,9 +19,53 @@ _WHOLE, _PARTIAL = 0, 1  # LLAMA_STATE_SEQ_FLAGS_NONE, LLAMA_STATE_SEQ_FLAGS_PAR
 _BYTE_POINTER = ctypes.POINTER(ctypes.c_uint8)
 
 
-class NativeSequences(ABC):
-    """The sequences of one context, as in `server.engine.runner_api.Runner`. Every call after `close` raises
-    `InternalError`.
+class NativeContext:
+    """One context and its decodes. Every call after `close` raises `InternalError`."""
+
+    def __init__(self, context: int, pools: ThreadPools | None = None) -> None:
+        """`pools`: of the thread that will decode; freed with the context."""
+        self._context: int | None = context
+        self._memory = C.llama_get_memory(context)
+        self.pools = pools
+        self.lock = threading.Lock()  # held while it decodes
+
+    def _open(self) -> int:
+        if self._context is None:
+            raise InternalError("a context was used after it was closed")
+        return self._context
+
+    def _decode_native(self, batch: ctypes.Structure, *, wait: bool = False, causal: bool = True) -> tuple[int, str]:
+        """Decode a filled batch, and `wait` for the device; return the status and the library's reason. `causal` is
+        False for a medium whose tokens all attend to each other.
+        """
+        context, pools = self._open(), self.pools
+        with self.lock, collect_errors(quiet=True) as errors:
+            if pools is not None:
+                pools.enter(context, batch.n_tokens)
+            if not causal:
+                C.llama_set_causal_attn(context, False)
+            try:
+                status: int = C.llama_decode(context, batch)
+                if wait:
+                    C.llama_synchronize(context)
+            finally:
+                if not causal:
+                    C.llama_set_causal_attn(context, True)
+            if pools is not None:
+                pools.leave()
+        return status, reason(errors, "no reason given") if status else ""
+
+    def close(self) -> None:
+        """Free the context; every later call raises. Once is enough."""
+        context, self._context = self._context, None
+        if context is not None:
+            C.llama_free(context)
+            if self.pools is not None:
+                self.pools.close()
+
+
+class NativeSequences(NativeContext, ABC):
+    """The sequences of one context, as in `server.engine.runner_api.Runner`.
 
     Between separate KV streams, copied cells move inside the *next* decode, while saving and loading are immediate.
     `_pending` holds copies not carried out yet, and `_settle` carries them out.
@@ -36,33 +80,24 @@ class NativeSequences(ABC):
         stateful: bool = False,
         pools: ThreadPools | None = None,
     ) -> None:
-        """``stateful``: recurrent or hybrid. ``pools``: freed with the context."""
+        """``stateful``: recurrent or hybrid."""
+        super().__init__(context, pools)
         self.info = info
-        self._pools = pools
-        self._context: int | None = context
-        self._memory = C.llama_get_memory(context)
         self._n_swa = n_swa
         self._stateful = stateful
         self._pending: set[int] = set()
-        self.lock = threading.Lock()  # held while it decodes
         self._outputs: list[int] = []  # of the last decode: the index of each token with logits
-
-    def _open(self) -> int:
-        if self._context is None:
-            raise InternalError("a context was used after it was closed")
-        return self._context
 
     @abstractmethod
     def _decode_entries(self, entries: Sequence[BatchEntry]) -> bool:
         """Decode in one call, without the MTP heads that `Runner.decode` updates. Returns and raises as that."""
 
-    def _decode_batch(self, batch: ctypes.Structure, outputs: list[int], *, wait: bool) -> bool:
-        """Decode a filled batch with these outputs, and `wait` for the device. Return False if there is no KV room, and
+    def _decode_batch(self, batch: ctypes.Structure, outputs: list[int], *, wait: bool, causal: bool = True) -> bool:
+        """Decode a filled batch with these outputs, as `_decode_native`. Return False if there is no KV room, and
         nothing was changed. Raises `Interrupted` and `InternalError`.
         """
         self._outputs = []
-        with self.lock:
-            status, why = decode_native(self._open(), batch, self._pools, wait=wait)
+        status, why = self._decode_native(batch, wait=wait, causal=causal)
         if status != _REFUSED:  # such a batch leaves the pending copies undone
             self._pending.clear()
         if status == _ABORTED:
@@ -216,26 +251,3 @@ class NativeSequences(ABC):
         self._open()
         if not 0 <= seq < self.info.n_seq:
             raise InternalError(f"sequence {seq} of {self.info.n_seq}")
-
-    def close(self) -> None:
-        """Free the context; every later call raises. Once is enough."""
-        context, self._context = self._context, None
-        if context is not None:
-            C.llama_free(context)
-            if self._pools is not None:
-                self._pools.close()
-
-
-def decode_native(
-    context: int, batch: ctypes.Structure, pools: ThreadPools | None, *, wait: bool = False
-) -> tuple[int, str]:
-    """Decode on the threads of `pools`; return the status and the library's reason. ``wait``: also for the device."""
-    if pools is not None:
-        pools.enter(context, batch.n_tokens)
-    with collect_errors(quiet=True) as errors:
-        status: int = C.llama_decode(context, batch)
-        if wait:
-            C.llama_synchronize(context)
-    if pools is not None:
-        pools.leave()
-    return status, reason(errors, "no reason given") if status else ""

@@ -18,7 +18,7 @@ from server.errors import InternalError, InvalidRequest, ModelFailed
 from server.llama.devices import CPU, devices, find_devices, offloads
 from server.llama.files.gguf_header import GgufHeader
 from server.llama.files.model_file import fingerprint, read_gguf
-from server.llama.fit.memory import Tree, tree_nodes
+from server.llama.fit import Tree, tree_nodes
 from server.llama.library import C, bind, collect_errors, reason
 from server.llama.media.chunks import Chunks, M, NativeChunk, start_media
 from server.llama.threads import n_threads

@@ -15,6 +15,7 @@ from server.llama.devices import (
     buffer_types,
     check_buffer_types,
     device_array,
+    offloads,
     processor_buffer_type,
     used_devices,
 )
@@ -27,6 +28,8 @@ from server.pool.tensor_patterns import compiled
 EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"  # llama.cpp common/common.h, LLM_FFN_EXPS_REGEX
 DENSE = r"\.ffn_(up|down|gate)\."  # LLM_FFN_DENSE_REGEX
 _LOOKED_UP = re.compile(r"(token_embd|position_embd|token_types|per_layer_token_embd)\b")  # LLM_TENSOR_LAYER_INPUT
+_F32 = 0  # enum ggml_type
+_NORM_OR_BIAS = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?.*(?:norm(?:_\w+)?\.weight|\.bias)")
 
 
 class _Override(ctypes.Structure):
@@ -73,6 +76,23 @@ def _refuse_lookups(wanted: list[TensorOverride], names: list[str]) -> None:
                 f"'{first.pattern}' puts {name} on {first.buffer_type}, and it must stay on the CPU; "
                 f"write {name}=CPU before it"
             )
+
+
+def check_computable(model: str, native: LoadParams, files: ModelFiles) -> None:
+    """Raise `ModelFailed` for a tensor of a layer on the CPU with which the CPU cannot multiply or add: it ends the
+    process unless norms and biases have 32 bits a number (ggml-cpu/binary-ops.cpp).
+    """
+    n_layer = files.header.integer(f"{files.header.metadata.get('general.architecture')}.block_count")
+    n_offloaded = (native.n_gpu_layers if native.n_gpu_layers >= 0 else n_layer + 1) if offloads(native) else 0
+    for path, header in files.parts:
+        for tensor in header.tensors:
+            found = _NORM_OR_BIAS.fullmatch(tensor.name) if tensor.type != _F32 else None
+            if found and int(found["layer"] or n_layer) <= n_layer - n_offloaded:
+                raise ModelFailed(
+                    model,
+                    f"{path}: the tensor '{tensor.name}' is of type {tensor.type}, with which no CPU computes; convert "
+                    "the file again with norms and biases as F32, or compute this layer on a GPU",
+                )
 
 
 logger = logging.getLogger("llamapool.llama")

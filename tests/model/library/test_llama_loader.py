@@ -18,10 +18,12 @@ from hypothesis import strategies as st
 
 from server.errors import InternalError, ModelFailed
 from server.llama.files.gguf_header import BLOCKS
+from server.llama.files.model_file import check_files
 from server.llama.library import C
 from server.llama.loader import LlamaLoader
 from server.llama.vocab import LlamaVocab
 from server.llama.weights.model import LlamaWeights
+from server.llama.weights.params import check_computable
 from server.pool.memory import HOST
 from server.pool.protocols import Weights
 from server.pool.spec import LoadParams, ModelSpec, ScaledFile
@@ -191,6 +193,26 @@ def test_a_vocabulary_that_cannot_spell_every_byte_is_refused(gguf_folder: Path,
     path = tmp_path / "no-emoji.gguf"
     path.write_bytes(whole.read_bytes().replace(b"<0xF0>", b"<0xZZ>"))
     assert "tokenizer.ggml.tokens has no <0xF0>" in failure(path)
+
+
+@pytest.mark.parametrize("name", ["blk.1.attn_norm.weight", "blk.1.post_ffw_norm_2.weight", "blk.1.attn_q.bias"])
+def test_a_norm_or_bias_in_16_bits_is_refused_unless_a_gpu_computes_its_layer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """It would end the process in the first decode: the CPU adds and multiplies with 32 bits only."""
+    writer = GGUFWriter(tmp_path / "half.gguf", "llama")
+    writer.add_block_count(2)
+    writer.add_tensor("blk.1.ffn_down.weight", np.zeros((2, 32), np.float16))
+    writer.add_tensor(name, np.zeros(32, np.float16))
+    finish(writer)
+    assert f"the tensor '{name}' is of type 1, with which no CPU computes" in failure(tmp_path / "half.gguf")
+    files = check_files("tiny", tmp_path / "half.gguf")
+    monkeypatch.setattr("server.llama.weights.params.offloads", lambda native: True)
+    for n_gpu_layers in (-1, 2):
+        check_computable("tiny", LoadParams(n_gpu_layers=n_gpu_layers), files)
+    for n_gpu_layers in (0, 1):  # the output counts as a layer
+        with pytest.raises(ModelFailed):
+            check_computable("tiny", LoadParams(n_gpu_layers=n_gpu_layers), files)
 
 
 def test_a_damaged_hyperparameter_is_refused(tiny_path: Path) -> None:

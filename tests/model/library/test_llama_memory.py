@@ -11,9 +11,9 @@ import pytest
 
 from server.engine.params import EngineParams
 from server.errors import ConfigError, ModelFailed
+from server.llama import fit as measure
 from server.llama.context.runner import LlamaRunner
 from server.llama.devices import add_remote_devices
-from server.llama.fit import measure
 from server.llama.library import C, start_backend
 from server.llama.loader import LlamaLoader
 from server.llama.weights import params as loading
@@ -189,7 +189,7 @@ def test_what_can_never_fit_is_refused_with_the_numbers(tiny_path: Path, monkeyp
     ):
         LlamaLoader().fit(spec_of(tiny_path), {HOST: MIB})
     assert LlamaLoader().fit(spec_of(tiny_path, fit=False), {HOST: MIB}).spec.native.n_ctx == 0
-    monkeypatch.setattr("server.llama.fit.memory.available_bytes", lambda: 8 << 30)
+    monkeypatch.setattr("server.llama.fit.available_bytes", lambda: 8 << 30)
     with pytest.raises(ModelFailed, match=r"its context needs .* 8\.0 GiB of memory are available"):
         LlamaLoader().fit(spec_of(tiny_path, fit=False, n_ctx=1 << 30))
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.errors import ModelFailed
-from server.llama.fit.choose import DeviceBudget, Fitted, ModelShape, choose, holds
+from server.llama.fit import DeviceBudget, Fitted, ModelShape, choose, holds
 from server.pool.memory import HOST, Bytes, Footprint
 from server.pool.spec import LoadParams
 

@@ -1,11 +1,10 @@
-"""Padding of runs so that adjacent sequences are evaluated together (`server.llama.context.padding`)."""
+"""Padding of runs so that adjacent sequences are evaluated together (`server.llama.context.batch`)."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.llama.context.batch import Run
-from server.llama.context.padding import n_evaluations, padded_lengths
+from server.llama.context.batch import Run, n_evaluations, padded_lengths
 from tests.support.fakes import evaluations
 
 

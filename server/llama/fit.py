@@ -1,0 +1,494 @@
+"""Fits models into memory: what a context and its model take (`breakdown`), what they would take (`Measure`), what is
+free (`room`), and what is chosen so that they fit (`choose`, which is pure).
+
+`choose` decides what the settings leave open, in llama-server's order (common/fit.cpp, common_params_fit_impl): the
+full context on the devices; a smaller context, down to ``fit_ctx``; experts on the CPU, first layers first; whole
+layers. In addition RAM is checked, and a model that cannot fit is refused with the numbers instead of being killed by
+the kernel.
+
+`Measure` lets the library load a model without allocating (``no_alloc``), as ``common_fit_params`` does. The library's
+function for the sizes of buffers (``llama_get_memory_breakdown``, src/llama-ext.h) is C++ and returns a ``std::map``: a
+red-black tree whose layout libstdc++ has kept since 2004 (bits/stl_tree.h). It is read here and freed.
+"""
+
+import ctypes
+import sys
+import threading
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Self
+
+from server.errors import ModelFailed
+from server.llama.context.params import context_params, embedding_params, generator_params, heads_params
+from server.llama.devices import CPU, device_memory, device_of_buffers, split_over_several
+from server.llama.files.gguf_header import GgufHeader
+from server.llama.files.model_file import ModelFiles, check_files, read_gguf
+from server.llama.files.roles import check_heads, roles
+from server.llama.library import C, bind, collect_errors, reason, start_backend
+from server.llama.sampling.graph import largest_chains
+from server.llama.weights.params import model_params
+from server.pool.memory import HOST, Bytes, Fit, Footprint, Memory, added, readable, totals
+from server.pool.spec import ALL_THAT_FIT, DraftFile, LoadParams, MetadataOverride, ModelSpec
+from server.sandbox.memory import available_bytes, total_bytes
+
+# ---- what is chosen
+
+
+def fitted(
+    spec: ModelSpec, files: ModelFiles, granted: Mapping[str, int], is_loaded: Callable[[LoadParams], bool]
+) -> Fit:
+    """Return how to load `spec` within free memory, of which it may take what is `granted` of each device. Weights for
+    which `is_loaded` is true take nothing more. Raises `ModelFailed`.
+    """
+    native, shape = spec.native, _shape_of(files.header, spec.native)
+    if not (_can_measure(native) and shape.n_ctx_train):
+        return Fit(spec)
+    with Measure(spec, files) as measure:
+        if not native.fit:
+            footprint = measure(native)
+            _check_context_fits(spec.id, footprint)
+            return Fit(spec, footprint)
+
+        def more(candidate: LoadParams) -> Footprint:
+            """Return what it takes besides weights that are loaded already."""
+            found = measure(candidate)
+            return without_shared(found) if is_loaded(candidate) else found
+
+        chosen = choose(spec.id, native, shape, _device_budget(native, granted), more)
+        footprint = measure(chosen.native) if is_loaded(chosen.native) else chosen.footprint
+    return Fit(replace(spec, native=chosen.native), footprint, chosen.notes)
+
+
+def least(spec: ModelSpec, files: ModelFiles) -> Footprint:
+    """Return the footprint with the shortest context that `fitted` may choose; empty if unknown."""
+    native = spec.native
+    if not _can_measure(native):
+        return {}
+    if native.fit and native.n_ctx == 0:
+        native = replace(native, n_ctx=_least_context(native, _shape_of(files.header, native)))
+    with Measure(spec, files) as measure:
+        return measure(native)
+
+
+def _can_measure(native: LoadParams) -> bool:
+    """Return False if tensors are split, which the library's own fit does not measure either."""
+    return can_tell() and native.split_mode != "tensor"
+
+
+Measured = Callable[[LoadParams], Footprint]
+_CELLS = 256  # a context is made of so many, or a multiple
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """The facts of a model's file that the choice needs."""
+
+    n_ctx_train: int
+    n_layer: int
+    has_experts: bool
+    n_streams: int = 1  # sequences with cells of their own
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceBudget:
+    """Bytes of each device: the preferred limit, and the hard limit if nothing else can be chosen. Devices that are not
+    listed are unlimited.
+    """
+
+    ample: Mapping[str, int]
+    tight: Mapping[str, int]
+
+
+def holds(room: Mapping[str, int], footprint: Footprint, *, host: bool = True) -> bool:
+    """Return whether it fits; without the `host`, whether it fits the other devices."""
+    return all(
+        taken <= room[name] for name, taken in totals(footprint).items() if name in room and (host or name != HOST)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """The chosen parameters, what they take, and the reasons, one line each."""
+
+    native: LoadParams
+    footprint: Footprint
+    notes: tuple[str, ...] = ()
+
+
+def choose(model: str, native: LoadParams, shape: ModelShape, room: DeviceBudget, measure: Measured) -> Fitted:
+    """Raises `ModelFailed` when not even the least fits."""
+    whole = replace(native, n_ctx=native.n_ctx or shape.n_ctx_train * shape.n_streams)
+    chosen = Fitted(whole, measure(whole))
+    if holds(room.ample, chosen.footprint):
+        return chosen
+    if native.n_ctx == 0:
+        chosen = _less_context(whole, shape, room, measure)
+    if _can_place(native) and not holds(room.ample, chosen.footprint, host=False):
+        chosen = _placed(chosen, shape, room, measure)
+    if not holds(room.tight, chosen.footprint):
+        raise ModelFailed(model, _too_large(chosen, room, shortened=native.n_ctx == 0))
+    return chosen
+
+
+def _less_context(whole: LoadParams, shape: ModelShape, room: DeviceBudget, measure: Measured) -> Fitted:
+    """Return the largest context that fits everywhere: estimated by linear interpolation, confirmed by measuring."""
+    n_least, n_most = _least_context(whole, shape), whole.n_ctx
+    least, most = measure(replace(whole, n_ctx=n_least)), measure(whole)
+    step, part = _CELLS * shape.n_streams, _part_that_fits(totals(least), totals(most), room.ample)
+    n_ctx = n_least + int((n_most - n_least) * part) // step * step
+    while n_ctx > n_least:
+        native = replace(whole, n_ctx=n_ctx)
+        footprint = measure(native)
+        if holds(room.ample, footprint):
+            return Fitted(native, footprint, (_shortened(native, n_most),))
+        n_ctx = max(n_least, min(n_ctx - step, int(n_ctx * 0.97) // step * step))
+    native = replace(whole, n_ctx=n_least)
+    return Fitted(native, least, (_shortened(native, n_most),) if n_least < n_most else ())
+
+
+def _least_context(native: LoadParams, shape: ModelShape) -> int:
+    """Return the shortest that may be chosen."""
+    return min(shape.n_ctx_train, native.fit_ctx) * shape.n_streams
+
+
+def _part_that_fits(least: Mapping[str, int], most: Mapping[str, int], room: Mapping[str, int]) -> float:
+    """Return the fraction of the way from least to most that fits, 0 to 1."""
+    parts = [
+        (room[name] - least.get(name, 0)) / (most[name] - least.get(name, 0))
+        for name in most
+        if name in room and most[name] > least.get(name, 0)
+    ]
+    return max(0.0, min([1.0, *parts]))
+
+
+def _shortened(native: LoadParams, n_most: int) -> str:
+    return f"context of {native.n_ctx} tokens instead of {n_most}: more does not fit"
+
+
+def _can_place(native: LoadParams) -> bool:
+    """Return whether the settings leave the placement open."""
+    said = native.tensor_split or native.tensor_overrides or native.cpu_moe or native.n_cpu_moe or native.n_cpu_ffn
+    return native.n_gpu_layers == ALL_THAT_FIT and not said
+
+
+def _placed(chosen: Fitted, shape: ModelShape, room: DeviceBudget, measure: Measured) -> Fitted:
+    """Place as much on the devices as fits: try placements with less and less on them."""
+    steps = [replace(chosen.native, n_cpu_moe=n) for n in range(1, shape.n_layer + 1) if shape.has_experts]
+    experts_off = steps[-1] if steps else chosen.native
+    steps += [replace(experts_off, n_gpu_layers=n) for n in range(shape.n_layer, -1, -1)]
+    # each step has less on the devices than the one before; the last one is taken in any case
+    first = bisect_left(steps[:-1], True, key=lambda native: holds(room.ample, measure(native), host=False))
+    native = steps[first]
+    return Fitted(native, measure(native), (*chosen.notes, _where(native, shape)))
+
+
+def _where(native: LoadParams, shape: ModelShape) -> str:
+    if native.n_gpu_layers < 0:
+        moved = f"experts of {native.n_cpu_moe} of {shape.n_layer} layers"
+    else:
+        moved = f"{shape.n_layer + 1 - native.n_gpu_layers} of {shape.n_layer + 1} layers"
+        moved += ", and all experts," if native.n_cpu_moe else ""
+    return f"{moved} on the CPU: the devices have no more room"
+
+
+def _too_large(chosen: Fitted, room: DeviceBudget, *, shortened: bool) -> str:
+    name = next(name for name, taken in totals(chosen.footprint).items() if taken > room.tight.get(name, taken))
+    taken = chosen.footprint[name]
+    remedy = "a smaller fit_ctx" if shortened else "a smaller n_ctx, or leave it out"
+    return (
+        f"it needs {readable(taken.total)} of {name} memory with a context of {chosen.native.n_ctx} tokens (weights "
+        f"{readable(taken.weights)}, context {readable(taken.context)}, computing {readable(taken.compute)}), and "
+        f"{readable(room.tight[name])} are left for it: set {remedy}, smaller cache_type_k/v, take a smaller "
+        "quantization, or try all the same with fit: off"
+    )
+
+
+def _shape_of(header: GgufHeader, native: LoadParams) -> ModelShape:
+    """Return the shape of a model that is loaded with these parameters."""
+    arch = header.metadata.get("general.architecture")
+    return ModelShape(
+        n_ctx_train=header.integer(f"{arch}.context_length"),
+        n_layer=header.integer(f"{arch}.block_count"),
+        has_experts=header.integer(f"{arch}.expert_count") > 0,
+        n_streams=1 if native.unified or not roles(header, native).generates else native.n_slots,
+    )
+
+
+def machine_memory() -> dict[str, Memory]:
+    """Return the memory of every device that reports it, and of RAM under `HOST`."""
+    found = device_memory()
+    if available := available_bytes():
+        found[HOST] = Memory(total_bytes(available), available)
+    return found
+
+
+def _device_budget(native: LoadParams, granted: Mapping[str, int]) -> DeviceBudget:
+    """Return what a model may take: free memory minus ``fit_target``, at most `granted`."""
+    now = machine_memory()
+    devices = [name for name in now if name != HOST]
+    targets = native.fit_target * (len(devices) if len(native.fit_target) == 1 else 1)
+    kept = {name: mib << 20 for name, mib in zip(devices, targets, strict=False)}
+    if not devices:
+        kept[HOST] = native.fit_target[0] << 20
+    tight = {name: min(memory.free, granted.get(name, memory.free)) for name, memory in now.items()}
+    ample = {name: min(tight[name], memory.free - kept.get(name, 0)) for name, memory in now.items()}
+    return DeviceBudget(ample, tight)
+
+
+def _check_context_fits(model: str, footprint: Footprint) -> None:
+    """Raise `ModelFailed` if the contexts need more RAM than is available; otherwise the kernel would end the process.
+    Weights do not count, because their pages can be read again from the file.
+    """
+    taken, available = footprint.get(HOST, Bytes()), available_bytes()
+    needed = taken.context + taken.compute
+    if needed > available > 0:
+        raise ModelFailed(
+            model,
+            f"its context needs {readable(needed)}, {readable(available)} of memory are available: set a smaller n_ctx "
+            "or a smaller cache_type_k/v",
+        )
+
+
+# ---- what a context and its model take
+
+_SYMBOL = "_Z26llama_get_memory_breakdownPK13llama_context"
+_ROOT, _COUNT = 2, 5  # words of the map: unused, the header's color, root, leftmost, rightmost, number of nodes
+_LEFT, _RIGHT, _VALUE = 2, 3, 4  # words of a node: color, parent, left, right; buffer type and three sizes
+_NODE_WORDS = 8
+_Map = ctypes.c_size_t * 6
+
+
+class Tree(ctypes.Structure):
+    """``std::map`` by value; large enough that every calling convention returns it in memory, as C++ does."""
+
+    _fields_ = [("words", _Map)]
+
+
+def can_tell() -> bool:
+    """Return whether the library reports its memory: on Linux, whose builds use libstdc++."""
+    return sys.platform == "linux" and hasattr(C._lib, _SYMBOL)
+
+
+def breakdown(context: int, used: Sequence[str] = ()) -> dict[str, Bytes]:
+    """Return the memory by device of the model (counted once) and of this context, computed on these devices besides
+    the CPU. Empty if `can_tell` is false.
+    """
+    if not can_tell():
+        return {}
+    tree = bind(C._lib, _SYMBOL, Tree, ctypes.c_void_p)(context)
+    entries = [words[_VALUE:] for words in tree_nodes(tree, _NODE_WORDS)]
+    return added({name: Bytes(*sizes)} for buffers, *sizes in entries for name in _devices(buffers, used))
+
+
+def tree_nodes(tree: Tree, n_words: int) -> list[list[int]]:
+    """Return the words of every node of a map whose nodes have so many, in order; the map is freed."""
+    nodes = list(_nodes(tree.words[_ROOT]))
+    delete = bind(C._lib, "_ZdlPv", None, ctypes.c_void_p)  # operator delete
+    found = [list((ctypes.c_size_t * n_words).from_address(node)) for node in nodes]
+    for node in nodes:
+        delete(node)
+    assert len(found) == tree.words[_COUNT], "the library's map has another layout"
+    return found
+
+
+def _nodes(node: int) -> Iterator[int]:
+    if node:
+        words = (ctypes.c_size_t * _VALUE).from_address(node)
+        yield from _nodes(words[_LEFT])
+        yield node
+        yield from _nodes(words[_RIGHT])
+
+
+def _devices(buffer_type: int, used: Sequence[str]) -> Sequence[str]:
+    if split_over_several(buffer_type):
+        return used
+    device = device_of_buffers(buffer_type)
+    return [HOST if device is None or device.type == CPU else device.name]
+
+
+class Taken:
+    """The memory that the contexts of one model and its weights take. Contexts are added from several threads."""
+
+    def __init__(self, used: Sequence[str]) -> None:
+        """Create it for the devices `used` besides the CPU."""
+        self._used = used
+        self._lock = threading.Lock()
+        self._contexts: list[Footprint] = []
+
+    def count(self, context: int) -> None:
+        """Add the memory of a new context."""
+        taken = breakdown(context, self._used)
+        with self._lock:
+            self._contexts.append(without_weights(taken) if self._contexts else taken)
+
+    def footprint(self) -> dict[str, Bytes]:
+        """Return the sum of all contexts."""
+        with self._lock:
+            return added(self._contexts)
+
+
+def with_shared(footprint: Footprint) -> Footprint:
+    """Return the footprint of a model whose weights other entries may share."""
+    return {device: replace(taken, shared=taken.weights) for device, taken in footprint.items()}
+
+
+def without_shared(footprint: Footprint) -> Footprint:
+    """Return what an entry takes that finds its weights loaded."""
+    return {device: replace(each, weights=each.weights - each.shared, shared=0) for device, each in footprint.items()}
+
+
+def without_weights(footprint: Footprint) -> Footprint:
+    """Return the footprint of a further context over the same weights."""
+    return {device: replace(taken, weights=0) for device, taken in footprint.items()}
+
+
+# ---- what they would take
+
+_LOAD_PLAIN = 0  # enum llama_load_mode: nothing is mapped
+_MOST_CELLS = 1 << 19  # the library's notes of a cell take 48 bytes, also where no buffer is allocated
+
+
+class Measure:
+    """Measures one specification with different parameters. A context manager. Each file stays open between
+    measurements that differ only in their contexts.
+    """
+
+    def __init__(self, spec: ModelSpec, files: ModelFiles) -> None:
+        self._spec = spec
+        self._files = files
+        self._draft = spec.draft if roles(files.header, spec.native).generates else None
+        self._open: dict[Path, tuple[LoadParams, int]] = {}
+        self._media: Footprint | None = None  # the projector, which no parameter that is chosen changes
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for _placed, model in self._open.values():
+            C.llama_model_free(model)
+
+    def __call__(self, native: LoadParams) -> Footprint:
+        """Return the footprint of all instances on their devices, with the draft model. Raises `ModelFailed`."""
+        sets = native.devices * native.instances if len(native.devices) == 1 else native.devices
+        parts: list[Footprint] = []
+        counted: Counter[tuple[str, ...] | None] = Counter(sets)
+        for devices, n_instances in counted.items():
+            one = replace(native, devices=(devices,))
+            parts += self._target(replace(self._spec, native=one), n_instances)
+            if self._draft is not None:
+                parts += self._guesser(self._draft, one, n_instances)
+        if self._media is None:
+            self._media = self._projector(native)
+        return added([*parts, self._media])
+
+    def _projector(self, native: LoadParams) -> Footprint:
+        name, path = self._spec.id, self._spec.mmproj
+        if path is None:
+            return {}
+        from server.llama.media.projector import projector_memory  # libmtmd is loaded only if needed
+
+        read_gguf(name, path)
+        return projector_memory(name, path, native)
+
+    def _target(self, spec: ModelSpec, n_instances: int) -> list[Footprint]:
+        what, model = roles(self._files.header, spec.native), self._model(self._files, spec.native)
+        params = [generator_params(model, spec)] if what.generates else []
+        if what.generates and spec.native.mtp:
+            check_heads(spec.id, self._files)
+            params.append(heads_params(model, spec))
+        if what.embeds:
+            params.append(embedding_params(model, spec.id, self._files.header, spec.native))
+        with largest_chains(model, params[0]) if what.generates and spec.engine.backend_sampling else nullcontext():
+            taken = _of_contexts(spec.id, model, params, n_instances)
+        return [with_shared(taken[0]), *taken[1:], adapters(spec.native, taken[0])]
+
+    def _guesser(self, draft: DraftFile, target: LoadParams, n_instances: int) -> list[Footprint]:
+        """Return the draft model's footprints; its contexts are as large as the target's."""
+        native = replace(draft.native, n_ctx=target.n_ctx)
+        if native.devices == (None,):
+            native = replace(native, devices=target.devices)
+        name = f"{self._spec.id}, draft_model"
+        model = self._model(check_files(name, draft.path, native.metadata_overrides), native)
+        return _of_contexts(name, model, [context_params(name, native)], n_instances)
+
+    def _model(self, files: ModelFiles, native: LoadParams) -> int:
+        placed = replace(native, n_ctx=0)
+        before = self._open.get(files.path)
+        if before is not None and before[0] == placed:
+            return before[1]
+        if before is not None:
+            del self._open[files.path]
+            C.llama_model_free(before[1])
+        start_backend(native.numa)
+        params = model_params(self._spec.id, _without_vocabulary(files.header, native), files)
+        params.no_alloc, params.load_mode = True, _LOAD_PLAIN
+        path = str(files.path).encode()
+        model = _quietly(self._spec.id, lambda: C.llama_model_load_from_file(path, params))
+        self._open[files.path] = placed, model
+        return model
+
+
+def _without_vocabulary(header: GgufHeader, native: LoadParams) -> LoadParams:
+    """Make the library read no tokens (``no_vocab``): only their number changes the size of a buffer, and reading
+    49,000 tokens and their merges takes four fifths of the time."""
+    n_tokens, key = header.lengths.get("tokenizer.ggml.tokens", 0), "tokenizer.ggml.model"
+    if not n_tokens or any(each.key == key for each in native.metadata_overrides):
+        return native
+    size = MetadataOverride(f"{header.metadata['general.architecture']}.vocab_size", n_tokens)
+    return replace(native, metadata_overrides=(*native.metadata_overrides, MetadataOverride(key, "no_vocab"), size))
+
+
+def _of_contexts(name: str, model: int, params: list[ctypes.Structure], n_instances: int) -> list[Footprint]:
+    """Return the footprint of each context; the weights count with the first one only."""
+    taken = [footprint for each in params for footprint in [_of_context(name, model, each)] * n_instances]
+    return [*taken[:1], *map(without_weights, taken[1:])]
+
+
+def _of_context(name: str, model: int, params: ctypes.Structure) -> Footprint:
+    """Extrapolate a very large context from two smaller ones: each part grows linearly."""
+    step = 256 * params.n_seq_max  # cells: a sequence's own are a multiple of 256
+    few = max(1, _MOST_CELLS // step) * step
+    n_ctx = params.n_ctx or C.llama_model_n_ctx_train(model)
+    if n_ctx <= 2 * few:
+        return _of_small_context(name, model, params)
+    params.n_ctx = few
+    less = _of_small_context(name, model, params)
+    params.n_ctx = 2 * few
+    more = _of_small_context(name, model, params)
+    params.n_ctx = n_ctx
+    found = {}
+    for device, taken in more.items():
+        before, part = less.get(device, Bytes()), n_ctx / few - 1
+        n_context = before.context + int((taken.context - before.context) * part)
+        found[device] = Bytes(taken.weights, n_context, before.compute + int((taken.compute - before.compute) * part))
+    return found
+
+
+def _of_small_context(name: str, model: int, params: ctypes.Structure) -> Footprint:
+    context = _quietly(name, lambda: C.llama_init_from_model(model, params))
+    try:
+        return breakdown(context)
+    finally:
+        C.llama_free(context)
+
+
+def _quietly(name: str, make: Callable[[], int | None]) -> int:
+    """Return the result of `make`. Its log lines become the reason of a failure, otherwise they are dropped. Raises
+    `ModelFailed`.
+    """
+    with collect_errors(quiet=True) as errors:
+        made = make()
+    if not made:
+        raise ModelFailed(name, reason(errors, "the native library gave no reason"))
+    return made
+
+
+def adapters(native: LoadParams, target: Footprint) -> Footprint:
+    """Return the memory of LoRA tensors, which lie with the tensors they modify."""
+    device = max(target, key=lambda name: target[name].weights, default=HOST)
+    n_bytes = sum(file.path.stat().st_size for file in native.lora if file.path.is_file())
+    return {device: Bytes(weights=n_bytes)} if n_bytes else {}
