@@ -4,11 +4,122 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from server.engine.cache.kv_budget import KvBudget
+from server.engine.cache.prefix_cache import CacheEntry
 from server.engine.queue import MAX_BYPASSES, REPLY_CELLS
 from server.engine.request import BACKGROUND_PRIORITY
+from server.engine.runner_api import RunnerInfo
 from server.engine.scheduler import Scheduler
-from server.engine.sequence import Phase, Sequence
+from server.engine.sequence import Phase, Sequence, Slot
+from tests.unit.engine.builders import sequence
 from tests.unit.engine.schedule.test_scheduler import finish, place, scheduler, victim, waiting
+
+
+def holding(
+    slot: Slot, n_target: int, n_held: int, n_shared: int = 0, *, at: float = 0.0, priority: int = 0
+) -> Sequence:
+    """A sequence of `n_target` tokens in `slot`, of which `n_held` are in cells and `n_shared` in another slot's."""
+    slot.tokens, slot.n_shared = [1] * n_held, n_shared
+    slot.sequence = made = sequence([1] * n_target, at=at, phase=Phase.PREFILL, slot=slot, priority=priority)
+    return made
+
+
+def cells_budget(*, unified: bool = True) -> tuple[KvBudget, list[Slot]]:
+    """1000 cells, 300 of them needed by the sequence in slot 0 besides those it shares."""
+    slots = [Slot(id=i) for i in range(3)]
+    budget = KvBudget(slots, RunnerInfo(3, 1000, 1000, 512, 512, unified))
+    holding(slots[0], 320, 100, n_shared=20)
+    budget.measure()
+    return budget, slots
+
+
+def test_a_request_fits_exactly_into_the_free_cells() -> None:
+    budget, _ = cells_budget()
+    assert budget.free == 1000 - 300 - REPLY_CELLS
+    n = 1000 - 300 - 2 * REPLY_CELLS
+    assert budget.fits(exact := sequence([1] * n), 0)
+    assert not budget.refuses(exact)
+    assert not budget.fits(large := sequence([1] * (n + 1)), 0)
+    assert budget.fits(sequence([1] * (n + 10)), 10)
+    assert budget.refuses(large)  # known without another search, until a slot has another holder
+    budget.changed()
+    assert not budget.refuses(large)
+
+
+def test_a_sequence_that_resumes_needs_the_cells_of_its_state() -> None:
+    budget, _ = cells_budget()
+    resumed = sequence([1] * 10)
+    resumed.offloaded = CacheEntry([1] * 600)
+    assert not budget.fits(resumed, 0)
+    resumed.offloaded = CacheEntry([1] * 500)
+    assert budget.fits(resumed, 0)
+
+
+def test_cells_already_decoded_count_where_they_are_more_than_the_target() -> None:
+    budget, slots = cells_budget()
+    slots[0].tokens = [1] * 420
+    budget.measure()
+    assert budget.free == 1000 - 400 - REPLY_CELLS
+
+
+def test_separate_cells_and_those_of_nobody_are_free() -> None:
+    budget, _ = cells_budget(unified=False)
+    assert budget.fits(sequence([1] * 5000), 0)
+    budget, slots = cells_budget()
+    slots[0].sequence = None
+    budget.measure()
+    assert budget.fits(sequence([1] * 5000), 0)
+
+
+def test_blocked_requests_are_bypassed_while_more_than_a_reply_is_free() -> None:
+    budget, _ = cells_budget()
+    blocked = [sequence([1]), sequence([2])]
+    assert budget.allows_bypass(blocked)
+    blocked[1].n_bypasses = MAX_BYPASSES
+    assert not budget.allows_bypass(blocked)
+    blocked[1].n_bypasses, budget.free = MAX_BYPASSES - 1, REPLY_CELLS
+    assert not budget.allows_bypass(blocked)
+    assert budget.allows_bypass([])
+    budget.free = REPLY_CELLS + 1
+    assert budget.allows_bypass(blocked)
+
+
+def test_an_idle_cache_then_a_smaller_batch_then_the_sequence_gives_up_cells() -> None:
+    budget, slots = cells_budget()
+    slots[1].tokens = [2] * 50  # slot 2 is idle, too, and empty
+    assert budget.victim(100, can_split=True) is slots[1]
+    slots[1].tokens = []
+    assert budget.victim(101, can_split=True) is None
+    assert budget.max_batch == 50
+    budget.decoded()
+    assert budget.max_batch == 512
+    assert budget.victim(1, can_split=False) is slots[0].sequence
+
+
+def test_a_preempted_sequence_returns_where_nobody_else_is_left() -> None:
+    budget, slots = cells_budget()
+    newest = holding(slots[1], 100, 100, at=5.0)
+    assert budget.victim(8, can_split=True) is newest
+    slots[0].sequence = slots[1].sequence = None
+    budget.measure()
+    assert not budget.refuses(newest)
+
+
+def test_the_least_urgent_and_of_these_the_newest_is_preempted() -> None:
+    budget, slots = cells_budget()
+    urgent = holding(slots[1], 100, 100, at=9.0, priority=-1)
+    newest = holding(slots[2], 100, 100, at=5.0)
+    assert budget.victim(8, can_split=True) is newest
+    assert budget.refuses(newest)
+    assert not budget.refuses(urgent)
+    # 280 cells are held in truth and 8 were wanted, so something else holds the other 712 until a sequence ends
+    slots[2].sequence = None
+    budget.measure()
+    assert budget.free == 1000 - 712 - 300 - 100 - 2 * REPLY_CELLS
+    budget.ended()
+    budget.measure()
+    assert budget.free == 1000 - 300 - 100 - 2 * REPLY_CELLS
+    assert not budget.refuses(newest)
 
 
 def crowded(n_cells: int = 2000) -> tuple[Scheduler, Sequence, Sequence]:
@@ -56,8 +167,8 @@ def test_a_requeued_sequence_is_placed_at_once_the_oldest_first() -> None:
     asked = [waiting(s, [n] * 40, at=float(n)) for n in range(4)]
     for _ in asked:
         place(s)
-    for sequence in (asked[0], asked[2], asked[1], asked[3]):
-        preempt(s, sequence)
+    for each in (asked[0], asked[2], asked[1], asked[3]):
+        preempt(s, each)
     assert [place(s).sequence for _ in asked] == asked
 
 
