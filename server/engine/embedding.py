@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 
@@ -27,25 +28,20 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False, slots=True)
 class EmbeddingJob:
-    """One request: its inputs, none empty. ``done`` and ``results``, by input, belong to the event loop."""
+    """One request: its inputs, none empty. ``done`` belongs to the event loop. Step threads add the ``results``, by
+    input, or an ``error``, and then tell the event loop.
+    """
 
     inputs: Sequence[MediaPrompt]
     done: asyncio.Future[list[Vectors]]
     submitted_at: float
     n_taken: int = 0  # inputs taken for a decode
     results: dict[int, Vectors] = field(default_factory=dict)
+    error: LlamapoolError | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """One input of a decode."""
-
-    job: EmbeddingJob
-    index: int
-
-    @property
-    def input(self) -> MediaPrompt:
-        return self.job.inputs[self.index]
+Piece: TypeAlias = tuple[EmbeddingJob, int]
+"""One input of a decode: its job and its index."""
 
 
 class EmbeddingQueue:
@@ -93,7 +89,7 @@ class EmbeddingQueue:
                 if pieces and total + size > n_tokens:
                     skipped.append(job)
                     continue
-                pieces.append(Piece(job, job.n_taken))
+                pieces.append((job, job.n_taken))
                 total += size
                 job.n_taken += 1
                 if job.n_taken < len(job.inputs):
@@ -107,10 +103,6 @@ class EmbeddingQueue:
             assert len({id(job) for job in self._jobs}) == len(self._jobs), "a job is queued twice"
             for job in self._jobs:
                 assert job.n_taken < len(job.inputs), "a job without open inputs is queued"
-
-
-Result = tuple[Piece, Vectors | LlamapoolError]
-"""The vectors of an input, or the error of its job."""
 
 
 class EmbeddingInstance(StepThread):
@@ -131,32 +123,31 @@ class EmbeddingInstance(StepThread):
         self.running: Sequence[Piece] = ()  # in the current decode
         self._queue = queue
         self._loop = loop
-        self._results: list[Result] = []  # not delivered yet
+        self._changed: set[EmbeddingJob] = set()  # jobs of which the event loop is not told yet
         self._n_served = [0] * runner.info.n_seq
 
     # ---- on the event loop
 
     def give_up(self, reason: str) -> None:
         self.failure = reason
-        error = has_failed(reason)
-        self._deliver([(Piece(job, 0), error) for job in self._all()])
+        jobs = self._all()
+        for job in jobs:
+            job.error = has_failed(reason)
+        self._deliver(jobs)
 
-    def _deliver(self, results: list[Result]) -> None:
-        for piece, result in results:
-            job = piece.job
+    def _deliver(self, jobs: Iterable[EmbeddingJob]) -> None:
+        for job in jobs:
             if job.done.done():  # it was cancelled or given up, or another input has failed
                 continue
-            if isinstance(result, LlamapoolError):
-                job.done.set_exception(result)
-                continue
-            job.results[piece.index] = result
-            if len(job.results) == len(job.inputs):
+            if job.error is not None:
+                job.done.set_exception(job.error)
+            elif len(job.results) == len(job.inputs):
                 self.stats.request_duration.observe(self._clock() - job.submitted_at)
                 job.done.set_result([job.results[i] for i in range(len(job.inputs))])
 
     def _all(self) -> set[EmbeddingJob]:
         """Return the jobs that only it computes; it takes no more."""
-        return {piece.job for piece in self.running} | set(self._queue.close(self.number))
+        return {job for job, _ in self.running} | set(self._queue.close(self.number))
 
     def slots(self) -> list[SlotSnapshot]:
         """Return one slot per input that a decode can carry."""
@@ -167,7 +158,7 @@ class EmbeddingInstance(StepThread):
                 info.n_ctx_seq,
                 is_processing=i < len(running),
                 n_requests=self._n_served[i],
-                n_tokens=len(running[i].input) if i < len(running) else 0,
+                n_tokens=len(running[i][0].inputs[running[i][1]]) if i < len(running) else 0,
             )
             for i in range(info.n_seq)
         ]
@@ -191,12 +182,11 @@ class EmbeddingInstance(StepThread):
             self._rest()
 
     def _step(self, pieces: Sequence[Piece]) -> None:
-        for i in range(len(pieces)):
-            self._n_served[i] += 1
         started = self._clock()
-        for piece in pieces:
-            if piece.index == 0:
-                self.stats.queue_time.observe(started - piece.job.submitted_at)
+        for slot, (job, index) in enumerate(pieces):
+            self._n_served[slot] += 1
+            if index == 0:
+                self.stats.queue_time.observe(started - job.submitted_at)
         self._compute(pieces)
         self.stats.prompt_seconds += self._clock() - started
         if self.params.check_integrity:
@@ -205,7 +195,7 @@ class EmbeddingInstance(StepThread):
     def _compute(self, pieces: Sequence[Piece]) -> None:
         """Decode together; if the library rejects that, one by one, so that only the faulty job fails."""
         try:
-            found = self._embed(pieces)
+            found = self._embed([job.inputs[index] for job, index in pieces])
         except CONTAINED as error:
             log.error(
                 "a decode of %d inputs failed, each is tried by itself; a smaller n_batch takes less memory: %r",
@@ -214,37 +204,38 @@ class EmbeddingInstance(StepThread):
             )
             if len(pieces) == 1:
                 own = error if isinstance(error, LlamapoolError) else InternalError("there is no memory for this input")
-                self._fail(pieces[0].job, own)
+                self._fail(pieces[0][0], own)
                 return
             for piece in pieces:
-                if not any(one.job is piece.job and isinstance(r, LlamapoolError) for one, r in self._results):
+                if piece[0].error is None:
                     self._compute([piece])
             return
-        for piece, vectors in zip(pieces, found, strict=True):
+        for (job, index), vectors in zip(pieces, found, strict=True):
             if np.isfinite(vectors).all():
-                self._results.append((piece, vectors))
+                job.results[index] = vectors
+                self._changed.add(job)
             else:
-                self._fail(piece.job, InternalError("the model computed a vector with values that are not numbers"))
+                self._fail(job, InternalError("the model computed a vector with values that are not numbers"))
 
-    def _embed(self, pieces: Sequence[Piece]) -> list[Vectors]:
-        inputs = [piece.input for piece in pieces]
+    def _embed(self, inputs: Sequence[MediaPrompt]) -> list[Vectors]:
         text = [one.tokens for one in inputs if not one.spans]
         vectors = iter(self.runner.embed(text) if text else ())
         found = [self.runner.embed_media(one.tokens, one.spans) if one.spans else next(vectors) for one in inputs]
         sizes = [len(one) for one in inputs]
         self.stats.n_decode += 1
-        self.stats.n_busy_slots += len(pieces)
+        self.stats.n_busy_slots += len(inputs)
         self.stats.prompt_tokens += sum(sizes)
         self.stats.n_tokens_max = max(self.stats.n_tokens_max, *sizes)
         return found
 
     def _fail(self, job: EmbeddingJob, error: LlamapoolError) -> None:
         self._queue.drop(job)
-        self._results.append((Piece(job, 0), error))
+        job.error = error
+        self._changed.add(job)
 
     def _fail_all(self, error: LlamapoolError) -> None:
         """Fail the jobs of its decode; others wait for the next."""
-        self._end({piece.job for piece in self.running} or self._queue, error)
+        self._end({job for job, _ in self.running} or self._queue, error)
 
     def _end_all(self, error: LlamapoolError) -> None:
         self._end(self._all(), error)
@@ -257,9 +248,9 @@ class EmbeddingInstance(StepThread):
 
     def _post(self) -> None:
         """Deliver the results with one call into the event loop."""
-        if self._results:
-            results, self._results = self._results, []
-            notify(self._loop, self._deliver, results)
+        if self._changed:
+            jobs, self._changed = self._changed, set()
+            notify(self._loop, self._deliver, jobs)
 
 
 class EmbeddingEngine(Instances[EmbeddingInstance]):
@@ -321,7 +312,7 @@ class EmbeddingEngine(Instances[EmbeddingInstance]):
     @property
     def stats(self) -> EngineStats:
         total = super().stats
-        running = self._open & {piece.job for instance in self._instances for piece in instance.running}
+        running = self._open & {job for instance in self._instances for job, _ in instance.running}
         total.n_processing, total.n_deferred = len(running), len(self._open - running)
         return total
 

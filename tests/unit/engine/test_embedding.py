@@ -217,7 +217,7 @@ def queue_of(*jobs: EmbeddingJob) -> EmbeddingQueue:
 
 
 def sizes(queue: EmbeddingQueue, n_seq: int = 100, n_tokens: int = 100) -> list[int]:
-    return [len(piece.input) for piece in queue.take(n_seq, n_tokens)]
+    return [len(one.inputs[index]) for one, index in queue.take(n_seq, n_tokens)]
 
 
 def test_a_small_job_does_not_wait_for_all_of_a_large_one() -> None:
@@ -238,8 +238,8 @@ def test_every_input_is_taken_once_within_the_limits(all_sizes: list[list[int]],
     while pieces := queue.take(n_seq, n_tokens):
         queue.check_integrity()
         assert len(pieces) <= n_seq
-        assert len(pieces) == 1 or sum(len(piece.input) for piece in pieces) <= n_tokens
-        taken += [(jobs.index(piece.job), piece.index) for piece in pieces]
+        assert len(pieces) == 1 or sum(len(one.inputs[index]) for one, index in pieces) <= n_tokens
+        taken += [(jobs.index(one), index) for one, index in pieces]
     assert sorted(taken) == [(j, i) for j, each in enumerate(all_sizes) for i in range(len(each))]
 
 
