@@ -87,7 +87,11 @@ class Adjacency:
         sequences wait for it in addition to their step.
         """
         running, longest_s = self._running, self._moves.target_s / 2 - self._moves.spent_s
-        movable = [slot for slot in self._slots if slot.id not in fixed and not _is_requested(slot)]
+        movable = [
+            slot
+            for slot in self._slots
+            if slot.id not in fixed and not any(s and s.request.id_slot >= 0 for s in (slot.sequence, slot.last))
+        ]
         sources = [  # a sequence between two others would split them, which saves nothing
             (n_less, _steps_left(s), slot)
             for slot in movable
@@ -117,12 +121,6 @@ class Adjacency:
         if n_lost := len(target.tokens):  # offloaded to RAM, or recomputed later
             seconds += moves.round_trip_s(n_lost) if self._ram.limit else moves.compute_s(n_lost)
         return seconds
-
-
-def _is_requested(slot: Slot) -> bool:
-    """Return whether its holder or last holder requested this slot by id."""
-    holders = (slot.sequence, slot.last)
-    return any(one is not None and one.ticket.request.id_slot >= 0 for one in holders)
 
 
 def _steps_left(sequence: Sequence) -> int:

@@ -23,24 +23,9 @@ from server.engine.request import BACKGROUND_PRIORITY, Adapters, Bounds, Event, 
 from server.engine.requests import Command, Mailbox, Outlet
 from server.engine.runner_api import Runner
 from server.engine.sequence import Slot, Ticket
-from server.engine.snapshots import (
-    CachedText,
-    ChoiceView,
-    HeldText,
-    InstanceView,
-    SlotSnapshot,
-    TierView,
-    snapshot,
-)
+from server.engine.snapshots import CachedText, ChoiceView, HeldText, InstanceView, SlotSnapshot, TierView, snapshot
 from server.engine.stats import EngineStats
-from server.errors import (
-    InternalError,
-    InvalidRequest,
-    ModelFailed,
-    NotFound,
-    PermissionDenied,
-    request_queue_full,
-)
+from server.errors import InternalError, InvalidRequest, ModelFailed, NotFound, PermissionDenied, request_queue_full
 
 T = TypeVar("T")
 

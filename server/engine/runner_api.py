@@ -39,27 +39,19 @@ class RunnerInfo:
     copy_s: float = 0.0  # seconds to copy a sequence between separate streams, which are copied whole
 
 
-class BatchEntry(Protocol):
-    """A run of tokens of one sequence in a batch, at positions ``pos`` and following.
+@dataclass(eq=False, slots=True)
+class BatchEntry:
+    """A run of tokens of one sequence in a batch, at positions ``pos`` and following. Not frozen, because one is
+    created per token.
 
     Entries with media are decoded separately; non-causal ones one at a time.
     """
 
-    @property
-    def seq(self) -> int: ...
-    @property
-    def pos(self) -> int: ...
-    @property
-    def tokens(self) -> Sequence[int]: ...
-    @property
-    def n_outputs(self) -> int:
-        """Number of its last tokens whose logits are wanted."""
-
-    @property
-    def media(self) -> MediaInput | None:
-        """The medium that the tokens represent, None for text. ``pos`` is then the position of the medium's first
-        token.
-        """
+    seq: int
+    pos: int
+    tokens: Sequence[int]
+    n_outputs: int = 0  # number of its last tokens whose logits are wanted
+    media: MediaInput | None = None  # the medium that the tokens represent, whose first token is at ``pos``
 
 
 class Sampler(Protocol):

@@ -10,8 +10,9 @@ and of `n_ubatch`, which the library evaluates at once.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Sequence as Seq
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 
 from server.engine.adjacency import Adjacency
@@ -23,7 +24,7 @@ from server.engine.params import ALONE_S, EngineParams
 from server.engine.placement import Placement, Placer
 from server.engine.queue import OUTPUT_WEIGHT, Queue, TokenCounters
 from server.engine.request import BACKGROUND_PRIORITY, Adapters
-from server.engine.runner_api import RunnerInfo
+from server.engine.runner_api import BatchEntry, RunnerInfo
 from server.engine.sequence import Phase, Sequence, Slot
 
 WAIT_WEIGHT = 0.25
@@ -135,26 +136,18 @@ TURN = 0.5  # share of the target step time that a sequence may wait while other
 
 
 @dataclass(eq=False, slots=True)
-class TokenRun:
-    """A run of tokens of one sequence in the step's batch. Not frozen, because one is created per token."""
+class TokenRun(BatchEntry):
+    """A run of tokens of one sequence in the step's batch. ``n_outputs``: decode 1 plus drafts; prefill none, one or
+    all.
+    """
 
-    seq: int
-    at: int  # tokens of the sequence before these
-    tokens: list[int]
-    n_outputs: int  # number of its last tokens with logits: decode 1 plus drafts; prefill none, one or all
-    sequence: Sequence
+    at: int = field(kw_only=True)  # tokens of the sequence before these
+    sequence: Sequence = field(kw_only=True)
     scored: bool = False  # prompt tokens whose log probabilities are wanted
     undo: Checkpoint | None = None  # for rolling back drafts if the memory cannot be truncated
-    media: MediaInput | None = None  # the medium that the tokens represent
 
     @property
-    def pos(self) -> int:
-        """The position of its first token; for media the position of the medium's first token."""
-        slot = self.sequence.slot
-        return slot.pos if slot is not None and slot.media else self.at
-
-    @property
-    def draft_tokens(self) -> list[int]:
+    def draft_tokens(self) -> Seq[int]:
         """The draft tokens after its first token."""
         return self.tokens[1:] if self.n_outputs > 1 and not self.scored else []
 
@@ -281,14 +274,18 @@ class Scheduler:
     def _decode_runs(self, decoding: list[Sequence], propose: Proposer | None) -> list[TokenRun]:
         """Return the next token of each of `decoding`, followed by its draft tokens."""
         if propose is None or not decoding:
-            return [TokenRun(s.slot.id, len(s.slot.tokens), s.output[-1:], 1, s) for s in decoding if s.slot]
+            return [
+                TokenRun(slot.id, slot.pos, s.output[-1:], 1, at=len(slot.tokens), sequence=s)
+                for s in decoding
+                if (slot := s.slot)
+            ]
         fitting, n_pending = decoding, sum([1 + s.n_rolled_back for s in decoding])
         while n_pending > self.info.n_batch:  # decode the others in a later step
             n_pending -= 1 + fitting[-1].n_rolled_back
             fitting = fitting[:-1]
         room = min(self.kv_budget.max_batch - n_pending, self.info.n_more_outputs)
         return [
-            TokenRun(s.held.id, len(s.held.tokens), [*s.pending, *draft], 1 + len(draft), s)
+            TokenRun(s.held.id, s.held.pos, [*s.pending, *draft], 1 + len(draft), at=s.n_computed, sequence=s)
             for s, draft in zip(fitting, propose(fitting, room), strict=True)
         ]
 
@@ -366,7 +363,8 @@ class Scheduler:
         is_last = at + len(tokens) == len(s.target) and not s.output  # with output, the next token is known
         n_outputs = len(tokens) if scored and not is_medium else int(scored or is_last)
         media = _input(s, span, at) if span is not None and is_medium else None
-        return TokenRun(slot.id, at, tokens, n_outputs, s, scored, media=media), n, n_left
+        run = TokenRun(slot.id, slot.pos, tokens, n_outputs, media, at=at, sequence=s, scored=scored)
+        return run, n, n_left
 
     def relocation(self, fixed: AbstractSet[int]) -> tuple[Slot, Slot] | None:
         """Return (source, target) of the best relocation (`Adjacency`). Slots in `fixed` and requested slots stay.

@@ -200,19 +200,31 @@ def _open(
 ) -> int:
     """Return the native model, which the caller frees. Raises `ModelFailed`."""
     start_backend(native.numa)
-    report = _Progress(progress)
     params = model_params(name, native.weights, files)
     if not vocab_only:
         check_computable(name, native, files)
     if native.n_gpu_layers > 0 and not offloads(native):
         logger.warning("model '%s': n_gpu_layers is ignored: no GPU is used", name)
-    params.progress_callback, params.vocab_only = report.callback, vocab_only
+    stopped, failures = False, list[BaseException]()
+
+    def on_progress(fraction: float, _user_data: object) -> bool:
+        nonlocal stopped
+        try:
+            stopped = not progress(fraction)
+        except BaseException as error:  # noqa: BLE001 - ctypes would swallow it; raised again below
+            stopped = True
+            failures.append(error)
+        return not stopped
+
+    callback = C.llama_progress_callback(on_progress)  # must stay referenced as long as the load runs
+    params.progress_callback, params.vocab_only = callback, vocab_only
     with collect_errors(quiet=vocab_only) as errors:
         model: int | None = C.llama_model_load_from_file(str(files.path).encode(), params)
-    report.raise_failure()
+    if failures:
+        raise InternalError("reporting the load's progress failed") from failures[0]
     if not model:
-        stopped = "the load was stopped" if report.stopped else reason(errors, "the native library gave no reason")
-        raise ModelFailed(name, stopped if report.stopped else f"{files.path}: {stopped}")
+        why = f"{files.path}: {reason(errors, 'the native library gave no reason')}"
+        raise ModelFailed(name, "the load was stopped" if stopped else why)
     return model
 
 
@@ -229,26 +241,3 @@ def _draft(name: str, file: DraftFile, native: LoadParams, target: int, progress
     except BaseException:
         C.llama_model_free(model)
         raise
-
-
-class _Progress:
-    """Carries the library's progress calls; must stay referenced as long as the load runs."""
-
-    def __init__(self, report: Callable[[float], bool]) -> None:
-        self._report = report
-        self._failure: BaseException | None = None
-        self.stopped = False
-        self.callback = C.llama_progress_callback(self._on_progress)
-
-    def _on_progress(self, fraction: float, _user_data: object) -> bool:
-        try:
-            self.stopped = not self._report(fraction)
-        except BaseException as error:  # noqa: BLE001 - ctypes would swallow it; raise_failure raises it again
-            self._failure = error
-            self.stopped = True
-        return not self.stopped
-
-    def raise_failure(self) -> None:
-        """Raise what the caller's progress function raised."""
-        if self._failure is not None:
-            raise InternalError("reporting the load's progress failed") from self._failure

@@ -14,8 +14,8 @@ import pytest
 from server.engine.engine import Engine
 from server.engine.params import EngineParams
 from server.engine.request import SamplingParams
+from server.engine.runner_api import BatchEntry
 from server.errors import ModelFailed
-from server.llama.context.batch import Run
 from server.llama.context.runner import LlamaRunner
 from server.llama.loader import LlamaLoader
 from server.llama.vocab import LlamaVocab
@@ -34,7 +34,7 @@ PROMPT = "the quick brown fox jumps over the lazy dog"
 Probabilities = npt.NDArray[np.float64]
 
 
-Entry = partial(Run, n_outputs=1)
+Entry = partial(BatchEntry, n_outputs=1)
 
 
 def load(path: Path, **native: Any) -> LlamaWeights:

@@ -24,8 +24,8 @@ import yaml
 
 from server.engine.instances import bind
 from server.engine.params import EngineParams
+from server.engine.runner_api import BatchEntry
 from server.errors import ModelFailed
-from server.llama.context.batch import Run
 from server.llama.loader import LlamaLoader
 from server.llama.threads import ComputeThreads, bound
 from server.pool.spec import LoadParams, ModelSpec, ThreadPlacement
@@ -248,7 +248,7 @@ def test_prompts_are_computed_elsewhere_and_the_thread_that_decodes_comes_back(
     before = threads()
 
     def where_after(tokens: range) -> list[str]:
-        assert runner.decode([Run(0, tokens.start, list(tokens), n_outputs=1)])
+        assert runner.decode([BatchEntry(0, tokens.start, list(tokens), n_outputs=1)])
         return sorted(cpus for thread, cpus in threads().items() if thread not in before)
 
     with ThreadPoolExecutor(1, "step", initializer=bind, initargs=(alone,)) as step:

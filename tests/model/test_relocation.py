@@ -9,10 +9,10 @@ import pytest
 from server.engine.cache.kv_store import Cells
 from server.engine.params import EngineParams
 from server.engine.request import Adapters, Request
+from server.engine.runner_api import BatchEntry
 from server.engine.scheduler import Scheduler
 from server.engine.sequence import Phase, Sequence, Ticket
 from server.errors import InternalError
-from server.llama.context.batch import Run
 from server.llama.context.runner import LlamaRunner
 from server.llama.sampling.sampler import NativeSampler
 from server.pool.spec import ScaledFile
@@ -92,11 +92,11 @@ def test_padded_runs_continue_as_if_they_were_not_padded(runner: LlamaRunner, mo
     runner.seq_remove(3, 0)
     samplers = [runner.sampler(GREEDY, prompt) for prompt in prompts]
     try:
-        assert runner.decode([Run(seq, 0, prompt, n_outputs=1) for seq, prompt in enumerate(prompts)])
+        assert runner.decode([BatchEntry(seq, 0, prompt, n_outputs=1) for seq, prompt in enumerate(prompts)])
         assert runner._batch.native.n_tokens == 21
         output = [[runner.sample(seq, samplers[seq])] for seq in range(3)]
         for n in range(N - 1):
-            assert runner.decode([Run(seq, len(prompts[seq]) + n, output[seq][-1:], True) for seq in range(3)])
+            assert runner.decode([BatchEntry(seq, len(prompts[seq]) + n, output[seq][-1:], True) for seq in range(3)])
             for seq in range(3):
                 output[seq].append(runner.sample(seq, samplers[seq]))
         assert output == expected

@@ -18,7 +18,6 @@ from server.engine.runner_api import BatchEntry
 from server.engine.sequence import Sequence as Generating
 from server.engine.speculate.speculation import Speculation
 from server.errors import ModelFailed
-from server.llama.context.batch import Run
 from server.llama.context.draft_runner import READ, LlamaMtpHeads
 from server.llama.context.runner import LlamaRunner
 from server.llama.loader import LlamaLoader
@@ -237,7 +236,7 @@ def heads_of(runner: LlamaRunner) -> LlamaMtpHeads:
 def drafts(runner: LlamaRunner, seq: int, pos: int, token: int, n: int = 3) -> list[int]:
     heads, found = heads_of(runner), []
     for i in range(n):
-        assert heads.decode([Run(seq, pos + i, [token], n_outputs=1)])
+        assert heads.decode([BatchEntry(seq, pos + i, [token], n_outputs=1)])
         token, _ = heads.best(0)
         found.append(token)
     heads.end_draft([seq])

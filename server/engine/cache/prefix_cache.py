@@ -348,7 +348,15 @@ class StateCache:
     def replace(self, one: CachedPrefix, now: float) -> list[CacheEntry]:
         """Remove and return shorter entries of the same text before storing it, except pinned ones."""
         with self._lock:
-            replaced = [entry for entry in self._evictable(now) if _is_within(entry, one)]
+            n, tokens = len(one.tokens), one.tokens
+            replaced = [
+                entry
+                for entry in self._evictable(now)
+                if len(entry.tokens) <= n
+                and entry.adapter_set == one.adapter_set
+                and entry.tokens[-1:] == tokens[len(entry.tokens) - 1 : len(entry.tokens)]  # most differ here already
+                and common_prefix(entry.tokens, tokens) == len(entry.tokens)
+            ]
             for other in replaced:
                 self.remove(other)
         return replaced
@@ -449,14 +457,6 @@ class StateCache:
             assert self.size == sum(e.size for e in self._entries.values())
             n_reserved = sum(e.size for e in self._entries.values() if e.pinned_until == inf)
             assert self.limit < 0 or self.size == n_reserved or self.n_bytes <= self.limit
-
-
-def _is_within(entry: CacheEntry, one: CachedPrefix) -> bool:
-    """Return whether `entry` has the text of `one` or a prefix of it."""
-    n = len(entry.tokens)
-    if n > len(one.tokens) or entry.adapter_set != one.adapter_set or entry.tokens[-1:] != one.tokens[n - 1 : n]:
-        return False
-    return common_prefix(entry.tokens, one.tokens) == n
 
 
 def state_cache(mib: int, free_bytes: int) -> StateCache:

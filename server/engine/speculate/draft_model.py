@@ -12,8 +12,7 @@ from math import expm1
 from typing import TypeAlias
 
 from server.engine.cache.prefix_cache import common_prefix
-from server.engine.runner_api import DraftRunner, MtpHeads
-from server.engine.scheduler import TokenRun
+from server.engine.runner_api import BatchEntry, DraftRunner, MtpHeads
 from server.engine.sequence import Sequence
 from server.engine.speculate.cost import LEAST, SURE, UNSEEN, DraftLength, DraftState, Numbers, StepCost, draft_length
 
@@ -49,11 +48,11 @@ class Draft:
         """Probability that a draft token is accepted."""
         return min(max(self.state.draft_acceptance, LEAST), SURE)
 
-    def entry(self, n: int, *, n_outputs: int) -> TokenRun:
+    def entry(self, n: int, *, n_outputs: int) -> BatchEntry:
         """Return the batch entry of the first `n` missing tokens."""
         sequence = self.sequence
         at = sequence.n_computed + len(sequence.pending) - len(self.missing)
-        return TokenRun(sequence.held.id, at, self.missing[:n], n_outputs, sequence)
+        return BatchEntry(sequence.held.id, at, self.missing[:n], n_outputs)
 
 
 @dataclass(slots=True)
@@ -125,7 +124,7 @@ class DraftCells:
                 self._runner.seq_remove(sequence.slot.id, 0)
                 self._held[sequence.slot.id] = _ReadText()
 
-    def decode(self, entries: Seq[TokenRun], kept: AbstractSet[int] = frozenset()) -> bool:
+    def decode(self, entries: Seq[BatchEntry], kept: AbstractSet[int] = frozenset()) -> bool:
         """Decode; return False if there is no room. Cells of other slots are evicted, except those in `kept`."""
         needed = {entry.seq for entry in entries} | kept
         while not self._runner.decode(entries):
@@ -157,7 +156,7 @@ class MtpProposer:
         slot = sequence.held
         return sequence.pending if self._heads.ready(slot.id, slot.pos) else []
 
-    def decode(self, entries: Seq[TokenRun], kept: AbstractSet[int] = frozenset()) -> bool:
+    def decode(self, entries: Seq[BatchEntry], kept: AbstractSet[int] = frozenset()) -> bool:
         """Decode; return False if there is no room."""
         return self._heads.decode(entries)
 
@@ -284,7 +283,7 @@ class Drafting:
         finally:
             self._cells.end_draft(seqs)
 
-    def _going_on(self, drafts: Seq[Draft], entries: Seq[TokenRun]) -> tuple[list[Draft], list[TokenRun]]:
+    def _going_on(self, drafts: Seq[Draft], entries: Seq[BatchEntry]) -> tuple[list[Draft], list[BatchEntry]]:
         going, following = [], []
         for output, (draft, entry) in enumerate(zip(drafts, entries, strict=True)):
             token, p = self._cells.best(output)
@@ -294,5 +293,5 @@ class Drafting:
             draft.tokens.append(token)
             if len(draft.tokens) < draft.most:
                 going.append(draft)
-                following.append(TokenRun(entry.seq, entry.at + len(entry.tokens), [token], 1, draft.sequence))
+                following.append(BatchEntry(entry.seq, entry.pos + len(entry.tokens), [token], 1))
         return going, following

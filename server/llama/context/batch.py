@@ -4,7 +4,6 @@ its runs.
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,17 +13,6 @@ from server.engine.media import MediaInput
 from server.engine.runner_api import BatchEntry
 from server.errors import InternalError
 from server.llama.library import C
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """A `BatchEntry` of this package's own."""
-
-    seq: int
-    pos: int
-    tokens: Sequence[int]
-    n_outputs: int = 0
-    media: MediaInput | None = None
 
 
 class Batch:

@@ -4,7 +4,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from server.llama.context.batch import Batch, Run
+from server.engine.runner_api import BatchEntry
+from server.llama.context.batch import Batch
 from server.llama.library import C
 
 REPEATS = 5  # of which the quickest counts: with other processes running a decode may take a hundred times as long
@@ -33,7 +34,7 @@ def measure(context: int, n_seq: int, n_vocab: int, token: int) -> ContextCost:
     memory, batch = C.llama_get_memory(context), Batch(max(n_seq, MANY_TOKENS), n_seq, n_vocab)
 
     def decode_s(pos: int, *seqs: int, n_tokens: int = 1) -> float:
-        batch.fill([Run(seq, pos, (token,) * n_tokens) for seq in seqs])
+        batch.fill([BatchEntry(seq, pos, (token,) * n_tokens) for seq in seqs])
         started = time.perf_counter()
         status = C.llama_decode(context, batch.native)
         C.llama_synchronize(context)

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from server.engine.runner_api import BatchEntry, RunnerInfo
 from server.errors import CONTAINED, InternalError
-from server.llama.context.batch import Batch, Run
+from server.llama.context.batch import Batch
 from server.llama.context.sequences import NativeSequences
 from server.llama.library import fast
 from server.llama.sampling.candidates import Logits
@@ -184,7 +184,7 @@ class LlamaMtpHeads(LlamaDraftRunner):
         for seq, one in enumerate(self._followed):
             while one.tokens:
                 n = min(len(one.tokens), self.info.n_batch)
-                if not self._decode([(Run(seq, one.n_read, one.tokens[:n]), one.rows[:n])]):
+                if not self._decode([(BatchEntry(seq, one.n_read, one.tokens[:n]), one.rows[:n])]):
                     self.forget(seq)
                     break
                 one.n_read += n
@@ -243,14 +243,14 @@ class LlamaMtpHeads(LlamaDraftRunner):
             one.draft_rows = np.ctypeslib.as_array(row, (self._n_embd,)).copy()
         return True
 
-    def _run(self, entry: BatchEntry) -> tuple[Run, list[Rows]]:
+    def _run(self, entry: BatchEntry) -> tuple[BatchEntry, list[Rows]]:
         one = self._followed[entry.seq]
         if one.draft_rows is not None:
-            return Run(entry.seq, entry.pos, entry.tokens, n_outputs=1), [one.draft_rows]
+            return BatchEntry(entry.seq, entry.pos, entry.tokens, n_outputs=1), [one.draft_rows]
         if one.seen is None or one.end != entry.pos:
             raise InternalError(f"sequence {entry.seq} was followed to {one.end}, not to {entry.pos}")
         return (
-            Run(entry.seq, one.n_read, [*one.tokens, *entry.tokens], n_outputs=1),
+            BatchEntry(entry.seq, one.n_read, [*one.tokens, *entry.tokens], n_outputs=1),
             [*one.rows, one.seen[-1]],
         )
 
@@ -263,7 +263,7 @@ class LlamaMtpHeads(LlamaDraftRunner):
                 if not self.seq_remove(seq, one.n_read):
                     self.forget(seq)
 
-    def _decode(self, runs: Sequence[tuple[Run, Sequence[Rows]]]) -> bool:
+    def _decode(self, runs: Sequence[tuple[BatchEntry, Sequence[Rows]]]) -> bool:
         rows = [row for _, before in runs for row in before]
         if len(rows) > len(self._states):
             raise InternalError(

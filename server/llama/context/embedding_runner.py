@@ -2,23 +2,21 @@
 
 import ctypes
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
 
 from server.engine.media import MediaInput, MediaSpan, Spans, position, runs
-from server.engine.runner_api import EmbedderInfo, Pooling, Vectors
-from server.errors import InternalError, ModelFailed
-from server.llama.context.batch import Batch, EmbeddingBatch, Run
+from server.engine.runner_api import BatchEntry, EmbedderInfo, Pooling, Vectors
+from server.errors import InternalError
+from server.llama.context.batch import Batch, EmbeddingBatch
 from server.llama.context.sequences import NativeContext
 from server.llama.files.roles import POOLING_TYPES
-from server.llama.library import C, new_context
+from server.llama.library import C
 from server.llama.media.chunks import NativeChunk
 from server.llama.media.projector import Projector
-from server.llama.threads import thread_pools
 from server.llama.vocab import LlamaVocab
-from server.pool.spec import LoadParams, ModelSpec
+from server.pool.spec import LoadParams
 
 
 class LlamaEmbeddingRunner(NativeContext):
@@ -56,7 +54,7 @@ class LlamaEmbeddingRunner(NativeContext):
         if len(inputs) == 1:
             return [self._in_parts(context, inputs[0], ())]
         try:
-            self._decode([Run(seq, 0, tokens, n_outputs=1) for seq, tokens in enumerate(inputs)])
+            self._decode([BatchEntry(seq, 0, tokens, n_outputs=1) for seq, tokens in enumerate(inputs)])
             return self._read(context, [len(tokens) for tokens in inputs])
         finally:
             self._clear()
@@ -82,7 +80,7 @@ class LlamaEmbeddingRunner(NativeContext):
             for start, end, span in runs(media, len(tokens)):
                 step = self.info.n_ubatch if span is None else end - start
                 for at in range(start, end, step):
-                    run = Run(0, position(media, at), tokens[at : min(at + step, end)], n_outputs=1)
+                    run = BatchEntry(0, position(media, at), tokens[at : min(at + step, end)], n_outputs=1)
                     self._decode([run]) if span is None else self._decode_medium(run, span)
                     rows += self._read(context, [len(run.tokens)])
                     sizes.append(len(run.tokens))
@@ -98,7 +96,7 @@ class LlamaEmbeddingRunner(NativeContext):
             return np.average(np.stack(rows), axis=0, weights=sizes).astype(np.float32)
         return rows[0] if self.info.pooling is Pooling.CLS else rows[-1]
 
-    def _decode_medium(self, run: Run, span: MediaSpan) -> None:
+    def _decode_medium(self, run: BatchEntry, span: MediaSpan) -> None:
         if self._media is None or self._encoder is None or not isinstance(span.chunk, NativeChunk):
             raise InternalError("a model without a projector was given media")
         (embeddings,) = self._encoder.encode([span.chunk])
@@ -118,7 +116,7 @@ class LlamaEmbeddingRunner(NativeContext):
         if info.whole and sum(map(len, inputs)) > info.n_ubatch:
             raise InternalError(f"more than the {info.n_ubatch} tokens that can be computed at once")
 
-    def _decode(self, runs: Sequence[Run]) -> None:
+    def _decode(self, runs: Sequence[BatchEntry]) -> None:
         self._batch.fill(runs)
         self._batch.want_all()
         self._decode_filled(self._batch.native)
@@ -148,35 +146,6 @@ def _copied(pointer: "ctypes._Pointer[ctypes.c_float]", n_rows: int, n_embd: int
     if not pointer:
         raise InternalError("the library has no vector for an input that was computed")
     return np.ctypeslib.as_array(pointer, shape=(n_rows, n_embd)).astype(np.float32, copy=True)
-
-
-def open_embedding_runner(
-    model: int,
-    spec: ModelSpec,
-    params: ctypes.Structure,
-    vocab: LlamaVocab,
-    on_close: Callable[[LlamaEmbeddingRunner], None],
-    adapt: Callable[[int], None],
-    encoder: Projector | None = None,
-) -> LlamaEmbeddingRunner:
-    """Return a new context that `adapt` may change; blocking. Raises `ModelFailed` when the library refuses it, or the
-    first computation.
-    """
-    context = new_context(model, params, spec.id, "no context that embeds")
-    try:
-        adapt(context)
-        info = embedder_info(context, model, spec.native)
-        runner = LlamaEmbeddingRunner(context, vocab, info, on_close, encoder)
-        if spec.native.warmup:
-            with ThreadPoolExecutor(1, "warm-up") as once:  # see `server.llama.weights.model`: its threads end with it
-                once.submit(runner.embed, [[max(vocab.bos, 0)]]).result()
-        runner.pools = thread_pools(spec.native, params)
-    except BaseException as error:
-        C.llama_free(context)
-        if isinstance(error, InternalError):
-            raise ModelFailed(spec.id, f"the first computation failed: {error.message}") from error
-        raise
-    return runner
 
 
 def embedder_info(context: int, model: int, native: LoadParams) -> EmbedderInfo:

@@ -10,7 +10,6 @@ import numpy as np
 from server.engine.cache.prefix_cache import new_bytes
 from server.engine.runner_api import BatchEntry, RunnerInfo
 from server.errors import InternalError, Interrupted
-from server.llama.context.batch import Run
 from server.llama.library import C, collect_errors, fast, reason
 from server.llama.threads import ThreadPools
 
@@ -239,7 +238,7 @@ class NativeSequences(NativeContext, ABC):
             if pos >= self.info.n_ctx_seq:
                 break
             before = self._state(candidate, _PARTIAL) if pos and self._stateful else b""
-            self._decode_entries([Run(candidate, pos, (0,))])
+            self._decode_entries([BatchEntry(candidate, pos, (0,))])
             if before and not self._set_state(candidate, before, _PARTIAL):
                 raise InternalError("a recurrent state could not be put back")
             if not fast.memory_seq_rm(self._memory, candidate, pos if pos else -1, -1):

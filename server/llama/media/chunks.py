@@ -6,7 +6,7 @@ import hashlib
 import struct
 import weakref
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -39,16 +39,18 @@ _NO_NUMBERS = "the library gave no tokens for a medium"
 class NativeChunk:
     """One medium, or a slice of one; `server.engine.media.MediaChunk`."""
 
-    def __init__(self, owner: "Chunks", index: int, name: "_Name", place: int, *, causal: bool, salt: bytes) -> None:
+    def __init__(self, owner: "Chunks", index: int, place: int, *, causal: bool, salt: bytes) -> None:
         """``place``: index among the slices of its medium. ``salt``: what embeddings depend on besides the medium."""
-        self._owner, self._index, self._part = owner, index, name.part  # in whose memory it lies, and where
+        self._owner, self._index = owner, index  # in whose memory it lies, and where
         self.pointer = pointer = owner.pointer(index)
         self.causal = causal
         self.is_audio = M.mtmd_input_chunk_get_type(pointer) == AUDIO
         self.n_tokens: int = M.mtmd_input_chunk_get_n_tokens(pointer)
         self.n_pos: int = M.mtmd_input_chunk_get_n_pos(pointer)
-        self.id = name.id.decode("utf-8", "replace")
-        self.record = name.taken_from(_record(pointer))
+        name: bytes = M.mtmd_input_chunk_get_id(pointer) or b""
+        part, _, own = name.partition(b"/")
+        self._part, self.id = int(part), own.decode("utf-8", "replace")
+        self.record = _renamed(_record(pointer), name, own)
         if self.n_tokens <= 0 or self.n_pos <= 0:
             raise InternalError(_NO_NUMBERS)
         self.key = hashlib.blake2b(b"%b%d\0%b" % (salt, place, self.record), digest_size=32).digest()
@@ -134,43 +136,11 @@ class Chunks:
             if M.mtmd_input_chunk_get_type(chunk) == TEXT:
                 yield _text_tokens(chunk)
                 continue
-            name = _Name(M.mtmd_input_chunk_get_id(chunk) or b"")
+            name = M.mtmd_input_chunk_get_id(chunk)
             place = place + 1 if name == last else 0
             last = name
             causal = not M.mtmd_decode_use_non_causal(context, chunk)
-            yield NativeChunk(self, i, name, place, causal=causal, salt=salt)
-
-
-@dataclass(frozen=True, slots=True)
-class _Name:
-    """The name of a bitmap during tokenization: its index among the parts, and its id, which distinguishes slices of
-    one medium from a repetition of it.
-    """
-
-    whole: bytes
-
-    @staticmethod
-    def of(part: int, id_: str) -> bytes:
-        return b"%d/%b" % (part, id_.encode())
-
-    @property
-    def part(self) -> int:
-        """Its place."""
-        return int(self.whole.partition(b"/")[0])
-
-    @property
-    def id(self) -> bytes:
-        """The bitmap's own."""
-        return self.whole.partition(b"/")[2]
-
-    def taken_from(self, record: bytes) -> bytes:
-        """Return the chunk's description with the bitmap's own id in it (mtmd.cpp, mtmd_serialization: length and
-        bytes).
-        """
-        there, own = (struct.pack("<Q", len(name)) + name for name in (self.whole, self.id))
-        if record.count(there) != 1:
-            raise InternalError("libmtmd describes a medium in an unknown form")
-        return record.replace(there, own)
+            yield NativeChunk(self, i, place, causal=causal, salt=salt)
 
 
 class _Parts:
@@ -189,7 +159,8 @@ class _Parts:
                     self._kept += [raw, text]
                     one.text = ctypes.pointer(text)
                 else:
-                    one.bitmap = self._bitmap(part, _Name.of(place, part.id))
+                    # its index among the parts distinguishes slices of one medium from a repetition of it
+                    one.bitmap = self._bitmap(part, f"{place}/{part.id}".encode())
                 structures.append(one)
         except BaseException:
             self.free()
@@ -256,3 +227,13 @@ def _record(chunk: int) -> bytes:
     if M.mtmd_input_chunk_save(chunk, buffer, n.value, None) != 0:
         raise InternalError(_NO_NUMBERS)
     return buffer.raw
+
+
+def _renamed(record: bytes, name: bytes, own: bytes) -> bytes:
+    """Return a chunk's description with the bitmap's `own` id in place of its `name` during tokenization (mtmd.cpp,
+    mtmd_serialization: length and bytes).
+    """
+    before, after = (struct.pack("<Q", len(each)) + each for each in (name, own))
+    if record.count(before) != 1:
+        raise InternalError("libmtmd describes a medium in an unknown form")
+    return record.replace(before, after)

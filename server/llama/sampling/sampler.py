@@ -45,17 +45,13 @@ def check_sampling(params: SamplingParams, n_vocab: int) -> None:
     for name in params.samplers:
         if name not in SAMPLERS:
             raise InvalidRequest(f"unknown sampler '{name}'; known: {', '.join(SAMPLERS)}", "samplers")
-    _check_breakers(params.dry_sequence_breakers)
+    if len(params.dry_sequence_breakers) > MAX_BREAKERS:
+        raise InvalidRequest(f"at most {MAX_BREAKERS} dry_sequence_breakers are possible", "dry_sequence_breakers")
     for token, bias in params.logit_bias:
         if not 0 <= token < n_vocab:
             raise InvalidRequest(f"token {token} is outside the vocabulary of {n_vocab}", "logit_bias")
         if math.isnan(bias) or bias > _MAX_FLOAT:
             raise InvalidRequest(f"the bias of token {token} must be a number below infinity", "logit_bias")
-
-
-def _check_breakers(breakers: tuple[str, ...]) -> None:
-    if len(breakers) > MAX_BREAKERS:
-        raise InvalidRequest(f"at most {MAX_BREAKERS} dry_sequence_breakers are possible", "dry_sequence_breakers")
 
 
 _MIROSTAT_M = 100  # as llama-server
@@ -118,7 +114,7 @@ class SamplerFactory:
         check_sampling(params, self._vocab.n_tokens)
         if "infill" in params.samplers and self._vocab.eot == self._vocab.eos == -1:  # else the library aborts
             raise InvalidRequest("the sampler 'infill' needs a model with an end token", "samplers")
-        seed = _fresh_seed() if params.seed == RANDOM_SEED else params.seed
+        seed = secrets.randbelow(RANDOM_SEED) if params.seed == RANDOM_SEED else params.seed
         n_penalized, n_dry = self._windows(params)
         remembers = bool(n_penalized or n_dry or (params.mirostat == 0 and "adaptive_p" in params.samplers))
         biases = self._biases(params)
@@ -280,7 +276,3 @@ def new_chain() -> int:
     params.no_perf = True
     chain: int = C.llama_sampler_chain_init(params)
     return chain
-
-
-def _fresh_seed() -> int:
-    return secrets.randbelow(RANDOM_SEED)

@@ -70,7 +70,8 @@ class LoadedAdapters:
         n_vocab = C.llama_vocab_n_tokens(C.llama_model_get_vocab(self._native.loaded))
         header = read_gguf(self._name, path)
         problem = _problem(header, str(files.header.metadata["general.architecture"]), shapes, n_vocab)
-        if not problem and _OUTPUT not in shapes and not is_encoder(files.header) and _adapts(header, _LOOKED_UP):
+        adapts_lookup = any(tensor.name.startswith(f"{_LOOKED_UP}.") for tensor in header.tensors)
+        if not problem and adapts_lookup and _OUTPUT not in shapes and not is_encoder(files.header):
             problem = f"adapts '{_LOOKED_UP}', which this model uses as its output, too: the library can't do that"
         if problem:
             raise ModelFailed(self._name, f"{path}: {problem}")
@@ -161,10 +162,6 @@ def _problem(header: GgufHeader, architecture: str, shapes: Mapping[str, TensorS
     if not math.isfinite(float(str(header.metadata.get(_ALPHA, 0.0)))):
         return f"{_ALPHA} is not a finite number"
     return _invocation_problem(header, n_vocab) or _tensor_problem(header, shapes)
-
-
-def _adapts(header: GgufHeader, weight: str) -> bool:
-    return any(tensor.name.startswith(f"{weight}.") for tensor in header.tensors)
 
 
 def _invocation_problem(header: GgufHeader, n_vocab: int) -> str:

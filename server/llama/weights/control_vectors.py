@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from server.errors import ModelFailed
-from server.llama.files.gguf_header import GgufHeader, Tensor
+from server.llama.files.gguf_header import GgufHeader
 from server.llama.files.model_file import fingerprint, read_gguf
 from server.llama.library import C, collect_errors, reason
 from server.pool.spec import LoadParams, ScaledFile
@@ -56,7 +56,8 @@ def read_control_vectors(name: str, native: LoadParams, n_embd: int, n_layer: in
         _add(rows, name, file, header)
         parts.append(f"{fingerprint([(file.path, header)])}*{file.scale!r}")
     if not np.isfinite(rows).all():
-        raise ModelFailed(name, f"the sum of the control vectors {_paths(native)} is not finite")
+        paths = ", ".join(str(file.path) for file in native.control_vectors)
+        raise ModelFailed(name, f"the sum of the control vectors {paths} is not finite")
     return ControlVector(rows, first, last, f"{'+'.join(sorted(parts))}@{first}-{last}")
 
 
@@ -74,13 +75,5 @@ def _add(rows: Floats, name: str, file: ScaledFile, header: GgufHeader) -> None:
             raise ModelFailed(name, f"{file.path}: '{tensor.name}' has {tensor.shape[0]} numbers, the model {n_embd}")
         layer = int(match[1])
         if layer <= n_layer:
-            rows[layer - 1] += _content(file, tensor) * np.float32(file.scale)
-
-
-def _content(file: ScaledFile, tensor: Tensor) -> Floats:
-    n = tensor.shape[0]
-    return np.fromfile(file.path, "<f4", n, offset=tensor.end - 4 * n)
-
-
-def _paths(native: LoadParams) -> str:
-    return ", ".join(str(file.path) for file in native.control_vectors)
+            content = np.fromfile(file.path, "<f4", n_embd, offset=tensor.end - 4 * n_embd)
+            rows[layer - 1] += content * np.float32(file.scale)

@@ -12,7 +12,7 @@ from server.engine.runner_api import RunnerInfo
 from server.errors import InternalError, ModelFailed
 from server.llama.context.cost import ContextCost, measure
 from server.llama.context.draft_runner import LlamaDraftRunner, LlamaMtpHeads
-from server.llama.context.embedding_runner import LlamaEmbeddingRunner, open_embedding_runner
+from server.llama.context.embedding_runner import LlamaEmbeddingRunner, embedder_info
 from server.llama.context.params import (
     can_cut,
     context_params,
@@ -280,11 +280,6 @@ class LlamaWeights:
         if self._control is not None:
             self._control.apply(context, self._spec.id)
 
-    def _adapt(self, context: int) -> None:
-        """Embeddings are computed with the scales of the configuration."""
-        self._count(context)
-        self._adapters.use(context, default_set(self._adapters.all))
-
     def _largest_batch(self, context: int, model: int) -> int:
         """Return the tokens of one decode. With a sliding window's small cache these are one micro-batch at most.
 
@@ -300,7 +295,21 @@ class LlamaWeights:
         with native.making:
             model, spec = native.loaded, self._spec
             params = embedding_params(model, spec.id, native.files.header, spec.native)
-            runner = open_embedding_runner(model, spec, params, self.vocab, self._forget, self._adapt, self.media)
+            context = new_context(model, params, spec.id, "no context that embeds")
+            try:
+                self._count(context)
+                self._adapters.use(context, default_set(self._adapters.all))  # the scales of the configuration
+                info = embedder_info(context, model, spec.native)
+                runner = LlamaEmbeddingRunner(context, self.vocab, info, self._forget, self.media)
+                if spec.native.warmup:
+                    with ThreadPoolExecutor(1, "warm-up") as once:  # see `_wrap`: its threads end with it
+                        once.submit(runner.embed, [[max(self.vocab.bos, 0)]]).result()
+                runner.pools = thread_pools(spec.native, params)
+            except BaseException as error:
+                C.llama_free(context)
+                if isinstance(error, InternalError):
+                    raise ModelFailed(spec.id, f"the first computation failed: {error.message}") from error
+                raise
             self._remember(native, runner)
         if self.media is not None:
             self.media.serves(runner.info.n_ctx_seq)

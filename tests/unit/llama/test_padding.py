@@ -4,12 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.llama.context.batch import Run, n_evaluations, padded_lengths
+from server.engine.runner_api import BatchEntry
+from server.llama.context.batch import n_evaluations, padded_lengths
 from tests.support.fakes import evaluations
 
 
 def padded(lengths: list[int], evaluation_tokens: float, n_ubatch: int = 512) -> list[int]:
-    entries = [Run(seq, 0, [1] * n, n_outputs=1) for seq, n in enumerate(lengths)]
+    entries = [BatchEntry(seq, 0, [1] * n, n_outputs=1) for seq, n in enumerate(lengths)]
     return padded_lengths(entries, evaluation_tokens, n_ubatch)
 
 
@@ -32,7 +33,7 @@ def test_runs_of_similar_length_are_padded(
 
 
 def test_a_gap_between_sequences_separates_groups() -> None:
-    entries = [Run(seq, 0, [1] * n, n_outputs=1) for seq, n in ((0, 5), (1, 6), (3, 7))]
+    entries = [BatchEntry(seq, 0, [1] * n, n_outputs=1) for seq, n in ((0, 5), (1, 6), (3, 7))]
     assert padded_lengths(entries, 9, 512) == [6, 6, 7]
 
 

@@ -33,7 +33,7 @@ def test_runs_are_evaluations_of_one_token_each(ids: set[int], seq: int) -> None
 
 
 def token_run(seq: int, n: int) -> TokenRun:
-    return TokenRun(seq, 0, [1] * n, 1, sequence([1]))
+    return TokenRun(seq, 0, [1] * n, 1, at=0, sequence=sequence([1]))
 
 
 @pytest.mark.parametrize(("slot", "n_evaluations"), [(0, 2), (4, 2), (6, 2)])
