@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from server.engine.loop import MAX_FAULTS, MAX_NOT_FINITE
 from server.engine.lora import Adapter
 from server.engine.placement import Placement
 from server.engine.request import Event
@@ -144,3 +145,79 @@ class TwoSlots(FakeRunner):
     def wipe(self) -> None:
         super().wipe()
         self.n_wipes += 1
+
+
+class NoNumbers(FakeRunner):
+    """Has no numbers for the first `left` tokens."""
+
+    def __init__(self, left: int, **options: Any) -> None:
+        super().__init__(n_seq=1, **options)
+        self.left = left
+        self.n_wipes = 0
+
+    def sample(self, output: int, sampler: FakeSampler) -> int:
+        self.left -= 1
+        if self.left >= 0:
+            raise NotNumbers
+        return super().sample(output, sampler)
+
+    def wipe(self) -> None:
+        super().wipe()
+        self.n_wipes += 1
+
+
+@pytest.mark.parametrize(
+    ("loaded", "used", "most"),
+    [((), None, MAX_FAULTS), (ADAPTERS, None, MAX_NOT_FINITE), (ADAPTERS, ((0, 9.0),), 1)],
+)
+async def test_a_sequence_without_numbers_is_recomputed_a_few_times_an_adapters_once(
+    loaded: tuple[Adapter, ...], used: Any, most: int
+) -> None:
+    for n_faults in (most, most + 1):
+        runner = NoNumbers(n_faults, adapters=loaded)
+        async with engine_over(runner) as engine:
+            (reply,) = await run(engine, request("a" * 20, adapters=used))
+        assert isinstance(reply.error, NotNumbers) == (n_faults > most)
+        assert runner.n_wipes == n_faults
+
+
+class HalfDone(FakeRunner):
+    """Refuses the first `left` batches in which each sequence has `n_least` tokens already, and keeps the first token
+    of each run. Only whole sequences can be removed.
+    """
+
+    def __init__(self, left: int, *, n_seq: int) -> None:
+        super().__init__(n_seq=n_seq, partial_removal=False)
+        self.left = left
+        self.refused: list[list[int]] = []  # positions of each refused batch
+        self.together: list[list[int]] = []  # and, later, of each batch of several sequences
+
+    def decode(self, entries: Sequence[BatchEntry]) -> bool:
+        positions = [entry.pos for entry in entries]
+        if self.left and len(entries) == self.info.n_seq and min(positions) > 0:
+            self.left -= 1
+            self.refused.append(positions)
+            for entry in entries:
+                super().decode([BatchEntry(entry.seq, entry.pos, entry.tokens[:1])])
+            raise InternalError("llama_decode returned -3")
+        if self.refused and len(entries) > 1:
+            self.together.append(positions)
+        return super().decode(entries)
+
+
+@pytest.mark.parametrize(("n_faults", "fails"), [(MAX_FAULTS, False), (MAX_FAULTS + 1, True)])
+async def test_a_sequence_that_cannot_be_rolled_back_is_recomputed_a_few_times(n_faults: int, *, fails: bool) -> None:
+    wanted = request("a" * 20)
+    async with engine_over(HalfDone(n_faults, n_seq=1)) as engine:
+        (reply,) = await run(engine, wanted)
+    assert isinstance(reply.error, InternalError) == fails
+    assert fails or reply.text == alone(wanted)
+
+
+async def test_sequences_of_a_refused_batch_are_recomputed_alone_until_they_are_past_it() -> None:
+    runner, wanted = HalfDone(1, n_seq=2), [request("a" * 20), request("b" * 20)]
+    async with engine_over(runner) as engine:
+        replies = await run(engine, *wanted)
+    assert [reply.text for reply in replies] == [alone(each) for each in wanted]
+    (refused,) = runner.refused
+    assert min(runner.together[0]) > max(refused)

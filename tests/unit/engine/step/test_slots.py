@@ -78,7 +78,16 @@ async def test_an_activated_lora_shares_what_comes_before_its_invocation() -> No
 
 @pytest.mark.parametrize("unified", [False, True])
 async def test_a_full_context_is_shifted_and_generation_goes_on(unified: bool) -> None:
-    runner = FakeRunner(n_seq=2, n_ctx_seq=32, n_cells=64, unified=unified)
+    class Shifted(FakeRunner):
+        """Knows how many cells a sequence had before each shift."""
+
+        held: list[int] = []  # noqa: RUF012
+
+        def seq_drop(self, seq: int, start: int, end: int) -> None:
+            self.held.append(len(self.cells[seq]))
+            super().seq_drop(seq, start, end)
+
+    runner = Shifted(n_seq=2, n_ctx_seq=32, n_cells=64, unified=unified)
     async with engine_over(runner, context_shift=True) as engine:
         long, other = await run(
             engine, request("abcdefgh", max_tokens=100, n_keep=8), request("abcdefgh", max_tokens=5)
@@ -88,6 +97,7 @@ async def test_a_full_context_is_shifted_and_generation_goes_on(unified: bool) -
     assert end.reason is FinishReason.LIMIT
     assert end.truncated
     assert other.text == alone(request("abcdefgh", max_tokens=5))
+    assert set(runner.held) == {31}  # all but one, as in llama-server
 
 
 async def test_a_shift_that_the_library_refuses_ends_that_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
