@@ -15,7 +15,7 @@ from itertools import product
 from pathlib import Path
 
 from server.engine.request import SamplingParams
-from server.llama.context.batch import Run
+from server.engine.runner_api import BatchEntry
 from server.llama.context.runner import LlamaRunner
 from server.llama.library import C, system_info
 from server.llama.loader import LlamaLoader
@@ -79,14 +79,14 @@ def _generate(
     began, size = time.perf_counter(), runner.info.n_batch
     for seq, prompt in enumerate(prompts):
         for start in range(0, n_prompt, size):
-            runner.decode([Run(seq, start, prompt[start : start + size], n_outputs=1)])
+            runner.decode([BatchEntry(seq, start, prompt[start : start + size], n_outputs=1)])
         last.append(runner.sample(0, samplers[seq]))
     prompt_s = time.perf_counter() - began
     native.take()
     steps = []
     for step in range(n_steps):
         started = time.perf_counter()
-        runner.decode([Run(seq, n_prompt + step, (last[seq],), n_outputs=1) for seq in range(n_seq)])
+        runner.decode([BatchEntry(seq, n_prompt + step, (last[seq],), n_outputs=1) for seq in range(n_seq)])
         last = [runner.sample(seq, samplers[seq]) for seq in range(n_seq)]
         steps.append((time.perf_counter() - started, native.take()))
     for sampler in samplers:
