@@ -23,16 +23,13 @@ from server.hub.hub import Hub, HubFetcher
 from server.hub.reference import SHORT
 from server.options.flags import read_flags
 from server.options.model import WHERE, ModelDefaults, ModelSettings
-from server.options.option import SettingsModel, Source
+from server.options.option import Source
 from server.options.presets import find_models, named_source, problem_of
 from server.options.server import ServerSettings
 from server.options.sources import (
-    DEFAULTS,
-    SERVER,
     Inputs,
     ModelRegistry,
     Origin,
-    Sections,
     check_model_names,
     located,
     merged,
@@ -107,8 +104,8 @@ def load_settings(
     place = _hub_place(os.environ if env is None else env)
     without_models = _validated(inputs, ModelRegistry(), place)  # they name the folder and the preset of models
     registry = find_models(inputs, without_models.server, hub_of(without_models))
-    check_model_names(variables, registry.origins)
-    if not registry.origins and (named or without_models.server.models_cache is False):
+    check_model_names(variables, registry.models)
+    if not registry.models and (named or without_models.server.models_cache is False):
         raise ConfigError(NO_MODEL)
     settings = _validated(inputs, registry, {**place, "serves_cache": registry.serves_cache, "config_path": path})
     _check_together(settings, inputs)
@@ -176,7 +173,7 @@ def check_files(settings: Settings, *, strict: bool = False) -> list[str]:
     """Check every file that the settings name; return warnings.
 
     Raises ConfigError for the first file that cannot be used. The problem of a model in a scanned folder is only a
-    warning unless `strict`.
+    warning unless `strict`, which also compares LoRA adapters with their models.
     """
     settings.server.all_api_keys()
     if settings.server.keys_file is not None:
@@ -204,6 +201,11 @@ def check_files(settings: Settings, *, strict: bool = False) -> list[str]:
                     raise ConfigError(message)
                 warnings.append(message)
         _check_devices(model_id, model, origin)
+        if strict and model.lora and not spec.missing:
+            from server.llama.weights.adapters import adapter_problem  # with the native library
+
+            if problem := adapter_problem(spec):
+                raise ConfigError(f"{located(origin.source_of('lora'), f'models.{model_id}.lora')}: {problem}")
         warnings += [f"{origin.place}: models.{model_id}: {text}" for text in without_effect(model)]
         if spec.missing and settings.server.offline:
             warnings.append(
@@ -270,32 +272,20 @@ def _config_path(flags: Source, variables: Source) -> Path | None:
 def _validated(inputs: Inputs, registry: ModelRegistry, place: Mapping[str, Any]) -> Settings:
     """Merge all sources and validate the result. Raises ConfigError."""
     layers = merged(inputs, registry)
-    origins = {
-        model_id: replace(origin, sources={key: given.source for key, given in layers["models", model_id].items()})
-        for model_id, origin in registry.origins.items()
-    }
+    values = {section: {key: given.value for key, given in layer.items()} for section, layer in layers.items()}
+    nested: dict[str, Any] = {"server": values["server"], "defaults": values["defaults"], "models": {}}
+    origins = {}
+    for model_id, found in registry.models.items():
+        section = f"models.{model_id}"
+        nested["models"][model_id] = values[section]
+        origins[model_id] = replace(found.origin, sources={key: each.source for key, each in layers[section].items()})
     skipped = (*inputs.flags.skipped, *inputs.variables.skipped, *registry.skipped, *_replaced_port(inputs))
     try:
-        return Settings(**_nested(layers), origins=origins, skipped=skipped, **place)
+        return Settings(**nested, origins=origins, skipped=skipped, **place)
     except ValidationError as error:
         details = error.errors(include_url=False)[0]
-        section = tuple(str(part) for part in details["loc"][: 2 if details["loc"][0] == "models" else 1])
-        details["loc"] = details["loc"][len(section) :]
-        owners: dict[str, type[SettingsModel]] = {
-            "server": ServerSettings,
-            "defaults": ModelDefaults,
-            "models": ModelSettings,
-        }
-        fallback = registry.origins[section[1]].place if len(section) > 1 else inputs.document.name
-        message = mistake(details, ".".join(section), layers[section], fallback, owners[section[0]])
-        raise ConfigError(message) from None
-
-
-def _nested(layers: Sections) -> dict[str, Any]:
-    """Return the values as the YAML file nests them."""
-    values = {section: {key: given.value for key, given in layer.items()} for section, layer in layers.items()}
-    models = {section[1]: each for section, each in values.items() if section[0] == "models"}
-    return {"server": values[SERVER], "defaults": values[DEFAULTS], "models": models}
+        model = registry.models.get(str(details["loc"][1])) if details["loc"][0] == "models" else None
+        raise ConfigError(mistake(details, layers, model.origin.place if model else inputs.document.name)) from None
 
 
 def _replaced_port(inputs: Inputs) -> Iterator[str]:

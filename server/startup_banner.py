@@ -18,7 +18,7 @@ from server.pool.memory import Memory, readable
 from server.pool.pool import Pool
 from server.pool.scheduler import described
 from server.pool.spec import Task
-from server.pool.state import ModelFacts, ModelState, Status
+from server.pool.state import ModelState, Status
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -70,7 +70,10 @@ def banner_lines(
         lines += [_row(state.spec.id if i == 0 else "", text) for i, text in enumerate(_about(state))]
     if len(states) > len(shown):
         lines.append(_row("", f"and {len(states) - len(shown)} more, loaded when they are asked for"))
-    lines += [_row("memory" if i == 0 else "", text) for i, text in enumerate(_free(memory, budget))]
+    for i, (name, now) in enumerate(memory.items()):
+        models = f"; models may take {readable(budget[name])} together" if name in budget else ""
+        text = f"{name}: {readable(now.free)} of {readable(now.total)} are free{models}"
+        lines.append(_row("memory" if i == 0 else "", text))
     if addresses:
         base = "" if addresses[0].startswith(_UNIX) else addresses[0]
         pages = [f"{base}/"] * has_page + [f"{base}/docs (the API)"]
@@ -84,28 +87,17 @@ def _row(name: str, text: str) -> str:
 
 
 def _about(state: ModelState) -> list[str]:
+    facts = state.facts
     if state.status is Status.FAILED:
         return [f"can't be loaded: {state.failure}"]
-    if state.facts is None:
+    if facts is None:
         return ["loaded when it is asked for"]
-    notes = state.facts.fit.notes if state.facts.fit else ()
-    return [described(state.facts), *_parts(state.facts), *notes]
-
-
-def _parts(facts: ModelFacts) -> list[str]:
-    return [
+    parts = [
         f"{name}: weights {readable(taken.weights)}, context {readable(taken.context)}, "
         f"computing {readable(taken.compute)}"
         for name, taken in facts.footprint.items()
     ]
-
-
-def _free(memory: Mapping[str, Memory], budget: Mapping[str, int]) -> list[str]:
-    return [
-        f"{name}: {readable(now.free)} of {readable(now.total)} are free"
-        + (f"; models may take {readable(budget[name])} together" if name in budget else "")
-        for name, now in memory.items()
-    ]
+    return [described(facts), *parts, *(facts.fit.notes if facts.fit else ())]
 
 
 def _curl(states: Sequence[ModelState], address: str, *, has_keys: bool) -> list[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from server import __version__
-from server.errors import ConfigError, LlamapoolError
+from server.errors import ConfigError, LlamapoolError, ModelFailed
 from server.listen import check_reach, open_listeners
 from server.pool.memory import HOST, readable
 from server.pool.protocols import Loader
@@ -108,6 +108,7 @@ def _keys(settings: Settings) -> Finding:
 
 
 def _models(settings: Settings) -> Iterator[Finding]:
+    from server.llama.weights.adapters import adapter_problem
     from server.model_pool import native_loader
 
     loader = native_loader(settings.server.rpc)
@@ -129,6 +130,8 @@ def _models(settings: Settings) -> Iterator[Finding]:
         try:
             fit = loader.fit(spec, limits)
             template = _template(loader, spec)
+            if spec.native.lora and (problem := adapter_problem(spec)):
+                raise ModelFailed(spec.id, f"lora: {problem}")
         except LlamapoolError as error:
             yield Finding("fail", f"model {spec.id}", f"{error.message}; see llamapool fit {spec.id}")
             continue

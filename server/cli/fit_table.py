@@ -15,8 +15,6 @@ _SHORTEST = 4096
 def fit_table(loader: Loader, spec: ModelSpec, budget: Budget) -> tuple[list[str], bool]:
     """Return the lines for one model that has all of the `budget`, and whether it fits. Blocking."""
     title = f"{spec.id}: {spec.path}" if spec.id != str(spec.path) else spec.id
-    if spec.missing:
-        return [title, "  its files are not on this machine yet"], True
     memory = loader.memory()
     limits = budget.limits(memory)
     try:

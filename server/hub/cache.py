@@ -90,6 +90,10 @@ class Cache:
         version, which were pulled and not removed. All parts of a split model are from one commit, the newest complete
         one.
         """
+        return {name: path for files in self._by_model(repository).values() for name, path in files.items()}
+
+    def _by_model(self, repository: str) -> dict[tuple[str, int], dict[str, Path]]:
+        """Group `snapshot` by prefix and number of parts, which is 0 for files that are no GGUF."""
         base = self._base(repository)
         last = _last_commit(base / "refs")
         if not last:
@@ -97,23 +101,32 @@ class Cache:
         found: dict[tuple[str, int], dict[str, Path]] = {}
         with contextlib.suppress(OSError):
             for root in _newest_first(base / "snapshots", last):
-                for key, files in _by_model(root).items():
+                of_commit: dict[tuple[str, int], dict[str, Path]] = {}
+                for path in sorted(path for path in root.rglob("*") if path.is_file()):
+                    name = path.relative_to(root).as_posix()
+                    parts = parts_of(name)
+                    of_commit.setdefault((parts.prefix, parts.count) if parts else (name, 0), {})[name] = path
+                for key, files in of_commit.items():
                     is_gguf = key[1] > 0  # a preset says what the models of its own commit are
                     if (is_gguf or root.name == last) and len(files) > len(found.get(key, ())):
                         found[key] = files
-        return {name: path for files in found.values() for name, path in files.items()}
+        return found
 
     def models(self) -> list[CachedModel]:
         """Return the models with a quantization in their name, ordered as llama-server lists them."""
         found: list[CachedModel] = []
         for repository in self._repositories():
-            snapshot = self.snapshot(repository)
-            by_tag: dict[str, str] = {}
-            for name in snapshot:
+            by_tag: dict[str, dict[str, Path]] = {}
+            for files in self._by_model(repository).values():
+                name = next(iter(files))
                 parts = parts_of(name)
                 if parts is not None and parts.index == 1 and parts.tag and is_model(name):
-                    by_tag.setdefault(parts.tag, name)
-            found += [_cached(Reference(repository, tag), name, snapshot) for tag, name in sorted(by_tag.items())]
+                    by_tag.setdefault(parts.tag, files)
+            for tag, files in sorted(by_tag.items()):
+                first, *_ = files.values()
+                stats = [path.stat() for path in files.values()]
+                size, modified = sum(each.st_size for each in stats), max(each.st_mtime for each in stats)
+                found.append(CachedModel(Reference(repository, tag), first, size, modified))
         return found
 
     def _repositories(self) -> Iterator[str]:
@@ -249,29 +262,6 @@ def _newest_first(snapshots: Path, last: str) -> list[Path]:
         return root.name == last, max(times, default=0.0), root.name
 
     return sorted((root for root in snapshots.iterdir() if is_commit(root.name)), key=rank, reverse=True)
-
-
-def _by_model(root: Path) -> dict[tuple[str, int], dict[str, Path]]:
-    """Group a commit's files by model in order, split models together: by prefix and number of parts, 0 for other
-    files.
-    """
-    found: dict[tuple[str, int], dict[str, Path]] = {}
-    for path in sorted(path for path in root.rglob("*") if path.is_file()):
-        name = path.relative_to(root).as_posix()
-        parts = parts_of(name)
-        found.setdefault((parts.prefix, parts.count) if parts else (name, 0), {})[name] = path
-    return found
-
-
-def _cached(reference: Reference, name: str, snapshot: Mapping[str, Path]) -> CachedModel:
-    first = parts_of(name)
-    assert first is not None
-    named = [(parts_of(other), path) for other, path in snapshot.items()]
-    same = (first.prefix, first.count)
-    stats = [path.stat() for parts, path in named if parts and (parts.prefix, parts.count) == same]
-    return CachedModel(
-        reference, snapshot[name], sum(each.st_size for each in stats), max(each.st_mtime for each in stats)
-    )
 
 
 def _holds_more_than_siblings(base: Path) -> bool:

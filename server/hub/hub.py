@@ -31,7 +31,7 @@ from server.hub.process import (
 )
 from server.hub.reference import SHORT, Image, Reference
 from server.pool.protocols import FileProgress
-from server.pool.spec import NOT_HERE, ModelSpec, RemoteFiles
+from server.pool.spec import NOT_HERE, ModelSpec
 
 log = logging.getLogger(__name__)
 
@@ -279,21 +279,18 @@ class HubFetcher:
 
     def found(self, spec: ModelSpec) -> ModelSpec:
         """Return the specification with the places of those files that the cache has. Looks at files only."""
-        remote = spec.remote
+        remote, hub = spec.remote, self._hub
         if remote is None:
             return spec
-        spec = self._addressed(spec, remote)
-        model = self._hub.find(Reference.parse(remote.hf), remote.file) if remote.hf else None
-        draft = self._hub.find(Reference.parse(remote.draft)) if remote.draft else None
-        return _placed(_placed_draft(spec, draft), model)
-
-    def _addressed(self, spec: ModelSpec, remote: RemoteFiles) -> ModelSpec:
-        """Set the path of a URL's or image's file, which is known before the download."""
         if remote.mmproj_url and spec.mmproj is None:
-            spec = replace(spec, mmproj=self._hub.url_place(remote.mmproj_url))
-        if remote.url and spec.path == NOT_HERE:
-            return replace(spec, path=self._hub.url_place(remote.url))
-        return replace(spec, path=self._hub.image_place(remote.docker)) if remote.docker else spec
+            spec = replace(spec, mmproj=hub.url_place(remote.mmproj_url))
+        if remote.url and spec.path == NOT_HERE:  # it is known before the download
+            spec = replace(spec, path=hub.url_place(remote.url))
+        elif remote.docker:
+            spec = replace(spec, path=hub.image_place(remote.docker))
+        model = hub.find(Reference.parse(remote.hf), remote.file) if remote.hf else None
+        draft = hub.find(Reference.parse(remote.draft)) if remote.draft else None
+        return _placed(spec, model, draft)
 
     def check(self, name: str, wanted: Callable[[], bool]) -> None:
         """See `Fetcher.check`. A client names a repository of the configured hub, never an address."""
@@ -312,13 +309,13 @@ class HubFetcher:
         """See `Fetcher.fetch`."""
         remote = spec.remote
         assert remote is not None, "only such models miss files"
+        files = draft = None
         if remote.hf:
             get = self._asked.pull if remote.asked else self._hub.fetch
             siblings = (MMPROJ,) if remote.mmproj else ()
             files = get(Reference.parse(remote.hf), remote.file, report, wanted, siblings=siblings)
             if files.model is None:
                 raise NotFound(f"'{remote.hf}' is a preset of several models; serve it with -hf")
-            spec = _placed(spec, files)
         elif remote.url:
             self._hub.fetch_url(remote.url, spec.path, report, wanted)
         elif remote.docker:
@@ -328,8 +325,7 @@ class HubFetcher:
             self._hub.fetch_url(remote.mmproj_url, spec.mmproj, report, wanted)
         if remote.draft:
             draft = self._hub.fetch(Reference.parse(remote.draft), "", report, wanted)
-            spec = _placed_draft(spec, draft)
-        return spec
+        return _placed(spec, files, draft)
 
     def remove(self, name: str) -> None:
         """See `Fetcher.remove`. A name without a quantization belongs to a stopped download."""
@@ -343,14 +339,11 @@ class HubFetcher:
             raise Unavailable(f"'{name}' could not be deleted: {error.strerror}") from None
 
 
-def _placed(spec: ModelSpec, files: Files | None) -> ModelSpec:
-    if files is None or files.model is None:
-        return spec
-    projector = files.siblings.get(MMPROJ) if spec.remote is not None and spec.remote.mmproj else None
-    return replace(spec, path=files.model, mmproj=spec.mmproj or projector)
-
-
-def _placed_draft(spec: ModelSpec, files: Files | None) -> ModelSpec:
-    if files is None or files.model is None or spec.draft is None:
-        return spec
-    return replace(spec, draft=replace(spec.draft, path=files.model))
+def _placed(spec: ModelSpec, files: Files | None, draft: Files | None) -> ModelSpec:
+    """Return the specification with the paths of the model and of its draft model, as far as they are known."""
+    if files is not None and files.model is not None:
+        projector = files.siblings.get(MMPROJ) if spec.remote is not None and spec.remote.mmproj else None
+        spec = replace(spec, path=files.model, mmproj=spec.mmproj or projector)
+    if draft is not None and draft.model is not None and spec.draft is not None:
+        spec = replace(spec, draft=replace(spec.draft, path=draft.model))
+    return spec

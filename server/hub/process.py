@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
@@ -107,7 +107,7 @@ class DownloadProcess:
             "parent": os.getpid(),
         }
         command = [sys.executable, "-I", "-c", _BOOT, *map(os.path.abspath, sys.path)]
-        output = run(command, json.dumps(request), what, wanted, poll)
+        output = run(command, json.dumps(request, default=str), what, wanted, poll)
         try:
             answer = json.loads(output.stdout)
         except ValueError:
@@ -131,9 +131,7 @@ class DownloadProcess:
                 last = done
 
         if not file.place.exists():
-            fields = {name: getattr(file, name) for name in WantedFile.__slots__}
-            paths = {"place": str(file.place), "partial": str(file.partial)}
-            self.call("download", file.name, wanted, poll, file={**fields, **paths}, lock=str(lock))
+            self.call("download", file.name, wanted, poll, file=asdict(file), lock=lock)
         size = file.place.stat().st_size
         report(FileProgress(file.shown, size, size))
 

@@ -62,11 +62,6 @@ class Option:
         """The flags without those of ``forms``."""
         return [flag for flag in self.flags if flag not in self.forms]
 
-    @property
-    def negatable(self) -> bool:
-        """Whether llama-server's ``LLAMA_ARG_NO_*`` form exists (llama.cpp common/arg.cpp)."""
-        return self.is_switch and False in self.constants.values()
-
     def parse(self, text: str, name: str = "") -> Any:
         """Convert the text of a flag or variable into the value that YAML would contain; `name`: which one it is."""
         convert = self.forms[name][1] if name in self.forms else self.env_forms.get(name, self.text)

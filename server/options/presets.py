@@ -16,7 +16,7 @@ lays it out::
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -32,7 +32,7 @@ from server.options.flags import FOREIGN, unsupported
 from server.options.model import WHERE, ModelSettings
 from server.options.option import Layer, Option, SourcedValue, nearest
 from server.options.server import ServerSettings
-from server.options.sources import Inputs, ModelRegistry, Origin
+from server.options.sources import FoundModel, Inputs, ModelRegistry, Origin
 from server.options.table import TABLE, merge_layers
 from server.options.values import read_bool, read_text, without_secrets
 from server.pool.spec import ScaledFile
@@ -45,34 +45,28 @@ DEDUP_CACHE = "dedup-cache-models"
 _DRAFT_PREFIXES = ("mtp-", "dspark-", "dflash-")
 
 
-@dataclass(frozen=True, slots=True)
-class LocalModel:
-    """The files of a model in a folder."""
-
-    path: Path
-    mmproj: Path | None = None
-
-
-def scan_models_dir(path: Path) -> dict[str, LocalModel]:
-    """Return the models of a folder by id. Raises ConfigError when it is not a folder that can be read."""
+def scan_models_dir(path: Path) -> dict[str, tuple[Path, Path | None]]:
+    """Return the model and the projector of each entry of a folder, by id. Raises ConfigError when it is not a folder
+    that can be read.
+    """
     if not path.is_dir():
         raise ConfigError(f"{path}: is not a folder; give --models-dir a folder that contains GGUF files")
-    by_id: dict[str, LocalModel] = {}
+    by_id: dict[str, tuple[Path, Path | None]] = {}
     try:
-        for name, model in (entry for child in sorted(path.iterdir()) for entry in _models_of(child)):
+        for name, model, projector in (entry for child in sorted(path.iterdir()) for entry in _models_of(child)):
             if name in by_id:
                 raise ConfigError(f"{path}: '{name}' is both a file and a folder; rename one")
-            by_id[name] = model
+            by_id[name] = model, projector
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     return by_id
 
 
-def _models_of(child: Path) -> Iterator[tuple[str, LocalModel]]:
+def _models_of(child: Path) -> Iterator[tuple[str, Path, Path | None]]:
     if not child.is_dir():
         split = parts_of(child.name)
         if split is not None and split.index == 1 and child.is_file() and not _is_companion(child.name):
-            yield child.name.replace(".gguf", ""), LocalModel(child)
+            yield child.name.replace(".gguf", ""), child, None
         return  # llama-server lists further parts of a split model as models that fail to load
     names = sorted(file.name for file in child.iterdir() if file.name.endswith(".gguf") and file.is_file())
     projectors = [name for name in names if "mmproj" in name]
@@ -80,7 +74,7 @@ def _models_of(child: Path) -> Iterator[tuple[str, LocalModel]]:
     if models:
         # llama-server takes the last one that the file system lists; sorted, so that it is always the same
         chosen = ([name for name in models if "-00001-of-" in name] or models)[-1]
-        yield child.name, LocalModel(child / chosen, child / projectors[-1] if projectors else None)
+        yield child.name, child / chosen, child / projectors[-1] if projectors else None
 
 
 def _is_companion(name: str) -> bool:
@@ -220,32 +214,29 @@ def find_models(inputs: Inputs, server: ServerSettings, hub: Hub) -> ModelRegist
     Asks the hub whether an uncached repository of -hf contains a preset. Raises ConfigError, also for an id that occurs
     twice.
     """
-    origins: dict[str, Origin] = {}
-    named: dict[str, Layer] = {}
-    catalogued: dict[str, Layer] = {}
+    found: dict[str, FoundModel] = {}
     where = named_source(inputs)
     preset = server.models_preset
-    if where and (found := _preset_repository(where, hub)):
-        where, preset = {}, found
+    if where and (file := _preset_repository(where, hub)):
+        where, preset = {}, file
     serves_cache = server.models_cache if server.models_cache is not None else not (where or inputs.config_named)
-    if where:
-        model_id, named[model_id] = _named_model(inputs, where)
-        origins[model_id] = Origin(next(iter(where.values())).source)
-    else:
-        for model_id, place in inputs.document.places.items():
-            origins[model_id] = Origin(place)
-    skipped: list[str] = []
     cached = hub.models() if serves_cache else []
-    if cached and inputs.is_demo and not where:  # the demo must not take the memory that the user's models need
-        place = str(hub.cache.folder)
-        catalogued |= {name: {"load": SourcedValue("on_demand", place)} for name in inputs.document.models}
-    for model_id, origin, layer in _catalogued(server.models_dir, preset, cached, hub, skipped):
-        if model_id in origins and origin.kind == "cache":
+    if where:
+        model_id, layer = _named_model(inputs, where)
+        found[model_id] = FoundModel(Origin(next(iter(where.values())).source), named=layer)
+    else:
+        demo = inputs.is_demo and cached  # the demo must not take the memory that the user's models need
+        load = {"load": SourcedValue("on_demand", str(hub.cache.folder))} if demo else {}
+        for model_id, place in inputs.document.places.items():
+            found[model_id] = FoundModel(Origin(place), catalogued=load, document=inputs.document.models[model_id])
+    skipped: list[str] = []
+    for model_id, model in _catalogued(server.models_dir, preset, cached, hub, skipped):
+        if model_id in found and model.origin.kind == "cache":
             continue
-        if model_id in origins:
-            raise ConfigError(f"{origin.place}: model '{model_id}' is configured twice; rename one")
-        origins[model_id], catalogued[model_id] = origin, layer
-    return ModelRegistry(origins, named, catalogued, tuple(skipped), serves_cache)
+        if model_id in found:
+            raise ConfigError(f"{model.origin.place}: model '{model_id}' is configured twice; rename one")
+        found[model_id] = model
+    return ModelRegistry(found, tuple(skipped), serves_cache)
 
 
 def named_source(inputs: Inputs) -> dict[str, SourcedValue]:
@@ -283,7 +274,7 @@ def _named_model(inputs: Inputs, where: Layer) -> tuple[str, Layer]:
 
 def _catalogued(
     folder: Path | None, preset_file: Path | None, cached: list[CachedModel], hub: Hub, skipped: list[str]
-) -> Iterator[tuple[str, Origin, Layer]]:
+) -> Iterator[tuple[str, FoundModel]]:
     """Yield the models of the cache, the folder and the preset, merged by id.
 
     A section is stronger than the preset's ``[*]``; a folder's model replaces the cache's of the same id (llama.cpp
@@ -306,15 +297,15 @@ def _catalogued(
             default_of = repository if is_default else ""
             origin = Origin(place, scanned=True, kind="cache", hidden=is_hidden, repository=default_of)
             found[name] = origin, {"hf": SourcedValue(name, place)}
-    for name, files in local.items():
-        origin = Origin(str(folder), files.mmproj, scanned=True, kind="models_dir")
-        found[name] = origin, {"path": SourcedValue(files.path, str(folder))}
+    for name, (path, projector) in local.items():
+        origin = Origin(str(folder), projector, scanned=True, kind="models_dir")
+        found[name] = origin, {"path": SourcedValue(path, str(folder))}
     for name, keys in preset.items():
         found.setdefault(name, (Origin(next((key.source for key in keys.values()), str(preset_file))), {}))
     for name, (origin, layer) in found.items():
         section = preset_layer(name, preset.get(name, {}), skipped)
         kind = "preset" if section else origin.kind
-        yield name, replace(origin, kind=kind), merge_layers("model", section, layer, shared)
+        yield name, FoundModel(replace(origin, kind=kind), catalogued=merge_layers("model", section, layer, shared))
 
 
 def _hidden(preset: Mapping[str, Keys], common: Keys, hub: Hub) -> frozenset[Path]:

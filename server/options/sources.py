@@ -1,6 +1,6 @@
 """Reads the sources of the settings into layers and merges them; every value keeps its source.
 
-Sources, strongest first: command line (`server.options.flags`), environment, YAML, defaults. `layers` has the exact
+Sources, strongest first: command line (`server.options.flags`), environment, YAML, defaults. `merged` has the exact
 order, and docs/adr/0005-settings-sources.md the reasons. Environment:
 
 - ``LLAMA_ARG_*`` and ``LLAMA_API_KEY`` as in llama-server (llama.cpp common/arg.cpp); ``LLAMA_ARG_NO_X`` with any value
@@ -29,15 +29,12 @@ from server.options.flags import FOREIGN, unsupported
 from server.options.model import WHERE
 from server.options.option import (
     Layer,
-    Option,
     Section,
-    SettingsModel,
     Source,
     SourcedValue,
-    descriptions,
     nearest,
 )
-from server.options.table import MODEL_ONLY, TABLE, merge_layers
+from server.options.table import TABLE, merge_layers
 from server.options.values import FALSE, is_address, read_text, without_secrets
 
 CONFIG_VARIABLE = "LLAMAPOOL_CONFIG"
@@ -88,61 +85,53 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelRegistry:
-    """The configured models in order: their origins, and the values that only their kind of origin gives."""
+class FoundModel:
+    """A configured model: its origin, and the values that only one kind of origin gives."""
 
-    origins: Mapping[str, Origin] = field(default_factory=dict)
-    named: Mapping[str, Layer] = field(default_factory=dict)  # the model of -m
-    catalogued: Mapping[str, Layer] = field(default_factory=dict)  # from --models-dir and --models-preset
+    origin: Origin
+    named: Layer = field(default_factory=dict)  # the model of -m
+    catalogued: Layer = field(default_factory=dict)  # from --models-dir and --models-preset
+    document: Layer = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRegistry:
+    """The configured models in order, by id."""
+
+    models: Mapping[str, FoundModel] = field(default_factory=dict)
     skipped: tuple[str, ...] = ()  # a warning per key of a preset without effect
     serves_cache: bool = True  # models of the hub's cache are served too
 
 
 # ---- merging
 
-SectionPath = tuple[str, ...]
-"""``("server",)``, ``("defaults",)`` or ``("models", id)``."""
-SERVER: SectionPath = ("server",)
-DEFAULTS: SectionPath = ("defaults",)
-Sections = Mapping[SectionPath, Layer]
 
+def merged(inputs: Inputs, registry: ModelRegistry) -> dict[str, Layer]:
+    """Merge the sources: of each option the strongest value, unless a stronger source replaces the option.
 
-def layers(inputs: Inputs, registry: ModelRegistry) -> Iterator[Sections]:
-    """Yield the values of each source by section, the strongest source first."""
-    flags, variables, document = inputs.flags, inputs.variables, inputs.document
-    yield {SERVER: variables.vertex}
-    yield {SERVER: flags.server, **_each_model(registry, _shared(flags.model))}
-    yield _by_model(registry.named)
-    by_name = {model_id: variables.models.get(variable_part(model_id), {}) for model_id in registry.origins}
-    yield {SERVER: variables.server, DEFAULTS: variables.defaults, **_by_model(by_name)}
-    yield _by_model(registry.catalogued)  # a preset is stronger than LLAMA_ARG_..., as in llama-server
-    yield _each_model(registry, _shared(variables.model))
-    served = {} if registry.named or not registry.origins else document.models
-    yield {SERVER: document.server, DEFAULTS: document.defaults, **_by_model(served)}
-    yield _each_model(registry, merge_layers("model", variables.defaults, document.defaults))
-    places = {model_id: next(iter(layer.values())).source for model_id, layer in registry.named.items()}
-    yield _by_model({model_id: {"load": SourcedValue("startup", place)} for model_id, place in places.items()})
-
-
-def merged(inputs: Inputs, registry: ModelRegistry) -> Sections:
-    """Merge the layers: of each option the strongest value, unless a stronger layer replaces the option.
+    Return the values of ``server``, of ``defaults`` and of each model, ``models.<id>``.
 
     With an empty `registry` there are no models; otherwise every model is contained, in order, also one without values.
     """
-    strongest_first = list(layers(inputs, registry))
-    found = {}
-    for section in (SERVER, DEFAULTS, *(("models", model_id) for model_id in registry.origins)):
-        kind: Section = "server" if section == SERVER else "model"
-        found[section] = merge_layers(kind, *(each.get(section, {}) for each in strongest_first))
+    flags, variables, document = inputs.flags, inputs.variables, inputs.document
+    found: dict[str, Layer] = {
+        "server": merge_layers("server", variables.vertex, flags.server, variables.server, document.server),
+        "defaults": merge_layers("model", variables.defaults, document.defaults),
+    }
+    for model_id, model in registry.models.items():
+        at_start = {"load": SourcedValue("startup", model.origin.place)} if model.named else {}
+        found[f"models.{model_id}"] = merge_layers(
+            "model",
+            _shared(flags.model),
+            model.named,
+            variables.models.get(variable_part(model_id), {}),
+            model.catalogued,  # a preset is stronger than LLAMA_ARG_..., as in llama-server
+            _shared(variables.model),
+            model.document,
+            found["defaults"],
+            at_start,
+        )
     return found
-
-
-def _by_model(by_id: Mapping[str, Layer]) -> Sections:
-    return {("models", model_id): layer for model_id, layer in by_id.items()}
-
-
-def _each_model(registry: ModelRegistry, layer: Layer) -> Sections:
-    return _by_model(dict.fromkeys(registry.origins, layer))
 
 
 def _shared(layer: Layer) -> Layer:
@@ -150,31 +139,29 @@ def _shared(layer: Layer) -> Layer:
     return {key: value for key, value in layer.items() if key not in (*WHERE, "aliases")}
 
 
-def mistake(details: ErrorDetails, where: str, layer: Layer, fallback: str, model: type[SettingsModel]) -> str:
+def mistake(details: ErrorDetails, layers: Mapping[str, Layer], fallback: str) -> str:
     """Return the error message for a value that pydantic rejected: its source, the key, the problem.
 
-    ``details["loc"]`` is relative to the section ``where``. ``fallback`` is the source of a missing value.
+    ``details["loc"]`` is a path in the settings. ``fallback`` is the source of a section that has no value.
     """
+    first, *rest = map(str, details["loc"])
+    where = f"models.{rest.pop(0)}" if first == "models" else first
+    layer = layers[where]
     message = details["msg"].removeprefix("Value error, ").removeprefix("Input ")
-    if not details["loc"]:  # a check of several fields
+    if not rest:  # a check of several fields
         named = [value.source for key, value in layer.items() if re.search(rf"\b{key}\b", message)]
         return f"{', '.join(dict.fromkeys(named)) or fallback}: {where}: {message}"
-    key = str(details["loc"][0])
+    key = rest[0]
     if details["type"] == "too_short":
         message = "should have at least 1 entry"
-    if details["type"] == "missing":
-        return f"{fallback}: {where}.{key} is missing; {descriptions(model)[key]}"
-    given = layer[key]
+    given, entry = layer[key], TABLE.entries["server" if where == "server" else "model", key]
     if details["type"] == "extra_forbidden":
         return f"{given.source}: {where}.{key} belongs to one model; set models.<id>.{key}"
-    metadata = [item for item in model.model_fields[key].metadata if isinstance(item, Option)]
     value = given.value[0] if isinstance(given.value, list) and len(given.value) == 1 else given.value
     value = str(value) if isinstance(value, Path) else value
     if isinstance(value, str):  # a URL without its scheme may still contain a password
-        value = (
-            without_credentials(value) if any(item.metavar == "URL" for item in metadata) else without_secrets(value)
-        )
-    shown = "" if any(item.secret for item in metadata) else f" {value!r}"
+        value = without_credentials(value) if entry.metavar == "URL" else without_secrets(value)
+    shown = "" if entry.secret else f" {value!r}"
     shown = shown if len(shown) <= 80 else shown[:77] + "..."
     return f"{located(given.source, f'{where}.{key}')}: invalid value{shown}: {message[0].lower()}{message[1:]}"
 
@@ -231,7 +218,7 @@ def _read_vertex(env: Mapping[str, str]) -> dict[str, SourcedValue]:
 
 def _read_llama(found: Source, name: str, text: str) -> None:
     negated = TABLE.by_env.get(_LLAMA + name.removeprefix(_NEGATED)) if name.startswith(_NEGATED) else None
-    if negated is not None and negated.negatable:
+    if negated is not None and negated.is_switch and False in negated.constants.values():
         found.of(negated.section)[negated.key] = SourcedValue(False, name)
     elif name in TABLE.by_env:
         entry = TABLE.by_env[name]
@@ -311,9 +298,6 @@ class _YamlReader:
                 self.document.server = self._fields("server", node, "server", place)
             elif name == "defaults":
                 self.document.defaults = self._fields("model", node, "defaults", place)
-                for key in self.document.defaults.keys() & MODEL_ONLY:
-                    source = self.document.defaults[key].source
-                    raise ConfigError(f"{source}: defaults.{key} belongs to one model; move it to models.<id>")
             elif name == "models":
                 for model_id, fields, at in self._items(node, "models", place):
                     self.document.places[model_id] = at

@@ -8,13 +8,10 @@ from typing import get_args
 
 from pydantic.fields import FieldInfo
 
-from server.options.model import ModelDefaults, ModelSettings
+from server.options.model import ModelSettings
 from server.options.option import Layer, Option, Section, SettingsModel, SourcedValue
 from server.options.server import ServerSettings
 from server.options.values import FilePath, Place
-
-MODEL_ONLY = frozenset(ModelSettings.model_fields) - frozenset(ModelDefaults.model_fields)
-"""Options that the YAML's ``defaults`` cannot set."""
 
 
 def _row(section: Section, owner: type[SettingsModel], key: str, info: FieldInfo) -> Option:

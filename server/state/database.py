@@ -11,6 +11,7 @@ import logging
 import os
 import secrets
 import sqlite3
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -125,6 +126,7 @@ class Database:
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="state")
         try:
             self._connection = self._threads.submit(_connect, path).result()
+            weakref.finalize(self, self._connection.close)  # of an application that is never started, too
             if path is not None:
                 self._lock = _locked(_lock_file(path, self.worker))
                 for each in _lock_files(path):
@@ -228,13 +230,21 @@ def _connect(path: Path | None) -> sqlite3.Connection:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         path.touch(mode=0o600)
     connection = sqlite3.connect(path or ":memory:", timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+    try:
+        _prepare(connection, path)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _prepare(connection: sqlite3.Connection, path: Path | None) -> None:
     connection.row_factory = sqlite3.Row
     connection.execute("PRAGMA journal_mode=WAL")
     connection.execute("PRAGMA synchronous=NORMAL")
     connection.execute("BEGIN IMMEDIATE")
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     if version not in (0, _FORMAT_OF_0_1, VERSION):
-        connection.close()
         raise ConfigError(
             f"server.state: {path} was written by a newer Llamapool (format {version}, this one reads {VERSION}); "
             "name another file or upgrade"
@@ -245,7 +255,6 @@ def _connect(path: Path | None) -> sqlite3.Connection:
         _create_tables(connection)
     connection.execute(f"PRAGMA user_version={VERSION}")
     connection.execute("COMMIT")
-    return connection
 
 
 def _create_tables(connection: sqlite3.Connection) -> None:

@@ -30,6 +30,7 @@ from server.options.server import ServerSettings
 from server.options.table import TABLE
 from server.settings import load_settings
 from server.uvicorn_config import check_certificate
+from tests.support.ggufs import PLAIN, TinyModel, gguf_file, lora_file
 
 ROOT = Path(__file__).parents[2]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -92,6 +93,25 @@ def test_a_port_may_be_shared() -> None:
 def test_bench_has_a_command_line_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--list"]) == 0
     assert "one stream" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("model", "problem"),
+    [
+        (TinyModel(n_embd=128), "has another shape than the model's"),
+        (TinyModel(arch="qwen3"), "is an adapter for the architecture 'llama', the model's is 'qwen3'"),
+        (PLAIN, ""),
+    ],
+)
+def test_check_config_compares_adapters_with_their_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], model: TinyModel, problem: str
+) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(f"models:\n  a:\n    path: {gguf_file(tmp_path, model)}\n    lora: {lora_file(tmp_path)}\n")
+    assert main(["check-config", str(config)]) == (2 if problem else 0)
+    error = capsys.readouterr().err
+    assert problem in error
+    assert f"{config}:4: models.a.lora: {tmp_path}/lora.gguf: " * bool(problem) in error
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,11 +17,11 @@ from server.engine.lora import Adapter
 from server.engine.request import Adapters
 from server.errors import InternalError, ModelFailed
 from server.llama.files.gguf_header import BLOCKS, NOT_MULTIPLIED, GgufHeader, Tensor
-from server.llama.files.model_file import fingerprint, read_gguf
+from server.llama.files.model_file import ModelFiles, check_files, fingerprint, read_gguf
 from server.llama.files.roles import is_encoder
 from server.llama.library import C, collect_errors, reason
 from server.llama.weights.native import NativeModel
-from server.pool.spec import LoadParams
+from server.pool.spec import LoadParams, ModelSpec
 
 _ADAPTER = ctypes.POINTER(ctypes.c_void_p)  # the bindings' type of a llama_adapter_lora
 TensorShape = tuple[int, ...]
@@ -65,16 +65,8 @@ class LoadedAdapters:
         """
         if wanted.id in self._loaded:
             return self._loaded[wanted.id][0]
-        files, path = self._native.files, Path(wanted.path)
-        shapes = {tensor.name: _padded(tensor) for _, header in files.parts for tensor in header.tensors}
-        n_vocab = C.llama_vocab_n_tokens(C.llama_model_get_vocab(self._native.loaded))
-        header = read_gguf(self._name, path)
-        problem = _problem(header, str(files.header.metadata["general.architecture"]), shapes, n_vocab)
-        adapts_lookup = any(tensor.name.startswith(f"{_LOOKED_UP}.") for tensor in header.tensors)
-        if not problem and adapts_lookup and _OUTPUT not in shapes and not is_encoder(files.header):
-            problem = f"adapts '{_LOOKED_UP}', which this model uses as its output, too: the library can't do that"
-        if problem:
-            raise ModelFailed(self._name, f"{path}: {problem}")
+        path = Path(wanted.path)
+        header = adapter_header(self._name, self._native.files, path)
         invocation = header.metadata.get(_INVOCATION, ())
         adapter = replace(
             wanted,
@@ -129,6 +121,37 @@ class LoadedAdapters:
     def forget(self, context: int) -> None:
         """Forget a context that is freed."""
         self._used.pop(context, None)
+
+
+def adapter_problem(spec: ModelSpec) -> str:
+    """Return why a configured adapter cannot be used with its model, by the headers of the files; "" if all can, or if
+    the model's own file is broken.
+    """
+    try:
+        files = check_files(spec.id, spec.path, spec.native.metadata_overrides)
+    except ModelFailed:
+        return ""
+    try:
+        for file in spec.native.lora:
+            adapter_header(spec.id, files, file.path)
+    except ModelFailed as error:
+        return error.reason
+    return ""
+
+
+def adapter_header(name: str, files: ModelFiles, path: Path) -> GgufHeader:
+    """Return the header of an adapter that fits the model of `files`. Raises `ModelFailed` that names the file."""
+    shapes = {tensor.name: _padded(tensor) for _, header in files.parts for tensor in header.tensors}
+    architecture = str(files.header.metadata["general.architecture"])
+    n_vocab = files.header.lengths.get("tokenizer.ggml.tokens", files.header.integer(f"{architecture}.vocab_size"))
+    header = read_gguf(name, path)
+    problem = _problem(header, architecture, shapes, n_vocab)
+    adapts_lookup = any(tensor.name.startswith(f"{_LOOKED_UP}.") for tensor in header.tensors)
+    if not problem and adapts_lookup and _OUTPUT not in shapes and not is_encoder(files.header):
+        problem = f"adapts '{_LOOKED_UP}', which this model uses as its output, too: the library can't do that"
+    if problem:
+        raise ModelFailed(name, f"{path}: {problem}")
+    return header
 
 
 def _pointer_to(adapter: int) -> Any:

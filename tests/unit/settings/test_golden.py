@@ -26,6 +26,10 @@ from tests.support.ggufs import TinyModel, gguf_file
 GOLDEN = Path(__file__).parent / "golden.txt"
 ECHOES = {"args", "preset", "source", "id", "path"}
 """Of a model's spec: what repeats the command line."""
+FILES = """model m d draft a b c e other eyes p-00001-of-00003 q-00002-of-00003 split/s-00001-of-00002 blind/x/x
+folder/one folder/gemma/gemma folder/gemma/mmproj-F16 twice/a twice/a/x
+many/one many/two/two many/two/mmproj many/split/s-00001-of-00002 many/split/s-00002-of-00002
+many/mmproj-F16 many/mtp-x many/dspark-x many/dflash-x many/only/mmproj"""
 
 
 def blocks() -> Iterator[list[str]]:
@@ -92,13 +96,13 @@ def outcome(lines: list[str]) -> Iterator[str]:
 def prepare(folder: Path) -> None:
     """Write the files that the cases name."""
     model = gguf_file(folder, TinyModel()).read_bytes()
-    for name in ("model", "m", "d", "draft", "a", "b", "c", "e", "other", "eyes"):
-        (folder / f"{name}.gguf").write_bytes(model)
-    for name in ("folder/one", "folder/gemma/gemma", "folder/gemma/mmproj-F16", "split/s-00001-of-00002", "blind/x/x"):
+    for name in FILES.split():
         (folder / f"{name}.gguf").parent.mkdir(parents=True, exist_ok=True)
         (folder / f"{name}.gguf").write_bytes(model)
+    (folder / "many/notes.txt").touch()
+    (folder / "many/empty").mkdir()
     (folder / "empty").mkdir()
-    (folder / "p-00001-of-00003.gguf").write_bytes(model)
+    (folder / "empty.gguf").touch()
     (folder / "blind/x/mmproj-F16.gguf").write_text("no projector")
     (folder / "t.jinja").write_text("{{ messages }}")
     (folder / "s.json").write_text('{"type": "object"}')

@@ -117,3 +117,11 @@ def test_list_devices_prints_what_can_be_chosen(capsys: pytest.CaptureFixture[st
     assert first == "Available devices:"
     assert lines
     assert all(line.startswith("  ") and "CPU" not in line.split(":")[0] for line in lines)
+
+
+def test_an_incomplete_model_of_a_folder_is_a_mistake_for_check_config(tmp_path: Path) -> None:
+    (tmp_path / "kimi").mkdir()
+    (tmp_path / "kimi" / "kimi-00001-of-00002.gguf").write_bytes(b"GGUF")
+    settings = load_settings(["--models-dir", str(tmp_path)], {})
+    with pytest.raises(ConfigError, match=r"models\.kimi\.path: of the 2 parts of the model 1 are missing"):
+        check_files(settings, strict=True)

@@ -1,5 +1,6 @@
 """Stored objects in SQLite and in a real Redis: chains, quotas, expiry, lists, take-over, and the file."""
 
+import gc
 import os
 import random
 import sqlite3
@@ -212,6 +213,28 @@ def test_a_file_of_a_newer_format_and_one_that_is_no_database_are_refused(tmp_pa
     path.write_bytes(b"not a database" * 100)
     with pytest.raises(ConfigError, match="state"):
         open_database(str(path))
+
+
+def test_the_connection_is_closed_of_a_file_that_is_refused_and_of_a_database_that_is_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[sqlite3.Connection] = []
+    connect = sqlite3.connect
+
+    def kept(*given: Any, **more: Any) -> sqlite3.Connection:
+        made.append(connect(*given, **more))
+        return made[-1]
+
+    monkeypatch.setattr(sqlite3, "connect", kept)
+    (tmp_path / "state.sqlite3").write_bytes(b"not a database" * 100)
+    with pytest.raises(ConfigError):
+        Database(tmp_path / "state.sqlite3")
+    Database(None)
+    gc.collect()
+    assert len(made) == 2
+    for each in made:
+        with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+            each.execute("SELECT 1")
 
 
 async def test_unfinished_work_is_taken_over_when_its_server_has_ended(tmp_path: Path) -> None:
