@@ -20,7 +20,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from server.errors import ConfigError
 from server.hub.cache import cache_folder
 from server.hub.hub import Hub, HubFetcher
-from server.hub.reference import SHORT
+from server.hub.names import SHORT
 from server.options.flags import read_flags
 from server.options.model import WHERE, ModelDefaults, ModelSettings
 from server.options.option import Source

@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from server.cli.connection import ArgumentParser, Connection
+from server.cli.connection import ClientParser, Connection
 from server.errors import LlamapoolError
 
 _DESCRIPTION = """Chat with a model of a running server. A message may contain paths of images, audio files or PDFs
@@ -25,7 +25,7 @@ _DIM, _PLAIN = "\033[2m", "\033[0m"
 
 def main(words: Sequence[str]) -> int:
     """Chat until the input ends. Raises LlamapoolError if there is no server."""
-    parser = ArgumentParser("chat", _DESCRIPTION)
+    parser = ClientParser("chat", _DESCRIPTION)
     parser.add_argument("message", nargs="*", help="send this message, print the reply and exit")
     parser.add_argument("--system", default="", metavar="TEXT", help="system message")
     chosen = parser.parse_args(list(words))

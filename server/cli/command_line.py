@@ -25,8 +25,8 @@ from server.engine.instances import ENGINE_THREADS
 from server.errors import MASK, ConfigError, LlamapoolError
 from server.listen import Listener, check_reach, open_listeners, published
 from server.options.flags import COMPLETION_FLAG, DEVICES_FLAG
-from server.options.option import SettingsModel
 from server.options.reference import completion, help_text
+from server.options.table import TABLE
 from server.options.values import without_secrets
 from server.pool.spec import ModelSpec
 from server.settings import Settings, check_files, load_settings, model_specs
@@ -188,22 +188,27 @@ def imported(module: str, words: list[str]) -> int:
 
 
 def effective_yaml(settings: Settings) -> str:
-    """Return all values that a source sets, as a YAML file. Keys, and passwords in URLs, are masked."""
-    server = _plain(settings.server)
-    hidden = {"api_keys": [MASK] * len(settings.server.api_keys), "hf_token": MASK}
-    server |= {name: shown for name, shown in hidden.items() if server.get(name)}
-    models = {model_id: _plain(model) for model_id, model in settings.models.items()}
-    for folder in ("models_dir", "models_preset"):  # their models are listed under models
-        server.pop(folder, None)
-    return yaml.safe_dump(_masked({"server": server, "models": models}), sort_keys=False)
+    """Return all values that a source sets, as a YAML file. Secrets, and passwords in URLs, are masked."""
+    server = {
+        key: _masked(value, is_secret=TABLE.entries["server", key].secret and not isinstance(value, dict))
+        for key, value in settings.server.model_dump(mode="json", exclude_unset=True).items()
+        if key not in ("models_dir", "models_preset")  # their models are listed under models
+    }
+    models = {
+        model_id: _masked(model.model_dump(mode="json", exclude_unset=True))
+        for model_id, model in settings.models.items()
+    }
+    return yaml.safe_dump({"server": server, "models": models}, sort_keys=False)
 
 
-def _masked(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _masked(each) for key, each in value.items()}
+def _masked(value: Any, *, is_secret: bool = False) -> Any:
+    if isinstance(value, dict):  # env and headers of MCP servers contain tokens
+        return {key: _masked(each, is_secret=is_secret or key in ("env", "headers")) for key, each in value.items()}
     if isinstance(value, list):
-        return [_masked(each) for each in value]
-    return without_secrets(value) if isinstance(value, str) else value
+        return [_masked(each, is_secret=is_secret) for each in value]
+    if not isinstance(value, str) or not value:
+        return value
+    return MASK if is_secret else without_secrets(value)
 
 
 def hub_command(name: str, words: list[str]) -> int:
@@ -245,10 +250,6 @@ def _made_for_good() -> Iterator[None]:
         gc.freeze()
     finally:
         gc.enable()
-
-
-def _plain(model: SettingsModel) -> dict[str, Any]:
-    return model.model_dump(mode="json", exclude_unset=True)
 
 
 def _shown(words: Sequence[str]) -> bool:

@@ -17,8 +17,15 @@ KEY_VARIABLE = "LLAMA_API_KEY"  # the server's own variable
 _TIMEOUT_S = 600.0  # without a byte: a model may have to load first
 
 
-class ArgumentParser(argparse.ArgumentParser):
-    """A parser of a command's options with ``--url``, ``--model`` and ``--api-key``. Errors are ConfigError."""
+class CommandParser(argparse.ArgumentParser):
+    """A parser of a command's options. Errors are ConfigError."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{self.prog.removeprefix('llamapool ')}: {message}; see {self.prog} --help")
+
+
+class ClientParser(CommandParser):
+    """A parser with ``--url``, ``--model`` and ``--api-key``."""
 
     def __init__(self, command: str, description: str) -> None:
         super().__init__(
@@ -30,9 +37,6 @@ class ArgumentParser(argparse.ArgumentParser):
             "--api-key", default=os.environ.get(KEY_VARIABLE, "").split(",")[0], metavar="KEY",
             help=f"API key (default: the variable {KEY_VARIABLE})",
         )  # fmt: skip
-
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{self.prog}: {message}; see {self.prog} --help")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,10 @@
 """``llamapool keys``: creates API keys and lists the entries of a keys file."""
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from server.errors import ConfigError
+from server.cli.connection import CommandParser
 from server.transport.endpoints import SCOPES
 from server.transport.keys import add_entry, hash_of, new_key, read_keys
 
@@ -19,14 +17,9 @@ llamapool keys list FILE
 when it changes. `list` prints the entries. To revoke a key, delete its entry."""
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> Any:
-        raise ConfigError(f"llamapool keys: {message}; see llamapool keys --help")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="llamapool keys", usage=USAGE, add_help=False)
-    commands = parser.add_subparsers(dest="command", required=True, parser_class=_Parser)
+def _parser() -> CommandParser:
+    parser = CommandParser(prog="llamapool keys", usage=USAGE, add_help=False)
+    commands = parser.add_subparsers(dest="command", required=True, prog=parser.prog)
     add = commands.add_parser("add", add_help=False)
     add.add_argument("file", type=Path)
     add.add_argument("name")

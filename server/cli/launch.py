@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from server.cli.connection import ArgumentParser, Connection
+from server.cli.connection import ClientParser, Connection
 from server.errors import LlamapoolError
 
 _DESCRIPTION = """Start a coding agent configured for a running server: codex, claude, opencode or aider.
@@ -133,7 +133,7 @@ def main(words: Sequence[str]) -> int:
     if "--" in own:
         at = own.index("--")
         own, passed = own[:at], own[at + 1 :]
-    parser = ArgumentParser("launch", _DESCRIPTION)
+    parser = ClientParser("launch", _DESCRIPTION)
     parser.add_argument("agent", choices=AGENTS)
     chosen = parser.parse_args(own)
     agent = AGENTS[chosen.agent]

@@ -8,9 +8,8 @@ from contextlib import contextmanager
 from tqdm import tqdm
 
 from server.errors import ConfigError, LlamapoolError, NotFound
-from server.hub.choice import MMPROJ, SIBLINGS
+from server.hub.names import MMPROJ, SIBLINGS, Reference
 from server.hub.process import Report
-from server.hub.reference import Reference
 from server.pool.protocols import FileProgress
 from server.settings import hub_of, hub_settings
 

@@ -1,6 +1,6 @@
 """Models from a hub, found in the cache that Hugging Face's tools share, or downloaded into it. `hub.Hub` is the entry
 point.
 
-`reference` parses model names, `choice` selects a repository's files (pure), `cache` reads the cache, `process` starts
+`names` parses model names and selects a repository's files (pure), `cache` reads the cache, `process` starts
 download processes, `child` runs in them. User documentation: ``docs/models.md``.
 """

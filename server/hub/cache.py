@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from server.errors import ConfigError
-from server.hub.choice import HubFile, is_model, parts_of
-from server.hub.reference import Reference, is_repository
+from server.hub.names import HubFile, Reference, is_model, is_repository, parts_of
 
 _FOLDERS = (
     ("LLAMA_CACHE", ""),

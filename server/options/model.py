@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, ConfigDict, WithJsonSchema, create_model, 
 
 from server.engine.request import DEFAULT_SAMPLERS, PARAMETERS, SamplingParams
 from server.formats import BY_NAME
-from server.hub.reference import Image
+from server.hub.names import Image
 from server.options.option import SettingsModel, option
 from server.options.values import (
     AUTO,

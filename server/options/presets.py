@@ -25,9 +25,8 @@ import orjson
 
 from server.errors import ConfigError, LlamapoolError, without_credentials
 from server.hub.cache import CachedModel
-from server.hub.choice import parts_of
 from server.hub.hub import Hub
-from server.hub.reference import Reference
+from server.hub.names import Reference, parts_of
 from server.options.flags import FOREIGN, unsupported
 from server.options.model import WHERE, ModelSettings
 from server.options.option import Layer, Option, SourcedValue, nearest

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, AllowInfNan, BeforeValidator, Field, WithJs
 
 from server.engine.request import SAMPLER_LETTERS, SAMPLERS, sampler_named
 from server.errors import ConfigError, short, without_credentials
-from server.hub.reference import Reference, is_registry
+from server.hub.names import Reference, is_registry
 from server.pool.spec import MetadataOverride, ScaledFile, TensorOverride
 from server.pool.tensor_patterns import check_pattern
 

@@ -39,13 +39,10 @@ class StandInHub:
     cuts: list[int] = field(default_factory=list)  # each of the next contents ends after so many bytes
     busy: int = 0  # so many of the next requests get a 503
     wrong: bytes = b""  # comes in place of every content
-    kind: str = ""  # the Content-Type of contents
-    chunked: bool = False  # contents come without their length
     tag: str = ""  # the ETag of contents, which If-Range is compared with
     lies: dict[str, str] = field(default_factory=dict)  # path -> the sum that is announced for it
     names: list[str] = field(default_factory=list)  # further names in every listing
     elsewhere: str = ""  # contents are at this hub
-    ranges: bool = True
     lfs: bool = True
     hold: threading.Event | None = None  # contents stop after their first half until it is set
     holding: threading.Event = field(default_factory=threading.Event)
@@ -157,21 +154,15 @@ def _handler(hub: StandInHub) -> type[http.server.BaseHTTPRequestHandler]:
             if hub.tag:
                 headers["ETag"] = hub.tag
                 wanted = wanted if self.headers.get("If-Range") == hub.tag else None
-            if wanted and hub.ranges:
+            if wanted:
                 first = int(wanted[1])
                 headers["Content-Range"] = f"bytes {first}-{len(body) - 1}/{len(body)}"
                 body, status = body[first:], 206
-            if hub.kind:
-                headers["Content-Type"] = hub.kind
-            if hub.chunked:
-                headers["Transfer-Encoding"] = "chunked"
-                body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
             self._say(status, body, headers, cut=hub.cuts.pop(0) if hub.cuts else None)
 
         def _say(self, status: int, body: bytes, headers: dict[str, str] | None = None, cut: int | None = None) -> None:
             self.send_response(status)
-            if "Transfer-Encoding" not in (headers or {}):
-                self.send_header("Content-Length", str(len(body)))
+            self.send_header("Content-Length", str(len(body)))
             for name, value in (headers or {}).items():
                 self.send_header(name, value)
             self.end_headers()

@@ -143,13 +143,18 @@ def test_check_config_masks_what_addresses_hold_of_passwords_and_tokens(tmp_path
         "mmproj_url": "https://models.example/eyes.gguf?hidden",
         "chat_template": "see https://a:b@c/?d=e",
     }
-    server = {"slot_save_path": "sftp://bob:hidden@store/slots"}
+    mcp = {
+        "files": {"command": "mcp-files", "env": {"TOKEN": "hidden"}},
+        "web": {"url": "https://m.example/mcp", "headers": {"Authorization": "Bearer hidden"}},
+    }
+    server = {"slot_save_path": "sftp://bob:hidden@store/slots", "hf_token": "hidden", "mcp_servers": mcp}
     config.write_text(yaml.safe_dump({"server": server, "models": {"a": model}}))
     settings = load_settings([], {}, config)
     printed = effective_yaml(settings)
     assert "hidden" not in printed
     found = yaml.safe_load(printed)
     assert found["server"]["slot_save_path"] == "sftp://****@store/slots"
+    assert found["server"]["mcp_servers"]["files"] == {"command": "mcp-files", "env": {"TOKEN": "****"}}
     assert found["models"]["a"]["model_url"] == "https://****@models.example/o/m.gguf?token=****&download=****"
     assert found["models"]["a"]["mmproj_url"] == "https://models.example/eyes.gguf?****"
     assert found["models"]["a"]["chat_template"] == model["chat_template"], "it is no address"

@@ -10,8 +10,7 @@ import pytest
 from server.cli import main
 from server.hub import wheel
 from server.hub.cache import is_inside
-from server.hub.choice import HubFile, choose
-from server.hub.reference import SHORT, Reference
+from server.hub.names import SHORT, HubFile, Reference, choose
 from server.settings import load_settings, model_specs
 from tests.support.stand_in_hub import StandInHub, stand_in_hub
 

@@ -16,8 +16,8 @@ import pytest
 from server.errors import DownloadFailed, LlamapoolError, NotFound
 from server.hub.cache import cache_folder
 from server.hub.hub import Files, Hub, HubFetcher
+from server.hub.names import Reference
 from server.hub.process import Cancelled
-from server.hub.reference import Reference
 from server.pool.protocols import FileProgress
 from server.pool.spec import NOT_HERE, ModelSpec, RemoteFiles
 from tests.support.stand_in_hub import COMMIT, StandInHub, stand_in_hub

