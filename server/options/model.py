@@ -5,12 +5,12 @@ dataclasses (`LoadParams`, `EngineParams`, `ChatParams`, `SamplingParams`) have 
 are llama-server's (llama.cpp common/arg.cpp); a field without any is Llamapool's own.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, ConfigDict, WithJsonSchema, create_model, model_validator
+from pydantic import BeforeValidator, ConfigDict, WithJsonSchema, create_model
 
 from server.engine.request import DEFAULT_SAMPLERS, PARAMETERS, SamplingParams
 from server.formats import BY_NAME
@@ -65,10 +65,8 @@ def _files(default: tuple[ScaledFile, ...], flag: str, scaled: str) -> tuple[Sca
     return option(default, flag, metavar="FILE,...", text=split_list, forms=forms, repeat=True, is_path=True)
 
 
-class AdapterSettings(SettingsModel):
+class AdapterSettings(SettingsModel, group="LoRA adapters and control vectors"):
     """LoRA adapters and control vectors."""
-
-    group: ClassVar[str] = "LoRA adapters and control vectors"
 
     lora: ScaledFiles = _files((), "--lora", "--lora-scaled")
     """LoRA adapters (GGUF) with scale 1, or with FILE:SCALE (YAML: {path: ..., scale: 0.5}). Their order defines their
@@ -94,10 +92,8 @@ def _tool_format(value: str) -> None:
         raise ValueError(f"should be auto or one of {', '.join(sorted(BY_NAME))}")
 
 
-class ChatSettings(SettingsModel):
+class ChatSettings(SettingsModel, group="Chat"):
     """Chat templates, reasoning and tool calls."""
-
-    group: ClassVar[str] = "Chat"
 
     chat_template: str = option("", "--chat-template", env=True, metavar="JINJA|NAME", replaces="chat_template_file")
     """Jinja source that replaces the model's template, or the name of a built-in template (docs/templates.md)."""
@@ -134,25 +130,19 @@ class ChatSettings(SettingsModel):
     spm_infill: Bool = option(False, "--spm-infill")
     """Put the suffix before the prefix in /infill prompts, for models trained that way."""
 
-    @model_validator(mode="after")
-    def _one_template(self) -> "ChatSettings":
+    def problems(self) -> Iterator[str]:
         if self.chat_template and self.chat_template_file is not None:
-            raise ValueError("chat_template and chat_template_file exclude each other; give one")
-        return self
+            yield "chat_template and chat_template_file exclude each other; give one"
 
 
-class MediaSettings(SettingsModel):
+class MediaSettings(SettingsModel, group="Images and audio"):
     """Projectors and media embeddings."""
 
-    group: ClassVar[str] = "Images and audio"
-
-    @model_validator(mode="after")
-    def _one_device_and_a_range(self) -> "MediaSettings":
+    def problems(self) -> Iterator[str]:
         if "," in self.mmproj_device[0]:
-            raise ValueError("mmproj_device names several devices; a projector is on one")
+            yield "mmproj_device names several devices; a projector is on one"
         if 0 < self.image_max_tokens < self.image_min_tokens:
-            raise ValueError("image_min_tokens is more than image_max_tokens")
-        return self
+            yield "image_min_tokens is more than image_max_tokens"
 
     mmproj_auto: Bool = option(True, "--mmproj-auto", env=True, off=("--no-mmproj", "--no-mmproj-auto"))
     """Load the projector found next to a model in a folder or repository, which enables image or audio input."""
@@ -179,10 +169,8 @@ class MediaSettings(SettingsModel):
     """
 
 
-class ProjectorSettings(SettingsModel):
+class ProjectorSettings(SettingsModel, group="Model"):
     """The projector of one model."""
-
-    group: ClassVar[str] = "Model"
 
     mmproj: FilePath | None = option(None, "-mm --mmproj", env=True)
     """Multimodal projector (GGUF) of the model; enables image or audio input."""
@@ -190,8 +178,8 @@ class ProjectorSettings(SettingsModel):
     """URL of the projector; downloaded to mmproj if given, otherwise into the cache."""
 
 
-class _SamplingGroup(SettingsModel):
-    group: ClassVar[str] = "Sampling defaults"
+class _SamplingGroup(SettingsModel, group="Sampling defaults"):
+    """The parameters that requests set, too."""
 
 
 _DEFAULTS = asdict(SamplingParams())
@@ -248,44 +236,34 @@ def _overrides(flags: str, **more: Any) -> tuple[str, ...]:
     return option((), flags, metavar="PATTERN=TYPE,...", **more)
 
 
-class SpeculationSettings(SettingsModel):
+class SpeculationSettings(SettingsModel, group="Speculative decoding"):
     """Speculative decoding: drafts from the text, a draft model or MTP heads."""
-
-    group: ClassVar[str] = "Speculative decoding"
 
     @property
     def has_draft(self) -> bool:
         """Whether a draft model is configured, as a file or from the hub."""
         return self.draft_model is not None or bool(self.draft_hf)
 
-    @model_validator(mode="after")
-    def _a_draft_needs_its_model(self) -> "SpeculationSettings":
+    def problems(self) -> Iterator[str]:
         if "draft-simple" in self.spec_type and not self.has_draft:
-            raise ValueError("spec_type has draft-simple, which needs draft_model (-md); add it")
+            yield "spec_type has draft-simple, which needs draft_model (-md); add it"
         if "draft-simple" in self.spec_type and "draft-mtp" in self.spec_type:
-            raise ValueError("spec_type has both draft-simple and draft-mtp; remove one")
+            yield "spec_type has both draft-simple and draft-mtp; remove one"
         if self.has_draft and "draft-mtp" in self.spec_type:
-            raise ValueError("draft_model is given, but draft-mtp uses the heads in the model's own file; leave it out")
+            yield "draft_model is given, but draft-mtp uses the heads in the model's own file; leave it out"
         if self.has_draft and self.spec_type not in (AUTO, "none") and "draft-simple" not in self.spec_type:
-            raise ValueError(f"draft_model is given, but spec_type {self.spec_type} does not use it; add draft-simple")
-        return self
-
-    @model_validator(mode="after")
-    def _synthetic_rates_fit(self) -> "SpeculationSettings":
+            yield f"draft_model is given, but spec_type {self.spec_type} does not use it; add draft-simple"
         rates, length, most = self.spec_synth_rates, self.spec_synth_len, self.spec_draft_max
-        if not rates and not length:
-            return self
         if rates and length:
-            raise ValueError("spec_synth_rates and spec_synth_len exclude each other; give one")
-        if not self.has_draft and "draft-mtp" not in self.spec_type:
-            raise ValueError("spec_synth_rates and spec_synth_len need draft_model (-md) or draft-mtp; add one")
+            yield "spec_synth_rates and spec_synth_len exclude each other; give one"
+        if (rates or length) and not self.has_draft and "draft-mtp" not in self.spec_type:
+            yield "spec_synth_rates and spec_synth_len need draft_model (-md) or draft-mtp; add one"
         if rates and len(rates) != most:
-            raise ValueError(f"spec_synth_rates should be as many as spec_draft_max, {most}, not {len(rates)}")
+            yield f"spec_synth_rates should be as many as spec_draft_max, {most}, not {len(rates)}"
         if any(not 0 <= rate <= before for before, rate in pairwise((1.0, *rates))):
-            raise ValueError("spec_synth_rates should be between 0 and 1, none above the one before it")
+            yield "spec_synth_rates should be between 0 and 1, none above the one before it"
         if length and not 1 <= length <= most + 1:
-            raise ValueError(f"spec_synth_len should be between 1 and {most + 1}, or 0")
-        return self
+            yield f"spec_synth_len should be between 1 and {most + 1}, or 0"
 
     spec_type: Annotated[
         str,
@@ -401,10 +379,8 @@ class SpeculationSettings(SettingsModel):
     """Data type of the values in the draft model's KV cache. A quantized type needs flash attention."""
 
 
-class OverrideSettings(SettingsModel):
+class OverrideSettings(SettingsModel, group="Tensors and metadata"):
     """Placement of tensors, and overrides of the file's metadata."""
-
-    group: ClassVar[str] = "Tensors and metadata"
 
     override_tensor: TextList = _overrides("-ot --override-tensor", env=True)
     """Buffer type (CPU or a device) for tensors whose name matches a regular expression, e.g. exps=CPU. The first match
@@ -429,10 +405,8 @@ class OverrideSettings(SettingsModel):
 MAX_NORM = 1000
 
 
-class EmbeddingSettings(SettingsModel):
+class EmbeddingSettings(SettingsModel, group="Embedding and reranking"):
     """Whether a model produces embeddings or scores, and how."""
-
-    group: ClassVar[str] = "Embedding and reranking"
 
     embedding: AutoBool = option(None, "--embedding --embeddings", env="LLAMA_ARG_EMBEDDINGS")
     """Serve embeddings; auto = if the file is an encoder or names a pooling type. It then generates no text."""
@@ -445,13 +419,11 @@ class EmbeddingSettings(SettingsModel):
     p-norm.
     """
 
-    @model_validator(mode="after")
-    def _consistent(self) -> "EmbeddingSettings":
+    def problems(self) -> Iterator[str]:
         if self.reranking and self.pooling not in ("", "rank"):
-            raise ValueError(f"reranking needs pooling rank, and pooling is {self.pooling}; remove one")
+            yield f"reranking needs pooling rank, and pooling is {self.pooling}; remove one"
         if self.embedding is False and (self.reranking or self.pooling):
-            raise ValueError("embedding is false, but reranking or pooling is set; remove one")
-        return self
+            yield "embedding is false, but reranking or pooling is set; remove one"
 
 
 WHERE = ("path", "hf", "hf_file", "model_url", "docker_repo")
@@ -460,16 +432,12 @@ LoadMode = Literal["auto", "none", "mmap", "mlock", "mmap+mlock"]
 MAX_SLOTS = 256  # LLAMA_MAX_SEQ
 
 
-class ContextSettings(SettingsModel):
+class ContextSettings(SettingsModel, group="Context and memory"):
     """The context: size, slots, KV cache and RoPE."""
 
-    group: ClassVar[str] = "Context and memory"
-
-    @model_validator(mode="after")
-    def _quantized_values_need_flash_attention(self) -> "ContextSettings":
+    def problems(self) -> Iterator[str]:
         if self.flash_attn == "off" and self.cache_type_v not in ("f32", "f16", "bf16"):
-            raise ValueError("cache_type_v is quantized, which needs flash_attn on or auto; change one of them")
-        return self
+            yield "cache_type_v is quantized, which needs flash_attn on or auto; change one of them"
 
     n_ctx: Int = option(-1, "-c --ctx-size", env=True, ge=-1)
     """Context size in tokens, for all slots of an instance together. Raise it for long prompts; it costs memory. -1 =
@@ -529,24 +497,17 @@ class ContextSettings(SettingsModel):
     """YaRN: low correction dimension; negative = as in the model file."""
 
 
-class HardwareSettings(SettingsModel):
+class HardwareSettings(SettingsModel, group="Loading and hardware"):
     """Loading, isolation, CPUs and devices."""
 
-    group: ClassVar[str] = "Loading and hardware"
-
-    @model_validator(mode="after")
-    def _processors_and_devices_for_each_instance(self) -> "HardwareSettings":
+    def problems(self) -> Iterator[str]:
         for name in ("cpu_range", "cpu_mask"):
             n = len(getattr(self, name))
             if n > 1 and n != self.instances:
-                raise ValueError(
-                    f"{name} has {n} CPU sets for {self.instances} instances; give one, or one per instance"
-                )
+                yield f"{name} has {n} CPU sets for {self.instances} instances; give one, or one per instance"
         if len(self.device) not in (1, self.instances):
-            raise ValueError(
-                f"device has {len(self.device)} sets for {self.instances} instances; give one, or one per instance"
-            )
-        return self
+            n = len(self.device)
+            yield f"device has {n} sets for {self.instances} instances; give one, or one per instance"
 
     load: Literal["startup", "on_demand"] = option("on_demand", metavar="WHEN")
     """When to load the model: at startup, or on the first request. A model given by -m loads at startup."""
@@ -621,16 +582,12 @@ class HardwareSettings(SettingsModel):
     """Run an empty batch after loading, so that the first request is not slower."""
 
 
-class SchedulingSettings(SettingsModel):
+class SchedulingSettings(SettingsModel, group="Scheduling"):
     """Queueing, batching and caching of an instance."""
 
-    group: ClassVar[str] = "Scheduling"
-
-    @model_validator(mode="after")
-    def _a_disk_cache_needs_a_folder(self) -> "SchedulingSettings":
+    def problems(self) -> Iterator[str]:
         if self.cache_disk and self.cache_disk_path is None:
-            raise ValueError("cache_disk needs a folder: set cache_disk_path")
-        return self
+            yield "cache_disk needs a folder: set cache_disk_path"
 
     max_queue: Int = option(256, ge=0)
     """Requests per instance that may wait for a slot; further ones get 429 with Retry-After. Clients below their fair
@@ -710,30 +667,26 @@ class ModelDefaults(
     OverrideSettings,
     HardwareSettings,
     ContextSettings,
+    group="Model",
 ):
     """Options of every model; the YAML's ``defaults`` set them for all models."""
 
-    group: ClassVar[str] = "Model"
 
-
-class ModelSettings(ProjectorSettings, ModelDefaults):
+class ModelSettings(ProjectorSettings, ModelDefaults, group="Model"):
     """One model: an entry of the YAML's ``models``, keyed by its id."""
 
     model_config = ConfigDict(
         json_schema_extra={"anyOf": [{"required": [name]} for name in ("path", "hf", "model_url", "docker_repo")]}
     )
-    group: ClassVar[str] = "Model"
 
-    @model_validator(mode="after")
-    def _has_one_source(self) -> "ModelSettings":
+    def problems(self) -> Iterator[str]:
         if self.path is None and not (self.hf or self.model_url or self.docker_repo):
-            raise ValueError("path is missing; name the GGUF file, or hf, model_url or docker_repo")
+            yield "path is missing; name the GGUF file, or hf, model_url or docker_repo"
         named = [name for name in ("hf", "model_url", "docker_repo") if getattr(self, name)]
         if len(named) > 1 or (self.path is not None and named not in ([], ["model_url"])):
-            raise ValueError(f"{', '.join([*['path'] * (self.path is not None), *named])} exclude each other; give one")
+            yield f"{', '.join([*['path'] * (self.path is not None), *named])} exclude each other; give one"
         if self.hf_file and not self.hf:
-            raise ValueError("hf_file needs hf, the repository; add it")
-        return self
+            yield "hf_file needs hf, the repository; add it"
 
     path: FilePath | None = option(None, "-m --model", env=True, replaces="hf hf_file docker_repo")
     """Path of the GGUF file; of a split model the first part. Required unless hf, model_url or docker_repo is given."""

@@ -2,25 +2,43 @@
 
 import ast
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache
 from itertools import pairwise
-from typing import Any, ClassVar, Literal, TypeVar, cast
+from typing import Any, ClassVar, Literal, Self, TypeVar, cast
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic.fields import FieldInfo
 
 Section = Literal["server", "model"]
 
 
 class SettingsModel(BaseModel):
-    """Base of the table's classes. Every field is an `option`; its docstring is its description."""
+    """Base of the table's classes. Every field is an `option`; its docstring is its description.
+
+    ``group`` is the heading in --help and in the reference: ``class LogSettings(SettingsModel, group="Logging")``.
+    """
 
     # defer_build: most classes are only bases, so their validators are never used
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
-    group: ClassVar[str] = ""  # heading in --help and in the reference
+    group: ClassVar[str] = ""
+
+    def __init_subclass__(cls, group: str = "", **more: Any) -> None:
+        super().__init_subclass__(**more)
+        cls.group = group or cls.group
+
+    def problems(self) -> Iterator[str]:
+        """Yield what is wrong with several values together. Each class of the table yields its own problems."""
+        yield from ()
+
+    @model_validator(mode="after")
+    def _has_no_problems(self) -> Self:
+        for owner in reversed(type(self).__mro__):
+            for problem in vars(owner).get("problems", SettingsModel.problems)(self):
+                raise ValueError(problem)
+        return self
 
 
 @dataclass(frozen=True, slots=True)

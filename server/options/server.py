@@ -5,10 +5,9 @@ are llama-server's (llama.cpp common/arg.cpp); a field without any is Llamapool'
 """
 
 import re
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import ClassVar, Literal
-
-from pydantic import model_validator
+from typing import Literal
 
 from server.errors import ConfigError
 from server.mcp.config import read_servers
@@ -32,12 +31,10 @@ from server.options.values import (
 from server.pool.memory import Budget, read_budget
 
 
-class HubSettings(SettingsModel):
+class HubSettings(SettingsModel, group="Hub"):
     """Downloads of models. The cache folder is LLAMA_CACHE, HF_HUB_CACHE or HF_HOME; the hub is MODEL_ENDPOINT or
     HF_ENDPOINT.
     """
-
-    group: ClassVar[str] = "Hub"
 
     hf_token: str = option("", "-hft --hf-token", env="HF_TOKEN", metavar="TOKEN", secret=True)
     """Access token of the Hugging Face hub; empty = the token stored by Hugging Face's tools."""
@@ -51,10 +48,8 @@ class HubSettings(SettingsModel):
     """
 
 
-class FetchSettings(SettingsModel):
+class FetchSettings(SettingsModel, group="Files of requests"):
     """Files of requests: whether URLs are fetched, how videos are cut into frames, and the limits of documents."""
-
-    group: ClassVar[str] = "Files of requests"
 
     media_fetch: SiteNames = option((), "--media-fetch", metavar="HOSTS")
     """Hosts from which http and https URLs in requests are fetched: off, on = all public hosts, or a list (example.com,
@@ -74,10 +69,8 @@ class FetchSettings(SettingsModel):
     """Maximum CPU time in seconds for extracting the text of a document and rendering its pages."""
 
 
-class McpSettings(SettingsModel):
+class McpSettings(SettingsModel, group="MCP"):
     """MCP servers."""
-
-    group: ClassVar[str] = "MCP"
 
     mcp_servers: JsonObject = option(
         {},
@@ -129,10 +122,8 @@ def _source(value: str) -> None:
         )
 
 
-class PageSettings(SettingsModel):
+class PageSettings(SettingsModel, group="Web page"):
     """The web UI and its tools."""
-
-    group: ClassVar[str] = "Web page"
 
     ui: Bool = option(True, "--ui --webui", env=True, off=("--no-ui", "--no-webui"))
     """Serve the web UI at / ."""
@@ -176,10 +167,8 @@ class PageSettings(SettingsModel):
         return ("all",) if self.agent else self.tools
 
 
-class StateSettings(SettingsModel):
+class StateSettings(SettingsModel, group="State"):
     """Durable state."""
-
-    group: ClassVar[str] = "State"
 
     state: str = option("auto", "--state", metavar="FILE|URL")
     """SQLite file for stored responses, conversations, files and batches. auto = llamapool/state.sqlite3 in the XDG
@@ -198,10 +187,8 @@ class StateSettings(SettingsModel):
     first start; with state memory, a secret that ends with the server."""
 
 
-class TelemetrySettings(SettingsModel):
+class TelemetrySettings(SettingsModel, group="Telemetry"):
     """Traces and KV events, besides logs and metrics."""
-
-    group: ClassVar[str] = "Telemetry"
 
     otel: Bool = option(False, "--otel")
     """Send an OpenTelemetry trace of each request to OTEL_EXPORTER_OTLP_ENDPOINT. Needs llamapool[otel]."""
@@ -224,10 +211,8 @@ def _prefix(value: str) -> None:
         raise ValueError("should start with / and not end with it")
 
 
-class ListenSettings(SettingsModel):
+class ListenSettings(SettingsModel, group="Server"):
     """Addresses, TLS, limits and shutdown of the HTTP server."""
-
-    group: ClassVar[str] = "Server"
 
     host: TextList = option(("127.0.0.1",), "--host", env=True, metavar="HOST", text=split_list, min_length=1)
     """Addresses to listen on, separated by commas. An address that ends in .sock is a Unix socket."""
@@ -303,15 +288,13 @@ class ListenSettings(SettingsModel):
         chosen = (("POST", self.predict_route, "/predict"), ("GET", self.health_route, "/health"))
         return {(method, path): own for method, path, own in chosen if path not in ("", own)}
 
-    @model_validator(mode="after")
-    def _fits_together(self) -> "ListenSettings":
+    def problems(self) -> Iterator[str]:
         if self.admin_port and self.admin_port == self.port:
-            raise ValueError("admin_port and port must differ")
+            yield "admin_port and port must differ"
         if 0 < self.max_bodies_bytes < self.max_body_bytes:
-            raise ValueError("max_bodies_bytes must be at least max_body_bytes")
+            yield "max_bodies_bytes must be at least max_body_bytes"
         if (self.ssl_key_file is None) is not (self.ssl_cert_file is None):
-            raise ValueError("ssl_key_file and ssl_cert_file belong together; give both")
-        return self
+            yield "ssl_key_file and ssl_cert_file belong together; give both"
 
 
 def _key_list(text: str) -> list[str]:
@@ -324,10 +307,8 @@ def _no_empty_key(key: str) -> None:
         raise ValueError("contains an empty key; give a key, or leave the option out to serve everybody")
 
 
-class AccessSettings(SettingsModel):
+class AccessSettings(SettingsModel, group="Access"):
     """API keys, endpoints and cross-origin access."""
-
-    group: ClassVar[str] = "Access"
 
     api_keys: TextList = option(
         (),
@@ -397,10 +378,8 @@ def _endpoint(value: str) -> None:
         raise ValueError(f"'{value}' should be HOST:PORT")
 
 
-class PoolSettings(SettingsModel):
+class PoolSettings(SettingsModel, group="Model pool"):
     """Serving several models."""
-
-    group: ClassVar[str] = "Model pool"
 
     models_dir: FilePath | None = option(None, "--models-dir", env=True, metavar="FOLDER")
     """Folder to serve models from: each GGUF file, split model and multimodal folder, under its name."""
@@ -435,10 +414,8 @@ class PoolSettings(SettingsModel):
         return replace(read_budget(self.memory), caches=self.caches_ram)
 
 
-class LogSettings(SettingsModel):
+class LogSettings(SettingsModel, group="Logging"):
     """Logs, written to standard error and optionally to a file."""
-
-    group: ClassVar[str] = "Logging"
 
     verbosity: Int = option(
         3,
