@@ -189,19 +189,19 @@ class HalfDone(FakeRunner):
     def __init__(self, left: int, *, n_seq: int) -> None:
         super().__init__(n_seq=n_seq, partial_removal=False)
         self.left = left
-        self.refused: list[list[int]] = []  # positions of each refused batch
-        self.together: list[list[int]] = []  # and, later, of each batch of several sequences
+        self.refused_at: list[list[int]] = []  # positions of each refused batch
+        self.in_one_batch: list[list[int]] = []  # and, later, of each batch of several sequences
 
     def decode(self, entries: Sequence[BatchEntry]) -> bool:
         positions = [entry.pos for entry in entries]
         if self.left and len(entries) == self.info.n_seq and min(positions) > 0:
             self.left -= 1
-            self.refused.append(positions)
+            self.refused_at.append(positions)
             for entry in entries:
                 super().decode([BatchEntry(entry.seq, entry.pos, entry.tokens[:1])])
             raise InternalError("llama_decode returned -3")
-        if self.refused and len(entries) > 1:
-            self.together.append(positions)
+        if self.refused_at and len(entries) > 1:
+            self.in_one_batch.append(positions)
         return super().decode(entries)
 
 
@@ -219,5 +219,5 @@ async def test_sequences_of_a_refused_batch_are_recomputed_alone_until_they_are_
     async with engine_over(runner) as engine:
         replies = await run(engine, *wanted)
     assert [reply.text for reply in replies] == [alone(each) for each in wanted]
-    (refused,) = runner.refused
-    assert min(runner.together[0]) > max(refused)
+    (refused,) = runner.refused_at
+    assert min(runner.in_one_batch[0]) > max(refused)
