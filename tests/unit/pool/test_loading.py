@@ -14,7 +14,7 @@ from tests.support.fakes import FakeWeights
 from tests.unit.clock import Clock
 from tests.unit.pool.fakes import Grammar, Loader, spec
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 100.0
 
 
 class Reports(list[float]):
