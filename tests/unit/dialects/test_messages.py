@@ -1,5 +1,6 @@
-"""Anthropic's tool types whose calls the client executes: shown as functions, returned as the SDK's own blocks."""
+"""Anthropic's messages: arguments, replies whole and streamed, tool types whose calls the client executes."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import anthropic.types as sdk
@@ -9,13 +10,131 @@ import pytest
 from anthropic.types.beta.beta_memory_tool_20250818_command import BetaMemoryTool20250818Command
 from pydantic import TypeAdapter
 
+from server.chat.conversation import Message
 from server.dialects.common import Header
-from server.dialects.messages.parse import MessagesRequest, parse_messages
+from server.dialects.errors import anthropic_error
+from server.dialects.messages.parse import MessagesRequest, MessageTools, parse_messages, read_conversation
 from server.dialects.messages.write import MessageWriter
 from server.dialects.tool_types import ANTHROPIC
-from server.engine.request import Event
-from server.formats.parsing.pieces import Piece, ToolCallArguments, ToolCallBegin
-from tests.unit.dialects.builders import Scripted, finished, started, text
+from server.engine.request import Event, FinishReason
+from server.errors import InvalidRequest
+from server.formats.arguments import object_text
+from server.formats.parsing.pieces import ContentText, Piece, Reasoning, ToolCallArguments, ToolCallBegin
+from tests.unit.dialects.builders import (
+    FakeCompiler,
+    FakeConstraint,
+    Scripted,
+    Turns,
+    finished,
+    make_model,
+    started,
+    text,
+)
+
+HI = {"role": "user", "content": "Hi"}
+
+
+def test_a_schema_that_cannot_be_held_is_named_as_the_client_calls_it() -> None:
+    class Strict(FakeCompiler):
+        def json_schema(self, schema: Any) -> FakeConstraint:
+            raise InvalidRequest("json_schema: 'if' is not supported", "json_schema")
+
+    model = make_model()
+    model.grammar = Strict()
+    wanted = {"format": {"type": "json_schema", "schema": {"if": {}}}}
+    with pytest.raises(InvalidRequest, match=r"^output_config.format.schema: 'if' is not supported$") as caught:
+        parse_messages({"max_tokens": 5, "messages": [HI], "output_config": wanted}).generation(model)
+    assert caught.value.param == "output_config.format.schema"
+
+
+def test_an_unknown_model_is_told_in_the_words_that_claude_code_looks_for() -> None:
+    given = {"error": {"code": 404, "message": "model 'x' not found", "type": "x", "param": "model"}}
+    assert anthropic_error(404, given)["error"]["message"] == "model: model 'x' not found"
+
+
+def called(arguments: str) -> Message:
+    block = {"type": "tool_use", "id": "c1", "name": "look", "input": orjson.loads(arguments)}
+    messages = [HI, {"role": "assistant", "content": [block]}]
+    return parse_messages({"max_tokens": 5, "messages": messages}).conversation.messages[1]
+
+
+@pytest.mark.parametrize("depth", [100, 400])
+def test_arguments_may_be_nested_more_deeply_than_orjson_writes(depth: int) -> None:
+    text = '{"a":["é",' * (depth // 2) + "null" + "]}" * (depth // 2)
+    assert called(text).calls[0].arguments == text
+
+
+def test_arguments_that_are_nested_too_deeply_are_refused_or_written() -> None:
+    """Python 3.11 writes fewer levels than later versions."""
+    text = '{"a":[' * 510 + "null" + "]}" * 510
+    try:
+        message = called(text)
+    except InvalidRequest as error:
+        if "nested too deeply" not in str(error):
+            raise
+    else:
+        assert message.calls[0].arguments == text
+
+
+HEADER = Header("demo", "msg_1", 1700000000)
+SHOWN, HIDDEN = {"type": "enabled"}, {"type": "enabled", "display": "omitted"}
+
+
+def run(reason: FinishReason = FinishReason.EOS, n_texts: int = 1, word: str = "") -> list[Event]:
+    end = finished(reason=reason, n_cached=2, stopping_word=word)
+    return [started(n_cached=2), *[text("x")] * n_texts, end]
+
+
+def whole(script: Callable[[], Turns], events: Sequence[Event], **fields: Any) -> Any:
+    reply = MessageWriter(parse_messages({"messages": [], **fields}), HEADER, script)
+    for event in events:
+        reply.feed(0, event)
+    return orjson.loads(orjson.dumps(reply.body()))
+
+
+@pytest.mark.parametrize("show", [True, False])
+@pytest.mark.parametrize("arguments", ['{"a": 1}', '{"a": "b', "", '{"a" 1}', "[1", "null"])
+@pytest.mark.parametrize(
+    "before", [[], [ContentText("So.")], [Reasoning("Hm.")], [Reasoning("Hm."), ContentText("So.")]]
+)
+def test_whatever_a_model_writes_can_be_sent_back(before: list[Piece], arguments: str, show: bool) -> None:
+    pieces = [*before, ToolCallBegin(0, "c1", "f"), ToolCallArguments(0, arguments)]
+    content = whole(lambda: Turns(pieces), run(FinishReason.LIMIT), thinking=SHOWN if show else HIDDEN)["content"]
+    warnings: list[str] = []
+    [message] = read_conversation(None, [{"role": "assistant", "content": content}], warnings, MessageTools())
+    assert warnings == []
+    assert message.reasoning == "".join(piece.text for piece in before if isinstance(piece, Reasoning) and show)
+    said = "".join(piece.text for piece in before if isinstance(piece, ContentText))
+    assert message.text.startswith(said)
+    assert message.calls or message.text.endswith(arguments)  # what is no call stands in the text
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("", b"{}"),
+        (" \n", b"{}"),
+        ('{"a": 1}', b'{"a": 1}'),
+        ('{"n": 123456789012345678901234567890}', b'{"n": 123456789012345678901234567890}'),
+        ('{"city": "Paris", "cou', b'{"city":"Paris"}'),
+        ('{"a": [1, {"b": 2', b'{"a":[1,{"b":2}]}'),
+        ('{"n": 123456789012345678901234567890, ', b'{"n":123456789012345678901234567890}'),
+        ('{"n": 1e400, ', b'{"n":null}'),
+        ('{"a" 1}', b'{"arguments":"{\\"a\\" 1}"}'),
+        ("[1]", b'{"arguments":[1]}'),
+        ("[1", b'{"arguments":[1]}'),
+        ("null", b"{}"),
+        ('{"a": "\\ud800"}', b'{"arguments":"{\\"a\\": \\"\\\\ud800\\"}"}'),
+        ('{"a": 01}', b'{"arguments":"{\\"a\\": 01}"}'),
+        ('{"a": {]', b'{"arguments":"{\\"a\\": {]"}'),
+        ("[" * 500 + "]" * 500, b'{"arguments":"%b"}' % (b"[" * 500 + b"]" * 500)),
+        ('{"a": NaN}', b'{"a":null}'),
+        ("[" * 5000, b'{"arguments":"%b"}' % (b"[" * 5000)),
+    ],
+)
+def test_arguments_are_read_as_they_were_written_or_up_to_where_they_were_cut_off(written: str, read: bytes) -> None:
+    assert object_text(written, whole=True).encode() == read
+
 
 WHOLE: tuple[TypeAdapter[Any], ...] = (TypeAdapter(sdk.Message), TypeAdapter(beta.BetaMessage))
 EVENTS: tuple[TypeAdapter[Any], ...] = (

@@ -1,1 +1,0 @@
-"""Prompts as they are: OpenAI's completions, and llama-server's own."""
