@@ -236,7 +236,7 @@ async def test_scales_set_during_a_replacement_keep_no_freed_adapter(
 
         def slow(wanted: Adapter) -> Adapter:
             begun.set()
-            go.wait(10)
+            assert go.wait(100)
             return original(wanted)
 
         monkeypatch.setattr(runner, "load_adapter", slow)
