@@ -119,7 +119,7 @@ class ToolCallSyntax:
 
     @property
     def is_list(self) -> bool:
-        """Return whether further calls follow without a trigger, up to ``close``."""
+        """Return whether further calls follow without an opening, up to ``close``."""
         return self.rest_of_list or bool(self.open)
 
 

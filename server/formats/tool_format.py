@@ -91,7 +91,7 @@ class ToolFormat:
     @property
     def signs(self) -> tuple[tuple[str, ...], ...]:
         """Return the groups of texts by which a template is recognised; () for none."""
-        markup = (*self.syntax.openings, *filter(None, [self.syntax.closing]))
+        markup = tuple(filter(None, (*self.syntax.openings, self.syntax.closing)))
         return self.recognised_by or ((markup,) if self.syntax.openings else ())
 
     def matches(self, source: str) -> bool:

@@ -233,10 +233,9 @@ class _Known:
 
     def get(self, key: _Key) -> Decoded | None:
         with self._lock:
-            found = self._found.get(key)
-            if found is not None:
+            if key in self._found:
                 self._found.move_to_end(key)
-            return found
+            return self._found.get(key)
 
     def add(self, key: _Key, found: Decoded) -> None:
         with self._lock:

@@ -8,10 +8,11 @@ redirect like the first address, and limits size, time and number.
 import asyncio
 import ipaddress
 import socket
+import string
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import quote, urljoin, urlsplit
 
 import httpcore2
 
@@ -107,7 +108,9 @@ class MediaFetcher:
                 found = file.read(self._limits.file_bytes + 1)
         except (OSError, ValueError, RuntimeError):  # the last: links in a circle, before Python 3.13
             raise Unreadable(f"file does not exist or cannot be opened: {shown}") from None
-        return self._bounded(found, url)
+        if len(found) > self._limits.file_bytes:
+            raise self._too_large(url)
+        return found
 
     async def _remote(self, url: str) -> bytes:
         for _ in range(self._limits.redirects + 1):
@@ -149,7 +152,7 @@ class MediaFetcher:
             scheme=parts.scheme.encode(),
             host=_ascii(parts.hostname or "").encode(),
             port=parts.port,
-            target=_quoted(path).encode(),
+            target=quote(path, safe=string.punctuation).encode(),
         )
         headers = [
             (b"Host", _ascii(f"{host}{port}").encode()),
@@ -185,11 +188,6 @@ class MediaFetcher:
             if len(found) > self._limits.file_bytes:
                 raise self._too_large(url)
         return bytes(found)
-
-    def _bounded(self, found: bytes, url: str) -> bytes:
-        if len(found) > self._limits.file_bytes:
-            raise self._too_large(url)
-        return found
 
     def _too_large(self, url: str) -> Unreadable:
         return Unreadable(f"{_shown(url)} has more than {self._limits.file_bytes} bytes")
@@ -259,11 +257,6 @@ def _address(written: str) -> IpAddress | None:
 
 def _ascii(host: str) -> str:
     return host if host.isascii() else host.encode("idna").decode()
-
-
-def _quoted(target: str) -> str:
-    """Percent-encode characters that are invalid in a request line."""
-    return "".join(char if "!" <= char <= "~" else "".join(f"%{byte:02X}" for byte in char.encode()) for char in target)
 
 
 def _shown(text: str) -> str:

@@ -128,7 +128,8 @@ class _Probe:
             tool_calls=calls,
             parallel_tool_calls=several,
             object_arguments=self._objects,
-            thinking=self._switches_reasoning() or _NEEDLE in shown_reasoning,
+            thinking=len({self._try([user], enable_thinking=on) for on in (True, False)}) > 1
+            or _NEEDLE in shown_reasoning,
             reasoning_tags=_reasoning_tags_in(shown_reasoning, self._source),
             all_of_a_call=self._takes_all_of_a_call(),
             preserve_reasoning=self._preserves_reasoning(),
@@ -251,9 +252,6 @@ class _Probe:
         if self._shows("user both result assistant user", in_order=False):
             return "always"
         return "latest" if self._shows("user both result", in_order=False) else "never"
-
-    def _switches_reasoning(self) -> bool:
-        return self._try([self._user], enable_thinking=True) != self._try([self._user], enable_thinking=False)
 
     def _reasoning(self) -> str:
         message = {"role": "assistant", "content": "content7351", "reasoning_content": _NEEDLE}

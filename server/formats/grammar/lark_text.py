@@ -22,14 +22,10 @@ class LarkText:
         self._loops: list[str] = []
         self._n_reserved = 0
         self._unordered: dict[tuple[object, ...], str] = {}
-        self._tags = self._control_tags(control, tags)
+        found = {tag: control(tag) for tag in tags} if control is not None else {}
+        self._tags = {tag: token for tag, token in found.items() if token is not None}
         longest_first = sorted(self._tags, key=len, reverse=True)
         self._split = re.compile(f"({'|'.join(map(re.escape, longest_first))})") if self._tags else None
-
-    @staticmethod
-    def _control_tags(control: ControlToken | None, tags: Sequence[str]) -> dict[str, int]:
-        found = {tag: control(tag) for tag in tags} if control is not None else {}
-        return {tag: token for tag, token in found.items() if token is not None}
 
     def rule(self, body: str) -> str:
         """Return the name of a rule with that body."""
