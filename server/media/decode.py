@@ -89,7 +89,7 @@ class Decoder:
             "": Processes(answerer, limits),
             _PHOTOS: Processes("server.media.photos:answerer", limits),
             _VIDEOS: Processes("server.media.video:answerer", replace(limits, cpu_s=3 * limits.cpu_s)),
-            _DOCUMENTS: Processes("server.media.pdf:answerer", for_documents),
+            _DOCUMENTS: Processes("server.media.extract:answerer", for_documents),
         }
 
     def decode(

@@ -1,6 +1,6 @@
 """Documents of requests: which files are text, and what a request says about them.
 
-Plain text, Markdown and CSV are decoded here. PDF and HTML are parsed in a process of their own (`pdf`), because a
+Plain text, Markdown and CSV are decoded here. PDF and HTML are parsed in a process of their own (`extract`), because a
 hostile file can make a parser crash, loop or take all memory.
 """
 

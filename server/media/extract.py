@@ -1,11 +1,13 @@
-"""Text and page images of PDFs, by PDFium (the library of Chrome), and the text of HTML pages.
+"""Text and page images of PDFs, by PDFium (the library of Chrome), and the visible text of HTML pages: no scripts,
+styles, metadata or comments.
 
-Not for the server's process: `decode` runs it in a process with limits.
+Not for the server's process, because a hostile page can take quadratic time: `decode` runs it in a process with limits.
 """
 
 import re
 from collections.abc import Iterator
 from contextlib import closing
+from html.parser import HTMLParser
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,6 @@ import pypdfium2.raw as _raw_bindings
 
 from server.media.document import HTML, check_text
 from server.media.header import Unreadable
-from server.media.html_text import visible_text
 from server.media.messages import Json, answering
 from server.sandbox.worker import Answer
 
@@ -29,6 +30,16 @@ _SAMPLE = (
     b"4 0 obj<</Length 28>>stream\nBT /F 9 Tf 0 0 Td (a) Tj ET  \nendstream endobj "
     b"5 0 obj<</Type/Font/Subtype/Type1/BaseFont/Helvetica>>endobj trailer<</Root 1 0 R>>"
 )
+_UNSEEN = frozenset(
+    "script style template noscript svg math iframe object canvas audio video select datalist textarea".split()  # noqa: SIM905
+)
+_BLOCKS = frozenset(
+    "address article aside blockquote body br caption dd details dialog div dl dt fieldset figcaption figure footer "  # noqa: SIM905
+    "form h1 h2 h3 h4 h5 h6 head header hr li main nav ol p pre section summary table title tr ul".split()
+)
+_PREFIXES = {"li": "- ", **{f"h{level}": "#" * level + " " for level in range(1, 7)}}
+_SPACES = re.compile(r"[ \t\r\n\f]+")
+_CELL_SPACES = re.compile(r" *(\t| ) *")
 
 
 def answerer() -> Answer:
@@ -129,3 +140,63 @@ def _rendered(page: Any, longest_side: int) -> tuple[int, int, bytes] | None:
     if pixels.ndim == 2:  # a gray page
         pixels = np.repeat(pixels[:, :, None], 3, axis=2)
     return bitmap.width, bitmap.height, np.ascontiguousarray(pixels[:, :, :3]).tobytes()
+
+
+def visible_text(page: str) -> str:
+    """Return the visible text: a line for each block, tabs between table cells, ``#`` before headings."""
+    reader = _Reader()
+    reader.feed(page)
+    reader.close()
+    reader.end_line()
+    return "\n".join(reader.lines)
+
+
+class _Reader(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.lines: list[str] = []
+        self._parts: list[str] = []  # of the current line
+        self._prefix = ""
+        self._unseen = ""  # the open element whose content is not visible
+        self._is_pre = False
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if self._unseen:
+            return
+        if tag in _UNSEEN:
+            self._unseen = tag
+        elif tag in ("td", "th"):
+            self._parts.append("\t")
+        elif tag in _BLOCKS:
+            self.end_line()
+            self._prefix = _PREFIXES.get(tag, self._prefix)
+            self._is_pre = self._is_pre or tag == "pre"
+        elif tag == "img" and (alt := dict(attrs).get("alt")):
+            self.handle_data(f"[image: {alt}]")
+
+    def handle_endtag(self, tag: str) -> None:
+        if self._unseen:
+            self._unseen = "" if tag == self._unseen else self._unseen
+        elif tag in _BLOCKS:
+            self.end_line()
+            self._is_pre = self._is_pre and tag != "pre"
+
+    def handle_data(self, data: str) -> None:
+        if self._unseen:
+            return
+        if not self._is_pre:
+            self._parts.append(_SPACES.sub(" ", data))
+            return
+        *lines, last = data.split("\n")
+        for line in lines:
+            self._parts.append(line)
+            self.end_line()
+        self._parts.append(last)
+
+    def end_line(self) -> None:
+        """Add the current line, unless it is empty."""
+        line, self._parts = "".join(self._parts), []
+        line = line.rstrip() if self._is_pre else _CELL_SPACES.sub(r"\1", line).strip()
+        if line:
+            self.lines.append(self._prefix + line)
+            self._prefix = ""
