@@ -3,13 +3,14 @@ statuses and messages are llama-server's (tools/server/server-stream.cpp, server
 """
 
 from fastapi import APIRouter, Request, Response
+from starlette.requests import ClientDisconnect
 
 from server.errors import InvalidRequest, ModelLoading, NotFound, invalid
 from server.routes.openapi import FINDS, READS, describe
 from server.serving.services import services, stream_owner
 from server.transport.body import read_json
 from server.transport.errors import json_reply
-from server.transport.sse import EventStream
+from server.transport.sse import EventStream, while_connected
 
 router = APIRouter(tags=["streams"])
 
@@ -29,7 +30,9 @@ async def read_stream(request: Request, conv_id: str = "") -> Response:
     if not stream.begun and stream.is_loading():
         raise ModelLoading
     try:
-        await stream.begin()
+        await while_connected(request, stream.begin())
+    except ClientDisconnect:
+        raise
     except Exception:  # noqa: BLE001 (the request that started it gets the error)
         raise NotFound(_GONE) from None
     if not stream.holds(offset):

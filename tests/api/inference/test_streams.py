@@ -8,11 +8,12 @@ from urllib.parse import quote
 
 import httpx
 import pytest
+from starlette.types import Message
 
 from server.pool.state import Status
 from server.transport.resumable import KeptStream, KeptStreams
 from tests.api.conftest import Api, Serve, until
-from tests.api.streams import events, posting
+from tests.api.streams import events, posting, scope_of
 from tests.support.fakes import FakeLoader
 
 HI = [{"role": "user", "content": "Hi"}]
@@ -132,6 +133,26 @@ async def test_what_fails_before_it_begins_leaves_no_stream(api: Api) -> None:
         await api.expect(path, {**CHAT, **wrong}, 400, headers=NAMED)
         await api.expect(f"GET {AT}", None, 404)
     await api.expect(path, CHAT, 400, headers={"X-Conversation-Id": "x" * 1025})
+
+
+async def test_a_reader_that_leaves_before_the_first_byte_ends_its_request(serve: Serve) -> None:
+    """Otherwise it would count among the requests of the server until the stream begins."""
+    loader, steps = stepwise()
+
+    async def receive() -> Message:
+        return {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        raise AssertionError(message)
+
+    async with serve(loader) as api, posting(api.app, "/v1/chat/completions", CHAT, NAMED):
+        await until(lambda: api.loaded().busy)
+        query = AT.partition("?")[2].encode()
+        scope = scope_of("http", "/v1/stream", {}, method="GET", query_string=query)
+        try:
+            await asyncio.wait_for(api.app(scope, receive, send), 20)
+        finally:
+            let_all_through(steps)
 
 
 async def test_a_conversation_has_one_stream(serve: Serve) -> None:
