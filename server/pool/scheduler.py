@@ -21,7 +21,7 @@ from server.pool.memory import Budget, held, readable, totals
 from server.pool.model import Lease, LoadedModel
 from server.pool.protocols import Fetcher, FileProgress
 from server.pool.spec import ModelSpec
-from server.pool.state import LOADABLE, ModelFacts, Status, check_transition
+from server.pool.state import LOADABLE, TRANSITIONS, ModelFacts, Status
 from server.pool.worker.loaders import Loaders
 from server.pool.worker.parent import WorkerSupervisor
 
@@ -471,7 +471,8 @@ class Scheduler:
 
     def _move(self, entry: Entry, status: Status, *, first_load: bool = False) -> None:
         """Change the state and notify subscribers. Raises if the transition is not allowed."""
-        check_transition(entry.id, entry.status, status)
+        if status not in TRANSITIONS[entry.status]:
+            raise InternalError(f"model '{entry.id}' cannot go from {entry.status} to {status}")
         entry.status = status
         info = entry.facts.info if first_load and entry.facts else None
         self._fan_out.publish(StatusChanged(entry.id, status, entry.failure, info))
@@ -498,22 +499,16 @@ class Scheduler:
                 if entry.idle and entry.sleeps_in_s(now) == 0:
                     self.drain(entry, Status.SLEEPING, 0.0)
         self._decide()
-        self._refuse_late(now)
+        wait_s = self._limits.wait_s
+        for model in [model for model, since in self.queue.items() if wait_s and now - since >= wait_s]:
+            entry = self._entries[model]
+            if not entry.starting:  # otherwise nobody asked for it with a request
+                del self.queue[model]
+                entry.refuse(partial(NoRoom, model, wait_s, RETRY_AFTER_S))
         if self.queue:
             return POLL_S
         sleeps_in_s = [s for entry in self._entries.values() if (s := entry.sleeps_in_s(now)) is not None]
         return max(min(sleeps_in_s), POLL_S) if sleeps_in_s else None
-
-    def _refuse_late(self, now: float) -> None:
-        """Requests don't wait for room for ever."""
-        wait_s = self._limits.wait_s
-        late = [model for model, since in self.queue.items() if wait_s and now - since >= wait_s]
-        for model in late:
-            entry = self._entries[model]
-            if entry.starting:
-                continue  # nobody asked for it with a request
-            del self.queue[model]
-            entry.refuse(partial(NoRoom, model, wait_s, RETRY_AFTER_S))
 
 
 def described(facts: ModelFacts) -> str:

@@ -5,7 +5,6 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from server.engine.lora import Adapter
-from server.errors import InternalError
 from server.media.bitmap import BitmapKind
 from server.pool.memory import Fit, Footprint
 from server.pool.protocols import FileProgress, ModelInfo
@@ -46,12 +45,6 @@ OCCUPYING = frozenset({Status.LOADING, Status.READY, Status.DRAINING})
 """The states that hold native memory, and so count against ``models_max``."""
 
 LOADABLE = frozenset({Status.UNLOADED, Status.SLEEPING, Status.FAILED})
-
-
-def check_transition(model: str, old: Status, new: Status) -> None:
-    """Raise `InternalError` unless `new` may follow `old`."""
-    if new not in TRANSITIONS[old]:
-        raise InternalError(f"model '{model}' cannot go from {old} to {new}")
 
 
 @dataclass(frozen=True, slots=True)
