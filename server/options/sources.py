@@ -91,7 +91,7 @@ class FoundModel:
     origin: Origin
     named: Layer = field(default_factory=dict)  # the model of -m
     catalogued: Layer = field(default_factory=dict)  # from --models-dir and --models-preset
-    document: Layer = field(default_factory=dict)
+    document: Layer = field(default_factory=dict)  # from the YAML file
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +109,7 @@ class ModelRegistry:
 def merged(inputs: Inputs, registry: ModelRegistry) -> dict[str, Layer]:
     """Merge the sources: of each option the strongest value, unless a stronger source replaces the option.
 
-    Return the values of ``server``, of ``defaults`` and of each model, ``models.<id>``.
-
-    With an empty `registry` there are no models; otherwise every model is contained, in order, also one without values.
+    Return the values of ``server``, of ``defaults``, and of each model of `registry`, ``models.<id>``, in order.
     """
     flags, variables, document = inputs.flags, inputs.variables, inputs.document
     found: dict[str, Layer] = {
