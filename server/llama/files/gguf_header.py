@@ -16,7 +16,9 @@ MAX_DIMS = 4
 DEFAULT_ALIGNMENT = 32
 
 _STRING, _ARRAY = 8, 9
-_TOKENS = "tokenizer.ggml.tokens"
+_TOKENS, _TOKEN_TYPES = "tokenizer.ggml.tokens", "tokenizer.ggml.token_type"
+_BYTE = 6  # enum llama_token_type
+_UTF8_BYTES = (*range(0xC0), *range(0xC2, 0xF5))
 _NAMES = ("u8", "i8", "u16", "i16", "u32", "i32", "f32", "bool", "string", "array", "u64", "i64", "f64")
 _FIXED = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 
@@ -56,7 +58,7 @@ class Tensor:
 class GgufHeader:
     """The contents of a header. Arrays of more than `MAX_KEPT_ARRAY` elements appear in ``lengths`` only. ``types``
     names each value's type: ``f32``, ``string``, ``[u32]`` for an array. ``n_bytes`` is the offset of the tensor
-    data. ``unspelled`` is the first byte that no token of the vocabulary spells, as SentencePiece does.
+    data.
     """
 
     version: int
@@ -65,7 +67,6 @@ class GgufHeader:
     tensors: tuple[Tensor, ...]
     types: dict[str, str] = field(default_factory=dict)
     n_bytes: int = 0
-    unspelled: int | None = None
 
     def integer(self, key: str, default: int = 0) -> int:
         """Return an integer value, or `default` if the key is missing or has another type."""
@@ -95,7 +96,8 @@ class _Reader:
         self._view = view
         self._size = size
         self._at = 0
-        self._unspelled: int | None = None
+        self._tokens: list[bytes] = []
+        self._token_types = (0, 0)  # their place and number
 
     def header(self) -> GgufHeader:
         version, n_tensors, n_values = self._preamble()
@@ -112,8 +114,9 @@ class _Reader:
             else:
                 metadata[key] = self._value(kind)
                 types[key] = _NAMES[kind]
+        self._check_vocabulary(metadata.get("tokenizer.ggml.model"))
         tensors, start = self._tensors(n_tensors, metadata)
-        return GgufHeader(version, metadata, lengths, tensors, types, start, self._unspelled)
+        return GgufHeader(version, metadata, lengths, tensors, types, start)
 
     def _preamble(self) -> tuple[int, int, int]:
         if self._view[:4] != b"GGUF":
@@ -163,7 +166,7 @@ class _Reader:
             at = self._at
             self._skip_strings(count)
             if key == _TOKENS:
-                self._check_tokens(at, count)
+                self._tokens = self._strings(at, count)
             return "[string]"
         if kind not in _FIXED:
             raise BrokenFileError(f"'{key}': arrays of type {kind} are not supported")
@@ -171,6 +174,8 @@ class _Reader:
         lengths[key] = count
         if count <= MAX_KEPT_ARRAY:
             metadata[key] = struct.unpack_from(f"<{count}{_FIXED[kind]}", self._view, at)
+        if key == _TOKEN_TYPES:
+            self._token_types = at, count if _FIXED[kind] in "iI" else 0
         return f"[{_NAMES[kind]}]"
 
     def _skip_strings(self, count: int) -> None:
@@ -183,23 +188,30 @@ class _Reader:
             at = self._size + 1
         self._take(at - self._at)
 
-    def _check_tokens(self, at: int, count: int) -> None:
-        """Raise `BrokenFileError` if two of these strings are equal: the library reads each up to a zero, gives empty
-        ones names, and asserts that all differ (src/llama-vocab.cpp). Note the first byte that none spells.
-        """
-        view, length_at, seen, n_empty = self._view, struct.Struct("<Q").unpack_from, set[bytes](), 0
+    def _strings(self, at: int, count: int) -> list[bytes]:
+        """Return strings that `_skip_strings` has measured, each up to a zero, as the library reads them."""
+        view, length_at, found = self._view, struct.Struct("<Q").unpack_from, list[bytes]()
         for _ in range(count):
             end = at + 8 + length_at(view, at)[0]
             text = view[at + 8 : end]
-            if 0 in text:
-                text = text[: text.index(0)]
-            seen.add(text)
-            n_empty += not text
+            found.append(text[: text.index(0)] if 0 in text else text)
             at = end
-        if len(seen) + max(n_empty - 1, 0) < count:
+        return found
+
+    def _check_vocabulary(self, kind: object) -> None:
+        """Raise `BrokenFileError` for tokens at which the library ends the process (src/llama-vocab.cpp): it gives
+        empty ones names and asserts that all differ; SentencePiece spells characters that it does not know by bytes.
+        """
+        tokens = set(self._tokens)
+        if len(tokens) + max(self._tokens.count(b"") - 1, 0) < len(self._tokens):
             raise BrokenFileError(f"{_TOKENS} has the same token twice")
-        spellings = ((byte, {b"<0x%02X>" % byte, bytes((byte,))}) for byte in range(256))
-        self._unspelled = next((byte for byte, spelled in spellings if seen.isdisjoint(spelled)), None)
+        if kind == "llama":
+            for byte in _UTF8_BYTES:
+                if tokens.isdisjoint((b"<0x%02X>" % byte, bytes((byte,)))):
+                    raise BrokenFileError(f"{_TOKENS} has no <0x{byte:02X}>: no token spells that byte")
+        at, n_types = self._token_types
+        if kind == "bert" and _BYTE in struct.unpack_from(f"<{min(n_types, len(self._tokens))}i", self._view, at):
+            raise BrokenFileError(f"{_TOKEN_TYPES} has a byte ({_BYTE}), which WordPiece does not know")
 
     def _tensors(
         self, count: int, metadata: Mapping[str, Scalar | tuple[Scalar, ...]]

@@ -112,9 +112,11 @@ _OF_HEADS = (
     "head_count_kv",
     *(f"{of}_length{kind}" for of in ("key", "value") for kind in ("", "_mla", "_swa")),
 )
-_EXPERT_TABLE = "ffn_gate_tid2eid"  # integers: the experts of each token; another table is a draft model's d2t
+_EXPERT_TABLE = "ffn_gate_tid2eid"  # integers: the experts of each token; the only other table is a draft model's d2t
 _ROPE_SCALING = ("none", "linear", "yarn", "longrope")
 _TWICE_AS_WIDE = ("jamba", "granitehybrid")
+_WIDER = ("deepseek4", "gemma4-assistant", "qwen4exp")
+_PROJECTION = "dense_2_out.weight"  # of embeddings, in lfm2
 _FORGET_ONE_EXPERT = ("hunyuan-dense", "hunyuan_vl")  # they count a single expert as none, used or not
 
 
@@ -123,13 +125,12 @@ def _problem(header: GgufHeader, architecture: str) -> str | None:
     kind = header.metadata.get("tokenizer.ggml.model")
     if kind in ("none", "no_vocab"):  # the library loads it and aborts at the first token (src/llama-vocab.cpp)
         return f"tokenizer.ggml.model is '{kind}': a file without a vocabulary"
-    if kind == "llama" and header.unspelled is not None:  # it aborts at a character that needs the byte (byte_to_token)
-        return f"tokenizer.ggml.tokens has no <0x{header.unspelled:02X}>: no token spells that byte"
     return (
         _out_of_range(header, architecture)
         or _bad_experts(header, architecture)
         or _bad_attention(header, architecture)
         or _bad_states(header, architecture)
+        or _bad_embedding(header, architecture)
     )
 
 
@@ -138,7 +139,7 @@ def _bad_tensor(header: GgufHeader) -> str | None:
     (ggml-cpu.c, type_traits_cpu; binary-ops.cpp).
     """
     for tensor in header.tensors:
-        is_table = not tensor.name.endswith(".weight") or _EXPERT_TABLE in tensor.name
+        is_table = tensor.name == "d2t" or _EXPERT_TABLE in tensor.name
         if tensor.type in NOT_MULTIPLIED and not is_table:
             return f"the tensor '{tensor.name}' is of type {tensor.type}, which is not for computing"
         if len(tensor.shape) == 1 and BLOCKS[tensor.type][0] > 1:
@@ -213,6 +214,15 @@ def _bad_states(header: GgufHeader, architecture: str) -> str | None:
     n_embd, key = header.integer(f"{architecture}.embedding_length"), f"{architecture}.ssm.inner_size"
     if architecture in _TWICE_AS_WIDE and header.integer(key) != 2 * n_embd:
         return f"{key} is {header.integer(key)}, not twice the embedding's {n_embd}"
+    return None
+
+
+def _bad_embedding(header: GgufHeader, architecture: str) -> str | None:
+    """A context reads so many values of each embedding (src/llama-hparams.cpp, n_embd_out), however few there are."""
+    n_embd, key = header.integer(f"{architecture}.embedding_length"), f"{architecture}.embedding_length_out"
+    is_wider = architecture in _WIDER or any(tensor.name == _PROJECTION for tensor in header.tensors)
+    if header.integer(key) > n_embd and not is_wider:
+        return f"{key} is {header.integer(key)}, more than the {n_embd} values of an embedding"
     return None
 
 

@@ -26,9 +26,9 @@ from server.llama.weights.model import LlamaWeights
 from server.llama.weights.params import check_computable
 from server.pool.memory import HOST
 from server.pool.protocols import Weights
-from server.pool.spec import LoadParams, ModelSpec, ScaledFile
+from server.pool.spec import LoadParams, MetadataOverride, ModelSpec, ScaledFile
 from tests.model.native_fixtures import failure, load, open_runner
-from tests.support.ggufs import CHATML, TinyModel, damaged, gguf_file, lora_file, truncated
+from tests.support.ggufs import BERT, CHATML, TinyModel, damaged, gguf_file, lora_file, truncated
 from tests.support.ggufs.model import Arch
 from tests.support.ggufs.writing import finish
 from tests.support.real_server import ROOT
@@ -172,6 +172,8 @@ def test_an_unknown_architecture_is_the_reason_given(gguf_folder: Path) -> None:
         ("blk.0.ffn_down.weight", GGMLQuantizationType.Q8_K, "is of type 15, which is not for computing"),
         ("blk.0.ffn_down.weight", GGMLQuantizationType.I32, "is of type 26, which is not for computing"),
         ("blk.0.attn_norm.weight", GGMLQuantizationType.F64, "is of type 28, which is not for computing"),
+        ("blk.0.attn_q.bias", GGMLQuantizationType.I32, "is of type 26, which is not for computing"),
+        ("blk.0.ssm_d", GGMLQuantizationType.I32, "is of type 26, which is not for computing"),
         ("output_norm.weight", GGMLQuantizationType.Q8_0, "is a single row of the quantized type 8"),
     ],
 )
@@ -213,6 +215,21 @@ def test_a_norm_or_bias_in_16_bits_is_refused_unless_a_gpu_computes_its_layer(
     for n_gpu_layers in (0, 1):  # the output counts as a layer
         with pytest.raises(ModelFailed):
             check_computable("tiny", LoadParams(n_gpu_layers=n_gpu_layers), files)
+
+
+def test_bytes_of_a_vocabulary_of_word_pieces_are_refused(gguf_folder: Path) -> None:
+    """The library ended the process while it loaded them."""
+    path = gguf_file(gguf_folder, BERT)
+    at = path.read_bytes().index(b"tokenizer.ggml.token_type") + len("tokenizer.ggml.token_type") + 16
+    assert "tokenizer.ggml.token_type has a byte (6)" in failure(damaged(path, at, b"\6\0\0\0"))
+
+
+def test_embeddings_longer_than_the_model_computes_are_refused(gguf_folder: Path) -> None:
+    """The library ended the process at the first embedding."""
+    path = gguf_file(gguf_folder, BERT)
+    override = MetadataOverride("bert.embedding_length_out", 128)
+    said = failure(path, metadata_overrides=(override,))
+    assert "bert.embedding_length_out is 128, more than the 64 values of an embedding" in said
 
 
 def test_a_damaged_hyperparameter_is_refused(tiny_path: Path) -> None:
