@@ -204,8 +204,9 @@ def _bad_attention(header: GgufHeader, architecture: str) -> str | None:
     if isinstance(scaling, str) and scaling not in _ROPE_SCALING:
         return f"{architecture}.rope.scaling.type is '{scaling}', none of {', '.join(_ROPE_SCALING)}"
     window = f"{architecture}.attention.sliding_window"
-    if header.integer(window) and header.integer(f"{window}_pattern") == 1:
-        return f"{window}_pattern is 1: no layer would have the window"
+    pattern = header.metadata.get(f"{window}_pattern")
+    if header.integer(window) and (pattern == 1 or (isinstance(pattern, tuple) and not any(pattern))):
+        return f"{window}_pattern is {pattern}: no layer would have the window"
     return None
 
 
@@ -218,7 +219,8 @@ def _bad_states(header: GgufHeader, architecture: str) -> str | None:
 
 
 def _bad_embedding(header: GgufHeader, architecture: str) -> str | None:
-    """A context reads so many values of each embedding (src/llama-hparams.cpp, n_embd_out), however few there are."""
+    """Return what is wrong with the number of values that a context reads of each embedding (n_embd_out), however few
+    the model computes."""
     n_embd, key = header.integer(f"{architecture}.embedding_length"), f"{architecture}.embedding_length_out"
     is_wider = architecture in _WIDER or any(tensor.name == _PROJECTION for tensor in header.tensors)
     if header.integer(key) > n_embd and not is_wider:

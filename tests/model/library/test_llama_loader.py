@@ -232,6 +232,18 @@ def test_embeddings_longer_than_the_model_computes_are_refused(gguf_folder: Path
     assert "bert.embedding_length_out is 128, more than the 64 values of an embedding" in said
 
 
+def test_a_window_that_no_layer_has_is_refused(tmp_path: Path) -> None:
+    """The library asserts that one has it."""
+    writer = GGUFWriter(tmp_path / "none.gguf", "gemma3")
+    writer.add_embedding_length(64)
+    writer.add_block_count(2)
+    writer.add_sliding_window(8)
+    writer.add_sliding_window_pattern([False, False])
+    writer.add_tensor("token_embd.weight", np.zeros((2, 64), np.float32))
+    finish(writer)
+    assert "sliding_window_pattern is (False, False): no layer" in failure(tmp_path / "none.gguf")
+
+
 def test_a_damaged_hyperparameter_is_refused(tiny_path: Path) -> None:
     at = tiny_path.read_bytes().index(b"llama.block_count") + len("llama.block_count") + 4
     assert "block_count" in failure(damaged(tiny_path, at, b"\xff\xff\xff\xff"))
