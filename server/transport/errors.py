@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import orjson
 from fastapi import FastAPI
+from sse_starlette.sse import SendTimeoutError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -31,7 +32,6 @@ from server.transport.body import BodyTimeout, BodyTooLarge, TooManyValues, Unsu
 from server.transport.cors import NotJson
 from server.transport.endpoints import TARGET, Target
 from server.transport.limits import RateLimited, TooManyBodies
-from server.transport.sse import SendTimeoutError
 
 logger = logging.getLogger(__name__)
 

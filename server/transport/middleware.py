@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from urllib.parse import quote
 
+from sse_starlette.sse import SendTimeoutError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import RedirectResponse, Response
@@ -25,7 +26,7 @@ from server.transport.errors import error_response
 from server.transport.keys import KeyStore, given_name
 from server.transport.limits import Rates
 from server.transport.options import HttpOptions
-from server.transport.sse import HEAD_ONLY, SendTimeoutError
+from server.transport.sse import HEAD_ONLY
 from server.transport.websocket import PATHS as SOCKET_PATHS
 
 logger = logging.getLogger(__name__)

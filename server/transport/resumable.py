@@ -19,9 +19,10 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Any
 
+from sse_starlette.sse import SendTimeoutError
+
 from server.errors import InvalidRequest, Unavailable
 from server.state.redis import PREFIX, Redis
-from server.transport.sse import SendTimeoutError
 
 MAX_ID_CHARS = 1024
 KEPT_S = 300.0  # after its end; llama-server's, as the next

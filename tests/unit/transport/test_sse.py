@@ -3,11 +3,12 @@ from collections.abc import AsyncGenerator
 from types import SimpleNamespace
 
 import pytest
+from sse_starlette.sse import SendTimeoutError
 from starlette.requests import Request
 from starlette.types import Message
 
 from server.transport.options import HttpOptions
-from server.transport.sse import HEAD_ONLY, EventStream, SendTimeoutError
+from server.transport.sse import HEAD_ONLY, EventStream
 
 SCOPE = {"type": "http", "method": "GET"}
 
