@@ -30,7 +30,7 @@ from server.pool.protocols import Weights
 from server.pool.spec import LoadParams, ModelSpec
 from tests.media_files import SOUNDS, media_file, pdf, png
 from tests.model.native_fixtures import F32, Entry, engine_on, raw_logits
-from tests.support.ggufs import PLAIN, SLIDING_WINDOW, TinyModel, gguf_file, truncated
+from tests.support.ggufs import PLAIN, SLIDING_WINDOW, TinyModel, damaged, gguf_file, truncated
 from tests.support.ggufs.catalogue import MROPE
 from tests.support.ggufs.projector import TinyProjector, projector_file
 from tests.support.real_server import EXACT, RealServer, llamapool
@@ -263,6 +263,25 @@ def test_a_projector_that_cannot_work_is_one_clear_line(gguf_folder: Path, tmp_p
         with pytest.raises(ModelFailed, match=message) as caught:
             LlamaLoader().load(spec, lambda _: True)
         assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "type_", "message"),
+    [
+        ("clip.has_vision_encoder", 0, "is of type u8, not bool"),
+        ("clip.vision.image_size", 5, "is of type i32, not u32"),
+    ],
+)
+def test_a_projectors_value_of_another_type_is_refused(
+    gguf_folder: Path, tmp_path: Path, key: str, type_: int, message: str
+) -> None:
+    """The library asserts its type, which ended the process."""
+    whole = projector_file(tmp_path, TinyProjector("mlp"))
+    path = damaged(whole, whole.read_bytes().index(key.encode()) + len(key), type_.to_bytes(4, "little"))
+    native = LoadParams(n_ctx=256, warmup=False, fit=False)
+    spec = ModelSpec("tiny", gguf_file(gguf_folder, PLAIN), mmproj=path, native=native)
+    with pytest.raises(ModelFailed, match=f"{key} {message}"):
+        LlamaLoader().load(spec, lambda _: True)
 
 
 @pytest.mark.parametrize(("kind", "pooling"), [("mlp", "mean"), ("gemma3", "none"), ("qwen2vl", "last")])

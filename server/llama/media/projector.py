@@ -1,6 +1,7 @@
 """A loaded projector: tokenizes media of prompts and computes their embeddings."""
 
 import ctypes
+import re
 import secrets
 import sys
 import threading
@@ -39,6 +40,15 @@ _ADD_POSITIONS = {
 """Projectors that add position embeddings without a lookup, by the prefix of their tensors (tools/mtmd/models); others
 look up rows first, which converts any type to 32 bits.
 """
+
+
+_VALUE_TYPES = {  # tools/mtmd/clip.cpp: get_string, get_bool, get_f32 and get_u32 assert them
+    "string": r"general\.(name|description)|clip\.(\w+\.)*projector_type",
+    "bool": r"clip\.(has_\w+_encoder|use_gelu|use_silu)",
+    "f32": r"clip\.\w+\.attention\.layer_norm_epsilon",
+    "u32": r"clip\.\w+\.(embedding_length|feed_forward_length|block_count|projection_dim|attention\.head_count)"
+    r"|clip\.vision\.(image_size|patch_size)|clip\.audio\.num_mel_bins",
+}
 
 
 class Projector:
@@ -215,10 +225,16 @@ def check_projector(name: str, path: Path, header: GgufHeader, sizes: set[int]) 
 
 
 def check_is_projector(name: str, path: Path, header: GgufHeader) -> None:
-    """Check that the file is a projector; otherwise the library would log lines of its own. Raises `ModelFailed`."""
+    """Check that the file is a projector whose values have the types that the library asserts; otherwise it would log
+    lines of its own, or end the process. Raises `ModelFailed`.
+    """
     if header.metadata.get("general.architecture") != "clip":
         found = header.metadata.get("general.architecture", "nothing")
         raise ModelFailed(name, f"mmproj {path} is no projector: its architecture is {found}, a projector's is clip")
+    for key, found in header.types.items():
+        wanted = next((type_ for type_, keys in _VALUE_TYPES.items() if re.fullmatch(keys, key)), found)
+        if found != wanted:
+            raise ModelFailed(name, f"mmproj {path}: {key} is of type {found}, not {wanted}")
 
 
 def projector_params(name: str, native: LoadParams, marker: str) -> ctypes.Structure:
