@@ -156,6 +156,7 @@ def _out_of_range(header: GgufHeader, architecture: str) -> str | None:
         ("embedding_length", 1, 1 << 24),
         ("context_length", 1, (1 << 31) - 1),
         ("rope.dimension_count", 2, _head_size(header, architecture)),
+        ("rope.dimension_count_swa", 2, _window_head_size(header, architecture)),
         *((f"attention.{key}", 0, _MOST_HEADS) for key in _OF_HEADS),
     ):
         full = f"{architecture}.{key}"
@@ -194,8 +195,9 @@ def _experts_used(header: GgufHeader, architecture: str) -> int:
 
 
 def _bad_attention(header: GgufHeader, architecture: str) -> str | None:
-    if header.integer(f"{architecture}.rope.dimension_count") % 2:
-        return f"{architecture}.rope.dimension_count is odd"
+    for key in ("rope.dimension_count", "rope.dimension_count_swa"):
+        if header.integer(f"{architecture}.{key}") % 2:
+            return f"{architecture}.{key} is odd"
     for key in ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"):
         epsilon = header.metadata.get(f"{architecture}.{key}", 0.0)
         if not isinstance(epsilon, float) or not 0.0 <= epsilon < math.inf:
@@ -233,6 +235,11 @@ def _head_size(header: GgufHeader, architecture: str) -> int:
     n_head = header.integer(f"{architecture}.attention.head_count")
     divided = header.integer(f"{architecture}.embedding_length") // n_head if n_head else 1 << 16
     return max(divided, header.integer(f"{architecture}.attention.key_length"))
+
+
+def _window_head_size(header: GgufHeader, architecture: str) -> int:
+    """Return the same for layers with a sliding window."""
+    return header.integer(f"{architecture}.attention.key_length_swa") or _head_size(header, architecture)
 
 
 # enum llama_model_kv_override_type, with the types of values in a file that each replaces

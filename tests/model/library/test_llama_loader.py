@@ -28,7 +28,7 @@ from server.pool.memory import HOST
 from server.pool.protocols import Weights
 from server.pool.spec import LoadParams, MetadataOverride, ModelSpec, ScaledFile
 from tests.model.native_fixtures import failure, load, open_runner
-from tests.support.ggufs import BERT, CHATML, TinyModel, damaged, gguf_file, lora_file, truncated
+from tests.support.ggufs import BERT, CHATML, SLIDING_WINDOW, TinyModel, damaged, gguf_file, lora_file, truncated
 from tests.support.ggufs.model import Arch
 from tests.support.ggufs.writing import finish
 from tests.support.real_server import ROOT
@@ -242,6 +242,14 @@ def test_a_window_that_no_layer_has_is_refused(tmp_path: Path) -> None:
     writer.add_tensor("token_embd.weight", np.zeros((2, 64), np.float32))
     finish(writer)
     assert "sliding_window_pattern is (False, False): no layer" in failure(tmp_path / "none.gguf")
+
+
+@pytest.mark.parametrize(("n", "said"), [(0, "is 0, outside 2 to 16"), (7, "is odd"), (18, "is 18, outside 2 to 16")])
+def test_rotated_elements_of_layers_with_a_window_are_checked(n: int, said: str, gguf_folder: Path) -> None:
+    """The library asserted, or computed without an end."""
+    override = MetadataOverride("gemma3.rope.dimension_count_swa", n)
+    reason = failure(gguf_file(gguf_folder, SLIDING_WINDOW), metadata_overrides=(override,))
+    assert f"gemma3.rope.dimension_count_swa {said}" in reason
 
 
 def test_a_damaged_hyperparameter_is_refused(tiny_path: Path) -> None:
