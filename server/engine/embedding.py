@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 @dataclass(eq=False, slots=True)
 class EmbeddingJob:
     """One request: its inputs, none empty. ``done`` belongs to the event loop. Step threads add the ``results``, by
-    input, or an ``error``, and then tell the event loop.
+    input, or an ``error``, and then notify the event loop.
     """
 
     inputs: Sequence[MediaPrompt]
@@ -123,7 +123,7 @@ class EmbeddingInstance(StepThread):
         self.running: Sequence[Piece] = ()  # in the current decode
         self._queue = queue
         self._loop = loop
-        self._changed: set[EmbeddingJob] = set()  # jobs of which the event loop is not told yet
+        self._changed: set[EmbeddingJob] = set()  # jobs of which the event loop is not notified yet
         self._n_served = [0] * runner.info.n_seq
 
     # ---- on the event loop
