@@ -395,7 +395,7 @@ def lifespan_of(
 
 
 def prepare_first_reply() -> None:
-    """Do now, while models load, what the first request would do beside its first decodes, which takes 35 ms there."""
+    """Do now, while models load, what the first request would do during its first decodes, which takes 35 ms there."""
     build_validators()
     anyio.get_cancelled_exc_class()  # imports anyio's backend, which Starlette uses
 

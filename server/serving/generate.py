@@ -104,23 +104,23 @@ class Exchange:
         conversation = self._request.headers.get(CONVERSATION)
         if conversation:
             return await self._kept(conversation)
-        beginning = asyncio.create_task(self._begin())
-        beginning.add_done_callback(lambda task: task.cancelled() or task.exception())  # perhaps nobody awaits it
+        starting = asyncio.create_task(self._begin())
+        starting.add_done_callback(lambda task: task.cancelled() or task.exception())  # perhaps nobody awaits it
 
         def give_up() -> None:
-            beginning.cancel()
+            starting.cancel()
             self._session.close()
 
         try:
             with Watch(self._request.receive):
-                await asyncio.wait((beginning,), timeout=self._ping_s if self._ping_s > 0 else None)
-            if beginning.done():
-                beginning.result()
+                await asyncio.wait((starting,), timeout=self._ping_s if self._ping_s > 0 else None)
+            if starting.done():
+                starting.result()
         except BaseException:
             give_up()
             raise
         return EventStream(
-            *(self._request, self._chunks(beginning)),
+            *(self._request, self._chunks(starting)),
             on_close=give_up,
             ping_s=self._ping_s,
             headers=self.headers,
@@ -194,13 +194,13 @@ class Exchange:
             raise
         return generation.writer.body()
 
-    async def _chunks(self, beginning: asyncio.Task[None] | None = None) -> AsyncGenerator[bytes, None]:
+    async def _chunks(self, starting: asyncio.Task[None] | None = None) -> AsyncGenerator[bytes, None]:
         """Yield the stream's events, after a ping unless it has begun. An error is the last, as in llama-server."""
         try:
-            if beginning is not None:
-                if not beginning.done():
+            if starting is not None:
+                if not starting.done():
                     yield self._ping()
-                await beginning
+                await starting
             generation = self._generation
             assert generation is not None, "the requests have been submitted"
             async with contextlib.aclosing(self._rounds(generation)) as chunks:
