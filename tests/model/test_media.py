@@ -268,8 +268,8 @@ def test_a_projector_that_cannot_work_is_one_clear_line(gguf_folder: Path, tmp_p
 @pytest.mark.parametrize(
     ("key", "type_", "message"),
     [
-        ("clip.has_vision_encoder", 0, "is of type u8, not bool"),
-        ("clip.vision.image_size", 5, "is of type i32, not u32"),
+        ("clip.has_vision_encoder", 0, "must be of type bool, not u8"),
+        ("clip.vision.image_size", 5, "must be of type u32, not i32"),
     ],
 )
 def test_a_projectors_value_of_another_type_is_refused(

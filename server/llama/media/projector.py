@@ -234,7 +234,7 @@ def check_is_projector(name: str, path: Path, header: GgufHeader) -> None:
     for key, found in header.types.items():
         wanted = next((type_ for type_, keys in _VALUE_TYPES.items() if re.fullmatch(keys, key)), found)
         if found != wanted:
-            raise ModelFailed(name, f"mmproj {path}: {key} is of type {found}, not {wanted}")
+            raise ModelFailed(name, f"mmproj {path}: {key} must be of type {wanted}, not {found}")
 
 
 def projector_params(name: str, native: LoadParams, marker: str) -> ctypes.Structure:
