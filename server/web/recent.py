@@ -33,7 +33,7 @@ class BodyStart:
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class RecordedBodies:
     """One request by its id (`X-Request-Id`) and the response so far."""
 
     id: str
@@ -47,11 +47,11 @@ class Bodies:
 
     def __init__(self, *, on: bool = False) -> None:
         self.on = on
-        self._exchanges: deque[Exchange] = deque(maxlen=MOST_KEPT)
+        self._recorded: deque[RecordedBodies] = deque(maxlen=MOST_KEPT)
 
-    def of(self, request_id: str) -> Exchange | None:
-        """Return the newest exchange with this id."""
-        return next((one for one in reversed(self._exchanges) if one.id == request_id), None)
+    def of(self, request_id: str) -> RecordedBodies | None:
+        """Return the newest request with this id."""
+        return next((one for one in reversed(self._recorded) if one.id == request_id), None)
 
     def around(self, app: ASGIApp) -> ASGIApp:
         """Wrap `app` to record request and response bodies."""
@@ -63,8 +63,8 @@ class Bodies:
             if target is None or scope["type"] != "http" or not target.endpoint.is_work:
                 await app(scope, receive, send)
                 return
-            exchange = Exchange(scope[RECORD].id, target.path)
-            self._exchanges.append(exchange)
+            exchange = RecordedBodies(scope[RECORD].id, target.path)
+            self._recorded.append(exchange)
 
             async def received() -> Message:
                 message = await receive()
