@@ -127,12 +127,12 @@ class Session:
         return await self._in_thread(lambda: job.reply(found))
 
     def _take(self, number: int, events: list[Event]) -> None:
-        """Keep the events of request `number`, and wake their reader."""
-        for event in events:
+        """Keep the events of request `number`, up to the first failure of any request, and wake their reader."""
+        for event in events if self._failure is None else ():
             if isinstance(event, Failed):
                 self._failure = event.error
-            else:
-                self._events.append((number, event))
+                break
+            self._events.append((number, event))
         if self._arrival is not None and not self._arrival.done():
             self._arrival.set_result(None)
 

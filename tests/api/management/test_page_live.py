@@ -13,7 +13,7 @@ from server.engine import snapshots
 from server.engine.snapshots import InstanceView
 from server.web import live as page_live
 from server.web.live import History
-from tests.api.conftest import Api, Serve
+from tests.api.conftest import Api, Serve, until
 from tests.api.streams import Exchange, posting
 from tests.support.fakes import FakeLoader
 
@@ -159,6 +159,41 @@ async def test_a_running_request_is_cancelled_by_its_id(serve: Serve) -> None:
         assert [one["outcome"] for one in ended] == ["cancelled"]
         again = (await api.client.post("/v1/chat/completions/control", json=order)).json()
         assert again["success"] is False
+
+
+class Pausing(Exchange):
+    """A client that can stop reading."""
+
+    def __init__(self, api: Api) -> None:
+        self.reads = asyncio.Event()
+        self.reads.set()
+        self.n_sent = 0
+        super().__init__(api.app, "/v1/chat/completions", CHAT)
+
+    async def _send(self, message: dict[str, Any]) -> None:
+        self.n_sent += 1
+        await self.reads.wait()
+        await super()._send(message)
+
+
+async def test_a_cancelled_request_ends_with_an_error_though_its_client_reads_slowly(serve: Serve) -> None:
+    steps = threading.Semaphore(0)
+    async with serve(FakeLoader(steps=steps)) as api, looking(api) as looks:
+        exchange = Pausing(api)
+        steps.release(3)
+        assert await exchange.start() == 200
+        slot = busy_slots(await looks.until("state", lambda s: steps.release() or busy_slots(s)))[0]  # type: ignore[func-returns-value]
+        exchange.reads.clear()
+        n_sent = exchange.n_sent
+        await until(lambda: steps.release() or exchange.n_sent > n_sent)  # type: ignore[func-returns-value]
+        order = {"id": slot["choice"]["request"], "action": "cancel"}
+        assert (await api.client.post("/v1/chat/completions/control", json=order)).json() == {"success": True}
+        steps.release(1000)
+        await looks.ended(1)
+        exchange.reads.set()
+        said = b"".join([part async for part in exchange.chunks()])
+        await exchange.task
+    assert b"cancelled by the operator of this server" in said
 
 
 async def test_it_needs_a_key_and_has_room_for_some(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
