@@ -59,6 +59,7 @@ class KeptStream:
         self._failure: Exception | None = None  # why nothing was written
         self._changed = asyncio.Event()  # a new one after each change
         self._task: asyncio.Task[None] | None = None
+        self._pinging: asyncio.TimerHandle | None = None
 
     @property
     def content(self) -> bytes:
@@ -119,11 +120,9 @@ class KeptStream:
 
     def _ping(self, ping: bytes, ping_s: float, n_before: int) -> None:
         """Append `ping` if nothing was written since there were `n_before` bytes; look again after `ping_s`."""
-        if self.done:
-            return
         if self.total_bytes == n_before:
             self.append(ping)
-        self._loop.call_later(ping_s, self._ping, ping, ping_s, self.total_bytes)
+        self._pinging = self._loop.call_later(ping_s, self._ping, ping, ping_s, self.total_bytes)
 
     def append(self, chunk: bytes) -> None:
         """Append data; the oldest is dropped above the limit."""
@@ -138,6 +137,8 @@ class KeptStream:
 
     def finish(self, failure: Exception | None = None) -> None:
         """End it. `failure`: what `begin` raises if nothing was written."""
+        if self._pinging is not None:
+            self._pinging.cancel()  # its interval is the client's, and it holds the stream and its request
         if not self.done:
             self._failure = failure
             self.completed_at = int(time.time())

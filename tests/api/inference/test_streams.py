@@ -1,7 +1,10 @@
 """Streams that continue without their client, read again by their own one; streams whose model is loaded first."""
 
 import asyncio
+import gc
 import threading
+import weakref
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
@@ -211,6 +214,19 @@ async def test_of_a_long_stream_the_newest_is_kept() -> None:
     assert (stream.holds(1), stream.holds(2)) == (False, True)
     stream.stop()
     assert b"".join([part async for part in stream.read(2)]) == b"23456789ab"
+
+
+async def test_an_ended_stream_is_not_held_until_its_next_ping() -> None:
+    async def chunks() -> AsyncGenerator[bytes, None]:
+        yield b"123"
+
+    stream = KeptStream("c")
+    stream.produce(chunks(), error=lambda _: b"", ping=b":", ping_s=86400.0)
+    await stream.stopped()
+    held = weakref.ref(stream)
+    del stream
+    gc.collect()
+    assert held() is None
 
 
 async def kept(streams: KeptStreams, name: str, body: bytes) -> KeptStream:
