@@ -82,6 +82,7 @@ class Exchange:
         self._request, self._dialect, self._parsed = request, dialect, parsed
         self._session = Session(request, parsed.keep_alive_s, parsed.salt)
         self._generation: Generation | None = None
+        self._has_begun = False  # whether a ping has sent the first events of the reply
         ping_s = parsed.options.sse_ping_interval
         self._ping_s: float = self._session.services.options.sse_ping_interval if ping_s is None else ping_s
 
@@ -160,6 +161,7 @@ class Exchange:
 
     def _ping(self) -> bytes:
         begun = b"" if self._generation is None else self._generation.writer.ping()
+        self._has_begun = self._has_begun or bool(begun)
         return begun or self._dialect.ping
 
     async def _start(self) -> Generation:
@@ -172,8 +174,13 @@ class Exchange:
         """Submit the requests of a stream and wait for its first event. A failure closes the session."""
 
         async def begin() -> None:
+            self._generation = None  # of an attempt that failed
             await self._start()
-            await self._session.wait()
+            try:
+                await self._session.wait()
+            except ModelEnded as ended:
+                ended.asked_again = ended.asked_again or self._has_begun  # a second reply must not follow the first
+                raise
 
         try:
             await self._session.retried(begin)

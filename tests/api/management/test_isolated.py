@@ -7,6 +7,7 @@ import signal
 import subprocess
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +184,26 @@ async def test_killed_under_streams_it_ends_only_its_own_with_an_error_and_comes
         reply = await api.expect("POST /v1/chat/completions", chat(f"!die once {tmp_path / 'died'}!", model="b"))
         assert reply.json()["usage"]["completion_tokens"] == 20
         assert (engine(api, "a").supervisor.n_restarts, engine(api, "b").supervisor.n_restarts) == (1, 1)
+
+
+async def test_a_stream_that_a_ping_has_begun_is_not_begun_again(start: Start, tmp_path: Path) -> None:
+    hangs = tmp_path / "hangs"
+    image = f"data:image/png;base64,{base64.b64encode(media_file('tiny.png')).decode()}"
+    async with start(f"encodes {hangs}") as api:
+        used = api.app.state.services
+        api.app.state.services = replace(used, options=replace(used.options, sse_ping_interval=0.02))
+        content = [{"type": "input_image", "image_url": image}]
+        body = {"input": [{"role": "user", "content": content}], "stream": True}
+        async with posting(api.app, "/v1/responses", body) as exchange:
+            assert await exchange.start() == 200
+            raw = b""
+            while b"event: response.created" not in raw or not hangs.exists():
+                raw += await exchange.chunk()
+            os.kill(engine(api).supervisor.pid, signal.SIGKILL)
+            while b"event: response.failed" not in raw:
+                raw += await exchange.chunk()
+                assert raw.count(b"event: response.created") == 1
+        await is_back(api)
 
 
 async def test_a_whole_reply_that_had_begun_is_asked_for_once_more_and_counts_once(
