@@ -152,6 +152,8 @@ def mistake(details: ErrorDetails, layers: Mapping[str, Layer], fallback: str) -
     key = rest[0]
     if details["type"] == "too_short":
         message = "should have at least 1 entry"
+    elif details["type"] == "path_type":  # pydantic also names the class
+        message = "is not a valid path"
     given, entry = layer[key], TABLE.entries["server" if where == "server" else "model", key]
     if details["type"] == "extra_forbidden":
         return f"{given.source}: {where}.{key} belongs to one model; set models.<id>.{key}"
