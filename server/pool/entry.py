@@ -60,6 +60,7 @@ class Entry:
     sizing: asyncio.Task[None] | None = None  # measures it
     need: Mapping[str, int] | None = None  # bytes by device that must be free for its load
     taken: Mapping[str, int] = field(default_factory=dict)  # bytes by device that are its own, from the load's begin on
+    n_adapter_bytes: int = 0  # in ``taken``: of the adapters that it had when it fell asleep
     fit: Fit | None = None  # as what it was last loaded, of the same files
     shared: Mapping[str, int] = field(default_factory=dict)  # of both: weights that other entries may load, too
     weights: Hashable = None  # equal in entries that share them; None = its process is its own
@@ -82,8 +83,10 @@ class Entry:
 
     @property
     def held(self) -> Mapping[str, int]:
-        """Bytes by device: ``taken``, and the adapters of the runtime, which are where most of the weights are."""
-        n_bytes = sum(adapter.n_bytes for adapter in self.runtime_adapters)
+        """Bytes by device: ``taken``, and the adapters that were loaded since, where most of the weights are."""
+        if self.loaded is None:
+            return self.taken
+        n_bytes = sum(adapter.n_bytes for adapter in self.runtime_adapters) - self.n_adapter_bytes
         device = max(self.taken, key=self.taken.__getitem__, default=HOST)
         return {**self.taken, device: self.taken.get(device, 0) + n_bytes} if n_bytes else self.taken
 

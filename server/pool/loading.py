@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -111,8 +111,7 @@ class Load:
         fit = self.before
         if fit is None or not self._fits_again(fit):
             fit = self.loader.fit(self.spec, self.granted)
-        native = replace(fit.spec.native, lora=self.spec.native.lora)  # it had others when it was loaded before
-        self.chosen = fit = replace(fit, spec=replace(fit.spec, native=native))
+        self.chosen = fit
         for note in fit.notes:
             log.info("model '%s': %s", self.spec.id, note)
         self._check_wanted()
@@ -121,7 +120,8 @@ class Load:
     def _fits_again(self, before: Fit) -> bool:
         """Return whether the previous choice had everything and there is ample room again; then nothing is measured."""
         memory, kept = self.loader.memory(), max(self.spec.native.fit_target) << 20
-        return not before.notes and all(
+        had_others = before.spec.native.lora != self.spec.native.lora  # LoRA adapters
+        return not (before.notes or had_others) and all(
             n <= self.granted.get(device, n) and (device not in memory or n <= memory[device].free - kept)
             for device, n in totals(before.footprint).items()
         )

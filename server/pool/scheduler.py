@@ -277,6 +277,7 @@ class Scheduler:
             *(model.info, model.template, model.n_ctx_seq, model.n_slots, model.loaded_at, footprint, model.fit)
         )
         self.memory.loaded(entry, totals(footprint) if measured else {})
+        entry.n_adapter_bytes = sum(adapter.n_bytes for adapter in entry.runtime_adapters) if entry.taken else 0
         entry.progress = 1.0
         entry.last_used = self._clock()
         log.info("model '%s' is %s: %s", entry.id, "awake" if woke else "loaded", described(entry.facts))

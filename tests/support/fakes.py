@@ -570,7 +570,13 @@ class FakeWeights:
         files = self.spec.native.lora
         if files:
             self.runners[-1].adapters = tuple(
-                Adapter(i if f.id is None else f.id, str(f.path), f.scale, fingerprint=f"fake:{f.path}", name=f.name)
+                Adapter(
+                    i if f.id is None else f.id,
+                    *(str(f.path), f.scale),
+                    fingerprint=f"fake:{f.path}",
+                    name=f.name,
+                    n_bytes=10,
+                )
                 for i, f in enumerate(files)
             )
         return self.runners[-1]

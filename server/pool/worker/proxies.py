@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from server.engine.embedding import check_input
-from server.engine.lora import Adapter, check_adapters, rescaled
+from server.engine.lora import Adapter, check_adapters, default_set, rescaled
 from server.engine.media import MediaPrompt, Spans
 from server.engine.params import EngineParams
 from server.engine.request import Adapters, Event, Failed, Finished, Request, Sink
@@ -298,6 +298,7 @@ class IsolatedEngine(EngineProxy):
         now = {adapter.id: adapter.scale for adapter in self.adapters}  # maybe set after the worker has answered
         self.adapters = tuple(replace(adapter, scale=now.get(adapter.id, adapter.scale)) for adapter in adapters)
         self.supervisor.use_adapters(adapters)
+        self.supervisor.keep("set_adapter_scales", default_set(self.adapters))
 
     async def load_adapter(self, name: str, path: str, in_place: bool) -> None:
         """Load a LoRA adapter in the worker, see `Engine.load_adapter`."""

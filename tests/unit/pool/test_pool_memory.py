@@ -349,3 +349,35 @@ async def test_caches_share_what_models_leave() -> None:
         await s.pool.unload("m0")
         await s.work()
         assert limits() == [200]
+
+
+class WithAdapters(Sized):
+    """Each adapter of a model takes 10 bytes."""
+
+    def fit(self, spec: ModelSpec, granted: Mapping[str, int] | None = None) -> Fit:
+        found = super().fit(spec, granted)
+        return replace(found, footprint={HOST: Bytes(self.sizes[spec.id] + 10 * len(spec.native.lora))})
+
+    def load(self, spec: ModelSpec, progress: Callable[[float], bool]) -> FakeWeights:
+        weights = super().load(spec, progress)
+        taken = {HOST: Bytes(self.sizes[spec.id] + 10 * len(spec.native.lora))}
+        weights.footprint = lambda: taken  # type: ignore[method-assign]
+        return weights
+
+
+async def test_an_adapter_that_is_loaded_again_after_sleep_counts_once() -> None:
+    budget = Budget(Amount(BUDGET), caches=-1)
+    async with pool_of(spec("m0", sleep_idle_s=60), "m1", loader=WithAdapters(), budget=budget) as s:
+        (await loaded(s, "m0")).release()
+        s.engines.made[0].adapters = (Adapter(0, "a.gguf", name="a", n_bytes=10),)
+        s.pool.adapters_changed()
+        assert s.engines.made[0].cache_limit == 190
+        await s.later(61)
+        assert s.status("m0") is Status.SLEEPING
+        (await loaded(s, "m0")).release()
+        woken = s.engines.made[1]
+        assert [adapter.name for adapter in woken.adapters] == ["a"]
+        assert woken.cache_limit == 190
+        woken.adapters = ()
+        s.pool.adapters_changed()
+        assert woken.cache_limit == 200

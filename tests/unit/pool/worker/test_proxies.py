@@ -1,14 +1,17 @@
 """What an engine's proxy decides without its worker."""
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
+from server.engine.lora import Adapter
 from server.engine.media import MediaSpan, media_tokens
 from server.engine.params import EngineParams
 from server.engine.request import Bounds, Event, Failed, Request, Text
 from server.errors import ContextExceeded, InvalidRequest, ModelFailed, Unavailable
 from server.pool.protocols import ModelInfo
+from server.pool.spec import ModelSpec
 from server.pool.worker.messages import LoadedFacts, RemoteChunk
 from server.pool.worker.parent import WorkerSupervisor
 from server.pool.worker.proxies import IsolatedEngine
@@ -86,6 +89,24 @@ async def test_a_request_without_events_is_retried_once() -> None:
     engine.fail_all(ModelFailed("demo", "no file"))
     assert [type(event) for event in heard["c"]] == [Failed]
     assert not engine.busy
+
+
+async def test_an_id_that_a_restarted_process_gives_again_gets_its_own_scale() -> None:
+    supervisor, engine = made()
+    supervisor._spec, supervisor._facts = ModelSpec("demo", Path("demo.gguf")), LoadedFacts(ModelInfo(), {})
+    answers: list[tuple[Adapter, ...]] = [(Adapter(0, "a", 0.0, name="a"),), (), (Adapter(0, "b", 0.0, name="b"),)]
+
+    async def call(function: str, *arguments: object) -> tuple[Adapter, ...]:
+        return answers.pop(0)
+
+    supervisor.call = call  # type: ignore[method-assign]
+    await engine.load_adapter("a", "a", False)
+    engine.set_adapter_scales(((0, 0.5),))
+    await engine.unload_adapter("a")
+    await engine.load_adapter("b", "b", False)
+    assert supervisor._settings.get(("set_adapter_scales",), ()) == ()
+    engine.set_adapter_scales(((0, 0.5),))
+    assert supervisor.sent[-1] == ("set_adapter_scales", ((0, 0.5),))
 
 
 async def test_a_request_long_before_the_next_start_is_refused() -> None:
