@@ -6,6 +6,7 @@ take 44 s, 4 MB over an hour. The tokens of a text that ends in a special token 
 What follows is tokenized as after a start without BOS. So the parts can be tokenized one by one.
 """
 
+import contextlib
 import ctypes
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -34,6 +35,10 @@ class SpecialTexts:
             yield raw[start:end]
             start = end
         yield raw[start:]
+
+    def left_out(self, raw: bytes) -> bytes:
+        """Return `raw` without special texts."""
+        return self._pattern.sub(b"", raw)
 
     def _cut(self, raw: bytes, at: int) -> int:
         """Return the end of the first special text at or after `at` that no other one overlaps; 0 = none."""
@@ -82,12 +87,15 @@ CONTROL = 1 << 3  # LLAMA_TOKEN_ATTR_CONTROL
 _USER_DEFINED = 1 << 4
 _TURN_ENDS = ("<|end|>", "[/INST]", "<\uff5cAssistant\uff5c>")
 _NOT_PRINTED = 1 | CONTROL  # and LLAMA_TOKEN_ATTR_UNKNOWN: llama_vocab::impl::token_to_piece
+_SENTENCEPIECE = 1  # enum llama_vocab_type
+_UTF8_BYTES = (*range(0xC0), *range(0xC2, 0xF5))
 _SPECIAL = _USER_DEFINED | _NOT_PRINTED
 
 
 class LlamaVocab:
     """`server.engine.runner_api.Vocab` over a loaded model. Ids are -1 for tokens the model does not have. Thread-safe
-    until the weights are closed.
+    until the weights are closed. ``unspelled``: bytes for which a SentencePiece vocabulary has no token. The library
+    ends the process at a character that needs one (src/llama-vocab.cpp, byte_to_token).
     """
 
     def __init__(self, model: int) -> None:
@@ -117,6 +125,10 @@ class LlamaVocab:
         self._special = self._special_texts(t for t, _ in special)
         self._pieces = _pieces(pointer, self.n_tokens)
         self._plain: list[bytes | None] = [None] * self.n_tokens
+        self.unspelled = _unspelled(pointer, self._pieces) if self.type == _SENTENCEPIECE else frozenset()
+        self._texts = frozenset[bytes]()  # of all tokens, to look for those of single characters
+        if self.unspelled:
+            self._texts = frozenset(map(fast.vocab_get_text, repeat(pointer), every))
 
     @property
     def pointer(self) -> int:
@@ -129,14 +141,20 @@ class LlamaVocab:
         """Return the tokens that end a chat turn: end-of-generation tokens, and those that some families write between
         turns (gpt-oss, Mistral, DeepSeek).
         """
-        found = {text: self.tokenize(text, add_special=False, parse_special=True) for text in _TURN_ENDS}
-        return self.eog | {
-            tokens[0] for text, tokens in found.items() if len(tokens) == 1 and self.piece(tokens[0]) == text.encode()
-        }
+        found = set[int]()
+        for text in _TURN_ENDS:
+            with contextlib.suppress(InvalidRequest):  # it cannot be spelled
+                tokens = self.tokenize(text, add_special=False, parse_special=True)
+                found |= {token for token in tokens if len(tokens) == 1 and self.piece(token) == text.encode()}
+        return self.eog | found
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        """Raises `InvalidRequest` for a text that the library cannot measure (2 GiB)."""
+        """Raises `InvalidRequest` for a text that the library cannot measure (2 GiB), or that has a character that the
+        vocabulary cannot spell.
+        """
         raw = _utf8(text)
+        if self.unspelled:
+            self._check_spelled((self._special if parse_special else self._always_special).left_out(raw))
         if len(raw) > _MAX_BYTES:
             raise InvalidRequest(f"the text has {len(raw)} bytes, at most {_MAX_BYTES} can be tokenized")
         if len(raw) < _LONG_BYTES:
@@ -146,6 +164,11 @@ class LlamaVocab:
         for piece in (self._special if parse_special else self._always_special).pieces(raw):
             tokens += self._tokenize(piece, False, parse_special)
         return tokens + last
+
+    def _check_spelled(self, raw: bytes) -> None:
+        for char in set(raw.decode().replace(" ", "\u2581")):
+            if not self.unspelled.isdisjoint(char.encode()) and char.encode() not in self._texts:
+                raise InvalidRequest(f"the model's vocabulary has no token for {char!r}")
 
     def _ends(self) -> tuple[list[int], list[int]]:
         """Return what ``add_special`` puts before and after a text."""
@@ -231,6 +254,16 @@ def _utf8(text: str) -> bytes:
         return text.encode()
     except UnicodeEncodeError:  # JSON can carry halves of surrogate pairs: join the whole ones, replace the others
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
+
+
+def _unspelled(pointer: int, pieces: Sequence[bytes]) -> frozenset[int]:
+    """Return the bytes of UTF-8 that no token of a SentencePiece vocabulary spells."""
+    single = compress(range(len(pieces)), map((1).__eq__, map(len, pieces)))
+    texts = set(map(fast.vocab_get_text, repeat(pointer), single))
+    found = [byte for byte in _UTF8_BYTES if texts.isdisjoint((b"<0x%02X>" % byte, bytes((byte,))))]
+    if found:  # a token of another type may have that text
+        texts.update(pieces)
+    return frozenset(byte for byte in found if b"<0x%02X>" % byte not in texts)
 
 
 def _suppressed(pointer: int) -> tuple[int, ...]:

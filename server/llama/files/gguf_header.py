@@ -18,7 +18,6 @@ DEFAULT_ALIGNMENT = 32
 _STRING, _ARRAY = 8, 9
 _TOKENS, _TOKEN_TYPES = "tokenizer.ggml.tokens", "tokenizer.ggml.token_type"
 _BYTE = 6  # enum llama_token_type
-_UTF8_BYTES = (*range(0xC0), *range(0xC2, 0xF5))
 _NAMES = ("u8", "i8", "u16", "i16", "u32", "i32", "f32", "bool", "string", "array", "u64", "i64", "f64")
 _FIXED = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 
@@ -200,15 +199,11 @@ class _Reader:
 
     def _check_vocabulary(self, kind: object) -> None:
         """Raise `BrokenFileError` for tokens at which the library ends the process (src/llama-vocab.cpp): it gives
-        empty ones names and asserts that all differ; SentencePiece spells characters that it does not know by bytes.
+        empty ones names and asserts that all differ.
         """
         tokens = set(self._tokens)
         if len(tokens) + max(self._tokens.count(b"") - 1, 0) < len(self._tokens):
             raise BrokenFileError(f"{_TOKENS} has the same token twice")
-        if kind == "llama":
-            for byte in _UTF8_BYTES:
-                if tokens.isdisjoint((b"<0x%02X>" % byte, bytes((byte,)))):
-                    raise BrokenFileError(f"{_TOKENS} has no <0x{byte:02X}>: no token spells that byte")
         at, n_types = self._token_types
         if kind == "bert" and _BYTE in struct.unpack_from(f"<{min(n_types, len(self._tokens))}i", self._view, at):
             raise BrokenFileError(f"{_TOKEN_TYPES} has a byte ({_BYTE}), which WordPiece does not know")

@@ -225,6 +225,10 @@ class SamplerFactory:
         return clone
 
     def _new_dry(self, p: SamplingParams, window: int) -> int:
+        for text in p.dry_sequence_breakers if self._vocab.unspelled else ():  # the library tokenizes parts of them
+            if not text.isascii():
+                raise InvalidRequest("the model's vocabulary cannot spell every text", "dry_sequence_breakers")
+            self._vocab.tokenize(text, add_special=False, parse_special=False)
         breakers = [text.encode("utf-8", "replace") for text in p.dry_sequence_breakers]
         array = (ctypes.c_char_p * len(breakers))(*breakers)
         dry: int = C.llama_sampler_init_dry(

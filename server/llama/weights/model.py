@@ -166,6 +166,8 @@ class LlamaWeights:
         self._adapters = LoadedAdapters(native, spec.id, spec.native)
         try:
             self.media, self._owns_media = projector, projector is None
+            if spec.mmproj is not None and self.vocab.unspelled:  # libmtmd tokenizes the text beside media itself
+                raise ModelFailed(spec.id, "its vocabulary cannot spell every text, so it takes no mmproj")
             if projector is None and spec.mmproj is not None:
                 self.media = Projector(spec.id, spec.mmproj, model, spec.native)
             if self.media is not None:

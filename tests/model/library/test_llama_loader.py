@@ -16,7 +16,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.errors import InternalError, ModelFailed
+from server.errors import InternalError, InvalidRequest, ModelFailed
 from server.llama.files.gguf_header import BLOCKS
 from server.llama.files.model_file import check_files
 from server.llama.library import C
@@ -189,12 +189,20 @@ def test_a_tensor_that_the_library_cannot_compute_with_is_refused(
     assert f"'{name}' {expected}" in failure(tmp_path / "odd.gguf")
 
 
-def test_a_vocabulary_that_cannot_spell_every_byte_is_refused(gguf_folder: Path, tmp_path: Path) -> None:
-    """The library ended the process at the first character that needs the byte."""
+def test_a_character_that_a_vocabulary_cannot_spell_is_refused(gguf_folder: Path, tmp_path: Path) -> None:
+    """The library ended the process at it. Fine-tunes with vocabularies of their own lack bytes, and work otherwise."""
     whole = gguf_file(gguf_folder, TinyModel(tokenizer="spm", n_vocab=512))
     path = tmp_path / "no-emoji.gguf"
     path.write_bytes(whole.read_bytes().replace(b"<0xF0>", b"<0xZZ>"))
-    assert "tokenizer.ggml.tokens has no <0xF0>" in failure(path)
+    with closing(load(whole)) as intact, closing(load(path)) as lacking:
+        assert lacking.vocab.unspelled == {0xF0}
+        assert not intact.vocab.unspelled
+        text = "<s>Kit\u00f6s, \u20ac 1\n"
+        tokens = lacking.vocab.tokenize(text, add_special=True, parse_special=True)
+        assert tokens == intact.vocab.tokenize(text, add_special=True, parse_special=True)
+        with pytest.raises(InvalidRequest, match="no token for '\U0001f600'"):
+            lacking.vocab.tokenize("a \U0001f600", add_special=True, parse_special=False)
+        assert lacking.vocab.turn_ends() == intact.vocab.turn_ends()
 
 
 @pytest.mark.parametrize("name", ["blk.1.attn_norm.weight", "blk.1.post_ffw_norm_2.weight", "blk.1.attn_q.bias"])
