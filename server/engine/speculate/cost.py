@@ -52,7 +52,7 @@ class StepCost:
     _last_seen: dict[int, int] = field(default_factory=dict)  # number of the last step of a size
     _n_steps: int = 0
     _prompt_token_s: deque[float] = field(default_factory=lambda: deque(maxlen=SEEN))
-    _curve: tuple[list[int], list[float]] | None = None  # sizes, and their seconds, which never fall
+    _curve: tuple[Numbers, Numbers] | None = None  # sizes, and their seconds, which never fall
 
     def observe(self, n_tokens: int, seconds: float) -> None:
         """Record a step of `n_tokens`, each with logits."""
@@ -80,7 +80,7 @@ class StepCost:
         self._curve = self._curve or self._learned()
         return np.interp(n_tokens, *self._curve)
 
-    def _learned(self) -> tuple[list[int], list[float]]:
+    def _learned(self) -> tuple[Numbers, Numbers]:
         """Return the curve through the measured sizes, and two points that extend it to all sizes."""
         sizes = sorted(self._seconds)
         first, last = sizes[0], sizes[-1]
@@ -96,7 +96,8 @@ class StepCost:
         if last > first:
             token_s = (known[-1] - known[0]) / (last - first)
         # at least half of the smallest step is assumed to be reading weights
-        return [0, *sizes, last + _FAR], [known[0] / 2, *known, known[-1] + token_s * _FAR]
+        ends_s = known[0] / 2, known[-1] + token_s * _FAR
+        return np.array([0.0, *sizes, last + _FAR]), np.array([ends_s[0], *known, ends_s[1]])
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +130,7 @@ def draft_length(
     if base_s <= 0 or room < 1 or not len(lengths):  # not measured yet, or nothing fits
         return DraftLength()
     counts = np.array(sorted({1, n // 4, n // 2, n} - {0}))[:, np.newaxis]
-    p = np.clip(chances, LEAST, SURE)[:, np.newaxis]
+    p = np.minimum(np.maximum(chances, LEAST), SURE)[:, np.newaxis]  # `np.clip` takes three times as long
     accepted = p * (1 - p**lengths) / (1 - p)  # expected number of accepted tokens
     n_drafted = counts * lengths
     seconds = step_s(n_tokens + n_drafted) + lengths * draft_s(counts)
