@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor, Future
 from functools import partial
@@ -66,7 +65,7 @@ class Session:
         self._preparing: Future[Any] | None = None
         self._tickets: list[Ticket] = []
         self._arrived_at = 0.0  # when the engine got it first, where this is the second time
-        self._events: deque[tuple[int, Event]] = deque()  # an asyncio.Queue takes a dozen calls for each token
+        self._events: list[tuple[int, Event]] = []  # an asyncio.Queue takes a dozen calls for each token
         self._failure: Exception | None = None  # the error after these events
         self._arrival: asyncio.Future[None] | None = None  # what `wait` waits for
 
@@ -156,8 +155,8 @@ class Session:
         Waits for the first one; returns none after the end of every choice. One caller at a time. Raises as `wait`.
         """
         await self.wait()
-        found, used = list(self._events), self._usage
-        self._events.clear()
+        used, found = self._usage, self._events
+        self._events = []
         for _, event in found:
             if isinstance(event, Text):
                 used.n_predicted += len(event.tokens)
