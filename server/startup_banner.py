@@ -69,7 +69,7 @@ def banner_lines(
     for state in shown:
         lines += [_row(state.spec.id if i == 0 else "", text) for i, text in enumerate(_about(state))]
     if len(states) > len(shown):
-        lines.append(_row("", f"and {len(states) - len(shown)} more, loaded when they are asked for"))
+        lines.append(_row("", f"and {len(states) - len(shown)} more, loaded at their first request"))
     for i, (name, now) in enumerate(memory.items()):
         models = f"; models may take {readable(budget[name])} together" if name in budget else ""
         text = f"{name}: {readable(now.free)} of {readable(now.total)} are free{models}"
@@ -91,7 +91,7 @@ def _about(state: ModelState) -> list[str]:
     if state.status is Status.FAILED:
         return [f"can't be loaded: {state.failure}"]
     if facts is None:
-        return ["loaded when it is asked for"]
+        return ["loaded at its first request"]
     parts = [
         f"{name}: weights {readable(taken.weights)}, context {readable(taken.context)}, "
         f"computing {readable(taken.compute)}"

@@ -7,6 +7,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
+from http import HTTPStatus
 from http.client import HTTPException, HTTPResponse
 from typing import Any, NoReturn, cast
 
@@ -56,10 +57,10 @@ class Connection:
             request = urllib.request.Request(self.url.rstrip("/") + path, data, headers)  # noqa: S310
             return cast("HTTPResponse", urllib.request.urlopen(request, timeout=_TIMEOUT_S))  # noqa: S310
         except urllib.error.HTTPError as error:
+            remedy = "; give its key with --api-key or LLAMA_API_KEY" if error.code == HTTPStatus.UNAUTHORIZED else ""
             with error:
-                raise LlamapoolError(
-                    f"{self.url} refused the request: {_message(error.read(), error.reason)}"
-                ) from None
+                message = _message(error.read(), error.reason)
+            raise LlamapoolError(f"{self.url} refused the request: {message}{remedy}") from None
         except (OSError, ValueError, HTTPException) as error:
             reason = getattr(error, "reason", error)
             raise LlamapoolError(

@@ -61,7 +61,7 @@ def _others(loader: Loader, spec: ModelSpec, limits: Mapping[str, int]) -> list[
         fits = all(taken <= room.get(name, taken) for name, taken in totals(found).items())
         sizes = ", ".join(f"{readable(taken)} of {name}" for name, taken in totals(found).items() if taken)
         rows.append((str(n_ctx), sizes, "fits" if fits else "does not fit"))
-    return ["  other contexts, with all layers where they are meant to be:", *_aligned(rows)]
+    return ["  other contexts, with all layers on the devices chosen:", *_aligned(rows)]
 
 
 def _aligned(rows: list[tuple[str, ...]]) -> list[str]:

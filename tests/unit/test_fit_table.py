@@ -48,7 +48,7 @@ def test_a_table_says_what_a_model_takes_and_what_else_would_fit() -> None:
         "           weights  context  computing  together     free  models may take",
         "      CPU  1.0 GiB  2.0 GiB    0 bytes   3.0 GiB  8.0 GiB          7.0 GiB",
         "    CUDA0  1.0 GiB  2.0 GiB  512.0 MiB   3.5 GiB  6.0 GiB          5.0 GiB",
-        "  other contexts, with all layers where they are meant to be:",
+        "  other contexts, with all layers on the devices chosen:",
         "    4096  5.0 GiB of CPU, 5.5 GiB of CUDA0  does not fit",
     ]
 
@@ -105,7 +105,7 @@ def test_the_first_screen_says_what_was_chosen_and_what_to_try() -> None:
         "  demo          4 slots of 2048 tokens, 1.8 GiB of CPU",
         "                CPU: weights 1.0 GiB, context 512.0 MiB, computing 256.0 MiB",
         "                context of 8192 tokens",
-        "  late          loaded when it is asked for",
+        "  late          loaded at its first request",
         "  memory        CPU: 8.0 GiB of 16.0 GiB are free",
         "                CUDA0: 6.0 GiB of 8.0 GiB are free; models may take 5.0 GiB together",
         "  pages         http://127.0.0.1:8080/, http://127.0.0.1:8080/docs (the API)",
@@ -132,7 +132,7 @@ def test_the_first_screen_knows_keys_sockets_and_many_models() -> None:
     many = banner_lines(
         [state(f"m{i}", Status.UNLOADED) for i in range(100)], {}, {}, [], has_keys=False, has_page=True
     )
-    assert many[-1].endswith("and 88 more, loaded when they are asked for")
+    assert many[-1].endswith("and 88 more, loaded at their first request")
     assert len(many) == 14
 
 

@@ -21,6 +21,7 @@ from pydantic import BaseModel
 from server.errors import ConfigError
 from server.options.table import TABLE
 from server.settings import check_files, load_settings, model_specs
+from tests.conftest import pytest_configure
 from tests.support.ggufs import TinyModel, gguf_file
 
 GOLDEN = Path(__file__).parent / "golden.txt"
@@ -125,10 +126,11 @@ def test_each_case_comes_to_what_is_written(tmp_path: Path, monkeypatch: pytest.
 def test_each_option_has_a_case() -> None:
     words = {word for block in blocks() for word in shlex.split(command(block)[0][1:])}
     missing = {entry.key for entry in TABLE if entry.flags and not words & {*entry.flags, *entry.constants}}
-    assert missing == {"reasoning_key_file"}, "test_reasoning_cipher tests it"
+    assert missing == {"reasoning_key_file"}, "add a case to golden.txt; test_reasoning_cipher tests reasoning_key_file"
 
 
 if __name__ == "__main__":
+    pytest_configure()  # otherwise the cases list your downloaded models
     with tempfile.TemporaryDirectory() as made:
         here = Path(made).resolve()
         prepare(here)
