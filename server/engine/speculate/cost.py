@@ -45,7 +45,8 @@ class StepCost:
     """Seconds of a step by its number of tokens, interpolated linearly between measured sizes.
 
     A size costs what the fastest of its last steps took, and no less than a smaller size. Until it was measured
-    `SEEN` times, the expectation counts as one measurement, so that one disturbed step does not exclude it.
+    `SEEN` times, it costs no more than a larger size, and the expectation counts as one measurement. So one disturbed
+    step does not exclude it.
     """
 
     _seconds: dict[int, deque[float]] = field(default_factory=dict)  # last measurements per size
@@ -92,6 +93,9 @@ class StepCost:
         for size in sizes[1:]:
             expected = [first_s + token_s * (size - first)] if len(self._seconds[size]) < SEEN else []
             known.append(_quick([*self._seconds[size], *expected]))
+        for at in range(len(known) - 2, -1, -1):
+            if len(self._seconds[sizes[at]]) < SEEN:
+                known[at] = min(known[at], known[at + 1])
         known = list(accumulate(known, max))
         if last > first:
             token_s = (known[-1] - known[0]) / (last - first)
