@@ -176,7 +176,7 @@ def test_streams_that_outgrow_the_cells_are_preempted_and_resume(full: Served) -
     prompts = [conversation(380, step) for step in (19, 23, 29, 31)]
 
     def ask(prompt: list[int]) -> str:
-        text: str = full.ask(prompt, max_tokens=160, cache_prompt=False)["choices"][0]["text"]
+        text: str = full.ask(prompt, max_tokens=400, cache_prompt=False)["choices"][0]["text"]
         return text
 
     with ThreadPoolExecutor(4) as pool:
