@@ -156,14 +156,12 @@ class DownloadFailed(Unavailable):
 
 
 class ModelEnded(Unavailable):
-    """A model's process ended under a request, which is at fault or not. ``asked_again``: the request was asked of the
-    process before that one, too."""
+    """A model's process ended under a request, which is at fault or not. ``may_retry``: the request can be started again,
+    since its client has received nothing.
+    """
 
     retry_after_s = 1
-
-    def __init__(self, message: str, *, asked_again: bool = False) -> None:
-        super().__init__(message)
-        self.asked_again = asked_again
+    may_retry = True
 
 
 class ModelRestarting(Unavailable):

@@ -27,8 +27,8 @@ class Caller:
 
     ``client`` returns the scheduler's name for an end user, ``cache_scope`` the cache namespace for a salt.
     ``priority``: the most urgent priority that the API key allows, None for any. ``sets_adapters``: whether the key may
-    choose LoRA scales. ``log_id``: id of the HTTP request. ``asked_again``, ``arrived_at``: see `Request`. ``verbose``:
-    whether replies are verbose by default. ``pin_s``: see `Request`.
+    choose LoRA scales. ``log_id``: id of the HTTP request. ``verbose``: whether replies are verbose by
+    default. ``arrived_at``, ``pin_s``: see `Request`.
     """
 
     client: Callable[[str], str] = str
@@ -36,7 +36,6 @@ class Caller:
     priority: int | None = None
     sets_adapters: bool = True
     log_id: str = ""
-    asked_again: bool = False
     arrived_at: float = 0.0
     verbose: bool = False
     pin_s: float = 0.0

@@ -287,7 +287,6 @@ class ParsedRequest(ABC):
                 cache_scope=caller.cache_scope(fields.cache_salt or ""),
                 cache_key=fields.prompt_cache_key or "",
                 log_id=caller.log_id,
-                asked_again=caller.asked_again,
                 arrived_at=caller.arrived_at,
                 pin_s=caller.pin_s,
                 **shared,

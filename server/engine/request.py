@@ -308,8 +308,7 @@ class Request:
     ``cache_scope``: the cache namespace of the client and its salt (`engine.cache.scope`).
     ``cache_key``: requests of one client with the same key prefer the same instance (OpenAI's ``prompt_cache_key``).
     ``log_id``: the id of its HTTP request, for the log.
-    ``asked_again``: a retry, because its worker process ended; there is one. ``arrived_at``: the time of the first
-    attempt, by the engine's clock; 0 = now. Time limits count from it.
+    ``arrived_at``: the time of the first attempt, by the engine's clock; 0 = now. Time limits count from it.
     ``pin_s`` > 0: the computed prompt stays in RAM for so many seconds.
     ``priority``: lower is served earlier. ``client``: an opaque name for fair queueing.
     """
@@ -349,7 +348,6 @@ class Request:
     cache_key: str = ""
     media: Spans = ()
     log_id: str = ""
-    asked_again: bool = False
     arrived_at: float = 0.0
 
     def __post_init__(self) -> None:

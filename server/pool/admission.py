@@ -86,13 +86,15 @@ class MemoryAdmission:
             loader = self._loaders.of(spec)
         except ModelFailed:
             return {}, {}
-        with self._loaders.working(loader):
+        least: Footprint = {}
+        try:
             least, memory = await self._in_thread(lambda: _measured(loader, spec))
-        if least:
-            self._loaders.keep(spec, loader)
-        else:
-            self._loaders.abandon(loader)
-        return least, memory
+            return least, memory
+        finally:
+            if least:
+                self._loaders.keep(spec, loader)
+            else:
+                self._loaders.abandon(loader)
 
     def granted(self, entry: Entry, later: Iterable[str]) -> Mapping[str, int] | None:
         """Return what `entry` may take: free memory minus the needs of `later` models; None without a budget."""

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Set
 from dataclasses import dataclass, field
 from math import inf
 
@@ -40,9 +40,11 @@ class Entry:
     progress: float = 0.0
     failure: str = ""
     failed_at: float = 0.0
+    ready_at: float = 0.0
+    n_restarts: int = 0  # since its process lived for a while; 0 = its next load is not a restart
     facts: ModelFacts | None = None
     described: ModelFacts | None = None  # what its file says, once somebody has asked before the first load
-    adapters: tuple[Adapter, ...] | None = None  # while it sleeps: those that it had
+    adapters: tuple[Adapter, ...] | None = None  # while it sleeps or restarts: those that it had
     loaded: LoadedModel | None = None
     load: Load | None = None
     download: Download | None = None
@@ -52,9 +54,7 @@ class Entry:
     giving_way: bool = False
     pin: bool | None = None  # in place of the settings' pinned
     keep_alive_s: float | None = None  # in place of the settings' sleep_idle_s, while it is loaded
-    leases: set[Lease] = field(default_factory=set)
     waiters: list[asyncio.Future[Lease]] = field(default_factory=list)
-    vacant: asyncio.Event = field(default_factory=asyncio.Event)  # set while there is no lease
     after_drain: Status = Status.UNLOADED
     task: asyncio.Task[None] | None = None  # the last load or drain
     sizing: asyncio.Task[None] | None = None  # measures it
@@ -67,12 +67,19 @@ class Entry:
     fitting: bool = False  # its load has not said yet what it takes
     media: frozenset[BitmapKind] | None = None  # what its projector is for, once somebody has asked
 
-    def __post_init__(self) -> None:
-        self.vacant.set()
-
     @property
     def id(self) -> str:
         return self.spec.id
+
+    @property
+    def leases(self) -> Set[Lease]:
+        """The leases on the loaded model."""
+        return frozenset() if self.loaded is None else self.loaded.leases
+
+    @property
+    def restarting(self) -> bool:
+        """Its process has ended, and it is loaded again without a request."""
+        return self.n_restarts > 0 and self.loaded is None
 
     @property
     def runtime_adapters(self) -> tuple[Adapter, ...]:
@@ -170,6 +177,7 @@ class Entry:
             downloads=tuple(self.download.files.values()) if self.download else (),
             media=self.facts.info.media if self.facts else self.media or frozenset(),
             adapters=self.runtime_adapters,
+            restarting=self.restarting,
         )
 
     def sleeps_in_s(self, now: float) -> float | None:

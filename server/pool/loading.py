@@ -21,7 +21,7 @@ from server.pool.model import GrammarFactory, LoadedModel, compile_grammars
 from server.pool.protocols import Loader, ModelInfo, Weights
 from server.pool.saved.state_cache import EmbeddingFolder, StateFolder
 from server.pool.spec import ModelSpec
-from server.pool.worker.parent import WorkerSupervisor
+from server.pool.worker.parent import WorkerProcess
 from server.templates.rendering import Renderer
 from server.templates.template import ChatTemplate
 
@@ -103,7 +103,7 @@ class Load:
     def cancel(self) -> None:
         """Ask the loader to stop at its next progress call; a worker process is killed."""
         self._cancelled.set()
-        if isinstance(self.loader, WorkerSupervisor):
+        if isinstance(self.loader, WorkerProcess):
             self.loader.abandon()
 
     def fit(self) -> Fit:
@@ -139,7 +139,7 @@ class Load:
             undo.callback(model.free)
             if weights.info.generates and self.spec.native.warmup:
                 model.prepare_grammar(self.quiet)
-            for _ in range(0 if isinstance(weights, WorkerSupervisor) else self.spec.native.instances):
+            for _ in range(0 if isinstance(weights, WorkerProcess) else self.spec.native.instances):
                 self._check_wanted()
                 if weights.info.generates:
                     model.runners.append(weights.runner())
@@ -184,7 +184,7 @@ async def assemble(load: Load, model: LoadedModel, in_thread: InThread) -> Loade
     try:
         if load.cancelled:
             raise ModelFailed(spec.id, "the load was cancelled")
-        if isinstance(weights, WorkerSupervisor):
+        if isinstance(weights, WorkerProcess):
             model.generator, model.embedding = weights.generator, weights.embedder
         if model.runners:
             model.generator = engine = load.factories.engine(model.runners, spec.engine, loop)

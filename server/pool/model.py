@@ -90,10 +90,15 @@ class LoadedModel:
     make_grammar: GrammarFactory = compile_grammars
     runners: list[Runner] = field(default_factory=list)
     embedders: list[EmbeddingRunner] = field(default_factory=list)
+    leases: "set[Lease]" = field(default_factory=set)
+    vacant: asyncio.Event = field(default_factory=asyncio.Event)  # set while there is no lease
     _grammar: "GrammarCompiler | None" = None
     _grammar_lock: threading.Lock = field(default_factory=threading.Lock)
     _preparing: threading.Thread | None = None
     _closing: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self.vacant.set()
 
     @property
     def engine(self) -> Generator:

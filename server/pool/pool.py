@@ -8,12 +8,14 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from copy import copy
 from dataclasses import replace
 from functools import partial
+from math import ceil, inf
 
 from server.errors import (
     ConfigError,
     InvalidRequest,
     ModelFailed,
     ModelLoading,
+    ModelRestarting,
     NotSupported,
     PermissionDenied,
     ShuttingDown,
@@ -34,6 +36,8 @@ from server.pool.worker.loaders import Loaders
 log = logging.getLogger(__name__)
 
 LEAST_THREADS = 8  # models may be added later
+LONGEST_WAIT_S = 5.0
+"""A request waits for a restart if it is at most this far away; otherwise it gets an error."""
 
 
 class Pool:
@@ -222,6 +226,8 @@ class Pool:
             raise ModelLoading()
         if entry.transient:
             raise Unavailable(f"model '{entry.id}' is being downloaded")
+        if (pause_s := self._scheduler.queue.get(entry.id, -inf) - self._clock()) > LONGEST_WAIT_S:
+            raise ModelRestarting(entry.id, entry.failure, ceil(pause_s))
         if entry.id not in self._scheduler.queue:
             self._check_may_load(entry, self.limits.autoload if autoload is None else autoload)
         return await self._scheduler.wait(entry)
@@ -275,7 +281,7 @@ class Pool:
         if entry.status in (Status.UNLOADED, Status.FAILED) and not queued:
             raise InvalidRequest("model is not running", "model")
         if queued:
-            entry.starting = False
+            entry.starting, entry.n_restarts = False, 0
         entry.refuse(lambda: Unavailable(f"model '{entry.id}' was unloaded while this request waited for it"))
         self._begin_unload(entry, self.limits.stop_timeout_s)
         self._scheduler.advance()
@@ -430,6 +436,8 @@ class Pool:
     async def settled(self) -> None:
         """Wait until no load and no drain is under way."""
         await self._settled(list(self._entries.values()))
+        while self._scheduler.freeing:
+            await asyncio.wait(self._scheduler.freeing)
 
     async def _settled(self, entries: Sequence[Entry]) -> None:
         while tasks := [task for e in entries for task in (e.task, e.sizing) if task is not None and not task.done()]:
@@ -462,7 +470,7 @@ def _is_stale(entry: Entry, spec: ModelSpec | None) -> bool:
     """
     if entry.transient:
         return False
-    if spec is None or entry.status is Status.FAILED:
+    if spec is None or (entry.status is Status.FAILED and not entry.restarting):
         return True
     # where it was configured, when it is loaded, and its other names do not define the model
     old, new = (

@@ -59,9 +59,6 @@ class MediaReader(Protocol):
     def fingerprint(self) -> str:
         """Of all that the embeddings of a medium depend on."""
 
-    async def ready(self) -> None:
-        """Wait while the reader restarts. Raises `Unavailable` if that takes long or fails."""
-
     def tokenize(self, parts: Sequence[str | Bitmap], *, add_special: bool, parse_special: bool) -> MediaPrompt:
         """Return a prompt of texts, in which markers are text, and media; blocking, as long as preprocessing takes.
 

@@ -23,7 +23,7 @@ from server.pool.protocols import Fetcher, FileProgress
 from server.pool.spec import ModelSpec
 from server.pool.state import LOADABLE, TRANSITIONS, ModelFacts, Status
 from server.pool.worker.loaders import Loaders
-from server.pool.worker.parent import WorkerSupervisor
+from server.pool.worker.parent import WorkerProcess
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +31,8 @@ T = TypeVar("T")
 
 N_DOWNLOADS = 4  # at a time
 RETRY_AFTER_S = 10
+HEALTHY_S = 60.0  # a process that lived this long did not fail at its start
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0  # between restarts of a process, except the first
 POLL_S = 0.05  # an engine doesn't say when it has ended a cancelled request; looked at only while a model waits
 
 
@@ -69,7 +71,8 @@ class Scheduler:
         fetcher: Fetcher | None = None,
     ) -> None:
         """`fetcher` downloads missing files."""
-        self.queue: dict[str, float] = {}  # model -> since when it is wanted, in order of arrival
+        self.queue: dict[str, float] = {}  # model -> since when it may be loaded, in order of arrival
+        self.freeing: set[asyncio.Task[None]] = set()  # models whose processes have ended
         self.stopped = False
         self.memory = MemoryAdmission(limits.budget, entries, loaders, self.in_thread, self.advance)
         self._entries = entries
@@ -113,20 +116,20 @@ class Scheduler:
         """Return a lease on a serving model."""
         assert entry.loaded is not None
         lease = Lease(entry.loaded, partial(self._released, entry))
-        entry.leases.add(lease)
-        entry.vacant.clear()
+        entry.loaded.leases.add(lease)
+        entry.loaded.vacant.clear()
         entry.last_used = now = self._clock()
         entry.uses = policy.used_again(entry.uses, now)
         return lease
 
     def _released(self, entry: Entry, lease: Lease) -> None:
-        entry.leases.discard(lease)
+        lease.model.leases.discard(lease)
         entry.last_used = self._clock()
         if lease.keep_alive_s is not None:
             entry.keep_alive_s = lease.keep_alive_s
             self._nudge.set()
-        if not entry.leases:
-            entry.vacant.set()
+        if not lease.model.leases:
+            lease.model.vacant.set()
         if self.queue:
             self.advance()
 
@@ -162,8 +165,10 @@ class Scheduler:
                 self.queue.pop(entry.id, None)
             self.advance()
 
-    def enqueue(self, entry: Entry) -> None:
-        """Put a wanted model in the queue, unless a load that will serve is under way; its files are fetched first."""
+    def enqueue(self, entry: Entry, pause_s: float = 0.0) -> None:
+        """Put a wanted model in the queue, unless a load that will serve is under way; its files are fetched first. It
+        is loaded after a pause.
+        """
         if entry.download is None and entry.status in LOADABLE and self._fetcher is not None and entry.spec.missing:
             if entry.status is Status.SLEEPING:
                 self.forget(entry)
@@ -171,7 +176,7 @@ class Scheduler:
         if entry.download is not None:
             return
         if entry.load is None or entry.load.cancelled:
-            self.queue.setdefault(entry.id, self._clock())
+            self.queue.setdefault(entry.id, self._clock() + pause_s)
             self.advance()
 
     def advance(self) -> None:
@@ -185,15 +190,16 @@ class Scheduler:
         for model in self.queue:
             self.memory.measure(self._entries[model])
         sized, shared = self._limits.budget is not None, self.memory.shared()
-        entries = self._entries
+        entries, now = self._entries, self._clock()
         decision = policy.decide(
             [entry.candidate(shared.get(entry.id, {}), sized=sized) for entry in entries.values()],
             [
                 policy.Waiting(model, since, at_start=entries[model].starting and not entries[model].waiters)
                 for model, since in self.queue.items()
+                if since <= now
             ],
             models_max=self._limits.models_max,
-            now=self._clock(),
+            now=now,
             patience_s=self._limits.patience_s,
             budget=self.memory.budget,
         )
@@ -233,7 +239,8 @@ class Scheduler:
         entry.fitting = granted is not None
         entry.after_drain = Status.UNLOADED
         entry.progress = 0.0
-        entry.failure = ""
+        if not entry.restarting:
+            entry.failure = ""
         self._move(entry, Status.LOADING)
         self.memory.share_caches()
         self._begin(entry, self._load(entry, load))
@@ -241,16 +248,16 @@ class Scheduler:
     async def _load(self, entry: Entry, load: Load) -> None:
         begun = self._clock()
         try:
-            with self._loaders.working(load.loader):
-                if entry.fitting:
-                    self.memory.fitted(entry, await self.in_thread(load.fit))
-                    self.rebalance()
-                model = await assemble(load, await self.in_thread(load.run), self.in_thread)
+            if entry.fitting:
+                self.memory.fitted(entry, await self.in_thread(load.fit))
+                self.rebalance()
+            model = await assemble(load, await self.in_thread(load.run), self.in_thread)
         except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
             load.cancel()
             raise
         except BaseException as error:  # noqa: BLE001 (a Rust library's panic, too, is the model's failure)
             entry.load = None
+            self._loaders.abandon(load.loader)
             self._not_loaded(entry, load, error)
         else:
             entry.load, entry.load_s = None, self._clock() - begun
@@ -262,6 +269,8 @@ class Scheduler:
                 self._grant(entry)
             elif entry.status is Status.FAILED:
                 entry.refuse(lambda: ModelFailed(entry.id, entry.failure))
+                if entry.restarting:
+                    self._restart(entry)
             self.advance()
 
     def _loaded(self, entry: Entry, model: LoadedModel) -> None:
@@ -278,16 +287,21 @@ class Scheduler:
         )
         self.memory.loaded(entry, totals(footprint) if measured else {})
         entry.n_adapter_bytes = sum(adapter.n_bytes for adapter in entry.runtime_adapters) if entry.taken else 0
-        entry.progress = 1.0
-        entry.last_used = self._clock()
-        log.info("model '%s' is %s: %s", entry.id, "awake" if woke else "loaded", described(entry.facts))
+        entry.progress, entry.failure = 1.0, ""
+        entry.last_used = entry.ready_at = self._clock()
+        how = "loaded again" if entry.n_restarts else "awake" if woke else "loaded"
+        log.info("model '%s' is %s: %s", entry.id, how, described(entry.facts))
+        if isinstance(model.weights, WorkerProcess):
+            model.weights.ended.add_done_callback(lambda ended: self._ended(entry, model, ended.result()))
         self._move(entry, Status.READY, first_load=not woke)
 
     def _not_loaded(self, entry: Entry, load: Load, error: BaseException) -> None:
         entry.progress = 0.0
         # the file may be another one when it is tried again
-        entry.facts = entry.adapters = entry.need = entry.fit = None
+        entry.facts = entry.need = entry.fit = None
         entry.taken, entry.fitting = {}, False
+        if load.cancelled or not entry.restarting:
+            entry.adapters = None
         if load.cancelled:
             log.info("the load of model '%s' was cancelled: %s", entry.id, error)
             self._move(entry, Status.UNLOADED)
@@ -301,6 +315,31 @@ class Scheduler:
         if entry.load is load and not load.cancelled:
             entry.progress = min(max(value, 0.0), 1.0)
             self._fan_out.publish(LoadProgress(entry.id, entry.progress))
+
+    def _ended(self, entry: Entry, model: LoadedModel, reason: str) -> None:
+        """Load a model again whose process has ended, unless it was being freed. Leases on the lost one end later."""
+        if entry.loaded is not model or entry.status is not Status.READY:
+            return
+        model.engines[0].stats.n_restarts += 1
+        if model.generator is not None:
+            entry.adapters = model.generator.adapters
+        if self._clock() - entry.ready_at >= HEALTHY_S:
+            entry.n_restarts = 0
+        task = asyncio.create_task(self._free(entry, model, 0.0), name=f"pool: {entry.id}: ended")
+        self.freeing.add(task)
+        task.add_done_callback(self.freeing.discard)
+        task.add_done_callback(log_failure)
+        entry.loaded, entry.taken, entry.giving_way = None, {}, False
+        self._fail(entry, reason)
+        self._restart(entry)
+
+    def _restart(self, entry: Entry) -> None:
+        """Queue a failed model: at once, later after a growing pause."""
+        pause_s = min(FIRST_PAUSE_S * 2.0 ** (entry.n_restarts - 1), LONGEST_PAUSE_S) if entry.n_restarts else 0.0
+        entry.n_restarts += 1
+        entry.asked = True
+        log.error("model '%s': %s; it is loaded again in %g s", entry.id, entry.failure, pause_s)
+        self.enqueue(entry, pause_s)
 
     # ---- downloading
 
@@ -318,7 +357,7 @@ class Scheduler:
     async def _fetched(self, entry: Entry, ok: bool) -> None:
         """Continue the load of a downloaded model if it is still wanted."""
         if entry.status is Status.FAILED:
-            entry.starting = False
+            entry.starting, entry.n_restarts = False, 0
             entry.refuse(lambda: ModelFailed(entry.id, entry.failure))
         if entry.wanted and not self.stopped:
             self.enqueue(entry)
@@ -379,24 +418,24 @@ class Scheduler:
         entry.giving_way = False
         entry.keep_alive_s = None
         self._move(entry, Status.DRAINING)
-        self._begin(entry, self._free(entry, grace_s))
+        assert entry.loaded is not None
+        self._begin(entry, self._free(entry, entry.loaded, grace_s))
 
     def rebalance(self) -> None:
         """Divide memory again after a model or an adapter has taken or left some."""
         self.memory.share_caches()
         self.advance()
 
-    async def _free(self, entry: Entry, grace_s: float) -> None:
-        model = entry.loaded
-        assert model is not None
+    async def _free(self, entry: Entry, model: LoadedModel, grace_s: float) -> None:
+        failure = ""
         try:
-            if not await self._vacated(entry, grace_s, None):
-                log.warning("model '%s': %d requests are cancelled after %g s", entry.id, len(entry.leases), grace_s)
-            await self._close_engines(entry, model)
-            if not await self._vacated(entry, None, self._limits.abandon_s):
+            if entry.loaded is model and not await self._vacated(model, grace_s, None):
+                log.warning("model '%s': %d requests are cancelled after %g s", entry.id, len(model.leases), grace_s)
+            await self._close_engines(model)
+            if not await self._vacated(model, None, self._limits.abandon_s):
                 log.error(
                     "model '%s': %d leases were never released; a restart gives its memory back. Report it",
-                    *(entry.id, len(entry.leases)),
+                    *(entry.id, len(model.leases)),
                 )
                 return
             await self.in_thread(model.free)
@@ -404,39 +443,41 @@ class Scheduler:
             log.exception(
                 "model '%s' could not be freed; a restart gives its memory back. Report what follows", entry.id
             )
-            entry.loaded, entry.taken = None, {}
-            entry.leases.clear()  # of a model that stays in memory: nothing waits for them any more
-            entry.vacant.set()
-            self._fail(entry, f"could not be freed: {_reason(error)}")
+            failure = f"could not be freed: {_reason(error)}"
+        if entry.loaded is model:
+            self._freed(entry, model, failure)
+
+    def _freed(self, entry: Entry, model: LoadedModel, failure: str) -> None:
+        entry.loaded, entry.taken = None, {}
+        entry.progress = 0.0
+        if failure or entry.after_drain is Status.UNLOADED:
+            entry.facts = None
+        elif model.generator is not None:
+            entry.adapters = model.generator.adapters
+        if failure:
+            self._fail(entry, failure)
         else:
-            entry.loaded, entry.taken = None, {}
-            entry.progress = 0.0
-            if entry.after_drain is Status.UNLOADED:
-                entry.facts = None
-            elif model.generator is not None:
-                entry.adapters = model.generator.adapters
             log.info("model '%s' is %s", entry.id, entry.after_drain)
             self._move(entry, entry.after_drain)
-        finally:
-            self.rebalance()
+        self.rebalance()
 
-    async def _close_engines(self, entry: Entry, model: LoadedModel) -> None:
+    async def _close_engines(self, model: LoadedModel) -> None:
         """End the step threads. At the limit the process of an isolated model is killed; where the
         threads are in this process, InternalError is raised."""
         try:
             async with self._limited(None, self._limits.end_s):
                 await model.close()
         except TimeoutError:
-            if not isinstance(model.weights, WorkerSupervisor):
+            if not isinstance(model.weights, WorkerProcess):
                 raise InternalError("a step or a media encoder has not ended in time") from None
-            model.weights.kill("the server stops, and a step or a media encoder has not ended")
+            model.weights.kill("the server stops, and a step or a media encoder has not ended", stacks=True)
 
-    async def _vacated(self, entry: Entry, limit_s: float | None, stopping_s: float | None) -> bool:
+    async def _vacated(self, model: LoadedModel, limit_s: float | None, stopping_s: float | None) -> bool:
         """Wait until no lease is left; False when the time is over."""
         with contextlib.suppress(TimeoutError):
             async with self._limited(limit_s, stopping_s):
-                await entry.vacant.wait()
-        return not entry.leases
+                await model.vacant.wait()
+        return not model.leases
 
     @contextlib.asynccontextmanager
     async def _limited(self, limit_s: float | None, stopping_s: float | None) -> AsyncGenerator[None, None]:
@@ -467,7 +508,6 @@ class Scheduler:
         """Record that a model could not be loaded or freed."""
         entry.failure = entry.spec.by_name(reason)  # all of it is in the log
         entry.failed_at = self._clock()
-        entry.facts = None
         self._move(entry, Status.FAILED)
 
     def _move(self, entry: Entry, status: Status, *, first_load: bool = False) -> None:
@@ -475,6 +515,8 @@ class Scheduler:
         if status not in TRANSITIONS[entry.status]:
             raise InternalError(f"model '{entry.id}' cannot go from {entry.status} to {status}")
         entry.status = status
+        if status in (Status.UNLOADED, Status.DRAINING):
+            entry.failure, entry.n_restarts = "", 0
         info = entry.facts.info if first_load and entry.facts else None
         self._fan_out.publish(StatusChanged(entry.id, status, entry.failure, info))
 
@@ -506,10 +548,9 @@ class Scheduler:
             if not entry.starting:  # otherwise nobody asked for it with a request
                 del self.queue[model]
                 entry.refuse(partial(NoRoom, model, wait_s, RETRY_AFTER_S))
-        if self.queue:
-            return POLL_S
-        sleeps_in_s = [s for entry in self._entries.values() if (s := entry.sleeps_in_s(now)) is not None]
-        return max(min(sleeps_in_s), POLL_S) if sleeps_in_s else None
+        due_in_s = [s for entry in self._entries.values() if (s := entry.sleeps_in_s(now)) is not None]
+        due_in_s += [since - now for since in self.queue.values()]
+        return max(min(due_in_s), POLL_S) if due_in_s else None
 
 
 def described(facts: ModelFacts) -> str:

@@ -27,7 +27,7 @@ class Status(StrEnum):
     READY = "ready"
     DRAINING = "draining"  # takes no new lease; becomes UNLOADED or SLEEPING once it is freed
     SLEEPING = "sleeping"  # freed after idling; the next acquire loads it again
-    FAILED = "failed"  # the last load or download failed, or freeing it did
+    FAILED = "failed"  # the last load or download failed, freeing it did, or its process has ended
     DOWNLOADING = "downloading"  # its files are fetched; becomes UNLOADED or FAILED
 
 
@@ -35,7 +35,7 @@ TRANSITIONS: dict[Status, frozenset[Status]] = {
     Status.UNLOADED: frozenset({Status.LOADING, Status.DOWNLOADING}),
     Status.DOWNLOADING: frozenset({Status.UNLOADED, Status.FAILED}),
     Status.LOADING: frozenset({Status.READY, Status.FAILED, Status.UNLOADED}),
-    Status.READY: frozenset({Status.DRAINING}),
+    Status.READY: frozenset({Status.DRAINING, Status.FAILED}),
     Status.DRAINING: frozenset({Status.UNLOADED, Status.SLEEPING, Status.FAILED}),
     Status.SLEEPING: frozenset({Status.LOADING, Status.UNLOADED}),
     Status.FAILED: frozenset({Status.LOADING, Status.DOWNLOADING}),
@@ -83,12 +83,15 @@ class ModelState:
     downloads: tuple[FileProgress, ...] = ()  # its files, while they are fetched
     media: frozenset[BitmapKind] = frozenset()  # what it sees or hears
     adapters: tuple[Adapter, ...] = ()  # LoRA adapters that were loaded at runtime
+    restarting: bool = False  # its process has ended, and it is loaded again
 
     @property
     def failed(self) -> bool:
-        """It can't serve: its load has failed, or no instance is left that steps."""
-        return self.status is Status.FAILED or (
-            self.status is Status.READY and self.loaded is not None and not self.loaded.serves
+        """It can't serve: its load has failed, its process has ended, or no instance is left that steps."""
+        return (
+            self.status is Status.FAILED
+            or self.restarting
+            or (self.status is Status.READY and self.loaded is not None and not self.loaded.serves)
         )
 
     @property

@@ -154,4 +154,4 @@ def _failure(state: ModelState) -> str:
 
 def is_pending(state: ModelState) -> bool:
     """Return whether the model is being downloaded or loaded, or waits for that."""
-    return state.status in (Status.DOWNLOADING, Status.LOADING) or state.queued
+    return (state.status in (Status.DOWNLOADING, Status.LOADING) or state.queued) and not state.restarting

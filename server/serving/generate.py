@@ -179,7 +179,7 @@ class Exchange:
             try:
                 await self._session.wait()
             except ModelEnded as ended:
-                ended.asked_again = ended.asked_again or self._has_begun  # a second reply must not follow the first
+                ended.may_retry = not self._has_begun  # a second reply must not follow the first
                 raise
 
         try:
@@ -197,7 +197,7 @@ class Exchange:
         except ModelEnded as ended:
             # Tools must not be called a second time.
             has_acted = generation.follow_up is not None and generation.follow_up.has_acted
-            ended.asked_again = ended.asked_again or has_acted
+            ended.may_retry = not has_acted
             raise
         return generation.writer.body()
 

@@ -83,15 +83,17 @@ class Session:
     async def start(self, name: str | None, work: Generate, media: Sequence[Media] = ()) -> Generation:
         """`prepare`, then submit the requests of its result; those that arrive together share a batch.
 
-        A further round of the same reply has the same model.
+        A further round of the same reply has the same model, loaded again if its process has ended meanwhile.
         """
         with self.services.preparing.entered():
             self._names_adapter = self._names_adapter or self.services.pool.names_adapter(name)
+            if self._lease is not None and not self._lease.model.serves:
+                self._let_go()
             model = await self._acquire(name) if self._lease is None else self._lease.model
             loaded = await self._load_media(media, model)
             caller = Caller(
                 *(self._client, self._cache_scope, self._key.priority, "lora" in self._key.scopes),
-                *(self._record.id, self._usage.retried, self._arrived_at),
+                *(self._record.id, self._arrived_at),
                 verbose=self.services.options.verbose,
                 pin_s=self._request.scope.get(PIN, 0.0),
             )
@@ -174,18 +176,22 @@ class Session:
         try:
             return await work()
         except ModelEnded as ended:
-            if ended.asked_again:
+            if not ended.may_retry:
                 raise
         self._arrived_at = min((ticket.submitted_at for ticket in self._tickets), default=0.0)
         log.warning("the model's process has ended: the request is retried", extra={"request": self._record.id})
-        lease, self._lease = self._lease, None
-        assert lease is not None
-        self._withdraw(lease)
+        self._let_go()
         self._events.clear()
         self._failure = None
         self._usage.retry()
-        lease.release()
         return await work()
+
+    def _let_go(self) -> None:
+        """Release the lease on a model whose process has ended."""
+        lease, self._lease = self._lease, None
+        assert lease is not None
+        self._withdraw(lease)
+        lease.release()
 
     def _withdraw(self, lease: Lease) -> None:
         for ticket in self._tickets:
@@ -233,8 +239,6 @@ class Session:
         self._is_long = self._n_body_bytes > LONG_WITH_MEDIA
         reader, shown = model.media, can_show(model)
         wanted = [each for each in media if shown(each)]
-        if reader is not None:
-            await reader.ready()
         support = MediaSupport() if reader is None else MediaSupport(reader.kinds, reader.sample_rate)
         # What a file is may be known within this scope; None where the body's salt is not, or nobody's.
         scope = None if self._salt is None else self._cache_scope(self._salt)

@@ -506,9 +506,6 @@ class FakeReader:
         self.vocab, self.kinds = vocab, kinds
         self.sample_rate = 16000 if "audio" in kinds else 0
 
-    async def ready(self) -> None:
-        pass
-
     def tokenize(self, parts: Sequence[str | Bitmap], *, add_special: bool, parse_special: bool) -> MediaPrompt:
         tokens = [BOS] if add_special else []
         for part in parts:

@@ -29,13 +29,15 @@ def _check_entries(entries: Sequence[Entry], queue: Mapping[str, float], models_
 
 def _check_status(entry: Entry) -> None:
     status, under_way = entry.status, entry.task is not None and not entry.task.done()
-    assert entry.vacant.is_set() == (not entry.leases), f"{entry.id}: vacant does not match its leases"
+    if entry.loaded is not None:
+        assert entry.loaded.vacant.is_set() == (not entry.leases), f"{entry.id}: vacant does not match its leases"
     for lease in entry.leases:
         assert not lease.released, f"{entry.id}: a released lease is still counted"
         assert lease.model is entry.loaded, f"{entry.id}: a lease on a model that was freed"
     has_model = status in (Status.READY, Status.DRAINING)
     facts = (entry.load is not None, entry.download is not None, entry.loaded is not None, bool(entry.failure))
-    expected = (status is Status.LOADING, status is Status.DOWNLOADING, has_model, status is Status.FAILED)
+    has_failed = status is Status.FAILED or entry.restarting
+    expected = (status is Status.LOADING, status is Status.DOWNLOADING, has_model, has_failed)
     assert facts == expected, f"{entry.id}: (load, download, loaded, failure) are {facts} while {status}"
     assert (entry.facts is not None) or status not in (Status.READY, Status.SLEEPING), f"{entry.id}: no facts"
     assert status is Status.READY or not entry.giving_way, f"{entry.id}: gives way while {status}"

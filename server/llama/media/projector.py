@@ -101,9 +101,6 @@ class Projector:
         """Record that a context of the model has this many cells for a sequence."""
         self._n_most = max(self._n_most, n_ctx_seq)
 
-    async def ready(self) -> None:
-        """It is."""
-
     def tokenize(self, parts: Sequence[str | Bitmap], *, add_special: bool, parse_special: bool) -> MediaPrompt:
         """Return a prompt of texts and media; raises `InvalidRequest` for a medium that the model can't take."""
         for part in parts:

@@ -9,15 +9,15 @@ return events::
       grammar: checks grammars, reports errors        grammar: compiles the same constraints again
       IsolatedEngine, IsolatedEmbedder   ◀──────▶     Engine, EmbeddingEngine
       IsolatedReader (media)                          the projector
-      WorkerSupervisor > WorkerProcess   ◀──────▶     Worker
+      WorkerProcess                      ◀──────▶     Worker
 
 - `loaders` chooses between the server's own loader and a process. `messages` defines what is sent and how. Each step
   sends one message with the events of all slots.
 - The worker sends its status (counters, slots) when requests end, at most every 50 ms while it is busy,
   and every two seconds otherwise. Nothing in the server waits for a model to report its state.
-- When a process ends, requests without any event are retried once; all others end with an error. `parent` restarts it
-  at once, then after 1, 2, 4 … 60 seconds. The watchdog kills a process that is silent or whose load does not advance;
-  the worker itself ends when its steps do not.
+- When a process ends, its requests end with `ModelEnded`; sessions retry those of which their clients have seen
+  nothing. The pool loads the model again at once, then after 1, 2, 4 … 60 seconds (`Scheduler._ended`). The watchdog
+  kills a process that is silent or whose load does not advance; the worker itself ends when its steps do not.
 - A worker exits when its connection closes, and the system kills it with its parent. It inherits no other file
   descriptors and has its own session: a Ctrl-C is for the server. It is the first to go when memory is short.
 - The server's process opens no context on a GPU: the memory of devices is read in a worker.

@@ -129,7 +129,8 @@ class Worker(Connection):
         self._status_at = 0.0
         functions: dict[str, Callable[..., Any]] = {"start": self._start, "check_progress": self._check_progress}
         functions |= {"ping": self._ping, "loader": self._ask_loader, "load": self._load}
-        super().__init__(end, functions, lost=lost, invalid=self._invalid_message, resolve=self._local)
+        super().__init__(functions, lost=lost, invalid=self._invalid_message, resolve=self._local)
+        self.connect(end)
 
     def _local(self, kind: str, name: Any) -> object:
         """Return the local object for a reference. Thread-safe."""

@@ -1,9 +1,8 @@
 """Which loader a model has: the server's own, or a worker process. See `Loaders`."""
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from server.errors import LlamapoolError, ModelFailed
@@ -11,7 +10,7 @@ from server.pool.entry import Entry
 from server.pool.memory import Memory
 from server.pool.protocols import Loader
 from server.pool.spec import ModelSpec
-from server.pool.worker.parent import WorkerSupervisor
+from server.pool.worker.parent import WorkerProcess
 
 log = logging.getLogger(__name__)
 
@@ -32,9 +31,8 @@ class Loaders:
         """
         self.local = local
         self._in_process, self._slot_store = in_process, slot_store
-        self._kept: dict[str, tuple[ModelSpec, WorkerSupervisor, asyncio.TimerHandle]] = {}
-        self._at_work: set[WorkerSupervisor] = set()
-        self._ending: set[asyncio.Task[None]] = set()
+        self._kept: dict[str, tuple[ModelSpec, WorkerProcess, asyncio.TimerHandle]] = {}
+        self._processes: set[WorkerProcess] = set()  # that have not ended
         self._closed = False
 
     def isolates(self, spec: ModelSpec) -> bool:
@@ -56,25 +54,14 @@ class Loaders:
             self._give_up(spec.id)
         if self._in_process is None:
             raise ModelFailed(spec.id, "isolation: process needs a system with Unix sockets")
-        stores = spec.engine.disk_place, self._slot_store
-        return WorkerSupervisor(spec.id, self._in_process, asyncio.get_running_loop(), self.local, stores)
-
-    @contextlib.contextmanager
-    def working(self, loader: Loader) -> Iterator[None]:
-        """Register the loader while it measures or loads. Stop its process if that fails or is cancelled."""
-        if isinstance(loader, WorkerSupervisor):
-            self._at_work.add(loader)
-        try:
-            yield
-        except BaseException:
-            self.abandon(loader)
-            raise
-        finally:
-            self._at_work -= {loader}
+        process = WorkerProcess(spec.id, self._in_process, self.local, (spec.engine.disk_place, self._slot_store))
+        self._processes.add(process)
+        process.ended.add_done_callback(lambda _: self._processes.discard(process))
+        return process
 
     def keep(self, spec: ModelSpec, loader: Loader) -> None:
         """Let a process that has measured a model wait for the load, which mostly follows at once."""
-        if not isinstance(loader, WorkerSupervisor):
+        if not isinstance(loader, WorkerProcess):
             return
         timer = asyncio.get_running_loop().call_later(KEPT_S, self._give_up, spec.id)
         self._kept[spec.id] = spec, loader, timer
@@ -88,12 +75,9 @@ class Loaders:
         self.abandon(loader)
 
     def abandon(self, loader: Loader) -> None:
-        """Stop the process of a load that is unwanted or has failed."""
-        if isinstance(loader, WorkerSupervisor):
+        """Stop the process of a loader that is unwanted or has failed."""
+        if isinstance(loader, WorkerProcess):
             loader.abandon()
-            ending = asyncio.get_running_loop().create_task(loader.end())
-            self._ending.add(ending)
-            ending.add_done_callback(self._ending.discard)
 
     async def memory(self, entries: Sequence[Entry]) -> Mapping[str, Memory]:
         """Return the memory of the machine and its devices, now. Empty if no process can read it.
@@ -105,27 +89,28 @@ class Loaders:
         if not isolated:
             return await asyncio.to_thread(self.local.memory)
         loaded = [entry.loaded.weights for entry in isolated if entry.loaded is not None]
-        supervisor = next((weights for weights in loaded if isinstance(weights, WorkerSupervisor)), None)
+        process = next((weights for weights in loaded if isinstance(weights, WorkerProcess)), None)
         try:
-            return {} if supervisor is None else dict(await supervisor.call("loader", "memory"))
+            return {} if process is None else dict(await process.call("loader", "memory"))
         except LlamapoolError as error:
             log.warning("the memory of devices can't be read: %s", error)
             return {}
 
     def check_progress(self, limit_s: float) -> None:
-        """End processes that measure or load a model without progress. Call it periodically."""
-        for loader in self._at_work:
-            loader.check_progress(limit_s)
+        """End processes that are silent or make no progress. Call it periodically."""
+        for process in self._processes:
+            process.check_progress(limit_s)
 
     def stop(self) -> None:
         """Keep no more processes, and end measuring and loading, which might never end."""
         self._closed = True
         for model in list(self._kept):
             self._give_up(model)
-        for loader in self._at_work:
-            self.abandon(loader)
+        for process in self._processes:
+            if not process.is_loaded:
+                process.abandon()
 
     async def close(self) -> None:
         """Wait for abandoned processes to end."""
-        if self._ending:
-            await asyncio.wait(self._ending, timeout=ENDED_S)
+        if self._processes:
+            await asyncio.wait([process.ended for process in self._processes], timeout=ENDED_S)

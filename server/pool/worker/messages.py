@@ -153,10 +153,9 @@ def remote_object(kind: str, name: Any) -> object:
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
 class RemoteChunk:
-    """A medium that the worker has tokenized, in its process number `generation`."""
+    """A medium that the worker has tokenized."""
 
     number: int
-    generation: int
     key: bytes
     causal: bool
 
@@ -327,7 +326,6 @@ class Connection:
 
     def __init__(
         self,
-        end: socket.socket,
         functions: dict[str, Callable[..., Any]],
         *,
         lost: Callable[[], object],
@@ -347,13 +345,17 @@ class Connection:
         self._numbers = itertools.count(1)
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._answers: dict[int, asyncio.Task[None]] = {}
-        end.setblocking(False)  # uvloop does so, too
-        self._socket, self._n_ended = end, 0
+        self._n_ended = 0
         self._sending, self._writable = threading.Lock(), select.poll()
-        self._writable.register(end, select.POLLOUT)
         self._queue: SimpleQueue[Parts | None] = SimpleQueue()
         self._chunk, self._unread = memoryview(bytearray(_READ_BYTES)), bytearray()
         self._parts: list[bytes] = []  # of a message that has not arrived to its end
+
+    def connect(self, end: socket.socket) -> None:
+        """Begin to send and to read on this end."""
+        end.setblocking(False)  # uvloop does so, too
+        self._socket = end
+        self._writable.register(end, select.POLLOUT)
         threading.Thread(target=self._write, name="worker-writer", daemon=True).start()
         self._loop.add_reader(end, self._read)
 

@@ -16,12 +16,13 @@ import pytest
 
 from server.app import create_app, every
 from server.media import header
+from server.pool import scheduler
 from server.pool.block_events import BlocksStored
 from server.pool.memory import Fit, Footprint, Memory
 from server.pool.saved.state_cache import EMBEDDINGS_SUFFIX
 from server.pool.spec import ModelSpec
 from server.pool.worker import parent
-from server.pool.worker.parent import WorkerSupervisor
+from server.pool.worker.parent import WorkerProcess
 from server.pool.worker.proxies import IsolatedEngine
 from tests.api.conftest import Api, check_nothing_leaked, make_settings, running, until
 from tests.api.streams import Exchange, posting
@@ -81,7 +82,7 @@ def start() -> Start:
             await api.settled()
             yield api
             loaded = [state.loaded for state in api.pool.states() if state.loaded is not None]
-            weights = [model.weights for model in loaded if isinstance(model.weights, WorkerSupervisor)]
+            weights = [model.weights for model in loaded if isinstance(model.weights, WorkerProcess)]
             pids = [one.pid for one in weights]
             await check_nothing_leaked(api)
         assert "process" not in here.opened
@@ -107,9 +108,14 @@ def engine(api: Api, model: str = "demo") -> IsolatedEngine:
     return loaded.generator
 
 
+def n_restarts(api: Api, model: str = "demo") -> int:
+    """How often the model's process has ended."""
+    return api.pool._entries[model].n_restarts
+
+
 async def is_back(api: Api, model: str = "demo", after: int = 0) -> None:
     """Wait until the model was started again more often than `after` times."""
-    await until(lambda: engine(api, model).supervisor.n_restarts > after and engine(api, model).serves)
+    await until(lambda: n_restarts(api, model) > after and api.pool.serves(model))
 
 
 def chat(text: str, **more: Any) -> dict[str, Any]:
@@ -145,7 +151,7 @@ async def test_by_itself_a_model_has_a_process_where_a_gpu_computes(start: Start
     own = {"demo": {**ONE["demo"], "isolation": "auto"}}
     async with start("plain", own, has_gpu=True, memory="50%") as api:
         await api.expect(CHAT, chat("Hi"))
-        assert engine(api).supervisor.pid
+        assert engine(api).process.pid
 
 
 def environment_of_child() -> dict[str, str]:
@@ -169,8 +175,8 @@ async def test_killed_under_streams_it_ends_only_its_own_with_an_error_and_comes
             for _ in range(3)
         ]
         await asyncio.gather(*map(until_streamed, of_a))
-        other = engine(api, "b").supervisor.pid
-        os.kill(engine(api, "a").supervisor.pid, signal.SIGKILL)
+        other = engine(api, "b").process.pid
+        os.kill(engine(api, "a").process.pid, signal.SIGKILL)
         for exchange in of_a:
             raw = b"".join([part async for part in exchange.chunks()])
             last = orjson.loads(raw.rpartition(b"data: {")[2].partition(b"\n\n")[0].join([b"{", b""]))
@@ -178,12 +184,12 @@ async def test_killed_under_streams_it_ends_only_its_own_with_an_error_and_comes
         await api.expect(CHAT, chat("Hi", model="b"))
         await is_back(api, "a")
         await api.expect(CHAT, chat("Hi", model="a"))
-        assert engine(api, "b").supervisor.pid == other
+        assert engine(api, "b").process.pid == other
         assert (await api.client.get("/readyz")).status_code == 200
         # what has said nothing yet is asked once more
         reply = await api.expect("POST /v1/chat/completions", chat(f"!die once {tmp_path / 'died'}!", model="b"))
         assert reply.json()["usage"]["completion_tokens"] == 20
-        assert (engine(api, "a").supervisor.n_restarts, engine(api, "b").supervisor.n_restarts) == (1, 1)
+        assert (n_restarts(api, "a"), n_restarts(api, "b")) == (1, 1)
 
 
 async def test_a_stream_that_a_ping_has_begun_is_not_begun_again(start: Start, tmp_path: Path) -> None:
@@ -199,7 +205,7 @@ async def test_a_stream_that_a_ping_has_begun_is_not_begun_again(start: Start, t
             raw = b""
             while b"event: response.created" not in raw or not hangs.exists():
                 raw += await exchange.chunk()
-            os.kill(engine(api).supervisor.pid, signal.SIGKILL)
+            os.kill(engine(api).process.pid, signal.SIGKILL)
             while b"event: response.failed" not in raw:
                 raw += await exchange.chunk()
                 assert raw.count(b"event: response.created") == 1
@@ -214,28 +220,60 @@ async def test_a_whole_reply_that_had_begun_is_asked_for_once_more_and_counts_on
         reply = await api.expect("POST /v1/chat/completions", asked, headers=KEY)
         assert reply.json()["usage"]["completion_tokens"] == 40
         assert [choice["finish_reason"] for choice in reply.json()["choices"]] == ["length"] * 2
-        assert engine(api).supervisor.n_restarts == 1
+        assert n_restarts(api) == 1
         again = await api.client.post("/v1/chat/completions", json=asked, headers=KEY)  # nobody dies any more
         assert again.json()["choices"] == reply.json()["choices"]
         counts = (await api.client.get("/metrics", headers=KEY)).text
         predicted = [line for line in counts.splitlines() if "key_tokens" in line and 'kind="predicted"' in line]
         assert [float(line.rpartition(" ")[2]) for line in predicted] == [80.0]
+        assert 'llamapool_model_restarts_total{model="demo"} 1' in counts
     assert [record.message for record in caplog.records].count(ASKED_AGAIN) == 1
 
 
 async def test_nothing_is_asked_a_third_time(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parent, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(scheduler, "FIRST_PAUSE_S", 0.01)
     async with start() as api:
         await api.expect(CHAT, chat("!die late /nowhere/at/all!"), 503, "SIGKILL")
         await is_back(api, after=1)
         reply = await api.expect(CHAT, chat("!die once /nowhere/at/all!"), 503, "SIGKILL")
         assert reply.headers["retry-after"] == "1"
-        assert engine(api).supervisor.n_restarts + bool(engine(api).supervisor.down) == 4
         await is_back(api, after=3)
-        engine(api).supervisor.pause_s = 12.5  # until it would be started again
-        reply = await api.client.post("/v1/chat/completions", json=chat("Hi"))
-        assert (reply.status_code, reply.headers["retry-after"]) == (503, "13")
-        engine(api).supervisor.pause_s = 0.0
+        assert n_restarts(api) == 4
+
+
+async def test_a_model_that_ends_again_and_again_pauses_and_is_not_ready(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler, "FIRST_PAUSE_S", 12.5)
+    async with start(models=TWO) as api:
+        os.kill(engine(api, "a").process.pid, signal.SIGKILL)
+        await is_back(api, "a")
+        os.kill(engine(api, "a").process.pid, signal.SIGKILL)
+        await until(lambda: not api.pool.serves("a"))
+        reply = await api.expect(CHAT, chat("Hi", model="a"), 503, "SIGKILL")
+        assert reply.headers["retry-after"] == "13"
+        await api.expect("GET /readyz", part={"failed": {"a": api.pool.state("a").failure}})
+        await api.expect(CHAT, chat("Hi", model="b"))
+        os.kill(engine(api, "b").process.pid, signal.SIGKILL)
+        await is_back(api, "b")
+        os.kill(engine(api, "b").process.pid, signal.SIGKILL)
+        await until(lambda: not api.pool.serves("b"))
+        await api.expect("GET /readyz", status=503, part="SIGKILL")
+        await api.expect("POST /models/unload", {"model": "a"})  # not loaded again
+        assert "a" not in api.pool._scheduler.queue
+        await api.expect(CHAT, chat("Hi", model="a"), 503)
+
+
+async def test_a_lease_that_is_still_held_does_not_delay_the_restart(start: Start) -> None:
+    async with start() as api:
+        with await api.pool.acquire("demo") as lease:  # as of a client that does not read its stream
+            os.kill(engine(api).process.pid, signal.SIGKILL)
+            await is_back(api)
+            await api.expect(CHAT, chat("Hi"))
+            assert lease.model.vocab.tokenize("Hi", add_special=False, parse_special=False)
+            assert (len(lease.model.leases), api.pool.state("demo").n_leases) == (1, 0)
+            assert api.pool._scheduler.freeing
+        await until(lambda: not api.pool._scheduler.freeing)
 
 
 async def test_a_picture_that_was_seen_before_is_neither_decoded_nor_encoded(
@@ -265,10 +303,10 @@ async def test_a_picture_that_was_seen_before_is_neither_decoded_nor_encoded(
         assert (len(decoded), engine(api).stats.n_media_encoded) == (1, 1)
 
         await until(lambda: any(tmp_path.rglob(f"*{EMBEDDINGS_SUFFIX}")))
-        os.kill(engine(api).supervisor.pid, signal.SIGKILL)
+        os.kill(engine(api).process.pid, signal.SIGKILL)
         await is_back(api)
         assert await ask(first, cache_prompt=False) == said
-        assert (len(decoded), engine(api).stats.n_media_encoded) == (1, 1)
+        assert (len(decoded), engine(api).stats.n_media_encoded) == (1, 0)
 
 
 async def test_vectors_are_asked_for_once_more_too(start: Start, tmp_path: Path) -> None:
@@ -282,7 +320,7 @@ async def test_vectors_are_asked_for_once_more_too(start: Start, tmp_path: Path)
 async def test_a_file_that_the_library_does_not_survive_fails_its_model_only(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parent, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(scheduler, "FIRST_PAUSE_S", 0.01)
     models = {"bad": {**ONE["demo"], "load": "on_demand"}, "good": {"path": "good.gguf"}}
     async with start("aborting", models=models) as api:
         await api.expect(CHAT, chat("Hi", model="bad"), 503, "SIGABRT")
@@ -295,11 +333,11 @@ async def test_the_process_that_measures_a_model_loads_it_or_ends(
     started: list[parent.WorkerProcess] = []
 
     class Counted(parent.WorkerProcess):
-        def __init__(self, *arguments: Any) -> None:
-            super().__init__(*arguments)
+        def _start(self) -> None:
+            super()._start()
             started.append(self)
 
-    monkeypatch.setattr(parent, "WorkerProcess", Counted)
+    monkeypatch.setattr("server.pool.worker.loaders.WorkerProcess", Counted)
     models = {name: {**model, "load": "on_demand"} for name, model in TWO.items()}
     async with start("sized", models=models) as api:
         await api.expect(CHAT, chat("Hi", model="a"))
@@ -360,11 +398,10 @@ async def test_a_load_that_gets_no_further_is_ended_by_the_watchdog(
     async with start("hanging in load", models=models) as api:
         asked = asyncio.ensure_future(api.client.post("/v1/chat/completions", json=chat("Hi", model="demo")))
         entry = api.pool._entries["demo"]
-        await until(lambda: entry.load is not None and api.pool._loaders._at_work)
-        (supervisor,) = api.pool._loaders._at_work
-        await until(lambda: supervisor._process)
-        assert supervisor._process is not None
-        supervisor._process.advanced_at -= 1000.0
+        await until(lambda: entry.load is not None and api.pool._loaders._processes)
+        (process,) = api.pool._loaders._processes
+        await until(lambda: process.pid)
+        process.advanced_at -= 1000.0
         for _ in range(2):
             api.pool.check_progress(1.0)
         reply = await asked
@@ -377,13 +414,11 @@ async def test_an_unload_ends_a_frozen_process(start: Start, monkeypatch: pytest
     monkeypatch.setattr(parent, "ANSWER_S", 0.05)
     monkeypatch.setattr(parent, "STACKS_S", 0.01)
     async with start() as api:
-        supervisor = engine(api).supervisor
-        process = supervisor._process
-        assert process is not None
+        process = engine(api).process
         os.kill(process.pid, signal.SIGSTOP)
         await api.expect("POST /models/unload", {"model": "demo"})
         await api.settled()
-        assert (await process.ended, supervisor.n_restarts) == ("it has not answered for 0.05 s", 0)
+        assert (await process.ended, n_restarts(api)) == ("it has not answered for 0.05 s", 0)
         assert api.pool.state("demo").failure == ""
         await api.expect(CHAT, chat("Hi"))
 
@@ -413,9 +448,7 @@ async def test_scales_of_an_adapter_that_is_leaving_do_not_end_its_process(start
         asked = asyncio.create_task(api.expect(CHAT, poem))
         await until(lambda: engine(api).busy)
         leaving = asyncio.create_task(api.expect("POST /v1/unload_lora_adapter", {"lora_name": "poet"}))
-        supervisor = engine(api).supervisor
-        process = supervisor._process
-        assert process is not None
+        process = engine(api).process
         await until(lambda: process._calls)  # of the unload
         await process.call("ping")
         await api.expect("POST /lora-adapters", [{"id": 0, "scale": 0.5}])
@@ -423,4 +456,4 @@ async def test_scales_of_an_adapter_that_is_leaving_do_not_end_its_process(start
         await asked
         await leaving
         assert (await api.client.get("/lora-adapters")).json() == []
-        assert supervisor.n_restarts == 0
+        assert n_restarts(api) == 0

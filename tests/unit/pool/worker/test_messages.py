@@ -193,8 +193,10 @@ class Ends:
             "fail": self._fail,
             "hang": self._hang,
         }
-        self.server = Connection(ours, functions, lost=self.lost.set, invalid=self.invalid.append)
-        self.worker = Connection(theirs, {}, lost=lambda: None, invalid=self.invalid.append)
+        self.server = Connection(functions, lost=self.lost.set, invalid=self.invalid.append)
+        self.worker = Connection({}, lost=lambda: None, invalid=self.invalid.append)
+        self.server.connect(ours)
+        self.worker.connect(theirs)
 
     async def _echo(self, value: object) -> object:
         return value

@@ -1,6 +1,5 @@
-"""When the supervisor considers a worker process as hanging."""
+"""When the server considers a worker process as hanging."""
 
-import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -10,40 +9,27 @@ from server.pool.worker import parent
 from tests.support.fakes import FakeLoader
 
 
-class Silent:
-    """A process that sends nothing. ``killed``: the reasons."""
+class Silent(parent.WorkerProcess):
+    """A process that sends nothing, with its own clock. ``n_killed``: how often it was killed."""
 
-    def __init__(self, now: float) -> None:
-        self.kill_reason, self.killed = "", list[str]()
-        self.heard_at = self.advanced_at = now
-        self._effort: tuple[int, ...] = ()
-        self.ended = asyncio.get_running_loop().create_future()
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, loads: bool) -> None:
+        self.now, self.n_killed = 1000.0, 0
+        monkeypatch.setattr(parent, "time", SimpleNamespace(monotonic=lambda: self.now))
+        super().__init__("demo", FakeLoader, FakeLoader())
+        self.heard_at = self.now
+        self.is_loaded = not loads
+        self._process = cast(Any, SimpleNamespace(send_signal=self._killed, kill=lambda: None))
+
+    def _killed(self, _: int) -> None:
+        self.n_killed += 1
 
     def notify(self, function: str, *arguments: object) -> None:
         assert function == "check_progress"
 
-    def kill(self, reason: str, *, stacks: bool = False) -> None:
-        assert stacks
-        self.kill_reason = reason
-        self.killed.append(reason)
-
-
-class Watched:
-    """A supervisor with its own clock."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, loads: bool) -> None:
-        self.now = 1000.0
-        monkeypatch.setattr(parent, "time", SimpleNamespace(monotonic=lambda: self.now))
-        self.supervisor = parent.WorkerSupervisor("demo", FakeLoader, asyncio.get_running_loop(), FakeLoader())
-        self.process = cast(Any, Silent(self.now))
-        self.supervisor._process = self.process
-        if not loads:
-            self.supervisor._restarts = asyncio.get_running_loop().create_task(asyncio.sleep(0))
-
-    def check(self, after_s: float, limit_s: float) -> list[str]:
+    def check(self, after_s: float, limit_s: float) -> int:
         self.now += after_s
-        self.supervisor.check_progress(limit_s)
-        return list(self.process.killed)
+        self.check_progress(limit_s)
+        return self.n_killed
 
 
 @pytest.mark.parametrize(
@@ -63,19 +49,20 @@ async def test_a_hanging_process_is_killed_once(
     least_s: float,
     said: str,
 ) -> None:
-    watched = Watched(monkeypatch, loads=loads)
-    assert not watched.check(least_s, limit_s)
-    assert not watched.check(0.5, limit_s), "its messages may not have been read yet"
-    assert [said in reason for reason in watched.check(0.5, limit_s)] == [True]
-    assert len(watched.check(0.5, limit_s)) == 1
+    process = Silent(monkeypatch, loads=loads)
+    assert not process.check(least_s, limit_s)
+    assert not process.check(0.5, limit_s), "its messages may not have been read yet"
+    assert process.check(0.5, limit_s) == 1
+    assert said in process.kill_reason
+    assert process.check(0.5, limit_s) == 1
     assert [record.levelname for record in caplog.records] == ["CRITICAL"]
 
 
 async def test_a_slow_load_is_not_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    watched = Watched(monkeypatch, loads=True)
+    process = Silent(monkeypatch, loads=True)
     for effort in range(5):
-        parent.WorkerProcess.loads(watched.process, (effort, 0, 0))
-        assert not watched.check(parent.STUCK_S, 1.0)
-    parent.WorkerProcess.loads(watched.process, (4, 0, 0))
-    watched.check(1.0, 1.0)
-    assert watched.check(1.0, 1.0)
+        process.loads((effort, 0, 0))
+        assert not process.check(parent.STUCK_S, 1.0)
+    process.loads((4, 0, 0))
+    process.check(1.0, 1.0)
+    assert process.check(1.0, 1.0)
