@@ -156,8 +156,8 @@ class DownloadFailed(Unavailable):
 
 
 class ModelEnded(Unavailable):
-    """A model's process ended under a request, which is at fault or not. ``may_retry``: the request can be started again,
-    since its client has received nothing.
+    """A model's process ended under a request, which is at fault or not. ``may_retry``: nothing has been sent to its
+    client, so it can be started again.
     """
 
     retry_after_s = 1

@@ -470,7 +470,7 @@ def _is_stale(entry: Entry, spec: ModelSpec | None) -> bool:
     """
     if entry.transient:
         return False
-    if spec is None or (entry.status is Status.FAILED and not entry.restarting):
+    if spec is None or (entry.status is Status.FAILED and not entry.wanted):
         return True
     # where it was configured, when it is loaded, and its other names do not define the model
     old, new = (

@@ -183,6 +183,13 @@ class SizedLoader(FakeLoader):
         return {HOST: Bytes(1)}
 
 
+TURN = "<|im_end|>\n<|im_start|>assistant\n"
+CALLING = {
+    f"Go{TURN}": '<tool_call>\n{"name": "calc__end", "arguments": {}}\n</tool_call>',
+    f"<tool_response>\nended\n</tool_response>{TURN}": "It goes on.",
+}
+
+
 def make_loader(kind: str) -> Loader:
     """Return the loader of a kind: one of the names below, the path of an `ActingEmbedder`, or the path of a
     `HangingEncoder` after ``encodes``. Any other name gives a plain `FakeLoader`."""
@@ -194,6 +201,7 @@ def make_loader(kind: str) -> Loader:
         "acting": lambda: FakeLoader(runner=Acting),
         "aborting": AbortingLoader,
         **{f"hanging in {at}": partial(HangingLoader, at) for at in ("least", "load")},
+        "calling": partial(FakeLoader, n_ctx_seq=16384, replies=CALLING),
         "sized": SizedLoader,
         "seeing": SeeingLoader,
     }

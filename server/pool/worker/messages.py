@@ -392,11 +392,11 @@ class Connection:
         finally:
             del self._calls[number]
 
-    def fail_calls(self, error: LlamapoolError) -> None:
-        """Fail all waiting calls."""
+    def fail_calls(self, error: Callable[[], LlamapoolError]) -> None:
+        """Fail all waiting calls, each with an error of its own."""
         for result in self._calls.values():
             if not result.done():
-                result.set_exception(error)
+                result.set_exception(error())
 
     def disconnect(self) -> None:
         """Close the connection after queued messages were sent."""

@@ -307,7 +307,7 @@ class WorkerProcess(Connection):
         self.ended.set_result(self.kill_reason or exit_reason(status))
         for engine in self.engines:
             engine.process_ended()
-        self.fail_calls(self.ended_error())
+        self.fail_calls(self.ended_error)
 
     async def end(self) -> None:
         """Let it exit by itself; kill it if that takes too long. Returns when it has ended."""

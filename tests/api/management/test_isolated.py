@@ -13,6 +13,7 @@ from typing import Any
 
 import orjson
 import pytest
+from mcp.server.mcpserver import MCPServer
 
 from server.app import create_app, every
 from server.media import header
@@ -29,6 +30,7 @@ from tests.api.streams import Exchange, posting
 from tests.media_files import media_file
 from tests.support.fakes import FakeLoader
 from tests.support.isolated_fakes import in_process
+from tests.support.mcp_server import Tools, served
 
 pytestmark = pytest.mark.slow
 
@@ -309,6 +311,35 @@ async def test_a_picture_that_was_seen_before_is_neither_decoded_nor_encoded(
         assert (len(decoded), engine(api).stats.n_media_encoded) == (1, 0)
 
 
+async def test_a_process_that_ends_during_a_tool_call_does_not_end_the_reply(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler, "FIRST_PAUSE_S", 0.01)
+
+    class Ending(Tools):
+        def make(self) -> MCPServer:
+            server = super().make()
+
+            @server.tool(structured_output=False)
+            async def end() -> str:
+                """Ends the model's process."""
+                n = n_restarts(api)
+                os.kill(engine(api).process.pid, signal.SIGKILL)
+                await is_back(api, after=n)
+                return "ended"
+
+            return server
+
+    async with served(Ending()) as url:
+        settings = {"mcp_servers": {"calc": {"url": url}}, "mcp_api": "calc"}
+        async with start("calling", {"demo": {**ONE["demo"], "chat_template": "chatml"}}, **settings) as api:
+            tools = [{"type": "mcp", "server_label": "calc", "require_approval": "never"}]
+            body = {"input": "Go", "temperature": 0, "max_output_tokens": 500, "tools": tools}
+            await api.expect("POST /v1/responses", body, 200, "It goes on.")
+            await api.expect("POST /v1/responses", {**body, "stream": True}, 200, "It goes on.")
+            assert n_restarts(api) == 2
+
+
 async def test_vectors_are_asked_for_once_more_too(start: Start, tmp_path: Path) -> None:
     picture = {"prompt_string": "a<__media__>", "multimodal_data": [base64.b64encode(media_file("tiny.png")).decode()]}
     models = {"demo": {**ONE["demo"], "embedding": True, "pooling": "mean"}}
@@ -317,10 +348,7 @@ async def test_vectors_are_asked_for_once_more_too(start: Start, tmp_path: Path)
         assert len(reply.json()["data"]) == 2
 
 
-async def test_a_file_that_the_library_does_not_survive_fails_its_model_only(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(scheduler, "FIRST_PAUSE_S", 0.01)
+async def test_a_file_that_the_library_does_not_survive_fails_its_model_only(start: Start) -> None:
     models = {"bad": {**ONE["demo"], "load": "on_demand"}, "good": {"path": "good.gguf"}}
     async with start("aborting", models=models) as api:
         await api.expect(CHAT, chat("Hi", model="bad"), 503, "SIGABRT")

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from server.engine.request import Adapters
 from server.engine.runner_api import Runner
+from server.engine.stats import EngineStats
 from server.errors import ModelFailed
 from server.pool.block_events import ReportingEngine
 from server.pool.loading import EmbedderFactory, Factories
@@ -84,6 +85,7 @@ class FakeEngine:
         self.closed = False
         self.cache_limit = -1
         self.adapters = tuple(getattr(runners[0], "adapters", ()))
+        self.stats = EngineStats()
 
     def set_adapter_scales(self, scales: Adapters) -> None:
         self.adapters = tuple(replace(a, scale=dict(scales).get(a.id, 0.0)) for a in self.adapters)
@@ -179,6 +181,12 @@ class Setup:
             self.threads.run()
             await spin()
         check_pool(self.pool)
+
+    def end_process(self, model: str) -> None:
+        """Do what the end of a loaded model's process does; nothing if it is not loaded."""
+        entry = self.pool._entries[model]
+        if entry.loaded is not None:
+            self.pool._scheduler._ended(entry, entry.loaded, "killed")
 
     def status(self, model: str) -> Status:
         return self.pool.state(model).status

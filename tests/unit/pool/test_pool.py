@@ -98,6 +98,36 @@ UNLOADED, LOADING, READY, DRAINING, SLEEPING, FAILED, _ = Status
 # ---- models_max
 
 
+async def test_a_model_whose_process_ends_is_loaded_again_after_growing_pauses() -> None:
+    async with pool_of("a", wait_s=5.0) as s:
+        (await loaded(s, "a")).release()
+        for pause_s in (0, 1, 2, 4, 8, 16, 32, 60, 60):
+            s.end_process("a")
+            await s.later(max(pause_s - 0.5, 0.0))
+            assert s.status("a") is (Status.FAILED if pause_s else Status.READY)
+            assert s.pool.state("a").failed == bool(pause_s)
+            await s.later(0.5)
+            assert s.status("a") is Status.READY
+        s.clock.now += 60
+        s.end_process("a")
+        await s.work()
+        assert s.status("a") is Status.READY
+
+
+async def test_a_model_whose_process_ends_takes_its_turn_in_the_queue() -> None:
+    async with pool_of("a", "b", models_max=1) as s:
+        held = await loaded(s, "a")
+        waiting = acquiring(s, "b")
+        await s.work()
+        s.end_process("a")
+        await s.work()
+        assert s.statuses() == {"a": FAILED, "b": READY}
+        (await waiting).release()
+        await s.work()
+        assert s.statuses() == {"a": READY, "b": UNLOADED}
+        held.release()
+
+
 async def test_a_client_that_leaves_the_queue_costs_nobody_a_place() -> None:
     async with pool_of("a", "b", models_max=1) as s:
         held = await loaded(s, "a")

@@ -247,6 +247,18 @@ class MemoryMachine(RuleBasedStateMachine):
         self.loader.failing = {m: ModelFailed(m, "bad luck") for m in LEAST} if failing else {}
         self.s.threads.run(which % len(self.s.threads.jobs))
 
+    @rule(model=st.sampled_from(list(LEAST)))
+    def end(self, model: str) -> None:
+        """A process ends, so its memory is free at once."""
+        state = self.s.pool.state(model)
+
+        async def ended() -> None:
+            if state.status is Status.READY and state.loaded is not None:
+                state.loaded.weights.footprint = lambda: {HOST: Bytes()}  # type: ignore[method-assign]
+            self.s.end_process(model)
+
+        self.run(ended())
+
     @rule(busy=st.booleans(), which=st.integers(0, 100))
     def work(self, busy: bool, which: int) -> None:
         engines = [e for e in self.s.engines.made if not e.closed]
@@ -277,7 +289,7 @@ class MemoryMachine(RuleBasedStateMachine):
         self.loader.failing = {}
         for engine in self.s.engines.made:
             engine.busy = False
-        await self.s.later(1)
+        await self.s.later(60)
         await self.nobody_waits(40)
 
 

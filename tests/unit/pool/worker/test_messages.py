@@ -269,7 +269,7 @@ async def test_calls_fail_with_the_connection() -> None:
     async with connected() as ends:
         call = asyncio.ensure_future(ends.worker.call("hang"))
         await ends.hanging.wait()
-        ends.worker.fail_calls(ModelEnded("killed"))
+        ends.worker.fail_calls(lambda: ModelEnded("killed"))
         with pytest.raises(ModelEnded, match="killed"):
             await call
 
