@@ -5,20 +5,17 @@ loaded model, the parsed request creates a `Generation`: the engine requests and
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from server.dialects.common import Json
 from server.dialects.errors import openai_error_event
 from server.engine.request import Adapters, Event, Request
 from server.errors import PermissionDenied
-from server.media.source import LoadedMedia
+from server.media.source import LoadedMedia, Media
 from server.pool.model import LoadedModel
 from server.structured.reasoning_end import ReasoningSwitch
-
-if TYPE_CHECKING:
-    from server.dialects.mcp import RoundWriter
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +62,30 @@ class Writer(ABC):
 
     For a stream, send what `feed` returns for each event, then what `finish` returns. For a whole reply, set
     ``streams`` to false, `feed` each event, then take `body`; writers may then save the work of writing events.
+
+    A reply may have several rounds of generation. After the events of each, take what `act` yields, then start `next`.
+    `commit` follows the last round. ``has_acted``: whether a tool was called, so that the reply can't be begun again.
     """
 
     streams = True
+    has_acted = False
 
     @abstractmethod
     def feed(self, prompt: int, event: Event) -> list[bytes]:
         """Take one event. Return the server-sent events that follow from it, each one whole."""
+
+    async def act(self) -> AsyncGenerator[bytes, None]:
+        """Call the server's tools that the round requests; yield the resulting events."""
+        for event in list[bytes]():  # none
+            yield event
+
+    def next(self) -> tuple["Generate", Sequence[Media]] | None:
+        """Return what creates the next round, and its media; None if the reply is complete."""
+        return None
+
+    async def commit(self) -> None:
+        """Store the finished reply, before its end is sent."""
+        return
 
     def finish(self) -> list[bytes]:
         """Return the last events of the stream; none if each choice has its own."""
@@ -94,15 +108,12 @@ class Writer(ABC):
 class Generation:
     """A parsed request for one model: the engine requests, and the writer of the reply.
 
-    ``reasoning`` ends the reasoning early if the client requests it. ``commit`` stores the finished reply; awaited
-    before its end is sent. ``follow_up``: calls server-side tools and generates again.
+    ``reasoning`` ends the reasoning early if the client requests it.
     """
 
     requests: Sequence[Request]
     writer: Writer
     reasoning: ReasoningSwitch | None = None
-    commit: Callable[[], Awaitable[None]] | None = None
-    follow_up: "RoundWriter[Any] | None" = None
 
 
 Generate = Callable[[LoadedModel, LoadedMedia, Caller], Generation]

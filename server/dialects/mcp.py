@@ -281,7 +281,7 @@ class RoundWriter(Writer, Generic[R]):
     """Writes a reply of several rounds, calls the tools of each round and creates the next one.
 
     ``said``: the message of the current round. ``server_tools``: tools that this server calls, by the model's names.
-    ``conversation``: what the round answers. ``has_acted``: whether a tool was called.
+    ``conversation``: what the round answers.
     """
 
     names_results = False
@@ -295,7 +295,6 @@ class RoundWriter(Writer, Generic[R]):
         self.server_tools: Mapping[str, CallableTool] = {} if self._tools is None else self._tools.tools
         self.said, self.conversation = Assembler(parser()), request.conversation
         self.approved, self._is_given = approved or (), approved is not None
-        self.has_acted = False
         self._earlier = Usage()  # of earlier rounds
         self._results: list[Message] = []
 
@@ -328,8 +327,7 @@ class RoundWriter(Writer, Generic[R]):
         self.said = Assembler(parser())
 
     async def act(self) -> AsyncGenerator[bytes, None]:
-        """Call the tools that the round requests, none if a limit cut it off; yield the resulting events."""
-        assert self._tools is not None, "a server's tools are called"
+        """See `Writer`. None are called if a limit cut the round off."""
         if self._is_given:
             self._is_given = False
             for event in self.feed(0, _NOT_GENERATED):
@@ -339,6 +337,7 @@ class RoundWriter(Writer, Generic[R]):
         self._results = []
         if not calls:
             return
+        assert self._tools is not None, "only tools of servers are called here"
         self.has_acted = True
         results: dict[str, McpResult] = {}
         async for call, result in self._tools.results(calls):
@@ -353,7 +352,7 @@ class RoundWriter(Writer, Generic[R]):
             self._results.append(Message("tool", content, call_id=call.id, name=name))
 
     def next(self) -> tuple[Generate, Sequence[Media]] | None:
-        """Return what creates the next round, and its media; None if the reply is complete."""
+        """See `Writer`."""
         if not self._results or self.waits_for_client:
             return None
         tools, limits = self.conversation.tools, self._tools

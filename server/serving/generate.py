@@ -195,9 +195,7 @@ class Exchange:
             async for _ in self._rounds(generation):
                 pass
         except ModelEnded as ended:
-            # Tools must not be called a second time.
-            has_acted = generation.follow_up is not None and generation.follow_up.has_acted
-            ended.may_retry = not has_acted
+            ended.may_retry = not generation.writer.has_acted
             raise
         return generation.writer.body()
 
@@ -223,7 +221,7 @@ class Exchange:
 
     async def _rounds(self, generation: Generation) -> AsyncGenerator[bytes, None]:
         """Feed the events of all rounds to the writer, and commit the reply. Yield what the writer returns."""
-        session, writer, follow_up = self._session, generation.writer, generation.follow_up
+        session, writer = self._session, generation.writer
         while True:
             while found := await session.next():
                 chunks: list[bytes] = []
@@ -231,14 +229,11 @@ class Exchange:
                     chunks += writer.feed(number, event)
                 for chunk in chunks if len(chunks) < FAR_BEHIND else (b"".join(chunks),):
                     yield chunk
-            if follow_up is None:
-                break
-            async with contextlib.aclosing(follow_up.act()) as acted:
+            async with contextlib.aclosing(writer.act()) as acted:
                 async for chunk in acted:
                     yield chunk
-            following = follow_up.next()
+            following = writer.next()
             if following is None:
                 break
             await session.start(self._parsed.model, *following)
-        if generation.commit is not None:
-            await generation.commit()
+        await writer.commit()

@@ -121,8 +121,7 @@ class MessagesRequest(ToolRequest):
         """Return the request and the writer of its reply; blocking, for a thread. Raises `InvalidRequest`."""
         header = Header(model.spec.id, f"msg_{random_id()}")
         output, request = self.prepare(header.id, self.conversation, model, media, caller)
-        writer = MessageWriter(self, header, output.parser)
-        return Generation([request], writer, follow_up=None if self.server_tools is None else writer)
+        return Generation([request], MessageWriter(self, header, output.parser))
 
 
 def parse_messages(

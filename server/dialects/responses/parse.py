@@ -185,16 +185,8 @@ class ResponseRequest(ToolRequest):
             output, request = self.prepare(header.id, self.conversation, model, media, caller)
             requests, prefilled = [request], output.prompt.prefilled
             parser, switch = output.parser, output.switch
-        writer = ResponseWriter(self, response_fields(self, header, model.spec.sampling), parser, prefilled)
-        # The output repeats the message that it continues.
-        inputs = self.input_items[:-1] if prefilled else self.input_items
-
-        async def commit() -> None:
-            if self.store is not None:
-                writer.final["store"] = await self.store(writer.final, inputs)
-
-        follow_up = None if self.server_tools is None else writer
-        return Generation(requests, writer, switch, commit, follow_up)
+        fields = response_fields(self, header, model.spec.sampling)
+        return Generation(requests, ResponseWriter(self, fields, parser, prefilled), switch)
 
     def prepare(
         self,

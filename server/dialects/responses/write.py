@@ -167,8 +167,10 @@ class ResponseWriter(RoundWriter["ResponseRequest"]):
         self._custom = frozenset(name for name, client in request.names.items() if client.custom)
         approved = frozenset(call.id for call in request.approved) or None
         super().__init__(request, fields["id"], input_parser(parser, self._custom), approved)
+        self._inputs = request.input_items
         if prefill:  # the output repeats the message that it continues
             self.conversation = replace(self.conversation, messages=self.conversation.messages[:-1])
+            self._inputs = self._inputs[:-1]
         self._fields, self._prefill = fields, prefill
         self._before = [*request.listings]  # the finished items before this round
         self._items: list[OutputItem] = []  # of this round
@@ -218,6 +220,11 @@ class ResponseWriter(RoundWriter["ResponseRequest"]):
         item.outcome = result_fields(result)
         kind = "completed" if item.outcome["status"] == "completed" else "failed"
         return [self._event(f"response.mcp_call.{kind}", item.place), self._item("done", item, "completed")]
+
+    async def commit(self) -> None:
+        """Store the response with the items of its input."""
+        if self.request.store is not None:
+            self.final["store"] = await self.request.store(self.final, self._inputs)
 
     def body(self) -> Json:
         """Return the whole response, after it has finished."""
