@@ -113,8 +113,8 @@ class McpRequest:
     """A server as the body of a request names it. Without a URL it is a configured one.
 
     ``at``, ``label_at``, ``url_at``: paths in the body. ``known``: its tools, if the conversation has a list of them.
-    Set when the server has been asked: ``server``, the ``tools`` that the request allows, and the ``fault`` for which
-    they could not be listed.
+    ``is_listed``: whether the reply lists them. Set when the server has been asked: ``server``, the ``tools`` that the
+    request allows, and the ``fault`` for which they could not be listed.
     """
 
     label: str
@@ -127,6 +127,7 @@ class McpRequest:
     allowed: Callable[[McpTool], bool] = ALL_TOOLS.fits
     approval: Approval = NO_APPROVAL
     known: tuple[McpTool, ...] | None = None
+    is_listed: bool = True
     server: McpServer | None = None
     tools: tuple[McpTool, ...] = ()
     fault: McpFault | None = None
@@ -182,7 +183,7 @@ class ServerTools:
         self.requested, self.left_rounds, self.left_s = requested, servers.rules.max_rounds, servers.rules.max_s
         self.left_calls: int | None = None
         self.tools: dict[str, CallableTool] = {}
-        self.functions: dict[str, list[Tool]] = {}
+        self.functions: dict[str, list[tuple[Tool, ClientName]]] = {}
         self._servers = servers
         taken = set(_names(own))
         for each in requested:
@@ -197,7 +198,8 @@ class ServerTools:
                     name = f"{base[: _MAX_NAME_CHARS - 5]}_{number}"
                 self.tools[name] = CallableTool(each.server, tool, each.approval.needed(tool))
                 description = "\n\n".join(filter(None, [about, tool.description]))
-                functions.append(Tool(name, description, {**tool.schema, "type": "object"}, at=each.at))
+                function = Tool(name, description, {**tool.schema, "type": "object"}, at=each.at)
+                functions.append((function, ClientName(tool.name, each.label)))
                 about = ""
 
     async def results(self, calls: Sequence[Call]) -> AsyncGenerator[tuple[Call, McpResult], None]:

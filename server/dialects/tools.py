@@ -6,8 +6,9 @@ them.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, Literal
 
 from server.chat.conversation import NO_PARAMETERS, Tool, Tools
@@ -33,7 +34,9 @@ def name_and_description(given: Mapping[str, Any], path: str) -> tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class ClientName:
-    """How the client knows a function. ``namespace`` may be a toolset, "" for none. ``type`` is of `tool_types`."""
+    """How the client knows a function. ``namespace`` may be a toolset or the label of an MCP server, "" for none.
+    ``type`` is of `tool_types`.
+    """
 
     name: str
     namespace: str = ""
@@ -74,11 +77,15 @@ _FORMS = (
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A tool by the client's name, or a whole ``namespace`` if `name` is "". ``at``: path of the name."""
+    """A tool by the client's name, or a whole ``namespace`` if `name` is "".
+
+    ``at``: path of the name. ``is_served``: the namespace is an MCP server.
+    """
 
     name: str
     at: str
     namespace: str = ""
+    is_served: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +100,9 @@ class ToolChoice:
     parallel: bool | None = None
 
 
-def read_choice(given: object, warnings: list[str]) -> ToolChoice:
-    """Check it as far as that needs no tools. Adds allowed tools of omitted types to `warnings`.
-
-    Raises `InvalidRequest`.
+def read_choice(given: object, warnings: list[str], *, has_servers: bool) -> ToolChoice:
+    """Check it as far as that needs no tools. Adds allowed tools of omitted types to `warnings`. `has_servers`: it may
+    name MCP servers. Raises `InvalidRequest`.
     """
     if given is None:
         return ToolChoice()
@@ -108,7 +114,10 @@ def read_choice(given: object, warnings: list[str]) -> ToolChoice:
     if not isinstance(kind, str):
         raise invalid("tool_choice.type", _FORMS)
     if kind == "allowed_tools":
-        return _among(given, warnings)
+        return _among(given, warnings, has_servers=has_servers)
+    if kind == "mcp" and has_servers:
+        served = _served(given, "tool_choice")
+        return ToolChoice("required", served) if served.name else ToolChoice("required", allowed=[served])
     single = given.get("disable_parallel_tool_use")
     if not isinstance(single, bool | None):
         raise wrong_type("tool_choice.disable_parallel_tool_use", "a boolean", single)
@@ -134,7 +143,12 @@ def _named(given: Mapping[str, Any], path: str) -> Named:
     return Named(name, f"{path}.name", namespace if isinstance(namespace, str) else "")
 
 
-def _among(given: Mapping[str, Any], warnings: list[str]) -> ToolChoice:
+def _served(given: Mapping[str, Any], path: str) -> Named:
+    """Return the tool of an MCP server, or the whole server."""
+    return Named(str(given.get("name") or ""), path, str(given.get("server_label")), is_served=True)
+
+
+def _among(given: Mapping[str, Any], warnings: list[str], *, has_servers: bool) -> ToolChoice:
     """Return the listed tools (one level deeper in a chat), without unsupported types."""
     path, inner = "tool_choice", given
     if "allowed_tools" in given:
@@ -148,6 +162,8 @@ def _among(given: Mapping[str, Any], warnings: list[str]) -> ToolChoice:
     for entry, where in objects_in(listed, f"{path}.tools"):
         if entry.get("type") in _NAMING:
             allowed.append(_named(entry, where))
+        elif entry.get("type") == "mcp" and has_servers:
+            allowed.append(_served(entry, where))
         elif entry.get("type") == "namespace" and isinstance(entry.get("name"), str):
             allowed.append(Named("", f"{where}.name", entry["name"]))
         elif isinstance(kind := entry.get("type"), str) and kind in RESPONSES:
@@ -171,6 +187,8 @@ def entries(given: object, path: str) -> Iterator[tuple[dict[str, Any], str]]:
 
 ReadTool = tuple[Tool, str, bool]
 """A tool of an entry, the path of its name, and whether it is to be loaded later (``defer_loading``)."""
+ServerFunctions = Mapping[str, Sequence[tuple[Tool, ClientName]]]
+"""The functions of MCP servers, by the paths of the servers in the body."""
 
 
 class ToolReader(ABC):
@@ -180,8 +198,8 @@ class ToolReader(ABC):
     introduce. ``omitted``: tools that no model can use, by type.
     """
 
-    def __init__(self, given: object = None, more: Iterable[Tool] = ()) -> None:
-        """Read ``tools``. `more`: further functions that the model may call. Raises `InvalidRequest`."""
+    def __init__(self, given: object = None, servers: ServerFunctions | None = None) -> None:
+        """Read ``tools``, some of which may be `servers`; add the functions of others. Raises `InvalidRequest`."""
         self.names: dict[str, ClientName] = {}
         self.offered: dict[str, Tool] = {}
         self.waiting: dict[str, Tool] = {}
@@ -189,16 +207,16 @@ class ToolReader(ABC):
         self._introduced: dict[str, Tool] = {}
         self._omitted_names: dict[str, str] = {}  # the types of omitted tools, by name
         self._n_grammar_chars = 0
+        self._servers = {} if servers is None else {**servers}
+        elsewhere = [at for at in self._servers if not at.startswith("tools.")]
         later: set[str] = set()
-        for tool, at, waits in self._listed(given, "tools"):
+        for tool, at, waits in chain(self._listed(given, "tools"), *map(self._functions_of, elsewhere)):
             if self.offered.setdefault(tool.name, tool) is not tool:
                 raise invalid(at, "two tools have the same name")
             if waits:
                 later.add(tool.name)
         if later and self.client_searches:
             self.waiting = {name: self.offered.pop(name) for name in later}
-        for tool in more:
-            self.offered[tool.name], self.names[tool.name] = tool, ClientName(tool.name)
 
     @abstractmethod
     def read(self, entry: dict[str, Any], path: str) -> Iterator[ReadTool]:
@@ -225,18 +243,21 @@ class ToolReader(ABC):
     def finish(self, given: object, parallel: bool | None, warnings: list[str]) -> Tools:
         """Return all tools, and which of them may or must be called; adds omitted ones to `warnings`.
 
-        `given`: ``tool_choice``. If all tools that could be called are omitted, a required call is omitted, too.
-        Raises `InvalidRequest` for a tool that is not there.
+        `given`: ``tool_choice``. If all tools that could be called are omitted, or no server could list its tools, a
+        required call is omitted, too. Raises `InvalidRequest` for a tool that is not there.
         """
+        if self._servers and not (self.names or self.omitted):  # the reply says why
+            given = None
         if given is None and not self.names and not self.omitted:
             return Tools(parallel=parallel)  # as of most requests
         warnings += self.omitted.warnings()
-        choice, skipped = read_choice(given, warnings), bool(self.omitted or self.waiting)
+        choice = read_choice(given, warnings, has_servers=bool(self._servers))
+        skipped = bool(self.omitted or self.waiting)
         mode, name = choice.mode, ""
         if choice.one is not None:
             if not (skipped or self.offered or self._introduced):
                 raise _none_given()
-            (name,) = self._meant(choice.one)
+            name, *_ = self._meant(choice.one)
         tools = self._with_introduced(name)
         if choice.allowed is not None:
             kept = [each for each in choice.allowed if each.name in self.names or each.name not in self.omitted.types]
@@ -273,7 +294,12 @@ class ToolReader(ABC):
 
     def _listed(self, given: object, path: str) -> Iterator[ReadTool]:
         for entry, at in entries(given, path):
-            yield from self.read(entry, at)
+            yield from self._functions_of(at) if at in self._servers else self.read(entry, at)
+
+    def _functions_of(self, at: str) -> Iterator[ReadTool]:
+        for tool, known in self._servers[at]:
+            self.names[tool.name] = known
+            yield tool, at, False
 
     def _define(self, tool: Tool) -> str:
         """Return the text that defines `tool`, which may be called from there on."""
@@ -303,14 +329,14 @@ class ToolReader(ABC):
 
         Raises `InvalidRequest` if there is no such tool.
         """
-        names = self.names
-        if not named.name:
-            return [here for here, known in names.items() if known.namespace == named.namespace]
-        name = model_name(named.name, named.namespace)
-        if name in names:
+        name, space = model_name(named.name, named.namespace), named.namespace
+        if named.name and name in self.names:
             return (name,)
-        found = [here for here, known in names.items() if known.name == name]
-        if len(found) != 1:
+        known = self.names.items()
+        found = [here for here, own in known if named.name in ("", own.name) and space in ("", own.namespace)]
+        if named.is_served and not found:
+            raise invalid(named.at, "no MCP server of the request has such a tool")
+        if len(found) != 1 and named.name and not named.is_served:
             reason = f"no tool is called {shown(named.name)}"
             if (kind := self._omitted_names.get(named.name)) is not None:
                 reason = f"{shown(named.name)} is a tool of type {shown(kind)}: {left_out_reason(kind)}"

@@ -85,6 +85,7 @@ def read_mcp(given: Mapping[str, Any], betas: str) -> list[McpRequest]:
                 with_token({}, server.authorization_token),
                 allowed=(toolset or server.tool_configuration).enables,
                 known=listed.get(server.name),
+                is_listed=bool(toolsets) and server.name not in listed,  # which clients with toolsets know
             )
         )
     check_labels(found, "mcp_servers")
@@ -108,7 +109,7 @@ def listing_blocks(requested: Iterable[McpRequest]) -> list[Json]:
     return [
         {"type": LISTING, "mcp_server_name": each.label, "tools": list(map(shown_tool, each.tools))}
         for each in requested
-        if each.known is None and each.fault is None
+        if each.is_listed and each.fault is None
     ]
 
 
@@ -123,13 +124,6 @@ def _toolsets(tools: object) -> dict[str, tuple[McpToolset, str]]:
                 raise invalid(f"{at}.mcp_server_name", "two toolsets have the same server")
             found[toolset.mcp_server_name] = toolset, at
     return found
-
-
-def without_toolsets(tools: object) -> object:
-    """Return the entries of ``tools`` that are no toolsets."""
-    if not isinstance(tools, list):
-        return tools
-    return [entry for entry in tools if not (isinstance(entry, dict) and entry.get("type") == TOOLSET)]
 
 
 def unlisted(requested: Iterable[McpRequest]) -> list[str]:

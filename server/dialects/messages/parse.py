@@ -13,7 +13,7 @@ functions of `tool_types`. Tools of other types are omitted, and are an error on
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import chain, groupby
+from itertools import groupby
 from typing import Any, ClassVar
 
 from pydantic import Field
@@ -66,7 +66,7 @@ from server.dialects.generation import (
     template_kwargs,
 )
 from server.dialects.mcp import ServerTools, ToolRequest, function_name
-from server.dialects.messages.mcp import LISTING, ToolConfig, listing_blocks, unlisted, without_toolsets
+from server.dialects.messages.mcp import LISTING, TOOLSET, ToolConfig, listing_blocks, unlisted
 from server.dialects.messages.write import PING, MessageWriter
 from server.dialects.reasoning_cipher import NO_CIPHER, ReasoningCipher, TamperedReasoning
 from server.dialects.sampling import SamplingFields
@@ -140,13 +140,10 @@ def parse_messages(
     if generate and body.max_tokens is None:
         body = body.model_copy(update={"max_tokens": DEFAULT_MAX_TOKENS})
     warnings = list(_left_out(body, has_mcp=mcp is not None))
-    own = body.tools if mcp is None else without_toolsets(body.tools)
     requested = () if mcp is None else mcp.requested
-    functions = [] if mcp is None else list(chain.from_iterable(mcp.functions.values()))
-    choice = None if mcp is not None and not (own or functions) else body.tool_choice  # no server could list its tools
-    reader = MessageTools(own, functions)
+    reader = MessageTools(body.tools, None if mcp is None else mcp.functions)
     messages = read_conversation(body.system, body.messages, warnings, reader, cipher)
-    tools = reader.finish(choice, None, warnings)
+    tools = reader.finish(body.tool_choice, None, warnings)
     config, thinking = body.output_config or OutputConfig(), body.thinking
     budget = None if thinking is None else thinking.budget_tokens
     if thinking is not None and thinking.type == "enabled" and budget is None:
@@ -168,7 +165,7 @@ def parse_messages(
         names=reader.names,
         show_reasoning=thinking is None or thinking.display != "omitted",
         server_tools=mcp,
-        listings=() if own == body.tools else listing_blocks(requested),  # which clients with toolsets know
+        listings=listing_blocks(requested),
     )
 
 
@@ -229,6 +226,8 @@ class MessageTools(ToolReader):
         kind, row = entry.get("type"), anthropic_type(entry)
         if not isinstance(kind, str | None):
             raise wrong_type(f"{path}.type", "a string", kind)
+        if kind == TOOLSET and self._servers:  # `read_mcp` reads it
+            return
         if kind is not None and kind in TOOLSETS:
             yield from self._toolset(entry, TOOLSETS[kind], path)
         elif kind is not None and kind != "custom" and row is None:

@@ -35,7 +35,7 @@ from server.dialects.generation import MAX_TOP_LOGPROBS, ChatFields, Conversatio
 from server.dialects.mcp import GivenCalls, ServerTools, ToolRequest
 from server.dialects.reasoning_cipher import NO_CIPHER, ReasoningCipher
 from server.dialects.responses.input import NO_HISTORY, History, item_to_store, read_input
-from server.dialects.responses.tools import ApprovedCall, ResponseTools, function_choice, list_item
+from server.dialects.responses.tools import ApprovedCall, ResponseTools, list_item
 from server.dialects.responses.write import EARLY_PING, ResponseWriter, failed_early
 from server.dialects.warnings import shown, unused_fields
 from server.engine.request import Request, SamplingParams
@@ -228,16 +228,15 @@ def parse_response(
     shape = read_shape(body) if form is None else read_shape(body, form, at="text.format", flat=True)
     if body.n_choices != 1:
         raise field_error("n" if body.n_cmpl is None else "n_cmpl", "a response has one choice")
-    reader = ResponseTools(body.tools, {} if mcp is None else mcp.functions)
+    reader = ResponseTools(body.tools, None if mcp is None else mcp.functions)
     read = read_input(body.input, history, tools=reader, cipher=cipher)
-    choice = body.tool_choice
     if mcp is not None:
-        choice, mcp.left_calls = function_choice(choice, mcp, len(body.tools)), body.max_tool_calls
+        mcp.left_calls = body.max_tool_calls
     include, warnings = body.include or (), list[str]()
     if body.summary == "concise":
         warnings.append("reasoning.summary is the whole reasoning: it is not made shorter")
     warnings += (f"include {shown(name)} is ignored: it is not known here" for name in include if name not in _INCLUDES)
-    tools = reader.finish(choice, body.parallel_tool_calls, warnings)
+    tools = reader.finish(body.tool_choice, body.parallel_tool_calls, warnings)
     # A response's instructions come first and hold for that response only, so the history has none.
     messages = [Message("system", body.instructions), *read.messages] if body.instructions else read.messages
     if not messages:
@@ -260,7 +259,7 @@ def parse_response(
         input_items=list(map(item_to_store, read.items)),
         approved=tuple(read.approved.values()),
         server_tools=mcp,
-        listings=[] if mcp is None else [list_item(each) for each in mcp.requested if each.known is None],
+        listings=[] if mcp is None else [list_item(each) for each in mcp.requested if each.is_listed],
     )
 
 

@@ -12,7 +12,6 @@ server if the operator configured one for it.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
@@ -27,7 +26,6 @@ from server.dialects.mcp import (
     Headers,
     Label,
     McpRequest,
-    ServerTools,
     Token,
     Url,
     check_labels,
@@ -40,8 +38,8 @@ from server.dialects.tool_types import RESPONSES, ToolType
 from server.dialects.tools import (
     ClientName,
     ReadTool,
+    ServerFunctions,
     ToolReader,
-    check_number,
     entries,
     function_tool,
     name_and_description,
@@ -56,11 +54,11 @@ _CALLABLE = ("function", "custom")
 class ResponseTools(ToolReader):
     """Reads ``tools`` of a response, and those among its items. ``shown``: the tools as the response repeats them."""
 
-    def __init__(self, given: object = None, mcp: Mapping[str, Sequence[Tool]] = MappingProxyType({})) -> None:
-        """Read ``tools``. `mcp`: the functions of MCP servers, by the path of their entry. Raises `InvalidRequest`."""
-        self._mcp = mcp
-        super().__init__(given)
-        self.shown = [shown_server(entry) if at in mcp else _shown(entry) for entry, at in entries(given, "tools")]
+    def __init__(self, given: object = None, servers: ServerFunctions | None = None) -> None:
+        """See `ToolReader`."""
+        super().__init__(given, servers)
+        listed = entries(given, "tools")
+        self.shown = [shown_server(entry) if at in self._servers else _shown(entry) for entry, at in listed]
 
     @property
     def client_searches(self) -> bool:
@@ -70,11 +68,7 @@ class ResponseTools(ToolReader):
     def read(self, entry: dict[str, Any], path: str) -> Iterator[ReadTool]:
         """See `ToolReader`."""
         kind = entry.get("type")
-        if path in self._mcp:
-            for tool in self._mcp[path]:
-                self.names[tool.name] = ClientName(tool.name)
-                yield tool, path, False
-        elif kind in _CALLABLE:
+        if kind in _CALLABLE:
             yield self._function(entry, path)
         elif kind == "namespace":
             yield from self._namespace(entry, path)
@@ -169,7 +163,8 @@ def read_mcp(tools: Sequence[Json], web_search: str, items: Iterable[object]) ->
         if not is_mcp(entry, web_search):
             continue
         if entry["type"] != "mcp":
-            found.append(McpRequest(web_search, at, f"{at}.server_label", known=known.get(web_search)))
+            own, is_listed = known.get(web_search), web_search not in known
+            found.append(McpRequest(web_search, at, f"{at}.server_label", known=own, is_listed=is_listed))
             continue
         for name in ("connector_id", "tunnel_id"):
             if entry.get(name) is not None:
@@ -183,6 +178,7 @@ def read_mcp(tools: Sequence[Json], web_search: str, items: Iterable[object]) ->
                 given.allowed_tools.fits,
                 given.require_approval,
                 known.get(given.server_label),
+                is_listed=given.server_label not in known,
             )
         )
     check_labels(found, "tools")
@@ -204,37 +200,6 @@ class McpToolParam(Body):
     require_approval: Annotated[
         Approval, BeforeValidator(lambda given: _APPROVALS.get(given, given) if isinstance(given, str) else given)
     ] = Field(default_factory=Approval)
-
-
-def function_choice(given: Any, mcp: ServerTools, n_entries: int) -> Any:
-    """Return ``tool_choice`` as functions. `n_entries`: the length of ``tools``. Raises `InvalidRequest`."""
-    if given == "required" and not mcp.tools and len(mcp.functions) == n_entries:
-        return "auto"  # no server could list its tools; the response reports it
-    if not isinstance(given, dict):
-        return given
-    if given.get("type") == "allowed_tools" and isinstance(given.get("tools"), list):
-        check_number(given["tools"], "tool_choice.tools")
-        listed: list[Any] = []
-        for place, entry in enumerate(given["tools"]):
-            is_server = isinstance(entry, dict) and entry.get("type") == "mcp"
-            listed += _chosen(entry, mcp, f"tool_choice.tools.{place}") if is_server else [entry]
-        return {**given, "tools": listed}
-    if given.get("type") != "mcp":
-        return given
-    chosen = _chosen(given, mcp, "tool_choice")
-    return chosen[0] if len(chosen) == 1 else {"type": "allowed_tools", "mode": "required", "tools": chosen}
-
-
-def _chosen(entry: Mapping[str, Any], mcp: ServerTools, at: str) -> list[Json]:
-    label, tool = entry.get("server_label"), entry.get("name")
-    names = [
-        name
-        for name, known in mcp.tools.items()
-        if known.server.label == label and (tool is None or known.tool.name == tool)
-    ]
-    if not names:
-        raise invalid(at, "no MCP server of the request has such a tool")
-    return [{"type": "function", "name": name} for name in names]
 
 
 def shown_server(entry: Json) -> Json:
