@@ -184,8 +184,8 @@ def request_queue_full(n_queued: int, retry_after_s: int) -> QueueFull:
 class MediaFull(QueueFull):
     """The decoded media of requests take all the memory that there is for them."""
 
-    def __init__(self, retry_after_s: int) -> None:
-        super().__init__("the memory for decoded media is in use by other requests", retry_after_s)
+    def __init__(self) -> None:
+        super().__init__("the memory for decoded media is in use by other requests", retry_after_s=1)
 
 
 class TooLate(Unavailable):

@@ -27,17 +27,17 @@ EVERY_S = 1.0
 _APPLIED = frozenset({"api_keys", "api_key_file", "keys_file", "ssl_key_file", "ssl_cert_file"})
 
 
-async def follow_files(files: Sequence[Path | None], changed: Callable[[], None], every_s: float) -> None:
+async def follow_files(files: Sequence[Path | None], changed: Callable[[], None]) -> None:
     """Call `changed` when one of the files was replaced or modified. Endless if there is a file.
 
-    They are polled every `every_s` seconds: links, mounted folders and ConfigMaps send no notification of a change.
+    They are polled: links, mounted folders and ConfigMaps send no notification of a change.
     """
     paths = [path for path in files if path is not None]
     if not paths:
         return
     before = await asyncio.to_thread(_stamps, paths)
     while True:
-        await asyncio.sleep(every_s)
+        await asyncio.sleep(EVERY_S)
         now = await asyncio.to_thread(_stamps, paths)
         if now != before:
             before = now
@@ -134,9 +134,9 @@ class Reload:
         config = [self._settings.config_path, server.models_preset] if server.watch_config else []
         keys = [server.api_key_file, server.keys_file]
         await asyncio.gather(
-            follow_files(keys, self._keys_again, EVERY_S),
-            follow_files([] if certificate is None else certificate.files, self._certificate_again, EVERY_S),
-            follow_files(config, self.begin, EVERY_S),
+            follow_files(keys, self._keys_again),
+            follow_files([] if certificate is None else certificate.files, self._certificate_again),
+            follow_files(config, self.begin),
         )
 
     def _keys_again(self) -> None:

@@ -9,7 +9,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NoReturn, TextIO
+from typing import TYPE_CHECKING, NoReturn
 
 from server import __version__
 from server.logs import NO_ADAPTERS
@@ -127,11 +127,8 @@ def _can(state: ModelState, task: Task) -> bool:
 LINE_INTERVAL_S = 5.0  # between two log lines of one load or download
 
 
-async def show_load_progress(
-    events: Subscription, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
-) -> None:
-    """Draw a bar for each load and download until the pool closes; log lines if `stream` (stderr) is no terminal."""
-    target = sys.stderr if stream is None else stream
+async def show_load_progress(events: Subscription, clock: Callable[[], float] = time.monotonic) -> None:
+    """Draw a bar for each load and download until the pool closes; log lines if stderr is no terminal."""
     bars: dict[str, tqdm[NoReturn]] = {}
     logged_at: dict[str, float] = {}
     with events, contextlib.ExitStack() as stack:
@@ -140,8 +137,8 @@ async def show_load_progress(
                 logged_at.pop(event.model, None)
                 if event.model in bars:
                     bars.pop(event.model).close()
-            elif target.isatty():
-                _draw(event, bars, target, stack)
+            elif sys.stderr.isatty():
+                _draw(event, bars, stack)
             elif (now := clock()) - logged_at.setdefault(event.model, now) >= LINE_INTERVAL_S:
                 logged_at[event.model] = now
                 if isinstance(event, LoadProgress):
@@ -151,10 +148,7 @@ async def show_load_progress(
 
 
 def _draw(
-    event: LoadProgress | DownloadProgress,
-    bars: "dict[str, tqdm[NoReturn]]",
-    stream: TextIO,
-    stack: contextlib.ExitStack,
+    event: LoadProgress | DownloadProgress, bars: "dict[str, tqdm[NoReturn]]", stack: contextlib.ExitStack
 ) -> None:
     from tqdm import tqdm  # only a terminal needs it
 
@@ -162,9 +156,7 @@ def _draw(
     loads = isinstance(event, LoadProgress)
     if event.model not in bars:
         what, unit = ("loading", "%") if loads else ("fetching", "B")
-        bars[event.model] = bar = tqdm(
-            desc=f"{what} {event.model}", unit=unit, unit_scale=not loads, leave=False, file=stream
-        )
+        bars[event.model] = bar = tqdm(desc=f"{what} {event.model}", unit=unit, unit_scale=not loads, leave=False)
         stack.callback(bar.close)
     bar = bars[event.model]
     bar.n, bar.total = (round(event.value * 100), 100) if isinstance(event, LoadProgress) else (event.done, event.total)

@@ -11,7 +11,8 @@ from typing import Any
 from server.errors import InvalidRequest
 from server.formats.grammar.lark_text import ANY_TEXT
 
-ANY = frozenset(("string", "number", "integer", "boolean", "null", "object", "array"))
+KINDS = ("object", "array", "string", "number", "integer", "boolean", "null")
+ANY = frozenset(KINDS)
 STRING = frozenset(("string",))
 NOT_STRING = ANY - STRING
 _KINDS = {type(None): "null", bool: "boolean", int: "integer", float: "number", str: "string", list: "array"}

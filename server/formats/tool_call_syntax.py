@@ -40,9 +40,7 @@ class Parameters:
 
 @dataclass(frozen=True, slots=True)
 class Keywords:
-    """Python's keyword arguments, ``city="Paris", days=3``, with JSON's or Python's literals. ``end`` follows them."""
-
-    end: str = ")"
+    """Python's keyword arguments, ``city="Paris", days=3)``, with JSON's or Python's literals."""
 
 
 @dataclass(frozen=True, slots=True)

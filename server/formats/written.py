@@ -38,7 +38,7 @@ def _arguments(form: Arguments, text: str) -> str:
         return text
     match form:
         case Keywords():
-            return ", ".join(f"{key}={value!r}" for key, value in given.items()) + form.end
+            return ", ".join(f"{key}={value!r}" for key, value in given.items()) + ")"
         case Braces():
             return braced(given, form.quote)
         case Elements():

@@ -28,7 +28,7 @@ from mcp_types import CONNECTION_CLOSED, CallToolResult, ContentBlock
 from server.errors import short
 from server.mcp.config import McpServer
 from server.mcp.servers import Json, McpFault, McpResult, McpTool
-from server.media.fetch import AllowedHosts, CheckedBackend, Resolve, resolved
+from server.media.fetch import AllowedHosts, CheckedBackend, resolved
 from server.media.header import Unreadable
 from server.media.source import Media
 from server.sandbox.process import public_environment
@@ -283,11 +283,11 @@ class _Bounded(httpx2.AsyncByteStream):
 class CheckedTransport(httpx2.AsyncHTTPTransport):
     """Connects to hosts that `sites` allows, and to the very address that was checked."""
 
-    def __init__(self, sites: AllowedHosts, resolve: Resolve = resolved) -> None:
+    def __init__(self, sites: AllowedHosts) -> None:
         context = httpx2.create_ssl_context(trust_env=False)
         super().__init__(verify=context)
         self._sites = sites
-        self._pool = httpcore2.AsyncConnectionPool(ssl_context=context, network_backend=CheckedBackend(sites, resolve))
+        self._pool = httpcore2.AsyncConnectionPool(ssl_context=context, network_backend=CheckedBackend(sites, resolved))
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         """Send one request. Raises `httpx2.TransportError`."""

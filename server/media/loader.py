@@ -30,7 +30,6 @@ MAX_DECODED_BYTES = 1 << 30
 """Of all files of a request together."""
 MAX_HELD_BYTES = 2 << 30
 """Of all requests together, decoded and not yet taken by a model."""
-_RETRY_AFTER_S = 1
 _AT_ONCE = 4  # fetched or decoded for one request
 _DATA = "data:"
 _DATA_TYPES = ("data:image/", "data:video/", "data:audio/")
@@ -54,10 +53,10 @@ async def no_stored_files(_: str) -> FileContent | None:
 class MediaLoader:
     """Reads the media of requests; on the event loop. Decoding is other threads' wait for other processes' work."""
 
-    def __init__(self, decoder: Decoder, fetcher: MediaFetcher, n_at_once: int = 2) -> None:
+    def __init__(self, decoder: Decoder, fetcher: MediaFetcher) -> None:
         self._decoder, self._fetcher = decoder, fetcher
         self._held = _Held()
-        self._threads: Executor = ThreadPoolExecutor(n_at_once, thread_name_prefix="media")
+        self._threads: Executor = ThreadPoolExecutor(2, thread_name_prefix="media")
 
     async def load(
         self,
@@ -170,7 +169,7 @@ class _Held:
     def check(self) -> None:
         """Raises `MediaFull`."""
         if self._n_bytes >= MAX_HELD_BYTES:
-            raise MediaFull(_RETRY_AFTER_S)
+            raise MediaFull
 
     def add(self, bitmap: Bitmap) -> None:
         """Count the bytes of `bitmap` until it is garbage-collected."""

@@ -55,7 +55,15 @@ from server.options.values import (
     unescape,
     without_zero,
 )
-from server.pool.spec import ScaledFile
+from server.pool.spec import (
+    LazyMode,
+    NumaStrategy,
+    PoolingName,
+    ReasoningFormat,
+    RopeScaling,
+    ScaledFile,
+    SplitMode,
+)
 from server.templates.template import RESERVED
 
 
@@ -107,9 +115,7 @@ class ChatSettings(SettingsModel, group="Chat"):
     """JSON object of additional template variables for all requests."""
     system_prompt: str = option("", metavar="TEXT", max_length=65536)
     """System message of chats that have none, as SYSTEM of an Ollama Modelfile."""
-    reasoning_format: Literal["none", "deepseek", "deepseek-legacy", "auto"] = option(
-        "auto", "--reasoning-format", env="LLAMA_ARG_THINK", metavar="FORMAT"
-    )
+    reasoning_format: ReasoningFormat = option("auto", "--reasoning-format", env="LLAMA_ARG_THINK", metavar="FORMAT")
     """Where reasoning is returned: none = in content, deepseek = reasoning_content, deepseek-legacy = both."""
     reasoning: Switch = option("auto", "-rea --reasoning", env=True)
     """Let the model reason before it answers: on, off, or auto = the template's default."""
@@ -410,7 +416,7 @@ class EmbeddingSettings(SettingsModel, group="Embedding and reranking"):
 
     embedding: AutoBool = option(None, "--embedding --embeddings", env="LLAMA_ARG_EMBEDDINGS")
     """Serve embeddings; auto = if the file is an encoder or names a pooling type. It then generates no text."""
-    pooling: Literal["", "none", "mean", "cls", "last", "rank"] = option("", "--pooling", env=True, metavar="TYPE")
+    pooling: PoolingName = option("", "--pooling", env=True, metavar="TYPE")
     """Pooling of token embeddings (none = one vector per token); empty = as in the model file."""
     reranking: Bool = option(False, "--rerank --reranking", env="LLAMA_ARG_RERANKING")
     """Serve reranking; implies embedding with pooling rank."""
@@ -475,9 +481,7 @@ class ContextSettings(SettingsModel, group="Context and memory"):
     """Data type of the values in the KV cache. A quantized type needs flash attention."""
     swa_full: Bool = option(False, "--swa-full", env=True)
     """Keep the full context of sliding-window layers: more memory, but prefixes can be reused anywhere."""
-    rope_scaling: Literal["", "none", "linear", "yarn"] = option(
-        "", "--rope-scaling", env="LLAMA_ARG_ROPE_SCALING_TYPE", metavar="TYPE"
-    )
+    rope_scaling: RopeScaling = option("", "--rope-scaling", env="LLAMA_ARG_ROPE_SCALING_TYPE", metavar="TYPE")
     """RoPE scaling method; empty = as in the model file."""
     rope_scale: Float = option(0.0, "--rope-scale", env=True, ge=0)
     """RoPE context scaling factor; 0 = as in the model file."""
@@ -554,7 +558,7 @@ class HardwareSettings(SettingsModel, group="Loading and hardware"):
     """
     n_gpu_layers: GpuLayers = option(-1, "-ngl --gpu-layers --n-gpu-layers", env="LLAMA_ARG_N_GPU_LAYERS", ge=-2)
     """Number of layers on the GPU; auto (-1) = as many as fit, all (-2)."""
-    split_mode: Literal["none", "layer", "row", "tensor"] = option("layer", "-sm --split-mode", env=True)
+    split_mode: SplitMode = option("layer", "-sm --split-mode", env=True)
     """How to split a model across GPUs. fit does not support tensor."""
     tensor_split: Proportions = option((), "-ts --tensor-split", env=True, metavar="N0,N1,...")
     """Share of the model for each GPU, e.g. 3,1 = three quarters and one quarter."""
@@ -570,9 +574,9 @@ class HardwareSettings(SettingsModel, group="Loading and hardware"):
     """Memory-map the file; auto = as load_mode (flag of older llama-servers)."""
     mlock: AutoBool = option(None, "--mlock", env=True, replaces="load_mode")
     """Lock the weights in RAM; auto = as load_mode (flag of older llama-servers)."""
-    numa: Literal["", "distribute", "isolate", "numactl"] = option("", "--numa", env=True, metavar="TYPE")
+    numa: NumaStrategy = option("", "--numa", env=True, metavar="TYPE")
     """NUMA strategy of the process; empty = none."""
-    lazy_mode: Literal["off", "auto", "on"] = option("auto", "-lzm --lazy-mode", env=True)
+    lazy_mode: LazyMode = option("auto", "-lzm --lazy-mode", env=True)
     """Read rows of large tables, such as per-layer embeddings, on demand; auto = for tables above 4 GiB."""
     repack: Bool = option(True, "--repack", env=True, off=("-nr", "--no-repack"))
     """Repack weights on the CPU into the layout of its instructions: faster, but not memory-mapped."""

@@ -9,7 +9,6 @@ from typing import Self
 from server.pool.protocols import FileProgress, ModelInfo
 from server.pool.state import Status
 
-STAGES = ("text_model",)
 """llama-server's names of the loading stages, in order (tools/server/server-context.cpp, load_model)."""
 
 
@@ -25,12 +24,10 @@ class StatusChanged:
 
 @dataclass(frozen=True, slots=True)
 class LoadProgress:
-    """A part of the weights was read: `value` is 0..1 of stage `current`."""
+    """A part of the weights was read: `value` is 0..1."""
 
     model: str
     value: float
-    current: str = STAGES[0]
-    stages: tuple[str, ...] = STAGES
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,13 @@ ALL_THAT_FIT, ALL_LAYERS = -1, -2
 AUTO_SLOTS = 4
 Task = Literal["generate", "embed", "rerank"]
 """What a request wants of a model."""
+# The words of llama-server's options
+ReasoningFormat = Literal["none", "deepseek", "deepseek-legacy", "auto"]
+PoolingName = Literal["", "none", "mean", "cls", "last", "rank"]
+SplitMode = Literal["none", "layer", "row", "tensor"]
+NumaStrategy = Literal["", "distribute", "isolate", "numactl"]
+RopeScaling = Literal["", "none", "linear", "yarn"]
+LazyMode = Literal["off", "auto", "on"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +83,7 @@ class LoadParams:
     fit: bool = True  # what is left open above and below is chosen to fit the memory
     fit_ctx: int = 4096  # tokens of a slot with cells of its own below which no context is shortened
     fit_target: tuple[int, ...] = (1024,)  # MiB that stay free on each device, or on all
-    split_mode: Literal["none", "layer", "row", "tensor"] = "layer"
+    split_mode: SplitMode = "layer"
     main_gpu: int = 0
     tensor_split: tuple[float, ...] = ()
     tensor_overrides: tuple[TensorOverride, ...] = ()  # the first that matches counts, before the three below
@@ -90,17 +97,17 @@ class LoadParams:
     cache_type_v: str = "f16"
     kv_unified: bool | None = None  # None = unified only when n_parallel is automatic
     embedding: bool | None = None  # None = with a pooling, or where the file was made for it
-    pooling: Literal["", "none", "mean", "cls", "last", "rank"] = ""  # "" = as the file says
+    pooling: PoolingName = ""  # "" = as the file says
     kv_offload: bool = True
     op_offload: bool = True
     swa_full: bool = False
     mmap: bool = True
     mlock: bool = False
-    numa: Literal["", "distribute", "isolate", "numactl"] = ""
+    numa: NumaStrategy = ""
     check_tensors: bool = False
     repack: bool = True  # reorder weights on the CPU for its instructions
-    lazy_mode: Literal["off", "auto", "on"] = "auto"  # rows of large tables are read when they are needed
-    rope_scaling: Literal["", "none", "linear", "yarn"] = ""
+    lazy_mode: LazyMode = "auto"  # rows of large tables are read when they are needed
+    rope_scaling: RopeScaling = ""
     rope_scale: float = 0.0
     rope_freq_base: float = 0.0
     rope_freq_scale: float = 0.0
@@ -176,7 +183,7 @@ class ChatParams:
     template: str | None = None  # Jinja2 source that replaces the model's own
     template_kwargs: dict[str, Any] = field(default_factory=dict)
     system_prompt: str = ""  # the first message of chats without a system message
-    reasoning_format: Literal["none", "deepseek", "deepseek-legacy", "auto"] = "auto"
+    reasoning_format: ReasoningFormat = "auto"
     reasoning: Literal["on", "off", "auto"] = "auto"
     reasoning_budget: int = -1  # most reasoning tokens; -1 = unlimited
     reasoning_budget_message: str = ""  # inserted before the closing tag when the budget is spent

@@ -12,7 +12,6 @@ from server.dialects.messages.write import ANTHROPIC_VERSION, anthropic_model, a
 from server.engine.runner_api import Pooling
 from server.errors import ConfigError, ModelNotFound, Unavailable, invalid
 from server.pool.events import (
-    STAGES,
     DownloadEnded,
     DownloadProgress,
     ModelRemoved,
@@ -168,7 +167,7 @@ def event_object(event: PoolEvent) -> dict[str, Any]:
         elif event.info is not None:
             data["info"] = {"meta": meta_object(event.info)}
     else:
-        data = {"status": "loading", "progress": progress_object(event.value, event.current, event.stages)}
+        data = {"status": "loading", "progress": progress_object(event.value)}
     return {"model": event.model, "event": "model_status", "data": data}
 
 
@@ -231,9 +230,9 @@ def status_object(state: ModelState, *, whole: bool) -> dict[str, Any]:
     return shown
 
 
-def progress_object(value: float, current: str = STAGES[0], stages: tuple[str, ...] = STAGES) -> dict[str, Any]:
-    """Return how far a load is: 0..1 of one of its stages."""
-    return {"stages": list(stages), "current": current, "value": value}
+def progress_object(value: float) -> dict[str, Any]:
+    """Return how far a load is: 0..1 of its only stage."""
+    return {"stages": ["text_model"], "current": "text_model", "value": value}
 
 
 def meta_object(info: ModelInfo) -> dict[str, Any]:

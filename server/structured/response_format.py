@@ -23,11 +23,6 @@ class ResponseFormat:
     value: Any
     at: str
 
-    @property
-    def schema(self) -> Any:
-        """The JSON Schema; None for another kind."""
-        return self.value if self.kind == "schema" else None
-
     def constraint(self, compiler: "GrammarCompiler") -> "MatcherConstraint":
         """Compile it. Raises `InvalidRequest` that names the field and the construct."""
         compile_value = getattr(compiler, _COMPILERS_NAME if self.kind == "schema" else self.kind)

@@ -12,6 +12,7 @@ from typing import Any
 from server.errors import InvalidRequest
 from server.formats.grammar.lark_text import MAX_UNORDERED, LarkText, escaped
 from server.formats.parameter_schema import (
+    KINDS,
     STRING,
     names_in_markup,
     not_a_name,
@@ -45,7 +46,6 @@ _REFUSED = (
 )
 _REFUSED_ONE_BY_ONE = ("$ref", "anyOf", *_REFUSED)
 _REFUSED_NESTED = (*_REFUSED, "unevaluatedItems", "prefixItems", "contains", "uniqueItems")
-_KINDS = ("object", "array", "string", "number", "integer", "boolean", "null")
 
 MakeMember = Callable[[str, Any], str]
 """Returns the elements of a member, from the rule of its name and its schema."""
@@ -67,7 +67,7 @@ def argument_rule(form: Arguments, function: Mapping[str, Any], text: LarkText) 
             for key in properties_of(schema):
                 if not _IDENTIFIER.fullmatch(key):
                     raise not_a_name(key)
-            return text.rule(_members(schema, text, _keyword(schema, text), text.literal(form.end), '", "'))
+            return text.rule(_members(schema, text, _keyword(schema, text), '")"', '", "'))
         case Braces() | Elements():
             rules = _Nested(form, schema, text)
             if "anyOf" not in schema and rules.kinds(referred(schema, schema) or {}) != ["object"]:
@@ -100,9 +100,9 @@ def _text_argument(form: Arguments, grammar: TextGrammar, text: LarkText) -> str
     match form:
         case JsonArguments():
             return f'/\\{{[ \\n]?"{INPUT}":[ ]?"/ {grammar.in_json()} /"[ \\n]?\\}}/'
-        case Keywords(end):
-            opening = text.literal(f'{INPUT}="')
-            return f"{opening} {grammar.in_json()} {text.literal(chr(34) + end)}"
+        case Keywords():
+            opening, end = text.literal(f'{INPUT}="'), text.literal('")')
+            return f"{opening} {grammar.in_json()} {end}"
         case Parameters():
             opening = f"{text.literal(form.before + INPUT)} {text.markup(form.before_value)}"
             value = text.grammar_text_until(grammar, form.after, never=form.never)
@@ -260,7 +260,7 @@ class _Nested:
         named = [given] if isinstance(given, str) else given if isinstance(given, list) else []
         if not named and "properties" in schema:
             return ["object"]
-        found = [kind for kind in _KINDS if kind in named]
+        found = [kind for kind in KINDS if kind in named]
         if isinstance(self._form, Braces) or "string" not in found:
             return found
         if {"array", "object"}.intersection(found):
@@ -294,7 +294,7 @@ class _Nested:
         """Return the rule of a value of any type and its `end`."""
         if isinstance(self._form, Elements):
             return self._text.text_until(end)
-        rule = self._looped("", lambda: self._one_of(self._kind(kind, {}, "") for kind in _KINDS), "")
+        rule = self._looped("", lambda: self._one_of(self._kind(kind, {}, "") for kind in KINDS), "")
         return f"{rule} {self._text.literal(end)}"
 
     def _literal(self, value: Any) -> str:

@@ -11,7 +11,7 @@ from server.errors import InvalidRequest
 from server.structured.grammar.gbnf import to_lark
 from server.structured.grammar.json_schema import grammar_text, unsupported, written
 from server.structured.grammar.lark import checked_lark, lark_with_texts, without_anchors
-from server.structured.grammar.limits import MAX_TEXT_CHARS, PARSER_LIMITS
+from server.structured.grammar.limits import PARSER_LIMITS
 from server.structured.grammar.matcher import first_line
 from server.structured.grammar.panics import contained
 from server.structured.grammar.tokenizer import Tokenizer, TokenTable
@@ -106,4 +106,4 @@ def build(kind: Kind, request: Any, table: Callable[[], TokenTable]) -> Grammar:
 def _text_grammar(syntax: str, definition: str) -> Grammar:
     if syntax == "regex":
         return Grammar(llguidance.LLMatcher.grammar_from_regex(without_anchors(definition)))
-    return Grammar(llguidance.LLMatcher.grammar_from_lark(checked_lark(definition, MAX_TEXT_CHARS)))
+    return Grammar(llguidance.LLMatcher.grammar_from_lark(checked_lark(definition)))

@@ -7,6 +7,7 @@ from typing import Any
 
 from server.errors import InvalidRequest
 from server.structured.grammar.json_schema import schema_text
+from server.structured.grammar.limits import MAX_TEXT_CHARS
 
 _KEYWORDS = re.compile(
     r"""
@@ -30,11 +31,11 @@ def without_anchors(regex: str) -> str:
     return regex[:-1] if ends else regex
 
 
-def checked_lark(text: str, max_chars: int) -> str:
+def checked_lark(text: str) -> str:
     """Check a client's Lark grammar for its size and every ``%json``. Raises InvalidRequest. llguidance reports
     other errors.
     """
-    grammar, texts, _ = lark_with_texts(text, max_chars, ())
+    grammar, texts, _ = lark_with_texts(text, MAX_TEXT_CHARS, ())
     if texts:
         raise InvalidRequest("%text can't be inside the grammar of a text")
     return grammar

@@ -27,9 +27,9 @@ _TOO_MUCH = "compiling it was stopped, {}: use fewer or simpler alternatives, re
 class Sandbox:
     """The processes, started when they are first needed. Safe in any thread."""
 
-    def __init__(self, limits: WorkLimits = LIMITS, max_idle: int = 2) -> None:
+    def __init__(self, limits: WorkLimits = LIMITS) -> None:
         self._limits = limits
-        self._processes = Processes(ANSWERER, limits, max_idle)
+        self._processes = Processes(ANSWERER, limits, max_idle=2)
         self._closed = False
 
     def compile(self, vocabulary: bytes, request: bytes, param: str) -> Any:

@@ -111,22 +111,22 @@ class TriggeredTag:
 class Rules:
     """The rules for all choices of a request.
 
-    ``shown``: control tokens whose text counts; others have no text. ``reasoning``: the reasoning tags, between which
-    no marker counts; reasoning is at the start, or ``anywhere``. ``lazy``: the grammar that a trigger starts,
-    instead of tags.
+    ``shown``: control tokens whose text counts; others have no text. ``reasoning``: the reasoning tags (b"" = none),
+    between which no marker counts; reasoning is at the start, or ``anywhere``. ``lazy``: the grammar that a trigger
+    starts, instead of tags.
     """
 
     begun: tuple[TriggeredTag, ...]
     markers: Markers
     shown: frozenset[int] = frozenset()
-    reasoning: ReasoningTags | None = None
+    reasoning: ReasoningTags = (b"", ())
     anywhere: bool = False
     lazy: LazyGrammar | None = None
 
     @property
     def opening(self) -> bytes:
         """Return the text that opens reasoning after the start; b"" for none."""
-        return self.reasoning[0] if self.reasoning is not None and self.anywhere else b""
+        return self.reasoning[0] if self.anywhere else b""
 
     def may_begin(self, text: bytes) -> bool:
         """Return whether a marker may have begun in `text`: most text holds no marker's first byte."""
@@ -159,7 +159,7 @@ class TriggeredConstraint:
 
     def __init__(self, rules: Rules, *, thinking: bool = False) -> None:
         self._rules = rules
-        self._free = _Free(thinking=thinking, may_think=rules.reasoning is not None and not thinking)
+        self._free = _Free(thinking=thinking, may_think=bool(rules.reasoning[0]) and not thinking)
         self._inner: MatcherConstraint | None = None
         self._refused = -1  # the last token, if a trigger refused it
 
@@ -288,12 +288,10 @@ class TriggeredConstraint:
 
     @property
     def _longest_end(self) -> int:
-        assert self._rules.reasoning is not None
         return max(map(len, self._rules.reasoning[1]))
 
     def _reasoning_end(self, text: bytes) -> int | None:
         """Return where the text after the reasoning starts."""
-        assert self._rules.reasoning is not None
         places = ((text.find(end), end) for end in self._rules.reasoning[1])
         at, end = min(((at, end) for at, end in places if at >= 0), default=(-1, b""))
         return None if at < 0 else at + len(end)
@@ -308,7 +306,6 @@ class TriggeredConstraint:
 
     def _reasoning_begin(self, free: _Free, text: bytes) -> tuple[_Free, bytes]:
         """Return whether the message starts with reasoning: that text, or the text so far."""
-        assert self._rules.reasoning is not None
         opening = self._rules.reasoning[0]
         begun = ((free.head or b"") + text).lstrip()
         if begun.startswith(opening):

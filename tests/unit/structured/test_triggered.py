@@ -14,7 +14,7 @@ def triggered(
     *markers: str,
     at_start: bool = False,
     shown: frozenset[int] = frozenset(),
-    thoughts: ReasoningTags | None = None,
+    thoughts: ReasoningTags = (b"", ()),
     anywhere: bool = False,
 ) -> TriggeredConstraint:
     """Behind each marker `=true;` or `=null;`."""

@@ -8,13 +8,13 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from server.structured.grammar.schema.keywords import Schema, kind_of
+from server.structured.grammar.schema.keywords import APART, Schema, kind_of
 
 MAX_DEPTH = 12  # references and nested schemas of one proof
 MAX_PAIRS = 20_000  # of schemas that are held against each other in one document
 _AS_A_PAIR = 50  # names or values that are looked at count as much as a pair
 _PREFIX = re.compile(r"\^([A-Za-z0-9_-]+)([*?{]?)")  # of a pattern: prefix of every match
-_EVERY = frozenset(["array", "boolean", "null", "number", "object", "string"])
+_EVERY = frozenset(APART)
 
 
 class Disjointness:

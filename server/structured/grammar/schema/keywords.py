@@ -7,7 +7,9 @@ from typing import Any, TypeAlias
 
 Schema: TypeAlias = dict[str, Any] | bool
 
-TYPES = frozenset(["null", "boolean", "integer", "number", "string", "array", "object"])
+APART = ("array", "boolean", "null", "number", "object", "string")
+"""The types of which every value has one; an integer is a number, too."""
+TYPES = frozenset((*APART, "integer"))
 SINGLE = frozenset(
     [
         *("additionalItems", "additionalProperties", "contains", "else", "if", "items", "not", "propertyNames"),

@@ -22,11 +22,10 @@ def none_of(words: Iterable[str]) -> str:
     return f"^{_all_but(_tree(words))}$"
 
 
-def _syntax(pattern: str, at: int) -> Iterator[tuple[int, str]]:
+def _syntax(pattern: str) -> Iterator[str]:
     """Yield the characters that are neither escaped nor in a class."""
     escaped = in_class = False
-    for place in range(at, len(pattern)):
-        char = pattern[place]
+    for char in pattern:
         if escaped:
             escaped = False
         elif char == "\\":
@@ -36,7 +35,7 @@ def _syntax(pattern: str, at: int) -> Iterator[tuple[int, str]]:
         elif char == "[":
             in_class = True
         else:
-            yield place, char
+            yield char
 
 
 def readable(pattern: str) -> str:
@@ -49,7 +48,7 @@ def _without_outer_counts(pattern: str) -> str:
 
     Without anchors ``[a-z]{1,255}`` matches wherever ``[a-z]`` does. Only a bare class or escape is shortened.
     """
-    if any(char in "|()" for _, char in _syntax(pattern, 0)):
+    if any(char in "|()" for char in _syntax(pattern)):
         return pattern
     for expression in (_COUNTED_AT_END, _COUNTED_AT_START):
         found = expression.fullmatch(pattern)

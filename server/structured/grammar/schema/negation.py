@@ -8,13 +8,12 @@ from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any
 
-from server.structured.grammar.schema.keywords import Schema, kind_of
+from server.structured.grammar.schema.keywords import APART, Schema, kind_of
 from server.structured.grammar.schema.language import MAX_WORD, none_of
 
 MAX_DEPTH = 12  # references and nested schemas of one negation
 MAX_PARTS = 5000  # keywords negated in one document
 MAX_WORDS_CHARS = 4000  # of the strings of an enum whose complement is spelled out
-_APART = ("array", "boolean", "null", "number", "object", "string")  # every value has one of these types
 
 
 class Negations:
@@ -62,7 +61,7 @@ def any_of(schemas: list[Schema]) -> Schema:
 def other_types(types: list[str]) -> Schema:
     """Return a schema for values of none of these types. Numbers that are not integers are not included."""
     excluded = {"number" if name == "integer" else name for name in types}
-    rest = [name for name in _APART if name not in excluded]
+    rest = [name for name in APART if name not in excluded]
     return {"type": rest} if rest else False
 
 
