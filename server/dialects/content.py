@@ -6,7 +6,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from server.chat.conversation import Part, TextPart
-from server.dialects.fields import as_object, string_of, wrong_type
+from server.dialects.fields import as_object, string_of, text_in, wrong_type
 from server.dialects.warnings import Omitted
 from server.media.source import Media, MediaKind, MediaUrl, Source, StoredFile
 
@@ -62,17 +62,15 @@ def _medium(given: Mapping[str, Any], kind: str, path: str) -> Media:
     if kind in ("file", "input_file"):
         file = given.get("file") if kind == "file" else given
         return file_of(file if isinstance(file, dict) else {}, path if file is given else f"{path}.file")
-    name, at = given.get("filename"), f"{path}.type"
     found: Source | None
     if MEDIA[kind] == "image":
-        file_id = given.get("file_id")
         found = link(given.get("image_url"), *_PLACES)
-        if found is None and isinstance(file_id, str) and file_id:
+        if found is None and (file_id := text_in(given, "file_id")):
             found = StoredFile(file_id)
     else:
         written = given.get(kind) or given.get("video_url") or dict(given)  # an object, or a URL alone
         found = link(written, *_PLACES)
-    return Media(MEDIA[kind], name if isinstance(name, str) else "", at, found)
+    return Media(MEDIA[kind], text_in(given, "filename"), f"{path}.type", found)
 
 
 _KINDS: tuple[MediaKind, ...] = ("image", "audio", "video")
@@ -101,11 +99,10 @@ def file_of(given: Mapping[str, Any], path: str) -> Media:
 
     Its type or its name determines the kind, else its content.
     """
-    name = given["filename"] if isinstance(given.get("filename"), str) else ""
-    low_detail = given.get("detail") == "low"
+    name, low_detail = text_in(given, "filename"), given.get("detail") == "low"
     for key in ("file_data", "file_url", "file_id"):
-        value = given.get(key)
-        if not isinstance(value, str) or not value:
+        value = text_in(given, key)
+        if not value:
             continue
         at = f"{path}.{key}"
         if key == "file_id":

@@ -6,7 +6,7 @@ loaded model, the parsed request creates a `Generation`: the engine requests and
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from server.dialects.common import Json
@@ -19,8 +19,8 @@ from server.structured.reasoning_end import ReasoningSwitch
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
-    """The client of a request, as far as its engine requests depend on it.
+class Context:
+    """What a parsed request gets its engine requests from: the loaded model, the loaded media, and its client.
 
     ``client`` returns the scheduler's name for an end user, ``cache_scope`` the cache namespace for a salt.
     ``priority``: the most urgent priority that the API key allows, None for any. ``sets_adapters``: whether the key may
@@ -28,6 +28,8 @@ class Caller:
     default. ``arrived_at``, ``pin_s``: see `Request`.
     """
 
+    model: LoadedModel
+    media: LoadedMedia = field(default_factory=dict)
     client: Callable[[str], str] = str
     cache_scope: Callable[[str], str] = str
     priority: int | None = None
@@ -52,9 +54,6 @@ class Caller:
                 "lora: this API key's requests get the adapters that are set for all: it lacks the scope 'lora'"
             )
         return wanted
-
-
-NO_CALLER = Caller()
 
 
 class Writer(ABC):
@@ -116,7 +115,7 @@ class Generation:
     reasoning: ReasoningSwitch | None = None
 
 
-Generate = Callable[[LoadedModel, LoadedMedia, Caller], Generation]
+Generate = Callable[[Context], Generation]
 """Creates the engine requests of a parsed request for a model; blocking."""
 P = TypeVar("P")
 

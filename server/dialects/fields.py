@@ -309,6 +309,19 @@ def text_of(given: Mapping[str, Any], key: str, path: str) -> str:
     return "" if given.get(key) is None else string_of(given, key, path)
 
 
+def text_in(given: Mapping[str, Any], key: str) -> str:
+    """Return the text that an object has as `key`, "" for any other value."""
+    found = given.get(key)
+    return found if isinstance(found, str) else ""
+
+
+def dicts_in(value: object) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the objects of a list with their places, nothing of any other value."""
+    for place, each in enumerate(value if isinstance(value, list) else ()):
+        if isinstance(each, dict):
+            yield place, each
+
+
 def refuse_deep(members: Mapping[str, object]) -> None:
     """Raise `InvalidRequest` for a member with too many levels to be stored and repeated in replies."""
     for path, value in members.items():

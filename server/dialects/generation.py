@@ -15,7 +15,7 @@ from server.chat.prepare import Output, prepare
 from server.dialects.adapters import AdapterScales, request_adapters
 from server.dialects.common import Json
 from server.dialects.constraints import ConstraintFields
-from server.dialects.dialect import NO_CALLER, Caller, Generation
+from server.dialects.dialect import Context, Generation
 from server.dialects.fields import (
     Body,
     Count,
@@ -34,8 +34,8 @@ from server.dialects.sampling import MAX_BATCH, SamplingFields, sampling_params
 from server.engine.media import MediaPrompt
 from server.engine.request import Request
 from server.errors import invalid
-from server.media.source import LoadedMedia, Media
-from server.pool.model import LoadedModel
+from server.media.source import Media
+from server.pool.spec import ReasoningFormat
 from server.structured.constraint import Constraint
 from server.structured.lazy import preserved
 from server.structured.response_format import ResponseFormat
@@ -225,10 +225,10 @@ class ParsedRequest(ABC):
     logprobs: Logprobs = Logprobs()
 
     @abstractmethod
-    def generation(self, model: LoadedModel, media: LoadedMedia, caller: Caller = NO_CALLER) -> Generation:
+    def generation(self, context: Context) -> Generation:
         """Return the engine requests and the writer of the reply. Blocking, for a worker thread.
 
-        `media`: the loaded media. Raises `InvalidRequest`, `PermissionDenied`.
+        Raises `InvalidRequest`, `PermissionDenied`.
         """
 
     @property
@@ -243,11 +243,10 @@ class ParsedRequest(ABC):
 
     def requests(
         self,
-        model: LoadedModel,
+        context: Context,
         request_id: str,
         prompts: Sequence[MediaPrompt],
         constraint: Constraint | None,
-        caller: Caller,
         *,
         print_special: frozenset[int] = frozenset(),
         max_tokens: int | None = None,
@@ -256,7 +255,7 @@ class ParsedRequest(ABC):
 
         Raises `InvalidRequest`, `PermissionDenied`.
         """
-        fields, logprobs = self.options, self.logprobs
+        fields, logprobs, model = self.options, self.logprobs, context.model
         if not 1 <= fields.n_choices <= MAX_CHOICES:  # more than there are slots are generated in turns
             name = "n" if fields.n_cmpl is None else "n_cmpl"
             raise field_error(name, out_of_range(1, MAX_CHOICES, fields.n_choices))
@@ -281,14 +280,14 @@ class ParsedRequest(ABC):
                 return_progress=bool(fields.return_progress and fields.stream),
                 print_special=print_special | preserved(tuple(fields.preserved_tokens or ()), model.vocab),
                 constraint=constraint.fork() if constraint is not None and number else constraint,
-                adapters=caller.allowed_adapters(request_adapters(fields.lora, model, fields.model)),
-                priority=caller.allowed_priority(fields.priority or 0),
-                client=caller.client(fields.end_user),
-                cache_scope=caller.cache_scope(fields.cache_salt or ""),
+                adapters=context.allowed_adapters(request_adapters(fields.lora, model, fields.model)),
+                priority=context.allowed_priority(fields.priority or 0),
+                client=context.client(fields.end_user),
+                cache_scope=context.cache_scope(fields.cache_salt or ""),
                 cache_key=fields.prompt_cache_key or "",
-                log_id=caller.log_id,
-                arrived_at=caller.arrived_at,
-                pin_s=caller.pin_s,
+                log_id=context.log_id,
+                arrived_at=context.arrived_at,
+                pin_s=context.pin_s,
                 **shared,
             )
             for number, prompt in enumerate(prompts)
@@ -297,23 +296,15 @@ class ParsedRequest(ABC):
         return requests
 
     def prepare(
-        self,
-        request_id: str,
-        conversation: Conversation,
-        model: LoadedModel,
-        media: LoadedMedia,
-        caller: Caller,
-        max_tokens: int | None = None,
+        self, context: Context, request_id: str, conversation: Conversation, max_tokens: int | None = None
     ) -> tuple[Output, Request]:
         """Prepare one round of generation: the request's own conversation, or one that continues it.
 
         `max_tokens` overrides that of the body. Raises `InvalidRequest`, `PermissionDenied`.
         """
-        output, tokens = prepare(conversation, model, media)
+        output, tokens = prepare(conversation, context.model, context.media)
         (request,) = self.requests(
-            *(model, request_id, [tokens], output.constraint, caller),
-            print_special=output.shown,
-            max_tokens=max_tokens,
+            context, request_id, [tokens], output.constraint, print_special=output.shown, max_tokens=max_tokens
         )
         return output, request
 
@@ -377,7 +368,7 @@ class ChatFields(GenerationFields):
     thinking_token_budget: CountOrAll | None = None
     thinking_budget: CountOrAll | None = None
     thinking: ReasoningOption | None = None
-    reasoning_format: Literal["none", "auto", "deepseek", "deepseek-legacy"] | None = None
+    reasoning_format: ReasoningFormat | None = None
     reasoning_effort: str | None = None
     enable_thinking: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None

@@ -18,8 +18,8 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from server.chat.assembler import Assembler, Item, NewParser
 from server.chat.conversation import Call, Message, TextPart, Tool, text_content
 from server.dialects.common import Json
-from server.dialects.dialect import Caller, Generate, Generation, Writer
-from server.dialects.fields import Body
+from server.dialects.dialect import Context, Generate, Generation, Writer
+from server.dialects.fields import Body, dicts_in, text_in
 from server.dialects.generation import ConversationRequest, token_limit
 from server.dialects.reasoning_cipher import ReasoningCipher
 from server.dialects.tools import ClientName
@@ -29,8 +29,7 @@ from server.errors import invalid
 from server.formats.parsing.pieces import Piece, ToolCallArguments, ToolCallBegin
 from server.mcp.config import McpServer, is_web_url
 from server.mcp.servers import McpFault, McpResult, McpServers, McpTool
-from server.media.source import LoadedMedia, Media
-from server.pool.model import LoadedModel
+from server.media.source import Media
 
 MAX_SERVERS = 16
 _HEADER = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)
@@ -160,13 +159,9 @@ def function_name(label: str, tool: str) -> str:
 
 def _names(tools: object) -> Iterator[str]:
     """Yield the names of functions in ``tools``; the members of a namespace have its name before theirs."""
-    for entry in tools if isinstance(tools, list) else ():
-        if isinstance(entry, dict):
-            yield str(entry.get("name"))
-            inner = entry.get("tools")
-            for tool in inner if isinstance(inner, list) else ():
-                if isinstance(tool, dict):
-                    yield f"{entry.get('name')}__{tool.get('name')}"
+    for _, entry in dicts_in(tools):
+        yield str(entry.get("name"))
+        yield from (f"{entry.get('name')}__{tool.get('name')}" for _, tool in dicts_in(entry.get("tools")))
 
 
 class ServerTools:
@@ -368,11 +363,11 @@ class RoundWriter(Writer, Generic[R]):
         self.conversation = replace(self.conversation, messages=messages, tools=tools, opens=None, continues=None)
         return self._next_generation, self.conversation.media
 
-    def _next_generation(self, model: LoadedModel, media: LoadedMedia, caller: Caller) -> Generation:
+    def _next_generation(self, context: Context) -> Generation:
         """Return the next round's generation, with the tokens that earlier rounds left of the request's limit."""
-        limit = token_limit(self.request.options, model.spec.n_predict)
+        limit = token_limit(self.request.options, context.model.spec.n_predict)
         left = max(limit - self.usage.completion, 0) if limit >= 0 else limit
-        output, request = self.request.prepare(self._id, self.conversation, model, media, caller, left)
+        output, request = self.request.prepare(context, self._id, self.conversation, left)
         self.next_round(output.parser)
         return Generation([request], self, output.switch)
 
@@ -384,11 +379,11 @@ class RoundWriter(Writer, Generic[R]):
 def tools_of(listed: object) -> tuple[McpTool, ...]:
     """Return the tools of a list that a client sent back, without invalid ones."""
     found = []
-    for given in listed if isinstance(listed, list) else ():
+    for _, given in dicts_in(listed):
         match given:
             case {"name": str(name), "input_schema": dict(schema), **more}:
-                about, notes = more.get("description"), more.get("annotations")
-                about = about if isinstance(about, str) else ""
+                notes = more.get("annotations")
+                about = text_in(more, "description")
                 found.append(McpTool(name, about, schema, notes if isinstance(notes, dict) else None))
     return tuple(found)
 

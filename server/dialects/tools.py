@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from server.chat.conversation import NO_PARAMETERS, Tool, Tools
 from server.dialects.custom_tools import MAX_GRAMMAR_CHARS, custom_tool
-from server.dialects.fields import as_object, json_text, objects_in, wrong_type
+from server.dialects.fields import as_object, json_text, objects_in, text_in, wrong_type
 from server.dialects.tool_types import RESPONSES, ToolType, left_out_reason
 from server.dialects.warnings import NO_TOOL_LEFT, Omitted, left_out, shown
 from server.errors import InvalidRequest, invalid
@@ -137,10 +137,10 @@ def _named(given: Mapping[str, Any], path: str) -> Named:
     if kind in given:
         path, inner = f"{path}.{kind}", given[kind]
         inner = as_object(inner, path)
-    name, namespace = inner.get("name"), given.get("namespace")
+    name = inner.get("name")
     if not isinstance(name, str) or not name:
         raise wrong_type(f"{path}.name", "the name of a tool", name)
-    return Named(name, f"{path}.name", namespace if isinstance(namespace, str) else "")
+    return Named(name, f"{path}.name", text_in(given, "namespace"))
 
 
 def _served(given: Mapping[str, Any], path: str) -> Named:

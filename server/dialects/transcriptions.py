@@ -17,7 +17,7 @@ import orjson
 from server.chat.assembler import Assembler, Delta, Kind
 from server.chat.conversation import Conversation, Message, ReasoningSettings, TextPart
 from server.dialects.common import DONE, Header, Json, event, random_id
-from server.dialects.dialect import NO_CALLER, Caller, Dialect, Generation, Writer
+from server.dialects.dialect import Context, Dialect, Generation, Writer
 from server.dialects.fields import Body, CountOrAll, Fraction, Number, SoftCount, field_error, parse
 from server.dialects.generation import GenerationFields, Logprobs, ParsedRequest
 from server.dialects.sampling import Seed
@@ -27,7 +27,7 @@ from server.engine.request import Event, Finished, Request, Text
 from server.errors import NotSupported, invalid
 from server.formats.parsing.reasoning import OutputParser
 from server.media.bitmap import bitmaps_of
-from server.media.source import LoadedMedia, Media
+from server.media.source import Media
 from server.pool.model import LoadedModel
 
 Task = Literal["transcribe", "translate"]
@@ -75,18 +75,19 @@ class TranscriptionRequest(ParsedRequest):
     task: Task
     form: TranscriptionForm
 
-    def generation(self, model: LoadedModel, media: LoadedMedia, caller: Caller = NO_CALLER) -> Generation:
+    def generation(self, context: Context) -> Generation:
         """Return the engine's request and the writer of its reply. Blocking, for a worker thread.
 
         Raises `InvalidRequest`, and `NotSupported` for a model without audio input.
         """
+        model = context.model
         if model.media is None or "audio" not in model.media.kinds:
             raise NotSupported("The current model does not support audio input.")
-        audio, *more = (bitmap for found in media.values() for bitmap in bitmaps_of(found))
+        audio, *more = (bitmap for found in context.media.values() for bitmap in bitmaps_of(found))
         if more or audio.kind != "audio":
             raise invalid("file", "is not an audio file")
         header = Header(model.spec.id, f"transcript-{random_id()}")
-        output, request = self.prepare(header.id, _conversation(self, model), model, media, caller)
+        output, request = self.prepare(context, header.id, _conversation(self, model))
         seconds = audio.width / model.media.sample_rate
         return Generation([request], TranscriptWriter(output.parser(), self, request, seconds))
 

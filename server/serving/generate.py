@@ -15,7 +15,6 @@ from server.dialects.generation import ParsedRequest
 from server.dialects.native.tokens import TokensRequest
 from server.dialects.vectors import VectorRequest
 from server.dialects.warnings import as_header
-from server.errors import ModelEnded
 from server.media.source import LoadedMedia, Media
 from server.pool.model import LoadedModel, cannot_embed, cannot_rerank
 from server.serving.services import services, stream_owner
@@ -94,7 +93,7 @@ class Exchange:
     async def collect(self) -> Json | list[Json]:
         """Return the whole reply. A disconnect cancels the request."""
         try:
-            return await while_connected(self._request, self._session.retried(self._whole))
+            return await while_connected(self._request, self._session.retried(self._whole, self._may_repeat))
         finally:
             self._session.close()
 
@@ -131,9 +130,10 @@ class Exchange:
 
     async def _kept(self, conversation: str) -> Response:
         """Return a stream that continues when its client disconnects (`transport.resumable`)."""
-        streams, owner = self._session.services.streams, stream_owner(self._request)
+        used, owner = self._session.services, stream_owner(self._request)
+        streams, pool = used.streams, used.pool
         stream = streams.open(owner, conversation)
-        stream.is_loading = lambda: self._session.waits(self._parsed.model)
+        stream.is_loading = lambda: not pool.serves(self._parsed.model)
         leave = admission_of(self._request.scope).detach()
 
         def ended() -> None:
@@ -164,9 +164,13 @@ class Exchange:
         self._has_begun = self._has_begun or bool(begun)
         return begun or self._dialect.ping
 
+    def _may_repeat(self) -> bool:
+        """Return whether the reply may begin again: the client has none of it, and no tool was called."""
+        return not (self._has_begun or (self._generation is not None and self._generation.writer.has_acted))
+
     async def _start(self) -> Generation:
         """Submit the requests."""
-        parsed = self._parsed
+        self._generation, parsed = None, self._parsed
         self._generation = await self._session.start(parsed.model, parsed.generation, parsed.media)
         return self._generation
 
@@ -174,16 +178,11 @@ class Exchange:
         """Submit the requests of a stream and wait for its first event. A failure closes the session."""
 
         async def begin() -> None:
-            self._generation = None  # of an attempt that failed
             await self._start()
-            try:
-                await self._session.wait()
-            except ModelEnded as ended:
-                ended.may_retry = not self._has_begun  # a second reply must not follow the first
-                raise
+            await self._session.wait()
 
         try:
-            await self._session.retried(begin)
+            await self._session.retried(begin, self._may_repeat)
         except BaseException:
             self._session.close()
             raise
@@ -191,12 +190,8 @@ class Exchange:
     async def _whole(self) -> Json | list[Json]:
         generation = await self._start()
         generation.writer.streams = False
-        try:
-            async for _ in self._rounds(generation):
-                pass
-        except ModelEnded as ended:
-            ended.may_retry = not generation.writer.has_acted
-            raise
+        async for _ in self._rounds(generation):
+            pass
         return generation.writer.body()
 
     async def _chunks(self, starting: asyncio.Task[None] | None = None) -> AsyncGenerator[bytes, None]:

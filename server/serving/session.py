@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from fastapi import Request as HttpRequest
 
 from server.chat.prompt import can_show
-from server.dialects.dialect import Caller, Generate, Generation
+from server.dialects.dialect import Context, Generate, Generation
 from server.dialects.vectors import VectorRequest
 from server.engine.cache.scope import cache_scope, is_lasting
 from server.engine.request import Event, Failed, Finished, Started, Text
@@ -43,6 +43,9 @@ Preparation = Callable[[LoadedModel, LoadedMedia], T]
 class Session:
     """Holds the lease and the engine requests of one client; `close` gives back everything, at any time.
 
+    A reply takes `start`, then `next` until it returns no events, for each round of generation. `prepare` is for
+    endpoints that only tokenize or render, `embed` for vectors.
+
     ``services``: the application's, with the models that the client may use. ``warnings``: the fields and media of the
     request that have no effect with this model.
 
@@ -69,10 +72,6 @@ class Session:
         self._failure: Exception | None = None  # the error after these events
         self._arrival: asyncio.Future[None] | None = None  # what `wait` waits for
 
-    def waits(self, name: str | None) -> bool:
-        """Return whether the model must be loaded or woken first. Raises `ModelNotFound`."""
-        return not self.services.pool.serves(name)
-
     async def prepare(self, name: str | None, work: Preparation[T], media: Sequence[Media] = ()) -> T:
         """Get the model and do `work` with it in a thread. Raises what the pool, fetching and `work` raise."""
         with self.services.preparing.entered():
@@ -91,14 +90,20 @@ class Session:
                 self._let_go()
             model = await self._acquire(name) if self._lease is None else self._lease.model
             loaded = await self._load_media(media, model)
-            caller = Caller(
-                *(self._client, self._cache_scope, self._key.priority, "lora" in self._key.scopes),
-                *(self._record.id, self._arrived_at),
+            context = Context(
+                model,
+                loaded,
+                client=self._client,
+                cache_scope=self._cache_scope,
+                priority=self._key.priority,
+                sets_adapters="lora" in self._key.scopes,
+                log_id=self._record.id,
+                arrived_at=self._arrived_at,
                 verbose=self.services.options.verbose,
                 pin_s=self._request.scope.get(PIN, 0.0),
             )
             with model.engine.preparing():
-                result = await self._in_thread(lambda: work(model, loaded, caller))
+                result = await self._in_thread(lambda: work(context))
                 if self._names_adapter and any(request.adapters is None for request in result.requests):
                     raise NotFound(f"the LoRA adapter '{short(name or '')}' was unloaded meanwhile")
                 self._usage.submitted_at = time.perf_counter()
@@ -168,15 +173,12 @@ class Session:
                 used.finished(event)
         return found
 
-    async def retried(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of `work`, which starts once more if the model's process ends meanwhile.
-
-        The client must have received none of the reply by then.
-        """
+    async def retried(self, work: Callable[[], Awaitable[T]], may_repeat: Callable[[], bool] = lambda: True) -> T:
+        """Return the result of `work`, which starts once more if the model's process ends, as long as it may."""
         try:
             return await work()
-        except ModelEnded as ended:
-            if not ended.may_retry:
+        except ModelEnded:
+            if not may_repeat():
                 raise
         self._arrived_at = min((ticket.submitted_at for ticket in self._tickets), default=0.0)
         log.warning("the model's process has ended: the request is retried", extra={"request": self._record.id})

@@ -19,7 +19,7 @@ from server.dialects.common import Header, Json
 from server.dialects.constraints import read_shape
 from server.dialects.content import REASONING, PartReader
 from server.dialects.custom_tools import input_arguments
-from server.dialects.dialect import NO_CALLER, Caller, Dialect, Generation
+from server.dialects.dialect import Context, Dialect, Generation
 from server.dialects.fields import (
     MAX_MESSAGES,
     Body,
@@ -182,16 +182,16 @@ class ChatRequest(ConversationRequest):
     options: ChatBody
     custom: frozenset[str] = frozenset()
 
-    def generation(self, model: LoadedModel, media: LoadedMedia = NO_MEDIA, caller: Caller = NO_CALLER) -> Generation:
+    def generation(self, context: Context) -> Generation:
         """Return the request and the writer of its reply; blocking, for a thread. Raises `InvalidRequest`."""
-        options, header = self.options, Header(model.spec.id)
-        output, request = self.prepare(header.id, self.conversation, model, media, caller)
+        options, header = self.options, Header(context.model.spec.id)
+        output, request = self.prepare(context, header.id, self.conversation)
         prefilled = output.prompt.prefilled
         # llama-server repeats the continued message in full responses; in streams only with "echo".
         repeated = prefilled if options.echo or not options.stream else ""
         writer = ChatWriter(self, header, output.parser, repeated)
         opening = output.prompt.generation_prompt
-        return verbose(Generation([request], writer, output.switch), options, model, caller, opening)
+        return verbose(Generation([request], writer, output.switch), options, context, opening)
 
 
 def parse_chat(given: dict[str, Any]) -> ChatRequest:

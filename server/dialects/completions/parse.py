@@ -14,14 +14,13 @@ from server.dialects.common import Header
 from server.dialects.completions.prompt import GivenPrompt, PromptRequest, prompt_media, read_prompts
 from server.dialects.completions.write import CompletionWriter, Echo, echo
 from server.dialects.constraints import read_shape
-from server.dialects.dialect import NO_CALLER, Caller, Dialect, Generation
+from server.dialects.dialect import Context, Dialect, Generation
 from server.dialects.fields import Prompt, Whole, field_error, out_of_range, parse
 from server.dialects.generation import MAX_CHOICES, MAX_PROBS, GenerationFields, Logprobs, refuse_thinking
 from server.dialects.native.fim import suffix_prompt
 from server.dialects.native.write import verbose
 from server.dialects.warnings import unused_fields
 from server.engine.media import MediaPrompt
-from server.media.source import NO_MEDIA, LoadedMedia
 from server.pool.model import LoadedModel
 from server.structured.lazy import compiled
 
@@ -49,14 +48,15 @@ class CompletionRequest(PromptRequest):
     shows_logprobs: bool
     lists: bool
 
-    def generation(self, model: LoadedModel, media: LoadedMedia = NO_MEDIA, caller: Caller = NO_CALLER) -> Generation:
+    def generation(self, context: Context) -> Generation:
         """Return the requests and the writer of their reply; blocking, for a thread. Raises `InvalidRequest`."""
-        header, body = Header(model.spec.id), self.options
+        model, body = context.model, self.options
+        header = Header(model.spec.id)
         constraint = compiled(read_shape(body) or model.spec.shape, body.lazy, model.vocab, model.grammar)
-        tokens = self._around_gap(model) if body.suffix else self.tokens(model, media)
-        requests = self.requests(model, header.id, tokens, constraint, caller)
+        tokens = self._around_gap(model) if body.suffix else self.tokens(context)
+        requests = self.requests(context, header.id, tokens, constraint)
         echoes = [self._echo(*each, model) for each in zip(self.prompts, tokens, strict=True)]
-        return verbose(Generation(requests, CompletionWriter(self, header, echoes)), body, model, caller)
+        return verbose(Generation(requests, CompletionWriter(self, header, echoes)), body, context)
 
     def _around_gap(self, model: LoadedModel) -> list[MediaPrompt]:
         """Return each prompt as the tokens around the gap between it and the ``suffix``. Raises `InvalidRequest`."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from server.chat.conversation import unseen
 from server.chat.prompt import can_show, read_parts
+from server.dialects.dialect import Context
 from server.dialects.fields import json_kind
 from server.dialects.generation import ParsedRequest
 from server.engine.media import MediaPrompt
@@ -95,9 +96,9 @@ class PromptRequest(ParsedRequest):
 
     prompts: list[GivenPrompt]
 
-    def tokens(self, model: LoadedModel, media: LoadedMedia) -> list[MediaPrompt]:
+    def tokens(self, context: Context) -> list[MediaPrompt]:
         """Return the tokens of each prompt. Raises `InvalidRequest` for an empty one."""
-        found = [prompt.read(model, media) for prompt in self.prompts]
+        found = [prompt.read(context.model, context.media) for prompt in self.prompts]
         for prompt, read in zip(self.prompts, found, strict=True):
             if not read.tokens:
                 raise invalid(prompt.at, "is empty, and the model has no start token")

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from server.dialects.common import Json
-from server.dialects.fields import Body, objects_in, parse
+from server.dialects.fields import Body, dicts_in, objects_in, parse
 from server.dialects.mcp import Label, McpRequest, Token, Url, check_labels, shown_tool, tools_of, with_token
 from server.errors import invalid
 from server.mcp.servers import McpTool
@@ -97,10 +97,9 @@ def read_mcp(given: Mapping[str, Any], betas: str) -> list[McpRequest]:
 
 def _listings(messages: object) -> Iterator[tuple[Mapping[str, Any], str]]:
     """Yield the ``mcp_tool_listing`` blocks with their paths, the oldest first."""
-    for place, message in enumerate(messages if isinstance(messages, list) else ()):
-        content = message.get("content") if isinstance(message, dict) else None
-        for index, block in enumerate(content if isinstance(content, list) else ()):
-            if isinstance(block, dict) and block.get("type") == LISTING:
+    for place, message in dicts_in(messages):
+        for index, block in dicts_in(message.get("content")):
+            if block.get("type") == LISTING:
                 yield block, f"messages.{place}.content.{index}"
 
 
@@ -116,8 +115,8 @@ def listing_blocks(requested: Iterable[McpRequest]) -> list[Json]:
 def _toolsets(tools: object) -> dict[str, tuple[McpToolset, str]]:
     """Return the toolsets by the names of their servers, each with its path."""
     found: dict[str, tuple[McpToolset, str]] = {}
-    for place, entry in enumerate(tools if isinstance(tools, list) else ()):
-        if isinstance(entry, dict) and entry.get("type") == TOOLSET:
+    for place, entry in dicts_in(tools):
+        if entry.get("type") == TOOLSET:
             at = f"tools.{place}"
             toolset = parse(McpToolset, entry, at)
             if toolset.mcp_server_name in found:

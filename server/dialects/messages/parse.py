@@ -34,7 +34,7 @@ from server.chat.prepare import prompt_of
 from server.chat.prompt import DOCUMENT_END, document_start
 from server.dialects.common import Header, Json, random_id
 from server.dialects.content import document_at, kind_of_type
-from server.dialects.dialect import NO_CALLER, Caller, Dialect, Generation
+from server.dialects.dialect import Context, Dialect, Generation
 from server.dialects.errors import anthropic_error_event
 from server.dialects.fields import (
     MAX_MESSAGES,
@@ -50,10 +50,12 @@ from server.dialects.fields import (
     as_array,
     as_object,
     as_string,
+    dicts_in,
     json_text,
     parse,
     refuse_deep,
     string_of,
+    text_in,
     wrong_type,
 )
 from server.dialects.generation import (
@@ -117,10 +119,10 @@ class MessagesRequest(ToolRequest):
 
     show_reasoning: bool = True
 
-    def generation(self, model: LoadedModel, media: LoadedMedia = NO_MEDIA, caller: Caller = NO_CALLER) -> Generation:
+    def generation(self, context: Context) -> Generation:
         """Return the request and the writer of its reply; blocking, for a thread. Raises `InvalidRequest`."""
-        header = Header(model.spec.id, f"msg_{random_id()}")
-        output, request = self.prepare(header.id, self.conversation, model, media, caller)
+        header = Header(context.model.spec.id, f"msg_{random_id()}")
+        output, request = self.prepare(context, header.id, self.conversation)
         return Generation([request], MessageWriter(self, header, output.parser))
 
 
@@ -174,11 +176,9 @@ def _left_out(body: MessagesBody, *, has_mcp: bool) -> Iterator[str]:
     if body.mcp_servers and not has_mcp:
         yield "mcp_servers is ignored: this server allows no MCP servers"
     context = body.context_management
-    edits = context.get("edits") if isinstance(context, dict) else None
-    for edit in edits if isinstance(edits, list) else ():
-        kind = edit.get("type") if isinstance(edit, dict) else None
-        if kind != _HARMLESS_EDIT:  # templates leave out earlier reasoning themselves
-            yield left_out("edits in context_management", str(kind))
+    for _, edit in dicts_in(context.get("edits") if isinstance(context, dict) else None):
+        if edit.get("type") != _HARMLESS_EDIT:  # templates leave out earlier reasoning themselves
+            yield left_out("edits in context_management", str(edit.get("type")))
 
 
 def _shape(given: dict[str, Any] | None, at: str) -> ResponseFormat | None:
@@ -394,8 +394,8 @@ class _Reader:
     def _call(self, block: Block, path: str) -> None:
         call_id = _string_or_none(block, "id", path)
         name = model_name(string_of(block, "name", path), block.get("toolset_name"))
-        if block["type"] == "mcp_tool_use" and isinstance(block.get("server_name"), str):
-            name = function_name(block["server_name"], name)
+        if block["type"] == "mcp_tool_use" and (server := text_in(block, "server_name")):
+            name = function_name(server, name)
         given = {} if block.get("input") is None else block["input"]
         self.names[call_id] = name
         self.calls.append(Call(name, given if isinstance(given, str) else json_text(given), call_id))
@@ -435,11 +435,11 @@ class _Reader:
             case "document":
                 return _document(block, path)
             case "search_result":
-                head = [text for name in ("title", "source") if isinstance(text := block.get(name), str) and text]
+                head = filter(None, (text_in(block, name) for name in ("title", "source")))
                 texts = [part.text for part in _nested(block, path) if isinstance(part, TextPart)]
                 return [TextPart("\n".join([*head, *texts]))]
             case "compaction":  # a summary of earlier turns; its server may have encrypted the text
-                return [TextPart(block["content"])] if isinstance(block.get("content"), str) else []
+                return [TextPart(summary)] if (summary := text_in(block, "content")) else []
             case "browser_state":
                 return [
                     TextPart(json_text({name: block[name] for name in ("tabs", "state_changes") if block.get(name)}))
@@ -514,7 +514,7 @@ def _image(block: Block, path: str) -> Part:
 
 def _document(block: Block, path: str) -> list[Part]:
     """Return a document: its text is in the block, or it is a file that has to be read."""
-    title, context = (text if isinstance(text := block.get(key), str) else "" for key in ("title", "context"))
+    title, context = text_in(block, "title"), text_in(block, "context")
     source = as_object(block.get("source"), f"{path}.source")
     start = document_start(title, "text/plain", context)
     match source.get("type"):
@@ -527,15 +527,14 @@ def _document(block: Block, path: str) -> list[Part]:
                 return given  # images alone are no text that needs a frame
             lines = [TextPart(f"{part.text}\n", plain=True) if isinstance(part, TextPart) else part for part in given]
             return _joined([TextPart(start, plain=True), *lines, TextPart(DOCUMENT_END, plain=True)])
-    at, media_type = f"{path}.document", source.get("media_type")
-    kind = kind_of_type(media_type)
+    at, kind = f"{path}.document", kind_of_type(source.get("media_type"))
     match source:
         case {"type": "url", "url": str(url)} if url:
             name, found = document_at(url, title)
             return [Media("document", name, at, found, context=context)]
         case {"type": "base64", "data": str(data)} if kind == "document":
-            declared = media_type if isinstance(media_type, str) else ""
-            return [Media(kind, title, at, MediaUrl(f"data:{declared};base64,{data}"), context=context)]
+            found = MediaUrl(f"data:{text_in(source, 'media_type')};base64,{data}")
+            return [Media(kind, title, at, found, context=context)]
         case {"type": "file"}:
             return [Media("document", title, at, _source(source), context=context)]
     return [Media(kind, _source_type(source), at, _source(source))]
@@ -555,8 +554,7 @@ def _source(source: Any) -> Source | None:
     """Return where a file is: in base64, at a URL, or uploaded."""
     match source:
         case {"type": "base64", "data": str(data)}:
-            media_type = source.get("media_type")
-            return MediaUrl(f"data:{media_type if isinstance(media_type, str) else _DEFAULT_TYPE};base64,{data}")
+            return MediaUrl(f"data:{text_in(source, 'media_type') or _DEFAULT_TYPE};base64,{data}")
         case {"type": "url", "url": str(url)}:
             return MediaUrl(url)
         case {"type": "file", "file_id": str(file_id)} if file_id:
@@ -566,6 +564,5 @@ def _source(source: Any) -> Source | None:
 
 def _source_type(source: object) -> str:
     """``image/png``, or how the source is given."""
-    found = source if isinstance(source, dict) else {}
-    names = (found.get("media_type"), found.get("type"))
-    return next((name[:_SHOWN_CHARS] for name in names if isinstance(name, str) and name.isprintable()), "")
+    names = [text_in(source, name) for name in ("media_type", "type")] if isinstance(source, dict) else []
+    return next((name[:_SHOWN_CHARS] for name in names if name and name.isprintable()), "")

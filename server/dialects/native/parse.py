@@ -6,7 +6,7 @@ handle_completions_impl).
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 import orjson
 from pydantic import Field
@@ -15,7 +15,7 @@ from server.chat.prompt import allowance, ended_by
 from server.dialects.common import Json, random_id
 from server.dialects.completions.prompt import GivenPrompt, PromptRequest, prompt_media, read_mixed, read_prompts
 from server.dialects.constraints import read_shape
-from server.dialects.dialect import NO_CALLER, Caller, Dialect, Generation
+from server.dialects.dialect import Context, Dialect, Generation
 from server.dialects.fields import Object, Prompt, field_error, parse
 from server.dialects.generation import MAX_PROBS, GenerationFields, Logprobs, refuse_thinking
 from server.dialects.native.fim import Extra, extra_tokens, fim_tokens, fitting_extra, fitting_gap, require_fim
@@ -23,8 +23,8 @@ from server.dialects.native.write import NativeWriter
 from server.dialects.warnings import unused_fields
 from server.engine.media import MediaPrompt
 from server.formats.parsing.reasoning import open_reasoning
-from server.media.source import NO_MEDIA, LoadedMedia
 from server.pool.model import LoadedModel
+from server.pool.spec import ReasoningFormat
 from server.structured.constraint import Constraint
 from server.structured.lazy import compiled
 from server.structured.reasoning_end import UNLIMITED
@@ -44,7 +44,7 @@ class NativeBody(GenerationFields):
     prompt: Prompt = None
     response_fields: Annotated[list[Path], Field(max_length=MAX_RESPONSE_FIELDS)] | None = None
     logprobs: bool | Annotated[int, Field(le=MAX_PROBS)] | None = None
-    reasoning_format: Literal["none", "auto", "deepseek", "deepseek-legacy"] | None = None
+    reasoning_format: ReasoningFormat | None = None
     response_format: Object = None
     reasoning_budget_start_tag: str | None = None
     reasoning_budget_end_tag: str | None = None
@@ -75,17 +75,17 @@ class NativeRequest(PromptRequest):
 
     options: NativeBody
 
-    def generation(self, model: LoadedModel, media: LoadedMedia = NO_MEDIA, caller: Caller = NO_CALLER) -> Generation:
+    def generation(self, context: Context) -> Generation:
         """Return one engine request per prompt, and the writer for all of them; blocking, for a thread.
 
         Raises `InvalidRequest`, and `NotSupported` for infill by a model without the tokens for it.
         """
-        body = self.options
+        body, model = self.options, context.model
         # A grammar has precedence over a schema here, and response_format has no effect, as in llama-server.
         shape = read_shape(body.model_copy(update={"json_schema": None}) if body.grammar else body, {})
         constraint = compiled(shape or model.spec.shape, body.lazy, model.vocab, model.grammar)
-        constraint, prompts = _budgeted(constraint, body, model), self.tokens(model, media)
-        requests = self.requests(model, f"cmpl-{random_id()}", prompts, constraint, caller)
+        constraint, prompts = _budgeted(constraint, body, model), self.tokens(context)
+        requests = self.requests(context, f"cmpl-{random_id()}", prompts, constraint)
         writer = NativeWriter(requests, model, body, body.response_fields or (), **_settings(body, model))
         return Generation(requests, writer)
 
@@ -172,15 +172,15 @@ class InfillRequest(NativeRequest):
     prompt: str
     files: list[Extra]
 
-    def tokens(self, model: LoadedModel, media: LoadedMedia = NO_MEDIA) -> list[MediaPrompt]:
+    def tokens(self, context: Context) -> list[MediaPrompt]:
         """Return the prompt, cut to a batch: of a long prefix keep the end, of the suffix and the files the start and
         the end.
         """
-        vocab, spec = model.vocab, model.spec
+        vocab, spec = context.model.vocab, context.model.spec
         require_fim(vocab)
         n_batch, prompt = spec.native.n_batch, vocab.tokenize(self.prompt, add_special=False, parse_special=True)
         prefix, suffix = fitting_gap(self.prefix.tokens(vocab), self.suffix.tokens(vocab), prompt, n_batch)
-        files, n_ctx = extra_tokens(vocab, self.files), model.engine.n_ctx_seq
+        files, n_ctx = extra_tokens(vocab, self.files), context.model.engine.n_ctx_seq
         extra = fitting_extra(files, n_ctx=n_ctx, n_batch=n_batch, n_predict=spec.n_predict)
         return [MediaPrompt(fim_tokens(vocab, prefix, suffix, extra, suffix_first=spec.spm_infill))]
 

@@ -20,7 +20,7 @@ from server.dialects import common as wire
 from server.dialects.adapters import pairs
 from server.dialects.common import Json, members
 from server.dialects.completions.prompt import prompt_text
-from server.dialects.dialect import Caller, Generation, Writer
+from server.dialects.dialect import Context, Generation, Writer
 from server.dialects.generation import GenerationFields
 from server.engine.request import PARAMETERS, Adapters, Event, Finished, Progress, Request, SamplingParams, Text
 from server.pool.model import LoadedModel
@@ -218,15 +218,15 @@ _END = b"}\n\n"  # of an event's object
 
 
 def verbose(
-    generation: Generation, fields: GenerationFields, model: LoadedModel, caller: Caller, generation_prompt: str = ""
+    generation: Generation, fields: GenerationFields, context: Context, generation_prompt: str = ""
 ) -> Generation:
     """Return a generation whose reply is verbose if the request, or by default the server, enables it.
 
     `generation_prompt`: the end of a chat's prompt that opens the assistant's turn.
     """
-    if not (caller.verbose if fields.verbose is None else fields.verbose):
+    if not (context.verbose if fields.verbose is None else fields.verbose):
         return generation
-    native = NativeWriter(generation.requests, model, fields, generation_prompt=generation_prompt)
+    native = NativeWriter(generation.requests, context.model, fields, generation_prompt=generation_prompt)
     return replace(generation, writer=_VerboseWriter(generation.writer, native))
 
 

@@ -30,7 +30,7 @@ from server.dialects.chat.parse import ChatTools
 from server.dialects.common import random_id
 from server.dialects.completions.prompt import check_token
 from server.dialects.content import link
-from server.dialects.dialect import NO_CALLER, Caller, Dialect, Generation
+from server.dialects.dialect import Context, Dialect, Generation
 from server.dialects.errors import error_line
 from server.dialects.fields import (
     INT32_MAX,
@@ -60,7 +60,7 @@ from server.engine.media import MediaPrompt
 from server.engine.request import Request
 from server.errors import invalid, short_json
 from server.formats.parsing.stream_parser import plain_parser
-from server.media.source import NO_MEDIA, LoadedMedia, Media
+from server.media.source import Media
 from server.pool.model import LoadedModel
 from server.structured.response_format import ANY_OBJECT, ResponseFormat
 
@@ -245,37 +245,36 @@ class OllamaRequest(ConversationRequest):
         """Whether nothing is to be generated: the model is only loaded, or freed."""
         return not self.conversation.messages
 
-    def generation(self, model: LoadedModel, media: LoadedMedia = NO_MEDIA, caller: Caller = NO_CALLER) -> Generation:
+    def generation(self, context: Context) -> Generation:
         """Return the request and the writer of its reply; blocking, for a thread. Raises `InvalidRequest`."""
-        loaded = time.perf_counter()
+        loaded, model = time.perf_counter(), context.model
         reply = self.reply if self.reply.model else replace(self.reply, model=model.spec.id)
         if self.conversation.thinking.wanted and not can_think(model.template):
             raise invalid("think", f"{reply.model!r} does not support thinking")
         request_id = f"ollama-{random_id()}"
         parser: NewParser = plain_parser
         if self.raw:
-            request = self._raw_request(request_id, model, media, caller)
+            request = self._raw_request(context, request_id)
         else:
-            output, request = self.prepare(request_id, self.conversation, model, media, caller)
+            output, request = self.prepare(context, request_id, self.conversation)
             request, parser = _after_context(request, self.context, model), output.parser
-        context = [token for token in request.prompt if token >= 0]  # media can't be sent back
-        shown = context if self.returns_context else None
-        writer = OllamaWriter(reply, parser, began=self.began, loaded=loaded, prompt=shown)
-        return Generation([request], writer)
+        shown = [token for token in request.prompt if token >= 0]  # media can't be sent back
+        prompt = shown if self.returns_context else None
+        return Generation([request], OllamaWriter(reply, parser, began=self.began, loaded=loaded, prompt=prompt))
 
-    def _raw_request(self, request_id: str, model: LoadedModel, media: LoadedMedia, caller: Caller) -> Request:
+    def _raw_request(self, context: Context, request_id: str) -> Request:
         """Return the request for a prompt without a template, or for the gap between it and a suffix."""
-        (message,) = self.conversation.messages
+        (message,), model = self.conversation.messages, context.model
         if self.suffix:
             prefix = model.vocab.tokenize(message.text, add_special=False, parse_special=False)
             tokens = MediaPrompt(suffix_prompt(model, prefix, self.suffix))
         else:
             refuse_unseen([message], can_show(model))
             parts = [part.text if isinstance(part, TextPart) else part for part in message.parts]
-            tokens = read_parts(parts, model, media)
+            tokens = read_parts(parts, model, context.media)
         shape = self.conversation.shape or model.spec.shape
         constraint = None if shape is None else shape.constraint(model.grammar)
-        (request,) = self.requests(model, request_id, [tokens], constraint, caller)
+        (request,) = self.requests(context, request_id, [tokens], constraint)
         return request
 
 

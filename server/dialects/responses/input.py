@@ -16,7 +16,7 @@ from server.chat.conversation import Call, Message, Part, TextPart, text_content
 from server.dialects.common import Json, random_id
 from server.dialects.content import MEDIA, PartReader
 from server.dialects.custom_tools import input_arguments
-from server.dialects.fields import MAX_MESSAGES, json_text, objects_in, string_of, wrong_type
+from server.dialects.fields import MAX_MESSAGES, json_text, objects_in, string_of, text_in, wrong_type
 from server.dialects.reasoning_cipher import COMPACTION, NO_CIPHER, REASONING, ReasoningCipher, TamperedReasoning
 from server.dialects.responses.compaction import compacted_text
 from server.dialects.responses.tools import ApprovedCall, ResponseTools, reader_name
@@ -181,8 +181,8 @@ class InputReader:
             case "additional_tools":
                 self._additional_tools(item, path)
             case "mcp_call" if isinstance(item.get("name"), str):
-                approval = item.get("approval_request_id")  # after an approval the call has the id of the request
-                call_id = approval if isinstance(approval, str) else str(item.get("id") or "")
+                # After an approval the call has the id of the request.
+                call_id = text_in(item, "approval_request_id") or str(item.get("id") or "")
                 self.approved.pop(call_id, None)
                 result = TextPart(_as_json(item.get("output") or item.get("error") or ""))
                 self._call(reader_name(item), _as_json(item.get("arguments") or {}), call_id, [result])
@@ -248,18 +248,17 @@ class InputReader:
             raise invalid(f"{path}.approval_request_id", f"no approval request has the id '{request_id[:80]}'")
         if not isinstance(approves, bool):
             raise wrong_type(f"{path}.approve", "a boolean", approves)
-        arguments, reason = _as_json(asked.get("arguments") or {}), item.get("reason")
+        arguments, reason = _as_json(asked.get("arguments") or {}), text_in(item, "reason")
         if approves:
-            label = asked.get("server_label")
-            label = label if isinstance(label, str) else ""
+            label = text_in(asked, "server_label")
             self.approved[request_id] = ApprovedCall(request_id, label, asked["name"], arguments, path)
         else:
-            denied = f"{_DENIED}: {reason}" if isinstance(reason, str) and reason else _DENIED
+            denied = f"{_DENIED}: {reason}" if reason else _DENIED
             self._call(reader_name(asked), arguments, request_id, [TextPart(denied)])
 
     def _other(self, item: Mapping[str, Any], kind: str, path: str) -> None:
         """Read an item of a tool that is no function, or of a type that this server does not know."""
-        call_id = next((item[key] for key in ("call_id", "id") if isinstance(item.get(key), str)), "")
+        call_id = text_in(item, "call_id") or text_in(item, "id")
         call_id = self.call_ids.get(call_id, call_id)  # the output of a local shell may have the id of the item
         call = called(kind, item) if call_id else None
         if call is not None:
@@ -275,8 +274,8 @@ class InputReader:
         elif kind == "tool_search_output" and item.get("tools"):  # of a server, which may omit the query
             self._additional_tools(item, path)
         elif kind == "apply_patch_call_output" and call_id:
-            parts, status = self._output(item.get("output") or "", f"{path}.output"), item.get("status")
-            if isinstance(status, str) and (status == "failed" or not parts):
+            parts, status = self._output(item.get("output") or "", f"{path}.output"), text_in(item, "status")
+            if status == "failed" or (status and not parts):
                 parts = [TextPart(status), *parts]
             self._add("tool", parts, call_id)
         elif kind.endswith("_output") and call_id and item.get("output") is not None:

@@ -17,7 +17,7 @@ from server.chat.truncation import fits, truncated
 from server.dialects.chat.parse import chat_logprobs
 from server.dialects.common import Header, Json, random_id
 from server.dialects.constraints import read_shape
-from server.dialects.dialect import NO_CALLER, Caller, Dialect, Generation
+from server.dialects.dialect import Context, Dialect, Generation
 from server.dialects.fields import (
     Body,
     Count,
@@ -40,8 +40,6 @@ from server.dialects.responses.write import EARLY_PING, ResponseWriter, failed_e
 from server.dialects.warnings import shown, unused_fields
 from server.engine.request import Request, SamplingParams
 from server.errors import invalid
-from server.media.source import NO_MEDIA, LoadedMedia
-from server.pool.model import LoadedModel
 
 MAX_METADATA = 16
 LOGPROBS = "message.output_text.logprobs"
@@ -171,39 +169,33 @@ class ResponseRequest(ToolRequest):
                 raise invalid(each.at, "the request's tools lack the MCP server or the tool of the approved call")
         return [Call(names[each.label, each.name], each.arguments, each.id) for each in self.approved]
 
-    def generation(self, model: LoadedModel, media: LoadedMedia = NO_MEDIA, caller: Caller = NO_CALLER) -> Generation:
+    def generation(self, context: Context) -> Generation:
         """Return the engine's request and the writer of the response. Blocks, so run it in a thread.
 
         Raises `InvalidRequest`.
         """
         approved = self.approved_calls()
-        header = Header(model.spec.id, self.response_id or new_response_id())
+        header = Header(context.model.spec.id, self.response_id or new_response_id())
         requests: list[Request] = []
         parser: NewParser = partial(GivenCalls, approved)
         switch, prefilled = None, ""
         if not approved:
-            output, request = self.prepare(header.id, self.conversation, model, media, caller)
+            output, request = self.prepare(context, header.id, self.conversation)
             requests, prefilled = [request], output.prompt.prefilled
             parser, switch = output.parser, output.switch
-        fields = response_fields(self, header, model.spec.sampling)
+        fields = response_fields(self, header, context.model.spec.sampling)
         return Generation(requests, ResponseWriter(self, fields, parser, prefilled), switch)
 
     def prepare(
-        self,
-        request_id: str,
-        conversation: Conversation,
-        model: LoadedModel,
-        media: LoadedMedia,
-        caller: Caller,
-        max_tokens: int | None = None,
+        self, context: Context, request_id: str, conversation: Conversation, max_tokens: int | None = None
     ) -> tuple[Output, Request]:
         """Prepare one round of generation, with ``truncation: auto`` without the oldest messages."""
         limit, whole = self.options.max_output_tokens, ConversationRequest.prepare
-        output, request = whole(self, request_id, conversation, model, media, caller, max_tokens)
-        if self.options.truncation != "auto" or fits(len(request.prompt), model.engine.n_ctx_seq, limit):
+        output, request = whole(self, context, request_id, conversation, max_tokens)
+        if self.options.truncation != "auto" or fits(len(request.prompt), context.model.engine.n_ctx_seq, limit):
             return output, request
-        conversation = truncated(conversation, model, media, limit)
-        return whole(self, request_id, conversation, model, media, caller, max_tokens)
+        conversation = truncated(conversation, context.model, context.media, limit)
+        return whole(self, context, request_id, conversation, max_tokens)
 
 
 def parse_response(

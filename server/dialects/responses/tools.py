@@ -18,7 +18,7 @@ from pydantic import BeforeValidator, Field
 
 from server.chat.conversation import NO_PARAMETERS, Tool
 from server.dialects.common import Json, random_id
-from server.dialects.fields import Body, as_object, json_text, parse, wrong_type
+from server.dialects.fields import Body, as_object, json_text, parse, text_in, wrong_type
 from server.dialects.mcp import (
     ALL_TOOLS,
     Approval,
@@ -240,5 +240,5 @@ def result_fields(result: McpResult) -> Json:
 
 def reader_name(item: Mapping[str, Any]) -> str:
     """Return the model's name of the tool of an ``mcp_call`` or ``mcp_approval_request`` item."""
-    label = item.get("server_label")
-    return function_name(label, item["name"]) if isinstance(label, str) else str(item["name"])
+    label = text_in(item, "server_label")
+    return function_name(label, item["name"]) if label else str(item["name"])

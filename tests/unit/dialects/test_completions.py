@@ -11,6 +11,7 @@ from server.dialects.common import Header, Json
 from server.dialects.completions.parse import parse_completion
 from server.dialects.completions.prompt import prompt_text, read_prompts
 from server.dialects.completions.write import CompletionWriter, Echo, TokenLists, echo
+from server.dialects.dialect import Context
 from server.dialects.native.fim import fitting_extra, fitting_gap
 from server.dialects.native.parse import parse_native
 from server.dialects.native.tokens import read_tokenize
@@ -115,11 +116,11 @@ Body = dict[str, Any]
 
 
 def requests(model: Any = None, **body: object) -> list[Request]:
-    return list(parse_native({"prompt": "a", **body}).generation(model or make_model()).requests)
+    return list(parse_native({"prompt": "a", **body}).generation(Context(model or make_model())).requests)
 
 
 def settings(model: Any = None, **body: object) -> Body:
-    generation = parse_native({"prompt": "a", **body}).generation(model or make_model())
+    generation = parse_native({"prompt": "a", **body}).generation(Context(model or make_model()))
     assert isinstance(generation.writer, NativeWriter)
     found: Body = generation.writer.final(0, finished())["generation_settings"]
     return found

@@ -15,6 +15,7 @@ import pytest
 
 from server.dialects.chat.parse import parse_chat
 from server.dialects.completions.parse import parse_completion
+from server.dialects.dialect import Context
 from server.dialects.messages.parse import parse_messages
 from server.dialects.native.parse import parse_infill, parse_native
 from server.dialects.ollama.parse import parse_chat as parse_ollama
@@ -76,7 +77,7 @@ def asked(api: str, body: dict[str, Any], model: Mapping[str, Any]) -> list[dict
     """Return the engine's requests for `body`. A prompt is text; special tokens are in braces."""
     parse, usual = PARSERS[api]
     adapters = [Adapter(number, f"{number}.gguf", 1.0) for number in range(model.get("adapters", 0))]
-    requests = parse(usual | body).generation(make_model(**{**model, "adapters": adapters})).requests
+    requests = parse(usual | body).generation(Context(make_model(**{**model, "adapters": adapters}))).requests
     texts = ["".join(chr(t) if t < 256 else f"{{{t}}}" for t in request.prompt) for request in requests]
     return [plain(request) | {"prompt": text} for request, text in zip(requests, texts, strict=True)]
 

@@ -12,6 +12,7 @@ from pydantic import TypeAdapter
 
 from server.chat.conversation import Message
 from server.dialects.common import Header
+from server.dialects.dialect import Context
 from server.dialects.errors import anthropic_error
 from server.dialects.messages.parse import MessagesRequest, MessageTools, parse_messages, read_conversation
 from server.dialects.messages.write import MessageWriter
@@ -43,7 +44,7 @@ def test_a_schema_that_cannot_be_held_is_named_as_the_client_calls_it() -> None:
     model.grammar = Strict()
     wanted = {"format": {"type": "json_schema", "schema": {"if": {}}}}
     with pytest.raises(InvalidRequest, match=r"^output_config.format.schema: 'if' is not supported$") as caught:
-        parse_messages({"max_tokens": 5, "messages": [HI], "output_config": wanted}).generation(model)
+        parse_messages({"max_tokens": 5, "messages": [HI], "output_config": wanted}).generation(Context(model))
     assert caught.value.param == "output_config.format.schema"
 
 

@@ -6,6 +6,7 @@ import pytest
 from server.chat.prepare import prompt_of
 from server.chat.prompt import as_text
 from server.dialects.chat.parse import ChatRequest, apply_template, parse_chat
+from server.dialects.dialect import Context
 from server.errors import InvalidRequest
 from server.pool.spec import ChatParams
 from tests.unit.dialects.builders import finished, make_model, started, text
@@ -64,13 +65,13 @@ def test_a_message_is_continued_where_it_stopped(last: dict[str, Any], wanted: o
 def test_thoughts_are_continued_only_where_the_template_has_any() -> None:
     prefilled = [*HI, {"role": "assistant", "content": "", "reasoning_content": "hm"}]
     with pytest.raises(InvalidRequest, match="no reasoning"):
-        chat(prefilled, continue_final_message=True).generation(make_model(template="{{ messages | length }}"))
+        chat(prefilled, continue_final_message=True).generation(Context(make_model(template="{{ messages | length }}")))
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_whole_reply_repeats_the_beginning_of_a_continued_message(stream: bool) -> None:
     body = chat([*HI, {"role": "assistant", "content": "so "}], stream=stream)
-    writer: Any = body.generation(make_model()).writer
+    writer: Any = body.generation(Context(make_model())).writer
     events = (started(), text("it is"), finished())
     if stream:
         assert b"so " not in b"".join(part for event in events for part in writer.feed(0, event))

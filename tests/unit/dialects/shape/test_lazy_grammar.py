@@ -4,6 +4,7 @@ import pytest
 
 from server.dialects.chat.parse import parse_chat
 from server.dialects.completions.parse import parse_completion
+from server.dialects.dialect import Context
 from server.dialects.native.parse import parse_native
 from server.engine.request import Request
 from server.errors import InvalidRequest
@@ -37,7 +38,7 @@ def model_of(vocab: FakeVocab | None = None) -> Any:
 
 def native(vocab: FakeVocab | None = None, **body: Any) -> Request:
     given = {"prompt": "p", "grammar": GRAMMAR, "grammar_lazy": True, **body}
-    (request,) = parse_native(given).generation(model_of(vocab)).requests
+    (request,) = parse_native(given).generation(Context(model_of(vocab))).requests
     return request
 
 
@@ -136,8 +137,8 @@ def test_a_schema_may_wait_too_and_every_wire_format_knows_it() -> None:
     lazy: dict[str, Any] = {"json_schema": {"const": {"a": 1}}, "grammar_lazy": True, "grammar_triggers": triggers}
     chat = {"messages": [{"role": "user", "content": "Hi"}], **lazy}
     made = [
-        parse_chat(chat).generation(model_of()).requests[0].constraint,
-        parse_completion({"prompt": "p", **lazy}).generation(model_of()).requests[0].constraint,
+        parse_chat(chat).generation(Context(model_of())).requests[0].constraint,
+        parse_completion({"prompt": "p", **lazy}).generation(Context(model_of())).requests[0].constraint,
         native(grammar=None, **lazy).constraint,
     ]
     for constraint in made:
@@ -153,7 +154,7 @@ def test_without_lazy_triggers_mean_nothing_and_without_a_grammar_nothing_waits(
 
 def test_the_settings_show_them_as_they_came_to_be() -> None:
     body = {"prompt": "p", "grammar": GRAMMAR, "grammar_lazy": True, "grammar_triggers": [WORD]}
-    generation = parse_native({**body, "preserved_tokens": ["<call>", "two"]}).generation(model_of(Tagged()))
+    generation = parse_native({**body, "preserved_tokens": ["<call>", "two"]}).generation(Context(model_of(Tagged())))
     shown: Any = generation.writer
     settings = shown.final(0, finished())["generation_settings"]
     assert settings["grammar_lazy"] is True

@@ -4,6 +4,7 @@ import pytest
 
 from server.chat.prompt import ReasoningBudget, allowance
 from server.dialects.chat.parse import parse_chat
+from server.dialects.dialect import Context
 from server.dialects.generation import UNSAID_BUDGET
 from server.dialects.messages.parse import parse_messages
 from server.dialects.native.parse import parse_native
@@ -35,7 +36,7 @@ def said(constraint: Constraint | None, wanted: str) -> str:
 
 def chat_request(params: ChatParams | None = None, **fields: object) -> Request:
     model = make_model(template=THINKS, chat=params)
-    (request,) = parse_chat({"messages": HI, **fields}).generation(model).requests
+    (request,) = parse_chat({"messages": HI, **fields}).generation(Context(model)).requests
     return request
 
 
@@ -51,7 +52,7 @@ def test_what_ends_reasoning_may_be_a_control_token_that_reasoning_before_a_sche
     model.grammar = GrammarCompiler(model.vocab)
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     wanted = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
-    (request,) = parse_chat({"messages": HI, "response_format": wanted}).generation(model).requests
+    (request,) = parse_chat({"messages": HI, "response_format": wanted}).generation(Context(model)).requests
     assert said(request.constraint, 'ab{"a": 1}') == 'ab<s></think>{"a": 1}'
 
 
@@ -70,7 +71,7 @@ TAGS = {"reasoning_budget_start_tag": "<t>", "reasoning_budget_end_tag": "</t>"}
 
 
 def native(body: Mapping[str, object]) -> Constraint | None:
-    (request,) = parse_native({**NATIVE, **body}).generation(make_model()).requests
+    (request,) = parse_native({**NATIVE, **body}).generation(Context(make_model())).requests
     return request.constraint
 
 
@@ -99,5 +100,5 @@ def test_a_native_budget_that_cannot_be_kept_is_refused(body: dict[str, object],
     model = make_model()
     model.grammar = GrammarCompiler(model.vocab)
     with pytest.raises(InvalidRequest) as caught:
-        parse_native({**NATIVE, **body}).generation(model)
+        parse_native({**NATIVE, **body}).generation(Context(model))
     assert caught.value.param == param
