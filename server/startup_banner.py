@@ -119,9 +119,8 @@ def _curl(states: Sequence[ModelState], address: str, *, has_keys: bool) -> list
 def _can(state: ModelState, task: Task) -> bool:
     """Return whether settings and model allow the task."""
     if task == "generate":
-        return state.info.generates if state.info is not None else state.spec.configured_for(task)
-    embeds = state.info is None or state.info.embeds
-    return embeds and state.spec.configured_for("rerank") == (task == "rerank")
+        return state.generates
+    return state.embeds and state.spec.configured_for("rerank") == (task == "rerank")
 
 
 LINE_INTERVAL_S = 5.0  # between two log lines of one load or download

@@ -22,7 +22,7 @@ from server.structured.reasoning_end import ReasoningSwitch
 class Context:
     """What a parsed request gets its engine requests from: the loaded model, the loaded media, and its client.
 
-    ``client`` returns the scheduler's name for an end user, ``cache_scope`` the cache namespace for a salt.
+    ``client``: the scheduler's name of it. ``cache_scope``: its cache namespace.
     ``priority``: the most urgent priority that the API key allows, None for any. ``sets_adapters``: whether the key may
     choose LoRA scales. ``log_id``: id of the HTTP request. ``verbose``: whether replies are verbose by
     default. ``arrived_at``, ``pin_s``: see `Request`.
@@ -30,8 +30,8 @@ class Context:
 
     model: LoadedModel
     media: LoadedMedia = field(default_factory=dict)
-    client: Callable[[str], str] = str
-    cache_scope: Callable[[str], str] = str
+    client: str = ""
+    cache_scope: str = ""
     priority: int | None = None
     sets_adapters: bool = True
     log_id: str = ""

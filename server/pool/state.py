@@ -98,3 +98,13 @@ class ModelState:
     def info(self) -> ModelInfo | None:
         """The GGUF's facts, where they are known."""
         return self.facts.info if self.facts else None
+
+    @property
+    def generates(self) -> bool:
+        """Return whether it generates text; by the settings until the file is known."""
+        return self.info.generates if self.info else self.spec.configured_for("generate")
+
+    @property
+    def embeds(self) -> bool:
+        """Return whether it computes vectors; by the settings until the file is known."""
+        return self.info.embeds if self.info else not self.generates

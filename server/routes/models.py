@@ -249,13 +249,10 @@ def memory_object(facts: ModelFacts) -> dict[str, Any]:
 
 def capabilities(state: ModelState) -> list[str]:
     """Return the model's capabilities in Ollama's words; llama-server reports completion for every model."""
-    spec, info = state.spec, state.info
-    generates = info.generates if info else spec.configured_for("generate")
-    embeds = info.embeds if info else not generates
     embedder = state.loaded.embedding if state.loaded else None
-    ranks = embedder.info.pooling is Pooling.RANK if embedder else spec.configured_for("rerank")
-    vectors = ["rerank" if ranks else "embedding"] * embeds
-    return ["completion"] * generates + ["multimodal"] * bool(state.media) + vectors
+    ranks = embedder.info.pooling is Pooling.RANK if embedder else state.spec.configured_for("rerank")
+    vectors = ["rerank" if ranks else "embedding"] * state.embeds
+    return ["completion"] * state.generates + ["multimodal"] * bool(state.media) + vectors
 
 
 def ollama_object(model_id: str, can: list[str]) -> dict[str, Any]:

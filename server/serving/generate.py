@@ -79,7 +79,7 @@ class Exchange:
     def __init__(self, request: Request, dialect: Dialect[Any], parsed: ParsedRequest) -> None:
         self.failure: tuple[int, Json] | None = None
         self._request, self._dialect, self._parsed = request, dialect, parsed
-        self._session = Session(request, parsed.keep_alive_s, parsed.salt)
+        self._session = Session(request, parsed.keep_alive_s, parsed.salt, parsed.options.end_user)
         self._generation: Generation | None = None
         self._has_begun = False  # whether a ping has sent the first events of the reply
         ping_s = parsed.options.sse_ping_interval

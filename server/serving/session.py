@@ -53,11 +53,15 @@ class Session:
     the transport ends streams whose client does not read.
     """
 
-    def __init__(self, request: HttpRequest, keep_alive_s: float | None = None, salt: str | None = None) -> None:
-        """`keep_alive_s`: see `Lease.keep_alive_s`. `salt` is the body's cache salt, "" for none, None if unknown."""
+    def __init__(
+        self, request: HttpRequest, keep_alive_s: float | None = None, salt: str | None = None, end_user: str = ""
+    ) -> None:
+        """`keep_alive_s`: see `Lease.keep_alive_s`. `salt`: the body's cache salt, "" for none, None if unknown.
+        `end_user`: the client's own user, "" for none.
+        """
         self.warnings: list[str] = []
         self.services = services(request)
-        self._request, self._keep_alive_s, self._salt = request, keep_alive_s, salt
+        self._request, self._keep_alive_s, self._salt, self._end_user = request, keep_alive_s, salt, end_user
         self._key = key_of(request)
         self._record: Record = request.scope[RECORD]
         self._usage = self._record.usage = ModelUse()
@@ -93,8 +97,8 @@ class Session:
             context = Context(
                 model,
                 loaded,
-                client=self._client,
-                cache_scope=self._cache_scope,
+                client=self._client(self._end_user),
+                cache_scope=self._cache_scope(),
                 priority=self._key.priority,
                 sets_adapters="lora" in self._key.scopes,
                 log_id=self._record.id,
@@ -243,7 +247,7 @@ class Session:
         wanted = [each for each in media if shown(each)]
         support = MediaSupport() if reader is None else MediaSupport(reader.kinds, reader.sample_rate)
         # What a file is may be known within this scope; None where the body's salt is not, or nobody's.
-        scope = None if self._salt is None else self._cache_scope(self._salt)
+        scope = None if self._salt is None else self._cache_scope()
         scope = scope if scope is not None and is_lasting(scope) else None
         loader = self.services.media_loader
         loaded = await loader.load(wanted, support, scope, self._stored_file) if wanted else {}
@@ -271,9 +275,9 @@ class Session:
     def _client(self, end_user: str) -> str:
         return scheduled_client(self._request.scope, end_user, several_keys=self.services.keys.several)
 
-    def _cache_scope(self, body_salt: str) -> str:
-        """Return the cache namespace of a body with that salt; without one, the header has it, as in vLLM."""
-        salt = body_salt or self._request.headers.get("x-cache-salt", "")
+    def _cache_scope(self) -> str:
+        """Return the cache namespace of the body's salt; without one, the header has it, as in vLLM."""
+        salt = self._salt or self._request.headers.get("x-cache-salt", "")
         return cache_scope(self.services.cache_mode, self._key.owner, salt)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:

@@ -71,14 +71,11 @@ def shown(state: ModelState) -> Json:
 
 def capabilities(state: ModelState) -> list[str]:
     """Return the model's capabilities by Ollama's names; before it has been loaded, those in the settings."""
-    spec, info = state.spec, state.info
-    generates = info.generates if info else spec.configured_for("generate")
-    embeds = info.embeds if info else not generates
-    can = {"completion": generates, "embedding": embeds}
-    if generates and state.facts is not None:
+    can = {"completion": state.generates, "embedding": state.embeds}
+    if state.generates and state.facts is not None:
         template = state.facts.template
         can |= {"tools": template.supports_tools, "thinking": can_think(template)}
-    if generates and state.loaded is not None:
+    if state.generates and state.loaded is not None:
         vocab = state.loaded.vocab
         can["insert"] = -1 not in (vocab.fim_prefix, vocab.fim_suffix, vocab.fim_middle)
     can |= {"vision": "image" in state.media, "audio": "audio" in state.media}
