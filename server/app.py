@@ -42,7 +42,7 @@ from server.pool.protocols import Loader
 from server.pool.saved.store import SavedFiles, SlotFiles, UrlFiles
 from server.reload import Reload, key_store
 from server.routes import include_routes
-from server.routes.responses import DAY_S, fail_interrupted
+from server.routes.responses import fail_interrupted
 from server.sandbox.memory import MemoryWatch
 from server.sandbox.process import Process
 from server.serving.batch_runner import BatchRunner
@@ -138,10 +138,11 @@ def create_app(
     n_threads = server.threads_http if server.threads_http > 0 else min(4, os.cpu_count() or 1)
     gpus, mcp = gpu_collector() if server.metrics else None, mcp_of(server)
     metrics = Metrics(pool.states, spent=usage.all_spent, gpus=gpus)
+    options = http_options(server)
     services = Services(
         pool=pool,
         live=Live(pool.states, History(pool.states, ledger=metrics.ledger)),
-        options=http_options(server),
+        options=options,
         tools=PageTools(server.enabled_tools, mcp),
         mcp=mcp,
         log=RecentLog(),
@@ -161,10 +162,7 @@ def create_app(
         usage=usage,
         rates=Rates(spent=usage.spent, redis=redis),
         streams=KeptStreams() if redis is None else SharedStreams(redis),
-        batches=BatchRunner(
-            *(batch_state, state, lines, call, n_slots, may_run),
-            keep_s=server.state_days * DAY_S if server.state_days else None,
-        ),
+        batches=BatchRunner(batch_state, state, lines, call, n_slots, may_run, options.keep_s),
         background={},
         reasoning=ReasoningCipher(reasoning_secrets(server.reasoning_key_file, batch_state.database.path)),
     )

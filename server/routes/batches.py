@@ -34,11 +34,11 @@ from server.state.batches import Outcome
 from server.state.objects import UNFINISHED, Json, Page, PageQuery
 from server.transport.body import read_as, read_json, read_later
 from server.transport.errors import json_reply
+from server.transport.options import DAY_S
 
 router = APIRouter(tags=["batches"])
 _EXAMPLE = {"input_file_id": "file-x", "endpoint": "/v1/chat/completions", "completion_window": "24h"}
-_WINDOW_S = {"h": 3600, "d": 86400}
-_DAY_S = 86400
+_WINDOW_S = {"h": 3600, "d": DAY_S}
 _SHOWN = (
     *("id", "object", "endpoint", "model", "errors", "input_file_id", "completion_window", "status", "output_file_id"),
     *("error_file_id", "usage", "metadata", "created_at", "in_progress_at", "expires_at", "finalizing_at"),
@@ -124,7 +124,7 @@ async def create_message_batch(request: Request) -> Response:
         "api": "anthropic",
         "endpoint": "/v1/messages",
         "created_at": now,
-        "expires_at": now + _DAY_S,
+        "expires_at": now + DAY_S,
         "status": "in_progress",
     }
     await _start(request, batch, found)
@@ -194,7 +194,7 @@ async def _start(request: Request, batch: Json, found: BatchInput) -> None:
         "model": found.models[0] if len(found.models) == 1 else None,
         "request_counts": {"total": len(found.lines), "completed": 0, "failed": 0, "unsent": 0},
     }
-    keep_s = used.options.state_days * _DAY_S
+    keep_s = used.options.keep_s
     expires_at = time.time() + keep_s if found.errors and keep_s else None
     await used.lines.add(owner, batch["id"], lines)
     try:

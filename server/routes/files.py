@@ -18,18 +18,18 @@ from server.dialects.warnings import as_header, unused_fields
 from server.errors import invalid
 from server.routes.openapi import FORM, READS, describe
 from server.serving.batch_runner import new_file
-from server.serving.services import owner_of, services
+from server.serving.services import owner_of, services, speaks_anthropic
 from server.serving.stored import find_object, find_page, list_reply, page_query, remove_object
 from server.state.objects import PageQuery
 from server.transport.body import read_form
 from server.transport.errors import json_reply
+from server.transport.options import DAY_S
 
 router = APIRouter(tags=["files"])
 _FILE = ("$File", "$AnthropicFile")
 PURPOSES = ("assistants", "batch", "evals", "fine-tune", "user_data", "vision")
 MAX_FILES, DEFAULT_FILES = 10_000, 10_000
 MAX_FILENAME_CHARS = 255
-DAY_S = 86400
 _FIELDS = ("purpose", "expires_after[anchor]", "expires_after[seconds]", "expires_in_seconds")
 MAX_ANTHROPIC_FILES = 1000
 _PAGE = "page_"
@@ -50,12 +50,12 @@ async def upload_file(request: Request) -> Response:
     fields = {name: values[-1] for name, values in form.fields.items()}
     if "file" not in form.files:
         raise invalid("file", "the form has no file")
-    purpose = fields.get("purpose", "user_data" if _speaks_anthropic(request) else "")
+    purpose = fields.get("purpose", "user_data" if speaks_anthropic(request) else "")
     if purpose not in PURPOSES:
         raise invalid("purpose", f"must be one of {', '.join(PURPOSES)}")
     seconds = _expiry_s(fields)
     if seconds is None and purpose == "batch":
-        seconds = services(request).options.state_days * DAY_S or None
+        seconds = services(request).options.keep_s
     expires_at = None if seconds is None else int(time.time()) + seconds
     data = form.files["file"]
     name = form.filenames["file"][:MAX_FILENAME_CHARS] or "file"
@@ -79,7 +79,7 @@ def _expiry_s(fields: dict[str, str]) -> int | None:
 @describe("$ObjectList", errors=(400,))
 async def list_files(request: Request) -> Response:
     """Return the files of this client, optionally of one ``purpose``."""
-    if _speaks_anthropic(request):
+    if speaks_anthropic(request):
         return await _anthropic_list(request)
     purpose = request.query_params.get("purpose") or None
     query = page_query(request, max_limit=MAX_FILES, default_limit=DEFAULT_FILES, label=purpose)
@@ -107,18 +107,14 @@ async def get_file_content(request: Request, file_id: str) -> Response:
 async def delete_file(request: Request, file_id: str) -> Response:
     """Delete a file."""
     await remove_object(request, "file", file_id)
-    if _speaks_anthropic(request):
+    if speaks_anthropic(request):
         return json_reply({"id": file_id, "type": "file_deleted"})
     return json_reply({"id": file_id, "object": "file", "deleted": True})
 
 
-def _speaks_anthropic(request: Request) -> bool:
-    return "anthropic-version" in request.headers
-
-
 def _shown(request: Request, file: Json) -> Json:
     """Return a file in the words of the client's API."""
-    if not _speaks_anthropic(request):
+    if not speaks_anthropic(request):
         return file
     expires_at = file["expires_at"]
     return {

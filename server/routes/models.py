@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from server.dialects import common as wire
-from server.dialects.messages.write import ANTHROPIC_VERSION, anthropic_model, anthropic_models
+from server.dialects.messages.write import anthropic_model, anthropic_models
 from server.engine.runner_api import Pooling
 from server.errors import ConfigError, ModelNotFound, Unavailable, invalid
 from server.pool.events import (
@@ -24,7 +24,7 @@ from server.pool.pool import Pool
 from server.pool.protocols import FileProgress, ModelInfo
 from server.pool.state import ModelFacts, ModelState, Status
 from server.routes.openapi import FINDS, READS, describe
-from server.serving.services import sees_files, services
+from server.serving.services import sees_files, services, speaks_anthropic
 from server.telemetry.record import RECORD
 from server.transport.body import read_json
 from server.transport.errors import json_reply
@@ -57,7 +57,7 @@ async def list_models(request: Request, reload: str = "") -> Response:
     pool = services(request).pool
     states = [state for state in pool.states() if not state.spec.hidden]
     listed = [each for state in states for each in model_objects(state, pool, whole=sees_files(request))]
-    if ANTHROPIC_VERSION in request.headers:
+    if speaks_anthropic(request):
         return json_reply(anthropic_models(listed))
     named = [ollama_object(state.spec.id, capabilities(state)) for state in states]
     return json_reply({"models": named, "object": "list", "data": listed})
@@ -80,7 +80,7 @@ async def show_model(request: Request, model_id: str) -> Response:
     states = pool.states()
     for shown in (each for state in states for each in model_objects(state, pool, whole=sees_files(request))):
         if model_id in shown["aliases"]:
-            return json_reply(anthropic_model(shown) if ANTHROPIC_VERSION in request.headers else shown)
+            return json_reply(anthropic_model(shown) if speaks_anthropic(request) else shown)
     raise ModelNotFound(model_id, [state.spec.id for state in states])
 
 

@@ -181,6 +181,11 @@ def wants_load(request: Request) -> bool | None:
     return said in ("true", "1") if said else None
 
 
+def speaks_anthropic(request: Request) -> bool:
+    """Return whether the client is one of Anthropic's API at a path that OpenAI's clients use, too."""
+    return "anthropic-version" in request.headers
+
+
 def model_name(body: Mapping[str, object], field: str = "model") -> str | None:
     """Return the model that a body names in this field, None if it names none. Raises `InvalidRequest`."""
     name = body.get(field)

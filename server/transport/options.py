@@ -7,7 +7,7 @@ from typing import Any
 
 from server.engine.cache.scope import Mode
 
-MIB = 1024 * 1024
+MIB, DAY_S = 1024 * 1024, 86_400
 MAX_CONNECTIONS = 8192
 """Default connection limit: some hundred megabytes if all of them send request heads."""
 FORWARD_PREFIX = b"x-llama-server-proxy-header-"
@@ -47,3 +47,8 @@ class HttpOptions:
     state_days: int = 30  # days after which stored responses are deleted; 0 = never
     lora_dir: Path | None = None  # below it are adapters that may be loaded at runtime; None = off
     closed: bool = False  # without a key nothing for pages of other sites; see `transport.cors`
+
+    @property
+    def keep_s(self) -> int | None:
+        """Return for how many seconds stored objects are kept, None for as long as the client wants."""
+        return self.state_days * DAY_S or None

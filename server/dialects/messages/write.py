@@ -198,10 +198,6 @@ def _message(header: Header, content: list[Json], end: Json, usage: Usage) -> Js
     }
 
 
-ANTHROPIC_VERSION = "anthropic-version"
-"""The header that all of them send."""
-
-
 def anthropic_models(models: Sequence[Json]) -> Json:
     """Return the list, which is one page."""
     return {"object": "list", **page_of([anthropic_model(model) for model in models], has_more=False)}
