@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from server.chat.conversation import Conversation, Tool, Tools
-from server.chat.prompt import Prompt, ended_by, render
+from server.chat.prompt import Prompt, render
 from server.engine.media import MediaPrompt
 from server.errors import InvalidRequest, invalid
 from server.formats.chat_format import ChatFormat
@@ -125,16 +125,10 @@ class _Reply:
         free = constraint is None or (isinstance(constraint, TriggeredConstraint) and not constraint.is_lazy)
         if not free and not isinstance(constraint, AfterReasoning):
             return constraint
-        return ended_by(
-            allowed,
-            constraint,
-            self.model.vocab,
-            chat_format.reasoning_tags,
-            begun=self.prompt.open_reasoning,
-            other_ends=chat_format.tool_format.breaks,
-            reopens=free,
-            switch=switch,
-        )
+        opening, closing = chat_format.reasoning_tags
+        closings, begun = (closing, *chat_format.tool_format.breaks), self.prompt.open_reasoning
+        vocab = self.model.vocab
+        return allowed.ended(constraint, vocab, opening, closings, begun=begun, reopens=free, switch=switch)
 
     def _answer(self) -> Constraint | None:
         """Return the constraint of a reply without calls, which may continue JSON text from the prompt.

@@ -32,67 +32,9 @@ from server.media.bitmap import Bitmap, Document
 from server.media.loader import check_shown
 from server.media.source import NO_MEDIA, LoadedMedia, Media
 from server.pool.model import LoadedModel
-from server.pool.spec import ChatParams
-from server.structured.constraint import Constraint
-from server.structured.reasoning_end import UNLIMITED, Ending, ReasoningEnd, ReasoningSwitch
+from server.structured.reasoning_end import ReasoningBudget
 from server.templates.continuation import Continued
 from server.vocab import PlainText, Vocab
-
-_BUDGET_MESSAGE = "reasoning_budget_message"
-
-
-@dataclass(frozen=True, slots=True)
-class ReasoningBudget:
-    """``budget``: token limit, or `UNLIMITED`. ``message``: text that ends the reasoning at the limit."""
-
-    budget: int = UNLIMITED
-    message: str = ""
-
-
-def allowance(asked: int | None, message: str | None, chat: ChatParams) -> ReasoningBudget:
-    """Return the budget of a request: its own, or the model's."""
-    budget = chat.reasoning_budget if asked is None or asked == UNLIMITED else asked
-    return ReasoningBudget(budget, chat.reasoning_budget_message if message is None else message)
-
-
-def ended_by(
-    allowed: ReasoningBudget,
-    inner: Constraint | None,
-    vocab: Vocab,
-    tags: tuple[str, str],
-    *,
-    begun: str | None,
-    other_ends: Sequence[str] = (),
-    reopens: bool,
-    switch: ReasoningSwitch | None = None,
-) -> ReasoningEnd:
-    """Wrap `inner` in a constraint that ends the reasoning.
-
-    ``begun``: reasoning text at the prompt's end; None for none. ``other_ends``: texts that end reasoning besides
-    the closing tag. ``reopens``: whether reasoning may start again. Raises `InvalidRequest` if the message contains
-    the closing tag or ends the reply.
-    """
-    opening, closing = tags
-    closings = (closing, *other_ends)
-    if any(end in allowed.message for end in (opening, *closings)):
-        reason = f"must hold no markup that opens or ends reasoning ({opening}, {', '.join(closings)})"
-        raise InvalidRequest(f"Field '{_BUDGET_MESSAGE}': {reason}", _BUDGET_MESSAGE)
-
-    def tokens(text: str) -> tuple[int, ...]:
-        return tuple(vocab.tokenize(text, add_special=False, parse_special=True)) if text else ()
-
-    message = tokens(allowed.message)
-    if not vocab.eog.isdisjoint(message):
-        raise InvalidRequest(f"Field '{_BUDGET_MESSAGE}': must hold no token that ends the reply", _BUDGET_MESSAGE)
-    ending = Ending(
-        opening.encode(),
-        tuple(end.encode() for end in closings),
-        message + tokens(closing),
-        allowed.budget,
-        tokens(opening) if reopens else (),
-    )
-    return ReasoningEnd(ending, inner, vocab, n_begun=None if begun is None else len(tokens(begun)), switch=switch)
-
 
 MAX_NAME_CHARS = 255
 _SPACES = re.compile(r"[\s\x00-\x1f\x7f]+")
@@ -254,7 +196,7 @@ def render(conversation: Conversation, chat_format: ChatFormat, model: LoadedMod
     if continued:
         # Parts are joined with empty lines (llama.cpp common/chat.cpp, render_content).
         messages = (*messages[:-1], replace(messages[-1], content="\n\n".join(map(shown_text, messages[-1].parts))))
-    allowed = allowance(asked.budget, asked.message, model.spec.chat)
+    allowed = model.spec.chat.allowance(asked.budget, asked.message)
     thinks = _thinks(conversation, allowed, chat_format, model)
     kwargs = dict(conversation.template_kwargs)
     if asked.effort and asked.effort != "none":

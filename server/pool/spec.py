@@ -9,6 +9,7 @@ from typing import Any, Literal, Self
 from server.engine.lora import Adapter
 from server.engine.params import EngineParams
 from server.engine.request import SamplingParams
+from server.structured.reasoning_end import UNLIMITED, ReasoningBudget
 from server.structured.response_format import ResponseFormat
 
 ALL_THAT_FIT, ALL_LAYERS = -1, -2
@@ -190,6 +191,11 @@ class ChatParams:
     prefill_assistant: bool = True
     tool_format: str = "auto"  # a name of chat.formats; auto = as the template shows
     jinja: bool = True  # False: instead of a template the built-in one that llama.cpp takes it for
+
+    def allowance(self, asked: int | None, message: str | None) -> ReasoningBudget:
+        """Return the reasoning budget of a request: its own, or the model's."""
+        budget = self.reasoning_budget if asked is None or asked == UNLIMITED else asked
+        return ReasoningBudget(budget, self.reasoning_budget_message if message is None else message)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,13 @@ the prompt. No character is cut, and reasoning that opens again has a new budget
 """
 
 import codecs
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from server.errors import InvalidRequest
 from server.structured.constraint import Constraint
 from server.vocab import Vocab
 
@@ -61,6 +62,54 @@ class ReasoningSwitch:
         self.n_calls += 1
         if self.heard is not None:
             self.heard()
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningBudget:
+    """``budget``: token limit, or `UNLIMITED`. ``message``: text that ends the reasoning at the limit."""
+
+    budget: int = UNLIMITED
+    message: str = ""
+
+    def ended(
+        self,
+        inner: Constraint | None,
+        vocab: Vocab,
+        opening: str,
+        closings: Sequence[str],
+        *,
+        begun: str | None,
+        reopens: bool,
+        switch: ReasoningSwitch | None = None,
+    ) -> "ReasoningEnd":
+        """Wrap `inner` in a constraint that ends the reasoning, with the first of `closings`.
+
+        ``begun``: reasoning text at the prompt's end; None for none. ``reopens``: whether reasoning may start again.
+        Raises `InvalidRequest` if the message contains a tag or ends the reply.
+        """
+        if any(tag in self.message for tag in (opening, *closings)):
+            tags = f"{opening}, {', '.join(closings)}"
+            raise _wrong_message(f"must hold no markup that opens or ends reasoning ({tags})")
+
+        def tokens(text: str) -> tuple[int, ...]:
+            return tuple(vocab.tokenize(text, add_special=False, parse_special=True)) if text else ()
+
+        message = tokens(self.message)
+        if not vocab.eog.isdisjoint(message):
+            raise _wrong_message("must hold no token that ends the reply")
+        ending = Ending(
+            opening.encode(),
+            tuple(end.encode() for end in closings),
+            message + tokens(closings[0]),
+            self.budget,
+            tokens(opening) if reopens else (),
+        )
+        return ReasoningEnd(ending, inner, vocab, n_begun=None if begun is None else len(tokens(begun)), switch=switch)
+
+
+def _wrong_message(reason: str) -> InvalidRequest:
+    name = "reasoning_budget_message"
+    return InvalidRequest(f"Field '{name}': {reason}", name)
 
 
 class _State(Enum):

@@ -11,7 +11,6 @@ from typing import Annotated, Any, ClassVar
 import orjson
 from pydantic import Field
 
-from server.chat.prompt import allowance, ended_by
 from server.dialects.common import Json, random_id
 from server.dialects.completions.prompt import GivenPrompt, PromptRequest, prompt_media, read_mixed, read_prompts
 from server.dialects.constraints import read_shape
@@ -115,15 +114,15 @@ def _budgeted(constraint: Constraint | None, body: NativeBody, model: LoadedMode
     reasoning.
     """
     tags = body.thinking_tags
-    allowed = allowance(body.reasoning_budget_tokens, body.reasoning_budget_message, model.spec.chat)
+    allowed = model.spec.chat.allowance(body.reasoning_budget_tokens, body.reasoning_budget_message)
     if allowed.budget == UNLIMITED or tags is None:
         return constraint
     if constraint is not None:
         reason = "can't be used with what shapes the whole output; chat completions can"
         raise field_error("reasoning_budget_tokens", reason)
     opening, ends = tags
-    begun, others = open_reasoning(body.generation_prompt or "", (opening, ends[0])), ends[1:]
-    return ended_by(allowed, None, model.vocab, (opening, ends[0]), begun=begun, other_ends=others, reopens=True)
+    begun = open_reasoning(body.generation_prompt or "", (opening, ends[0]))
+    return allowed.ended(None, model.vocab, opening, ends, begun=begun, reopens=True)
 
 
 def _settings(body: NativeBody, model: LoadedModel) -> Json:

@@ -10,7 +10,7 @@ import orjson
 
 from server.chat.conversation import Conversation, ReasoningSettings, Tools
 from server.chat.prepare import decide
-from server.chat.prompt import Prompt, ReasoningBudget
+from server.chat.prompt import Prompt
 from server.dialects.chat.parse import ChatTools
 from server.dialects.common import Header
 from server.dialects.constraints import ConstraintFields, read_shape
@@ -31,6 +31,7 @@ from server.pool.protocols import MediaReader
 from server.pool.spec import ChatParams, LoadParams, ModelSpec
 from server.structured.constraint import Constraint
 from server.structured.grammar.matcher import MatcherConstraint
+from server.structured.reasoning_end import ReasoningBudget
 from tests.support.fakes import CHATML, FakeVocab
 from tests.unit.structured.builders import BYTES
 

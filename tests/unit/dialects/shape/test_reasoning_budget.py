@@ -2,7 +2,6 @@ from collections.abc import Mapping
 
 import pytest
 
-from server.chat.prompt import ReasoningBudget, allowance
 from server.dialects.chat.parse import parse_chat
 from server.dialects.dialect import Context
 from server.dialects.generation import UNSAID_BUDGET
@@ -12,6 +11,7 @@ from server.engine.request import Request
 from server.errors import InvalidRequest
 from server.pool.spec import ChatParams
 from server.structured.constraint import Constraint
+from server.structured.reasoning_end import ReasoningBudget
 from tests.unit.dialects.builders import make_model
 from tests.unit.structured.builders import say
 
@@ -24,8 +24,8 @@ HI = [{"role": "user", "content": "Hi"}]
 
 def test_a_request_that_says_nothing_gets_what_the_model_has() -> None:
     chat = ChatParams(reasoning_budget=4, reasoning_budget_message="m")
-    assert allowance(None, None, chat) == allowance(-1, None, chat) == ReasoningBudget(4, "m")
-    assert allowance(0, "", chat) == ReasoningBudget(0, "")
+    assert chat.allowance(None, None) == chat.allowance(-1, None) == ReasoningBudget(4, "m")
+    assert chat.allowance(0, "") == ReasoningBudget(0, "")
 
 
 def said(constraint: Constraint | None, wanted: str) -> str:

@@ -1,11 +1,10 @@
 import pytest
 
-from server.chat.prompt import ReasoningBudget, ended_by
 from server.errors import InvalidRequest
 from server.formats.parsing.reasoning import open_reasoning
 from server.structured.after_reasoning import AfterReasoning
 from server.structured.constraint import Constraint
-from server.structured.reasoning_end import ReasoningEnd, ReasoningSwitch
+from server.structured.reasoning_end import ReasoningBudget, ReasoningEnd, ReasoningSwitch
 from tests.support.fakes import FakeVocab
 from tests.unit.structured.builders import Only, after_reasoning, say
 
@@ -15,25 +14,17 @@ VOCAB = FakeVocab()
 
 def control(inner: Constraint | None = None, *, begun: bool = True) -> tuple[ReasoningEnd, ReasoningSwitch]:
     switch = ReasoningSwitch()
-    prompt = TAGS[0] if begun else ""
-    return ended_by(
-        ReasoningBudget(), inner, VOCAB, TAGS, begun=open_reasoning(prompt, TAGS), reopens=inner is None, switch=switch
-    ), switch
+    opening, *closings = TAGS
+    opened, reopens = "" if begun else None, inner is None
+    ended = ReasoningBudget().ended(inner, VOCAB, opening, closings, begun=opened, reopens=reopens, switch=switch)
+    return ended, switch
 
 
 def budget(
     n: int, message: str = "", *, prompt: str = "", inner: Constraint | None = None, others: tuple[str, ...] = ()
 ) -> ReasoningEnd:
-    reopens = inner is None
-    return ended_by(
-        ReasoningBudget(n, message),
-        inner,
-        VOCAB,
-        TAGS,
-        begun=open_reasoning(prompt, TAGS),
-        other_ends=others,
-        reopens=reopens,
-    )
+    begun, closings = open_reasoning(prompt, TAGS), (TAGS[1], *others)
+    return ReasoningBudget(n, message).ended(inner, VOCAB, TAGS[0], closings, begun=begun, reopens=inner is None)
 
 
 def behind(text: bytes) -> AfterReasoning:
