@@ -18,7 +18,7 @@ class Constraint(Protocol):
         """
 
     def mask(self) -> "memoryview | bytes | bytearray":
-        """Return a bit per token, little-endian 32-bit words, 1 = allowed; at least ceil(n_vocab / 32) words."""
+        """Return a bit per token, little-endian 32-bit words, 1 = allowed; at least `n_mask_bytes`."""
 
     def masked_by(self) -> "MatcherConstraint | None":
         """Return the constraint whose mask is next, to compute it with others; None if it needs no mask."""
@@ -29,3 +29,8 @@ class Constraint(Protocol):
     @property
     def finished(self) -> bool:
         """True when the output is complete and only an end token may follow."""
+
+
+def n_mask_bytes(n_tokens: int) -> int:
+    """Return the bytes of a mask: whole 32-bit words."""
+    return (n_tokens + 31) // 32 * 4

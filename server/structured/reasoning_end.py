@@ -13,7 +13,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from server.errors import InvalidRequest
-from server.structured.constraint import Constraint
+from server.structured.constraint import Constraint, n_mask_bytes
 from server.vocab import Vocab
 
 if TYPE_CHECKING:  # llguidance takes its time to import
@@ -170,7 +170,7 @@ class ReasoningEnd:
         """Return the allowed tokens."""
         if self._state is not _State.CLOSING and self._inner is not None:
             return self._inner.mask()
-        n_bytes = (self._vocab.n_tokens + 31) // 32 * 4
+        n_bytes = n_mask_bytes(self._vocab.n_tokens)
         if self._state is not _State.CLOSING:
             return b"\xff" * n_bytes
         forced = self._ending.forced[self._n_forced]

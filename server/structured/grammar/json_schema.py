@@ -21,7 +21,7 @@ from server.structured.grammar.limits import MAX_SCHEMA_DEPTH, MAX_SCHEMA_NODES
 from server.structured.grammar.schema.document import Document, unenforceable
 from server.structured.grammar.schema.keywords import subschemas, with_subschemas
 from server.structured.grammar.schema.language import readable
-from server.structured.grammar.schema.rewriting import Rewriter
+from server.structured.grammar.schema.rewriting import Rewriter, overlapping
 from server.structured.grammar.unique_items import UniquePlaces
 
 _GENERATED_PLACE = re.compile(r" while processing json-schema:///#/\$defs/\d+")
@@ -200,7 +200,7 @@ def unsupported(error: str, schema: object, narrowed: str) -> InvalidRequest:
         place = next(
             (place for place, value in _places(schema) if isinstance(value, dict) and "oneOf" in value), "json_schema"
         )
-        return InvalidRequest(f"{place}: 'oneOf' whose branches may overlap cannot be enforced, use 'anyOf'", place)
+        return overlapping(place)
     for keyword, place in _patterns_in(error, schema) if "regex" in error else ():
         return InvalidRequest(f"{place}: the keyword '{keyword}' cannot be enforced: {error}", place)
     if "regex" in error and (bounds := list(_bounds_in(schema))):  # llguidance writes bounds as regexes

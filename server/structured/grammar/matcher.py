@@ -14,6 +14,7 @@ import llguidance
 import numpy as np
 
 from server.errors import InternalError, InvalidRequest
+from server.structured.constraint import n_mask_bytes
 from server.structured.grammar.limits import MAX_SLOW_S, REFILL_S, SLOW_S
 from server.structured.grammar.panics import contained
 from server.structured.grammar.tokenizer import Tokenizer
@@ -102,11 +103,6 @@ class MatcherConstraint:
         """Itself, for `server.structured.grammar.matcher`."""
         return self
 
-    @property
-    def n_mask_bytes(self) -> int:
-        """Of a mask: whole 32-bit words."""
-        return (self.tokenizer.n_tokens + 31) // 32 * 4
-
     @contained
     def accept(self, token: int) -> None:
         """Advance; raises InvalidRequest for a token that is not allowed or when the matcher gave up."""
@@ -178,7 +174,7 @@ class Masks:
 
     @contained
     def _together(self, constraints: Sequence[MatcherConstraint]) -> list[memoryview | InvalidRequest]:
-        n_bytes = constraints[0].n_mask_bytes
+        n_bytes = n_mask_bytes(constraints[0].tokenizer.n_tokens)
         rows = np.zeros((len(constraints), n_bytes), np.uint8)
         matchers = [(constraint.matcher, row) for row, constraint in enumerate(constraints)]
         began = time.perf_counter()

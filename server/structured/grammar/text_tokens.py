@@ -7,6 +7,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from server.structured.constraint import n_mask_bytes
 from server.structured.grammar.matcher import MatcherConstraint
 from server.vocab import Vocab
 
@@ -32,7 +33,7 @@ class TextTokens:
 
     def __init__(self, vocab: Vocab) -> None:
         self.vocab = vocab
-        self.n_mask_bytes = (vocab.n_tokens + 31) // 32 * 4  # whole 32-bit words
+        self.n_mask_bytes = n_mask_bytes(vocab.n_tokens)
         self._with_inside: dict[int, tuple[int, ...]] = {}
         self._containing: dict[int, list[int]] = {}
 

@@ -3,6 +3,7 @@
 import pytest
 
 from server.errors import InvalidRequest
+from server.structured.constraint import n_mask_bytes
 from server.structured.grammar.matcher import Masks
 from tests.unit.structured.builders import WORDS
 
@@ -15,7 +16,7 @@ def test_masks_computed_together_are_those_computed_alone() -> None:
     made[-1].accept(ord('"'))
     together = MASKS.compute(made)
     alone = [constraint.mask() for constraint in made]
-    n_bytes = made[0].n_mask_bytes
+    n_bytes = n_mask_bytes(made[0].tokenizer.n_tokens)
     assert [bytes(mask) for mask in together if not isinstance(mask, Exception)] == [mask[:n_bytes] for mask in alone]
     assert len(together) == len(alone)
 
@@ -52,4 +53,4 @@ def test_one_that_gave_up_is_its_own_failure() -> None:
     assert "cannot be kept to the grammar" in second.message
     assert not isinstance(first, Exception)
     assert not isinstance(third, Exception)
-    assert bytes(first) == bytes(third) == good.mask()[: good.n_mask_bytes]
+    assert bytes(first) == bytes(third) == good.mask()[: n_mask_bytes(good.tokenizer.n_tokens)]

@@ -241,7 +241,7 @@ class Rewriter:
         if not self._exclusive or branches is None:
             return []
         if len(branches) > MAX_ALTERNATIVES:
-            raise self._overlaps(place)
+            raise overlapping(place)
         del own["oneOf"]
         if len(branches) == 1:
             return [branches[0]]
@@ -256,12 +256,14 @@ class Rewriter:
         for n, branch in enumerate(branches):
             others = [refused[m] for m in overlaps[n]]
             if False in others:
-                raise self._overlaps(place)
+                raise overlapping(place)
             kept.append({"allOf": [branch, *others]} if others else branch)
         return [any_of(kept)]
 
-    def _overlaps(self, place: str) -> InvalidRequest:
-        return InvalidRequest(f"{place}: 'oneOf' whose branches may overlap cannot be enforced, use 'anyOf'", place)
+
+def overlapping(place: str) -> InvalidRequest:
+    """Return the error for a `oneOf` whose branches can't be told apart."""
+    return InvalidRequest(f"{place}: 'oneOf' whose branches may overlap cannot be enforced, use 'anyOf'", place)
 
 
 def _fractions(value: Any) -> Iterator[float]:
