@@ -168,10 +168,11 @@ async def test_a_call_that_takes_too_long_is_an_error_and_cancelled(serve: Serve
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_server_that_lists_nothing_leaves_the_rest_usable(serve: Serve, stream: bool) -> None:
+@pytest.mark.parametrize("choice", ["required", {"type": "mcp", "server_label": "gone"}], ids=str)
+async def test_a_server_that_lists_nothing_leaves_the_rest_usable(serve: Serve, stream: bool, choice: Any) -> None:
     server = {"mcp_servers": {"gone": {"command": "/nonexistent"}}, "mcp_api": "*"}
     async with serve(answering({"Hi": "Hello."}, n_ctx=16384), models=CHATML, server=server) as api:
-        response = await ask(api, "Hi", tools=[mcp("gone")], tool_choice="required", stream=stream)
+        response = await ask(api, "Hi", tools=[mcp("gone")], tool_choice=choice, stream=stream)
         assert "could not be listed" in response.output[0].error  # type: ignore[union-attr,operator]
         assert response.output_text == "Hello."
 
