@@ -74,21 +74,15 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function tool.
-
-    ``at``: path of its parameters (a JSON Schema) in the client's body. ``strict``: the client requires that calls
-    match the schema; otherwise the request fails. ``text``: the format of the single text parameter of OpenAI's
-    custom tools, which is always enforced. ``deferred``: the messages define this tool, so that templates don't
-    receive it.
-    """
+    """A function tool."""
 
     name: str
     description: str = ""
     parameters: Mapping[str, Any] = field(default_factory=lambda: dict(NO_PARAMETERS))
-    strict: bool = False
-    at: str = "tools"
-    text: TextGrammar | None = None
-    deferred: bool = False
+    strict: bool = False  # calls must match the schema; otherwise the request fails
+    at: str = "tools"  # path of its parameters (a JSON Schema) in the client's body
+    text: TextGrammar | None = None  # the format of the only parameter, a text (a custom tool), always enforced
+    deferred: bool = False  # the messages define this tool, so that templates don't receive it
 
     @property
     def function(self) -> dict[str, Any]:
@@ -123,29 +117,19 @@ class Tools:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningSettings:
-    """The client's reasoning settings. None and "" mean that the model's options apply.
-
-    ``wanted``: whether to reason. ``effort``: the effort, as the template names it. ``budget``: token limit, -1 for
-    unlimited. ``message``: text that ends reasoning at the limit. ``format``: llama-server's reasoning_format.
-    ``switch``: whether another request may end the reasoning.
-    """
+    """The client's reasoning settings. None and "" mean that the model's options apply."""
 
     wanted: bool | None = None
-    effort: str = ""
-    budget: int | None = None
-    message: str | None = None
-    format: str | None = None
-    switch: bool = False
+    effort: str = ""  # as the template names it
+    budget: int | None = None  # token limit, -1 for unlimited
+    message: str | None = None  # ends reasoning at the limit
+    format: str | None = None  # llama-server's reasoning_format
+    switch: bool = False  # another request may end the reasoning
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A request to a model, without sampling parameters and limits.
-
-    ``opens``: whether the prompt ends with the start of an assistant turn. ``continues``: which part of the last
-    message the prompt continues (`templates.continuation`); None if the client doesn't specify it. ``reads_calls``:
-    whether tool calls are parsed. ``default_system``: whether the model's system prompt applies if there is none.
-    """
+    """A request to a model, without sampling parameters and limits."""
 
     messages: tuple[Message, ...]
     tools: Tools = Tools()
@@ -153,10 +137,10 @@ class Conversation:
     shape: ResponseFormat | None = None
     lazy: Lazy | None = None
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    opens: bool | None = None
-    continues: Continued | None = None
-    reads_calls: bool = True
-    default_system: bool = True
+    opens: bool | None = None  # the prompt ends with the start of an assistant turn; None: the client doesn't say
+    continues: Continued | None = None  # the part of the last message that the prompt continues
+    reads_calls: bool = True  # tool calls are parsed
+    default_system: bool = True  # the model's system prompt applies if there is none
     messages_at: str = "messages"
 
     @property

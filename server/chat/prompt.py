@@ -97,21 +97,15 @@ def as_text(parts: Sequence[str | Media], marker: str, media: LoadedMedia = NO_M
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A rendered prompt.
+    """A rendered prompt."""
 
-    ``parts``: its text in pieces with the media between them. ``generation_prompt``: the part of the text that opens
-    the assistant turn. ``thinks``: whether the model may reason. ``allowed``: the token budget. ``open_reasoning``:
-    reasoning text at the prompt's end; None if it ends outside of reasoning. ``prefilled``: the content of the last
-    message, which the prompt continues. ``opens``: whether the prompt opens the assistant turn.
-    """
-
-    parts: tuple[str | Media, ...]
-    generation_prompt: str
-    thinks: bool
+    parts: tuple[str | Media, ...]  # its text in pieces with the media between them
+    generation_prompt: str  # the part of the text that opens the assistant turn
+    thinks: bool  # whether the model may reason
     allowed: ReasoningBudget
-    open_reasoning: str | None = None
-    prefilled: str = ""
-    opens: bool = True
+    open_reasoning: str | None = None  # reasoning text at the prompt's end; None if it ends outside of reasoning
+    prefilled: str = ""  # the content of the last message, which the prompt continues
+    opens: bool = True  # whether the prompt opens the assistant turn
 
     def read(self, model: LoadedModel, media: LoadedMedia) -> MediaPrompt:
         """Tokenize the prompt and its media for the model. Raises `InvalidRequest`."""

@@ -20,24 +20,18 @@ from server.structured.reasoning_end import ReasoningSwitch
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a parsed request gets its engine requests from: the loaded model, the loaded media, and its client.
-
-    ``client``: the scheduler's name of it. ``cache_scope``: its cache namespace.
-    ``priority``: the most urgent priority that the API key allows, None for any. ``sets_adapters``: whether the key may
-    choose LoRA scales. ``log_id``: id of the HTTP request. ``verbose``: whether replies are verbose by
-    default. ``arrived_at``, ``pin_s``: see `Request`.
-    """
+    """What a parsed request gets its engine requests from: the loaded model, the loaded media, and its client."""
 
     model: LoadedModel
     media: LoadedMedia = field(default_factory=dict)
-    client: str = ""
-    cache_scope: str = ""
-    priority: int | None = None
-    sets_adapters: bool = True
-    log_id: str = ""
-    arrived_at: float = 0.0
-    verbose: bool = False
-    pin_s: float = 0.0
+    client: str = ""  # the scheduler's name of it
+    cache_scope: str = ""  # its cache namespace
+    priority: int | None = None  # the most urgent priority that the API key allows, None for any
+    sets_adapters: bool = True  # whether the key may choose LoRA scales
+    log_id: str = ""  # of the HTTP request
+    arrived_at: float = 0.0  # see `Request`
+    verbose: bool = False  # whether replies are verbose by default
+    pin_s: float = 0.0  # see `Request`
 
     def allowed_priority(self, wanted: int) -> int:
         """Return the priority of a request; one that names none gets the key's. Raises `PermissionDenied`."""

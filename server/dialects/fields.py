@@ -86,16 +86,12 @@ Fraction = Annotated[float, Field(allow_inf_nan=False), AfterValidator(clamped(0
 
 @dataclass(frozen=True, slots=True, eq=False)  # typing needs hashes
 class Members:
-    """The known members of an object, or of the objects in a list.
-
-    ``inner``: those whose values are such objects. ``types``: of the objects that have these members; objects of other
-    types are omitted or rejected as a whole. ``without_effect``: see `Body`.
-    """
+    """The known members of an object, or of the objects in a list."""
 
     names: frozenset[str]
-    types: Sequence[str] = ()
-    inner: Mapping[str, "Members"] = field(default_factory=dict)
-    without_effect: "WithoutEffect" = field(default_factory=dict)
+    types: Sequence[str] = ()  # of the objects that have these members; others are omitted or rejected as a whole
+    inner: Mapping[str, "Members"] = field(default_factory=dict)  # whose values are such objects
+    without_effect: "WithoutEffect" = field(default_factory=dict)  # see `Body`
 
 
 def _members(names: str, types: str = "", /, **inner: Members) -> Members:

@@ -212,16 +212,12 @@ _MODEL_DEFAULTS = ("cache_prompt", "n_keep", "n_cache_reuse")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedRequest(ABC):
-    """A body of a generating endpoint, checked as far as that needs no model.
+    """A body of a generating endpoint, checked as far as that needs no model."""
 
-    ``options``: sampling, limits and delivery. ``warnings``: fields without effect. ``keep_alive_s``: how long the
-    model stays loaded afterwards, None as configured.
-    """
-
-    options: GenerationFields
+    options: GenerationFields  # sampling, limits and delivery
     media: Sequence[Media] = ()
-    warnings: Sequence[str] = ()
-    keep_alive_s: float | None = None
+    warnings: Sequence[str] = ()  # of fields without effect
+    keep_alive_s: float | None = None  # how long the model stays loaded afterwards, None as configured
     logprobs: Logprobs = Logprobs()
 
     @abstractmethod

@@ -109,27 +109,22 @@ NO_APPROVAL = Approval.model_construct(never=ALL_TOOLS)
 
 @dataclass(slots=True)
 class McpRequest:
-    """A server as the body of a request names it. Without a URL it is a configured one.
-
-    ``at``, ``label_at``, ``url_at``: paths in the body. ``known``: its tools, if the conversation has a list of them.
-    ``is_listed``: whether the reply lists them. Set when the server has been asked: ``server``, the ``tools`` that the
-    request allows, and the ``fault`` for which they could not be listed.
-    """
+    """A server as the body of a request names it."""
 
     label: str
-    at: str
+    at: str  # this path and the next ones are in the body
     label_at: str
-    url: str = ""
+    url: str = ""  # without one it is a configured server
     url_at: str = ""
     headers: tuple[tuple[str, str], ...] = ()
     description: str = ""
     allowed: Callable[[McpTool], bool] = ALL_TOOLS.fits
     approval: Approval = NO_APPROVAL
-    known: tuple[McpTool, ...] | None = None
-    is_listed: bool = True
-    server: McpServer | None = None
-    tools: tuple[McpTool, ...] = ()
-    fault: McpFault | None = None
+    known: tuple[McpTool, ...] | None = None  # its tools, if the conversation has a list of them
+    is_listed: bool = True  # the reply lists them
+    server: McpServer | None = None  # this and the rest are set when it has been asked for its tools
+    tools: tuple[McpTool, ...] = ()  # those that the request allows
+    fault: McpFault | None = None  # why they could not be listed
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,16 +233,12 @@ class ServerTools:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolRequest(ConversationRequest):
-    """A request to a model that may call tools of MCP servers.
+    """A request to a model that may call tools of MCP servers."""
 
-    ``names``: the client's names of functions, by the model's. ``cipher``: encrypts and decrypts reasoning.
-    ``server_tools``: None if there are none. ``listings``: lists of them, with which the output begins.
-    """
-
-    names: Mapping[str, ClientName]
+    names: Mapping[str, ClientName]  # the client's names of functions, by the model's
     cipher: ReasoningCipher
     server_tools: ServerTools | None = None
-    listings: Sequence[Json] = ()
+    listings: Sequence[Json] = ()  # lists of these tools, with which the output begins
 
 
 @dataclass(frozen=True, slots=True)

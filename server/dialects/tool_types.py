@@ -26,27 +26,21 @@ _DELETES = "delete_file"  # the operation of apply_patch whose diff only the fun
 
 @dataclass(frozen=True, slots=True)
 class ToolType:
-    """A tool type whose calls the client executes.
-
-    ``name``, ``description`` and ``parameters`` are those of the function that the model sees; with ``open`` the client
-    may give its own. The other fields are for Responses. ``call`` and ``output`` are the types of the items, ``prefix``
-    is the prefix of the call's id, ``payload`` its member that has the arguments; without one they are members of
-    the item. ``fixed`` is added to the payload, ``item`` to the item. ``nothing`` are the arguments of a call that must
-    not be executed (a limit cut it off, or its arguments don't fit). ``unfinished`` is the status of such a call.
-    """
+    """A tool type whose calls the client executes, as a function that the model sees. The rest is for Responses."""
 
     name: str
     description: str
     parameters: Schema
-    call: str = ""
+    call: str = ""  # the types of the items of a call and of its output
     output: str = ""
-    payload: str = ""
-    prefix: str = ""
-    open: bool = False
-    fixed: Schema = field(default_factory=dict)
-    item: Schema = field(default_factory=dict)
+    payload: str = ""  # the call's member that has the arguments; without one they are members of the item
+    prefix: str = ""  # of the call's id
+    open: bool = False  # the client may give its own description and parameters
+    fixed: Schema = field(default_factory=dict)  # added to the payload
+    item: Schema = field(default_factory=dict)  # added to the item
     nothing: Schema = field(default_factory=dict)
-    unfinished: str = "incomplete"
+    """Arguments of a call that must not be executed: a limit cut it off, or its arguments don't fit."""
+    unfinished: str = "incomplete"  # the status of such a call
 
     def read(self, arguments: str) -> Json | None:
         """Return the arguments that a model wrote. Returns None if they can't be executed as they are."""

@@ -34,12 +34,10 @@ def name_and_description(given: Mapping[str, Any], path: str) -> tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class ClientName:
-    """How the client knows a function. ``namespace`` may be a toolset or the label of an MCP server, "" for none.
-    ``type`` is of `tool_types`.
-    """
+    """How the client knows a function."""
 
     name: str
-    namespace: str = ""
+    namespace: str = ""  # may be a toolset or the label of an MCP server
     custom: bool = False
     type: ToolType | None = None
 
@@ -90,14 +88,12 @@ class Named:
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """``one``: the tool that must be called. ``allowed``: the tools that may be called, None for all. ``parallel``:
-    whether several calls are allowed, None if unspecified.
-    """
+    """Which tools may or must be called, by the client's names."""
 
     mode: CallMode = "auto"
-    one: Named | None = None
-    allowed: Sequence[Named] | None = None
-    parallel: bool | None = None
+    one: Named | None = None  # the tool that must be called
+    allowed: Sequence[Named] | None = None  # None for all
+    parallel: bool | None = None  # several calls are allowed; None if unspecified
 
 
 def read_choice(given: object, warnings: list[str], *, has_servers: bool) -> ToolChoice:

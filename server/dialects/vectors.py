@@ -50,19 +50,16 @@ class VectorJob:
 
 @dataclass(frozen=True, slots=True)
 class VectorRequest:
-    """A checked body of an endpoint that computes vectors.
-
-    ``job`` tokenizes its inputs for a model, with the loaded media. It blocks, and raises `InvalidRequest` and
-    `NotSupported`. ``empty``: the reply if there is no text, so that the model is only loaded.
-    """
+    """A checked body of an endpoint that computes vectors."""
 
     model: str | None
     job: Callable[[LoadedModel, LoadedMedia], VectorJob]
+    """Tokenizes the inputs for a model. Blocking. Raises `InvalidRequest` and `NotSupported`."""
     warnings: Sequence[str]
     task: Task = "embed"
     media: Sequence[Media] = ()
     keep_alive_s: float | None = None
-    empty: bytes = b""
+    empty: bytes = b""  # the reply if there is no text, so that the model is only loaded
 
 
 def normalized(vectors: Vectors, norm: int) -> Vectors:

@@ -21,17 +21,14 @@ _SPACES = "(/[ \\t\\r\\n]{1,16}/)?"
 
 @dataclass(frozen=True, slots=True)
 class ChatFormat:
-    """``tool_format``: the format of calls. ``tool_call_syntax``: this model's variant. ``source``: the template's.
-    ``has_reasoning_tags``: whether the template contains reasoning tags. ``doubt``: why the detected format may be
-    wrong.
-    """
+    """How a model writes its turn."""
 
     tool_format: ToolFormat
-    tool_call_syntax: ToolCallSyntax
-    source: str
+    tool_call_syntax: ToolCallSyntax  # this model's variant
+    source: str  # of the template
     reasoning_tags: tuple[str, str]
-    has_reasoning_tags: bool
-    doubt: str = ""
+    has_reasoning_tags: bool  # the template contains them
+    doubt: str = ""  # why the detected format may be wrong
 
     @classmethod
     def of(cls, tool_format: ToolFormat, source: str) -> "ChatFormat":

@@ -23,9 +23,7 @@ class JsonArguments:
 class Parameters:
     """One argument at a time: ``before``, key, ``before_value``, value, ``after``; ``joint`` separates them.
 
-    Strings are text up to ``after``, other values are JSON. ``before_json_value``: replaces ``before_value`` before
-    JSON, if the format has types. ``end`` closes the arguments. ``never``: other texts that end a string, so that no
-    string may contain them. For parsers: ``verbatim`` is around values that are strings in any case.
+    Strings are text up to ``after``, other values are JSON. ``end`` closes the arguments.
     """
 
     before: str
@@ -33,9 +31,9 @@ class Parameters:
     after: str
     joint: str = ""
     end: str = ""
-    before_json_value: Markup | None = None
-    never: tuple[str, ...] = ()
-    verbatim: tuple[str, str] | None = None
+    before_json_value: Markup | None = None  # before JSON, if the format has types
+    never: tuple[str, ...] = ()  # other texts that end a string, so that no string may contain them
+    verbatim: tuple[str, str] | None = None  # for parsers: around values that are strings in any case
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,35 +71,24 @@ class WholeJson:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallSyntax:
-    """See above. ``after_name`` has one text, or several of which a model may choose.
-
-    ``lead``: markup before and after a function's name at the start of a forced turn.
-    ``also_before``: alternative markup at the start of a forced call.
-    ``several``: whether one turn may contain several calls.
-    ``whole``: the syntax of forced calls if only their keys distinguish them from a JSON answer.
-
-    In free text a call begins with one of ``openings``, by default ``open`` without white space at its ends, or
-    ``before``. Those in ``starts`` only count at the start of a message. ``by_name``: they include the function's name
-    and one more character, because the text before it is ambiguous. ``rest_of_list``: further calls follow without
-    them, as they do after ``open``. ``closing``: the tag after calls, by which they are recognised and parsed.
-    """
+    """See above. In free text, one of ``openings`` begins a call, and one of ``starts`` at the start of a message."""
 
     before: Markup
-    after_name: tuple[Markup, ...]
+    after_name: tuple[Markup, ...]  # one text, or several of which a model may choose
     after: str = ""
     open: str = ""
     close: str = ""
     joint: str = ""
     arguments: Arguments = field(default_factory=JsonArguments)
-    also_before: tuple[str, ...] = ()
-    several: bool = True
-    lead: tuple[str, str] | None = None
-    whole: WholeJson | None = None
-    openings: tuple[str, ...] = ()
+    also_before: tuple[str, ...] = ()  # instead of ``before`` at the start of a forced call
+    several: bool = True  # one turn may contain several calls
+    lead: tuple[str, str] | None = None  # around a function's name at the start of a forced turn
+    whole: WholeJson | None = None  # of forced calls, if only their keys distinguish them from a JSON answer
+    openings: tuple[str, ...] = ()  # by default ``open`` without white space at its ends, or ``before``
     starts: tuple[str, ...] = ()
-    by_name: bool = False
-    rest_of_list: bool = False
-    closing: str = ""
+    by_name: bool = False  # they include the function's name and one more character: the text before is ambiguous
+    rest_of_list: bool = False  # further calls follow without an opening, as they do after ``open``
+    closing: str = ""  # the tag after calls, by which they are recognised and parsed
 
     def __post_init__(self) -> None:
         if not self.openings and not self.starts:

@@ -32,38 +32,26 @@ class FirstCall:
 
 @dataclass(frozen=True, eq=False)
 class ToolFormat:
-    """``syntax``: the syntax of calls. ``variants``: other syntaxes, each after a text that only templates of its
-    models have. ``recognised_by``: groups of texts; a template that has all of a group uses this format. By default:
-    the markup before and after calls.
-
-    Parsing. ``calls``: the parsers of calls by their openings, by default those of the syntaxes. ``first_call``: calls
-    that start a message. ``silent``: markup without meaning. ``parser``: parses the output if its structure is another.
-    ``tags``: markup besides all that, which the parser needs even if it is a control token.
-
-    Reasoning and replies. ``inline_reasoning``: the tags around reasoning, if it may be anywhere; one of ``breaks``
-    also ends it. ``answer_tags`` may be around a reply. ``leads``: markup before a reply: the first one that the
-    template has, otherwise the first of all. ``again``: markup that reopens the turn after reasoning. ``preamble``
-    replaces the lead of a reply before text that precedes a call. ``turn_start``: the last one in the prompt begins the
-    turn. ``id_length``: characters of generated call ids.
-    """
+    """One family's format of tool calls, reasoning and replies."""
 
     name: str
     syntax: ToolCallSyntax
-    variants: tuple[tuple[str, ToolCallSyntax], ...] = ()
+    variants: tuple[tuple[str, ToolCallSyntax], ...] = ()  # each after a text that only templates of its models have
     recognised_by: tuple[tuple[str, ...], ...] = ()
-    calls: Mapping[str, Parse] = field(default_factory=dict)
-    first_call: FirstCall | None = None
-    silent: tuple[str, ...] = ()
-    parser: Parse | None = None
-    tags: tuple[str, ...] = ()
-    inline_reasoning: tuple[str, str] | None = None
-    breaks: tuple[str, ...] = ()
-    answer_tags: tuple[str, str] | None = None
-    leads: tuple[str, ...] = ()
-    again: str = ""
-    preamble: str = ""
-    turn_start: str = ""
-    id_length: int = 32
+    """Groups of texts: a template that has all of a group uses this format. By default: the markup around calls."""
+    calls: Mapping[str, Parse] = field(default_factory=dict)  # parsers by openings, by default those of the syntaxes
+    first_call: FirstCall | None = None  # calls that start a message
+    silent: tuple[str, ...] = ()  # markup without meaning
+    parser: Parse | None = None  # parses the output if its structure is another
+    tags: tuple[str, ...] = ()  # markup besides all that, which the parser needs even if it is a control token
+    inline_reasoning: tuple[str, str] | None = None  # the tags around reasoning, if it may be anywhere
+    breaks: tuple[str, ...] = ()  # texts that end such reasoning, too
+    answer_tags: tuple[str, str] | None = None  # may be around a reply
+    leads: tuple[str, ...] = ()  # markup before a reply: the first one that the template has, otherwise the first
+    again: str = ""  # reopens the turn after reasoning
+    preamble: str = ""  # replaces the lead of a reply before text that precedes a call
+    turn_start: str = ""  # the last one in the prompt begins the turn
+    id_length: int = 32  # characters of generated call ids
 
     @property
     def framed(self) -> bool:

@@ -24,18 +24,13 @@ UNLIMITED = -1
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How reasoning is detected and ended.
-
-    ``opening`` and ``closings`` are texts; any of the latter ends reasoning. ``forced``: the tokens that end it
-    early. ``budget``: maximum tokens, or `UNLIMITED`. ``reopening``: the tokens that open further reasoning later,
-    () for none.
-    """
+    """How reasoning is detected and ended."""
 
     opening: bytes
-    closings: tuple[bytes, ...]
-    forced: tuple[int, ...]
-    budget: int = UNLIMITED
-    reopening: tuple[int, ...] = ()
+    closings: tuple[bytes, ...]  # any of them ends reasoning
+    forced: tuple[int, ...]  # the tokens that end it early
+    budget: int = UNLIMITED  # tokens
+    reopening: tuple[int, ...] = ()  # the tokens that open further reasoning later, () for none
 
     def spent(self, n_tokens: int) -> bool:
         """Return whether reasoning of this many tokens must end."""

@@ -30,65 +30,43 @@ _MARKUP = 40  # characters before a text that may show it as part of a printed l
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a template can show; "shown" means: every text, in order.
-
-    ``developer``: the template distinguishes the role from ``system``.
-    ``string_content`` and ``typed_content``: content may be text, or a list of parts.
-    ``parts``: by role, how many parts of such a list are shown: all, the first, or none.
-    ``object_arguments``: a call's arguments must be an object; their JSON text is quoted or not shown.
-    ``thinking``: ``enable_thinking`` changes the prompt, or a message's reasoning is shown.
-    ``reasoning_tags``: the markup before and after reasoning, with white space; "" if the template shows none.
-    ``all_of_a_call``: a message with calls may have reasoning and content, too; gpt-oss accepts one of them.
-    ``preserve_reasoning``: reasoning of earlier turns can be kept in the prompt. ``reasoning_effort``: that variable
-    changes the prompt. ``efforts``: those of `EFFORTS` that the template accepts.
-
-    ``tool_calls`` and ``tool_results`` are shown. ``parallel_tool_calls``: several calls of one message are shown.
-    ``call_ids``: any or none; any; nine letters and digits (Mistral); or with the function's name, which is shown
-    nowhere else (Kimi K2's first template: ``functions.NAME:0``). ``text_beside_calls``: content of a message with
-    calls is shown always, until an answer follows (gpt-oss), or never. ``lone_results``: a result without a call is
-    shown.
-
-    ``steady_system``: the first system message keeps its position. ``system_joint``: the text between it and the user's
-    text if the template joins both. ``systems_in_a_row``, ``late_system``: several system messages at the start, and
-    after other messages. ``roles_in_a_row``: two messages of the user, two of the assistant. ``assistant_first``,
-    ``call_first``, ``without_user``, ``system_alone``: the chat may start with an answer, start with a call, have no
-    user message, or be a system message. ``user_after_call``: a user message may follow an unanswered call.
-    ``call_last``: an assistant turn may start after its own call. ``empty_answer``: an assistant message may be empty.
-    ``filler``: the content of messages that are added because the template requires that role.
-    """
+    """What a template can show; "shown" means: every text, in order."""
 
     system: bool
-    developer: bool
+    developer: bool  # the role is distinguished from ``system``
     string_content: bool
-    typed_content: bool
+    typed_content: bool  # content may be a list of parts
     tools: bool
     tool_calls: bool
-    parallel_tool_calls: bool
-    object_arguments: bool
-    thinking: bool
-    reasoning_tags: tuple[str, str]
-    all_of_a_call: bool = True
-    preserve_reasoning: bool = False
-    reasoning_effort: bool = False
-    efforts: tuple[str, ...] = EFFORTS
-    parts: Mapping[str, Literal["all", "first", "none"]] = field(default_factory=dict)
+    parallel_tool_calls: bool  # several calls of one message are shown
+    object_arguments: bool  # a call's arguments must be an object; their JSON text is quoted or not shown
+    thinking: bool  # ``enable_thinking`` changes the prompt, or a message's reasoning is shown
+    reasoning_tags: tuple[str, str]  # the markup around reasoning, with white space; "" if the template shows none
+    all_of_a_call: bool = True  # a message with calls may have reasoning and content, too; gpt-oss accepts one of them
+    preserve_reasoning: bool = False  # reasoning of earlier turns can be kept in the prompt
+    reasoning_effort: bool = False  # that variable changes the prompt
+    efforts: tuple[str, ...] = EFFORTS  # those that the template accepts
+    parts: Mapping[str, Literal["all", "first", "none"]] = field(default_factory=dict)  # of a list, shown by role
     tool_results: bool = True
     call_ids: Literal["optional", "any", "nine", "named"] = "optional"
-    text_beside_calls: Literal["always", "latest", "never"] = "always"
-    lone_results: bool = True
-    steady_system: bool = True
-    system_joint: str = "\n"
-    systems_in_a_row: bool = True
-    late_system: bool = True
-    roles_in_a_row: bool = True
-    assistant_first: bool = True
+    """Any or none; any; nine letters and digits (Mistral); or with the function's name, which is shown nowhere else
+    (Kimi K2's first template: ``functions.NAME:0``).
+    """
+    text_beside_calls: Literal["always", "latest", "never"] = "always"  # latest: until an answer follows (gpt-oss)
+    lone_results: bool = True  # a result without a call is shown
+    steady_system: bool = True  # the first system message keeps its position
+    system_joint: str = "\n"  # between it and the user's text if the template joins both
+    systems_in_a_row: bool = True  # at the start
+    late_system: bool = True  # system messages after other messages
+    roles_in_a_row: bool = True  # two messages of the user, two of the assistant
+    assistant_first: bool = True  # the chat may start with an answer
     call_first: When = "always"
     without_user: bool = True
     system_alone: When = "always"
-    user_after_call: bool = True
-    call_last: bool = True
+    user_after_call: bool = True  # a user message may follow an unanswered call
+    call_last: bool = True  # an assistant turn may start after its own call
     empty_answer: bool = True
-    filler: str = ""
+    filler: str = ""  # the content of messages that are added because the template requires that role
 
 
 def probe(render: Render, source: str) -> Capabilities:

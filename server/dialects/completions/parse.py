@@ -37,16 +37,12 @@ class CompletionBody(GenerationFields):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionRequest(PromptRequest):
-    """A completion request before a model tokenizes it.
-
-    A whole reply has the ``best`` of a prompt's choices by the mean of their tokens' log probabilities, or all if it is
-    0. ``shows_logprobs``: whether it has log probabilities; ``lists``: also in OpenAI's lists.
-    """
+    """A completion request before a model tokenizes it."""
 
     options: CompletionBody
-    best: int
+    best: int  # of a whole reply's choices by the mean of their tokens' log probabilities; 0 = all
     shows_logprobs: bool
-    lists: bool
+    lists: bool  # log probabilities are shown in OpenAI's lists, too
 
     def generation(self, context: Context) -> Generation:
         """Return the requests and the writer of their reply; blocking, for a thread. Raises `InvalidRequest`."""

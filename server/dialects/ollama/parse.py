@@ -226,18 +226,13 @@ class OllamaGenerateBody(AskBody):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OllamaRequest(ConversationRequest):
-    """A request of Ollama's API.
-
-    ``raw``: the only message is the prompt, without a template. With a ``suffix`` it is the text before the gap.
-    ``context``: tokens before the prompt. ``returns_context``: whether the reply has them. ``began``: seconds of
-    `time.perf_counter`.
-    """
+    """A request of Ollama's API."""
 
     reply: Reply
-    began: float
-    raw: bool = False
-    suffix: str = ""
-    context: Sequence[int] = ()
+    began: float  # seconds of `time.perf_counter`
+    raw: bool = False  # the only message is the prompt, without a template
+    suffix: str = ""  # with one, the prompt is the text before the gap
+    context: Sequence[int] = ()  # tokens before the prompt
     returns_context: bool = False
 
     @property

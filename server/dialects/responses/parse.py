@@ -143,17 +143,13 @@ Store = Callable[[Json, list[Json]], Awaitable[bool]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseRequest(ToolRequest):
-    """A request for a response.
+    """A request for a response."""
 
-    ``options``: the fields without input and tools. ``shown_tools``: the tools as the response repeats them.
-    ``input_items``: the input as it is stored. ``approved``: calls of MCP tools that are yet to be made.
-    """
-
-    options: ResponsesBody
-    shown_tools: Sequence[Json]
+    options: ResponsesBody  # without input and tools
+    shown_tools: Sequence[Json]  # as the response repeats them
     history: History
-    input_items: list[Json]
-    approved: Sequence[ApprovedCall] = ()
+    input_items: list[Json]  # as they are stored
+    approved: Sequence[ApprovedCall] = ()  # calls of MCP tools that are yet to be made
     response_id: str = ""
     store: Store | None = None
 

@@ -36,18 +36,13 @@ ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
 class ItemType(NamedTuple):
-    """How items of a type are written. ``prefix``: of their ids.
+    """How items of a type are written."""
 
-    ``delta``: the type of its events without ``.delta`` or ``.done``; "" for a call that is sent when it is complete.
-    ``text``: the member that has a call's text; of other items, the type of their only part. ``part``: the type of that
-    part's events without ``.added`` or ``.done``, and ``number`` their member that counts parts.
-    """
-
-    prefix: str
-    delta: str = ""
-    text: str = ""
-    part: str = ""
-    number: str = ""
+    prefix: str  # of their ids
+    delta: str = ""  # of its events without ``.delta`` or ``.done``; "" for a call that is sent when it is complete
+    text: str = ""  # the member that has a call's text; of other items, the type of their only part
+    part: str = ""  # of that part's events without ``.added`` or ``.done``
+    number: str = ""  # their member that counts parts
 
 
 ITEM_TYPES = {

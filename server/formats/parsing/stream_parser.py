@@ -21,22 +21,16 @@ Schema = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Settings of a parser.
+    """Settings of a parser. The two of reasoning follow from reasoning_format: deepseek, none, or both (-legacy)."""
 
-    ``functions``: the parameters' schema of each function; empty if unknown. ``callable``: whether to parse calls.
-    ``forced``: the turn has only reasoning and calls, so that all other text is markup. ``parallel=False`` keeps
-    only the first call, as the client requested. ``separate_reasoning`` and ``reasoning_in_content`` follow from
-    reasoning_format: deepseek, none, and deepseek-legacy (both). ``taken``: ids of existing calls.
-    """
-
-    functions: Mapping[str, Schema] = field(default_factory=dict)
-    callable: bool = True
-    forced: bool = False
-    parallel: bool = True
+    functions: Mapping[str, Schema] = field(default_factory=dict)  # the parameters' schemas; empty if unknown
+    callable: bool = True  # whether to parse calls
+    forced: bool = False  # the turn has only reasoning and calls, so that all other text is markup
+    parallel: bool = True  # False keeps only the first call, as the client requested
     separate_reasoning: bool = True
     reasoning_in_content: bool = False
     id_length: int = 32
-    taken: frozenset[str] = frozenset()
+    taken: frozenset[str] = frozenset()  # ids of existing calls
 
 
 Parse = Callable[["StreamParser"], Steps[None]]

@@ -25,20 +25,15 @@ Kind: TypeAlias = Literal["schema", "gbnf", "lark", "grammar"]
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """``text``: for llguidance. ``param`` and ``prefix``: the field that errors name, and the start of their messages.
-
-    ``texts``: the grammars of inputs in it, with their places; ``hole``: the control token that marks these.
-    ``unique``: the positions of unique items, which llguidance can't express. ``narrowed``: a keyword whose rewritten
-    form may reject some valid values, "" for none.
-    """
+    """A grammar for llguidance, and what it can't express."""
 
     text: str
-    param: str = "grammar"
-    prefix: str = PARSE_FAILED
-    texts: tuple[tuple["Grammar", dict[str, Any]], ...] = ()
-    hole: int = -1
-    unique: UniquePlaces | None = None
-    narrowed: str = ""
+    param: str = "grammar"  # the field that errors name
+    prefix: str = PARSE_FAILED  # of their messages
+    texts: tuple[tuple["Grammar", dict[str, Any]], ...] = ()  # the grammars of inputs in it, with their places
+    hole: int = -1  # the control token that marks these
+    unique: UniquePlaces | None = None  # the positions of unique items
+    narrowed: str = ""  # a keyword whose rewritten form may reject some valid values, "" for none
 
     def as_json(self) -> Any:
         """Return plain values for another process."""

@@ -55,17 +55,13 @@ class Tokenizer:
 
 @dataclass(frozen=True, slots=True)
 class TokenTable:
-    """A vocabulary for llguidance as plain values that can be sent to another process.
+    """A vocabulary for llguidance as plain values that can be sent to another process."""
 
-    ``tokens``: the bytes of every token. ``ends``: ids that end the output. ``special``: other ids that text never
-    matches. ``n_tokens``: of the model.
-    """
-
-    n_tokens: int
+    n_tokens: int  # of the model
     tokens: tuple[bytes, ...]
-    special: tuple[int, ...]
+    special: tuple[int, ...]  # ids that text never matches, besides ``ends``
     bos: int
-    ends: tuple[int, ...]
+    ends: tuple[int, ...]  # ids that end the output
 
     @classmethod
     def of(cls, vocab: Vocab) -> "TokenTable":

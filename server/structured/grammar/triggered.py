@@ -109,19 +109,14 @@ class TriggeredTag:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The rules for all choices of a request.
-
-    ``shown``: control tokens whose text counts; others have no text. ``reasoning``: the reasoning tags (b"" = none),
-    between which no marker counts; reasoning is at the start, or ``anywhere``. ``lazy``: the grammar that a trigger
-    starts, instead of tags.
-    """
+    """The rules for all choices of a request."""
 
     begun: tuple[TriggeredTag, ...]
     markers: Markers
-    shown: frozenset[int] = frozenset()
-    reasoning: ReasoningTags = (b"", ())
-    anywhere: bool = False
-    lazy: LazyGrammar | None = None
+    shown: frozenset[int] = frozenset()  # control tokens whose text counts; others have no text
+    reasoning: ReasoningTags = (b"", ())  # between them no marker counts; b"" = none
+    anywhere: bool = False  # reasoning may be anywhere, not only at the start
+    lazy: LazyGrammar | None = None  # the grammar that a trigger starts, instead of tags
 
     @property
     def opening(self) -> bytes:
@@ -136,15 +131,11 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class _Free:
-    """The end of the text so far.
+    """The end of the text so far."""
 
-    ``tail``: the part in which a marker may have started. ``head``: the whole message while it may still start
-    reasoning or a marker that only counts at the start, else None. ``thinking``: inside reasoning.
-    """
-
-    tail: bytes = b""
-    head: bytes | None = b""
-    thinking: bool = False
+    tail: bytes = b""  # in which a marker may have started
+    head: bytes | None = b""  # the whole message while it may start reasoning, or a marker that counts only there
+    thinking: bool = False  # inside reasoning
     may_think: bool = False
 
 
