@@ -34,16 +34,13 @@ MAX_PREFILLED_CHARS = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """How a reply to a prompt is generated and parsed.
-
-    ``shown``: control tokens that must appear as text for the parser. ``switch`` ends the reasoning from outside.
-    """
+    """How a reply to a prompt is generated and parsed."""
 
     prompt: Prompt
     constraint: Constraint | None
-    shown: frozenset[int]
+    shown: frozenset[int]  # control tokens that must appear as text for the parser
     parser: Callable[[], OutputParser]
-    switch: ReasoningSwitch | None = None
+    switch: ReasoningSwitch | None = None  # ends the reasoning from outside
 
 
 def decide(conversation: Conversation, chat_format: ChatFormat, prompt: Prompt, model: LoadedModel) -> Output:

@@ -99,14 +99,11 @@ class Writer(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """A parsed request for one model: the engine requests, and the writer of the reply.
-
-    ``reasoning`` ends the reasoning early if the client requests it.
-    """
+    """A parsed request for one model: the engine requests, and the writer of the reply."""
 
     requests: Sequence[Request]
     writer: Writer
-    reasoning: ReasoningSwitch | None = None
+    reasoning: ReasoningSwitch | None = None  # ends the reasoning early if the client requests it
 
 
 Generate = Callable[[Context], Generation]
@@ -116,13 +113,9 @@ P = TypeVar("P")
 
 @dataclass(frozen=True, slots=True)
 class Dialect(Generic[P]):
-    """One API: how bodies are parsed, and the events of its streams that no writer creates.
+    """One API: how bodies are parsed, and the events of its streams that no writer creates."""
 
-    ``parse`` takes the body and raises `InvalidRequest`. ``error`` returns the last event of a failed stream, from a
-    status and a body. ``ping``: the keep-alive event.
-    """
-
-    parse: Callable[..., P]
-    error: Callable[[int, Json], bytes] = openai_error_event
-    ping: bytes = b":\n\n"
+    parse: Callable[..., P]  # takes the body and raises `InvalidRequest`
+    error: Callable[[int, Json], bytes] = openai_error_event  # a failed stream's last event, of a status and a body
+    ping: bytes = b":\n\n"  # the keep-alive event
     media_type: str = "text/event-stream"

@@ -173,14 +173,11 @@ def _shared_names(schema: type[Body]) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """Which log probabilities are computed: none, the tokens' own, or those of ``n_top`` alternatives too.
-
-    ``prompt``: also those of the prompt's tokens.
-    """
+    """Which log probabilities are computed: none, the tokens' own, or those of ``n_top`` alternatives too."""
 
     wanted: bool = False
     n_top: int = 0
-    prompt: bool = False
+    prompt: bool = False  # also those of the prompt's tokens
 
 
 def refuse_thinking(fields: GenerationFields) -> None:

@@ -75,15 +75,12 @@ _FORMS = (
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A tool by the client's name, or a whole ``namespace`` if `name` is "".
-
-    ``at``: path of the name. ``is_served``: the namespace is an MCP server.
-    """
+    """A tool by the client's name, or a whole ``namespace`` if `name` is ""."""
 
     name: str
-    at: str
+    at: str  # path of the name
     namespace: str = ""
-    is_served: bool = False
+    is_served: bool = False  # the namespace is an MCP server
 
 
 @dataclass(frozen=True, slots=True)

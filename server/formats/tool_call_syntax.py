@@ -50,12 +50,10 @@ class Braces:
 
 @dataclass(frozen=True, slots=True)
 class Elements:
-    """Elements with ``prefix`` before each tag, ``<city>Paris</city>``, and ``<item>`` for list items. ``end`` closes
-    the arguments.
-    """
+    """Elements, ``<city>Paris</city>``, and ``<item>`` for list items."""
 
-    prefix: str
-    end: str
+    prefix: str  # before each tag
+    end: str  # closes the arguments
 
 
 Arguments = JsonArguments | Parameters | Keywords | Braces | Elements

@@ -20,14 +20,12 @@ _TAG = re.compile(r"</?[^<>\s]+>|\[/?[A-Za-z_]+\d*\]")
 
 @dataclass(frozen=True, slots=True)
 class FirstCall:
-    """Calls that a message may start with: ``parse`` reads them if one of the characters ``starts`` is first, possibly
-    after one of ``openings``. One of ``closings`` may follow.
-    """
+    """Calls that a message may start with."""
 
-    starts: str
+    starts: str  # characters, one of which is first
     parse: Parse
-    openings: tuple[str, ...] = ()
-    closings: tuple[str, ...] = ()
+    openings: tuple[str, ...] = ()  # one may precede them
+    closings: tuple[str, ...] = ()  # one may follow the calls
 
 
 @dataclass(frozen=True, eq=False)

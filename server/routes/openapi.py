@@ -66,22 +66,17 @@ _ASSETS = {
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One endpoint. ``reply``: of success, None for text. ``stream``: each event or line of ``media``.
+    """One endpoint. ``reply`` and ``stream`` are values of examples, a tuple for alternatives."""
 
-    Both are values of examples, a tuple for alternatives. ``example`` is of the body, ``body`` its model, None for a
-    body like the example. ``status``: of success, None = never. ``loads``: whether it loads a model unless ``autoload``
-    in its query says otherwise. ``takes``: the body's type.
-    """
-
-    reply: Any = None
-    body: Any = None
-    example: Any = None
-    stream: Any = None
+    reply: Any = None  # of success, None for text
+    body: Any = None  # the body's model, None for a body like the example
+    example: Any = None  # of the body
+    stream: Any = None  # each event or line of ``media``
     media: str = SSE
     errors: tuple[int, ...] = ()
-    status: int | None = 200
-    loads: bool = False
-    takes: str = JSON
+    status: int | None = 200  # of success, None = never
+    loads: bool = False  # it loads a model unless ``autoload`` in its query says otherwise
+    takes: str = JSON  # the body's type
 
 
 def describe(*args: Any, **fields: Any) -> Callable[[Endpoint], Endpoint]:

@@ -50,20 +50,15 @@ Call = Callable[[str, str, bytes], Awaitable[InternalReply]]
 
 @dataclass(slots=True)
 class BatchRunner:
-    """The batches of all owners. Used on the event loop.
+    """The batches of all owners. Used on the event loop."""
 
-    ``state`` has the batches, ``files`` their results.
-    ``n_parallel`` returns how many requests may run at once. ``may_run`` returns whether this server knows a batch's
-    key and models. ``keep_s`` is how long an ended batch and its files are kept, None for as long as the client wants.
-    """
-
-    state: SqliteObjects
-    files: Objects
+    state: SqliteObjects  # the batches
+    files: Objects  # their results
     lines: BatchLines
     call: Call
-    n_parallel: Callable[[], int]
-    may_run: Callable[[Json], bool]
-    keep_s: float | None = None
+    n_parallel: Callable[[], int]  # how many requests may run at once
+    may_run: Callable[[Json], bool]  # whether this server knows a batch's key and models
+    keep_s: float | None = None  # how long an ended batch and its files are kept, None = as long as the client wants
     _running: dict[tuple[str, str], asyncio.Task[None]] = field(default_factory=dict)  # and those that met a bug
     _limits: dict[tuple[str, str], asyncio.Timeout] = field(default_factory=dict)  # until their requests end
     _turns: dict[str, asyncio.Lock] = field(default_factory=dict)
@@ -238,13 +233,10 @@ def new_file(filename: str, purpose: str, n_bytes: int, expires_at: int | None =
 
 @dataclass(frozen=True, slots=True)
 class BatchInput:
-    """The requests of a new batch in the order in which they run, and the models that it names.
-
-    ``errors``: what is wrong with its file, as OpenAI's batch errors.
-    """
+    """The requests of a new batch in the order in which they run, and the models that it names."""
 
     lines: list[BatchLine]
-    errors: list[Json]
+    errors: list[Json]  # of its file, as OpenAI's batch errors
     models: list[str | None]
 
 

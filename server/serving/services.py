@@ -49,18 +49,13 @@ class RunningCompletion:
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """Built once by `server.app`.
-
-    ``prepare`` runs tokenization and template rendering off the event loop. ``prepare_long`` does so for long texts,
-    which take seconds each, so that they do not delay others. ``reading`` parses long request bodies one at a time,
-    because parsing holds the GIL. ``compiling`` repeats the preparation of a request whose grammar goes to the sandbox.
-    """
+    """Built once by `server.app`."""
 
     pool: Pool
     options: HttpOptions
-    prepare: Executor
-    prepare_long: Executor
-    reading: Executor
+    prepare: Executor  # tokenization and template rendering
+    prepare_long: Executor  # of long texts, which take seconds each, so that they do not delay others
+    reading: Executor  # parses long request bodies one at a time, because parsing holds the GIL
     metrics: Metrics
     media_loader: MediaLoader
     live: Live
@@ -79,7 +74,7 @@ class Services:
     slot_files: SavedFiles | None = None  # where slots are saved; None = nowhere
     running: dict[str, RunningCompletion] = field(default_factory=dict)  # by the id of their replies
     preparing: ConcurrencyLimiter = field(default_factory=ConcurrencyLimiter)
-    compiling: CompileTurns = field(default_factory=CompileTurns)
+    compiling: CompileTurns = field(default_factory=CompileTurns)  # preparation again, with a grammar for the sandbox
     keys: KeyStore = field(default_factory=KeyStore)
     rates: Rates = field(default_factory=Rates)
     streams: KeptStreams = field(default_factory=KeptStreams)

@@ -15,13 +15,11 @@ _COMPILERS_NAME = "json_schema"
 
 @dataclass(frozen=True, slots=True)
 class ResponseFormat:
-    """``kind`` and ``value``: a JSON Schema, a GBNF or Lark grammar, a regex, or a list of choices. ``at``: the request
-    field, for error messages.
-    """
+    """A JSON Schema, a GBNF or Lark grammar, a regex, or a list of choices."""
 
     kind: Literal["schema", "gbnf", "lark", "regex", "choice"]
     value: Any
-    at: str
+    at: str  # the request field, for error messages
 
     def constraint(self, compiler: "GrammarCompiler") -> "MatcherConstraint":
         """Compile it. Raises `InvalidRequest` that names the field and the construct."""

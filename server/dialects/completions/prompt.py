@@ -33,14 +33,11 @@ Mixed = str | list[int | str]
 
 @dataclass(frozen=True, slots=True)
 class GivenPrompt:
-    """A prompt before a model tokenizes it: a text, or a list of token ids and texts. ``at``: its path.
-
-    ``media``: of a text. ``cut`` splits the text at the model's marker for them, and raises `InvalidRequest`.
-    """
+    """A prompt before a model tokenizes it: a text, or a list of token ids and texts."""
 
     content: Mixed
-    at: str
-    media: tuple[Media, ...] = ()
+    at: str  # its path
+    media: tuple[Media, ...] = ()  # of a text, which ``cut`` splits at the model's marker. Raises `InvalidRequest`
     cut: Callable[[str], Sequence[str | Media]] = field(default=lambda _: (), repr=False)
 
     def tokens(self, vocab: Vocab, *, add_special: bool = False, parse_special: bool = False) -> list[int]:

@@ -324,16 +324,14 @@ def steady_system(text: str) -> str:
 
 @dataclass(slots=True)
 class _Reader:
-    """Appends to `messages`. ``names``: the tools of all calls so far, by the ids of the calls. ``role``, ``parts``,
-    ``reasoning`` and ``calls`` are those of the current message.
-    """
+    """Appends to `messages`."""
 
     warnings: list[str]
     tools: MessageTools
     cipher: ReasoningCipher
     messages: list[Message] = field(default_factory=list)
-    names: dict[str, str] = field(default_factory=dict)
-    role: str = ""
+    names: dict[str, str] = field(default_factory=dict)  # the tools of all calls so far, by the ids of the calls
+    role: str = ""  # this and the rest are of the current message
     parts: list[Part] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)

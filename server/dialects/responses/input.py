@@ -34,13 +34,11 @@ _PART_DEFAULTS: Mapping[object, Json] = {
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """``items`` precede the input. ``named_by``: the field of the body that names them, for errors. ``referenced``:
-    stored items by the ids that the input refers to.
-    """
+    """The stored items that a body names."""
 
-    items: Sequence[Json] = ()
-    named_by: str = "previous_response_id"
-    referenced: Mapping[str, Json] = field(default_factory=dict)
+    items: Sequence[Json] = ()  # they precede the input
+    named_by: str = "previous_response_id"  # the field of the body that names them, for errors
+    referenced: Mapping[str, Json] = field(default_factory=dict)  # by the ids that the input refers to
 
 
 NO_HISTORY = History()
@@ -129,13 +127,11 @@ class _Turn:
 
 @dataclass(slots=True)
 class InputReader:
-    """Appends item by item to ``messages``. ``items``: those of the input, with stored ones in place of references.
-    ``approved``: calls of MCP tools that are yet to be made, by their ids.
-    """
+    """Appends item by item to ``messages``."""
 
     tools: ResponseTools
     cipher: ReasoningCipher
-    items: list[Json] = field(default_factory=list)
+    items: list[Json] = field(default_factory=list)  # of the input, with stored ones in place of references
     messages: list[Message] = field(default_factory=list)
     turn: _Turn | None = None  # the assistant's, whose items are being read
     has_begun: bool = False  # whether there are other messages than instructions
@@ -143,7 +139,7 @@ class InputReader:
     parts: PartReader = field(default_factory=PartReader)
     has_foreign_reasoning: bool = False
     approvals: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # requests for approval, by id
-    approved: dict[str, ApprovedCall] = field(default_factory=dict)
+    approved: dict[str, ApprovedCall] = field(default_factory=dict)  # calls that are yet to be made, by id
 
     @property
     def warnings(self) -> list[str]:

@@ -60,14 +60,12 @@ def _markers(markers: tuple[str, ...]) -> _Markers:
 
 @dataclass(slots=True)
 class Reader:
-    """``text``: not yet consumed. ``raw``: consumed since `settle`, to return it. ``final``: the text is complete.
-    ``cut``: the model was stopped early.
-    """
+    """Reads text that arrives in chunks."""
 
-    text: str = ""
-    final: bool = False
-    cut: bool = False
-    raw: list[str] = field(default_factory=list)
+    text: str = ""  # not yet consumed
+    final: bool = False  # the text is complete
+    cut: bool = False  # the model was stopped early
+    raw: list[str] = field(default_factory=list)  # consumed since `settle`, to return it
 
     def consume(self, n: int) -> str:
         """Return the next `n` characters."""

@@ -21,12 +21,10 @@ _SHORT_ESCAPES = dict(zip(b'"\\/bfnrt', b'"\\/\b\f\n\r\t', strict=True))
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedText:
-    """A text's constraint at its start, and where it is: before ``end``, with none of ``never`` in it. ``escaped``:
-    with short JSON escapes, as in schemas.
-    """
+    """A text's constraint at its start, and where it is: before ``end``, with none of ``never`` in it."""
 
     constraint: MatcherConstraint
-    escaped: bool = False
+    escaped: bool = False  # with short JSON escapes, as in schemas
     end: bytes = b""
     never: tuple[bytes, ...] = ()
 

@@ -42,14 +42,11 @@ _CONTROL = re.compile(r"\\u00[01]")  # a character without a short escape, as JS
 
 
 class Written(NamedTuple):
-    """A schema for llguidance, and the first position of unique items, which it can't express; None for none.
-
-    ``narrowed``: a keyword whose rewritten form may reject some valid values, "" for none.
-    """
+    """A schema for llguidance, and what it can't express."""
 
     text: str
-    unique: UniquePlaces | None
-    narrowed: str
+    unique: UniquePlaces | None  # the positions of unique items
+    narrowed: str  # a keyword whose rewritten form may reject some valid values, "" for none
 
 
 def schema_text(schema: object) -> str:

@@ -23,13 +23,10 @@ _SOURCE_LINE = re.compile(r"\s*\d+ \| ")
 
 
 class Recipe(NamedTuple):
-    """What a constraint was made of, for a compiler elsewhere over the same vocabulary (`GrammarCompiler.recreate`).
+    """What a constraint was made of, for a compiler elsewhere over the same vocabulary (`GrammarCompiler.recreate`)."""
 
-    ``request``: its kind, the client's request and its field, as JSON. ``begun``: the text that it has taken since.
-    """
-
-    request: str = ""
-    begun: bytes = b""
+    request: str = ""  # its kind, the client's request and its field, as JSON
+    begun: bytes = b""  # the text that it has taken since
 
 
 class MatcherConstraint:

@@ -120,15 +120,13 @@ def _listed(schema: Mapping[str, Any]) -> list[Any] | None:
 
 
 class _Frame(NamedTuple):
-    """An open object or array. ``start``: where the current item begins in the text, -1 after its end. ``seen``: the
-    values of the items so far, None where they may repeat.
-    """
+    """An open object or array."""
 
     is_array: bool
     place: Place
     n_before: int = 0
-    start: int = -1
-    seen: frozenset[Hashable] | None = None
+    start: int = -1  # where the current item begins in the text, -1 after its end
+    seen: frozenset[Hashable] | None = None  # the values of the items so far, None where they may repeat
 
 
 class Cursor:
