@@ -37,13 +37,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """The paths of a model's files: its first part, siblings by kind, or a single preset. ``left``: siblings on the hub
-    that are not cached, if the hub was asked."""
+    """The paths of a model's files: its first part, siblings by kind, or a single preset."""
 
     model: Path | None = None
     siblings: Mapping[str, Path] = field(default_factory=dict)
     preset: Path | None = None
-    left: Mapping[str, HubFile] = field(default_factory=dict, compare=False)
+    left: Mapping[str, HubFile] = field(default_factory=dict, compare=False)  # siblings that are not cached, if asked
 
 
 class Hub:

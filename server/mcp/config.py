@@ -23,24 +23,19 @@ _OUTER = "mcpServers"
 
 @dataclass(frozen=True, slots=True)
 class McpServer:
-    """One MCP server: a program to start, or a URL.
-
-    ``env`` is merged over this process' environment. ``headers`` go with every HTTP request. ``timeout_s`` bounds one
-    call of a tool. ``allowed_tools`` None = all. ``owner``: whose request named the URL; "" for a configured server,
-    the only kind that may be reached in inner networks.
-    """
+    """One MCP server: a program to start, or a URL."""
 
     label: str
     command: str = ""
     args: tuple[str, ...] = ()
-    env: tuple[tuple[str, str], ...] = ()
+    env: tuple[tuple[str, str], ...] = ()  # merged over this process' environment
     cwd: str | None = None
     url: str = ""
-    headers: tuple[tuple[str, str], ...] = ()
-    timeout_s: float = DEFAULT_TIMEOUT_S
+    headers: tuple[tuple[str, str], ...] = ()  # of every HTTP request
+    timeout_s: float = DEFAULT_TIMEOUT_S  # of one call of a tool
     description: str = ""
-    allowed_tools: tuple[str, ...] | None = None
-    owner: str = ""
+    allowed_tools: tuple[str, ...] | None = None  # None = all
+    owner: str = ""  # whose request named the URL; only configured servers ("") may be reached in inner networks
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,26 +37,20 @@ class Bitmap:
 
 @dataclass(frozen=True, slots=True)
 class Video:
-    """``parts``: its prompt parts, frames with timestamps between them. ``has_audio``: whether it has an audio track,
-    which is ignored.
-    """
+    """A decoded video."""
 
-    parts: tuple[str | Bitmap, ...]
-    has_audio: bool = False
+    parts: tuple[str | Bitmap, ...]  # of its prompt: frames with timestamps between them
+    has_audio: bool = False  # an audio track, which is ignored
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A document's text in pieces (`PlainText`), with images of the pages that have no text.
-
-    ``media_type``: one of a fixed set. ``name``: the name of a stored file, "" of any other. ``notes``: what of the
-    document is not shown, for the client.
-    """
+    """A document's text in pieces (`PlainText`), with images of the pages that have no text."""
 
     parts: tuple[str | Bitmap, ...]
-    media_type: str
-    name: str = ""
-    notes: tuple[str, ...] = ()
+    media_type: str  # one of a fixed set
+    name: str = ""  # of a stored file
+    notes: tuple[str, ...] = ()  # what of the document is not shown, for the client
 
 
 Decoded: TypeAlias = Bitmap | Video | Document

@@ -52,18 +52,15 @@ _Key: TypeAlias = tuple[str, str, int, DocumentHints | None]  # scope, SHA-256, 
 
 @dataclass(frozen=True, slots=True)
 class DecodeOptions:
-    """Limits per file: ``pixels`` of an image, ``seconds`` of audio, ``frames`` of a video and their ``video_bytes``,
-    ``file_bytes`` of the encoded file. Of a video ``fps`` frames per second are taken (0: all), with a timestamp every
-    ``stamp_ms`` milliseconds (0: none).
-    """
+    """Limits per file, and how frames of a video are taken."""
 
-    pixels: int = 1 << 25
-    seconds: float = 1800.0
-    frames: int = 256
-    video_bytes: int = 480 << 20
-    file_bytes: int = 64 << 20
-    fps: float = 4.0
-    stamp_ms: int = 5000
+    pixels: int = 1 << 25  # of an image
+    seconds: float = 1800.0  # of audio
+    frames: int = 256  # of a video
+    video_bytes: int = 480 << 20  # of its frames
+    file_bytes: int = 64 << 20  # of the encoded file
+    fps: float = 4.0  # frames per second, 0 = all
+    stamp_ms: int = 5000  # between two timestamps, 0 = none
 
 
 class Decoder:

@@ -47,15 +47,11 @@ class DocumentLimits:
 
 @dataclass(frozen=True, slots=True)
 class DocumentHints:
-    """A request's description of a document.
+    """A request's description of a document."""
 
-    ``media_type``: one of a fixed set, "" if the client gives none. ``sees``: whether the model accepts page images.
-    ``low_detail``: whether page images are scaled down.
-    """
-
-    media_type: str = ""
-    sees: bool = False
-    low_detail: bool = False
+    media_type: str = ""  # one of a fixed set, "" if the client gives none
+    sees: bool = False  # the model accepts page images
+    low_detail: bool = False  # page images are scaled down
 
     @property
     def longest_side(self) -> int:

@@ -9,14 +9,11 @@ from server.media.bitmap import Decoded
 
 @dataclass(frozen=True, slots=True)
 class MediaUrl:
-    """Where a file is: an ``http``, ``https``, ``file`` or ``data`` URL, or base64 alone, as the client wrote it.
-
-    ``name``: the file's name or media type, if the client gives one. ``low_detail``: show its pages as small images.
-    """
+    """Where a file is: an ``http``, ``https``, ``file`` or ``data`` URL, or base64 alone, as the client wrote it."""
 
     url: str
-    name: str = ""
-    low_detail: bool = False
+    name: str = ""  # the file's name or media type, if the client gives one
+    low_detail: bool = False  # show its pages as small images
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +41,14 @@ MediaKind = Literal["image", "audio", "video", "file", "document"]
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """A content part that is not plain text. It is not fetched or decoded yet.
+    """A content part that is not plain text. It is not fetched or decoded yet."""
 
-    ``what``: its type or name. ``source``: the data or the address; None if no model can be shown this part. The
-    content of a ``file`` determines the actual media type. A ``document`` may be text; then ``what`` is its name or
-    title, and ``context`` is the client's description. ``spare``: the part may be omitted if it can't be loaded.
-    """
-
-    kind: MediaKind
-    what: str = ""
+    kind: MediaKind  # the content of a ``file`` determines the actual one
+    what: str = ""  # its type or name; of a document its name or title
     at: str = ""
-    source: Source | None = field(default=None, repr=False)
-    spare: bool = False
-    context: str = ""
+    source: Source | None = field(default=None, repr=False)  # None if no model can be shown this part
+    spare: bool = False  # it may be omitted if it can't be loaded
+    context: str = ""  # the client's description of a document
 
     @property
     def placeholder(self) -> str:

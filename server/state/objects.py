@@ -37,14 +37,12 @@ class QuotaExceeded(InvalidRequest):
 
 @dataclass(frozen=True, slots=True)
 class PageQuery:
-    """Which page of a list is wanted: up to ``limit`` entries after the one with the id ``after``, those with ``label``
-    unless it is None.
-    """
+    """Which page of a list is wanted."""
 
-    after: str | None = None
+    after: str | None = None  # the id of the entry before the page
     limit: int = 20
     newest_first: bool = True
-    label: str | None = None
+    label: str | None = None  # of the entries, None = any
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +55,15 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """An object. ``items`` are pairs of whether it is output, and the item.
-
-    A ``hidden`` one was deleted, but other responses continue it.
-    """
+    """An object."""
 
     kind: Kind
     body: Json
-    items: list[tuple[bool, Json]] = field(default_factory=list)
+    items: list[tuple[bool, Json]] = field(default_factory=list)  # whether it is output, and the item
     parent: str | None = None
     label: str | None = None
     expires_at: float | None = None
-    hidden: bool = False
+    hidden: bool = False  # it was deleted, but other responses continue it
 
     @property
     def is_unfinished(self) -> bool:
