@@ -160,19 +160,16 @@ def _names(tools: object) -> Iterator[str]:
 
 
 class ServerTools:
-    """The tools of a request's MCP servers, which this server calls, and the remaining limits of the calls.
-
-    ``tools``: by the model's names. ``functions``: as the model sees them, by the path of their server; the first one
-    of a server describes the server, too. ``left_s``: remaining seconds for calls. ``left_calls`` None = unlimited.
-    """
+    """The tools of a request's MCP servers, which this server calls, and the remaining limits of the calls."""
 
     def __init__(self, servers: McpServers, requested: Sequence[McpRequest] = (), own: object = None) -> None:
         """Name the tools of the `requested` servers. Tools with equal names, or with those of functions in the body's
         `own` tools, get a number.
         """
         self.requested, self.left_rounds, self.left_s = requested, servers.rules.max_rounds, servers.rules.max_s
-        self.left_calls: int | None = None
-        self.tools: dict[str, CallableTool] = {}
+        self.left_calls: int | None = None  # None = unlimited
+        self.tools: dict[str, CallableTool] = {}  # by the model's names
+        # As the model sees them, by the path of their server; the first one of a server describes the server, too.
         self.functions: dict[str, list[tuple[Tool, ClientName]]] = {}
         self._servers = servers
         taken = set(_names(own))
@@ -266,14 +263,9 @@ R = TypeVar("R", bound=ToolRequest)
 
 
 class RoundWriter(Writer, Generic[R]):
-    """Writes a reply of several rounds, calls the tools of each round and creates the next one.
+    """Writes a reply of several rounds, calls the tools of each round and creates the next one."""
 
-    ``said``: the message of the current round. ``server_tools``: tools that this server calls, by the model's names.
-    ``conversation``: what the round answers.
-    """
-
-    names_results = False
-    """Whether results in the conversation have the names of their tools."""
+    names_results = False  # whether results in the conversation have the names of their tools
 
     def __init__(self, request: R, request_id: str, parser: NewParser, approved: Container[str] | None = None) -> None:
         """`approved`: ids of the calls that the client has approved, of which the first round consists; None if that
@@ -281,7 +273,8 @@ class RoundWriter(Writer, Generic[R]):
         """
         self.request, self._id, self._tools = request, request_id, request.server_tools
         self.server_tools: Mapping[str, CallableTool] = {} if self._tools is None else self._tools.tools
-        self.said, self.conversation = Assembler(parser()), request.conversation
+        self.said = Assembler(parser())  # the message of the current round
+        self.conversation = request.conversation  # what the round answers
         self.approved, self._is_given = approved or (), approved is not None
         self._earlier = Usage()  # of earlier rounds
         self._results: list[Message] = []

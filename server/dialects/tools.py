@@ -185,18 +185,14 @@ ServerFunctions = Mapping[str, Sequence[tuple[Tool, ClientName]]]
 
 
 class ToolReader(ABC):
-    """Reads the tools of a request, then those that its messages introduce, then which of them may be called.
-
-    ``names``: the client's names of functions, by the model's. ``waiting``: tools that a message or the client has to
-    introduce. ``omitted``: tools that no model can use, by type.
-    """
+    """Reads the tools of a request, then those that its messages introduce, then which of them may be called."""
 
     def __init__(self, given: object = None, servers: ServerFunctions | None = None) -> None:
         """Read ``tools``, some of which may be `servers`; add the functions of others. Raises `InvalidRequest`."""
-        self.names: dict[str, ClientName] = {}
+        self.names: dict[str, ClientName] = {}  # the client's names of functions, by the model's
         self.offered: dict[str, Tool] = {}
-        self.waiting: dict[str, Tool] = {}
-        self.omitted = Omitted()
+        self.waiting: dict[str, Tool] = {}  # tools that a message or the client has to introduce
+        self.omitted = Omitted()  # tools that no model can use, by type
         self._introduced: dict[str, Tool] = {}
         self._omitted_names: dict[str, str] = {}  # the types of omitted tools, by name
         self._n_grammar_chars = 0

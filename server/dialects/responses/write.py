@@ -62,11 +62,7 @@ _KINDS = {Kind.TEXT: "message", Kind.REASONING: "reasoning", Kind.CALL: "functio
 
 
 class OutputItem:
-    """One output item.
-
-    ``index``: its position in the output. ``place``: the members of its events that say which item, and which part of
-    it, they are about. ``outcome``: the members that a call's outcome adds.
-    """
+    """One output item. ``index``: its position in the output."""
 
     def __init__(self, said: Item, index: int, writer: "ResponseWriter") -> None:
         request = writer.request
@@ -74,7 +70,7 @@ class OutputItem:
         self.client = request.names.get(said.name) or ClientName(said.name)
         self.server_tool = writer.server_tools.get(said.name)
         self.is_approved = said.id in writer.approved
-        self.outcome: Json | None = None
+        self.outcome: Json | None = None  # the members that a call's outcome adds
         self.is_call, self.call_id = said.kind is Kind.CALL, said.id or f"call_{random_id()}"
         self._encrypted: str | None = None
         self.type = _KINDS[said.kind]
@@ -89,6 +85,7 @@ class OutputItem:
             summarizes = self.type == "reasoning" and request.options.summary is not None
             self.row = _SUMMARY if summarizes else ITEM_TYPES[self.type]
         self.id = self.row.prefix + random_id()
+        # The members of its events that say which item, and which part of it, they are about.
         self.place: Json = {"item_id": self.id, "output_index": index} | ({} if self.is_call else {self.row.number: 0})
 
     def logprobs(self, tokens: Sequence[TokenLogprob]) -> list[Json]:

@@ -61,21 +61,19 @@ class UniquePlaces:
 
 
 class Place:
-    """A value's place. ``schemas``: all that concern it. ``is_unique``: whether the items of an array here must differ.
-    ``values``: the JSON texts of all values that may be here, each with what `_value` makes of it; empty if the schema
-    does not list them. ``texts``: these texts in order.
-    """
+    """A value's place. ``schemas``: all that concern it."""
 
     def __init__(self, places: UniquePlaces, schemas: tuple[Mapping[str, Any], ...]) -> None:
         self._places, self._schemas = places, schemas
         self._below: dict[str | int | None, Place] = {}
-        self.is_unique = any(MARK in schema for schema in schemas)
+        self.is_unique = any(MARK in schema for schema in schemas)  # whether the items of an array here must differ
         listed = [_listed(schema) for schema in schemas]
         values = [] if None in listed else [value for each in listed for value in each or ()]
         texts = (
             json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass")
             for value in values[: _MAX_VALUES + 1]
         )
+        # The JSON texts of all values that may be here, with the values; empty if the schema does not list them.
         self.values = {text: _value(text) for text in texts} if len(values) <= _MAX_VALUES else {}
         self.texts = sorted(self.values)
 
