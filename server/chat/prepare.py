@@ -45,9 +45,9 @@ class Output:
 
 def decide(conversation: Conversation, chat_format: ChatFormat, prompt: Prompt, model: LoadedModel) -> Output:
     """Return the constraint and the parser for a reply to `conversation`. Raises `InvalidRequest`."""
-    tools, asked = conversation.tools, conversation.thinking
+    tools, reasoning = conversation.tools, conversation.thinking
     functions = [tool.function for tool in tools.tools] if tools.callable else []
-    reasoning_format = asked.format or model.spec.chat.reasoning_format
+    reasoning_format = reasoning.format or model.spec.chat.reasoning_format
     shown = preserved(chat_format.tags(calls=bool(functions)), model.vocab)
     taken = frozenset(call.id for message in conversation.messages for call in message.calls)
 
@@ -65,7 +65,7 @@ def decide(conversation: Conversation, chat_format: ChatFormat, prompt: Prompt, 
 
     if not functions:  # calls have grammars of their own
         conversation = replace(conversation, shape=conversation.shape or model.spec.shape)
-    switch = ReasoningSwitch() if asked.switch else None
+    switch = ReasoningSwitch() if reasoning.switch else None
     reply = _Reply(conversation, chat_format, prompt, model)
     constraint = reply.constraint(shown, separate_reasoning=reasoning_format != "none")
     return Output(prompt, reply.limited(constraint, switch), shown, parser, switch)

@@ -182,7 +182,7 @@ def _shown_parts(part: str | Media, media: LoadedMedia) -> Sequence[str | Bitmap
 def render(conversation: Conversation, chat_format: ChatFormat, model: LoadedModel) -> Prompt:
     """Return the prompt. Raises `InvalidRequest`, also with the template's own complaint."""
     marks = Marks(can_show(model))
-    tools, asked = conversation.tools, conversation.thinking
+    tools, reasoning = conversation.tools, conversation.thinking
     system = model.spec.chat.system_prompt if conversation.default_system else ""
     if system and all(message.role not in ("system", "developer") for message in conversation.messages):
         conversation = replace(conversation, messages=(Message("system", system), *conversation.messages))
@@ -190,11 +190,11 @@ def render(conversation: Conversation, chat_format: ChatFormat, model: LoadedMod
     if continued:
         # Parts are joined with empty lines (llama.cpp common/chat.cpp, render_content).
         messages = (*messages[:-1], replace(messages[-1], content="\n\n".join(map(shown_text, messages[-1].parts))))
-    allowed = model.spec.chat.allowance(asked.budget, asked.message)
+    allowed = model.spec.chat.allowance(reasoning.budget, reasoning.message)
     thinks = _thinks(conversation, allowed, chat_format, model)
     kwargs = dict(conversation.template_kwargs)
-    if asked.effort and asked.effort != "none":
-        kwargs["reasoning_effort"] = asked.effort
+    if reasoning.effort and reasoning.effort != "none":
+        kwargs["reasoning_effort"] = reasoning.effort
     # Tools are shown also where none may be called (as llama-server does), unless the template can't show any.
     shown = tools.callable or model.template.supports_tools
     offered = [tool for tool in tools.tools if shown and not tool.deferred]
@@ -258,11 +258,11 @@ def _thinks(conversation: Conversation, allowed: ReasoningBudget, chat_format: C
     template shows how reasoning ends, because only then can reasoning be separated from the reply
     (tools/server/server-context.cpp; common/chat-diff-analyzer.cpp, analyze_reasoning).
     """
-    asked, options = conversation.thinking, model.spec.chat
-    if asked.effort == "none" or allowed.budget == 0:
+    reasoning, options = conversation.thinking, model.spec.chat
+    if reasoning.effort == "none" or allowed.budget == 0:
         return False
-    if asked.wanted is not None:
-        return asked.wanted
+    if reasoning.wanted is not None:
+        return reasoning.wanted
     configured = options.template_kwargs.get("enable_thinking")
     if isinstance(configured, bool):
         return configured

@@ -140,9 +140,9 @@ class TranscriptWriter(Writer):
     `seconds`: the length of the recording.
     """
 
-    def __init__(self, parser: OutputParser, asked: TranscriptionRequest, request: Request, seconds: float) -> None:
+    def __init__(self, parser: OutputParser, parsed: TranscriptionRequest, request: Request, seconds: float) -> None:
         self._said = Assembler(parser)
-        self._asked, self._request, self._seconds = asked, request, seconds
+        self._parsed, self._request, self._seconds = parsed, request, seconds
         self._tokens: list[int] = []
         self._logprobs: list[float] = []
 
@@ -164,7 +164,7 @@ class TranscriptWriter(Writer):
         """Return the reply; of formats that are no JSON it has the text alone, under ``text``."""
         text = self._said.said(Kind.TEXT)
         seconds = self._seconds
-        match self._asked.form.response_format:
+        match self._parsed.form.response_format:
             case "text":
                 return {"text": f"{text}\n"}
             case "srt":
@@ -176,7 +176,7 @@ class TranscriptWriter(Writer):
         return self._done()
 
     def _verbose(self, text: str) -> Json:
-        written, asked = text.encode(), self._asked
+        written, parsed = text.encode(), self._parsed
         segment: dict[str, Any] = {
             "id": 0,
             "seek": 0,
@@ -190,8 +190,8 @@ class TranscriptWriter(Writer):
             "no_speech_prob": 0.0,
         }
         return {
-            "task": asked.task,
-            "language": "english" if asked.task == "translate" else asked.form.language or _UNKNOWN,
+            "task": parsed.task,
+            "language": "english" if parsed.task == "translate" else parsed.form.language or _UNKNOWN,
             "duration": self._seconds,
             "text": text,
             "segments": [segment],

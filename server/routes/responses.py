@@ -74,12 +74,12 @@ def _remember(histories: Histories, response_id: str, items: list[Json]) -> None
 @computes("$OpenAIResponse", ResponsesBody, {"input": "Hi", "max_output_tokens": 16}, "$ResponseEvent")
 async def create_response(request: Request) -> Response:
     """OpenAI Responses, with llama.cpp's fields."""
-    asked = await _read(request)
-    asked.approved_calls()  # one that can't be made is an error before anything starts
-    asked = replace(asked, response_id=new_response_id(), store=_store(request, asked))
-    if asked.options.background:
-        return await _start_in_background(request, asked)
-    return await respond(request, RESPONSES, asked)
+    parsed = await _read(request)
+    parsed.approved_calls()  # one that can't be made is an error before anything starts
+    parsed = replace(parsed, response_id=new_response_id(), store=_store(request, parsed))
+    if parsed.options.background:
+        return await _start_in_background(request, parsed)
+    return await respond(request, RESPONSES, parsed)
 
 
 @router.websocket("/v1/responses")
@@ -148,10 +148,10 @@ async def _history(request: Request, given: dict[str, Any]) -> History:
     return History(items, named, referenced)
 
 
-def _store(request: Request, asked: ResponseRequest) -> Store:
+def _store(request: Request, parsed: ResponseRequest) -> Store:
     """Return the function that stores the finished response."""
     used, owner, histories = services(request), owner_of(request), _histories(request)
-    options, earlier, remembers = asked.options, asked.history.items, CONNECTION in request.scope
+    options, earlier, remembers = parsed.options, parsed.history.items, CONNECTION in request.scope
 
     async def store(response: Json, inputs: list[Json]) -> bool:
         if remembers and not options.stored:
@@ -185,19 +185,19 @@ def _expiry(used: Services) -> float | None:
     return None if keep_s is None else time.time() + keep_s
 
 
-async def _start_in_background(request: Request, asked: ResponseRequest) -> Response:
+async def _start_in_background(request: Request, parsed: ResponseRequest) -> Response:
     """Store the response as queued and generate it in a task of its own. Reply at once, or with its events."""
     used, owner = services(request), owner_of(request)
     if len(used.background) >= MAX_BACKGROUND:
         raise QueueFull(f"{MAX_BACKGROUND} responses are in the background, and no more are possible", 1)
-    options, response_id, exchange = asked.options, asked.response_id, Exchange(request, RESPONSES, asked)
-    header = Header(used.pool.resolve(asked.model).id, response_id)
-    fields = response_fields(asked, header)
+    options, response_id, exchange = parsed.options, parsed.response_id, Exchange(request, RESPONSES, parsed)
+    header = Header(used.pool.resolve(parsed.model).id, response_id)
+    fields = response_fields(parsed, header)
     queued = response_body(fields, "queued")
     await used.state.put(
         *(owner, "response", queued),
         parent=options.previous_response_id,
-        inputs=asked.input_items,
+        inputs=parsed.input_items,
         expires_at=_expiry(used),
     )
 
@@ -258,8 +258,8 @@ def _failed(code: str, message: str) -> Json:
 @computes("$InputTokens", ResponsesBody, {"input": "Hi"})
 async def count_input_tokens(request: Request) -> Response:
     """Return the number of prompt tokens of a body without generating."""
-    asked = await _read(request)
-    return await compute(request, asked, partial(input_tokens, asked.conversation), asked.media)
+    parsed = await _read(request)
+    return await compute(request, parsed, partial(input_tokens, parsed.conversation), parsed.media)
 
 
 @router.post("/v1/responses/compact")
@@ -267,10 +267,10 @@ async def count_input_tokens(request: Request) -> Response:
 @computes("$CompactedResponse", ResponsesBody, {"input": "Hi"})
 async def compact_response(request: Request) -> Response:
     """Return a conversation as one opaque item, which later requests send in its place."""
-    asked = await _read(request, compaction_body)
-    exchange = Exchange(request, RESPONSES, asked)
+    parsed = await _read(request, compaction_body)
+    exchange = Exchange(request, RESPONSES, parsed)
     response = await exchange.collect()
-    item = compacted(response, messages=asked.conversation.messages, cipher=asked.cipher)
+    item = compacted(response, messages=parsed.conversation.messages, cipher=parsed.cipher)
     return json_reply(item, headers=exchange.headers)
 
 

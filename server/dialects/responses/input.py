@@ -239,18 +239,18 @@ class InputReader:
     def _approval(self, item: Mapping[str, Any], path: str) -> None:
         """Read the client's answer to a request for approval."""
         request_id, approves = string_of(item, "approval_request_id", path), item.get("approve")
-        asked = self.approvals.get(request_id)
-        if asked is None:
+        wanted = self.approvals.get(request_id)
+        if wanted is None:
             raise invalid(f"{path}.approval_request_id", f"no approval request has the id '{request_id[:80]}'")
         if not isinstance(approves, bool):
             raise wrong_type(f"{path}.approve", "a boolean", approves)
-        arguments, reason = _as_json(asked.get("arguments") or {}), text_in(item, "reason")
+        arguments, reason = _as_json(wanted.get("arguments") or {}), text_in(item, "reason")
         if approves:
-            label = text_in(asked, "server_label")
-            self.approved[request_id] = ApprovedCall(request_id, label, asked["name"], arguments, path)
+            label = text_in(wanted, "server_label")
+            self.approved[request_id] = ApprovedCall(request_id, label, wanted["name"], arguments, path)
         else:
             denied = f"{_DENIED}: {reason}" if reason else _DENIED
-            self._call(reader_name(asked), arguments, request_id, [TextPart(denied)])
+            self._call(reader_name(wanted), arguments, request_id, [TextPart(denied)])
 
     def _other(self, item: Mapping[str, Any], kind: str, path: str) -> None:
         """Read an item of a tool that is no function, or of a type that this server does not know."""

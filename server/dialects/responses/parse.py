@@ -268,9 +268,9 @@ def new_response_id() -> str:
     return f"resp_{random_id()}"
 
 
-def response_fields(asked: ResponseRequest, header: Header, defaults: SamplingParams | None = None) -> Json:
+def response_fields(parsed: ResponseRequest, header: Header, defaults: SamplingParams | None = None) -> Json:
     """Return the request's fields as OpenAI's response object repeats them. `defaults`: the model's, if it is known."""
-    body, text = asked.options, asked.options.text or TextOptions()
+    body, text = parsed.options, parsed.options.text or TextOptions()
     verbosity = {"verbosity": text.verbosity} if text.verbosity else {}
     return {
         "id": header.id,
@@ -288,7 +288,7 @@ def response_fields(asked: ResponseRequest, header: Header, defaults: SamplingPa
         "temperature": body.temperature if body.temperature is not None or defaults is None else defaults.temperature,
         "text": {"format": text.format or {"type": "text"}, **verbosity},
         "tool_choice": body.tool_choice or "auto",
-        "tools": list(asked.shown_tools),
+        "tools": list(parsed.shown_tools),
         "top_logprobs": body.top_logprobs or 0,
         "top_p": body.top_p if body.top_p is not None or defaults is None else defaults.top_p,
         "truncation": body.truncation or "disabled",
