@@ -156,12 +156,9 @@ class DownloadFailed(Unavailable):
 
 
 class ModelEnded(Unavailable):
-    """A model's process ended under a request, which is at fault or not. ``may_retry``: nothing has been sent to its
-    client, so it can be started again.
-    """
+    """A model's process ended under a request, which is at fault or not."""
 
     retry_after_s = 1
-    may_retry = True
 
 
 class ModelRestarting(Unavailable):
