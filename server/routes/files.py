@@ -18,7 +18,7 @@ from server.dialects.warnings import as_header, unused_fields
 from server.errors import invalid
 from server.routes.openapi import FORM, READS, describe
 from server.serving.batch_runner import new_file
-from server.serving.services import owner_of, services, speaks_anthropic
+from server.serving.services import owner_of, services, wants_anthropic
 from server.serving.stored import find_object, find_page, list_reply, page_query, remove_object
 from server.state.objects import PageQuery
 from server.transport.body import read_form
@@ -50,7 +50,7 @@ async def upload_file(request: Request) -> Response:
     fields = {name: values[-1] for name, values in form.fields.items()}
     if "file" not in form.files:
         raise invalid("file", "the form has no file")
-    purpose = fields.get("purpose", "user_data" if speaks_anthropic(request) else "")
+    purpose = fields.get("purpose", "user_data" if wants_anthropic(request) else "")
     if purpose not in PURPOSES:
         raise invalid("purpose", f"must be one of {', '.join(PURPOSES)}")
     seconds = _expiry_s(fields)
@@ -79,7 +79,7 @@ def _expiry_s(fields: dict[str, str]) -> int | None:
 @describe("$ObjectList", errors=(400,))
 async def list_files(request: Request) -> Response:
     """Return the files of this client, optionally of one ``purpose``."""
-    if speaks_anthropic(request):
+    if wants_anthropic(request):
         return await _anthropic_list(request)
     purpose = request.query_params.get("purpose") or None
     query = page_query(request, max_limit=MAX_FILES, default_limit=DEFAULT_FILES, label=purpose)
@@ -107,14 +107,14 @@ async def get_file_content(request: Request, file_id: str) -> Response:
 async def delete_file(request: Request, file_id: str) -> Response:
     """Delete a file."""
     await remove_object(request, "file", file_id)
-    if speaks_anthropic(request):
+    if wants_anthropic(request):
         return json_reply({"id": file_id, "type": "file_deleted"})
     return json_reply({"id": file_id, "object": "file", "deleted": True})
 
 
 def _shown(request: Request, file: Json) -> Json:
     """Return a file in the words of the client's API."""
-    if not speaks_anthropic(request):
+    if not wants_anthropic(request):
         return file
     expires_at = file["expires_at"]
     return {

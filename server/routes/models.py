@@ -24,7 +24,7 @@ from server.pool.pool import Pool
 from server.pool.protocols import FileProgress, ModelInfo
 from server.pool.state import ModelFacts, ModelState, Status
 from server.routes.openapi import FINDS, READS, describe
-from server.serving.services import sees_files, services, speaks_anthropic
+from server.serving.services import sees_files, services, wants_anthropic
 from server.telemetry.record import RECORD
 from server.transport.body import read_json
 from server.transport.errors import json_reply
@@ -57,7 +57,7 @@ async def list_models(request: Request, reload: str = "") -> Response:
     pool = services(request).pool
     states = [state for state in pool.states() if not state.spec.hidden]
     listed = [each for state in states for each in model_objects(state, pool, whole=sees_files(request))]
-    if speaks_anthropic(request):
+    if wants_anthropic(request):
         return json_reply(anthropic_models(listed))
     named = [ollama_object(state.spec.id, capabilities(state)) for state in states]
     return json_reply({"models": named, "object": "list", "data": listed})
@@ -80,7 +80,7 @@ async def show_model(request: Request, model_id: str) -> Response:
     states = pool.states()
     for shown in (each for state in states for each in model_objects(state, pool, whole=sees_files(request))):
         if model_id in shown["aliases"]:
-            return json_reply(anthropic_model(shown) if speaks_anthropic(request) else shown)
+            return json_reply(anthropic_model(shown) if wants_anthropic(request) else shown)
     raise ModelNotFound(model_id, [state.spec.id for state in states])
 
 

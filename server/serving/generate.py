@@ -120,7 +120,8 @@ class Exchange:
             give_up()
             raise
         return EventStream(
-            *(self._request, self._chunks(starting)),
+            self._request,
+            self._chunks(starting),
             on_close=give_up,
             ping_s=self._ping_s,
             headers=self.headers,

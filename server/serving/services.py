@@ -176,7 +176,7 @@ def wants_load(request: Request) -> bool | None:
     return said in ("true", "1") if said else None
 
 
-def speaks_anthropic(request: Request) -> bool:
+def wants_anthropic(request: Request) -> bool:
     """Return whether the client is one of Anthropic's API at a path that OpenAI's clients use, too."""
     return "anthropic-version" in request.headers
 
