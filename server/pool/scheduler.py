@@ -187,16 +187,16 @@ class Scheduler:
     def _decide(self) -> None:
         if self.stopped:
             return
-        for model in self.queue:
-            self.memory.measure(self._entries[model])
-        sized, shared = self._limits.budget is not None, self.memory.shared()
         entries, now = self._entries, self._clock()
+        due = {model: since for model, since in self.queue.items() if since <= now}
+        for model in due:
+            self.memory.measure(entries[model])
+        sized, shared = self._limits.budget is not None, self.memory.shared()
         decision = policy.decide(
             [entry.candidate(shared.get(entry.id, {}), sized=sized) for entry in entries.values()],
             [
                 policy.Waiting(model, since, at_start=entries[model].starting and not entries[model].waiters)
-                for model, since in self.queue.items()
-                if since <= now
+                for model, since in due.items()
             ],
             models_max=self._limits.models_max,
             now=now,
