@@ -8,14 +8,14 @@ logarithms of each sequence's tokens per second (proportional fairness): no sequ
 less than a tenth gained by another. For a single sequence this is its tokens per second.
 """
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import accumulate
+from math import log, log1p
 from random import Random
-from typing import Any, TypeAlias
-
-import numpy as np
 
 from server.engine.speculate.lookup import Lookup
 
@@ -27,12 +27,9 @@ _EXACT = 32  # exact sizes up to here; larger ones in eighths of their power of 
 _FAR = 1 << 20  # tokens beyond the largest measured step
 _PART = 16  # least prefill tokens that show the cost of an additional token
 
-LENGTHS = np.array([*range(1, 17), 24, 32, 48, 64])  # of drafts
+LENGTHS = (*range(1, 17), 24, 32, 48, 64)  # of drafts
 LEAST, SURE = 0.02, 0.98  # bounds of an acceptance rate
 _MARGIN = 0.01  # required gain, because costs and rates are estimates
-
-Numbers: TypeAlias = Any
-"""A number or a numpy array of numbers: functions of it return the same."""
 
 
 def _quick(last: Collection[float]) -> float:
@@ -53,7 +50,8 @@ class StepCost:
     _last_seen: dict[int, int] = field(default_factory=dict)  # number of the last step of a size
     _n_steps: int = 0
     _prompt_token_s: deque[float] = field(default_factory=lambda: deque(maxlen=SEEN))
-    _curve: tuple[Numbers, Numbers] | None = None  # sizes, and their seconds, which never fall
+    _curve: tuple[list[int], list[float]] | None = None  # sizes, and their seconds, which never fall
+    _asked: dict[int, float] = field(default_factory=dict)  # of the curve: consecutive steps ask for the same sizes
 
     def observe(self, n_tokens: int, seconds: float) -> None:
         """Record a step of `n_tokens`, each with logits."""
@@ -74,14 +72,22 @@ class StepCost:
             self._prompt_token_s.append(seconds / n_tokens)
             self._curve = None
 
-    def of(self, n_tokens: Numbers) -> Numbers:
+    def of(self, n_tokens: int) -> float:
         """Return the seconds of a step of `n_tokens`; 0.0 before the first measurement."""
         if not self._seconds:
             return 0.0
-        self._curve = self._curve or self._learned()
-        return np.interp(n_tokens, *self._curve)
+        if self._curve is None:
+            self._curve = self._learned()
+            self._asked.clear()
+        seconds = self._asked.get(n_tokens)
+        if seconds is None:
+            sizes, known = self._curve
+            at = bisect_left(sizes, n_tokens)
+            share = (n_tokens - sizes[at - 1]) / (sizes[at] - sizes[at - 1])
+            self._asked[n_tokens] = seconds = known[at - 1] + share * (known[at] - known[at - 1])
+        return seconds
 
-    def _learned(self) -> tuple[Numbers, Numbers]:
+    def _learned(self) -> tuple[list[int], list[float]]:
         """Return the curve through the measured sizes, and two points that extend it to all sizes."""
         sizes = sorted(self._seconds)
         first, last = sizes[0], sizes[-1]
@@ -100,8 +106,7 @@ class StepCost:
         if last > first:
             token_s = (known[-1] - known[0]) / (last - first)
         # at least half of the smallest step is assumed to be reading weights
-        ends_s = known[0] / 2, known[-1] + token_s * _FAR
-        return np.array([0.0, *sizes, last + _FAR]), np.array([ends_s[0], *known, ends_s[1]])
+        return [0, *sizes, last + _FAR], [known[0] / 2, *known, known[-1] + token_s * _FAR]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +123,10 @@ class DraftLength:
 def draft_length(
     chances: Sequence[float],
     n_tokens: int,
-    step_s: Callable[[Numbers], Numbers],
+    step_s: Callable[[int], float],
     most: int,
     room: int,
-    draft_s: Callable[[Numbers], Numbers] = lambda count: 0.0,
+    draft_s: Callable[[int], float] = lambda count: 0.0,
 ) -> DraftLength:
     """Return how many tokens to draft, at most `most` each and `room` in all, in a step of `n_tokens` otherwise.
 
@@ -129,22 +134,29 @@ def draft_length(
     `draft_s`: seconds to propose one more token for so many sequences. All drafts have one length, because with
     separate KV each other length takes another graph evaluation.
     """
-    n, base_s = len(chances), step_s(n_tokens)
-    lengths = LENGTHS[: np.searchsorted(LENGTHS, most, "right")]
-    if base_s <= 0 or room < 1 or not len(lengths):  # not measured yet, or nothing fits
+    n, base_s, best = len(chances), step_s(n_tokens), DraftLength(gain=_MARGIN * (1 + n_tokens))
+    if base_s <= 0:  # not measured yet
         return DraftLength()
-    counts = np.array(sorted({1, n // 4, n // 2, n} - {0}))[:, np.newaxis]
-    p = np.minimum(np.maximum(chances, LEAST), SURE)[:, np.newaxis]  # `np.clip` takes three times as long
-    accepted = p * (1 - p**lengths) / (1 - p)  # expected number of accepted tokens
-    n_drafted = counts * lengths
-    seconds = step_s(n_tokens + n_drafted) + lengths * draft_s(counts)
-    gains = np.log1p(accepted).cumsum(axis=0)[counts[:, 0] - 1] - n_tokens * np.log(seconds / base_s)
-    gains[n_drafted > room] = 0.0
-    count, length = np.unravel_index(gains.argmax(), gains.shape)
-    gain = float(gains[count, length])
-    if gain <= _MARGIN * (1 + n_tokens):
-        return DraftLength()
-    return DraftLength(int(counts[count, 0]), int(lengths[length]), gain)
+    rows = [_log_tokens(round(chance, 2)) for chance in chances]
+    for count in sorted({1, n // 4, n // 2, n} - {0}):
+        logs = list(map(sum, zip(*rows[:count], strict=True)))
+        for length, gained in zip(LENGTHS, logs, strict=True):
+            if length > most or count * length > room:
+                break
+            seconds = step_s(n_tokens + count * length) + length * draft_s(count)
+            gain = gained - n_tokens * log(seconds / base_s)
+            if gain > best.gain:
+                best = DraftLength(count, length, gain)
+            if logs[-1] - n_tokens * log(seconds / base_s) <= best.gain:
+                break  # a longer draft costs no less
+    return best if best.count else DraftLength()
+
+
+@lru_cache(maxsize=128)
+def _log_tokens(chance: float) -> tuple[float, ...]:
+    """Return the logarithm of the tokens that a step is expected to yield, for each of `LENGTHS`."""
+    p = min(max(chance, LEAST), SURE)
+    return tuple(log1p(p * (1 - p**length) / (1 - p)) for length in LENGTHS)
 
 
 # ---- the speculation state of one sequence

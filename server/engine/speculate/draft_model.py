@@ -14,11 +14,11 @@ from typing import TypeAlias
 from server.engine.cache.prefix_cache import common_prefix
 from server.engine.runner_api import BatchEntry, DraftRunner, MtpHeads
 from server.engine.sequence import Sequence
-from server.engine.speculate.cost import LEAST, SURE, UNSEEN, DraftLength, DraftState, Numbers, StepCost, draft_length
+from server.engine.speculate.cost import LEAST, SURE, UNSEEN, DraftLength, DraftState, StepCost, draft_length
 
 log = logging.getLogger(__name__)
 
-StepSeconds: TypeAlias = Callable[[Numbers], Numbers]
+StepSeconds: TypeAlias = Callable[[int], float]
 """The seconds of a step of so many tokens."""
 _TAKEN_OVER = 32  # additional tokens for which a slot copies another slot's cells
 NEAR = 16  # tokens that may be missing when a draft starts: tokens since the last draft, or a short prompt
@@ -249,7 +249,7 @@ class Drafting:
         if self._read(draft, chunk, {other.sequence.held.id for other in near}):
             self._read_s += (0.3 if self._read_s else 1.0) * ((self._clock() - started) / chunk - self._read_s)
 
-    def _draft_s(self, base_s: float) -> Callable[[Numbers], Numbers]:
+    def _draft_s(self, base_s: float) -> Callable[[int], float]:
         return self._cost.of if self._cost.of(1) else lambda count: _UNSEEN_SHARE * base_s
 
     def _bounded(self, near: list[Draft], n_tokens: int, room: int, step_s: StepSeconds) -> list[Draft]:

@@ -5,15 +5,13 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from random import Random
 
-import numpy as np
-
 from server.engine.media import text_of
 from server.engine.params import EngineParams
 from server.engine.request import RANDOM_SEED
 from server.engine.runner_api import Runner, RunnerInfo
 from server.engine.scheduler import TokenRun
 from server.engine.sequence import Sequence
-from server.engine.speculate.cost import DraftState, Numbers, StepCost, conditional, draft_length
+from server.engine.speculate.cost import DraftState, StepCost, conditional, draft_length
 from server.engine.speculate.draft_model import Draft, DraftCells, Drafting, MtpProposer
 from server.engine.speculate.lookup import CHUNK, Lookup
 
@@ -119,7 +117,7 @@ class Speculation:
         generating: Seq[Sequence],
         most: Seq[int],
         room: int,
-        step_s: Callable[[Numbers], Numbers] | None,
+        step_s: Callable[[int], float] | None,
         drafts: list[list[int]],
     ) -> None:
         """Add to `drafts` those of a draft model, with at most `most` tokens each and `room` in all."""
@@ -137,11 +135,11 @@ class Speculation:
                 drafts[i] = draft.tokens
                 draft.state.expect(draft.tokens)
 
-    def _step_s(self, n: int) -> Callable[[Numbers], Numbers]:
+    def _step_s(self, n: int) -> Callable[[int], float]:
         """Return a function of the seconds of a step with so many tokens, `n` of them without drafts."""
         cost, base_s = self._cost, self._cost.of(n)
         again = 1.0 if self._info.can_cut else _AGAIN
-        return lambda n_tokens: base_s + again * np.maximum(cost.of(n_tokens) - base_s, 0.0)
+        return lambda n_tokens: base_s + again * max(cost.of(n_tokens) - base_s, 0.0)
 
     def _most(self, sequence: Sequence, most: int) -> int:
         """Limit a draft so that the next token still fits into the context and ``max_tokens``."""
