@@ -187,7 +187,7 @@ batches: $(VENV)/.installed-bench $(VENV)/.smollm2
 	$(BIN)/python -m benchmarks.batches --only live --model $(SMOLLM2) --json benchmarks/results/batches-smollm2.json
 	$(BIN)/python -m benchmarks.batches --only order --json benchmarks/results/batches-order.json
 
-# Requests per second with wrk (Debian's package), which takes less of the CPU than a client in Python.
+# Requests per second with wrk and ab (Debian: wrk, apache2-utils), which take less of the CPU than a client in Python.
 bench-wrk: $(VENV)/.installed-bench
 	$(BIN)/python -m benchmarks.wrk --json benchmarks/results/wrk.json
 

@@ -23,6 +23,7 @@ from benchmarks.results import (
     OVERLOAD,
     SOAK,
     START,
+    WRK,
     MissingRowError,
     Values,
     collect,
@@ -277,6 +278,16 @@ def _start() -> str:
     return _measured(START, "make bench-start", render)
 
 
+def _wrk() -> str:
+    from benchmarks.wrk import Run, table
+
+    def render(result: dict[str, Any]) -> str:
+        where = f"Medians of `{result['environment']['command']}`: {provenance(result['environment'])}."
+        return "\n".join([table([Run(**run) for run in result["runs"]]), "", where])
+
+    return _measured(WRK, "make bench-wrk", render)
+
+
 BLOCKS: dict[str, Callable[[], str]] = {
     "all": _all_figures,
     "headline": _headline,
@@ -284,6 +295,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "overload": lambda: _endurance(OVERLOAD, "make overload"),
     "soak": lambda: _endurance(SOAK, "make soak"),
     "start": _start,
+    "wrk": _wrk,
 }
 PAGES = tuple(
     ROOT / name

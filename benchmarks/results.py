@@ -10,7 +10,9 @@ from typing import Any
 from benchmarks.compare.units import SERVERS
 from benchmarks.environment import RESULTS
 
-COMPARE, OVERLOAD, SOAK, START = (RESULTS / f"{name}.json" for name in ("compare", "overload", "soak", "start"))
+COMPARE, OVERLOAD, SOAK, START, WRK = (
+    RESULTS / f"{name}.json" for name in ("compare", "overload", "soak", "start", "wrk")
+)
 Key = tuple[str, str, str]
 """Arm, scenario, figure."""
 Values = dict[Key, list[float]]

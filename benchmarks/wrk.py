@@ -1,10 +1,13 @@
-"""Measure requests per second with wrk, a C client whose CPU time does not distort the comparison.
+"""Measure requests per second with C clients, whose CPU time does not distort the comparison.
 
-``python -m benchmarks.wrk [--model FILE] [--rounds 5] [--seconds 5] [--json FILE]`` starts Llamapool, llama-server and
-a null server, which shows the client's own limit. Each round runs wrk with 8 connections against one server after the
-other; the other two are idle. Needs wrk (Debian's package of that name).
+``python -m benchmarks.wrk [--model FILE] [--rounds 5] [--seconds 5] [--json FILE]`` starts Llamapool, llama-server
+and a null server, which shows the client's own limit. Each round runs the client with 8 connections against one server
+after the other; the other two are idle. So it goes with a model of 135 million parameters (or FILE) and with the demo
+model, whose steps take little longer than a server's own work. Needs wrk and ab (Debian's wrk and apache2-utils).
 
-Two loads: completions of one token over kept connections, and streams of 16 tokens. Each request has its own prompt.
+Four loads: completions of one token over kept connections, the same over HTTP/1.0 (ab, one prompt), streams of 16
+tokens, and streams of 8 to 24 tokens. Streams of equal length that start together stay together, so their prompts are
+computed in one batch; those of different lengths don't. Other prompts differ from request to request.
 """
 
 import argparse
@@ -16,6 +19,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +31,7 @@ from benchmarks.compare.units import ARMS, Unit, started
 SERVERS = ("llamapool", "peer", "null")
 UNIT = Unit("wrk", (), servers=SERVERS)
 N_CONNECTIONS = 8
+DEMO = Path(__file__).parents[1] / "models" / "demo.gguf"
 SCRIPT = """
 local n = 0
 wrk.method = "POST"
@@ -34,20 +39,27 @@ wrk.headers["Content-Type"] = "application/json"
 function request()
   n = n + 1
   return wrk.format(nil, "/v1/completions", nil,
-    '{"prompt": "Request ' .. n .. ' of many", "max_tokens": %d, "temperature": 0, "stream": %s}')
+    '{"prompt": "Request ' .. n .. ' of many", "max_tokens": ' .. %s .. ', "temperature": 0, "stream": %s}')
 end
 """
-LOADS = {"1 token": SCRIPT % (1, "false"), "16 tokens, streamed": SCRIPT % (16, "true")}
+HTTP_1_0 = "1 token, HTTP/1.0"
+LOADS = {
+    "1 token": SCRIPT % ("1", "false"),
+    HTTP_1_0: '{"prompt": "Request 1 of many", "max_tokens": 1, "temperature": 0}',
+    "16 tokens, streamed": SCRIPT % ("16", "true"),
+    "8 to 24 tokens, streamed": SCRIPT % ("(8 + n * 7 % 17)", "true"),
+}
 
 
 class WrkError(Exception):
-    """wrk is missing, or its output has no rate."""
+    """wrk or ab is missing, or its output has no rate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run of wrk. Latencies are of whole replies, in milliseconds."""
+    """One run of a client. Latencies are of whole replies, in milliseconds."""
 
+    model: str
     server: str
     load: str
     requests_per_s: float
@@ -56,29 +68,43 @@ class Run:
     errors: int
 
 
-def run_wrk(server: str, load: str, port: int, seconds: int) -> Run:
-    """Run wrk against a port on this machine. Raises `WrkError`."""
-    with tempfile.NamedTemporaryFile("w", suffix=".lua") as script:
-        script.write(LOADS[load])
-        script.flush()
-        command = ["wrk", "-t1", f"-c{N_CONNECTIONS}", f"-d{seconds}s", "--latency", "-s", script.name]
+def run_client(model: str, server: str, load: str, port: int, seconds: int) -> Run:
+    """Run a load against a port on this machine. Raises `WrkError`."""
+    url = f"http://127.0.0.1:{port}"
+    with tempfile.NamedTemporaryFile("w") as file:
+        file.write(LOADS[load])
+        file.flush()
+        if load == HTTP_1_0:
+            body = ["-p", file.name, "-T", "application/json"]
+            command = [
+                "ab",
+                "-q",
+                "-k",
+                f"-c{N_CONNECTIONS}",
+                f"-t{seconds}",
+                "-n1000000",
+                *body,
+                f"{url}/v1/completions",
+            ]
+        else:
+            command = ["wrk", "-t1", f"-c{N_CONNECTIONS}", f"-d{seconds}s", "--latency", "-s", file.name, url]
         try:
-            output = subprocess.run(
-                [*command, f"http://127.0.0.1:{port}"], check=True, stdout=subprocess.PIPE, text=True
-            ).stdout
-        except FileNotFoundError:
-            raise WrkError("wrk is not installed: apt-get install wrk") from None
-    return parse_output(server, load, output)
+            output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        except FileNotFoundError as error:
+            raise WrkError(f"{error.filename} is not installed: apt-get install wrk apache2-utils") from None
+    return parse_output(model, server, load, output)
 
 
-def parse_output(server: str, load: str, output: str) -> Run:
-    """Read wrk's output. Raises `WrkError`."""
-    rate = re.search(r"Requests/sec:\s+([\d.]+)", output)
-    latencies = {n: _ms(value, unit) for n, value, unit in re.findall(r"(50|99)%\s+([\d.]+)(us|ms|s)", output)}
+def parse_output(model: str, server: str, load: str, output: str) -> Run:
+    """Read the output of wrk or ab. Raises `WrkError`."""
+    rate = re.search(r"Requests(?:/sec| per second):\s+([\d.]+)", output)
+    latencies = {n: _ms(value, unit or "ms") for n, value, unit in re.findall(r"(50|99)%\s+([\d.]+)(us|ms|s|)", output)}
     if rate is None or len(latencies) < 2:
-        raise WrkError(f"wrk printed no rate:\n{output}")
-    errors = sum(map(int, re.findall(r"(?:Non-2xx or 3xx responses: |connect |read |write |timeout )(\d+)", output)))
-    return Run(server, load, float(rate[1]), latencies["50"], latencies["99"], errors)
+        raise WrkError(f"the client printed no rate:\n{output}")
+    failed = r"(?:Non-2xx or 3xx responses: +|Non-2xx responses: +|connect |read |write |timeout )(\d+)"
+    return Run(
+        model, server, load, float(rate[1]), latencies["50"], latencies["99"], sum(map(int, re.findall(failed, output)))
+    )
 
 
 def _ms(value: str, unit: str) -> float:
@@ -86,31 +112,36 @@ def _ms(value: str, unit: str) -> float:
 
 
 def measure(chosen: argparse.Namespace, rounds: int, seconds: int) -> Iterator[Run]:
-    """Run every load against every server, `rounds` times after a warm-up."""
-    machine = machine_of(chosen)
-    with ExitStack() as up:
-        ports = {name: up.enter_context(started(name, UNIT, machine))[0].port for name in SERVERS}
-        for load in LOADS:
-            for number in range(rounds + 1):
-                for name in SERVERS if number % 2 else reversed(SERVERS):
-                    run = run_wrk(name, load, ports[name], seconds if number else 1)
-                    if number:
-                        yield run
+    """Run every load against every server with each model, `rounds` times after a warm-up."""
+    for file in (chosen.model, DEMO):
+        machine = machine_of(argparse.Namespace(**vars(chosen) | {"model": file}))
+        model = machine.models["random"].name
+        with ExitStack() as up:
+            ports = {name: up.enter_context(started(name, UNIT, machine))[0].port for name in SERVERS}
+            for load in LOADS:
+                for number in range(rounds + 1):
+                    for name in SERVERS if number % 2 else reversed(SERVERS):
+                        run = run_client(model, name, load, ports[name], seconds if number else 1)
+                        if number:
+                            yield run
 
 
 def table(runs: Sequence[Run]) -> str:
     """Return medians of all rounds as Markdown, with the ratio to llama-server."""
-    rows = ["| load | server | requests/s | ratio | p50 ms | p99 ms | errors |", "|---|---|--:|--:|--:|--:|--:|"]
-    for load in LOADS:
-        by_server = {name: [run for run in runs if (run.server, run.load) == (name, load)] for name in SERVERS}
+    rows = [
+        "| model | load | server | requests/s | ratio | p50 ms | p99 ms | errors |",
+        "|---|---|---|--:|--:|--:|--:|--:|",
+    ]
+    for model, load in product(dict.fromkeys(run.model for run in runs), LOADS):
+        by_server = {
+            name: [run for run in runs if (run.model, run.server, run.load) == (model, name, load)] for name in SERVERS
+        }
         rates = {name: statistics.median(run.requests_per_s for run in each) for name, each in by_server.items()}
         for name, each in by_server.items():
             p50, p99 = (statistics.median(getattr(run, field) for run in each) for field in ("p50_ms", "p99_ms"))
             ratio = f"{rates[name] / rates['peer']:.2f}" if name == "llamapool" else ""
-            errors = sum(run.errors for run in each)
-            rows.append(
-                f"| {load} | {ARMS[name].title} | {rates[name]:.0f} | {ratio} | {p50:.1f} | {p99:.1f} | {errors} |"
-            )
+            figures = f"{rates[name]:.0f} | {ratio} | {p50:.1f} | {p99:.1f} | {sum(run.errors for run in each)}"
+            rows.append(f"| {model} | {load} | {ARMS[name].title} | {figures} |")
     return "\n".join(rows)
 
 

@@ -22,18 +22,35 @@ Transfer/sec:     63.39KB
 """
 
 
-def test_rates_latencies_and_errors_are_read() -> None:
-    assert parse_output("peer", "1 token", OUTPUT) == Run("peer", "1 token", 214.93, 0.8, 1120.0, 7)
+AB_OUTPUT = """Complete requests:      597
+Failed requests:        3
+   (Connect: 0, Receive: 0, Length: 3, Exceptions: 0)
+Non-2xx responses:      2
+Keep-Alive requests:    597
+Requests per second:    119.31 [#/sec] (mean)
+Percentage of the requests served within a certain time (ms)
+  50%     66
+  99%     92
+"""
+
+
+@pytest.mark.parametrize(
+    ("output", "figures"), [(OUTPUT, (214.93, 0.8, 1120.0, 7)), (AB_OUTPUT, (119.31, 66.0, 92.0, 2))], ids=["wrk", "ab"]
+)
+def test_rates_latencies_and_errors_are_read(output: str, figures: tuple[float, float, float, int]) -> None:
+    assert parse_output("tiny.gguf", "peer", "1 token", output) == Run("tiny.gguf", "peer", "1 token", *figures)
 
 
 def test_output_without_a_rate_is_an_error() -> None:
     with pytest.raises(WrkError, match="unable to connect"):
-        parse_output("peer", "1 token", "unable to connect to 127.0.0.1:1")
+        parse_output("tiny.gguf", "peer", "1 token", "unable to connect to 127.0.0.1:1")
 
 
 def test_the_table_shows_medians_and_the_ratio_to_llama_server() -> None:
     rates = {"llamapool": (90.0, 110.0, 300.0), "peer": (100.0, 100.0, 1.0), "null": (9000.0,) * 3}
-    runs = [Run(name, load, rate, 1.0, 2.0, 0) for load in LOADS for name in SERVERS for rate in rates[name]]
+    runs = [
+        Run("tiny.gguf", name, load, rate, 1.0, 2.0, 0) for load in LOADS for name in SERVERS for rate in rates[name]
+    ]
     lines = table(runs).splitlines()
     assert len(lines) == 2 + len(LOADS) * len(SERVERS)
-    assert lines[2] == "| 1 token | Llamapool | 110 | 1.10 | 1.0 | 2.0 | 0 |"
+    assert lines[2] == "| tiny.gguf | 1 token | Llamapool | 110 | 1.10 | 1.0 | 2.0 | 0 |"
