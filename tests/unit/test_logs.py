@@ -1,6 +1,7 @@
 import json
 import logging
 import logging.config
+import os
 import sys
 from functools import partial
 from pathlib import Path
@@ -122,21 +123,16 @@ def lines_to(path: Path) -> tuple[logging.Logger, logging.Handler]:
     return logger, handler
 
 
-def test_a_file_that_is_moved_away_is_made_anew(tmp_path: Path) -> None:
-    logger, handler = lines_to(tmp_path / "log")
+@pytest.mark.parametrize("moves", [True, False])
+def test_a_file_that_logrotate_moves_or_truncates_begins_again(tmp_path: Path, moves: bool) -> None:
+    log = tmp_path / "log"
+    logger, handler = lines_to(log)
     logger.warning("first")
-    (tmp_path / "log").rename(tmp_path / "log.1")  # logrotate
+    if moves:
+        log.rename(tmp_path / "log.1")
+    else:
+        os.truncate(log, 0)
     logger.warning("second")
     handler.close()
-    assert (tmp_path / "log.1").read_text() == "first\n"
-    assert (tmp_path / "log").read_text() == "second\n"
-
-
-def test_a_file_that_is_cut_goes_on_at_its_beginning(tmp_path: Path) -> None:
-    logger, handler = lines_to(tmp_path / "log")
-    logger.warning("first")
-    with (tmp_path / "log").open("r+") as file:  # logrotate's copytruncate
-        file.truncate()
-    logger.warning("second")
-    handler.close()
-    assert (tmp_path / "log").read_bytes() == b"second\n"
+    assert log.read_bytes() == b"second\n"
+    assert not moves or (tmp_path / "log.1").read_bytes() == b"first\n"

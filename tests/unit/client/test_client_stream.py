@@ -43,11 +43,13 @@ def test_the_rest_after_the_done_mark_is_read_so_that_the_connection_can_be_used
     assert body.n_read == 3
 
 
-def test_chunks_are_given_as_they_come() -> None:
+def test_chunks_are_given_as_they_come_and_leaving_a_with_block_closes_the_connection() -> None:
     asked, body = streaming(chunk({"n": 1}), chunk({"n": 2}))
-    stream = chat(asked)
-    assert next(stream) == {"n": 1}
-    assert body.n_read == 1
+    with chat(asked) as stream:
+        assert next(stream) == {"n": 1}
+        assert body.n_read == 1
+        assert not body.closed
+    assert body.closed
 
 
 def test_a_stream_is_not_compressed_and_asks_for_events() -> None:
@@ -69,14 +71,6 @@ def test_closing_a_stream_closes_its_connection(n_read: int) -> None:
     assert body.closed
     assert body.n_read == n_read
     assert list(stream) == []
-
-
-def test_leaving_a_with_block_closes_the_connection() -> None:
-    asked, body = streaming(chunk({"n": 1}), chunk({"n": 2}))
-    with chat(asked) as stream:
-        next(stream)
-        assert not body.closed
-    assert body.closed
 
 
 @pytest.mark.parametrize("n_read", [0, 1])

@@ -36,25 +36,19 @@ def test_a_control_groups_quota_bounds_it(
     assert threads.usable_cpus() == expected
 
 
-def test_hardware_threads_of_one_core_count_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("per_core", "performance_cores", "expected"), [(2, None, 4), (1, "0-2,5,6\n", 5)])
+def test_hardware_threads_of_one_core_count_once_and_only_those_of_performance_cores(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, per_core: int, performance_cores: str | None, expected: int
+) -> None:
     for cpu in range(8):
         folder = tmp_path / f"cpu{cpu}" / "topology"
         folder.mkdir(parents=True)
-        (folder / "thread_siblings").write_text(f"core {cpu // 2}")
+        (folder / "thread_siblings").write_text(f"core {cpu // per_core}")
     monkeypatch.setattr(threads, "_CPUS", tmp_path)
-    assert threads.physical_cores() == 4
-
-
-def test_on_hybrid_processors_only_performance_cores_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for cpu in range(8):
-        folder = tmp_path / f"cpu{cpu}" / "topology"
-        folder.mkdir(parents=True)
-        (folder / "thread_siblings").write_text(f"core {cpu}")
-    fast = tmp_path / "cpus"
-    fast.write_text("0-2,5\n")
-    monkeypatch.setattr(threads, "_CPUS", tmp_path)
-    monkeypatch.setattr(threads, "_PERFORMANCE_CORES", fast)
-    assert threads.physical_cores() == 4
+    if performance_cores is not None:
+        (tmp_path / "cpus").write_text(performance_cores)
+        monkeypatch.setattr(threads, "_PERFORMANCE_CORES", tmp_path / "cpus")
+    assert threads.physical_cores() == expected
 
 
 def spec(*cpus: set[int], n_threads: int = -1) -> ModelSpec:

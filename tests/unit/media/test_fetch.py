@@ -16,6 +16,14 @@ OUTER = "93.184.215.14"
 ANYWHERE = AllowedHosts(anywhere=True)
 
 
+def ok(body: bytes) -> bytes:
+    return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+
+
+def redirect(url: str) -> bytes:
+    return b"HTTP/1.1 302 Found\r\nLocation: %b\r\nContent-Length: 0\r\n\r\n" % url.encode()
+
+
 @pytest.mark.parametrize(
     "address",
     [
@@ -94,35 +102,20 @@ async def test_what_was_resolved_is_what_is_connected_to() -> None:
 
 
 async def test_a_redirect_is_followed_and_checked_like_the_first_address() -> None:
-    async with site(ok(b"picture")) as inner, site(moved(f"http://127.0.0.1:{inner}/")) as outer:
-        trusted = MediaFetcher(AllowedHosts(hosts=("127.0.0.1",)))
+    trusted = MediaFetcher(AllowedHosts(hosts=("127.0.0.1",)))
+    async with site(ok(b"picture")) as inner, site(redirect(f"http://127.0.0.1:{inner}/")) as outer:
         assert await trusted.fetch(f"http://127.0.0.1:{outer}/") == b"picture"
-    async with site(moved("http://127.0.0.2/")) as port:
+    async with site(redirect("http://127.0.0.2/")) as port:
         with pytest.raises(Unreadable, match=r"'127\.0\.0\.2' are not fetched"):
-            await MediaFetcher(AllowedHosts(hosts=("127.0.0.1",))).fetch(f"http://127.0.0.1:{port}/")
-    async with site(moved("file:///etc/passwd")) as port:
-        with pytest.raises(Unreadable, match="no http or https address"):
-            await MediaFetcher(AllowedHosts(hosts=("127.0.0.1",), folder=Path("/etc"))).fetch(
-                f"http://127.0.0.1:{port}/"
-            )
-
-
-@pytest.mark.parametrize("nowhere", ["http://[", "//[::1", "http://a]/", "http://a:b:c/"])
-async def test_a_redirect_to_what_is_no_address(nowhere: str) -> None:
-    async with site(moved(nowhere)) as port:
-        with pytest.raises(Unreadable, match="no address"):
-            await MediaFetcher(AllowedHosts(hosts=("127.0.0.1",))).fetch(f"http://127.0.0.1:{port}/")
-
-
-async def test_redirects_end() -> None:
-    async with site(moved("/again")) as port:
-        with pytest.raises(Unreadable, match="more than 3 redirects"):
-            await MediaFetcher(AllowedHosts(hosts=("127.0.0.1",))).fetch(f"http://127.0.0.1:{port}/")
+            await trusted.fetch(f"http://127.0.0.1:{port}/")
 
 
 @pytest.mark.parametrize(
     ("reply", "said"),
     [
+        (redirect("file:///etc/passwd"), "no http or https address"),
+        *((redirect(url), "no address") for url in ("http://[", "//[::1", "http://a]/", "http://a:b:c/")),
+        (redirect("/again"), "more than 3 redirects"),
         (b"HTTP/1.1 404 Not Found\r\nContent-Length: 3\r\n\r\nabc", "HTTP status 404"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 101\r\n\r\n", "more than 100 bytes"),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n65\r\n" + b"x" * 101 + b"\r\n", "more than 100 bytes"),
@@ -130,21 +123,15 @@ async def test_redirects_end() -> None:
         (b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\nabc", "can't be fetched"),
         (b"220 mail.example.com ESMTP\r\n", "can't be fetched"),
         (b"", "can't be fetched"),
+        (None, r"took more than 0\.2 s"),
     ],
 )
-async def test_what_a_site_answers_is_read_within_bounds(reply: bytes, said: str) -> None:
-    limits = FetchLimits(file_bytes=100)
-    async with site(lambda _: reply) as port:
+async def test_what_a_site_answers_is_read_within_bounds(reply: bytes | None, said: str) -> None:
+    limits = FetchLimits(file_bytes=100) if reply is not None else FetchLimits(seconds=0.2)
+    trusted = AllowedHosts(hosts=("127.0.0.1",), folder=Path("/etc"))
+    async with site(reply) as port:
         with pytest.raises(Unreadable, match=said):
-            await MediaFetcher(AllowedHosts(hosts=("127.0.0.1",)), limits).fetch(f"http://127.0.0.1:{port}/")
-
-
-async def test_a_site_that_says_nothing_is_waited_for_so_long_and_no_longer() -> None:
-    async with site(None) as port:
-        with pytest.raises(Unreadable, match=r"took more than 0\.2 s"):
-            await MediaFetcher(AllowedHosts(hosts=("127.0.0.1",)), FetchLimits(seconds=0.2)).fetch(
-                f"http://127.0.0.1:{port}/"
-            )
+            await MediaFetcher(trusted, limits).fetch(f"http://127.0.0.1:{port}/")
 
 
 async def test_files_are_read_below_the_folder_alone(tmp_path: Path) -> None:
@@ -178,27 +165,17 @@ async def test_files_are_read_below_the_folder_alone(tmp_path: Path) -> None:
         await MediaFetcher(ANYWHERE).fetch("file://inside")
 
 
-Replies = Callable[[bytes], bytes]
-
-
-def ok(body: bytes) -> Replies:
-    return lambda _: b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
-
-
-def moved(url: str) -> Replies:
-    return lambda _: b"HTTP/1.1 302 Found\r\nLocation: %b\r\nContent-Length: 0\r\n\r\n" % url.encode()
-
-
 @asynccontextmanager
-async def site(replies: Replies | None) -> AsyncIterator[int]:
+async def site(reply: bytes | None) -> AsyncIterator[int]:
     """A server on this machine, by its port; None says nothing."""
     over = asyncio.Event()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if replies is None:
+        if reply is None:
             await over.wait()
         else:
-            writer.write(replies(await reader.readuntil(b"\r\n\r\n")))
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(reply)
         writer.close()
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)

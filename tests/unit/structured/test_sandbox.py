@@ -2,14 +2,14 @@
 
 import json
 import subprocess
-import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from server.errors import InvalidRequest, LlamapoolError, ShuttingDown, TooLate
+from server.errors import InvalidRequest, ShuttingDown, TooLate
 from server.sandbox.memory import MemoryWatch
 from server.sandbox.process import WorkLimits
 from server.structured.grammar.attempt import Attempt, CompileCancelled, CompileLater, within
@@ -138,21 +138,18 @@ def test_a_refusal_names_the_place(compiler: GrammarCompiler, schema: Any, said:
 
 def test_a_cancelled_compilation_ends_at_once() -> None:
     sandbox, compiler = ample()
-    attempt, ended = Attempt(), list[BaseException]()
+    attempt = Attempt()
 
     def work() -> None:
-        try:
-            with within(attempt):
-                compiler.json_schema(exploding_schema())
-        except CompileCancelled as error:
-            ended.append(error)
+        with within(attempt):
+            compiler.json_schema(exploding_schema())
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    wait_until(lambda: sandbox.at_work, "work in the sandbox", poll_s=0.001)
-    attempt.cancel()
-    thread.join(60)
-    assert len(ended) == 1
+    with ThreadPoolExecutor(1) as thread:
+        compiled = thread.submit(work)
+        wait_until(lambda: sandbox.at_work, "work in the sandbox", poll_s=0.001)
+        attempt.cancel()
+        with pytest.raises(CompileCancelled):
+            compiled.result(60)
     assert not sandbox.at_work
     with within(attempt), pytest.raises(CompileCancelled):
         compiler.json_schema(DATE)
@@ -179,20 +176,12 @@ def test_a_request_has_so_much_time_for_all_of_its_grammars(compiler: GrammarCom
 
 def test_closing_ends_what_is_being_compiled() -> None:
     sandbox, compiler = ample()
-    ended: list[LlamapoolError] = []
-
-    def work() -> None:
-        try:
-            compiler.json_schema(exploding_schema())
-        except ShuttingDown as error:
-            ended.append(error)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    wait_until(lambda: sandbox.at_work, "work in the sandbox", poll_s=0.001)
-    sandbox.close()
-    thread.join(60)
-    assert len(ended) == 1
+    with ThreadPoolExecutor(1) as thread:
+        compiled = thread.submit(compiler.json_schema, exploding_schema())
+        wait_until(lambda: sandbox.at_work, "work in the sandbox", poll_s=0.001)
+        sandbox.close()
+        with pytest.raises(ShuttingDown):
+            compiled.result(60)
     with pytest.raises(ShuttingDown):
         compiler.json_schema(DATE)
 

@@ -20,18 +20,20 @@ def uvicorn_server() -> Iterator[uvicorn.Server]:
         signal.signal(number, handler)
 
 
-async def test_the_second_signal_ends_the_process_whichever_it_is(
-    uvicorn_server: uvicorn.Server, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("delay_s", "second"), [(0, signal.SIGINT), (3600, signal.SIGTERM)])
+async def test_the_second_signal_ends_the_process_whichever_it_is_even_within_the_delay(
+    uvicorn_server: uvicorn.Server, monkeypatch: pytest.MonkeyPatch, delay_s: float, second: int
 ) -> None:
     monkeypatch.setattr("logging.shutdown", lambda: None)
     begun = asyncio.Event()
     ended: list[int] = []
-    StopSignals(begun.set, ended.append).install()
+    StopSignals(begun.set, ended.append, delay_s=delay_s).install()
     signal.raise_signal(signal.SIGTERM)
-    await asyncio.wait_for(begun.wait(), 60)
+    if not delay_s:
+        await asyncio.wait_for(begun.wait(), 60)
     assert ended == []
-    signal.raise_signal(signal.SIGINT)
-    assert ended == [128 + signal.SIGINT]
+    signal.raise_signal(second)
+    assert ended == [128 + second]
 
 
 async def test_ctrl_c_does_not_wait(uvicorn_server: uvicorn.Server) -> None:
@@ -40,17 +42,6 @@ async def test_ctrl_c_does_not_wait(uvicorn_server: uvicorn.Server) -> None:
     signal.raise_signal(signal.SIGINT)
     await asyncio.wait_for(begun.wait(), 60)
     assert uvicorn_server.should_exit
-
-
-async def test_a_second_signal_within_the_delay_ends_at_once(
-    uvicorn_server: uvicorn.Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("logging.shutdown", lambda: None)
-    ended: list[int] = []
-    StopSignals(lambda: None, ended.append, delay_s=3600).install()
-    signal.raise_signal(signal.SIGTERM)
-    signal.raise_signal(signal.SIGTERM)
-    assert ended == [128 + signal.SIGTERM]
 
 
 async def test_the_serving_uvicorn_is_found_behind_its_handlers(uvicorn_server: uvicorn.Server) -> None:

@@ -78,17 +78,13 @@ async def test_what_was_acquired_is_released_though_the_generator_never_started(
     assert (source.closed, source.released) == (0, 1)
 
 
-async def test_a_client_that_does_not_read_is_given_up() -> None:
-    source, client = Source(b"data: 1\n\n", b"data: 2\n\n", endless=True), Client()
-
-    with pytest.raises(SendTimeoutError):
-        await asyncio.wait_for(source.stream(send_timeout_s=0.01)(SCOPE, client.receive, client.send_one_event), 60)
-    assert (source.closed, source.released) == (1, 1)
-
-
-async def test_the_end_of_a_stream_that_nobody_takes_is_given_up_too() -> None:
-    source, client = Source(b"data: 1\n\n"), Client()
-
+@pytest.mark.parametrize(
+    "source",
+    [Source(b"data: 1\n\n", b"data: 2\n\n", endless=True), Source(b"data: 1\n\n")],
+    ids=["the second event", "the end of the stream"],
+)
+async def test_a_client_that_does_not_read_is_given_up(source: Source) -> None:
+    client = Client()
     with pytest.raises(SendTimeoutError):
         await asyncio.wait_for(source.stream(send_timeout_s=0.01)(SCOPE, client.receive, client.send_one_event), 60)
     assert (source.closed, source.released) == (1, 1)
