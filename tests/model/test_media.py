@@ -480,9 +480,6 @@ def test_a_document_has_text_and_images_of_pages(server: RealServer) -> None:
     assert two - one > 20
 
 
-WAVE = media_file("tiny.wav")
-
-
 @pytest.fixture(scope="module")
 def ear(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return projector_file(tmp_path_factory.mktemp("ear"), TinyProjector("qwen3a"))

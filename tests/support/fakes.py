@@ -451,7 +451,6 @@ class FakeEmbeddingRunner:
         *,
         pooling: Pooling = Pooling.MEAN,
         n_seq: int = 8,
-        n_pack: int = 64,
         n_ubatch: int = 128,
         n_ctx_seq: int = 256,
         steps: threading.Semaphore | None = None,
@@ -459,7 +458,7 @@ class FakeEmbeddingRunner:
     ) -> None:
         n_embd = 2 if pooling is Pooling.RANK else 4
         whole = pooling in (Pooling.MEAN, Pooling.CLS)
-        self.info = EmbedderInfo(pooling, n_embd, n_seq, n_pack, n_ubatch, n_ctx_seq, whole)
+        self.info = EmbedderInfo(pooling, n_embd, n_seq, 64, n_ubatch, n_ctx_seq, whole)
         self.vocab = FakeVocab()
         self.steps = steps
         self.on_embed = on_embed

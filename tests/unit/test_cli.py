@@ -307,7 +307,7 @@ def test_a_unix_socket_that_is_stale_is_replaced_and_one_in_use_is_not(tmp_path:
     listener.close()
 
 
-def test_hosts_that_cannot_be_used(tmp_path: Path) -> None:
+def test_hosts_that_cannot_be_used() -> None:
     with pytest.raises(ConfigError, match=r"cannot listen on 192\.0\.2\.1"):
         open_listeners(ServerSettings(host=("192.0.2.1",), port=0))
     with pytest.raises(ConfigError, match=r"server.port 0 needs a single TCP address"):

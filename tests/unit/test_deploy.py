@@ -200,7 +200,7 @@ def test_the_service_stores_its_state_in_its_state_directory(monkeypatch: pytest
     assert default_path().parent == Path("%S") / service()["Service"]["StateDirectory"]
 
 
-def test_nobody_is_served_without_a_key(tmp_path: Path) -> None:
+def test_nobody_is_served_without_a_key() -> None:
     image = (ROOT / "Dockerfile").read_text(encoding="utf-8")
     assert "LLAMAPOOL_SERVER__CLOSED=true" in image
     assert COMPOSE["environment"]["LLAMA_API_KEY"].startswith("${LLAMA_API_KEY:?")  # compose stops where it is not set

@@ -219,7 +219,6 @@ async def test_who_asks_is_told_what_a_grammar_forbade(serve: Serve) -> None:
         assert (await api.client.post(URL, json=body | {"n_forbidden": 51})).status_code == 400
 
 
-MESSAGES = [{"role": "user", "content": "Hi"}]
 AMPLE = WorkLimits(cpu_s=120, wall_s=120, memory_bytes=2 << 30)
 """Enough for the exploding schema to go on until somebody ends it."""
 HOSTILE: dict[str, dict[str, Any]] = {
@@ -239,7 +238,7 @@ def body(stream: bool = False, number: int = 0) -> dict[str, Any]:
     """A chat whose schema explodes; another one for each `number`."""
     schema = {**exploding_schema(), "title": str(number)}
     shape = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-    return {"messages": MESSAGES, "stream": stream, "response_format": shape}
+    return {"messages": HI, "stream": stream, "response_format": shape}
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -249,8 +248,8 @@ async def test_a_schema_that_explodes_is_refused_with_its_field(serve: Serve, fi
     async with serve(sandbox=sandbox) as api:
         stopped = f'"message":"{field}: compiling it was stopped, it took more than 0.1 s of CPU time'
         said = (stopped, "use fewer or simpler alternatives")
-        await api.expect(f"POST {URL}", {"messages": MESSAGES, "stream": stream, **HOSTILE[field]}, 400, said)
-        await api.expect(f"POST {URL}", {"messages": MESSAGES})
+        await api.expect(f"POST {URL}", {"messages": HI, "stream": stream, **HOSTILE[field]}, 400, said)
+        await api.expect(f"POST {URL}", {"messages": HI})
 
 
 TEXTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -278,7 +277,7 @@ async def test_what_is_read_of_a_grammar_is_bounded_too(serve: Serve, what: str,
     field, fields = TEXTS[what]
     async with serve(sandbox=Sandbox(WorkLimits(cpu_s=0.005, wall_s=60))) as api:
         stopped = f'"message":"{field}: compiling it was stopped, it took more than 0.005 s of CPU time'
-        await api.expect(f"POST {URL}", {"messages": MESSAGES, "stream": stream, **fields}, 400, stopped)
+        await api.expect(f"POST {URL}", {"messages": HI, "stream": stream, **fields}, 400, stopped)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -302,8 +301,8 @@ async def test_other_clients_are_served_while_grammars_explode(serve: Serve) -> 
             for number in range(COMPILE_THREADS + 6)
         ]
         await until(lambda: len(sandbox.at_work) == COMPILE_THREADS)
-        assert (await api.client.post(URL, json={"messages": MESSAGES})).status_code == 200
-        reply = await api.client.post(URL, json={"messages": MESSAGES, "response_format": plain})
+        assert (await api.client.post(URL, json={"messages": HI})).status_code == 200
+        reply = await api.client.post(URL, json={"messages": HI, "response_format": plain})
         assert reply.json()["choices"][0]["message"]["content"] == '"a"'
         assert (await api.client.get("/health")).status_code == 200
         for exchange in exchanges:
@@ -326,7 +325,7 @@ async def test_short_memory_ends_the_grammar_that_takes_it_and_takes_the_traffic
         assert "the server's memory is short" in reply.json()["error"]["message"]
         await api.expect("GET /readyz", None, 503, "memory is short")
         await api.expect("GET /livez", None, 200, "memory is short")
-        assert (await api.client.post(URL, json={"messages": MESSAGES})).status_code == 200, "what fits is served"
+        assert (await api.client.post(URL, json={"messages": HI})).status_code == 200, "what fits is served"
         watch._reserve = 0
         watch.check()
         await api.expect("GET /readyz")
@@ -341,7 +340,7 @@ async def test_the_grammars_of_custom_tools_are_bounded_together(serve: Serve, u
         {"type": "custom", "name": f"f{i}", "format": {"type": "grammar", "syntax": "regex", "definition": regex}}
         for i in range(4)
     ]
-    asked = {"messages": MESSAGES} if url == URL else {"input": "Hi"}
+    asked = {"messages": HI} if url == URL else {"input": "Hi"}
     async with serve() as api:
         said = ("tools.3", "32768 characters together")
         await api.expect(f"POST {url}", {**asked, "tools": tools, "stream": stream}, 400, said)

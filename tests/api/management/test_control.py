@@ -19,6 +19,7 @@ CHAT = "/v1/chat/completions"
 URL = "/v1/chat/completions/control"
 HI = [{"role": "user", "content": "Hi"}]
 THOUGHTS = "<think>I wonder and wonder and wonder</think>Hello"
+CONTROLLED = {"messages": HI, "stream": True, "temperature": 0, "max_tokens": 60, "reasoning_control": True}
 
 
 def stepped(steps: threading.Semaphore, reply: str = THOUGHTS) -> FakeLoader:
@@ -60,8 +61,7 @@ async def end(client: httpx.AsyncClient, completion_id: str, **more: Any) -> Any
 
 async def test_the_thoughts_of_a_running_chat_are_ended(serve: Serve) -> None:
     steps = threading.Semaphore(0)
-    body = {"messages": HI, "stream": True, "temperature": 0, "max_tokens": 60, "reasoning_control": True}
-    async with serve(stepped(steps)) as api, posting(api.app, CHAT, body) as exchange:
+    async with serve(stepped(steps)) as api, posting(api.app, CHAT, CONTROLLED) as exchange:
         completion = await begun(exchange, steps)
         assert await end(api.client, completion) == {"success": True}
         thoughts, content = await rest(exchange, steps)
@@ -74,9 +74,8 @@ async def test_the_thoughts_of_a_running_chat_are_ended(serve: Serve) -> None:
 
 async def test_a_client_that_leaves_takes_its_id_along(serve: Serve) -> None:
     steps = threading.Semaphore(0)
-    body = {"messages": HI, "stream": True, "temperature": 0, "max_tokens": 60, "reasoning_control": True}
     async with serve(stepped(steps)) as api:
-        async with posting(api.app, CHAT, body) as exchange:
+        async with posting(api.app, CHAT, CONTROLLED) as exchange:
             completion = await begun(exchange, steps)
         assert await end(api.client, completion) == gone()
         for _ in range(5):
@@ -86,8 +85,8 @@ async def test_a_client_that_leaves_takes_its_id_along(serve: Serve) -> None:
 
 async def test_with_several_models_the_model_may_be_named(serve: Serve) -> None:
     steps = threading.Semaphore(0)
-    body = {"model": "first", "messages": HI, "stream": True, "max_tokens": 60, "reasoning_control": True}
-    async with serve(stepped(steps), models=TWO) as api, posting(api.app, CHAT, body) as exchange:
+    named = CONTROLLED | {"model": "first"}
+    async with serve(stepped(steps), models=TWO) as api, posting(api.app, CHAT, named) as exchange:
         completion = await begun(exchange, steps)
         assert await end(api.client, completion, model="b") == gone()
         assert await end(api.client, completion, model="org/a:Q8") == {"success": True}
@@ -110,7 +109,6 @@ async def settled(api: Api) -> None:
     await asyncio.gather(*(idle(s.loaded.engine) for s in api.pool.states() if s.loaded is not None))
 
 
-LONG = "<think>I wonder and wonder and wonder</think>Hello"
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
 CALL = tool_call("f")
 OPENS = "{% if add_generation_prompt and enable_thinking %}<think>{% endif %}{# </think> #}"
@@ -119,7 +117,7 @@ BUDGET = {"temperature": 0, "thinking_budget_tokens": 8, "reasoning_budget_messa
 
 def thinker(answer: str = "Hello") -> FakeLoader:
     """Thinks for long; says the answer when it is told that it is enough."""
-    replies = {"assistant\n": LONG, "Enough.</think>": answer}
+    replies = {"assistant\n": THOUGHTS, "Enough.</think>": answer}
     return FakeLoader(n_seq=2, n_ctx_seq=1024, replies=replies)
 
 
@@ -148,7 +146,7 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required"
 async def test_a_schema_holds_behind_the_thoughts(serve: Serve, opened: bool) -> None:
     """Whether the prompt or the model opens them."""
     models = {"demo": THINKER["demo"] | {"chat_template": CHATML + OPENS}} if opened else THINKER
-    replies = {"assistant\n<think>" if opened else "assistant\n": LONG[7 * opened :], "Enough.</think>": '{"a":1}'}
+    replies = {"assistant\n<think>" if opened else "assistant\n": THOUGHTS[7 * opened :], "Enough.</think>": '{"a":1}'}
     async with serve(FakeLoader(n_ctx_seq=1024, replies=replies), models=models) as api:
         asked = {"messages": HI, "json_schema": SCHEMA, "max_tokens": 100, **BUDGET}
         (choice,) = (await api.client.post(CHAT, json=asked)).json()["choices"]
@@ -161,7 +159,7 @@ async def test_a_schema_holds_behind_the_thoughts(serve: Serve, opened: bool) ->
 
 
 async def test_a_call_that_must_come_comes_behind_the_thoughts(serve: Serve) -> None:
-    replies = {"assistant\n": LONG, "Enough.</think>": CALL}
+    replies = {"assistant\n": THOUGHTS, "Enough.</think>": CALL}
     shown = "{{ tools }}{# <tool_call></tool_call> #}" + THINKER["demo"]["chat_template"]
     models = {"demo": THINKER["demo"] | {"chat_template": shown}}
     async with serve(FakeLoader(n_ctx_seq=2048, replies=replies), models=models) as api:

@@ -12,7 +12,7 @@ from tests.api.conftest import Api, GoLive, Live, Serve, until
 from tests.support.fakes import CHATML, FakeLoader
 
 DEMO, B = "[demo]\nmodel = demo.gguf\nload-on-startup = true\n", "[b]\nmodel = b.gguf\n"
-DEMO_ARGS, B_ARGS = ["llamapool", "--load", "startup", "--model", "demo.gguf"], ["llamapool", "--model", "b.gguf"]
+DEMO_ARGS = ["llamapool", "--load", "startup", "--model", "demo.gguf"]
 TWO = {
     "org/a:Q8": {"path": "a.gguf", "load": "startup", "aliases": ["first"], "tags": ["small"]},
     "b": {"path": "b.gguf", "load": "on_demand"},

@@ -19,7 +19,6 @@ def lora_file(
     *,
     model: TinyModel = PLAIN,
     seed: int = 11,
-    strength: float = 1.0,
     task_name: str = "",
     prompt_prefix: str = "",
     invocation_tokens: Sequence[int] = (),
@@ -47,16 +46,14 @@ def lora_file(
             n_in = model.n_ff if target == "ffn_down" else model.n_embd
             tensor = f"blk.{layer}.{target}.weight"
             down = rng.standard_normal((RANK, n_in), np.float32) / np.float32(np.sqrt(n_in))
-            up = rng.standard_normal((model.n_embd, RANK), np.float32) * np.float32(strength)
+            up = rng.standard_normal((model.n_embd, RANK), np.float32)
             writer.add_tensor(f"{tensor}.lora_a", down)
             writer.add_tensor(f"{tensor}.lora_b", up)
     finish(writer)
     return path
 
 
-def control_vector_file(
-    folder: Path, name: str = "control", *, model: TinyModel = PLAIN, seed: int = 21, strength: float = 2.0
-) -> Path:
+def control_vector_file(folder: Path, name: str = "control", *, model: TinyModel = PLAIN, seed: int = 21) -> Path:
     """``NAME.gguf``: one direction for each layer from 1 on (layer 0 has none, by the format's definition)."""
     path = folder / f"{name}.gguf"
     writer = GGUFWriter(path, "controlvector")
@@ -64,6 +61,6 @@ def control_vector_file(
     writer.add_uint32("controlvector.layer_count", model.n_layer - 1)
     rng = np.random.default_rng(seed)
     for layer in range(1, model.n_layer):
-        writer.add_tensor(f"direction.{layer}", rng.standard_normal(model.n_embd, np.float32) * np.float32(strength))
+        writer.add_tensor(f"direction.{layer}", rng.standard_normal(model.n_embd, np.float32) * np.float32(2))
     finish(writer)
     return path

@@ -44,10 +44,8 @@ class FakeConstraint:
 
     kind: str
     source: Any = None
-    n_forks: int = 0
 
     def fork(self) -> "FakeConstraint":
-        self.n_forks += 1
         return FakeConstraint(self.kind, self.source)
 
 
@@ -131,8 +129,8 @@ def finished(
     return Finished(index, reason, stopping_word, n_prompt, n_cached, n_predicted, timings, 0, 7)
 
 
-def logprob(piece: bytes, value: float = -0.5, *, token: int = 1, top: Sequence[TokenLogprob] = ()) -> TokenLogprob:
-    return TokenLogprob(token, piece, value, tuple(top))
+def logprob(piece: bytes, value: float = -0.5, *, token: int = 1) -> TokenLogprob:
+    return TokenLogprob(token, piece, value, ())
 
 
 def chunks(raw: Sequence[bytes]) -> list[dict[str, Any]]:

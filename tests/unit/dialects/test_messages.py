@@ -59,19 +59,14 @@ def called(arguments: str) -> Message:
     return parse_messages({"max_tokens": 5, "messages": messages}).conversation.messages[1]
 
 
-@pytest.mark.parametrize("depth", [100, 400])
+@pytest.mark.parametrize("depth", [100, 400, 1020])
 def test_arguments_may_be_nested_more_deeply_than_orjson_writes(depth: int) -> None:
+    """Python 3.11 writes fewer levels than later versions: the deepest may be refused."""
     text = '{"a":["é",' * (depth // 2) + "null" + "]}" * (depth // 2)
-    assert called(text).calls[0].arguments == text
-
-
-def test_arguments_that_are_nested_too_deeply_are_refused_or_written() -> None:
-    """Python 3.11 writes fewer levels than later versions."""
-    text = '{"a":[' * 510 + "null" + "]}" * 510
     try:
         message = called(text)
     except InvalidRequest as error:
-        if "nested too deeply" not in str(error):
+        if depth < 1020 or "nested too deeply" not in str(error):
             raise
     else:
         assert message.calls[0].arguments == text

@@ -82,11 +82,11 @@ def test_the_rest_of_an_address_is_of_the_same_content(
 
 
 @contextmanager
-def registry(*, digest: str = DIGEST, content: bytes = MODEL) -> Iterator[str]:
+def registry(*, content: bytes = MODEL) -> Iterator[str]:
     """A registry on the loopback that sends its clients for a token first."""
     manifest = {"layers": [{"mediaType": "text/plain", "digest": "sha256:" + "0" * 64, "size": 1}]}
     kind = "application/vnd.docker.ai.gguf.v3"
-    manifest["layers"].append({"mediaType": kind, "digest": f"sha256:{digest}", "size": len(content)})
+    manifest["layers"].append({"mediaType": kind, "digest": f"sha256:{DIGEST}", "size": len(content)})
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def log_message(self, *_: object) -> None:
@@ -95,7 +95,7 @@ def registry(*, digest: str = DIGEST, content: bytes = MODEL) -> Iterator[str]:
         def do_GET(self) -> None:
             answers = {
                 "/v2/ai/tiny/manifests/latest": json.dumps(manifest).encode(),
-                f"/v2/ai/tiny/blobs/sha256:{digest}": content,
+                f"/v2/ai/tiny/blobs/sha256:{DIGEST}": content,
             }
             here = f"http://127.0.0.1:{server.server_port}"
             headers, status, body = {}, 404, b""

@@ -156,16 +156,13 @@ def test_a_file_that_is_too_large_is_not_looked_at() -> None:
         decoded(Decoder("nothing:here", DecodeOptions(file_bytes=85)), media_file("tiny.png"), 0)
 
 
-def test_work_that_does_not_end_is_stopped() -> None:
-    decoder = Decoder("tests.unit.media.test_decode:sleepers", limits=WorkLimits(wall_s=0.3))
-    with pytest.raises(Unreadable, match=r"stopped: it took more than 0\.3 s"):
-        decoded(decoder, media_file("tiny.png"), 0)
-    decoder.close()
-
-
-def test_a_crash_is_an_answer() -> None:
-    decoder = Decoder("tests.unit.media.test_decode:crashers")
-    with pytest.raises(Unreadable, match="or crashed"):
+@pytest.mark.parametrize(
+    ("work", "limits", "said"),
+    [("sleepers", WorkLimits(wall_s=0.3), r"stopped: it took more than 0\.3 s"), ("crashers", None, "or crashed")],
+)
+def test_work_that_does_not_end_or_crashes_is_an_answer(work: str, limits: WorkLimits | None, said: str) -> None:
+    decoder = Decoder(f"tests.unit.media.test_decode:{work}", limits=limits)
+    with pytest.raises(Unreadable, match=said):
         decoded(decoder, media_file("tiny.png"), 0)
     decoder.close()
 

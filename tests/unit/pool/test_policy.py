@@ -18,8 +18,8 @@ def unloaded(*ids: str) -> list[Candidate]:
     return [Candidate(model, Status.UNLOADED) for model in ids]
 
 
-def queue(*ids: str, since: float = 0.0) -> list[Waiting]:
-    return [Waiting(model, since) for model in ids]
+def queue(*ids: str) -> list[Waiting]:
+    return [Waiting(model, 0.0) for model in ids]
 
 
 def test_a_busy_model_gives_way_only_to_a_queue_that_lost_its_patience() -> None:

@@ -83,12 +83,6 @@ def test_the_order_of_precedence(tmp_path: Path) -> None:
     assert n_batch() == 2048
 
 
-def test_the_models_stay_in_the_files_order(tmp_path: Path) -> None:
-    config = write(tmp_path, "models: {z: {path: z}, a: {path: a, seed: 1}, m: {path: m}}\n")
-    env = {"LLAMAPOOL_MODELS__M__SEED": "2", "LLAMA_ARG_BATCH": "3"}
-    assert list(settings("-c", "1", env=env, config=config).models) == ["z", "a", "m"]
-
-
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An installed package's view: no configuration beside it, one in the working directory, as in the image."""

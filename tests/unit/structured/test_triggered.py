@@ -13,7 +13,6 @@ VOCAB = WordVocab()
 def triggered(
     *markers: str,
     at_start: bool = False,
-    shown: frozenset[int] = frozenset(),
     thoughts: ReasoningTags = (b"", ()),
     anywhere: bool = False,
 ) -> TriggeredConstraint:
@@ -21,7 +20,7 @@ def triggered(
     inner = WORDS.lark('start: "=" ("true" | "null") ";"')
     begun = tuple(TriggeredTag(marker.encode(), inner, at_start) for marker in markers)
     index = TextTokens(VOCAB).markers(list(map(str.encode, markers)))
-    return TriggeredConstraint(Rules(begun, index, shown, thoughts, anywhere))
+    return TriggeredConstraint(Rules(begun, index, frozenset(), thoughts, anywhere))
 
 
 def tokens_of(text: bytes, cuts: st.DataObject) -> list[int]:

@@ -48,8 +48,13 @@ def refused(vocab: FakeVocab | None = None, **body: Any) -> InvalidRequest:
     return caught.value
 
 
-def takes(made: Constraint | None, tokens: "bytes | list[int]") -> bool:
+def constraint(vocab: FakeVocab | None = None, **body: Any) -> Constraint:
+    made = native(vocab, **body).constraint
     assert made is not None
+    return made
+
+
+def takes(made: Constraint, tokens: "bytes | list[int]") -> bool:
     for token in tokens:
         if not made.allows(token):
             return False
@@ -58,28 +63,15 @@ def takes(made: Constraint | None, tokens: "bytes | list[int]") -> bool:
 
 
 def test_everything_may_come_until_a_word_does_and_then_the_grammar_holds() -> None:
-    made = native(grammar_triggers=[WORD]).constraint
+    made = constraint(grammar_triggers=[WORD])
     assert takes(made, b"I <say> <call")
-    copy = made.fork() if made else None
-    assert takes(copy, b"er and an end")
+    assert takes(made.fork(), b"er and an end")
     assert takes(made, b">12")
-    assert made is not None
     assert not made.allows(ord("x"))
     assert not made.allows(EOS)
     assert takes(made, b".")
     assert made.finished
     assert made.masked_by() is not None
-
-
-def test_what_would_go_on_wrongly_behind_a_word_does_not_come() -> None:
-    made = native(Split(), grammar_triggers=[WORD]).constraint
-    assert takes(made, b"<cal")
-    assert made is not None
-    mask = made.mask()
-    assert [mask[0] >> token & 1 for token in (2, 6)] == [0, 1]
-    assert not made.allows(2)
-    assert takes(made, [6, ord("8"), ord(".")])
-    assert made.finished
 
 
 @pytest.mark.parametrize(
@@ -93,18 +85,17 @@ def test_what_would_go_on_wrongly_behind_a_word_does_not_come() -> None:
     ],
 )
 def test_a_pattern_begins_it(kind: int, pattern: str, before: bytes) -> None:
-    made = native(grammar_triggers=[{"type": kind, "value": pattern}]).constraint
+    made = constraint(grammar_triggers=[{"type": kind, "value": pattern}])
     assert takes(made, before + b"<call>5")
-    assert made is not None
     assert not made.allows(ord("x"))
     assert takes(made, b".")
     assert made.finished
 
 
-def test_what_would_go_on_wrongly_behind_a_pattern_does_not_come() -> None:
-    made = native(Split(), grammar_triggers=[{"type": 2, "value": "<c.*l>"}]).constraint
+@pytest.mark.parametrize("trigger", [WORD, {"type": 2, "value": "<c.*l>"}])
+def test_what_would_go_on_wrongly_behind_a_trigger_does_not_come(trigger: dict[str, Any]) -> None:
+    made = constraint(Split(), grammar_triggers=[trigger])
     assert takes(made, b"<cal")
-    assert made is not None
     assert not made.allows(2)
     mask = made.mask()
     assert [mask[0] >> token & 1 for token in (2, 6)] == [0, 1]
@@ -123,12 +114,11 @@ class Split(Tagged):
 
 def test_a_token_is_a_trigger_only_as_that_token() -> None:
     for trigger in ({"type": 0, "value": "<call>", "token": 1}, WORD):
-        request = native(Tagged(), grammar_triggers=[trigger], preserved_tokens=["<call>"])
-        assert request.print_special == {1}
-        made = request.constraint
+        body: dict[str, Any] = {"grammar_triggers": [trigger], "preserved_tokens": ["<call>"]}
+        assert native(Tagged(), **body).print_special == {1}
+        made = constraint(Tagged(), **body)
         assert takes(made, b"a <call> in text ")
         assert takes(made, [1, ord("5"), ord(".")])
-        assert made is not None
         assert made.finished
 
 
@@ -141,14 +131,14 @@ def test_a_schema_may_wait_too_and_every_wire_format_knows_it() -> None:
         parse_completion({"prompt": "p", **lazy}).generation(Context(model_of())).requests[0].constraint,
         native(grammar=None, **lazy).constraint,
     ]
-    for constraint in made:
-        assert takes(constraint, b'Here: {"a": 1}')
-        assert constraint is not None
-        assert constraint.finished
+    for each in made:
+        assert each is not None
+        assert takes(each, b'Here: {"a": 1}')
+        assert each.finished
 
 
 def test_without_lazy_triggers_mean_nothing_and_without_a_grammar_nothing_waits() -> None:
-    assert not takes(native(grammar_lazy=False, grammar_triggers=[WORD]).constraint, b"Hi")
+    assert not takes(constraint(grammar_lazy=False, grammar_triggers=[WORD]), b"Hi")
     assert native(grammar=None, grammar_triggers=[WORD]).constraint is None
 
 

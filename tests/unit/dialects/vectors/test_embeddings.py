@@ -1,6 +1,5 @@
 """Bodies of the embeddings endpoints, what is computed for them, and their replies."""
 
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -23,10 +22,11 @@ class FreeVocab(FakeVocab):
         return super().tokenize(text, add_special=False, parse_special=parse_special)
 
 
-def model(pooling: Pooling = Pooling.MEAN, *, norm: int = 2, vocab: FakeVocab | None = None) -> LoadedModel:
+def model(pooling: Pooling = Pooling.MEAN, *, vocab: FakeVocab | None = None) -> LoadedModel:
     runner = FakeEmbeddingRunner(pooling=pooling)
-    chosen = replace(spec("demo"), embd_normalize=norm)
-    return cast(LoadedModel, SimpleNamespace(spec=chosen, vocab=vocab or FakeVocab(), media=None, embedder=runner))
+    return cast(
+        LoadedModel, SimpleNamespace(spec=spec("demo"), vocab=vocab or FakeVocab(), media=None, embedder=runner)
+    )
 
 
 def job(body: dict[str, Any], *, openai: bool = True, of: LoadedModel | None = None) -> VectorJob:

@@ -41,7 +41,6 @@ class Files:
         self.gate.set()
         self.reading = threading.Event()
         self.failing: Exception | None = None
-        self.n_reads = 0
         self.shared, self.follow_s = False, 60.0
         self.known: set[str] = set()
 
@@ -65,7 +64,6 @@ class Files:
     def read(self, name: str) -> CacheEntry:
         self.reading.set()
         assert self.gate.wait(60)
-        self.n_reads += 1
         if name in self.damaged:
             raise InvalidRequest("it is damaged")
         return replace(self.saved[name])

@@ -128,14 +128,19 @@ def test_choices_count_not_requests() -> None:
     assert not admits(asked(), queue(asked(n=7), asked(n=3)), n_slots=2, max_queue=8)
 
 
-def test_others_get_in_up_to_their_share_when_one_client_has_filled_the_queue() -> None:
+@pytest.mark.parametrize(
+    ("more", "n", "later"),
+    [(asked("b"), 5, asked("c")), (asked(priority=-1), 4, asked("b", priority=5))],
+    ids=["another client", "an urgent request"],
+)
+def test_who_gets_into_a_queue_that_one_client_has_filled_leaves_places(more: Request, n: int, later: Request) -> None:
     waiting = queue(*[asked()] * 10)
     n_admitted = 0
-    while admits(asked("b"), waiting, n_slots=2, max_queue=8):
-        waiting += queue(asked("b"))
+    while admits(more, waiting, n_slots=2, max_queue=8):
+        waiting += queue(more)
         n_admitted += 1
-    assert n_admitted == 5
-    assert admits(asked("c"), waiting, n_slots=2, max_queue=8)
+    assert n_admitted == n
+    assert admits(later, waiting, n_slots=2, max_queue=8)
     assert not admits(asked("a"), waiting, n_slots=2, max_queue=8)
 
 
@@ -143,16 +148,6 @@ def test_twice_the_queue_is_the_end_for_everybody() -> None:
     waiting = queue(*(asked(f"{i}") for i in range(18)))
     assert not admits(asked("new", priority=-10), waiting, n_slots=2, max_queue=8)
     assert admits(asked("new"), waiting[1:], n_slots=2, max_queue=8)
-
-
-def test_what_is_urgent_gets_in_beside_its_client_s_own_flood_and_leaves_a_place_for_others() -> None:
-    waiting = queue(*[asked()] * 10)
-    n_admitted = 0
-    while admits(asked(priority=-1), waiting, n_slots=2, max_queue=8):
-        waiting += queue(asked(priority=-1))
-        n_admitted += 1
-    assert n_admitted == 4
-    assert admits(asked("b", priority=5), waiting, n_slots=2, max_queue=8)
 
 
 async def test_a_flood_of_one_client_is_refused_and_others_are_served() -> None:

@@ -9,7 +9,7 @@ from tests.support.fakes import FakeRunner
 
 
 class FakeDraft:
-    """Says what `of` would say greedily, but for `wrong` of a hundred tokens, which it gives probability `p`.
+    """Says what `of` would say greedily, but for `wrong` of a hundred tokens, which it gives probability 0.9.
 
     ``on_decode`` sees each batch first and may raise. ``n_cells``: of all sequences together, as in a unified cache.
     """
@@ -19,7 +19,6 @@ class FakeDraft:
         of: FakeRunner,
         *,
         wrong: int = 0,
-        p: float = 0.9,
         n_cells: int = 1 << 30,
         on_decode: Callable[[Sequence[BatchEntry]], None] | None = None,
     ) -> None:
@@ -28,7 +27,6 @@ class FakeDraft:
         self.cells: dict[int, list[int]] = {s: [] for s in range(of.info.n_seq)}
         self._of = of
         self._wrong = wrong
-        self._p = p
         self._n_cells = n_cells
         self._on_decode = on_decode
         self._outputs: list[list[int]] = []
@@ -56,7 +54,7 @@ class FakeDraft:
         tokens = self._outputs[output]
         history = self._of.vocab.detokenize(tokens)
         right = self._of._next(history)
-        return (right if zlib.crc32(history[::-1]) % 100 >= self._wrong else ord("?")), self._p
+        return (right if zlib.crc32(history[::-1]) % 100 >= self._wrong else ord("?")), 0.9
 
     def seq_remove(self, seq: int, pos: int) -> bool:
         del self.cells[seq][pos:]

@@ -28,12 +28,12 @@ pytestmark = pytest.mark.timeout(60)
 class Desk:
     """The tickets of the first of two instances, without its thread."""
 
-    def __init__(self, n_seq: int = 1, *, n_cells: int | None = None, queue_s: float = 0.0) -> None:
+    def __init__(self, n_seq: int = 1, *, n_cells: int | None = None) -> None:
         self.now = 0.0
         self.ended: list[Ticket] = []
         self.queue = ModelQueue(2, n_seq)
         info = FakeRunner(n_seq=n_seq, n_cells=n_cells, unified=n_cells is not None).info
-        self.scheduler = Scheduler(info, EngineParams(queue_timeout_s=queue_s), self.queue.counters)
+        self.scheduler = Scheduler(info, EngineParams(queue_timeout_s=0.0), self.queue.counters)
         clock = lambda: self.now  # noqa: E731
         self.requests = Requests(
             *(self.scheduler, self.queue, 0, Mailbox(asyncio.get_running_loop(), self.ended.extend), EngineStats()),
