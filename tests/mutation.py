@@ -6,8 +6,8 @@ a forked copy of that process, in which the code of its function is replaced. No
 Only expressions inside functions are changed: the others have run before the fork.
 
 ``--matrix FILE`` runs tests until two functions fail, and lists those that kill no mutant alone. It adds to the results
-in FILE, so a run that ``--seconds`` ended goes on. A mutant is measured again when its killer is deleted. Delete FILE
-when the package changes: it has line numbers.
+in FILE, so a run that ``--seconds`` ended can continue. A mutant is measured again when its killer is deleted. Delete
+FILE when the package changes: it has line numbers.
 """
 
 import argparse
