@@ -4,6 +4,7 @@ A line has the message and the record's ``extra``, preceded by the id of the cur
 these fields follow the message as ``name=value``; as JSON they are keys of their own.
 """
 
+import faulthandler
 import json
 import logging
 import logging.config
@@ -89,7 +90,12 @@ def _origin(logger: str) -> str:
 
 
 def configure(settings: LogSettings) -> None:
-    """Log as `settings` say. Raises ConfigError when the log file cannot be opened."""
+    """Log as `settings` say, and the stacks of all threads if native code crashes.
+
+    Raises ConfigError when the log file cannot be opened.
+    """
+    if sys.stderr is not None and not faulthandler.is_enabled():
+        faulthandler.enable(2)
     try:
         logging.config.dictConfig(log_config(settings))
     except ValueError as error:  # dictConfig's wrapping of what the file handler raised

@@ -110,6 +110,16 @@ def test_sigterm_lets_streams_end_and_the_status_is_zero(
     assert lines[-2:] == [b"data: [DONE]\n", b"\n"]
 
 
+def test_a_crash_of_native_code_leaves_the_stacks_of_all_threads(tiny: Path) -> None:
+    server = llamapool(tiny, *FLAGS)
+    server.ends_with = -signal.SIGSEGV
+    with server:
+        server.process.send_signal(signal.SIGSEGV)
+        assert server.process.wait(60) == -signal.SIGSEGV
+        assert "Fatal Python error: Segmentation fault" in server.log_tail(100_000)
+        assert "/server/engine/loop.py" in server.log_tail(100_000)
+
+
 def test_too_little_memory_for_caches_costs_caches_only(tmp_path: Path) -> None:
     deep = gguf_file(tmp_path, TinyModel(n_layer=12, n_embd=256, n_head_kv=4))  # so that a state has 24 megabytes
     with llamapool(deep, "-c", "2048", "-np", "2", "-t", "1", "--cache-ram", "100000", *EXACT) as server:
