@@ -8,6 +8,7 @@ the ``sh`` block before it.
 import http.client
 import os
 import re
+import shutil
 import ssl
 import subprocess
 import sys
@@ -139,6 +140,21 @@ def test_an_example_works(name: str, serve: RealServer) -> None:
     assert done.returncode == 0, done.stderr
     for part in SAYS[name]:
         assert part in done.stdout
+
+
+@pytest.mark.skipif(shutil.which("jq") is None, reason="docs/session.sh needs jq")
+def test_the_recorded_session_shows_what_the_server_answers(serve: RealServer) -> None:
+    how: dict[str, Any] = {"cwd": ROOT, "capture_output": True, "text": True, "timeout": 300}
+    done = subprocess.run(["bash", "docs/session.sh", serve.base_url], **how, check=True)
+    page = (DOCS / "session.md").read_text()
+    assert _steady(done.stdout) == _steady(page)
+    assert len(_steady(page)) > 10
+
+
+def _steady(session: str) -> list[str]:
+    """Return the JSON lines of `session` without ids, times, versions and late decimals."""
+    varies = re.compile(r'"(?:id|system_fingerprint)":"[^"]*"|"created":\d+|"timings":.*|(?<=\.\d\d)\d+')
+    return [varies.sub("", line) for line in session.splitlines() if line.startswith(("{", "[{", "data:"))]
 
 
 @pytest.mark.parametrize("program", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
