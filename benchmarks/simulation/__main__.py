@@ -1,4 +1,4 @@
-"""Run the comparison and print the results; with ``--json`` also append them to a file."""
+"""Run the comparison (two minutes) and print each result; with ``--json`` also append it to a file."""
 
 import argparse
 import gc
@@ -51,7 +51,7 @@ def main() -> None:
     """Every policy at every number of slots, one after the other."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.simulation", description=__doc__)
     parser.add_argument("--slots", default="64,256,512", help="numbers of slots, separated by commas")
-    parser.add_argument("--requests", type=int, default=20_000, help="replies of each simulation (1000000: hours)")
+    parser.add_argument("--requests", type=int, default=4000, help="replies of each simulation (1000000: hours)")
     parser.add_argument("--policies", default="local,shared,ram", help="of batches, local, shared, ram, pinned, disk")
     parser.add_argument("--people", type=int, default=PEOPLE, help="clients for each slot")
     parser.add_argument("--seed", type=int, default=1)
