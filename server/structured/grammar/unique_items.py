@@ -1,8 +1,8 @@
 """`uniqueItems`, which no grammar can express: refuses the tokens that repeat an item.
 
 `UniquePlaces` finds the arrays whose items must differ. `Cursor` follows the JSON as it is written, byte by byte. If
-the schema lists the values of the items (`enum`, `const`, booleans, few integers), no item is begun that can only
-repeat one. Otherwise a reply fails where every continuation repeats an item.
+the schema lists the values of the items (`enum`, `const`, booleans, few integers), or an item is `true`, `false` or
+`null`, no item is begun that can only repeat one. Otherwise a reply fails where every continuation repeats an item.
 """
 
 import json
@@ -23,6 +23,7 @@ MARK = "x-unique"
 """The keyword for `uniqueItems` in a rewritten schema, with its place in the client's. llguidance ignores it."""
 _MAX_VALUES = 2000  # that a schema may list, to be kept
 _IN_PLACE = ("allOf", "anyOf", "oneOf")
+_LITERALS = (b"false", b"null", b"true")
 _QUOTE, _ESCAPE = ord('"'), ord("\\")
 _LONGEST_INT = 300  # digits
 
@@ -239,7 +240,9 @@ class Cursor:
             if values[texts[at]] not in frame.seen:
                 return True
             at += 1
-        return at == first  # none is known
+        if at > first:
+            return False
+        return not any(begun and text.startswith(begun) and _value(text) in frame.seen for text in _LITERALS)
 
 
 def _value(text: bytes) -> Hashable:

@@ -179,6 +179,14 @@ def test_inside_a_lark_grammar_it_is_refused_with_its_place() -> None:
         BYTES.lark(f"start: %json {schema}")
 
 
+@pytest.mark.parametrize("items", [{"type": ["integer", "null", "boolean"]}, {}])
+def test_a_literal_is_begun_once(items: Any) -> None:
+    schema = {**UNIQUE, "items": items}
+    assert {"f", "t"} < set(next_bytes(after(schema, "[null,")))
+    assert "n" not in next_bytes(after(schema, "[null,"))
+    assert not {"n", "t"} & set(next_bytes(after(schema, "[true,1,null, ")))
+
+
 ITEMS: list[tuple[Any, float]] = [
     *(({}, inf), ({"type": "string"}, inf), ({"type": "integer"}, inf), ({"type": "boolean"}, 2), (UNIQUE, inf)),
     *(({"enum": ["a", "b", 1, None]}, 4), ({"type": "integer", "minimum": 8, "maximum": 10}, 3)),
