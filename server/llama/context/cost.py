@@ -8,9 +8,9 @@ from server.engine.runner_api import BatchEntry
 from server.llama.context.batch import Batch
 from server.llama.library import C
 
-REPEATS = 5  # of which the quickest counts: with other processes running a decode may take a hundred times as long
-SAME = 1.05  # no further repeats, once the two quickest differ by less: all of them took a third of a start
-SLOW_S = 1.0  # no further repeats, when they have taken so long; one at all, when the run before them has
+MOST_RUNS = 6  # of which the quickest counts: with other processes running a decode may take a hundred times as long
+SAME = 1.1  # no further runs, once the two quickest differ by less: all of them took a third of a start
+SLOW_S = 1.0  # no further runs after two, when they have taken so long
 MANY_TOKENS = 16  # per run, of which each takes about as long as a token of a prompt
 
 
@@ -42,14 +42,16 @@ def measure(context: int, n_seq: int, n_vocab: int, token: int) -> ContextCost:
 
     def quickest_s(*seqs: int, n_tokens: int = 1, copies: bool = False) -> float:
         C.llama_memory_clear(memory, False)
+        if copies:
+            decode_s(0, 0)
 
-        def repeat(number: int) -> float:
-            if copies and number:
+        def run(number: int) -> float:
+            if copies:
                 C.llama_memory_seq_rm(memory, 1, -1, -1)
                 C.llama_memory_seq_cp(memory, 0, 1, -1, -1)
-            return decode_s(number * n_tokens, *seqs, n_tokens=n_tokens)
+            return decode_s((number + copies) * n_tokens, *seqs, n_tokens=n_tokens)
 
-        return quickest(repeat)
+        return quickest(run)
 
     evaluation_s, evaluation_tokens, n = 0.0, 0.0, min((n_seq + 1) // 2, 4)
     together_s = quickest_s(*range(n))
@@ -63,15 +65,14 @@ def measure(context: int, n_seq: int, n_vocab: int, token: int) -> ContextCost:
 
 
 def quickest(run: Callable[[int], float]) -> float:
-    """Return the seconds of the quickest run but the first, number 0, which builds the graph."""
-    n_least = 1 if run(0) > SLOW_S else 2
+    """Return the seconds of the quickest of two to `MOST_RUNS` runs."""
     times: list[float] = []
-    while len(times) < n_least or (sum(times) < SLOW_S and len(times) < REPEATS and not _agree(times)):
-        times.append(run(1 + len(times)))
+    while len(times) < 2 or (sum(times) < SLOW_S and len(times) < MOST_RUNS and not _agree(times)):
+        times.append(run(len(times)))
     return min(times)
 
 
 def _agree(times: Sequence[float]) -> bool:
     """Return whether the two quickest of `times` differ little."""
-    two = sorted(times)[:2]
-    return len(two) == 2 and two[1] <= SAME * two[0]
+    least, next_least, *_ = sorted(times)
+    return next_least <= SAME * least
