@@ -16,9 +16,10 @@ import hashlib
 import os
 import zlib
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 REASONING, COMPACTION = b"", b"compaction"
 """Purposes of values."""
@@ -30,10 +31,16 @@ class TamperedReasoning(ValueError):
     """A key of this server made the value, and it was changed, cut off, or made for another purpose."""
 
 
-def _key(secret: bytes) -> tuple[str, AESGCM]:
+def _key(secret: bytes) -> tuple[str, bytes]:
     """Return how values of this key begin, and the key."""
     derived = hashlib.blake2b(secret, digest_size=32 + _ID_BYTES, person=b"llamapool think").digest()
-    return base64.b64encode(_MAGIC + derived[32:]).decode(), AESGCM(derived[:32])
+    return base64.b64encode(_MAGIC + derived[32:]).decode(), derived[:32]
+
+
+def _cipher(key: bytes) -> "AESGCM":
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # 6 MB, which few servers need
+
+    return AESGCM(key)
 
 
 class ReasoningCipher:
@@ -49,7 +56,7 @@ class ReasoningCipher:
             return ""
         nonce = os.urandom(_NONCE_BYTES)
         packed = zlib.compress(text.encode(errors="replace"), level=1)
-        box = self._keys[self._head].encrypt(nonce, packed, purpose)
+        box = _cipher(self._keys[self._head]).encrypt(nonce, packed, purpose)
         return self._head + base64.b64encode(nonce + box).decode()
 
     def decrypt(self, value: str, purpose: bytes = REASONING) -> str | None:
@@ -60,9 +67,11 @@ class ReasoningCipher:
         key = self._keys.get(value[:_HEAD_CHARS])
         if key is None:
             return None
+        from cryptography.exceptions import InvalidTag
+
         try:
             sealed = base64.b64decode(value[_HEAD_CHARS:], validate=True)
-            return zlib.decompress(key.decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], purpose)).decode()
+            return zlib.decompress(_cipher(key).decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], purpose)).decode()
         except (binascii.Error, ValueError, InvalidTag) as error:
             raise TamperedReasoning from error
 
