@@ -29,7 +29,7 @@ from server.mcp.config import ANY_LABEL, McpRules, named, read_servers
 from server.mcp.servers import McpServers
 from server.media.decode import DecodeOptions, Decoder
 from server.media.document import DocumentLimits
-from server.media.fetch import AllowedHosts, MediaFetcher
+from server.media.hosts import AllowedHosts
 from server.media.loader import MediaLoader
 from server.metrics.exposition import Metrics
 from server.metrics.gpu import GpuCollector, gpu_collector
@@ -285,7 +285,7 @@ def media_loader_of(server: ServerSettings) -> MediaLoader:
     sites = AllowedHosts(ANYWHERE in server.media_fetch, hosts, server.media_path)
     video = DecodeOptions(fps=max(server.video_fps, 0.0), stamp_ms=max(server.video_timestamp_interval, 0))
     documents = DocumentLimits(server.document_pages, server.document_bytes, cpu_s=server.document_seconds)
-    return MediaLoader(Decoder(IMAGE_DECODER, video, documents=documents), MediaFetcher(sites))
+    return MediaLoader(Decoder(IMAGE_DECODER, video, documents=documents), sites)
 
 
 def mcp_of(server: ServerSettings) -> McpServers:

@@ -1,6 +1,6 @@
 """One session with an MCP server over the official package. Every failure is an `McpFault`.
 
-HTTP connections follow the address rules of media fetching (`server.media.fetch`), and each reply is bounded.
+HTTP connections follow the address rules of media fetching (`server.media.hosts`), and each reply is bounded.
 """
 
 import asyncio
@@ -28,8 +28,9 @@ from mcp_types import CONNECTION_CLOSED, CallToolResult, ContentBlock
 from server.errors import short
 from server.mcp.config import McpServer
 from server.mcp.servers import Json, McpFault, McpResult, McpTool
-from server.media.fetch import AllowedHosts, CheckedBackend, resolved
+from server.media.fetch import CheckedBackend
 from server.media.header import Unreadable
+from server.media.hosts import AllowedHosts, resolved
 from server.media.source import Media
 from server.sandbox.process import public_environment
 

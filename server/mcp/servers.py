@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from server.errors import ConfigError
 from server.mcp.config import McpRules, McpServer
-from server.media.fetch import AllowedHosts
+from server.media.hosts import AllowedHosts
 from server.media.source import Media
 
 if TYPE_CHECKING:

@@ -1,53 +1,22 @@
 """Downloads files from addresses in requests.
 
-An address in a request makes the server send a request. So all addresses are rejected by default (`AllowedHosts`),
-and allowed names never resolve to a private network. The server connects to the address that it checked, checks each
+`server.media.hosts` says which addresses are allowed. The server connects to the address that it checked, checks each
 redirect like the first address, and limits size, time and number.
 """
 
 import asyncio
-import ipaddress
-import socket
 import string
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from urllib.parse import quote, urljoin, urlsplit
 
 import httpcore2
 
 from server.media.header import Unreadable
+from server.media.hosts import AllowedHosts, Resolve, checked_address, resolved, shown
 
 _REDIRECTS = (301, 302, 303, 307, 308)
 _FILE = "file://"
-_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
-_SHOWN_CHARS = 200
-IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
-Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
-"""A host and a port to the addresses that the name has."""
-
-
-@dataclass(frozen=True, slots=True)
-class AllowedHosts:
-    """The hosts that may be contacted: none, all (``anywhere``), or these names.
-
-    A name that starts with ``*.`` matches all subdomains. A listed IP address is allowed in any network; a name
-    never resolves to a private one. ``folder``: root of ``file://`` addresses; None = not allowed.
-    """
-
-    anywhere: bool = False
-    hosts: tuple[str, ...] = ()
-    folder: Path | None = None
-
-    def allow(self, host: str) -> bool:
-        """Return whether the host may be contacted."""
-        if self.anywhere or host in self.hosts:
-            return True
-        return any(name.startswith("*.") and host.endswith(name[1:]) for name in self.hosts)
-
-    def trust(self, host: str) -> bool:
-        """Return whether the IP address is listed."""
-        return host in self.hosts and _address(host) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +26,6 @@ class FetchLimits:
     file_bytes: int = 10 << 20
     seconds: float = 10.0
     redirects: int = 3
-
-
-async def resolved(host: str, port: int) -> Sequence[str]:
-    """Resolve the host by the system."""
-    loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return [str(entry[4][0]) for entry in found]
 
 
 class MediaFetcher:
@@ -88,7 +50,7 @@ class MediaFetcher:
             async with asyncio.timeout(self._limits.seconds):
                 return await self._remote(url)
         except TimeoutError:
-            raise Unreadable(f"{_shown(url)} took more than {self._limits.seconds:g} s") from None
+            raise Unreadable(f"{shown(url)} took more than {self._limits.seconds:g} s") from None
 
     def _local(self, url: str) -> bytes:
         """Return a file below the folder (llama-server's rules and words)."""
@@ -96,18 +58,18 @@ class MediaFetcher:
         if folder is None:
             raise Unreadable("file:// URLs are not allowed unless --media-path is specified")
         name = url[len(_FILE) :]
-        shown = _shown(name)[1:-1]
+        quoted = shown(name)[1:-1]
         try:
             base = folder.resolve(strict=True)
             place = (base / name.lstrip("/")).resolve()
             if ".." in name or "\0" in name or not place.is_relative_to(base):
-                raise Unreadable(f"file path is not allowed: {shown}")
+                raise Unreadable(f"file path is not allowed: {quoted}")
             if not place.is_file():
-                raise Unreadable(f"file does not exist or cannot be opened: {shown}")
+                raise Unreadable(f"file does not exist or cannot be opened: {quoted}")
             with place.open("rb") as file:
                 found = file.read(self._limits.file_bytes + 1)
         except (OSError, ValueError, RuntimeError):  # the last: links in a circle, before Python 3.13
-            raise Unreadable(f"file does not exist or cannot be opened: {shown}") from None
+            raise Unreadable(f"file does not exist or cannot be opened: {quoted}") from None
         if len(found) > self._limits.file_bytes:
             raise self._too_large(url)
         return found
@@ -121,8 +83,8 @@ class MediaFetcher:
             try:
                 url = urljoin(url, moved)
             except ValueError:  # e.g. an unclosed bracket
-                raise Unreadable(f"{_shown(url)} is a redirect to what is no address") from None
-        raise Unreadable(f"{_shown(url)} has more than {self._limits.redirects} redirects")
+                raise Unreadable(f"{shown(url)} is a redirect to what is no address") from None
+        raise Unreadable(f"{shown(url)} has more than {self._limits.redirects} redirects")
 
     def _check(self, url: str) -> None:
         """Raise `Unreadable` for an address whose host may not be contacted."""
@@ -131,14 +93,14 @@ class MediaFetcher:
             host, _ = (parts.hostname or "").rstrip("."), parts.port
             _ascii(host)
         except ValueError:  # e.g. of a port, or of letters that no host's name has
-            raise Unreadable(f"{_shown(url)} is no address") from None
+            raise Unreadable(f"{shown(url)} is no address") from None
         if parts.scheme not in ("http", "https") or not host or "%" in host:
-            raise Unreadable(f"{_shown(url)} is no http or https address")
+            raise Unreadable(f"{shown(url)} is no http or https address")
         if parts.username is not None or parts.password is not None:
             raise Unreadable("an address with a user's name in it is not asked")
         if not self._sites.allow(host):
             raise Unreadable(
-                f"files of {_shown(host)} are not fetched: this server's option media_fetch does not allow it; "
+                f"files of {shown(host)} are not fetched: this server's option media_fetch does not allow it; "
                 "send the file itself, as a data URL"
             )
 
@@ -172,13 +134,13 @@ class MediaFetcher:
                     return given[b"location"].decode("latin-1"), b""
                 return "", await self._body(url, reply, given)
         except (httpcore2.NetworkError, httpcore2.ProtocolError, httpcore2.TimeoutException, OSError):
-            raise Unreadable(f"{_shown(url)} can't be fetched") from None
+            raise Unreadable(f"{shown(url)} can't be fetched") from None
 
     async def _body(self, url: str, reply: httpcore2.Response, headers: dict[bytes, bytes]) -> bytes:
         if not 200 <= reply.status < 300:
-            raise Unreadable(f"{_shown(url)} can't be fetched: HTTP status {reply.status}")
+            raise Unreadable(f"{shown(url)} can't be fetched: HTTP status {reply.status}")
         if headers.get(b"content-encoding", b"identity").lower() != b"identity":
-            raise Unreadable(f"{_shown(url)} can't be fetched: the reply is compressed")
+            raise Unreadable(f"{shown(url)} can't be fetched: the reply is compressed")
         declared = headers.get(b"content-length", b"0")
         if declared.isdigit() and int(declared) > self._limits.file_bytes:
             raise self._too_large(url)
@@ -190,7 +152,7 @@ class MediaFetcher:
         return bytes(found)
 
     def _too_large(self, url: str) -> Unreadable:
-        return Unreadable(f"{_shown(url)} has more than {self._limits.file_bytes} bytes")
+        return Unreadable(f"{shown(url)} has more than {self._limits.file_bytes} bytes")
 
 
 class CheckedBackend(httpcore2.AsyncNetworkBackend):
@@ -217,47 +179,5 @@ class CheckedBackend(httpcore2.AsyncNetworkBackend):
         await self._backend.sleep(seconds)
 
 
-async def checked_address(host: str, port: int, sites: AllowedHosts, resolve: Resolve) -> str:
-    """Return an IP address of the host. Raises `Unreadable` if it has none, or one of a private network that `sites`
-    does not list.
-    """
-    try:
-        addresses = await resolve(host, port)
-    except (OSError, UnicodeError):
-        addresses = ()
-    if not addresses:
-        raise Unreadable(f"{_shown(host)} is not known")
-    if not sites.trust(host):
-        for written in addresses:
-            address = _address(written)
-            if address is None or not is_outer(address):
-                raise Unreadable(f"{_shown(host)} is, or leads to, an address that is not of the open internet")
-    return addresses[0]
-
-
-def is_outer(address: IpAddress) -> bool:
-    """Return whether the address is public. Also checks IPv4 addresses that are embedded in IPv6."""
-    if isinstance(address, ipaddress.IPv6Address):
-        mapped = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF) if address in _NAT64 else address.ipv4_mapped
-        if mapped is not None:
-            return is_outer(mapped)
-        if not all(inner is None or is_outer(inner) for inner in (address.sixtofour, *(address.teredo or ()))):
-            return False
-        if address.is_site_local:  # fec0::/10, which `is_global` calls one of the internet
-            return False
-    return address.is_global and not (address.is_multicast or address.is_reserved or address.is_unspecified)
-
-
-def _address(written: str) -> IpAddress | None:
-    try:
-        return ipaddress.ip_address(written.partition("%")[0])
-    except ValueError:
-        return None
-
-
 def _ascii(host: str) -> str:
     return host if host.isascii() else host.encode("idna").decode()
-
-
-def _shown(text: str) -> str:
-    return ascii(text[:_SHOWN_CHARS])

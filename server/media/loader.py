@@ -15,8 +15,8 @@ from server.errors import InvalidRequest, MediaFull, short
 from server.media.bitmap import Bitmap, BitmapKind, Decoded, Document, bitmaps_of, n_bytes_of
 from server.media.decode import Decoder
 from server.media.document import DocumentHints, media_type_of
-from server.media.fetch import MediaFetcher
 from server.media.header import Unreadable
+from server.media.hosts import AllowedHosts
 from server.media.source import FileContent, LoadedMedia, Media, MediaUrl, Source, StoredFile, StoredFiles
 from server.sandbox.process import Process
 
@@ -53,8 +53,8 @@ async def no_stored_files(_: str) -> FileContent | None:
 class MediaLoader:
     """Reads the media of requests; on the event loop. Decoding is other threads' wait for other processes' work."""
 
-    def __init__(self, decoder: Decoder, fetcher: MediaFetcher) -> None:
-        self._decoder, self._fetcher = decoder, fetcher
+    def __init__(self, decoder: Decoder, sites: AllowedHosts) -> None:
+        self._decoder, self._sites = decoder, sites
         self._held = _Held()
         self._threads: Executor = ThreadPoolExecutor(2, thread_name_prefix="media")
 
@@ -141,7 +141,9 @@ class MediaLoader:
                 raise Unreadable(f"No such File object: {short(source.id)}")
             return found
         if _is_fetched(source):
-            return FileContent(await self._fetcher.fetch(source.url), "")
+            from server.media.fetch import MediaFetcher  # with httpcore2: most servers fetch nothing
+
+            return FileContent(await MediaFetcher(self._sites).fetch(source.url), "")
         loop = asyncio.get_running_loop()
         data = await loop.run_in_executor(self._threads, partial(inline, source.url, any_type=any_type))
         return FileContent(data, "")

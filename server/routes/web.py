@@ -14,7 +14,6 @@ from server.routes.models import model_named
 from server.serving.services import key_of, services, target_of, whole_number
 from server.transport.body import read_body, read_json
 from server.transport.errors import json_reply
-from server.transport.forward import forward
 from server.transport.keys import given_key
 from server.transport.sse import EventStream, Watch, written
 from server.web.bench import SCENARIOS, Address, BenchBody, measured
@@ -78,6 +77,8 @@ async def cors_proxy(request: Request, url: str = "") -> Response:
     """Forward the request to ``url``, for a UI's MCP clients. 403 without ``--ui-mcp-proxy``."""
     if not services(request).options.proxy:
         return json_reply(_OFF, status=403)
+    from server.transport.forward import forward  # with httpcore2: only the proxy of the web UI needs it
+
     return await forward(request, url, await read_body(request))
 
 

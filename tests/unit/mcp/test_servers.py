@@ -11,7 +11,7 @@ import pytest
 
 from server.mcp.config import McpRules, McpServer, read_servers
 from server.mcp.servers import McpFault, McpServers
-from server.media.fetch import AllowedHosts
+from server.media.hosts import AllowedHosts
 from server.media.source import Media
 from tests.support.mcp_server import PNG, STDIO, Tools, served
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import httpcore2
 import pytest
 
-from server.media.fetch import AllowedHosts, FetchLimits, MediaFetcher, is_outer
+from server.media.fetch import FetchLimits, MediaFetcher
 from server.media.header import Unreadable
+from server.media.hosts import AllowedHosts, is_outer
 
 OUTER = "93.184.215.14"
 ANYWHERE = AllowedHosts(anywhere=True)

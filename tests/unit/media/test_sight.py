@@ -10,8 +10,8 @@ from server.errors import InvalidRequest, MediaFull
 from server.media.bitmap import Bitmap, bitmaps_of
 from server.media.decode import Decoder
 from server.media.document import DocumentHints
-from server.media.fetch import AllowedHosts, MediaFetcher
 from server.media.header import Unreadable
+from server.media.hosts import AllowedHosts
 from server.media.loader import MAX_FILES, MAX_LINKS, MediaLoader, MediaSupport, inline
 from server.media.source import Media, MediaUrl, Source
 from tests.media_files import media_file, png
@@ -57,7 +57,7 @@ async def decoder() -> Counting:
 
 @pytest.fixture
 async def media_loader(decoder: Counting) -> AsyncIterator[MediaLoader]:
-    made = MediaLoader(decoder, MediaFetcher(AllowedHosts()))
+    made = MediaLoader(decoder, AllowedHosts())
     yield made
     decoder.gate.set()
     made.close()
@@ -127,7 +127,7 @@ def test_what_is_no_file_says_so_in_llama_servers_words(url: str, said: str) -> 
 
 async def test_a_real_decoder_is_warm_before_it_is_asked() -> None:
     decoder = Decoder("server.llama.image_decoder:answerer")
-    media_loader = MediaLoader(decoder, MediaFetcher(AllowedHosts()))
+    media_loader = MediaLoader(decoder, AllowedHosts())
     media_loader.warm()
     media = await media_loader.load([shown(media_file("tiny.png"), "a"), shown(png(3, 2), "b")], READER)
     assert sorted((bitmap.width, bitmap.height) for found in media.values() for bitmap in bitmaps_of(found)) == [

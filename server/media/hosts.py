@@ -1,0 +1,93 @@
+"""Which hosts the server may contact for a request, and at which IP address.
+
+An address in a request makes the server send a request. So all addresses are rejected by default (`AllowedHosts`),
+and allowed names never resolve to a private network.
+"""
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from server.media.header import Unreadable
+
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+_SHOWN_CHARS = 200
+IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
+Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+"""A host and a port to the addresses that the name has."""
+
+
+@dataclass(frozen=True, slots=True)
+class AllowedHosts:
+    """The hosts that may be contacted: none, all (``anywhere``), or these names.
+
+    A name that starts with ``*.`` matches all subdomains. A listed IP address is allowed in any network; a name
+    never resolves to a private one. ``folder``: root of ``file://`` addresses; None = not allowed.
+    """
+
+    anywhere: bool = False
+    hosts: tuple[str, ...] = ()
+    folder: Path | None = None
+
+    def allow(self, host: str) -> bool:
+        """Return whether the host may be contacted."""
+        if self.anywhere or host in self.hosts:
+            return True
+        return any(name.startswith("*.") and host.endswith(name[1:]) for name in self.hosts)
+
+    def trust(self, host: str) -> bool:
+        """Return whether the IP address is listed."""
+        return host in self.hosts and _address(host) is not None
+
+
+async def resolved(host: str, port: int) -> Sequence[str]:
+    """Resolve the host by the system."""
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(entry[4][0]) for entry in found]
+
+
+async def checked_address(host: str, port: int, sites: AllowedHosts, resolve: Resolve) -> str:
+    """Return an IP address of the host. Raises `Unreadable` if it has none, or one of a private network that `sites`
+    does not list.
+    """
+    try:
+        addresses = await resolve(host, port)
+    except (OSError, UnicodeError):
+        addresses = ()
+    if not addresses:
+        raise Unreadable(f"{shown(host)} is not known")
+    if not sites.trust(host):
+        for written in addresses:
+            address = _address(written)
+            if address is None or not is_outer(address):
+                raise Unreadable(f"{shown(host)} is, or leads to, an address that is not of the open internet")
+    return addresses[0]
+
+
+def is_outer(address: IpAddress) -> bool:
+    """Return whether the address is public. Also checks IPv4 addresses that are embedded in IPv6."""
+    if isinstance(address, ipaddress.IPv6Address):
+        mapped = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF) if address in _NAT64 else address.ipv4_mapped
+        if mapped is not None:
+            return is_outer(mapped)
+        if not all(inner is None or is_outer(inner) for inner in (address.sixtofour, *(address.teredo or ()))):
+            return False
+        if address.is_site_local:  # fec0::/10, which `is_global` calls one of the internet
+            return False
+    return address.is_global and not (address.is_multicast or address.is_reserved or address.is_unspecified)
+
+
+def _address(written: str) -> IpAddress | None:
+    try:
+        return ipaddress.ip_address(written.partition("%")[0])
+    except ValueError:
+        return None
+
+
+def shown(text: str) -> str:
+    """Return `text` for an error message."""
+    return ascii(text[:_SHOWN_CHARS])
