@@ -1,5 +1,6 @@
 """Describe what a measurement depends on: commit, CPU, library and command, as every raw JSON file records it."""
 
+import compileall
 import os
 import platform
 import subprocess
@@ -26,6 +27,11 @@ def describe(module: str) -> dict[str, Any]:
         "load_before": os.getloadavg()[0],
         "llama_cpp_python": _version("llama-cpp-python"),
     }
+
+
+def write_bytecode() -> None:
+    """Write the server's bytecode, as pip does: with PYTHONDONTWRITEBYTECODE each start would compile changed files."""
+    compileall.compile_dir(ROOT / "server", quiet=1)
 
 
 def model(path: Path) -> str:

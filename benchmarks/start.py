@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from benchmarks.environment import ROOT, describe, model
+from benchmarks.environment import ROOT, describe, model, write_bytecode
 from benchmarks.resources import cpu_s, resident_mb
 from tests.support.peer import build, llama_server
 from tests.support.real_server import RealServer, llamapool
@@ -115,6 +115,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     chosen = parser.parse_args()
     peer = build()
+    write_bytecode()
     flags = ("-c", "8192", "-np", str(N_STREAMS))
     starts: dict[str, Callable[[], RealServer]] = {
         "llamapool": lambda: llamapool(chosen.model, *flags),

@@ -227,6 +227,7 @@ def _order(item: tuple[Kind, Path]) -> int:
 def main() -> None:
     """Command line."""
     comparison = Comparison(parse())
+    environment.write_bytecode()
     comparison.run()
     print(tables(comparison.result))
     if not comparison.result["complete"]:
