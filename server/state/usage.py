@@ -187,11 +187,19 @@ class UsageLedger:
             await self._write()
 
     async def find(self, start: str, end: str, key: str | None = None, model: str | None = None) -> Sequence[UsageRow]:
-        """Return the rows of the days `start` to `end`, optionally of one key and model, ordered by day. Raises
-        `Unavailable`.
+        """Return the rows of the days `start` to `end`, optionally of one key and model, ordered by day, with the usage
+        that cannot be written now. Raises `Unavailable` if nothing can be read.
         """
-        await self._write()
-        return await self._store.read(start, end, key, model)
+        with contextlib.suppress(Unavailable):
+            await self._write()
+        async with self._writing:  # so that no usage is both in memory and in the store
+            rows = await self._store.read(start, end, key, model)
+            found = {(row.day, row.key, row.model): row.counts for row in rows}
+            for (its_key, its_model, day), counts in self._pending.items():
+                if start <= day <= end and key in (None, its_key) and model in (None, its_model):
+                    names = day, its_key, its_model
+                    found[names] = found.get(names, Counts()) + counts
+        return [UsageRow(key, model, day, counts) for (day, key, model), counts in sorted(found.items())]
 
     async def _write(self) -> None:
         async with self._writing:

@@ -66,3 +66,22 @@ async def test_usage_that_could_not_be_written_is_written_later(tmp_path: Path, 
     await database.run(lambda connection: connection.execute("ALTER TABLE hidden RENAME TO token_usage"))
     assert [row.counts.requests for row in await ledger.find("2026-11-24", "2026-11-24")] == [2]
     database.close()
+
+
+async def test_usage_is_read_while_the_disk_is_full(tmp_path: Path, clock: Clock) -> None:
+    database = Database(tmp_path / "state")
+    ledger = UsageLedger(DatabaseUsage(database), clock)
+    used(ledger)
+    await ledger.close()
+    await database.execute("PRAGMA max_page_count=1")  # no more than there are
+    used(ledger)
+    used(ledger, model="long" * 5000)
+    with pytest.raises(Unavailable):
+        await ledger._write()
+    today = ("2026-11-24", "2026-11-24")
+    assert [(row.model, row.counts.requests) for row in await ledger.find(*today, "ada", "demo")] == [("demo", 2)]
+    assert len(await ledger.find(*today)) == 2
+    assert not await ledger.find(*today, "bob")
+    await database.execute("PRAGMA max_page_count=1000")
+    assert [row.counts.requests for row in await ledger.find(*today)] == [2, 1]
+    database.close()
