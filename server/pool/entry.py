@@ -58,7 +58,9 @@ class Entry:
     after_drain: Status = Status.UNLOADED
     task: asyncio.Task[None] | None = None  # the last load or drain
     sizing: asyncio.Task[None] | None = None  # measures it
-    need: Mapping[str, int] | None = None  # bytes by device that must be free for its load
+    measured: Mapping[str, int] | None = (
+        None  # bytes by device that must be free for its load, without runtime adapters
+    )
     taken: Mapping[str, int] = field(default_factory=dict)  # bytes by device that are its own, from the load's begin on
     n_adapter_bytes: int = 0  # in ``taken``: of the adapters that it had when it fell asleep
     fit: Fit | None = None  # as what it was last loaded, of the same files
@@ -93,9 +95,17 @@ class Entry:
         """Bytes by device: ``taken``, and the adapters that were loaded since, where most of the weights are."""
         if self.loaded is None:
             return self.taken
-        n_bytes = sum(adapter.n_bytes for adapter in self.runtime_adapters) - self.n_adapter_bytes
-        device = max(self.taken, key=self.taken.__getitem__, default=HOST)
-        return {**self.taken, device: self.taken.get(device, 0) + n_bytes} if n_bytes else self.taken
+        return self._with_adapters(self.taken, self.n_adapter_bytes)
+
+    @property
+    def need(self) -> Mapping[str, int] | None:
+        """Bytes by device that must be free for its load, with the adapters that it had; None = not measured."""
+        return None if self.measured is None else self._with_adapters(self.measured, 0)
+
+    def _with_adapters(self, amounts: Mapping[str, int], n_counted: int) -> Mapping[str, int]:
+        n_bytes = sum(adapter.n_bytes for adapter in self.runtime_adapters) - n_counted
+        device = max(amounts, key=amounts.__getitem__, default=HOST)
+        return {**amounts, device: amounts.get(device, 0) + n_bytes} if n_bytes else amounts
 
     @property
     def idle(self) -> bool:

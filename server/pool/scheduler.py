@@ -298,7 +298,7 @@ class Scheduler:
     def _not_loaded(self, entry: Entry, load: Load, error: BaseException) -> None:
         entry.progress = 0.0
         # the file may be another one when it is tried again
-        entry.facts = entry.need = entry.fit = None
+        entry.facts = entry.measured = entry.fit = None
         entry.taken, entry.fitting = {}, False
         if load.cancelled or not entry.restarting:
             entry.adapters = None
@@ -398,7 +398,7 @@ class Scheduler:
                 self._fail(entry, _reason(error))
         else:
             ok, entry.download = True, None
-            entry.spec, entry.described, entry.need, entry.fit = spec, None, None, None
+            entry.spec, entry.described, entry.measured, entry.fit = spec, None, None, None
             log.info("model '%s' was downloaded: %s", entry.id, spec.path)
             self._move(entry, Status.UNLOADED)
         finally:

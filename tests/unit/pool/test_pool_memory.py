@@ -364,7 +364,9 @@ async def test_caches_share_what_models_leave() -> None:
 
 
 class WithAdapters(Sized):
-    """Each adapter of a model takes 10 bytes."""
+    """Each adapter of a model takes 10 bytes. ``peak``: the most bytes that were in memory."""
+
+    peak = 0
 
     def fit(self, spec: ModelSpec, granted: Mapping[str, int] | None = None) -> Fit:
         found = super().fit(spec, granted)
@@ -374,6 +376,7 @@ class WithAdapters(Sized):
         weights = super().load(spec, progress)
         taken = {HOST: Bytes(self.sizes[spec.id] + 10 * len(spec.native.lora))}
         weights.footprint = lambda: taken  # type: ignore[method-assign]
+        self.peak = max(self.peak, self.held)
         return weights
 
 
@@ -393,3 +396,16 @@ async def test_an_adapter_that_is_loaded_again_after_sleep_counts_once() -> None
         woken.adapters = ()
         s.pool.adapters_changed()
         assert woken.cache_limit == 200
+
+
+async def test_memory_for_the_adapters_of_a_sleeping_model_is_free_before_it_wakes() -> None:
+    loader = WithAdapters()
+    async with pool_of(spec("m0", sleep_idle_s=60), "m1", "m2", loader=loader, budget=Budget(Amount(BUDGET))) as s:
+        (await loaded(s, "m0")).release()
+        s.engines.made[0].adapters = tuple(Adapter(i, f"{i}.gguf", name=f"{i}", n_bytes=10) for i in range(2))
+        s.pool.adapters_changed()
+        await s.later(61)
+        for model in ("m1", "m2", "m0"):
+            (await loaded(s, model)).release()
+        assert s.status("m0") is Status.READY
+        assert loader.peak <= BUDGET
