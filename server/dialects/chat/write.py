@@ -1,9 +1,9 @@
 """A chat response as one object or as a stream of ``chat.completion.chunk`` events.
 
 Keys match llama-server's (server-task.cpp, to_json_oaicompat_chat and its _stream). Two intended differences: the
-first delta is ``{"role": "assistant", "content": ""}``, once per choice; and a stream of several choices has one
-usage chunk for all of them. A chunk is concatenated from constant bytes and the encoded text, which takes 0.3 us
-instead of 2 us for a dict.
+first delta is ``{"role": "assistant", "content": ""}``, once per choice, with null if the model may call a tool, as
+OpenAI's is where it calls one; and a stream of several choices has one usage chunk for all of them. A chunk is
+concatenated from constant bytes and the encoded text, which takes 0.3 us instead of 2 us for a dict.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,6 @@ from server.engine.request import Event, Finished, Progress, Started, Text, Toke
 if TYPE_CHECKING:
     from server.dialects.chat.parse import ChatRequest
 
-_FIRST = b'"role":"assistant","content":""'
 _EMPTY = b'"content":""'
 
 
@@ -45,6 +44,7 @@ class ChatWriter(Writer):
 
     def __init__(self, request: "ChatRequest", header: Header, parser: NewParser, opening: str = "") -> None:
         self._header, self._opening, self._custom = header, opening, request.custom
+        self._role = b'"role":"assistant","content":' + (b"null" if request.conversation.tools.callable else b'""')
         self._after_sampling = bool(request.options.post_sampling_probs)
         self._include_usage = request.options.include_usage
         self._parser = input_parser(parser, request.custom)
@@ -108,7 +108,7 @@ class ChatWriter(Writer):
                 return self._begin(choice) + opening
             case Progress(index=index):
                 choice = self._choice(index)
-                delta = _EMPTY if choice.began else _FIRST
+                delta = _EMPTY if choice.began else self._role
                 choice.began = True
                 return [self._chunk(choice, delta, wire.members(wire.progress(event)))]
         return []
@@ -137,7 +137,7 @@ class ChatWriter(Writer):
         if choice.began:
             return []
         choice.began = True
-        return [self._chunk(choice, _FIRST)]
+        return [self._chunk(choice, self._role)]
 
     def _text(self, choice: _Choice, event: Text) -> list[bytes]:
         deltas = choice.message.feed(event)

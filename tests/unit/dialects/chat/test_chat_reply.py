@@ -45,6 +45,13 @@ def test_progress_comes_with_the_role_once() -> None:
     assert parsed[1]["timings"]["prompt_n"] == 8
 
 
+def test_the_first_content_is_null_where_a_tool_may_be_called() -> None:
+    """Vercel's AI SDK begins a text part at any other content."""
+    tools = {"tools": [{"type": "function", "function": {"name": "f"}}]}
+    for fields, content in ((tools, None), (tools | {"tool_choice": "none"}, "")):
+        assert deltas(chunks(writer(**fields).feed(0, started()))) == [{"role": "assistant", "content": content}]
+
+
 def test_logprobs_without_any_text_get_a_chunk_of_their_own() -> None:
     parsed = streamed(started(), text("", logprobs=[logprob(b"z")]), finished())
     assert parsed[1]["choices"][0]["delta"] == {"content": ""}
