@@ -284,6 +284,28 @@ def test_a_projectors_value_of_another_type_is_refused(
         LlamaLoader().load(spec, lambda _: True)
 
 
+@pytest.mark.parametrize("size", [16, 63, 255, 1000])
+def test_a_projector_whose_sizes_do_not_fit_each_other_is_refused(gguf_folder: Path, tmp_path: Path, size: int) -> None:
+    """The library ended the process while it built the graph."""
+    whole = projector_file(tmp_path, TinyProjector("gemma3"))
+    at = whole.read_bytes().index(b"clip.vision.image_size") + len("clip.vision.image_size") + 4
+    path = damaged(whole, at, size.to_bytes(4, "little"))
+    native = LoadParams(n_ctx=256, warmup=False, fit=False)
+    spec = ModelSpec("tiny", gguf_file(gguf_folder, PLAIN), mmproj=path, native=native)
+    with pytest.raises(ModelFailed, match=r"clip\.vision\.image_size .* do not fit each other \(GGML_ASSERT") as caught:
+        LlamaLoader().load(spec, lambda _: True)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_image_need_not_be_a_whole_number_of_patches(gguf_folder: Path) -> None:
+    """SigLIP's 384 pixels are 27.4 patches of 14."""
+    path = projector_file(gguf_folder, TinyProjector("gemma3", image_size=60))
+    native = LoadParams(n_ctx=256, warmup=False, fit=False)
+    LlamaLoader().load(
+        ModelSpec("tiny", gguf_file(gguf_folder, PLAIN), mmproj=path, native=native), lambda _: True
+    ).close()
+
+
 @pytest.mark.parametrize(("kind", "pooling"), [("mlp", "mean"), ("gemma3", "none"), ("qwen2vl", "last")])
 async def test_vectors_tell_pictures_apart(gguf_folder: Path, kind: str, pooling: str) -> None:
     spec = specification(gguf_folder, kind, embedding=True, pooling=pooling)

@@ -3,6 +3,8 @@
 import ctypes
 import re
 import secrets
+import signal
+import subprocess
 import sys
 import threading
 from collections import Counter
@@ -10,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -21,11 +24,13 @@ from server.llama.files.gguf_header import GgufHeader
 from server.llama.files.model_file import fingerprint, read_gguf
 from server.llama.fit import Tree, tree_nodes
 from server.llama.library import C, bind, collect_errors, reason
+from server.llama.media import trial
 from server.llama.media.chunks import Chunks, M, NativeChunk, start_media
 from server.llama.threads import n_threads
 from server.media.bitmap import Bitmap, BitmapKind
 from server.pool.memory import HOST, Bytes, Footprint, added
 from server.pool.spec import LoadParams
+from server.sandbox.process import public_environment
 
 _FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}  # enum llama_flash_attn_type
 _MROPE = (8, 40)  # LLAMA_ROPE_TYPE_MROPE, _IMROPE
@@ -222,8 +227,8 @@ def check_projector(name: str, path: Path, header: GgufHeader, sizes: set[int]) 
 
 
 def check_is_projector(name: str, path: Path, header: GgufHeader) -> None:
-    """Check that the file is a projector whose values have the types that the library asserts; otherwise it would log
-    lines of its own, or end the process. Raises `ModelFailed`.
+    """Check that the file is a projector whose values have the types that the library asserts, and sizes that fit each
+    other; otherwise it would log lines of its own, or end the process. Raises `ModelFailed`.
     """
     if header.metadata.get("general.architecture") != "clip":
         found = header.metadata.get("general.architecture", "nothing")
@@ -232,6 +237,36 @@ def check_is_projector(name: str, path: Path, header: GgufHeader) -> None:
         wanted = next((type_ for type_, keys in _VALUE_TYPES.items() if re.fullmatch(keys, key)), found)
         if found != wanted:
             raise ModelFailed(name, f"mmproj {path}: {key} must be of type {wanted}, not {found}")
+    if why := _why_it_aborts(path.absolute(), path.stat().st_mtime_ns):
+        raise ModelFailed(
+            name,
+            f"mmproj {path}: the library cannot compute it: sizes such as clip.vision.image_size and those of tensors "
+            f"do not fit each other ({why})",
+        )
+
+
+@lru_cache(16)
+def _why_it_aborts(path: Path, _modified: int) -> str:
+    """Return why the library would end the process while it builds the projector's graph, as it did in a child; ""
+    where it would not.
+
+    What fits depends on the kind of projector (tools/mtmd/models has some fifty), so no check of values can tell.
+    """
+    library = M._libmtmd
+    if not can_measure():
+        return ""
+    words = (library._name, _SYMBOL, str(ctypes.sizeof(M.mtmd_context_params)), path)
+    done = subprocess.run(  # noqa: S603 - this interpreter, a file of ours
+        [sys.executable, "-I", "-S", trial.__file__, *words],
+        env=public_environment() | {"GGML_NO_BACKTRACE": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        check=False,
+    )
+    if done.returncode >= 0 or done.returncode == -signal.SIGKILL:  # the system's, when memory is short
+        return ""
+    said = re.findall(r"GGML_ASSERT\(.*", done.stderr.decode("utf-8", "replace"))
+    return said[-1] if said else signal.Signals(-done.returncode).name
 
 
 def projector_params(name: str, native: LoadParams, marker: str) -> ctypes.Structure:
@@ -284,17 +319,21 @@ _SYMBOL = "_Z21mtmd_get_memory_usagePKc19mtmd_context_params"
 _NODE_WORDS = 6  # color, parent, left, right; device and bytes
 
 
+def can_measure() -> bool:
+    """Return whether the library reports the memory of a projector: see `fit.can_tell`."""
+    return sys.platform == "linux" and hasattr(M._libmtmd, _SYMBOL)
+
+
 def projector_memory(name: str, path: Path | None, native: LoadParams) -> Footprint:
     """Return the memory of the projector at `path`; empty without one, or if the library does not know. Raises
     `ModelFailed`.
     """
-    library = M._libmtmd
-    if path is None or sys.platform != "linux" or not hasattr(library, _SYMBOL):
+    if path is None or not can_measure():
         return {}
     check_is_projector(name, path, read_gguf(name, path))
     start_media()
     params = projector_params(name, native, "<__media__>")
-    measure = bind(library, _SYMBOL, Tree, ctypes.c_char_p, M.mtmd_context_params)
+    measure = bind(M._libmtmd, _SYMBOL, Tree, ctypes.c_char_p, M.mtmd_context_params)
     names = {device.pointer: HOST if device.type == CPU else device.name for device in devices()}
     entries = [words[-2:] for words in tree_nodes(measure(str(path).encode(), params), _NODE_WORDS)]
     return added({names.get(device, HOST): Bytes(weights=n_bytes)} for device, n_bytes in entries)

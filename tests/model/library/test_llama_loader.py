@@ -203,6 +203,9 @@ def test_a_character_that_a_vocabulary_cannot_spell_is_refused(gguf_folder: Path
         with pytest.raises(InvalidRequest, match="no token for '\U0001f600'"):
             lacking.vocab.tokenize("a \U0001f600", add_special=True, parse_special=False)
         assert lacking.vocab.turn_ends() == intact.vocab.turn_ends()
+    sees = ModelSpec("tiny", path, mmproj=tmp_path / "any.gguf", native=LoadParams(n_ctx=256))
+    with pytest.raises(ModelFailed, match="its vocabulary cannot spell every text, so it takes no mmproj"):
+        LlamaLoader().load(sees, lambda _: True)
 
 
 @pytest.mark.parametrize("name", ["blk.1.attn_norm.weight", "blk.1.post_ffw_norm_2.weight", "blk.1.attn_q.bias"])
