@@ -116,6 +116,15 @@ _EXPERT_TABLE = "ffn_gate_tid2eid"  # integers: the experts of each token; the o
 _ROPE_SCALING = ("none", "linear", "yarn", "longrope")
 _TWICE_AS_WIDE = ("jamba", "granitehybrid")
 _WIDER = ("deepseek4", "gemma4-assistant", "qwen4exp")
+_SQUARE = frozenset(
+    {
+        *("arctic", "baichuan", "bert", "bitnet", "chameleon", "codeshell", "cohere2", "command-r", "deepseek"),
+        *("dream", "eurobert", "grok", "internlm2", "jamba", "jina-bert-v2", "jina-bert-v3", "lfm2", "lfm2moe"),
+        *("llada-moe", "nemotron", "nomic-bert", "nomic-bert-moe", "olmo", "olmo2", "olmoe", "orion", "phi2"),
+        *("phi3", "phimoe", "plamo", "qwen2", "qwen2moe", "qwen2vl", "stablelm", "starcoder2", "xverse"),
+    }
+)
+"""Architectures whose queries are as wide as an embedding, whatever the heads are (src/models: create_tensor_qkv)."""
 _PROJECTION = "dense_2_out.weight"  # of embeddings, in lfm2
 _FORGET_ONE_EXPERT = ("hunyuan-dense", "hunyuan_vl")  # they count a single expert as none, used or not
 
@@ -129,6 +138,7 @@ def _problem(header: GgufHeader, architecture: str) -> str | None:
         _out_of_range(header, architecture)
         or _bad_experts(header, architecture)
         or _bad_attention(header, architecture)
+        or _bad_heads(header, architecture)
         or _bad_states(header, architecture)
         or _bad_embedding(header, architecture)
     )
@@ -209,6 +219,16 @@ def _bad_attention(header: GgufHeader, architecture: str) -> str | None:
     pattern = header.metadata.get(f"{window}_pattern")
     if header.integer(window) and (pattern == 1 or (isinstance(pattern, tuple) and not any(pattern))):
         return f"{window}_pattern is {pattern}: no layer would have the window"
+    return None
+
+
+def _bad_heads(header: GgufHeader, architecture: str) -> str | None:
+    """Return what is wrong with heads that do not make up an embedding."""
+    key = f"{architecture}.attention.head_count"
+    n_embd, n_heads = header.integer(f"{architecture}.embedding_length"), header.integer(key)
+    size = header.integer(f"{architecture}.attention.key_length") or n_embd // max(n_heads, 1)
+    if architecture in _SQUARE and n_heads and n_heads * size != n_embd:
+        return f"{key} is {n_heads}: so many heads of {size} are not the embedding's {n_embd}"
     return None
 
 
