@@ -95,6 +95,18 @@ async def test_showing_loads_nothing_and_reads_the_file(serve: Serve) -> None:
     assert "<tool_call>" in shown["template"]
 
 
+async def test_a_model_is_shown_with_its_system_prompt_and_parameters(serve: Serve) -> None:
+    settings = {"system_prompt": "Be brief.", "reverse_prompt": ['"\n', "é"], "n_predict": 7, "top_k": 3}
+    async with serve(models={"demo": {"path": "demo.gguf", **settings}}) as api:
+        shown = await post(api, "/api/show", model="demo")
+    assert shown["system"] == "Be brief."
+    lines = [f"{'num_predict':<30} 7", f"{'stop':<30} " + r'"\"\n"', f'{"stop":<30} "é"']
+    assert shown["parameters"].splitlines()[-3:] == lines
+    assert f"{'top_k':<30} 3" in shown["parameters"]
+    assert 'FROM demo\nSYSTEM """Be brief."""\nPARAMETER ' in shown["modelfile"]
+    assert 'PARAMETER stop "\\"\\n"\n' in shown["modelfile"]
+
+
 # ---- vectors
 
 
