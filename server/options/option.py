@@ -2,7 +2,7 @@
 
 import ast
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache
@@ -197,9 +197,43 @@ class Source:
         return self.server if section == "server" else self.model
 
 
+_SPELLINGS = (
+    "n_ctx ctx_size num_ctx max_model_len max_seq_len context_length context_size",
+    "n_parallel parallel n_slots num_slots slots num_parallel max_num_seqs",
+    "n_batch batch_size num_batch max_num_batched_tokens",
+    "n_gpu_layers gpu_layers num_gpu",
+    "n_threads threads num_thread num_threads",
+    "n_predict predict num_predict max_tokens max_new_tokens",
+    "split_mode tensor_parallel_size",
+    "memory gpu_memory_utilization",
+    "models_max max_loaded_models",
+    "sleep_idle_seconds keep_alive",
+    "aliases alias served_model_name",
+    "cache_type_k kv_cache_dtype kv_cache_type",
+    "draft_model model_draft speculative_model",
+    "system_prompt system",
+    "reverse_prompt stop",
+)
+"""Of options: the field, the flag, and names in llama-server, Ollama, vLLM and others that people try."""
+
+
+def _plain(name: str) -> str:
+    return name.lstrip("-").replace("-", "_").lower()
+
+
+def spellings(word: str) -> Sequence[str]:
+    """Return the names, the field and the flag first, of the option that is called `word` elsewhere, if one is."""
+    return next((names for names in map(str.split, _SPELLINGS) if _plain(word) in names), ())
+
+
 def nearest(word: str, known: list[str], otherwise: str) -> str:
-    """Return ``; did you mean 'x'?`` with the most similar known word; `otherwise` if none is similar."""
+    """Return ``; did you mean 'x'?`` with the known word for the same option, or the most similar one; `otherwise` if
+    there is neither.
+    """
     by_lower = {name.lower(): name for name in known}
-    found = get_close_matches(word.lower(), by_lower, n=3, cutoff=0.6)
-    found.sort(key=lambda name: sorted(name) != sorted(word.lower()))  # prefer swapped letters
+    plain = {_plain(name): name.lower() for name in known}
+    found = [plain[name] for name in spellings(word) if name in plain]
+    if not found:
+        found = get_close_matches(word.lower(), by_lower, n=3, cutoff=0.6)
+        found.sort(key=lambda name: sorted(name) != sorted(word.lower()))  # prefer swapped letters
     return f"; did you mean '{by_lower[found[0]]}'?" if found else otherwise

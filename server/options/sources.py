@@ -33,6 +33,7 @@ from server.options.option import (
     Source,
     SourcedValue,
     nearest,
+    spellings,
 )
 from server.options.table import TABLE, merge_layers
 from server.options.values import FALSE, is_address, read_text, without_secrets
@@ -336,7 +337,9 @@ class _YamlReader:
         return value
 
     def _hint(self, section: Section, key: str) -> str:
-        entry = TABLE.by_flag.get("--" + key.replace("_", "-")) or TABLE.by_flag.get("-" + key)
+        names = [name.replace("_", "-") for name in (key, *spellings(key))]
+        flags = ("--" + names[0], "-" + key, *("--" + name for name in names))
+        entry = next((TABLE.by_flag[flag] for flag in flags if flag in TABLE.by_flag), None)
         if entry is not None and entry.section == section:
             return f"; did you mean '{entry.key}'?"
         other: Section = "model" if section == "server" else "server"
