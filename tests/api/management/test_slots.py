@@ -151,6 +151,31 @@ async def test_a_pinned_prefix_stays_until_its_time_is_over(serve: Serve) -> Non
         assert wrong.status_code == 400
 
 
+class LargeCheckpoints(FakeRunner):
+    """Its states have 150 KiB, its checkpoints 300."""
+
+    def seq_save(self, seq: int) -> bytes:
+        return super().seq_save(seq).ljust(150 << 10)
+
+    def seq_checkpoint(self, seq: int) -> bytes:
+        return super().seq_checkpoint(seq).ljust(300 << 10)
+
+    def seq_size(self, seq: int, *, partial: bool = False) -> int:
+        return len(self.seq_checkpoint(seq) if partial else self.seq_save(seq))
+
+
+async def test_a_prefix_that_does_not_fit_beside_checkpoints_is_not_pinned(serve: Serve) -> None:
+    """It takes less than half of the RAM, but the checkpoints of other slots leave less."""
+    loader = FakeLoader(runner=lambda: LargeCheckpoints(n_seq=3, n_ctx_seq=1000, partial_removal=False))
+    async with serve(loader, models={"demo": {**MODEL, "n_parallel": 3, "cache_ram": 1}}) as api:
+        pin = {"prompt": "A prompt of its own " * 9, "ttl_s": 60}
+        await api.expect("POST /cache/pin", pin)
+        await api.expect("POST /cache/pin", {**pin, "ttl_s": 1e-6})
+        for slot in range(2):
+            await complete(api, slot, f"{slot} {PROMPT}")
+        await api.expect("POST /cache/pin", pin, 400, "was not pinned")
+
+
 async def test_a_pin_is_admitted_like_a_request(serve: Serve, tmp_path: Path) -> None:
     admin = {"scopes": ["slots", "infer", "metrics"]}
     both = {"scopes": ["slots", "infer"], "requests_per_minute": 2}
