@@ -47,7 +47,7 @@ def check_files(model: str, path: Path, overrides: Sequence[MetadataOverride] = 
         raise ModelFailed(model, f"{path}: {problem}")
     parts = ((path, header), *others)
     for part, its_header in parts:
-        if problem := _bad_tensor(its_header):
+        if problem := bad_tensor(its_header):
             raise ModelFailed(model, f"{part}: {problem}")
     return ModelFiles(path, header, parts)
 
@@ -144,7 +144,7 @@ def _problem(header: GgufHeader, architecture: str) -> str | None:
     )
 
 
-def _bad_tensor(header: GgufHeader) -> str | None:
+def bad_tensor(header: GgufHeader) -> str | None:
     """Return which tensor has a type that the library would compute with all the same, and end the process
     (ggml-cpu.c, type_traits_cpu; binary-ops.cpp).
     """

@@ -1,6 +1,7 @@
 """A loaded projector: tokenizes media of prompts and computes their embeddings."""
 
 import ctypes
+import math
 import re
 import secrets
 import signal
@@ -21,7 +22,7 @@ from server.engine.media import MediaPrompt, MediaSpan, media_tokens
 from server.errors import InternalError, InvalidRequest, ModelFailed
 from server.llama.devices import CPU, devices, find_devices, offloads
 from server.llama.files.gguf_header import GgufHeader
-from server.llama.files.model_file import fingerprint, read_gguf
+from server.llama.files.model_file import bad_tensor, fingerprint, read_gguf
 from server.llama.fit import Tree, tree_nodes
 from server.llama.library import C, bind, collect_errors, reason
 from server.llama.media import trial
@@ -36,6 +37,7 @@ _FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}  # enum llama_flash_attn_type
 _MROPE = (8, 40)  # LLAMA_ROPE_TYPE_MROPE, _IMROPE
 _ENCODERS = ("v.blk.", "v.patch_embd", "v.position_embd", "a.blk.", "a.position_embd", "a.conv1d")
 """Tensors that give nothing to the model."""
+_ENCODER_NAMES = {"v": "vision", "a": "audio"}
 _F32 = 0  # enum ggml_type
 _ADD_POSITIONS = {
     "v": "gemma3 idefics3 lfm2 janus_pro phi4 qwen3vl_merger ling3vl step3vl internvl nemotron_v2_vl llama4 kimivl "
@@ -215,7 +217,7 @@ def check_projector(name: str, path: Path, header: GgufHeader, sizes: set[int]) 
             f"mmproj {path} is another model's: this one has embeddings of {wanted} numbers, no layer of it{made_for}",
         )
     types = {tensor.name: tensor.type for tensor in header.tensors}
-    for prefix, encoder in (("v", "vision"), ("a", "audio")):
+    for prefix, encoder in _ENCODER_NAMES.items():
         positions = f"{prefix}.position_embd.weight"
         kind = header.metadata.get("clip.projector_type") or header.metadata.get(f"clip.{encoder}.projector_type")
         if types.get(positions, _F32) != _F32 and kind in _ADD_POSITIONS[prefix].split():
@@ -233,16 +235,30 @@ def check_is_projector(name: str, path: Path, header: GgufHeader) -> None:
     if header.metadata.get("general.architecture") != "clip":
         found = header.metadata.get("general.architecture", "nothing")
         raise ModelFailed(name, f"mmproj {path} is no projector: its architecture is {found}, a projector's is clip")
-    for key, found in header.types.items():
-        wanted = next((type_ for type_, keys in _VALUE_TYPES.items() if re.fullmatch(keys, key)), found)
-        if found != wanted:
-            raise ModelFailed(name, f"mmproj {path}: {key} must be of type {wanted}, not {found}")
+    if problem := _bad_value(header) or bad_tensor(header):
+        raise ModelFailed(name, f"mmproj {path}: {problem}")
     if why := _why_it_aborts(path.absolute(), path.stat().st_mtime_ns):
         raise ModelFailed(
             name,
             f"mmproj {path}: the library cannot compute it: sizes such as clip.vision.image_size and those of tensors "
             f"do not fit each other ({why})",
         )
+
+
+def _bad_value(header: GgufHeader) -> str:
+    """Return which value the library would assert while it reads the file, or later, while it computes."""
+    for key, found in header.types.items():
+        wanted = next((type_ for type_, keys in _VALUE_TYPES.items() if re.fullmatch(keys, key)), found)
+        if found != wanted:
+            return f"{key} must be of type {wanted}, not {found}"
+        value = header.metadata.get(key)
+        if isinstance(value, float) and key.endswith("layer_norm_epsilon") and not 0.0 <= value < math.inf:
+            return f"{key} is {value}, not a small positive number"
+    for prefix, encoder in _ENCODER_NAMES.items():
+        key = f"clip.{encoder}.block_count"
+        if header.metadata.get(key) == 0 and any(tensor.name.startswith(f"{prefix}.blk.") for tensor in header.tensors):
+            return f"{key} is 0, but the file has layers"
+    return ""
 
 
 @lru_cache(16)
