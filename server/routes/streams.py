@@ -27,7 +27,7 @@ async def read_stream(request: Request, conv_id: str = "") -> Response:
     if stream is None:
         raise NotFound(_GONE)
     offset = _offset(request.query_params.get("from", ""))
-    if not stream.begun and stream.is_loading():
+    if stream.is_loading():
         raise ModelLoading
     try:
         await while_connected(request, stream.begin())
@@ -58,7 +58,7 @@ async def look_up_streams(request: Request) -> Response:
         [  # llama-server's description; times are unix seconds, 0 = not yet
             {
                 "conversation_id": stream.conversation,
-                "is_done": stream.done,
+                "is_done": stream.completed_at > 0,
                 "total_bytes": stream.total_bytes,
                 "started_at": stream.started_at,
                 "completed_at": stream.completed_at,

@@ -134,7 +134,7 @@ class Exchange:
         used, owner = self._session.services, stream_owner(self._request)
         streams, pool = used.streams, used.pool
         stream = streams.open(owner, conversation)
-        stream.is_loading = lambda: not pool.serves(self._parsed.model)
+        stream.is_loading = lambda: not stream.begun and not pool.serves(self._parsed.model)
         leave = admission_of(self._request.scope).detach()
 
         def ended() -> None:

@@ -51,7 +51,7 @@ class KeptStream:
         self.conversation = conversation
         self.started_at = int(time.time())  # unix seconds, as the next
         self.completed_at = 0  # 0 while it runs
-        self.is_loading: Callable[[], bool] = lambda: False  # whether its model is not there yet
+        self.is_loading: Callable[[], bool] = lambda: False  # whether nothing is written as its model loads
         self._loop = asyncio.get_running_loop()
         self._buffer = bytearray()
         self._first = 0  # offset of the first byte that is kept
@@ -258,14 +258,6 @@ class RemoteStream:
     completed_at: int
     first: int
     total_bytes: int
-
-    @property
-    def done(self) -> bool:
-        return self.completed_at > 0
-
-    @property
-    def begun(self) -> bool:
-        return self.done or self.total_bytes > 0
 
     def is_loading(self) -> bool:
         """Return False: a reader waits for the data."""
