@@ -292,6 +292,15 @@ def test_a_projector_with_a_value_that_would_end_the_process_is_refused(
     assert "\n" not in str(caught.value)
 
 
+def test_a_projector_with_fewer_positions_than_patches_is_refused(gguf_folder: Path, tmp_path: Path) -> None:
+    """The library ended the process at the first image."""
+    whole = projector_file(tmp_path, TinyProjector("mlp"))
+    at = whole.read_bytes().index(b"clip.vision.patch_size") + len("clip.vision.patch_size") + 4
+    spec = ModelSpec("tiny", gguf_file(gguf_folder, PLAIN), mmproj=damaged(whole, at, bytes([7])))
+    with pytest.raises(ModelFailed, match=r"v\.position_embd\.weight has 64 rows, fewer than the image's 81 patches"):
+        LlamaLoader().load(spec, lambda _: True)
+
+
 def test_an_image_need_not_be_a_whole_number_of_patches(gguf_folder: Path) -> None:
     """SigLIP's 384 pixels are 27.4 patches of 14."""
     path = projector_file(gguf_folder, TinyProjector("gemma3", image_size=60))

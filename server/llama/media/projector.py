@@ -38,6 +38,8 @@ _MROPE = (8, 40)  # LLAMA_ROPE_TYPE_MROPE, _IMROPE
 _ENCODERS = ("v.blk.", "v.patch_embd", "v.position_embd", "a.blk.", "a.position_embd", "a.conv1d")
 """Tensors that give nothing to the model."""
 _ENCODER_NAMES = {"v": "vision", "a": "audio"}
+_LOOK_UP_PATCHES = ("mlp", "ldp", "ldpv2", "adapter")
+"""Projectors whose images have one size, and whose patches are numbers of rows (tools/mtmd/models/llava.cpp)."""
 _F32 = 0  # enum ggml_type
 _ADD_POSITIONS = {
     "v": "gemma3 idefics3 lfm2 janus_pro phi4 qwen3vl_merger ling3vl step3vl internvl nemotron_v2_vl llama4 kimivl "
@@ -241,7 +243,7 @@ def check_is_projector(name: str, path: Path, header: GgufHeader) -> None:
         raise ModelFailed(
             name,
             f"mmproj {path}: the library cannot compute it: sizes such as clip.vision.image_size and those of tensors "
-            f"do not fit each other ({why})",
+            f"do not fit each other ({why}); convert the model's projector again, or use another file",
         )
 
 
@@ -258,6 +260,10 @@ def _bad_value(header: GgufHeader) -> str:
         key = f"clip.{encoder}.block_count"
         if header.metadata.get(key) == 0 and any(tensor.name.startswith(f"{prefix}.blk.") for tensor in header.tensors):
             return f"{key} is 0, but the file has layers"
+    rows = next((tensor.shape[-1] for tensor in header.tensors if tensor.name == "v.position_embd.weight"), 0)
+    per_side = header.integer("clip.vision.image_size") // max(header.integer("clip.vision.patch_size"), 1)
+    if rows < per_side**2 and header.metadata.get("clip.projector_type") in _LOOK_UP_PATCHES:
+        return f"v.position_embd.weight has {rows} rows, fewer than the image's {per_side**2} patches"
     return ""
 
 
