@@ -1,12 +1,14 @@
-"""Which request gets a slot, and which tokens the next step decodes. Pure: no threads, clock or native calls.
+"""How a batch is built: which request gets a slot, and which tokens the next step decodes. Pure: no threads, clock or
+native calls.
 
 One step: `place` until nothing can be placed, `plan`, decode, `commit` (`KvBudget.victim` if cells ran out), sample,
 `release` ended sequences.
 
-Prefill tokens go to one prompt after the other, because many short runs cost more than one long run (`in_order`). The
-token budget adapts to measured step times (`StepSize`). On a CPU, ggml computes attention in tiles of 64 tokens; a
-partial tile takes as long as a full one (ggml-cpu/common.h, GGML_FA_TILE_Q). So budgets are multiples of these tiles,
-and of `n_ubatch`, which the library evaluates at once.
+`plan` takes one token of every decoding sequence, with its draft tokens. It then fills the step's budget with prefill
+tokens, of one prompt after the other (`in_order`), because many short runs cost more than one long run. Sequences that
+cannot share the step's decode take turns (`_members`). The budget adapts to measured step times (`StepSize`). On a CPU,
+ggml computes attention in tiles of 64 tokens; a partial tile takes as long as a full one (ggml-cpu/common.h,
+GGML_FA_TILE_Q). So budgets are multiples of these tiles, and of `n_ubatch`, which the library evaluates at once.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -36,7 +38,6 @@ PRIORITY_S = 600.0
 UNSEEN_RATE = 1000.0  # assumed prefill tokens per second before the first measurement
 
 TILE = 64
-REST = 8  # a remainder of 1/8 of a step is added to it, because another step costs more
 AIM = 0.9  # of the target: the next step is deeper in the prompt and may contain several prompts
 CUT = 0.75  # factor of a reduction: the saving must exceed noise
 
@@ -105,22 +106,6 @@ class StepSize:
             self.size = max(min(_whole(min(wanted, self.size * 2), self.n_ubatch), self.largest), self.size)
         else:
             self.size = max(_whole(min(wanted, int(self.size * CUT)), self.n_ubatch), self.smallest)
-
-
-def portion(n_left: int, size: int, n_ubatch: int, *, exact: bool = False) -> int:
-    """Return how many of a prompt's `n_left` tokens a step of `size` takes.
-
-    If the size is whole tiles, the remainder stays whole tiles too: odd tokens are computed at the start of a
-    prompt, where attention is cheapest. `exact` forbids exceeding the size slightly. A few tokens above `n_ubatch`
-    would need another evaluation.
-    """
-    more = 0 if exact else size // REST
-    if n_left <= size + more:
-        return n_left
-    odd = n_left % TILE
-    if size % TILE or not odd:
-        return size
-    return size + odd if odd <= more and size + odd <= n_ubatch else size - TILE + odd
 
 
 def _whole(size: int, n_ubatch: int) -> int:
@@ -310,8 +295,8 @@ class Scheduler:
         share an evaluation. In `benchmarks.simulation`, 64 slots would generate an eighth of the tokens otherwise.
         """
         n_decode = sum([len(run.tokens) for run in decode])
-        left = self.kv_budget.max_batch - n_decode
-        budget = min(self._prefill_budget(n_decode, is_live=not all(map(is_background, prompts))), left)
+        budget = self._prefill_budget(n_decode, is_live=not all(map(is_background, prompts)))
+        budget = min(budget, self.kv_budget.max_batch - n_decode)
         n_to_score = self.info.n_more_outputs - sum([run.n_outputs - 1 for run in decode])
         joining: set[int] = set()
         if decode and not self.info.unified:
@@ -322,14 +307,10 @@ class Scheduler:
             if budget <= len(joining) and s.held.id not in joining:
                 continue
             joining.discard(s.held.id)
-            share = max(budget - len(joining), 1)
-            run, n_wanted, n_left = self._prefill_run(s, share, left - len(joining), n_to_score, n_decode)
-            n = min(len(run.tokens), n_wanted)
-            if not n:  # this step's outputs are used up
+            run = self._prefill_run(s, max(budget - len(joining), 1), n_to_score, n_decode)
+            if not run.tokens:  # this step's outputs are used up
                 continue
-            # the rest that a prompt leaves to stay in whole tiles is too small for another prompt
-            budget -= share if n_wanted <= len(run.tokens) < n_left else n
-            left -= n
+            budget -= len(run.tokens)
             n_to_score -= run.n_outputs if run.scored else 0
             runs.append(run)
             if budget <= 0 or (n_decode and len(runs) == self.params.max_prefills):
@@ -341,30 +322,22 @@ class Scheduler:
         """Return those of `prompts` with a neighbour of `members` on both sides."""
         return {seq for seq in prompts if {seq - 1, seq + 1} <= members}
 
-    def _prefill_run(
-        self, s: Sequence, share: int, most: int, n_to_score: int, n_decode: int
-    ) -> tuple[TokenRun, int, int]:
-        """Return the next run of a prompt: about `share` tokens, at most `most`, or a whole medium.
-
-        Also returns how many tokens were wanted, and how many its text or medium has left. `n_to_score`: outputs for
-        prompt log probabilities.
+    def _prefill_run(self, s: Sequence, most: int, n_to_score: int, n_decode: int) -> TokenRun:
+        """Return the next run of a prompt: at most `most` tokens, or a whole medium. `n_to_score`: outputs for the log
+        probabilities of prompt tokens.
         """
         slot = s.held
         at = len(slot.tokens)
         span = span_at(s.media, at) if s.media else None
         is_medium = span is not None and span.start <= at  # decoded in a separate batch
-        n_left = (span.end if span is not None and is_medium else len(s.target)) - at
         if is_medium and n_decode:  # decode tokens are decoded before it in a separate batch
-            share = min(share, self.step_size.after(self.move_budget.spent_s + self.move_budget.step_s))
-        exact = bool(n_decode and (is_medium or self.params.max_prefill_tokens))
-        n = portion(n_left, share, self.info.n_ubatch, exact=exact)
+            most = min(most, self.step_size.after(self.move_budget.spent_s + self.move_budget.step_s))
         scored = s.unscored and at >= s.n_scored
-        tokens = s.target[at : _run_end(s, span, at, at + min(n, most), n_to_score)]
+        tokens = s.target[at : _run_end(s, span, at, at + most, n_to_score)]
         is_last = at + len(tokens) == len(s.target) and not s.output  # with output, the next token is known
         n_outputs = len(tokens) if scored and not is_medium else int(scored or is_last)
         media = _input(s, span, at) if span is not None and is_medium else None
-        run = TokenRun(slot.id, slot.pos, tokens, n_outputs, media, at=at, sequence=s, scored=scored)
-        return run, n, n_left
+        return TokenRun(slot.id, slot.pos, tokens, n_outputs, media, at=at, sequence=s, scored=scored)
 
     def relocation(self, fixed: AbstractSet[int]) -> tuple[Slot, Slot] | None:
         """Return (source, target) of the best relocation (`Adjacency`). Slots in `fixed` and requested slots stay.

@@ -197,6 +197,22 @@ def test_prompts_between_streams_take_part_with_a_token_though_another_one_is_co
     assert bench.n_evaluations == 2  # that of all streams, and that of a prompt's further tokens
 
 
+def test_the_last_tokens_of_a_prompt_leave_room_for_prompts_between_streams() -> None:
+    bench = Bench(6)
+    six = bench.ask(6)
+    bench.steps(2)
+    bench.end(six[1:4])
+    for slot in bench.scheduler.slots[1:4]:
+        bench.cells.clear(slot)
+    bench.scheduler.step_size.size = 64
+    for n in (400, 350, 66):
+        prompt = [bench._next() % 256 for _ in range(n)]
+        bench.scheduler.waiting.append(sequence(prompt, at=bench.now))
+    bench.steps(1)
+    assert sorted(len(slot.tokens) for slot in bench.scheduler.slots[1:4]) == [1, 1, 62]
+    assert bench.n_evaluations == 2
+
+
 @pytest.mark.parametrize("why", ["no memory", "no room"])
 def test_a_sequence_whose_state_cannot_be_loaded_elsewhere_is_copied_there(
     why: str, monkeypatch: pytest.MonkeyPatch

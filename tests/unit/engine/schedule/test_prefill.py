@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.engine.scheduler import WAIT_WEIGHT, StepSize, portion
+from server.engine.scheduler import WAIT_WEIGHT, StepSize
 from server.engine.scheduler import in_order as ordered
 from server.engine.sequence import Sequence, Slot
 from tests.unit.engine.builders import sequence
@@ -165,28 +165,3 @@ def test_two_slow_steps_in_a_row_are_believed() -> None:
     assert pace.size == before
     pace.observe(before, 3.0)
     assert pace.size < before
-
-
-@pytest.mark.parametrize(
-    ("n_left", "size", "n"),
-    [
-        (100, 128, 100),
-        (144, 128, 144),  # a little more comes along
-        (145, 128, 81),  # a whole tile is left
-        (191, 128, 127),
-        (192, 128, 128),
-        (1900, 128, 108),
-        (1930, 128, 138),
-        (90, 64, 26),
-        (100, 50, 50),  # no tile anyway
-        (12_000, 1024, 992),
-        (962, 512, 450),  # not 514, which are two evaluations
-    ],
-)
-def test_what_is_left_of_a_prompt_fills_tiles(n_left: int, size: int, n: int) -> None:
-    assert portion(n_left, size, 512) == n
-
-
-@pytest.mark.parametrize(("n_left", "size", "n"), [(128, 128, 128), (129, 128, 65), (100, 90, 90), (320, 128, 128)])
-def test_where_a_step_costs_more_none_is_larger(n_left: int, size: int, n: int) -> None:
-    assert portion(n_left, size, 512, exact=True) == n
