@@ -185,6 +185,7 @@ class Instance(StepThread):
     def _decode(self, entries: list[TokenRun]) -> bool:
         """Decode one library call and sample. Return False if that failed and a new plan is needed."""
         self._mailbox.post()
+        prompts = [entry for entry in entries if entry.sequence.phase is Phase.PREFILL]
         started = self._clock()
         try:
             if self._speculation is not None:
@@ -192,7 +193,7 @@ class Instance(StepThread):
             self.runner.use_adapters(entries[0].sequence.next_adapters)
             if self.params.backend_sampling:
                 self._next_tokens.choose_places(entries)
-            decoded = self._decoded_by_runner(entries)
+            decoded = self._decoded_by_runner(entries, prompts)
         except Interrupted:
             for entry in entries:  # what it left in the cells is planned again
                 self.cells.truncate(entry.sequence.held, entry.at)
@@ -207,15 +208,14 @@ class Instance(StepThread):
                 self._end_at_limit(ending, self._clock())
             return False
         self.heartbeat += 1
-        all_stay = self._take_results(entries, self._clock() - started)
+        all_stay = self._take_results(entries, prompts, self._clock() - started)
         if self.params.check_integrity:
             self.scheduler.check_integrity()
         return all_stay
 
-    def _decoded_by_runner(self, entries: list[TokenRun]) -> bool:
+    def _decoded_by_runner(self, entries: list[TokenRun], prompts: list[TokenRun]) -> bool:
         """Decode. A live request interrupts a step that prefills background requests, so it does not wait for it."""
-        prefills = [entry.sequence for entry in entries if entry.sequence.phase is Phase.PREFILL]
-        if not (self.runner.info.can_cut and prefills and is_background(prefills[0])):
+        if not (prompts and self.runner.info.can_cut and is_background(prompts[0].sequence)):
             return self.runner.decode(entries)
         self.runner.interruptible(wanted=True)
         try:
@@ -223,9 +223,10 @@ class Instance(StepThread):
         finally:
             self.runner.interruptible(wanted=False)
 
-    def _take_results(self, entries: list[TokenRun], seconds: float) -> bool:
-        """Commit the decoded `entries` and sample their next tokens. Return False if all cells had to be wiped."""
-        prompts = [e for e in entries if e.sequence.phase is Phase.PREFILL]
+    def _take_results(self, entries: list[TokenRun], prompts: list[TokenRun], seconds: float) -> bool:
+        """Commit the decoded `entries`, some of them `prompts`, and sample their next tokens. Return False if all cells
+        had to be wiped.
+        """
         n_prompt = sum([len(e.tokens) for e in prompts]) if prompts else 0
         longest = max([e.at + len(e.tokens) for e in entries])
         self.stats.add_decode(self.scheduler.n_active, longest, n_prompt, seconds)

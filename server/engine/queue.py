@@ -91,6 +91,9 @@ class Queue:
     def __len__(self) -> int:
         return sum(map(len, self._lines.values()))
 
+    def __bool__(self) -> bool:
+        return bool(self._lines)  # asked in every step
+
     def __iter__(self) -> Iterator[Sequence]:
         """Iterate over a copy of all waiting sequences, in no particular order. Thread-safe: no Python code runs."""
         return iter(list(chain.from_iterable(list(self._lines.values()))))
