@@ -160,7 +160,7 @@ class Engine(Instances[Instance]):
         wanted = self._adapter_set(request)
         self._admit(request)
         now = self._clock()
-        ticket = Ticket(request, sink, request.arrived_at or now, n_open=request.n, adapter_set=wanted, waits_since=now)
+        ticket = Ticket(request, sink, request.arrived_at or now, wanted, waits_since=now)
         if request.id_slot >= 0:
             ticket.instance = request.id_slot // self.n_slots_each
         elif len(self._instances) > 1:

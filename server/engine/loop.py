@@ -358,14 +358,11 @@ class Instance(StepThread):
                 self.scheduler.occupy(placement, now)
                 self._requests.ask_for_media(sequence)
                 if first:
-                    sequence.ticket.placed = True
                     sequence.placement_s = self._clock() - now
                     self.stats.queue_time.observe(now - sequence.ticket.waits_since)
                     self._next_tokens.begin(sequence)
                     self._report_progress(sequence, now)
             except Exception as error:  # noqa: BLE001 - `Requests.fail` logs what is not ours
-                if sequence.slot is None:  # it neither waits nor runs, so `fail` would not find it
-                    self._requests.end(sequence, "failed")
                 if placement.slot.idle:
                     self.cells.clear(placement.slot)
                 self._requests.fail(sequence.ticket, error)

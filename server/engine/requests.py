@@ -174,10 +174,12 @@ class Requests:
         """Return the message of the time limit that `ticket` has exceeded; "" if none."""
         request, params, waited_s = ticket.request, self._scheduler.params, now - ticket.submitted_at
         total_s = _shorter(params.request_timeout_s, request.request_timeout_s)
-        token_s = 0.0 if ticket.begun else _shorter(params.first_token_timeout_s, request.first_token_timeout_s)
+        has_begun = any(choice.output for choice in ticket.choices)
+        token_s = 0.0 if has_begun else _shorter(params.first_token_timeout_s, request.first_token_timeout_s)
         if 0 < total_s <= waited_s:
             return f"the request was not done within {total_s:g} s"
-        if not ticket.placed and 0 < params.queue_timeout_s <= now - ticket.waits_since:
+        has_slot = any(choice.n_cached >= 0 for choice in ticket.choices)
+        if not has_slot and 0 < params.queue_timeout_s <= now - ticket.waits_since:
             return f"no slot was free within {params.queue_timeout_s:g} s"
         return f"there was no first token within {token_s:g} s" if 0 < token_s <= waited_s else ""
 
@@ -191,10 +193,8 @@ class Requests:
                 self._enqueue(ticket)
             except Exception as error:  # noqa: BLE001 - `fail` logs what is not ours
                 self.fail(ticket, error)
-        if any(ticket.cancelled for ticket in self._open.values()):
-            for sequence in self._sequences():
-                if sequence.ticket.cancelled:
-                    self.end(sequence, "cancelled")
+        for ticket in [ticket for ticket in self._open.values() if ticket.cancelled]:
+            self._end_all(ticket, "cancelled")
 
     def ask_for_media(self, sequence: Sequence) -> None:
         """Request the embeddings of the media of `sequence` that are not in the cells."""
@@ -233,8 +233,7 @@ class Requests:
             sequence.sampler = None
         sequence.draft_state = None  # drop the index of the text; the slot still refers to its last sequence
         ticket = sequence.ticket
-        ticket.n_open -= 1
-        if ticket.n_open == 0:
+        if all(choice.phase is Phase.ENDED for choice in ticket.choices):
             self._close(ticket)
             if not ticket.cancelled:
                 self._stats.request_duration.observe(now - ticket.submitted_at)
@@ -248,11 +247,14 @@ class Requests:
                 extra=log_fields(ticket.request),
             )
             error = InternalError("the engine failed on this request; see the server's log")
-        for sequence in self._sequences():
-            if sequence.ticket is ticket:
-                self.end(sequence, "failed")
+        self._end_all(ticket, "failed")
         self._close(ticket)
         self._mailbox.emit(ticket, Failed(error))
+
+    def _end_all(self, ticket: Ticket, outcome: Outcome) -> None:
+        for choice in ticket.choices:
+            if choice.phase is not Phase.ENDED:
+                self.end(choice, outcome)
 
     def _own(self, tickets: Iterable[Ticket]) -> None:
         self._open.update((id(ticket), ticket) for ticket in tickets)
@@ -280,13 +282,11 @@ class Requests:
             if constraint is not None and index:
                 constraint = constraint.fork()
             sequence = Sequence(ticket, index, constraint=constraint)
+            ticket.choices.append(sequence)
             self._scheduler.waiting.append(sequence)
-
-    def _sequences(self) -> list[Sequence]:
-        return [*self._scheduler.active(), *self._scheduler.waiting]
 
     def _close(self, ticket: Ticket) -> None:
         """Report once that `ticket` holds nothing here, also if it never had sequences."""
         if self._open.pop(id(ticket), None) is not None:
-            ticket.n_open = 0
+            ticket.choices, ticket.ended = [], True
             self._mailbox.ended(ticket)

@@ -323,7 +323,6 @@ class NextTokens:
 
     def _emit_started(self, sequence: Sequence, now: float) -> None:
         sequence.prompt_done_at = now
-        sequence.ticket.begun = True
         n_prompt = len(sequence.request.prompt)
         self._stats.prompt_tokens_cached += sequence.n_cached
         self._stats.time_to_first_token.observe(now - sequence.ticket.submitted_at)

@@ -26,11 +26,10 @@ class Ticket:
     request: Request
     sink: Sink
     submitted_at: float
-    n_open: int = 0  # choices that have not ended
     adapter_set: AdapterSet = NO_ADAPTERS
     cancelled: bool = False
-    placed: bool = False  # a choice has got a slot
-    begun: bool = False  # a choice has its first token
+    choices: list["Sequence"] = field(default_factory=list)  # while an instance has it
+    ended: bool = False  # all choices have ended
     instance: int = 0  # the preferred instance; after it left the `ModelQueue`, the one that took it
     waits_since: float = 0.0
 

@@ -288,7 +288,7 @@ class Worker(Connection):
     def _clean(self) -> None:
         """Forget requests that have ended."""
         for number, one in list(self.requests.items()):
-            if one.ticket is not None and one.ticket.n_open <= 0:
+            if one.ticket is not None and one.ticket.ended:
                 del self.requests[number]
 
     def _send_status_when_idle(self) -> None:

@@ -107,8 +107,9 @@ class EngineProxy:
 
 @dataclass(eq=False, slots=True)
 class _SentTicket(Ticket):
-    """A request that has not ended, and its number in messages."""
+    """A request that has not ended, its number in messages, and how many of its choices have not ended."""
 
+    n_open: int = 0
     number: int = 0
 
 

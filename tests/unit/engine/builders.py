@@ -55,7 +55,7 @@ def sequence(
     prompt: list[int], *, at: float = 0.0, phase: Phase = Phase.WAITING, slot: Slot | None = None, **options: Any
 ) -> Sequence:
     """Return the only choice of a request that was submitted at `at`; `options` are the request's."""
-    ticket = Ticket(Request("r", prompt, **options), lambda events: None, at, n_open=1)
+    ticket = Ticket(Request("r", prompt, **options), lambda events: None, at)
     return Sequence(ticket, 0, prompt, phase=phase, slot=slot)
 
 

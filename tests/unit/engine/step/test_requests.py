@@ -43,7 +43,7 @@ class Desk:
 
     def ask(self, text: str, *, n: int = 1, id_slot: int = -1, **own: Any) -> Ticket:
         wanted = request(text, n=n, id_slot=id_slot)
-        ticket = Ticket(wanted, lambda events: None, self.now, n_open=n, **own)
+        ticket = Ticket(wanted, lambda events: None, self.now, **own)
         assert self.queue.add(ticket)
         return ticket
 
