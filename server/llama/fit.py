@@ -58,9 +58,9 @@ def fitted(
             found = measure(candidate)
             return without_shared(found) if is_loaded(candidate) else found
 
-        chosen = choose(spec.id, native, shape, _device_budget(native, granted), more)
-        footprint = measure(chosen.native) if is_loaded(chosen.native) else chosen.footprint
-    return Fit(replace(spec, native=chosen.native), footprint, chosen.notes)
+        chosen = choose(spec, shape, _device_budget(native, granted), more)
+        native = chosen.spec.native
+        return replace(chosen, footprint=measure(native)) if is_loaded(native) else chosen
 
 
 def least(spec: ModelSpec, files: ModelFiles) -> Footprint:
@@ -110,44 +110,41 @@ def holds(room: Mapping[str, int], footprint: Footprint, *, host: bool = True) -
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Fitted:
-    """The chosen parameters, what they take, and the reasons, one line each."""
-
-    native: LoadParams
-    footprint: Footprint
-    notes: tuple[str, ...] = ()
-
-
-def choose(model: str, native: LoadParams, shape: ModelShape, room: DeviceBudget, measure: Measured) -> Fitted:
-    """Raises `ModelFailed` when not even the least fits."""
+def choose(spec: ModelSpec, shape: ModelShape, room: DeviceBudget, measure: Measured) -> Fit:
+    """Return how to load `spec`. Raises `ModelFailed` when not even the least fits."""
+    native = spec.native
     whole = replace(native, n_ctx=native.n_ctx or shape.n_ctx_train * shape.n_streams)
-    chosen = Fitted(whole, measure(whole))
+    chosen = Fit(replace(spec, native=whole), measure(whole))
     if holds(room.ample, chosen.footprint):
         return chosen
     if native.n_ctx == 0:
-        chosen = _less_context(whole, shape, room, measure)
+        chosen = _less_context(chosen, shape, room, measure)
     if _can_place(native) and not holds(room.ample, chosen.footprint, host=False):
         chosen = _placed(chosen, shape, room, measure)
     if not holds(room.tight, chosen.footprint):
-        raise ModelFailed(model, _too_large(chosen, room, shortened=native.n_ctx == 0))
+        raise ModelFailed(spec.id, _too_large(chosen, room, shortened=native.n_ctx == 0))
     return chosen
 
 
-def _less_context(whole: LoadParams, shape: ModelShape, room: DeviceBudget, measure: Measured) -> Fitted:
+def _changed(before: Fit, native: LoadParams, footprint: Footprint, *notes: str) -> Fit:
+    return Fit(replace(before.spec, native=native), footprint, (*before.notes, *notes))
+
+
+def _less_context(chosen: Fit, shape: ModelShape, room: DeviceBudget, measure: Measured) -> Fit:
     """Return the largest context that fits everywhere: estimated by linear interpolation, confirmed by measuring."""
+    whole = chosen.spec.native
     n_least, n_most = _least_context(whole, shape), whole.n_ctx
-    least, most = measure(replace(whole, n_ctx=n_least)), measure(whole)
-    step, part = _CELLS * shape.n_streams, _part_that_fits(totals(least), totals(most), room.ample)
+    least = measure(replace(whole, n_ctx=n_least))
+    step, part = _CELLS * shape.n_streams, _part_that_fits(totals(least), totals(chosen.footprint), room.ample)
     n_ctx = n_least + int((n_most - n_least) * part) // step * step
     while n_ctx > n_least:
         native = replace(whole, n_ctx=n_ctx)
         footprint = measure(native)
         if holds(room.ample, footprint):
-            return Fitted(native, footprint, (_shortened(native, n_most),))
+            return _changed(chosen, native, footprint, _shortened(native, n_most))
         n_ctx = max(n_least, min(n_ctx - step, int(n_ctx * 0.97) // step * step))
     native = replace(whole, n_ctx=n_least)
-    return Fitted(native, least, (_shortened(native, n_most),) if n_least < n_most else ())
+    return _changed(chosen, native, least, _shortened(native, n_most)) if n_least < n_most else chosen
 
 
 def _least_context(native: LoadParams, shape: ModelShape) -> int:
@@ -175,15 +172,16 @@ def _can_place(native: LoadParams) -> bool:
     return native.n_gpu_layers == ALL_THAT_FIT and not said
 
 
-def _placed(chosen: Fitted, shape: ModelShape, room: DeviceBudget, measure: Measured) -> Fitted:
+def _placed(chosen: Fit, shape: ModelShape, room: DeviceBudget, measure: Measured) -> Fit:
     """Place as much on the devices as fits: try placements with less and less on them."""
-    steps = [replace(chosen.native, n_cpu_moe=n) for n in range(1, shape.n_layer + 1) if shape.has_experts]
-    experts_off = steps[-1] if steps else chosen.native
+    native = chosen.spec.native
+    steps = [replace(native, n_cpu_moe=n) for n in range(1, shape.n_layer + 1) if shape.has_experts]
+    experts_off = steps[-1] if steps else native
     steps += [replace(experts_off, n_gpu_layers=n) for n in range(shape.n_layer, -1, -1)]
     # each step has less on the devices than the one before; the last one is taken in any case
     first = bisect_left(steps[:-1], True, key=lambda native: holds(room.ample, measure(native), host=False))
     native = steps[first]
-    return Fitted(native, measure(native), (*chosen.notes, _where(native, shape)))
+    return _changed(chosen, native, measure(native), _where(native, shape))
 
 
 def _where(native: LoadParams, shape: ModelShape) -> str:
@@ -195,12 +193,12 @@ def _where(native: LoadParams, shape: ModelShape) -> str:
     return f"{moved} on the CPU: the devices have no more room"
 
 
-def _too_large(chosen: Fitted, room: DeviceBudget, *, shortened: bool) -> str:
+def _too_large(chosen: Fit, room: DeviceBudget, *, shortened: bool) -> str:
     name = next(name for name, taken in totals(chosen.footprint).items() if taken > room.tight.get(name, taken))
-    taken = chosen.footprint[name]
+    taken, n_ctx = chosen.footprint[name], chosen.spec.native.n_ctx
     remedy = "a smaller fit_ctx" if shortened else "a smaller n_ctx, or leave it out"
     return (
-        f"it needs {readable(taken.total)} of {name} memory with a context of {chosen.native.n_ctx} tokens (weights "
+        f"it needs {readable(taken.total)} of {name} memory with a context of {n_ctx} tokens (weights "
         f"{readable(taken.weights)}, context {readable(taken.context)}, computing {readable(taken.compute)}), and "
         f"{readable(room.tight[name])} are left for it: set {remedy}, smaller cache_type_k/v, take a smaller "
         "quantization, or try all the same with fit: off"

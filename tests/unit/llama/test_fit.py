@@ -1,15 +1,16 @@
 """What is chosen for a model of 8 layers on machines with one, two and no devices; the sizes are made up."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from server.errors import ModelFailed
-from server.llama.fit import DeviceBudget, Fitted, ModelShape, choose, holds
-from server.pool.memory import HOST, Bytes, Footprint
-from server.pool.spec import LoadParams
+from server.llama.fit import DeviceBudget, ModelShape, choose, holds
+from server.pool.memory import HOST, Bytes, Fit, Footprint
+from server.pool.spec import LoadParams, ModelSpec
 
 GIB = 1 << 30
 N_LAYER, N_CTX_TRAIN = 8, 131072
@@ -49,24 +50,28 @@ def room(**free: float) -> DeviceBudget:
     return DeviceBudget({name: n_bytes - GIB for name, n_bytes in tight.items()}, tight)
 
 
-def chosen(machine: Machine, shape: ModelShape, native: LoadParams | None = None, **free: float) -> Fitted:
-    return choose("model", native or LoadParams(), shape, room(**free), machine)
+def spec_of(native: LoadParams) -> ModelSpec:
+    return ModelSpec("model", Path("model.gguf"), native=native)
+
+
+def chosen(machine: Machine, shape: ModelShape, native: LoadParams | None = None, **free: float) -> Fit:
+    return choose(spec_of(native or LoadParams()), shape, room(**free), machine)
 
 
 def test_each_separate_slot_gets_the_whole_context_where_memory_allows() -> None:
-    assert chosen(Machine(), replace(DENSE, n_streams=4), SEPARATE, CPU=100).native.n_ctx == 4 * N_CTX_TRAIN
-    less = chosen(Machine(), replace(DENSE, n_streams=4), SEPARATE, CPU=32).native.n_ctx
+    assert chosen(Machine(), replace(DENSE, n_streams=4), SEPARATE, CPU=100).spec.native.n_ctx == 4 * N_CTX_TRAIN
+    less = chosen(Machine(), replace(DENSE, n_streams=4), SEPARATE, CPU=32).spec.native.n_ctx
     assert less < 4 * N_CTX_TRAIN
     assert less % (4 * 256) == 0
 
 
 def test_experts_leave_a_device_before_layers_do() -> None:
     choice = chosen(Machine("CUDA0", experts=True), EXPERTS, CPU=64, CUDA0=6)
-    assert choice.native.n_gpu_layers == -1
-    assert 4 <= choice.native.n_cpu_moe <= 7
+    assert choice.spec.native.n_gpu_layers == -1
+    assert 4 <= choice.spec.native.n_cpu_moe <= 7
     assert "experts of" in choice.notes[-1]
     tiny = chosen(Machine("CUDA0", experts=True), EXPERTS, CPU=64, CUDA0=3)
-    assert (tiny.native.n_cpu_moe, tiny.native.n_gpu_layers > 0) == (N_LAYER, True)
+    assert (tiny.spec.native.n_cpu_moe, tiny.spec.native.n_gpu_layers > 0) == (N_LAYER, True)
 
 
 def test_the_processor_must_hold_what_the_devices_do_not() -> None:
@@ -89,12 +94,12 @@ def test_what_is_chosen_fits_or_nothing_is(
     native = LoadParams(n_parallel=n_streams, kv_unified=n_streams == 1)
     free = room(**{HOST: host} | {f"CUDA{i}": each for i in range(n_devices)})
     try:
-        choice = choose("model", native, shape, free, machine)
+        choice = choose(spec_of(native), shape, free, machine)
     except ModelFailed:
         on_host = machine(replace(native, n_ctx=4096 * n_streams, n_gpu_layers=0))
         assert not holds(free.ample, on_host)
     else:
         assert holds(free.tight, choice.footprint)
-        assert choice.footprint == machine(choice.native)
-        assert 4096 * n_streams <= choice.native.n_ctx <= N_CTX_TRAIN * n_streams
+        assert choice.footprint == machine(choice.spec.native)
+        assert 4096 * n_streams <= choice.spec.native.n_ctx <= N_CTX_TRAIN * n_streams
     assert machine.n_measured < 40
