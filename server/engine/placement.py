@@ -1,4 +1,14 @@
-"""Which slot a waiting sequence gets, and the source of its cached prefix. Pure.
+"""Where a prefix comes from: the slot of a waiting sequence, and the source of its cached tokens (`Placer.find`). Pure;
+`kv_store` carries it out (`Cells.prepare`).
+
+A preempted sequence resumes from its own state. For others the source is the first of these that has the most tokens:
+
+| source | condition |
+|---|---|
+| nothing, for now: the sequence waits | its prefix is read from disk, or a running prefill computes it (ADR 3) |
+| a state in RAM, or read from disk | it has `MIN_TOKENS` more than any slot, and loading it stalls nobody |
+| the idle slot that holds the prefix, in place | not much else would be lost (``slot_prompt_similarity``) |
+| another slot, whose cells are copied | copying is faster than computing (`MoveBudget.copy_pays`) |
 
 Prompts are compared token by token, and not in a radix tree: see docs/adr/0002.
 """
