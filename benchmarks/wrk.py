@@ -121,6 +121,8 @@ def measure(chosen: argparse.Namespace, rounds: int, seconds: int) -> Iterator[R
             for load in LOADS:
                 for number in range(rounds + 1):
                     for name in SERVERS if number % 2 else reversed(SERVERS):
+                        if (name, load) == ("null", HTTP_1_0):
+                            continue  # it keeps no connection of HTTP/1.0
                         run = run_client(model, name, load, ports[name], seconds if number else 1)
                         if number:
                             yield run
@@ -136,8 +138,11 @@ def table(runs: Sequence[Run]) -> str:
         by_server = {
             name: [run for run in runs if (run.model, run.server, run.load) == (model, name, load)] for name in SERVERS
         }
-        rates = {name: statistics.median(run.requests_per_s for run in each) for name, each in by_server.items()}
-        for name, each in by_server.items():
+        rates = {
+            name: statistics.median(run.requests_per_s for run in each) for name, each in by_server.items() if each
+        }
+        for name in [name for name in SERVERS if by_server[name]]:
+            each = by_server[name]
             p50, p99 = (statistics.median(getattr(run, field) for run in each) for field in ("p50_ms", "p99_ms"))
             ratio = f"{rates[name] / rates['peer']:.2f}" if name == "llamapool" else ""
             figures = f"{rates[name]:.0f} | {ratio} | {p50:.1f} | {p99:.1f} | {sum(run.errors for run in each)}"
