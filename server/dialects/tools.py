@@ -197,6 +197,7 @@ class ToolReader(ABC):
         self._omitted_names: dict[str, str] = {}  # the types of omitted tools, by name
         self._n_grammar_chars = 0
         self._servers = {} if servers is None else {**servers}
+        self._served = {tool.name for functions in self._servers.values() for tool, _ in functions}
         elsewhere = [at for at in self._servers if not at.startswith("tools.")]
         later: set[str] = set()
         for tool, at, waits in chain(self._listed(given, "tools"), *map(self._functions_of, elsewhere)):
@@ -314,17 +315,21 @@ class ToolReader(ABC):
         return [*kept, *(replace(tool, deferred=deferred) for tool in added.values())]
 
     def _meant(self, named: "Named") -> Collection[str]:
-        """Return the model's names for a client's name, whose namespace is optional if the name is unique.
+        """Return the model's names for a client's name, whose namespace is optional if the name is unique. The client's
+        own tools precede those of MCP servers.
 
         Raises `InvalidRequest` if there is no such tool.
         """
         name, space = model_name(named.name, named.namespace), named.namespace
-        if named.name and name in self.names:
+        if named.name and name in self.names and not named.is_served:
             return (name,)
-        known = self.names.items()
-        found = [here for here, own in known if named.name in ("", own.name) and space in ("", own.namespace)]
-        if named.is_served and not found:
+        any_space = not (space or named.is_served)
+        known = [(here, own) for here, own in self.names.items() if named.name in ("", own.name)]
+        found = [here for here, own in known if any_space or own.namespace == space]
+        served = [here for here in found if here in self._served]
+        if named.is_served and not served:
             raise invalid(named.at, "no MCP server of the request has such a tool")
+        found = served if named.is_served else [here for here in found if here not in served] or served
         if len(found) != 1 and named.name and not named.is_served:
             reason = f"no tool is called {shown(named.name)}"
             if (kind := self._omitted_names.get(named.name)) is not None:

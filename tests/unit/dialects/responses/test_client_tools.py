@@ -15,6 +15,7 @@ from server.dialects.responses.tools import read_mcp
 from server.dialects.responses.write import ResponseWriter
 from server.dialects.tool_types import RESPONSES
 from server.engine.request import Event, FinishReason
+from server.errors import InvalidRequest
 from server.formats.parsing.pieces import ContentText, Piece, ToolCallArguments, ToolCallBegin
 from server.mcp.config import McpServer
 from server.mcp.servers import McpServers, McpTool
@@ -195,3 +196,33 @@ def test_a_choice_may_name_an_mcp_server(choice: Any, names: list[str], mode: st
     tools = ServerTools(McpServers(), [server], given)
     found = parse_response({"input": "hi", "tools": given, "tool_choice": choice}, mcp=tools).conversation.tools
     assert ([tool.name for tool in found.tools], found.choice, found.name) == (names, mode, required)
+
+
+LABELS = {"x": ("a", "b", "c"), "y.": ("a",), "y_": ("a", "c")}  # of MCP servers, with their tools
+
+
+@pytest.mark.parametrize(
+    ("choice", "required"),
+    [
+        ({"type": "mcp", "server_label": "x", "name": "a"}, "x__a_2"),  # the model's name of the client's is x__a
+        ({"type": "mcp", "server_label": "y_", "name": "a"}, "y___a_2"),  # so is that of y.'s a
+        ({"type": "mcp", "server_label": "", "name": "b"}, None),
+        ({"type": "function", "name": "a"}, "n__a"),
+        ({"type": "function", "name": "b"}, "x__b"),
+        ({"type": "function", "name": "c"}, None),  # of two servers
+    ],
+)
+def test_a_choice_of_a_name_that_several_tools_have(choice: Any, required: str | None) -> None:
+    own: list[Any] = [{"type": "function", "name": "x__a"}]
+    own.append({"type": "namespace", "name": "n", "description": "", "tools": [{"type": "function", "name": "a"}]})
+    given = [*own, *({"type": "mcp", "server_label": label, "server_url": "https://x.example"} for label in LABELS)]
+    servers = read_mcp(given, "", [])
+    for server, names in zip(servers, LABELS.values(), strict=True):
+        server.server, server.tools = McpServer(server.label), tuple(McpTool(name, "", {}) for name in names)
+    tools = ServerTools(McpServers(), servers, given)
+    body = {"input": "hi", "tools": given, "tool_choice": choice}
+    if required is None:
+        with pytest.raises(InvalidRequest, match="tool"):
+            parse_response(body, mcp=tools)
+    else:
+        assert parse_response(body, mcp=tools).conversation.tools.name == required
