@@ -90,9 +90,10 @@ class Session:
         """
         with self.services.preparing.entered():
             self._names_adapter = self._names_adapter or self.services.pool.names_adapter(name)
-            if self._lease is not None and not self._lease.model.serves:
+            is_lost = self._lease is not None and not self._lease.model.serves
+            if is_lost:
                 self._let_go()
-            model = await self._acquire(name) if self._lease is None else self._lease.model
+            model = await self._acquire(name) if self._lease is None or is_lost else self._lease.model
             loaded = await self._load_media(media, model)
             context = Context(
                 model,
@@ -187,17 +188,17 @@ class Session:
         self._arrived_at = min((ticket.submitted_at for ticket in self._tickets), default=0.0)
         log.warning("the model's process has ended: the request is retried", extra={"request": self._record.id})
         self._let_go()
+        self._lease = None  # nothing of this attempt counts
         self._events.clear()
         self._failure = None
         self._usage.retry()
         return await work()
 
     def _let_go(self) -> None:
-        """Release the lease on a model whose process has ended."""
-        lease, self._lease = self._lease, None
-        assert lease is not None
-        self._withdraw(lease)
-        lease.release()
+        """Release the lease on a model whose process has ended. It is kept, so that `close` counts earlier rounds."""
+        assert self._lease is not None
+        self._withdraw(self._lease)
+        self._lease.release()
 
     def _withdraw(self, lease: Lease) -> None:
         for ticket in self._tickets:
