@@ -141,6 +141,7 @@ class KeptStream:
             self._pinging.cancel()  # its interval is the client's, and it holds the stream and its request
         if not self.done:
             self._failure = failure
+            self.is_loading = lambda: False  # the other one holds the stream and its request
             self.completed_at = int(time.time())
             self._notify()
 

@@ -229,6 +229,17 @@ async def test_an_ended_stream_is_not_held_until_its_next_ping() -> None:
     assert held() is None
 
 
+async def test_a_forgotten_stream_is_freed_at_once(api: Api) -> None:
+    gc.disable()
+    try:
+        await api.expect("POST /v1/chat/completions", CHAT, headers=NAMED)
+        held = [*map(weakref.ref, api.app.state.services.streams._streams.values())]
+        assert (await api.client.delete(AT)).status_code == 204
+        await until(lambda: [stream() for stream in held] == [None])
+    finally:
+        gc.enable()
+
+
 async def kept(streams: KeptStreams, name: str, body: bytes) -> KeptStream:
     stream = streams.open("me", name)
     stream.append(body)
