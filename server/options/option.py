@@ -232,7 +232,8 @@ def nearest(word: str, known: list[str], otherwise: str) -> str:
     """
     by_lower = {name.lower(): name for name in known}
     plain = {_plain(name): name.lower() for name in known}
-    found = [plain[name] for name in spellings(word) if name in plain]
+    others = (plain[name] for name in spellings(word) if name in plain)
+    found = [name for name in others if name.startswith("-") == word.startswith("-")]  # a word alone is no flag
     if not found:
         found = get_close_matches(word.lower(), by_lower, n=3, cutoff=0.6)
         found.sort(key=lambda name: sorted(name) != sorted(word.lower()))  # prefer swapped letters
