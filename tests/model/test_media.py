@@ -3,6 +3,8 @@
 import asyncio
 import base64
 import ctypes
+import signal
+import subprocess
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -21,9 +23,10 @@ from server.engine.params import EngineParams
 from server.engine.request import Event, Failed, Finished, Request, SamplingParams, Text
 from server.errors import InternalError, InvalidRequest, ModelFailed
 from server.llama.context.runner import LlamaRunner
+from server.llama.files.gguf_header import read_header
 from server.llama.loader import LlamaLoader
 from server.llama.media.chunks import M, NativeChunk, start_media
-from server.llama.media.projector import Projector
+from server.llama.media.projector import Projector, check_is_projector
 from server.media.bitmap import Bitmap, bitmaps_of
 from server.media.decode import Decoder
 from server.pool.protocols import Weights
@@ -297,8 +300,32 @@ def test_a_projector_with_fewer_positions_than_patches_is_refused(gguf_folder: P
     whole = projector_file(tmp_path, TinyProjector("mlp"))
     at = whole.read_bytes().index(b"clip.vision.patch_size") + len("clip.vision.patch_size") + 4
     spec = ModelSpec("tiny", gguf_file(gguf_folder, PLAIN), mmproj=damaged(whole, at, bytes([7])))
-    with pytest.raises(ModelFailed, match=r"v\.position_embd\.weight has 64 rows, fewer than the image's 81 patches"):
+    with pytest.raises(ModelFailed, match=r"v\.position_embd\.weight has 64 rows, fewer than the image's 81 positions"):
         LlamaLoader().load(spec, lambda _: True)
+    header = read_header(whole)
+    check_is_projector("tiny", whole, header)
+    tensors = (*header.tensors, replace(header.tensors[0], name="v.class_embd"))
+    other_key = {"clip.projector_type": "", "clip.vision.projector_type": "mlp"}
+    for metadata in (header.metadata, header.metadata | other_key):
+        with pytest.raises(ModelFailed, match=r"has 64 rows, fewer than the image's 65 positions"):
+            check_is_projector("tiny", whole, replace(header, tensors=tensors, metadata=metadata))
+
+
+@pytest.mark.parametrize("outcome", [BlockingIOError(11, "no more processes"), -signal.SIGINT], ids=["limit", "Ctrl-C"])
+def test_a_trial_that_did_not_take_place_refuses_no_projector(
+    gguf_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: OSError | int
+) -> None:
+    def run(command: Sequence[str], **_: Any) -> subprocess.CompletedProcess[bytes]:
+        if isinstance(outcome, OSError):
+            raise outcome
+        return subprocess.CompletedProcess(command, outcome, b"", b"")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    path = projector_file(tmp_path, TinyProjector("mlp"))
+    native = LoadParams(n_ctx=256, warmup=False, fit=False)
+    LlamaLoader().load(
+        ModelSpec("tiny", gguf_file(gguf_folder, PLAIN), mmproj=path, native=native), lambda _: True
+    ).close()
 
 
 def test_an_image_need_not_be_a_whole_number_of_patches(gguf_folder: Path) -> None:

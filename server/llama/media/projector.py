@@ -41,6 +41,7 @@ _ENCODER_NAMES = {"v": "vision", "a": "audio"}
 _LOOK_UP_PATCHES = ("mlp", "ldp", "ldpv2", "adapter")
 """Projectors whose images have one size, and whose patches are numbers of rows (tools/mtmd/models/llava.cpp)."""
 _F32 = 0  # enum ggml_type
+_CRASHES = (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV)
 _ADD_POSITIONS = {
     "v": "gemma3 idefics3 lfm2 janus_pro phi4 qwen3vl_merger ling3vl step3vl internvl nemotron_v2_vl llama4 kimivl "
     "paddleocr kimik25 cogvlm glm4v glm5v granite4_vision muse-glimmer",
@@ -239,7 +240,11 @@ def check_is_projector(name: str, path: Path, header: GgufHeader) -> None:
         raise ModelFailed(name, f"mmproj {path} is no projector: its architecture is {found}, a projector's is clip")
     if problem := _bad_value(header) or bad_tensor(header):
         raise ModelFailed(name, f"mmproj {path}: {problem}")
-    if why := _why_it_aborts(path.absolute(), path.stat().st_mtime_ns):
+    try:
+        why = _why_it_aborts(path.absolute(), path.stat().st_mtime_ns)
+    except OSError:  # no process can be started, which is no fault of the file
+        why = ""
+    if why:
         raise ModelFailed(
             name,
             f"mmproj {path}: the library cannot compute it: sizes such as clip.vision.image_size and those of tensors "
@@ -262,8 +267,10 @@ def _bad_value(header: GgufHeader) -> str:
             return f"{key} is 0, but the file has layers"
     rows = next((tensor.shape[-1] for tensor in header.tensors if tensor.name == "v.position_embd.weight"), 0)
     per_side = header.integer("clip.vision.image_size") // max(header.integer("clip.vision.patch_size"), 1)
-    if rows < per_side**2 and header.metadata.get("clip.projector_type") in _LOOK_UP_PATCHES:
-        return f"v.position_embd.weight has {rows} rows, fewer than the image's {per_side**2} patches"
+    n_places = per_side**2 + any(tensor.name == "v.class_embd" for tensor in header.tensors)
+    kind = header.metadata.get("clip.projector_type") or header.metadata.get("clip.vision.projector_type")
+    if rows < n_places and kind in _LOOK_UP_PATCHES:
+        return f"v.position_embd.weight has {rows} rows, fewer than the image's {n_places} positions"
     return ""
 
 
@@ -285,7 +292,7 @@ def _why_it_aborts(path: Path, _modified: int) -> str:
         stderr=subprocess.PIPE,
         check=False,
     )
-    if done.returncode >= 0 or done.returncode == -signal.SIGKILL:  # the system's, when memory is short
+    if -done.returncode not in _CRASHES:  # others are sent: SIGKILL when memory is short, SIGINT by Ctrl-C
         return ""
     said = re.findall(r"GGML_ASSERT\(.*", done.stderr.decode("utf-8", "replace"))
     return said[-1] if said else signal.Signals(-done.returncode).name
