@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -166,13 +167,15 @@ class Exchange:
         return begun or self._dialect.ping
 
     def _may_repeat(self) -> bool:
-        """Return whether the reply may begin again: the client has none of it, and no tool was called."""
-        return not (self._has_begun or (self._generation is not None and self._generation.writer.has_acted))
+        """Return whether the reply may begin again: the client has no more of it than pings, and no tool was called."""
+        return self._generation is None or not self._generation.writer.has_acted
 
     async def _start(self) -> Generation:
-        """Submit the requests."""
-        self._generation, parsed = None, self._parsed
-        self._generation = await self._session.start(parsed.model, parsed.generation, parsed.media)
+        """Submit the requests. The writer of a reply that pings have begun goes on, since its client has its events."""
+        parsed, begun = self._parsed, self._generation if self._has_begun else None
+        self._generation = begun
+        generation = await self._session.start(parsed.model, parsed.generation, parsed.media)
+        self._generation = generation if begun is None else replace(generation, writer=begun.writer)
         return self._generation
 
     async def _begin(self) -> None:

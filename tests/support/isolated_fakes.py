@@ -133,15 +133,16 @@ class SeeingEncoder(FakeEncoder):
 
 
 class HangingEncoder(SeeingEncoder):
-    """Creates the file at `path` and never returns."""
+    """Creates the file at `path` and never returns, unless the file is there."""
 
     def __init__(self, path: str) -> None:
         super().__init__()
         self._path = path
 
     def encode(self, chunks: Sequence[FakeChunk]) -> list[bytes]:
-        Path(self._path).touch()
-        threading.Event().wait()
+        if not os.path.exists(self._path):
+            Path(self._path).touch()
+            threading.Event().wait()
         return super().encode(chunks)
 
 
