@@ -73,7 +73,7 @@ class EngineProxy:
 
     async def _drain(self, drain_s: float) -> None:
         """Give running requests of the worker's engine `drain_s` seconds; the caller fails what is left."""
-        self._closing = True
+        self._closing = self.serves  # otherwise requests in preparation are to be retried
         await self.process.end_frozen()
         with contextlib.suppress(TimeoutError, LlamapoolError):
             async with asyncio.timeout(drain_s + CLOSE_S):
@@ -86,10 +86,12 @@ class EngineProxy:
 
     def _check_open(self) -> None:
         """Raise `ShuttingDown`, or `ModelEnded` after the end of the process."""
-        if self._closing:
-            raise ShuttingDown("model")
-        if not self.serves:
-            raise self.process.ended_error()
+        if self._closing or not self.serves:
+            raise self._end_error()
+
+    def _end_error(self) -> LlamapoolError:
+        """Return the error of requests that the worker no longer serves."""
+        return ShuttingDown("model") if self._closing else self.process.ended_error()
 
     @contextlib.contextmanager
     def preparing(self) -> Iterator[None]:
@@ -182,7 +184,7 @@ class IsolatedEngine(EngineProxy):
     def process_ended(self) -> None:
         """Fail all requests. Callers retry those of which their clients have seen nothing."""
         super().process_ended()
-        self._fail_all(self.process.ended_error)
+        self._fail_all(self._end_error)
 
     def _fail_all(self, error: Callable[[], LlamapoolError]) -> None:
         tickets, self._open = self._open, {}
@@ -194,7 +196,7 @@ class IsolatedEngine(EngineProxy):
         try:
             await self._drain(drain_s)
         finally:  # also if a step hangs
-            self._fail_all(lambda: ShuttingDown("model"))
+            self._fail_all(self._end_error)
         self._status = None
 
     # ---- views

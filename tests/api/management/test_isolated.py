@@ -5,6 +5,7 @@ import base64
 import os
 import signal
 import subprocess
+import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
@@ -214,7 +215,20 @@ async def test_a_stream_that_a_ping_has_begun_goes_on_after_a_retry(start: Start
         assert [event["sequence_number"] for event in events] == list(range(len(events)))
         assert [event["type"] for event in events].count("response.created") == 1
         assert events[-1]["type"] == "response.incomplete"
+
+
+async def test_a_request_that_is_prepared_as_the_process_ends_is_retried(start: Start) -> None:
+    prepared = threading.Event()
+    async with start() as api:
+        threads = api.app.state.services.prepare
+        for _ in range(threads._max_workers):
+            threads.submit(prepared.wait)
+        asked = asyncio.create_task(api.expect(CHAT, chat("Hi")))
+        await until(lambda: api.pool.state("demo").n_leases == 1)
+        os.kill(engine(api).process.pid, signal.SIGKILL)
         await is_back(api)
+        prepared.set()
+        await asked
 
 
 async def test_a_whole_reply_that_had_begun_is_asked_for_once_more_and_counts_once(

@@ -1,10 +1,12 @@
 """What an engine's proxy decides without its worker."""
 
+import asyncio
+
 import pytest
 
 from server.engine.lora import Adapter
 from server.engine.request import Bounds, Event, Failed, Request, Text
-from server.errors import ContextExceeded, InvalidRequest, ModelEnded
+from server.errors import ContextExceeded, InvalidRequest, ModelEnded, ShuttingDown
 from server.pool.protocols import ModelInfo
 from server.pool.worker.messages import LoadedFacts
 from server.pool.worker.parent import WorkerProcess
@@ -27,6 +29,9 @@ class Sent(WorkerProcess):
         self.sent.append(("submit", number, request.id))
 
     async def call(self, function: str, *arguments: object) -> tuple[Adapter, ...]:
+        if not self.answers:
+            await self.ended
+            raise self.ended_error()
         return self.answers.pop(0)
 
 
@@ -61,6 +66,27 @@ async def test_requests_of_an_ended_process_fail() -> None:
     assert [type(event.error) for event in heard if isinstance(event, Failed)] == [ModelEnded, ModelEnded]
     with pytest.raises(ModelEnded, match="killed"):
         engine.submit(Request("c", [1]), heard.extend)
+
+
+async def test_requests_of_a_process_that_ended_before_it_was_closed_are_retried() -> None:
+    process, engine = made()
+    process.ended.set_result("killed")
+    engine.process_ended()
+    await engine.close()
+    with pytest.raises(ModelEnded, match="killed"):
+        engine.submit(Request("a", [1]), lambda _: None)
+
+
+async def test_requests_of_a_process_that_is_killed_as_it_is_closed_are_not_retried() -> None:
+    process, engine = made()
+    heard: list[Event] = []
+    engine.submit(Request("a", [1]), heard.extend)
+    closing = asyncio.create_task(engine.close())
+    await asyncio.sleep(0)
+    process.ended.set_result("it has not answered")
+    engine.process_ended()
+    await closing
+    assert [type(event.error) for event in heard if isinstance(event, Failed)] == [ShuttingDown]
 
 
 async def test_an_id_that_the_worker_gives_again_gets_its_own_scale() -> None:
