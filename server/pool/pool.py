@@ -282,6 +282,8 @@ class Pool:
             raise InvalidRequest("model is not running", "model")
         if queued:
             entry.starting, entry.n_restarts = False, 0
+        if entry.status is Status.FAILED:  # it was to be loaded again
+            entry.facts = entry.adapters = None
         entry.refuse(lambda: Unavailable(f"model '{entry.id}' was unloaded while this request waited for it"))
         self._begin_unload(entry, self.limits.stop_timeout_s)
         self._scheduler.advance()

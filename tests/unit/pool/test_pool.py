@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from server.engine.lora import Adapter
 from server.errors import ConfigError, ModelFailed, ModelNotFound, ShuttingDown, Unavailable
 from server.pool.events import StatusChanged
 from server.pool.memory import Amount, Budget, Footprint
@@ -126,6 +127,18 @@ async def test_a_model_whose_process_ends_takes_its_turn_in_the_queue() -> None:
         await s.work()
         assert s.statuses() == {"a": READY, "b": UNLOADED}
         held.release()
+
+
+async def test_an_unload_during_a_pause_forgets_adapters() -> None:
+    async with pool_of("a") as s:
+        (await loaded(s, "a")).release()
+        s.engines.made[0].adapters = (Adapter(0, "0.gguf", name="0"),)
+        s.loader.failing["a"] = ModelFailed("a", "bad luck")
+        s.end_process("a")
+        await s.work()
+        assert s.pool.names_adapter("0")
+        await s.pool.unload("a")
+        assert not s.pool.names_adapter("0")
 
 
 async def test_a_client_that_leaves_the_queue_costs_nobody_a_place() -> None:
