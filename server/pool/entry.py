@@ -76,7 +76,8 @@ class Entry:
     @property
     def leases(self) -> Set[Lease]:
         """The leases on the loaded model."""
-        return frozenset() if self.loaded is None else self.loaded.leases
+        loaded = self.loaded  # once: other threads ask, too
+        return frozenset() if loaded is None else loaded.leases
 
     @property
     def restarting(self) -> bool:
