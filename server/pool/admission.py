@@ -48,7 +48,7 @@ class MemoryAdmission:
         least, memory = await self.size(entry.spec)
         self._share(entry, Fit(entry.spec, least))
         self.budget = self.budget or (limit.limits(memory) if memory else {})
-        entry.measured = needed(entry.spec, least, self.budget)
+        entry.measured, entry.limits = needed(entry.spec, least, self.budget), self.budget
 
     def _end_measure(self, entry: Entry) -> None:
         """Allow another measurement. It is a callback: a task that is cancelled before it starts runs no `finally`."""

@@ -61,6 +61,7 @@ class Entry:
     measured: Mapping[str, int] | None = (
         None  # bytes by device that must be free for its load, without runtime adapters
     )
+    limits: Mapping[str, int] = field(default_factory=dict)  # bytes by device of the pool, as it was measured
     taken: Mapping[str, int] = field(default_factory=dict)  # bytes by device that are its own, from the load's begin on
     n_adapter_bytes: int = 0  # in ``taken``: of the adapters that it had when it fell asleep
     fit: Fit | None = None  # as what it was last loaded, of the same files
@@ -100,8 +101,15 @@ class Entry:
 
     @property
     def need(self) -> Mapping[str, int] | None:
-        """Bytes by device that must be free for its load, with the adapters that it had; None = not measured."""
-        return None if self.measured is None else self._with_adapters(self.measured, 0)
+        """Bytes by device that must be free for its load, with the adapters that it had; None = not measured.
+
+        Adapters alone do not make it a model that never fits, for which no other one is unloaded.
+        """
+        if self.measured is None:
+            return None
+        measured = self.measured
+        need = self._with_adapters(measured, 0)
+        return {device: max(min(n, self.limits.get(device, n)), measured.get(device, 0)) for device, n in need.items()}
 
     def _with_adapters(self, amounts: Mapping[str, int], n_counted: int) -> Mapping[str, int]:
         n_bytes = sum(adapter.n_bytes for adapter in self.runtime_adapters) - n_counted

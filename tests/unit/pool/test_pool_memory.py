@@ -398,6 +398,22 @@ async def test_an_adapter_that_is_loaded_again_after_sleep_counts_once() -> None
         assert woken.cache_limit == 200
 
 
+async def test_a_model_that_only_exceeds_the_budget_with_its_adapters_wakes_in_the_place_of_another() -> None:
+    loader = WithAdapters({"m0": BUDGET - 10, "m1": 60}, {})
+    async with pool_of(spec("m0", sleep_idle_s=60), "m1", loader=loader, budget=Budget(Amount(BUDGET))) as s:
+        (await loaded(s, "m0")).release()
+        s.engines.made[0].adapters = tuple(Adapter(i, f"{i}.gguf", name=f"{i}", n_bytes=10) for i in range(2))
+        await s.later(61)
+        (await loaded(s, "m1")).release()
+        asked = acquiring(s, "m0")
+        await spin()
+        assert s.status("m1") is Status.DRAINING
+        asked.cancel()
+        await spin()
+        await s.pool.unload("m0")
+        await s.work()
+
+
 async def test_memory_for_the_adapters_of_a_sleeping_model_is_free_before_it_wakes() -> None:
     loader = WithAdapters()
     async with pool_of(spec("m0", sleep_idle_s=60), "m1", "m2", loader=loader, budget=Budget(Amount(BUDGET))) as s:
