@@ -179,7 +179,8 @@ def test_whatever_comes_and_goes_cells_stay_what_slots_say(seed: int) -> None:
             bench.steps(draw.randint(1, 6))
 
 
-def test_prompts_between_streams_take_part_with_a_token_though_another_one_is_computed() -> None:
+def with_prompts_between(*lengths: int) -> Bench:
+    """Return a bench with steps of 64 tokens, and prompts of `lengths` that wait for the slots between six streams."""
     bench = Bench(6)
     six = bench.ask(6)
     bench.steps(2)
@@ -187,9 +188,14 @@ def test_prompts_between_streams_take_part_with_a_token_though_another_one_is_co
     for slot in bench.scheduler.slots[1:4]:
         bench.cells.clear(slot)
     bench.scheduler.step_size.size = 64
-    for n in (400, 350, 300):  # the shortest is computed first
+    for n in lengths:
         prompt = [bench._next() % 256 for _ in range(n)]
         bench.scheduler.waiting.append(sequence(prompt, at=bench.now))
+    return bench
+
+
+def test_prompts_between_streams_take_part_with_a_token_though_another_one_is_computed() -> None:
+    bench = with_prompts_between(400, 350, 300)  # the shortest is computed first
     bench.steps(2)  # the first one begins with the shortest, the second with the oldest
     computed = [len(slot.tokens) for slot in bench.scheduler.slots[1:4]]
     assert min(computed) == 2
@@ -198,16 +204,7 @@ def test_prompts_between_streams_take_part_with_a_token_though_another_one_is_co
 
 
 def test_the_last_tokens_of_a_prompt_leave_room_for_prompts_between_streams() -> None:
-    bench = Bench(6)
-    six = bench.ask(6)
-    bench.steps(2)
-    bench.end(six[1:4])
-    for slot in bench.scheduler.slots[1:4]:
-        bench.cells.clear(slot)
-    bench.scheduler.step_size.size = 64
-    for n in (400, 350, 66):
-        prompt = [bench._next() % 256 for _ in range(n)]
-        bench.scheduler.waiting.append(sequence(prompt, at=bench.now))
+    bench = with_prompts_between(400, 350, 66)
     bench.steps(1)
     assert sorted(len(slot.tokens) for slot in bench.scheduler.slots[1:4]) == [1, 1, 62]
     assert bench.n_evaluations == 2
