@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn, Self, TypeVar
 
 from server.engine.request import Request
-from server.errors import InternalError, ModelEnded, ModelFailed, Unavailable
+from server.errors import InternalError, LlamapoolError, ModelEnded, ModelFailed, ShuttingDown, Unavailable
 from server.media.bitmap import Bitmap
 from server.pool.memory import Fit, Footprint, Memory
 from server.pool.protocols import Loader, MediaReader, ModelInfo, Vocabulary
@@ -52,8 +52,9 @@ class WorkerProcess(Connection):
     Used on the event loop, except the methods of `Loader` and `Weights`, which block, `notify`, and `abandon`. The
     system kills the process with the thread that started it.
 
-    ``generator`` and ``embedder`` are proxies of the worker's engines. ``kill_reason``: why the server kills it, ""
-    otherwise. ``advanced_at``: when its load last advanced. ``ended``: the reason of its end.
+    ``generator`` and ``embedder`` are proxies of the worker's engines. ``closing``: its engines take no more requests.
+    ``kill_reason``: why the server kills it, "" otherwise. ``advanced_at``: when its load last advanced. ``ended``: the
+    reason of its end.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class WorkerProcess(Connection):
         self.media: MediaReader | None = None
         self.generator: IsolatedEngine | None = None
         self.embedder: IsolatedEmbedder | None = None
-        self.is_loaded = False
+        self.is_loaded = self.closing = False
         self.kill_reason = ""
         self.advanced_at = time.monotonic()
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -125,7 +126,7 @@ class WorkerProcess(Connection):
     # ---- calls
 
     async def call(self, function: str, *arguments: object) -> Any:
-        """Call a function of the worker. Raises what it raises there, and `ModelEnded` when the process ends."""
+        """Call a function of the worker. Raises what it raises there, and `ended_error` when the process ends."""
         if self.ended.done():
             raise self.ended_error()
         if self._process is None:
@@ -133,8 +134,10 @@ class WorkerProcess(Connection):
         self.advanced_at = time.monotonic()
         return await super().call(function, *arguments)
 
-    def ended_error(self) -> ModelEnded:
-        """Return the error of what the process would have done, after its end."""
+    def ended_error(self) -> LlamapoolError:
+        """Return the error of requests that the process no longer serves: they are retried unless it was closed."""
+        if self.closing:
+            return ShuttingDown("model")
         return ModelEnded(f"the model has ended: {self.ended.result()}; it is loaded again")
 
     def in_thread(self, work: Coroutine[Any, Any, T]) -> T:
@@ -269,14 +272,15 @@ class WorkerProcess(Connection):
         elif self.is_loaded:
             self.notify("check_progress", limit_s)
 
-    async def end_frozen(self) -> None:
-        """Kill a process that does not answer, such as a stopped one."""
+    async def begin_close(self) -> None:
+        """Let its engines take no more requests. Kill a process that does not answer, such as a stopped one."""
+        self.closing = self.closing or not self.ended.done()  # otherwise requests in preparation are to be retried
         try:
             async with asyncio.timeout(ANSWER_S):
                 await self.call("ping")
         except TimeoutError:
             self.kill(f"it has not answered for {ANSWER_S:g} s", stacks=True)
-        except ModelEnded:
+        except LlamapoolError:
             return
 
     def kill(self, reason: str, *, stacks: bool = False) -> None:

@@ -5,7 +5,7 @@ import contextlib
 import itertools
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from server.engine.runner_api import Vectors
 from server.engine.sequence import Ticket
 from server.engine.snapshots import ChoiceView, InstanceView, SlotSnapshot, TierView
 from server.engine.stats import EngineStats
-from server.errors import InvalidRequest, LlamapoolError, ShuttingDown
+from server.errors import InvalidRequest, LlamapoolError
 from server.media.bitmap import Bitmap
 from server.pool.block_events import BlockReport
 from server.pool.worker.messages import EmbedderFacts, EngineStatus, LoadedFacts, ReaderFacts, RemoteChunk
@@ -43,7 +43,6 @@ class EngineProxy:
         self.n_slots, self.n_ctx_seq = n_slots, n_ctx_seq
         self.stats = EngineStats()
         self._name = name
-        self._closing = False
         self._status: EngineStatus | None = None
         self._shown: dict[str, Request] = {}  # requests that slots may show, by id
         self._n_preparing = 0
@@ -73,25 +72,19 @@ class EngineProxy:
 
     async def _drain(self, drain_s: float) -> None:
         """Give running requests of the worker's engine `drain_s` seconds; the caller fails what is left."""
-        self._closing = self.serves  # otherwise requests in preparation are to be retried
-        await self.process.end_frozen()
+        await self.process.begin_close()
         with contextlib.suppress(TimeoutError, LlamapoolError):
             async with asyncio.timeout(drain_s + CLOSE_S):
                 await self.process.call("close", self._name, drain_s)
 
     async def in_worker(self, function: str, *arguments: object) -> Any:
-        """Call a function of the worker. Raises what it raises there, `ShuttingDown`, or `ModelEnded`."""
+        """Call a function of the worker. Raises what it raises there, and `WorkerProcess.ended_error`."""
         self._check_open()
         return await self.process.call(function, *arguments)
 
     def _check_open(self) -> None:
-        """Raise `ShuttingDown`, or `ModelEnded` after the end of the process."""
-        if self._closing or not self.serves:
-            raise self._end_error()
-
-    def _end_error(self) -> LlamapoolError:
-        """Return the error of requests that the worker no longer serves."""
-        return ShuttingDown("model") if self._closing else self.process.ended_error()
+        if self.process.closing or not self.serves:
+            raise self.process.ended_error()
 
     @contextlib.contextmanager
     def preparing(self) -> Iterator[None]:
@@ -184,19 +177,19 @@ class IsolatedEngine(EngineProxy):
     def process_ended(self) -> None:
         """Fail all requests. Callers retry those of which their clients have seen nothing."""
         super().process_ended()
-        self._fail_all(self._end_error)
+        self._fail_all()
 
-    def _fail_all(self, error: Callable[[], LlamapoolError]) -> None:
+    def _fail_all(self) -> None:
         tickets, self._open = self._open, {}
         for ticket in tickets.values():
-            ticket.sink([Failed(error())])
+            ticket.sink([Failed(self.process.ended_error())])
 
     async def close(self, drain_s: float = 0.0) -> None:
         """Give running requests `drain_s` seconds, then fail them; prompt states are saved."""
         try:
             await self._drain(drain_s)
         finally:  # also if a step hangs
-            self._fail_all(self._end_error)
+            self._fail_all()
         self._status = None
 
     # ---- views

@@ -6,11 +6,12 @@ import pytest
 
 from server.engine.lora import Adapter
 from server.engine.request import Bounds, Event, Failed, Request, Text
+from server.engine.runner_api import EmbedderInfo, Pooling
 from server.errors import ContextExceeded, InvalidRequest, ModelEnded, ShuttingDown
 from server.pool.protocols import ModelInfo
 from server.pool.worker.messages import LoadedFacts
 from server.pool.worker.parent import WorkerProcess
-from server.pool.worker.proxies import IsolatedEngine
+from server.pool.worker.proxies import IsolatedEmbedder, IsolatedEngine, IsolatedReader
 from tests.support.fakes import FakeLoader
 
 
@@ -87,6 +88,21 @@ async def test_requests_of_a_process_that_is_killed_as_it_is_closed_are_not_retr
     engine.process_ended()
     await closing
     assert [type(event.error) for event in heard if isinstance(event, Failed)] == [ShuttingDown]
+
+
+async def test_vectors_and_media_of_such_a_process_are_not_computed_elsewhere() -> None:
+    process, engine = made()
+    info = EmbedderInfo(Pooling.MEAN, n_embd=2, n_seq=2, n_pack=64, n_ubatch=64, n_ctx_seq=64, whole=True)
+    embedding = IsolatedEmbedder(process, (info, 2, False), 260).submit([[1]])
+    reader = IsolatedReader(process, (frozenset({"image"}), "<media>", 0, ""))
+    counting = asyncio.create_task(asyncio.to_thread(reader.count, ["<media>"], add_special=False, parse_special=False))
+    closing = asyncio.create_task(engine.close())
+    await asyncio.sleep(0)
+    process.ended.set_result("it has not answered")
+    await closing
+    for work in (embedding, counting):
+        with pytest.raises(ShuttingDown):
+            await work
 
 
 async def test_an_id_that_the_worker_gives_again_gets_its_own_scale() -> None:
