@@ -138,6 +138,11 @@ class Entry:
         return self.asked or bool(self.waiters)
 
     @property
+    def by_itself(self) -> bool:
+        """It is loaded at the start, or again after its process has ended, and no request waits for it."""
+        return (self.starting or self.restarting) and not self.waiters
+
+    @property
     def serving(self) -> bool:
         """A lease can be had at once."""
         return self.status is Status.READY and not self.giving_way

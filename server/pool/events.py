@@ -9,8 +9,6 @@ from typing import Self
 from server.pool.protocols import FileProgress, ModelInfo
 from server.pool.state import Status
 
-"""llama-server's names of the loading stages, in order (tools/server/server-context.cpp, load_model)."""
-
 
 @dataclass(frozen=True, slots=True)
 class StatusChanged:

@@ -45,7 +45,7 @@ class Waiting:
 
     id: str
     since: float
-    at_start: bool = False  # only the settings want it: nobody leaves for it
+    by_itself: bool = False  # no request waits for it: no other model is unloaded for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Decision:
     """What to do now."""
 
     load: tuple[str, ...] = ()
-    left_out: tuple[str, ...] = ()  # startup loads that do not fit with the others
+    left_out: tuple[str, ...] = ()  # loads without a request that do not fit with the others
     evict: tuple[str, ...] = ()
     give_way: frozenset[str] = frozenset()  # ready models that take no new lease for now
 
@@ -76,52 +76,77 @@ def decide(
     busy, those that would be unloaded if idle take no new leases. With a `budget` one load starts at a time, since it
     may take all free memory. A model whose size is unknown after `MEASURING_S` (a slow disk) is passed.
     """
-    budget = budget or {}
-    limits = {**budget, _PLACES: models_max} if models_max > 0 else dict(budget)
-    by_id = {m.id: m for m in models}
-    held = [m for m in models if m.status in OCCUPYING]
-    can_leave = [m for m in held if m.status is Status.READY and not m.leaving and not m.pinned]
-    most = {device: n - sum(m.taken.get(device, 0) for m in held if m.pinned) for device, n in budget.items()}
-    free = _less(limits, *map(_holds, held))
-    load, left_out = list[str](), list[str]()
-    leave, promised = list[Candidate](), list[Amounts]()
-    is_loading = any(m.fitting for m in models)
+    plan = _Plan(models, models_max, budget or {})
+    plan.relieve()
+    asking = [w for w in queue if plan.by_id[w.id].status in LOADABLE or plan.by_id[w.id].leaving]
+    sized = [w for w in asking if plan.by_id[w.id].need is not None]
+    is_measuring = any(now - w.since < MEASURING_S for w in asking if w not in sized)
+    for waiting in () if is_measuring else sized:
+        plan.serve(waiting, impatient=now - waiting.since >= patience_s)
+    return plan.decision()
 
-    def room() -> Amounts:
+
+class _Plan:
+    """A decision in the making. `serve` is called in the order of arrival."""
+
+    def __init__(self, models: Sequence[Candidate], models_max: int, budget: Amounts) -> None:
+        self.by_id = {model.id: model for model in models}
+        self._budget = budget
+        self._limits = {**budget, _PLACES: models_max} if models_max > 0 else dict(budget)
+        self._held = [m for m in models if m.status in OCCUPYING]
+        self._free = _less(self._limits, *map(_holds, self._held))  # now, before anything leaves
+        self._is_loading = any(m.fitting for m in models)
+        self._is_short = False  # a model before in the queue finds no room
+        self._load, self._left_out = list[str](), list[str]()
+        self._leave, self._promised = list[Candidate](), list[Amounts]()
+
+    def relieve(self) -> None:
+        """Unload idle models if one took more than predicted; one that is too large alone stays."""
+        if any(n < 0 for n in self._room().values()):
+            idle = _in_order([m for m in self._can_leave() if m.idle], value)[:-1]
+            chosen = _least(idle, {}, self._room())
+            self._leave += idle if chosen is None else chosen
+
+    def serve(self, waiting: Waiting, *, impatient: bool) -> None:
+        """Load a model, or unload others for it; it keeps the room that it gets."""
+        model = self.by_id[waiting.id]
+        need = self._need(model)
+        fits = _fits(need, self._room())
+        if waiting.by_itself and not fits:
+            if not self._is_loading:  # that one may take less than it was given
+                self._left_out.append(model.id)
+            return
+        if not fits:
+            impatient = impatient and not self._is_short
+            self._leave += _leaving_for(need, self._room(), self._can_leave(), impatient=impatient)
+            self._is_short = True
+        elif model.status in LOADABLE and not self._is_loading and _fits(need, self._free):
+            self._load.append(model.id)
+            self._is_loading = bool(self._budget)
+            self._free = _less(self._free, need)
+        self._promised.append(need)
+
+    def decision(self) -> Decision:
+        """Return the result."""
+        evict, give_way = [m.id for m in self._leave if m.idle], [m.id for m in self._leave if not m.idle]
+        return Decision(tuple(self._load), tuple(self._left_out), tuple(evict), frozenset(give_way))
+
+    def _room(self) -> Amounts:
         """Return what is free once those that leave have left, and is not promised to an earlier one of the queue."""
-        stay = [m for m in held if not m.leaving and m not in leave]
-        return _less(limits, *map(_holds, stay), *promised)
+        stay = [m for m in self._held if not m.leaving and m not in self._leave]
+        return _less(self._limits, *map(_holds, stay), *self._promised)
 
-    if any(n < 0 for n in room().values()):  # a model took more than predicted
-        idle = _in_order([m for m in can_leave if m.idle], value)[:-1]  # one that is too large alone stays
-        chosen = _least(idle, {}, room())
-        leave += idle if chosen is None else chosen
-    asking = [w for w in queue if by_id[w.id].status in LOADABLE or by_id[w.id].leaving]
-    unknown = [w for w in asking if by_id[w.id].need is None]
-    is_measuring = any(now - w.since < MEASURING_S for w in unknown)
-    n_short = 0
-    for waiting in () if is_measuring else [w for w in asking if w not in unknown]:
-        model = by_id[waiting.id]
-        need = {device: n for device, n in (model.need or {}).items() if device in budget}
-        if any(n > most[device] for device, n in need.items()):
-            need = {}  # it can never fit: its load fails with the reason
-        need[_PLACES] = 1
-        fits = _fits(need, room())
-        if fits and model.status in LOADABLE and not is_loading and _fits(need, free):
-            load.append(model.id)
-            is_loading = bool(budget)
-            free = _less(free, need)
-        elif waiting.at_start and not fits:
-            if not is_loading:  # that one may take less than it was given
-                left_out.append(model.id)
-            continue
-        elif not fits:
-            impatient = n_short == 0 and now - waiting.since >= patience_s
-            leave += _leaving_for(need, room(), [m for m in can_leave if m not in leave], impatient=impatient)
-            n_short += 1
-        promised.append(need)
-    evict, give_way = [m.id for m in leave if m.idle], [m.id for m in leave if not m.idle]
-    return Decision(tuple(load), tuple(left_out), tuple(evict), frozenset(give_way))
+    def _can_leave(self) -> list[Candidate]:
+        ready = [m for m in self._held if m.status is Status.READY and not m.leaving and not m.pinned]
+        return [m for m in ready if m not in self._leave]
+
+    def _need(self, model: Candidate) -> Amounts:
+        """Return a place, and the bytes of devices in the budget; none where it can never fit: its load fails with the
+        reason.
+        """
+        need = {device: n for device, n in (model.need or {}).items() if device in self._budget}
+        most = _less(self._budget, *(m.taken for m in self._held if m.pinned))
+        return {_PLACES: 1} if any(n > most[device] for device, n in need.items()) else {**need, _PLACES: 1}
 
 
 def _leaving_for(

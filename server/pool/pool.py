@@ -281,9 +281,9 @@ class Pool:
         if entry.status in (Status.UNLOADED, Status.FAILED) and not queued:
             raise InvalidRequest("model is not running", "model")
         if queued:
-            entry.starting, entry.n_restarts = False, 0
+            entry.starting = False
         if entry.status is Status.FAILED:  # it was to be loaded again
-            entry.facts = entry.adapters = None
+            self._scheduler.forget(entry)
         entry.refuse(lambda: Unavailable(f"model '{entry.id}' was unloaded while this request waited for it"))
         self._begin_unload(entry, self.limits.stop_timeout_s)
         self._scheduler.advance()
@@ -296,6 +296,7 @@ class Pool:
         if entry.download is not None:
             entry.download.cancelled.set()
         elif entry.load is not None:
+            entry.failure, entry.n_restarts = "", 0
             entry.load.cancel()
         elif entry.status is Status.READY:
             self._scheduler.drain(entry, Status.UNLOADED, grace_s)

@@ -147,6 +147,8 @@ class Scheduler:
     async def wait(self, entry: Entry) -> Lease:
         """Return a lease when it is the model's turn. Raises what ended the wait. May be cancelled at any time."""
         waiter: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
+        if entry.restarting and not entry.waiters and entry.id in self.queue:
+            self.queue[entry.id] = max(self.queue.pop(entry.id), self._clock())  # it is queued like the request
         entry.waiters.append(waiter)
         self.enqueue(entry)
         try:
@@ -194,19 +196,18 @@ class Scheduler:
         sized, shared = self._limits.budget is not None, self.memory.shared()
         decision = policy.decide(
             [entry.candidate(shared.get(entry.id, {}), sized=sized) for entry in entries.values()],
-            [
-                policy.Waiting(model, since, at_start=entries[model].starting and not entries[model].waiters)
-                for model, since in due.items()
-            ],
+            [policy.Waiting(model, since, by_itself=entries[model].by_itself) for model, since in due.items()],
             models_max=self._limits.models_max,
             now=now,
             patience_s=self._limits.patience_s,
             budget=self.memory.budget,
         )
         for model in decision.left_out:
-            log.warning("'%s' is not loaded at the start, as the others leave no room; a request loads it", model)
+            log.warning("'%s' is not loaded, as the others leave no room; a request loads it", model)
             del self.queue[model]
             entries[model].asked = entries[model].starting = False
+            if entries[model].restarting:
+                self.forget(entries[model])
         for model in decision.evict:
             log.info("unloading '%s', which is idle: other models have no room", model)
             self.drain(entries[model], Status.UNLOADED, 0.0)
@@ -494,7 +495,7 @@ class Scheduler:
                 del self._draining[timeout]
 
     def forget(self, entry: Entry) -> None:
-        """Make a sleeping model an unloaded one."""
+        """Make a sleeping or failed model an unloaded one."""
         entry.facts = entry.adapters = None
         self._move(entry, Status.UNLOADED)
 
@@ -545,9 +546,11 @@ class Scheduler:
         wait_s = self._limits.wait_s
         for model in [model for model, since in self.queue.items() if wait_s and now - since >= wait_s]:
             entry = self._entries[model]
-            if not entry.starting:  # otherwise nobody asked for it with a request
+            if not (entry.starting or entry.by_itself):  # otherwise nobody asked for it with a request
                 del self.queue[model]
                 entry.refuse(partial(NoRoom, model, wait_s, RETRY_AFTER_S))
+                if entry.restarting:
+                    self.forget(entry)
         due_in_s = [s for entry in self._entries.values() if (s := entry.sleeps_in_s(now)) is not None]
         due_in_s += [since - now for since in self.queue.values()]
         return max(min(due_in_s), POLL_S) if due_in_s else None

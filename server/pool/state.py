@@ -38,7 +38,7 @@ TRANSITIONS: dict[Status, frozenset[Status]] = {
     Status.READY: frozenset({Status.DRAINING, Status.FAILED}),
     Status.DRAINING: frozenset({Status.UNLOADED, Status.SLEEPING, Status.FAILED}),
     Status.SLEEPING: frozenset({Status.LOADING, Status.UNLOADED}),
-    Status.FAILED: frozenset({Status.LOADING, Status.DOWNLOADING}),
+    Status.FAILED: frozenset({Status.LOADING, Status.DOWNLOADING, Status.UNLOADED}),
 }
 
 OCCUPYING = frozenset({Status.LOADING, Status.READY, Status.DRAINING})

@@ -93,9 +93,6 @@ async def test_a_model_that_cannot_be_freed_is_failed_and_can_be_loaded_again() 
         assert s.status("a") is READY
 
 
-UNLOADED, LOADING, READY, DRAINING, SLEEPING, FAILED, _ = Status
-
-
 # ---- models_max
 
 
@@ -115,18 +112,58 @@ async def test_a_model_whose_process_ends_is_loaded_again_after_growing_pauses()
         assert s.status("a") is Status.READY
 
 
-async def test_a_model_whose_process_ends_takes_its_turn_in_the_queue() -> None:
+async def test_no_model_leaves_for_one_whose_process_has_ended() -> None:
     async with pool_of("a", "b", models_max=1) as s:
         held = await loaded(s, "a")
         waiting = acquiring(s, "b")
         await s.work()
         s.end_process("a")
         await s.work()
-        assert s.statuses() == {"a": FAILED, "b": READY}
+        (await waiting).release()
+        await s.work()
+        assert s.statuses() == {"a": UNLOADED, "b": READY}
+        (await loaded(s, "a")).release()  # a request evicts the other
+        held.release()
+
+
+async def test_a_model_that_fails_every_reload_evicts_nobody() -> None:
+    async with pool_of("a", "b", models_max=1) as s:
+        (await loaded(s, "a")).release()
+        s.loader.failing["a"] = ModelFailed("a", "bad luck")
+        s.end_process("a")
+        await s.work()
+        assert s.status("a") is FAILED
+        (await loaded(s, "b")).release()
+        for _ in range(3):
+            await s.later(60)
+            assert s.statuses() == {"a": UNLOADED, "b": READY}
+
+
+async def test_a_model_that_is_unloaded_during_a_pause_can_be_loaded_at_once() -> None:
+    async with pool_of("a", "b") as s:
+        (await loaded(s, "a")).release()
+        s.loader.failing["a"] = ModelFailed("a", "bad luck")
+        s.end_process("a")
+        await s.work()
+        await s.pool.unload("a")
+        s.loader.failing.clear()
+        (await loaded(s, "a")).release()
+
+
+async def test_an_unload_of_a_restart_under_way_ends_it() -> None:
+    async with pool_of("a", "b", models_max=1) as s:
+        (await loaded(s, "a")).release()
+        s.end_process("a")
+        await spin()
+        assert s.status("a") is LOADING
+        await s.pool.unload("a")
+        waiting = acquiring(s, "b")
+        await spin()
+        await s.pool.load("a")
+        await s.work()
         (await waiting).release()
         await s.work()
         assert s.statuses() == {"a": READY, "b": UNLOADED}
-        held.release()
 
 
 async def test_an_unload_during_a_pause_forgets_adapters() -> None:

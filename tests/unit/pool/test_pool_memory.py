@@ -112,6 +112,48 @@ async def test_requests_that_waited_too_long_are_told_when_to_come_back() -> Non
             lease.release()
 
 
+@pytest.mark.parametrize("is_asked_for", [False, True])
+async def test_a_restart_waits_for_the_load_of_another_model_however_long_that_takes(is_asked_for: bool) -> None:
+    async with sized_pool("m0", "m1", wait_s=5.0) as s:
+        (await loaded(s, "m0")).release()
+        s.loader.failing["m0"] = ModelFailed("m0", "bad luck")
+        s.end_process("m0")
+        await s.work()
+        s.loader.failing.clear()
+        other = acquiring(s, "m1")
+        await spin()
+        s.threads.run()  # measures it
+        await spin()
+        assert s.status("m1") is Status.LOADING
+        for _ in range(3):
+            s.clock.now += 4
+            s.pool.tick()
+        late = [acquiring(s, "m0")] if is_asked_for else []  # it has not waited yet
+        await spin()
+        s.pool.tick()
+        await s.work()
+        assert s.status("m0") is Status.READY
+        for asked in (other, *late):
+            (await asyncio.wait_for(asked, 60)).release()
+
+
+async def test_a_restart_that_a_request_waits_for_in_vain_ends() -> None:
+    async with sized_pool("m0", "m1", "m8", wait_s=5.0) as s:
+        (await loaded(s, "m0")).release()
+        s.loader.failing["m0"] = ModelFailed("m0", "bad luck")
+        s.end_process("m0")
+        held = [await loaded(s, "m1"), await loaded(s, "m8")]
+        s.loader.failing.clear()
+        asked = acquiring(s, "m0")
+        await s.later(1)
+        await s.later(5)
+        with pytest.raises(NoRoom):
+            await asked
+        assert s.status("m0") is Status.UNLOADED
+        for lease in held:
+            lease.release()
+
+
 async def test_a_model_that_took_more_than_was_measured_costs_idle_ones_their_place(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
