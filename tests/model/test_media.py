@@ -328,6 +328,19 @@ def test_a_trial_that_did_not_take_place_refuses_no_projector(
     ).close()
 
 
+def test_a_projector_whose_graph_is_never_built_is_refused(
+    gguf_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(command: Sequence[str], timeout: float, **_: Any) -> None:
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    path = projector_file(tmp_path, TinyProjector("mlp"))
+    spec = ModelSpec("tiny", gguf_file(gguf_folder, PLAIN), mmproj=path, native=LoadParams(warmup=False, fit=False))
+    with pytest.raises(ModelFailed, match="it is not done after 60 s"):
+        LlamaLoader().load(spec, lambda _: True)
+
+
 def test_an_image_need_not_be_a_whole_number_of_patches(gguf_folder: Path) -> None:
     """SigLIP's 384 pixels are 27.4 patches of 14."""
     path = projector_file(gguf_folder, TinyProjector("gemma3", image_size=60))

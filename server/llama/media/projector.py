@@ -42,6 +42,8 @@ _LOOK_UP_PATCHES = ("mlp", "ldp", "ldpv2", "adapter")
 """Projectors whose images have one size, and whose patches are numbers of rows (tools/mtmd/models/llava.cpp)."""
 _F32 = 0  # enum ggml_type
 _CRASHES = (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV)
+TRIAL_S = 60.0
+"""Seconds that the library may take to build a projector's graph, which takes 0.05."""
 _ADD_POSITIONS = {
     "v": "gemma3 idefics3 lfm2 janus_pro phi4 qwen3vl_merger ling3vl step3vl internvl nemotron_v2_vl llama4 kimivl "
     "paddleocr kimik25 cogvlm glm4v glm5v granite4_vision muse-glimmer",
@@ -242,6 +244,8 @@ def check_is_projector(name: str, path: Path, header: GgufHeader) -> None:
         raise ModelFailed(name, f"mmproj {path}: {problem}")
     try:
         why = _why_it_aborts(path.absolute(), path.stat().st_mtime_ns)
+    except subprocess.TimeoutExpired:
+        why = f"it is not done after {TRIAL_S:g} s"
     except OSError:  # no process can be started, which is no fault of the file
         why = ""
     if why:
@@ -277,7 +281,7 @@ def _bad_value(header: GgufHeader) -> str:
 @lru_cache(16)
 def _why_it_aborts(path: Path, _modified: int) -> str:
     """Return why the library would end the process while it builds the projector's graph, as it did in a child; ""
-    where it would not.
+    where it would not. Raises `subprocess.TimeoutExpired`.
 
     What fits depends on the kind of projector (tools/mtmd/models has some fifty), so no check of values can tell.
     """
@@ -290,6 +294,7 @@ def _why_it_aborts(path: Path, _modified: int) -> str:
         env=public_environment() | {"GGML_NO_BACKTRACE": "1"},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
+        timeout=TRIAL_S,
         check=False,
     )
     if -done.returncode not in _CRASHES:  # others are sent: SIGKILL when memory is short, SIGINT by Ctrl-C
