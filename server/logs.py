@@ -89,6 +89,11 @@ def _origin(logger: str) -> str:
     return logger.removeprefix("server.").removesuffix(".error")  # uvicorn logs everything as "uvicorn.error"
 
 
+def on_terminal() -> bool:
+    """Return whether standard error, which may be closed, is a terminal."""
+    return sys.stderr is not None and sys.stderr.isatty()
+
+
 def configure(settings: LogSettings) -> None:
     """Log as `settings` say, and the stacks of all threads if native code crashes.
 
@@ -110,7 +115,7 @@ def log_config(settings: LogSettings) -> dict[str, Any]:
     Log rotation may move or truncate a file while it is written. The audit log is a file of its own, at every
     verbosity; without one its lines are dropped.
     """
-    is_terminal = sys.stderr.isatty()
+    is_terminal = on_terminal()
     text = partial(as_text, prefix=settings.log_prefix, timestamps=settings.log_timestamps)
     colors = settings.log_colors == "on" or (settings.log_colors == "auto" and is_terminal)
     renderers = {

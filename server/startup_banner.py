@@ -6,13 +6,12 @@ On a terminal its lines have no time and level, and loads and downloads have pro
 import asyncio
 import contextlib
 import logging
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from server import __version__
-from server.logs import NO_ADAPTERS
+from server.logs import NO_ADAPTERS, on_terminal
 from server.pool.events import DownloadProgress, LoadProgress, Subscription
 from server.pool.memory import Memory, readable
 from server.pool.pool import Pool
@@ -136,7 +135,7 @@ async def show_load_progress(events: Subscription, clock: Callable[[], float] = 
                 logged_at.pop(event.model, None)
                 if event.model in bars:
                     bars.pop(event.model).close()
-            elif sys.stderr.isatty():
+            elif on_terminal():
                 _draw(event, bars, stack)
             elif (now := clock()) - logged_at.setdefault(event.model, now) >= LINE_INTERVAL_S:
                 logged_at[event.model] = now

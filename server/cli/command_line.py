@@ -74,6 +74,8 @@ def serve(words: list[str]) -> int:
         loop_factory = uvicorn.Config(serve, log_config=None).get_loop_factory()
         with published(settings.server.address_file, listeners), asyncio.Runner(loop_factory=loop_factory) as runner:
             started = runner.run(_serve(settings, listeners, words))
+    except BrokenPipeError as error:  # `main` expects that of printing only
+        raise RuntimeError("the server has failed") from error
     finally:
         for listener in listeners:
             listener.close()

@@ -278,6 +278,16 @@ def test_who_reads_what_is_printed_may_leave() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_a_server_that_ends_by_a_broken_pipe_has_failed(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def end(*_: object) -> bool:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("server.cli.command_line._serve", end)
+    monkeypatch.setattr("server.logs.configure", lambda _: None)
+    with pytest.raises(RuntimeError, match="the server has failed"):
+        main(["serve", "-m", str(model), "--port", "0"])
+
+
 def test_sockets_of_several_hosts(tmp_path: Path) -> None:
     path = tmp_path / "pool.sock"
     first, second = open_listeners(ServerSettings(host=("127.0.0.1", str(path)), port=0, api_prefix="/llm"))

@@ -36,6 +36,12 @@ def test_verbosity_is_a_level(verbosity: int, level: int) -> None:
     assert level_of(verbosity) == level
 
 
+def test_a_server_without_standard_error_logs_to_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    handlers = log_config(ServerSettings(log_file=tmp_path / "log"))["handlers"]
+    assert handlers.keys() == {"terminal", "file"}
+
+
 def test_lines_are_as_configured() -> None:
     ready = record("ready: %s", "demo")
 
