@@ -54,15 +54,6 @@ look up rows first, which converts any type to 32 bits.
 """
 
 
-_VALUE_TYPES = {  # tools/mtmd/clip.cpp: get_string, get_bool, get_f32 and get_u32 assert them
-    "string": r"general\.(name|description)|clip\.(\w+\.)*projector_type",
-    "bool": r"clip\.(has_\w+_encoder|use_gelu|use_silu)",
-    "f32": r"clip\.\w+\.attention\.layer_norm_epsilon",
-    "u32": r"clip\.\w+\.(embedding_length|feed_forward_length|block_count|projection_dim|attention\.head_count)"
-    r"|clip\.vision\.(image_size|patch_size)|clip\.audio\.num_mel_bins",
-}
-
-
 class Projector:
     """`server.pool.protocols.MediaReader` and `server.engine.runner_api.MediaEncoder` over one native projector.
 
@@ -234,8 +225,8 @@ def check_projector(name: str, path: Path, header: GgufHeader, sizes: set[int]) 
 
 
 def check_is_projector(name: str, path: Path, header: GgufHeader) -> None:
-    """Check that the file is a projector whose values have the types that the library asserts, and sizes that fit each
-    other; otherwise it would log lines of its own, or end the process. Raises `ModelFailed`.
+    """Check that the file is a projector that the library can compute; otherwise it would log lines of its own, or end
+    the process. Raises `ModelFailed`.
     """
     if header.metadata.get("general.architecture") != "clip":
         found = header.metadata.get("general.architecture", "nothing")
@@ -251,18 +242,15 @@ def check_is_projector(name: str, path: Path, header: GgufHeader) -> None:
     if why:
         raise ModelFailed(
             name,
-            f"mmproj {path}: the library cannot compute it: sizes such as clip.vision.image_size and those of tensors "
-            f"do not fit each other ({why}); convert the model's projector again, or use another file",
+            f"mmproj {path}: the library cannot compute it: types of values, or sizes such as clip.vision.image_size "
+            f"and those of tensors, do not fit each other ({why}); convert the model's projector again, or use another "
+            "file",
         )
 
 
 def _bad_value(header: GgufHeader) -> str:
-    """Return which value the library would assert while it reads the file, or later, while it computes."""
-    for key, found in header.types.items():
-        wanted = next((type_ for type_, keys in _VALUE_TYPES.items() if re.fullmatch(keys, key)), found)
-        if found != wanted:
-            return f"{key} must be of type {wanted}, not {found}"
-        value = header.metadata.get(key)
+    """Return which value the library would assert while it computes."""
+    for key, value in header.metadata.items():
         if isinstance(value, float) and key.endswith("layer_norm_epsilon") and not 0.0 <= value < math.inf:
             return f"{key} is {value}, not a small positive number"
     for prefix, encoder in _ENCODER_NAMES.items():
@@ -280,8 +268,8 @@ def _bad_value(header: GgufHeader) -> str:
 
 @lru_cache(16)
 def _why_it_aborts(path: Path, _modified: int) -> str:
-    """Return why the library would end the process while it builds the projector's graph, as it did in a child; ""
-    where it would not. Raises `subprocess.TimeoutExpired`.
+    """Return why the library would end the process while it reads the file and builds the projector's graph, as it did
+    in a child; "" where it would not. Raises `subprocess.TimeoutExpired`.
 
     What fits depends on the kind of projector (tools/mtmd/models has some fifty), so no check of values can tell.
     """
