@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from server.errors import ConfigError
-from server.options.option import Option, Source, SourcedValue, nearest
-from server.options.table import TABLE
+from server.options.option import Option, Source, SourcedValue
+from server.options.table import TABLE, nearest
 
 _FIM = "--port 8012 -ub 1024 -b 1024 -c 0 --cache-reuse 256"
 _OSS = "--port 8013 -ub 2048 -b 32768 -np 2 -c 262144 --temp 1 --top-p 1 --top-k 0 --min-p 0.01"

@@ -113,7 +113,7 @@ class ChatSettings(SettingsModel, group="Chat"):
     """
     chat_template_kwargs: JsonObject = option({}, "--chat-template-kwargs", env=True, metavar="JSON", check=_variables)
     """JSON object of additional template variables for all requests."""
-    system_prompt: str = option("", metavar="TEXT", max_length=65536)
+    system_prompt: str = option("", metavar="TEXT", max_length=65536, also="system")
     """System message of chats that have none, as SYSTEM of an Ollama Modelfile."""
     reasoning_format: ReasoningFormat = option("auto", "--reasoning-format", env="LLAMA_ARG_THINK", metavar="FORMAT")
     """Where reasoning is returned: none = in content, deepseek = reasoning_content, deepseek-legacy = both."""
@@ -202,9 +202,13 @@ class SamplingSettings(_Parameters):
 
     documented_by: ClassVar[type] = SamplingParams
 
-    n_predict: Int = option(-1, "-n --predict --n-predict", env="LLAMA_ARG_N_PREDICT", ge=-1)
+    n_predict: Int = option(
+        -1, "-n --predict --n-predict", env="LLAMA_ARG_N_PREDICT", ge=-1, also="max_tokens max_new_tokens"
+    )
     """Maximum number of tokens of a reply that sets no max_tokens; -1 = until the context is full."""
-    reverse_prompt: TextList = option((), "-r --reverse-prompt", metavar="TEXT", text=unescape, repeat=True)
+    reverse_prompt: TextList = option(
+        (), "-r --reverse-prompt", metavar="TEXT", text=unescape, repeat=True, also="stop"
+    )
     """Stop string of requests that set none; the flag may be repeated."""
     grammar: str = option("", "--grammar", metavar="GBNF", replaces="grammar_file json_schema json_schema_file")
     """GBNF grammar for requests without a grammar, schema or tools."""
@@ -445,7 +449,9 @@ class ContextSettings(SettingsModel, group="Context and memory"):
         if self.flash_attn == "off" and self.cache_type_v not in ("f32", "f16", "bf16"):
             yield "cache_type_v is quantized, which needs flash_attn on or auto; change one of them"
 
-    n_ctx: Int = option(-1, "-c --ctx-size", env=True, ge=-1)
+    n_ctx: Int = option(
+        -1, "-c --ctx-size", env=True, ge=-1, also="num_ctx max_model_len max_seq_len context_length context_size"
+    )
     """Context size in tokens, for all slots of an instance together. Raise it for long prompts; it costs memory. -1 =
     the training context (per slot with separate KV) or what fits (fit); 0 = the full training context or an error.
     """
@@ -461,13 +467,21 @@ class ContextSettings(SettingsModel, group="Context and memory"):
     """Largest context of each slot in tokens with a unified KV cache; if n_ctx is -1, also the context reserved per
     slot. 0 = no limit.
     """
-    n_parallel: Int = option(-1, "-np --parallel", env="LLAMA_ARG_N_PARALLEL", ge=-1, le=MAX_SLOTS, check=without_zero)
+    n_parallel: Int = option(
+        -1,
+        "-np --parallel",
+        env="LLAMA_ARG_N_PARALLEL",
+        ge=-1,
+        le=MAX_SLOTS,
+        check=without_zero,
+        also="n_slots num_slots num_parallel max_num_seqs",
+    )
     """Slots per instance: requests that decode at the same time. Raise it for more users; with separate KV each slot
     gets its share of n_ctx. -1 = 4 with a unified KV cache. For embedding models: texts per decode, -1 = 64.
     """
     kv_unified: AutoBool = option(None, "-kvu --kv-unified", env=True, off=("-no-kvu", "--no-kv-unified"))
     """Use one KV cache for all slots instead of a fixed share per slot; auto = only if n_parallel is -1."""
-    n_batch: Int = option(2048, "-b --batch-size", env="LLAMA_ARG_BATCH", ge=1)
+    n_batch: Int = option(2048, "-b --batch-size", env="LLAMA_ARG_BATCH", ge=1, also="num_batch max_num_batched_tokens")
     """Logical batch size: maximum number of tokens per llama_decode call."""
     n_ubatch: Int = option(512, "-ub --ubatch-size", env="LLAMA_ARG_UBATCH", ge=1)
     """Physical batch size: maximum number of tokens computed at once. Lower it to save memory in compute buffers."""
@@ -475,7 +489,9 @@ class ContextSettings(SettingsModel, group="Context and memory"):
     """Flash attention; auto = where supported. On many CPUs, off decodes up to twice as fast beyond some thousand
     tokens of context. Prefill is a quarter slower then, and compute buffers are larger (benchmarks/experiments.md).
     """
-    cache_type_k: CacheType = option("f16", "-ctk --cache-type-k", env=True, metavar="TYPE")
+    cache_type_k: CacheType = option(
+        "f16", "-ctk --cache-type-k", env=True, metavar="TYPE", also="kv_cache_dtype kv_cache_type"
+    )
     """Data type of the keys in the KV cache. q8_0 takes about half of the memory of f16."""
     cache_type_v: CacheType = option("f16", "-ctv --cache-type-v", env=True, metavar="TYPE")
     """Data type of the values in the KV cache. A quantized type needs flash attention."""
@@ -530,7 +546,7 @@ class HardwareSettings(SettingsModel, group="Loading and hardware"):
     """Devices for offloading: names from --list-devices separated by commas, none, or auto = all GPUs. With several
     instances, semicolons separate one set per instance (YAML: a list); each distinct set loads its own weights.
     """
-    sleep_idle_seconds: Int = option(-1, "--sleep-idle-seconds", ge=-1, check=without_zero)
+    sleep_idle_seconds: Int = option(-1, "--sleep-idle-seconds", ge=-1, check=without_zero, also="keep_alive")
     """Seconds without a request before the model is unloaded until the next one; -1 = never."""
     n_threads: Int = option(-1, "-t --threads", env=True, ge=-1)
     """CPU threads per instance for decoding; -1 or 0 = physical cores divided by instances. Fewer are used while other
@@ -556,9 +572,11 @@ class HardwareSettings(SettingsModel, group="Loading and hardware"):
     """Priority of compute threads: -1 low (nice 5, or the process's if higher), 0 as the process, 1 medium (nice -5), 2
     high (-10), 3 highest (-20). The system may refuse 1 to 3. Linux only.
     """
-    n_gpu_layers: GpuLayers = option(-1, "-ngl --gpu-layers --n-gpu-layers", env="LLAMA_ARG_N_GPU_LAYERS", ge=-2)
+    n_gpu_layers: GpuLayers = option(
+        -1, "-ngl --gpu-layers --n-gpu-layers", env="LLAMA_ARG_N_GPU_LAYERS", ge=-2, also="num_gpu"
+    )
     """Number of layers on the GPU; auto (-1) = as many as fit, all (-2)."""
-    split_mode: SplitMode = option("layer", "-sm --split-mode", env=True)
+    split_mode: SplitMode = option("layer", "-sm --split-mode", env=True, also="tensor_parallel_size")
     """How to split a model across GPUs. fit does not support tensor."""
     tensor_split: Proportions = option((), "-ts --tensor-split", env=True, metavar="N0,N1,...")
     """Share of the model for each GPU, e.g. 3,1 = three quarters and one quarter."""
@@ -716,7 +734,9 @@ class ModelSettings(ProjectorSettings, ModelDefaults, group="Model"):
         check=Image.parse,
     )
     """Model in an OCI registry; names without a registry use docker_registry."""
-    aliases: TextList = option((), "-a --alias", env=True, metavar="A,B", text=split_list, repeat=True)
+    aliases: TextList = option(
+        (), "-a --alias", env=True, metavar="A,B", text=split_list, repeat=True, also="served_model_name"
+    )
     """Additional model names that requests may use, separated by commas. For -m, the first one is the model's id."""
     tags: TextList = option((), "--tags", env=True, metavar="A,B", text=split_list, repeat=True)
     """Tags of the model in /v1/models, separated by commas; they have no other effect."""

@@ -2,9 +2,8 @@
 
 import ast
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from functools import cache
 from itertools import pairwise
 from typing import Any, ClassVar, Literal, Self, TypeVar, cast
@@ -49,7 +48,8 @@ class Option:
     value they set. ``text`` converts the text of a flag or variable into the value that YAML would contain. The values
     of a ``repeat`` flag are concatenated. ``forms`` are further flags, each with its metavar and its own converter;
     ``env_forms`` are further variables with their converters. A flag's value has ``n_words``. Setting an option
-    discards the values of the fields in ``replaces`` from weaker sources. `Table` fills in the last fields.
+    discards the values of the fields in ``replaces`` from weaker sources. ``also``: its names in Ollama, vLLM and
+    others, separated by spaces, which errors understand. `Table` fills in the last fields.
     """
 
     flags: tuple[str, ...] = ()
@@ -64,6 +64,7 @@ class Option:
     forms: Mapping[str, tuple[str, Callable[[str], Any]]] = field(default_factory=dict)
     n_words: int = 1
     env_forms: Mapping[str, Callable[[str], Any]] = field(default_factory=dict)
+    also: str = ""
     owner: type[SettingsModel] = SettingsModel
     section: Section = "server"
     key: str = ""
@@ -106,8 +107,7 @@ def option(
     field's name is the flag. ``env=True`` means ``LLAMA_ARG_`` plus the first long flag's name. ``off`` are the flags
     that switch a boolean off; True means ``--no-`` plus that name. ``replaces`` are names, separated by spaces.
     ``check`` validates the final value, or each entry of a tuple, and raises ValueError; it does not see an empty
-    default. ``more`` are fields of `Option` and pydantic's
-    limits (``ge``, ...).
+    default. ``more`` are fields of `Option` and pydantic's limits (``ge``, ...).
     """
     spelled = tuple(flags.split())
     long = next((flag.removeprefix("--") for flag in spelled if flag.startswith("--")), "")
@@ -195,46 +195,3 @@ class Source:
     def of(self, section: Section) -> dict[str, SourcedValue]:
         """Return the values of the server, or those that apply to every model."""
         return self.server if section == "server" else self.model
-
-
-_SPELLINGS = (
-    "n_ctx ctx_size num_ctx max_model_len max_seq_len context_length context_size",
-    "n_parallel parallel n_slots num_slots slots num_parallel max_num_seqs",
-    "n_batch batch_size num_batch max_num_batched_tokens",
-    "n_gpu_layers gpu_layers num_gpu",
-    "n_threads threads num_thread num_threads",
-    "n_predict predict num_predict max_tokens max_new_tokens",
-    "split_mode tensor_parallel_size",
-    "memory gpu_memory_utilization",
-    "models_max max_loaded_models",
-    "sleep_idle_seconds keep_alive",
-    "aliases alias served_model_name",
-    "cache_type_k kv_cache_dtype kv_cache_type",
-    "draft_model model_draft speculative_model",
-    "system_prompt system",
-    "reverse_prompt stop",
-)
-"""Of options: the field, the flag, and names in llama-server, Ollama, vLLM and others that people try."""
-
-
-def _plain(name: str) -> str:
-    return name.lstrip("-").replace("-", "_").lower()
-
-
-def spellings(word: str) -> Sequence[str]:
-    """Return the names, the field and the flag first, of the option that is called `word` elsewhere, if one is."""
-    return next((names for names in map(str.split, _SPELLINGS) if _plain(word) in names), ())
-
-
-def nearest(word: str, known: list[str], otherwise: str) -> str:
-    """Return ``; did you mean 'x'?`` with the known word for the same option, or the most similar one; `otherwise` if
-    there is neither.
-    """
-    by_lower = {name.lower(): name for name in known}
-    plain = {_plain(name): name.lower() for name in known}
-    others = (plain[name] for name in spellings(word) if name in plain)
-    found = [name for name in others if name.startswith("-") == word.startswith("-")]  # a word alone is no flag
-    if not found:
-        found = get_close_matches(word.lower(), by_lower, n=3, cutoff=0.6)
-        found.sort(key=lambda name: sorted(name) != sorted(word.lower()))  # prefer swapped letters
-    return f"; did you mean '{by_lower[found[0]]}'?" if found else otherwise

@@ -29,10 +29,10 @@ from server.hub.hub import Hub
 from server.hub.names import Reference, parts_of
 from server.options.flags import FOREIGN, unsupported
 from server.options.model import WHERE, ModelSettings
-from server.options.option import Layer, Option, SourcedValue, nearest
+from server.options.option import Layer, Option, SourcedValue
 from server.options.server import ServerSettings
 from server.options.sources import FoundModel, Inputs, ModelRegistry, Origin
-from server.options.table import TABLE, merge_layers
+from server.options.table import TABLE, merge_layers, nearest
 from server.options.values import read_bool, read_text, without_secrets
 from server.pool.spec import ScaledFile
 

@@ -393,9 +393,9 @@ class PoolSettings(SettingsModel, group="Model pool"):
     """Reload the YAML file and the preset when they change, as SIGHUP does. Removed and changed models are unloaded;
     the others are unaffected.
     """
-    models_max: Int = option(4, "--models-max", env=True, ge=0)
+    models_max: Int = option(4, "--models-max", env=True, ge=0, also="max_loaded_models")
     """Maximum number of loaded models; the least recently used idle model is unloaded for another. 0 = unlimited."""
-    memory: str = option("", metavar="AMOUNT", check=read_budget)
+    memory: str = option("", metavar="AMOUNT", check=read_budget, also="gpu_memory_utilization")
     """Memory budget of all models: 80%, 12GiB, or per device CPU=12GiB,CUDA0=80%. Empty = the memory free at the first
     load, minus 1 GiB or a quarter. Idle models with the lowest value per byte are unloaded first.
     """

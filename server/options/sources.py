@@ -27,15 +27,8 @@ from pydantic_core import ErrorDetails
 from server.errors import ConfigError, without_credentials
 from server.options.flags import FOREIGN, unsupported
 from server.options.model import WHERE
-from server.options.option import (
-    Layer,
-    Section,
-    Source,
-    SourcedValue,
-    nearest,
-    spellings,
-)
-from server.options.table import TABLE, merge_layers
+from server.options.option import Layer, Section, Source, SourcedValue
+from server.options.table import TABLE, merge_layers, nearest
 from server.options.values import FALSE, is_address, read_text, without_secrets
 
 CONFIG_VARIABLE = "LLAMAPOOL_CONFIG"
@@ -259,10 +252,11 @@ def _read_own(found: Source, name: str, text: str) -> None:
 
 
 def _field(section: Section, name: str, part: str) -> str:
-    if (section, part.lower()) in TABLE.entries:
-        return part.lower()
-    hint = nearest(part, TABLE.keys(section), "; unset it or see docs/configuration.md")
-    raise ConfigError(f"{name}: unknown field '{part.lower()}'{hint}")
+    key = part.lower()
+    if (section, key) not in TABLE.entries:
+        hint = nearest(key, TABLE.keys(section), "; unset it or see docs/configuration.md")
+        raise ConfigError(f"{name}: unknown field '{key}'{hint}")
+    return key
 
 
 def check_model_names(found: Source, model_ids: Iterable[str]) -> None:
@@ -337,14 +331,8 @@ class _YamlReader:
         return value
 
     def _hint(self, section: Section, key: str) -> str:
-        names = [name.replace("_", "-") for name in (key, *spellings(key))]
-        flags = ("--" + names[0], "-" + key, *("--" + name for name in names))
-        entry = next((TABLE.by_flag[flag] for flag in flags if flag in TABLE.by_flag), None)
-        if entry is not None and entry.section == section:
-            return f"; did you mean '{entry.key}'?"
-        other: Section = "model" if section == "server" else "server"
-        entry = entry or TABLE.entries.get((other, key))
-        if entry is not None:
+        entry = TABLE.meant_by(key)
+        if entry is not None and entry.section != section:
             home = "server" if entry.section == "server" else "models.<id> or defaults"
             return f"; '{entry.key}' belongs to {home}"
         return nearest(key, TABLE.keys(section), "; see docs/configuration.md")

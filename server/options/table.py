@@ -1,8 +1,9 @@
 """The option table: all options by field, flag and variable, and merging the values of several sources."""
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from difflib import get_close_matches
 from functools import cached_property
 from typing import get_args
 
@@ -58,11 +59,36 @@ class Table:
         """Every variable that llama-server has too."""
         return {name: entry for entry in self for name in (entry.env, *entry.env_forms) if name}
 
+    @cached_property
+    def _by_spelling(self) -> dict[str, Option]:
+        return {
+            name.lstrip("-").replace("-", "_"): entry
+            for entry in self
+            for name in (*entry.flags, *entry.also.split(), entry.key)
+        }
+
+    def meant_by(self, word: str) -> Option | None:
+        """Return the option that is called `word` as a field, as a flag or in other servers."""
+        return self._by_spelling.get(word.lstrip("-").replace("-", "_"))
+
     def __iter__(self) -> Iterator[Option]:
         return iter(self.entries.values())
 
 
 TABLE = Table()
+
+
+def nearest(word: str, known: Sequence[str], otherwise: str) -> str:
+    """Return ``; did you mean 'x'?`` with the known word for the same option, or the most similar one; `otherwise` if
+    there is neither.
+    """
+    meant, is_flag = TABLE.meant_by(word), word.startswith("-")  # a word alone is no flag
+    same = [name for name in known if meant and TABLE.meant_by(name) is meant and name.startswith("-") == is_flag]
+    by_lower = {name.lower(): name for name in known}
+    similar = get_close_matches(word.lower(), by_lower, n=3, cutoff=0.6)
+    similar.sort(key=lambda name: sorted(name) != sorted(word.lower()))  # prefer swapped letters
+    found = [max(same, key=len)] if same else [by_lower[name] for name in similar]
+    return f"; did you mean '{found[0]}'?" if found else otherwise
 
 
 def merge_layers(section: Section, *layers: Layer) -> dict[str, SourcedValue]:
