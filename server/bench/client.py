@@ -5,24 +5,19 @@ Each arrival gets a timestamp. A stream is parsed after its end, because parsing
 
 import asyncio
 import json
-import re
 import ssl
 import time
-from bisect import bisect_left
-from collections.abc import Awaitable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
 from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
+
+from httptools import HttpParserError, HttpResponseParser
 
 CONNECT_S = 10.0
 STARTED_ARRIVALS = 8  # a stream is running after so many
 FAILED, UNREACHABLE, REFUSED, UNKNOWN_MODEL, BAD_REPLY = 1, 3, 4, 5, 6
 _SHOWN = 600  # characters of a reply in an error
-_LENGTH = re.compile(rb"(?i)\r\ncontent-length: *(\d+)")
-_CHUNKED = re.compile(rb"(?i)\r\ntransfer-encoding: *chunked")
-_CLOSES = re.compile(rb"(?i)\r\nconnection: *close")
-_END_OF_HEAD = b"\r\n\r\n"
 
 Arrival = tuple[float, bytes]
 """The time of a read (`time.perf_counter`) and its bytes."""
@@ -112,6 +107,33 @@ class ClientRecord:
     n_computed: int | None = None
 
 
+class _Reply(HttpResponseParser):
+    """A reply that is parsed as it arrives. Its status is 0 before its first line."""
+
+    def __init__(self) -> None:
+        super().__init__(self)
+        self.is_complete = self.keeps_open = False
+        self._body = b""
+
+    def feed(self, data: bytes) -> bytes:
+        """Return the part of the body in the next bytes of the reply. Raises `BenchError`."""
+        self._body = b""
+        try:
+            self.feed_data(data)
+        except HttpParserError as error:
+            raise BenchError(f"not an HTTP reply: {_text(data)}", BAD_REPLY) from error
+        return self._body
+
+    def on_headers_complete(self) -> None:
+        self.keeps_open = self.should_keep_alive()
+
+    def on_body(self, data: bytes) -> None:
+        self._body += data
+
+    def on_message_complete(self) -> None:
+        self.is_complete = True
+
+
 class Connection:
     """One connection. It is opened on the first request, and again if the server closed it."""
 
@@ -143,17 +165,18 @@ class Connection:
     async def exchange(self, method: str, path: str, body: bytes) -> tuple[dict[str, Any], ClientRecord]:
         """Send a request and return its JSON reply. Raises `BenchError`."""
         sent, reader = await self.send(method, path, body, keep=True)
+        reply, payload = _Reply(), b""
         try:
-            head = await reader.readuntil(_END_OF_HEAD)
-            length = _LENGTH.search(head)
-            payload = await (reader.readexactly(int(length[1])) if length else reader.read())
-        except (asyncio.IncompleteReadError, ConnectionError) as error:
-            self.close()
-            raise BenchError(f"{self._target.url}{path}: the server closed the connection", BAD_REPLY) from error
+            while not reply.is_complete and (data := await reader.read(1 << 16)):
+                payload += reply.feed(data)
+        except ConnectionError:
+            pass  # the payload is not complete
         done = time.perf_counter()
-        if _CLOSES.search(head) or not length:
+        if not (reply.is_complete and reply.keeps_open):
             self.close()
-        if (status := _status(head)) != 200:
+        if not (status := reply.get_status_code()):
+            raise BenchError(f"{self._target.url}{path}: the server closed the connection", BAD_REPLY)
+        if status != 200:
             raise refusal(status, payload)
         value, record = _json_object(payload), ClientRecord(sent=sent, events=[done], done=done)
         _read_event(value, record)
@@ -291,52 +314,23 @@ class LiveStream:
 
 def read_stream(sent: float, arrivals: Sequence[Arrival], *, cut: bool = False) -> ClientRecord:
     """Parse a streamed reply. `cut`: the client closed the connection. Raises `BenchError`."""
-    raw = b"".join(data for _, data in arrivals)
-    start = raw.find(_END_OF_HEAD) + len(_END_OF_HEAD)
-    if start < len(_END_OF_HEAD):
-        raise BenchError(f"the server closed the connection before a reply: {_text(raw)}", BAD_REPLY)
-    head = raw[:start]
-    pieces = list(_chunks(raw, start)) if _CHUNKED.search(head) else [(start, raw[start:])]
-    if _status(head) != 200:
-        raise refusal(_status(head), b"".join(data for _, data in pieces))
-    ends = list(accumulate(len(data) for _, data in arrivals))
-    record, line = ClientRecord(sent=sent, done=arrivals[-1][0]), b""
-    ended = cut
-    for offset, data in pieces:
-        at = 0
-        while (end := data.find(b"\n", at)) >= 0:
-            line, at = line + data[at:end], end + 1
-            payload = line[5:].strip() if line.startswith(b"data:") else b""
+    reply = _Reply()
+    parts = [(at, reply.feed(data)) for at, data in arrivals]
+    if not (status := reply.get_status_code()):
+        raise BenchError("the server closed the connection before a reply", BAD_REPLY)
+    if status != 200:
+        raise refusal(status, b"".join(part for _, part in parts))
+    record, rest, ended = ClientRecord(sent=sent, done=arrivals[-1][0]), b"", cut
+    for at, part in parts:
+        *lines, rest = (rest + part).split(b"\n")
+        for payload in (line[5:].strip() for line in lines if line.startswith(b"data:")):
             ended = ended or payload == b"[DONE]"
             if payload not in (b"", b"[DONE]") and _read_event(_json_object(payload), record):
-                record.events.append(arrivals[bisect_left(ends, offset + at)][0])
-            line = b""
-        line += data[at:]
+                record.events.append(at)
     if not ended:
-        raise BenchError(f"a stream ended without [DONE]: ...{_text(raw[-_SHOWN:])}", BAD_REPLY)
+        raise BenchError(f"a stream ended without [DONE]: ...{_text(arrivals[-1][1][-_SHOWN:])}", BAD_REPLY)
     record.n_predicted = record.n_predicted or len(record.events)
     return record
-
-
-def _chunks(raw: bytes, at: int) -> Iterator[tuple[int, bytes]]:
-    """Yield the offset and the data of each HTTP chunk. The last one may be truncated."""
-    while (line_end := raw.find(b"\r\n", at)) >= 0:
-        try:
-            n_bytes = int(raw[at:line_end].split(b";")[0], 16)
-        except ValueError as error:
-            raise BenchError(f"not a chunked reply at byte {at}: {raw[at : at + 50]!r}", BAD_REPLY) from error
-        if n_bytes == 0:
-            return
-        at = line_end + 2
-        yield at, raw[at : at + n_bytes]
-        at += n_bytes + 2
-
-
-def _status(head: bytes) -> int:
-    found = re.match(rb"HTTP/1\.[01] (\d{3})", head)
-    if found is None:
-        raise BenchError(f"not an HTTP reply: {_text(head)}", BAD_REPLY)
-    return int(found[1])
 
 
 def _json_object(payload: bytes) -> dict[str, Any]:

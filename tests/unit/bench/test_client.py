@@ -1,6 +1,8 @@
 """Replies as bytes with times, and figures computed from them. `tests/api/test_bench.py` runs the whole command."""
 
+import asyncio
 import json
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from server.bench.client import (
     UNKNOWN_MODEL,
     BenchError,
     ClientRecord,
+    ModelClient,
     parse_target,
     read_stream,
     refusal,
@@ -45,6 +48,24 @@ def test_an_event_has_the_time_of_the_read_that_completes_it(chunked: bool, size
     assert len(record.events) == 2
     for n, time in enumerate(record.events, 1):
         assert raw[: int(time * size)].count(b"}\n") < n <= raw[: int((time + 1) * size)].count(b"}\n")
+
+
+@pytest.mark.parametrize(("head", "n_connections"), [("", 1), ("Connection: close\r\n", 3)])
+async def test_short_requests_share_a_connection_that_stays_open(head: str, n_connections: int) -> None:
+    connections = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(writer)
+        with suppress(asyncio.IncompleteReadError):
+            while await reader.readuntil(b"{}"):
+                writer.write(f"HTTP/1.1 200 OK\r\n{head}Content-Length: 2\r\n\r\n{{}}".encode())
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        target = parse_target(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        body = {"model": None}  # a field of None is left out
+        assert len(await ModelClient(target).requests([body] * 3, 1)) == 3
+    assert len(connections) == n_connections
 
 
 def test_timings_of_llama_server_count_computed_tokens() -> None:
