@@ -202,6 +202,10 @@ class UsageLedger:
         return [UsageRow(key, model, day, counts) for (day, key, model), counts in sorted(found.items())]
 
     async def _write(self) -> None:
+        """Write what is pending, also if the caller is cancelled meanwhile. Raises `Unavailable`."""
+        await asyncio.shield(self._write_pending())
+
+    async def _write_pending(self) -> None:
         async with self._writing:
             self._changed.clear()
             pending, self._pending = self._pending, {}

@@ -1,12 +1,13 @@
 """The ledger of requests and tokens by key, model and day."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
 from server.errors import Unavailable
 from server.state.database import Database
-from server.state.usage import Counts, DatabaseUsage, UsageLedger
+from server.state.usage import Added, Counts, DatabaseUsage, Spent, UsageLedger
 from tests.unit.clock import Clock
 
 NOON = 1_795_521_600.0  # 2026-11-24 12:00 UTC
@@ -84,4 +85,26 @@ async def test_usage_is_read_while_the_disk_is_full(tmp_path: Path, clock: Clock
     assert not await ledger.find(*today, "bob")
     await database.execute("PRAGMA max_page_count=1000")
     assert [row.counts.requests for row in await ledger.find(*today)] == [2, 1]
+    database.close()
+
+
+async def test_a_write_is_finished_although_the_server_stops_meanwhile(tmp_path: Path, clock: Clock) -> None:
+    began, go_on = asyncio.Event(), asyncio.Event()
+
+    class SlowUsage(DatabaseUsage):
+        async def write(self, added: Added, today: str) -> Spent:
+            began.set()
+            await go_on.wait()
+            return await DatabaseUsage.write(self, added, today)
+
+    database = Database(tmp_path / "state")
+    ledger = UsageLedger(SlowUsage(database), clock)
+    used(ledger)
+    writing = asyncio.create_task(ledger.run())
+    await began.wait()
+    writing.cancel()
+    await asyncio.wait((writing,))
+    go_on.set()
+    await ledger.close()
+    assert [row.counts.requests for row in await ledger.find("2026-11-24", "2026-11-24")] == [1]
     database.close()
