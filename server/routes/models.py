@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 from server.dialects import common as wire
 from server.dialects.messages.write import anthropic_model, anthropic_models
 from server.engine.runner_api import Pooling
-from server.errors import ConfigError, ModelNotFound, Unavailable, invalid
+from server.errors import ConfigError, ModelNotFound, Unavailable, invalid, short
 from server.pool.events import (
     DownloadEnded,
     DownloadProgress,
@@ -139,7 +139,7 @@ def model_named(request: Request, fields: Mapping[str, Any]) -> str:
     name = fields.get("model")
     if not isinstance(name, str) or not name:
         raise invalid("model", "must be a non-empty string")
-    request.scope[RECORD].subject = name
+    request.scope[RECORD].subject = short(name)
     return name
 
 

@@ -25,7 +25,6 @@ from server.pool.state import Status
 from server.routes.openapi import FINDS, HI, NDJSON, READS, TEXT, computes, describe
 from server.serving.generate import embed, respond
 from server.serving.services import lease_for, model_name, sees_files, services, target_of
-from server.telemetry.record import RECORD
 from server.transport.body import read_as, read_json
 from server.transport.errors import JSON_TYPE, json_reply
 from server.transport.sse import NDJSON_TYPE, EventStream, while_connected, written
@@ -129,7 +128,6 @@ async def pull(request: Request) -> Response:
     name = _model(given)
     if name is None:
         raise invalid("model", "is required")
-    request.scope[RECORD].subject = name
     pool = services(request).pool
     events = pool.subscribe()
     try:
@@ -194,7 +192,6 @@ async def delete(request: Request) -> Response:
     name = _model(await read_json(request))
     if name is None:
         raise invalid("model", "is required")
-    request.scope[RECORD].subject = name
     await services(request).pool.remove(hub_name(name))
     return Response()
 

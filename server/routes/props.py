@@ -4,7 +4,6 @@ several models).
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from functools import partial
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -23,7 +22,7 @@ from server.routes.models import memory_object
 from server.routes.openapi import FINDS, READS, TEXT, computes, describe
 from server.serving.services import Services, facts_of, lease_for, model_name, sees_files, services
 from server.templates.capabilities import Capabilities
-from server.transport.body import read_array, read_as, read_json
+from server.transport.body import read_array, read_json
 from server.transport.errors import json_reply
 from server.transport.options import HttpOptions
 
@@ -175,7 +174,7 @@ async def _change_adapters(request: Request, model: str, change: Callable[[Gener
 async def load_adapter(request: Request, model: str = "") -> Response:
     """Load a LoRA adapter from the folder of ``--lora-dir`` with scale 0, as vLLM. Its id is in ``/lora-adapters``."""
     folder = _adapter_folder(request)
-    wanted = await read_as(request, partial(parse, LoadAdapter))
+    wanted = parse(LoadAdapter, await read_json(request))
 
     async def load(engine: Generator) -> None:
         path = await asyncio.to_thread(adapter_file, folder, wanted)
@@ -190,7 +189,7 @@ async def load_adapter(request: Request, model: str = "") -> Response:
 async def unload_adapter(request: Request, model: str = "") -> Response:
     """Unload a LoRA adapter that was loaded at runtime, as vLLM. Waits for running requests that use it."""
     _adapter_folder(request)
-    wanted = await read_as(request, partial(parse, UnloadAdapter))
+    wanted = parse(UnloadAdapter, await read_json(request))
     if not wanted.lora_name:
         raise InvalidRequest("'lora_name' needs to be provided to unload a LoRA adapter.", "lora_name")
     await _change_adapters(request, model or wanted.model, lambda engine: engine.unload_adapter(wanted.lora_name))

@@ -14,7 +14,8 @@ from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import HTTPConnection, Request
 
-from server.errors import InvalidRequest
+from server.errors import InvalidRequest, short
+from server.telemetry.record import RECORD
 from server.transport.admission import admission_of
 from server.transport.options import HttpOptions
 
@@ -59,7 +60,11 @@ class UnsupportedEncoding(InvalidRequest):
 
 
 async def read_json(request: Request, *, optional: bool = False) -> dict[str, Any]:
-    return await read_as(request, lambda given: given, optional=optional)
+    """Return the body as `read_as` does, and note the model that it names for the audit log."""
+    body = await read_as(request, lambda given: given, optional=optional)
+    name = body.get("model") or body.get("name")
+    request.scope[RECORD].subject = short(name) if isinstance(name, str) else ""
+    return body
 
 
 async def read_as(request: Request, read: Callable[[dict[str, Any]], T], *, optional: bool = False) -> T:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from server import logs
-from server.errors import InternalError
+from server.errors import InternalError, short
 from server.transport.keys import plain_key
 from tests.api.conftest import GoLive, Serve, chat_request, until
 from tests.support.fakes import FakeLoader, FakeRunner
@@ -78,15 +78,19 @@ async def test_the_audit_log_names_who_changed_which_model(serve: Serve, lines: 
         assert (await api.client.post("/models/load", json={"model": "demo"}, headers=wrong)).status_code == 401
         await api.client.request("DELETE", "/api/delete", json={"model": "other"}, headers=right)
         await api.client.get("/models?reload=1", headers=right)
+        await api.client.post("/cache/reset", json={"model": "demo" * 100}, headers=right)
+        await api.client.post("/cache/pin", json={"model": "demo", "ttl_s": 0}, headers=right)
         for path in ("/slots", "/models", "/props", "/no/such/path"):
             await api.client.get(path, headers=right)
         await api.client.post("/v1/chat/completions", json=CHAT, headers=right)
-        unload, load, delete, reload = lines("server.audit")
+        unload, load, delete, reload, reset, pin = lines("server.audit")
     assert unload["msg"] == "POST '/models/unload' 200"
     assert (unload["key"], unload["model"], unload["outcome"]) == (plain_key("right").name, "demo", "done")
     assert (load["key"], load["outcome"], load.get("model")) == (plain_key("wrong").name, "authentication_failed", None)
     assert (delete["msg"].split()[:2], delete["model"]) == (["DELETE", "'/api/delete'"], "other")
     assert reload["query"] == "reload=1"
+    assert reset["model"] == short("demo" * 100)
+    assert (pin["model"], pin["outcome"]) == ("demo", "invalid_request")
 
 
 async def test_a_client_that_leaves(live: GoLive, lines: Lines) -> None:
