@@ -104,10 +104,10 @@ class RedisObjects(Objects):
             pipe.zadd(_key("expires"), {name: new.expires_at})
         if new.parent is not None:
             pipe.sadd(_key("children", owner, new.parent), object_id)
-        if kept:
-            pipe.hset(_key("items", owner), mapping=dict.fromkeys(kept, object_id))
-        if removed:
-            pipe.hdel(_key("items", owner), *removed)
+        for item_id in kept:
+            pipe.sadd(_key("item", owner, item_id), object_id)
+        for item_id in removed:
+            pipe.srem(_key("item", owner, item_id), object_id)
         if not new.is_unfinished:
             pipe.hdel(_key("unfinished"), name)
         elif old is None:
@@ -149,7 +149,7 @@ class RedisObjects(Objects):
         return Page(found[: query.limit], len(found) > query.limit)
 
     async def objects_of_items(self, owner: str, item_ids: Sequence[str]) -> set[str]:
-        found = await self.redis.do("hmget", _key("items", owner), item_ids)
+        found = [await self.redis.do("srandmember", _key("item", owner, each)) for each in item_ids]
         return {each.decode() for each in found if each is not None}
 
     async def take_over(self, kind: Kind, wanted: Callable[[Json], bool] = lambda _: True) -> list[tuple[str, Json]]:
@@ -196,8 +196,8 @@ class RedisObjects(Objects):
             pipe.zrem(_key("used", owner), object_id)
             pipe.zrem(_key("expires"), f"{owner}:{object_id}")
             pipe.hdel(_key("unfinished"), f"{owner}:{object_id}")
-            if document.items:
-                pipe.hdel(_key("items", owner), *(item["id"] for _, item in document.items))
+            for _, item in document.items:
+                pipe.srem(_key("item", owner, item["id"]), object_id)
             if document.parent is not None:
                 pipe.srem(_key("children", owner, document.parent), object_id)
 

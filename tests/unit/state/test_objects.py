@@ -192,6 +192,18 @@ async def test_a_response_and_its_append_are_stored_together_or_not_at_all(objec
     assert await used_bytes(objects) == before
 
 
+@pytest.mark.parametrize("deleted", ["response", "conversation"])
+async def test_an_item_of_two_objects_is_found_until_both_are_deleted(objects: Objects, deleted: Kind) -> None:
+    item = message("m", "Hi")
+    await objects.put("me", "conversation", {"id": "conversation"})
+    await objects.put("me", "response", {"id": "response"}, inputs=[item], append_to="conversation")
+    await objects.remove("me", deleted, deleted)
+    assert await objects.find_items("me", ["m", "n"]) == {"m": item}
+    for kind in ("response", "conversation"):
+        await objects.remove("me", kind, kind)
+    assert not await objects.find_items("me", ["m"])
+
+
 async def test_expired_objects_are_deleted(objects: Objects) -> None:
     for name, expires_at in (("a", 100.0), ("b", 1e6), ("c", None)):
         await objects.put("me", "response", {"id": name}, expires_at=expires_at)
