@@ -180,8 +180,8 @@ class RedisObjects(Objects):
         due = await self.redis.do("zrange", _key("expires"), "-inf", self.clock(), byscore=True)
         for name in due:
             owner, _, object_id = name.decode().partition(":")
-            await self.redis.do("zrem", _key("expires"), name)
             await self.drop(owner, object_id)
+            await self.redis.do("zrem", _key("expires"), name)  # last, so that what fails is tried again
         return len(due)
 
     async def _delete(self, owner: str, object_id: str, document: Document) -> None:

@@ -335,6 +335,22 @@ async def test_responses_of_a_replica_that_has_ended_are_taken_over(
 
 
 @needs_redis
+async def test_an_object_whose_deletion_failed_is_deleted_later(
+    replicas: Replicas, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fails(*_: object) -> None:
+        raise Unavailable("Redis has gone away")
+
+    await replicas.a.put("me", "file", {"id": "file"}, expires_at=1.0)
+    replicas.clock.now = 2.0
+    with monkeypatch.context() as patch, pytest.raises(Unavailable):
+        patch.setattr(RedisObjects, "drop", fails)
+        await replicas.a.expire()
+    assert await replicas.a.expire() == 1
+    assert await replicas.a.get("me", "file", "file") is None
+
+
+@needs_redis
 async def test_a_refused_command_fails_alone(replicas: Replicas) -> None:
     await replicas.clients[0].client.set("llamapool:unfinished", "no hash")
     with pytest.raises(Unavailable):
