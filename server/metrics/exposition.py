@@ -159,6 +159,7 @@ class Metrics:
         With a `model` id, return only its metrics without a label: exactly llama-server's text.
         """
         self.observe(self._states())
+        self._budget_of_key.clear()  # of keys without usage this month
         for key, periods in self._spent().items():
             for period, n_tokens in zip(("day", "month"), periods, strict=True):
                 if key:

@@ -90,6 +90,14 @@ def test_a_pause_between_looks_is_one_window() -> None:
     assert windows.rates("demo", stats(80))[0] == 0.0
 
 
+def test_the_budget_of_a_key_is_used_in_no_month_but_its_own() -> None:
+    spent = {"ada": (5, 9)}
+    metrics = Metrics(spent=lambda: spent)
+    assert b'llamapool_key_budget_used_tokens{key="ada",period="month"} 9\n' in metrics.render("")[0]
+    spent.clear()  # as in a new month
+    assert b'key="ada"' not in metrics.render("")[0]
+
+
 def test_a_model_that_is_gone_is_released_and_its_counts_stay() -> None:
     ledger = Ledger()
     ledger.note({"demo": Engine(EngineStats(prompt_tokens=120, cache_ram_bytes=5))})
