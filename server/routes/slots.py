@@ -139,13 +139,17 @@ async def act_on_slot(request: Request, id_slot: str, action: str = "", model: s
 async def reset_cache(request: Request) -> Response:
     """Drop a model's cached KV states of all keys: in slots, in RAM and on disk. Waits until each slot is idle.
 
-    A model that is not loaded has none in slots or RAM; it is not loaded for this.
+    A model that is not loaded has none in slots or RAM. It is loaded for this only if it keeps states on disk.
     """
     pool, model = services(request).pool, model_name(await read_json(request, optional=True))
     if model and not pool.knows(model):  # a server with one model answers requests for any name with it
         raise ModelNotFound(model, [state.spec.id for state in pool.states()])
-    loaded = pool.state(model).loaded
-    n = 0 if loaded is None else await while_connected(request, loaded.engine.reset_cache())
+    state, n = pool.state(model), 0
+    if state.loaded is not None:
+        n = await while_connected(request, state.loaded.engine.reset_cache())
+    elif state.spec.engine.disk_place is not None:
+        with await lease_for(request, state.spec.id) as lease:
+            n = await while_connected(request, lease.model.engine.reset_cache())
     return json_reply({"n_dropped": n})
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from server.pool.state import Status
 from tests.api.conftest import Api, GoLive, Serve, chat_request, idle, until
 from tests.api.management.test_models import RECORDED_PARAMS
 from tests.api.transport.test_keys import bearer, key_file
@@ -105,6 +106,17 @@ async def test_a_reset_drops_what_slots_and_ram_hold(serve: Serve) -> None:
         await complete(api, -1)
         assert "known models: demo" in message(await api.client.post("/cache/reset", json={"model": "other"}), 404)
         assert (await complete(api, -1))["timings"]["cache_n"] > 0
+
+
+async def test_a_reset_drops_what_an_unloaded_model_keeps_on_disk(serve: Serve, tmp_path: Path) -> None:
+    disk = {"cache_disk": 1, "cache_disk_path": str(tmp_path / "states")}
+    async with serve(FakeLoader(n_seq=2), models={"demo": {**MODEL, **disk}}) as api:
+        await complete(api, -1)
+        await api.expect("POST /models/unload", {"model": "demo"})
+        await until(lambda: api.pool.state("demo").status is Status.UNLOADED)
+        assert any((tmp_path / "states").rglob("*.state"))
+        assert (await api.client.post("/cache/reset")).json()["n_dropped"] > 100
+        assert (await complete(api, -1))["timings"]["cache_n"] == 0
 
 
 class LargeStates(FakeRunner):
