@@ -43,13 +43,13 @@ class Redis:
         self._outages = (exceptions.ConnectionError, exceptions.TimeoutError, exceptions.BusyLoadingError, OSError)
         self._refusals = exceptions.RedisError
         try:
-            # One retry: the first attempt may use a connection that a restarted server has closed.
+            # One retry, as the server may have restarted and closed the connection, but none after a timeout.
             self.client: Any = Client.from_url(
                 url,
                 protocol=2,  # the shape of some replies depends on it
                 socket_timeout=TIMEOUT_S,
                 socket_connect_timeout=TIMEOUT_S,
-                retry=Retry(NoBackoff(), 1),
+                retry=Retry(NoBackoff(), 1, (exceptions.ConnectionError,)),
             )
         except ValueError as error:
             raise ConfigError(f"server.state: {error}") from None

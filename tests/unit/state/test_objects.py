@@ -1,5 +1,6 @@
 """Stored objects in SQLite and in a real Redis: chains, quotas, expiry, lists, take-over, and the file."""
 
+import asyncio
 import gc
 import os
 import random
@@ -343,9 +344,10 @@ async def test_an_object_whose_deletion_failed_is_deleted_later(
 
     await replicas.a.put("me", "file", {"id": "file"}, expires_at=1.0)
     replicas.clock.now = 2.0
-    with monkeypatch.context() as patch, pytest.raises(Unavailable):
+    with monkeypatch.context() as patch:
         patch.setattr(RedisObjects, "drop", fails)
-        await replicas.a.expire()
+        with pytest.raises(Unavailable):
+            await replicas.a.expire()
     assert await replicas.a.expire() == 1
     assert await replicas.a.get("me", "file", "file") is None
 
@@ -356,6 +358,28 @@ async def test_a_refused_command_fails_alone(replicas: Replicas) -> None:
     with pytest.raises(Unavailable):
         await replicas.clients[0].do("hgetall", "llamapool:unfinished")
     assert await replicas.clients[0].do("get", "llamapool:unfinished") == b"no hash"
+
+
+async def test_a_server_that_no_longer_answers_is_not_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.state.redis.TIMEOUT_S", 0.05)
+    connections, answers = [], True
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(writer)
+        while data := await reader.read(1000):
+            writer.write(b"+OK\r\n" * data.count(b"*") * answers)
+        writer.close()
+
+    async with await asyncio.start_unix_server(serve, tmp_path / "socket"):
+        client = Redis(f"unix://{tmp_path}/socket")
+        await client.do("ping")
+        answers = False
+        with pytest.raises(Unavailable):
+            await client.do("ping")
+        await client.close()
+    assert len(connections) == 1
 
 
 async def test_a_server_that_is_not_there_is_an_error_that_says_so(tmp_path: object) -> None:
