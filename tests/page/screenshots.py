@@ -50,16 +50,17 @@ DARK: dict[str, Any] = {"color_scheme": "dark"}
 PHONE: dict[str, Any] = {"is_mobile": True, "has_touch": True, "device_scale_factor": 2}
 
 
-SIZES: dict[str, dict[str, Any]] = {"light": LIGHT, "dark": DARK, "phone": PHONE}
-VIEWS: dict[str, tuple[str, dict[str, Any]]] = {
-    f"{view}-{size}": (view, options | (DARK if size == "phone" and i % 2 else {}))
-    for i, view in enumerate(("chat", "prompt", "tokens", "engine", "requests", "metrics", "models", "bench"))
-    for size, options in SIZES.items()
+VIEWS: dict[str, dict[str, Any]] = {
+    "chat-light": LIGHT,
+    "chat-phone": PHONE,
+    "engine-light": LIGHT,
+    "engine-dark": DARK,
+    "engine-phone": PHONE | DARK,
 }
-"""Every view in both themes, and on a phone."""
+"""What the documentation shows. A name begins with the view."""
 
 
-def busy(server: RealServer, n: int, n_tokens: int) -> list[threading.Thread]:
+def busy(server: RealServer, n: int, n_tokens: int) -> None:
     """Requests that share their beginning, under way."""
 
     def ask(i: int) -> None:
@@ -68,14 +69,13 @@ def busy(server: RealServer, n: int, n_tokens: int) -> list[threading.Thread]:
         body = {"model": "demo", "messages": messages, "max_tokens": n_tokens, "ignore_eos": True, "priority": i % 2}
         server.request("POST", "/v1/chat/completions", body)
 
-    threads = [threading.Thread(target=ask, args=(i,), daemon=True) for i in range(n)]
-    for thread in threads:
-        thread.start()
-    return threads
+    for i in range(n):
+        threading.Thread(target=ask, args=(i,), daemon=True).start()
 
 
-def take(browser: Any, server: RealServer, view: str, name: str, **options: Any) -> None:
+def take(browser: Any, server: RealServer, name: str) -> None:
     """One picture of a view at its work."""
+    view, options = name.partition("-")[0], VIEWS[name]
     visit = Visit(browser, server.base_url, **options)
     if options.get("is_mobile"):
         visit.page.set_viewport_size({"width": 390, "height": 844})
@@ -93,37 +93,13 @@ def take(browser: Any, server: RealServer, view: str, name: str, **options: Any)
             page.keyboard.press("Enter")
             page.wait_for_selector("button[aria-label=Stop]", state="attached")
             page.wait_for_selector("button[aria-label=Send]", timeout=120_000)
-    elif view == "engine":
+    else:
         if not options.get("is_mobile"):
             page.set_viewport_size({"width": 1280, "height": 1320})  # down to the cached KV states
         page.wait_for_selector(".slot")
         busy(server, 7, 700)
         page.wait_for_selector(".slot.decode")
         page.wait_for_timeout(3000)
-    elif view == "bench":
-        page.fill("label:has-text('Compare with another URL') input", server.base_url)
-        page.fill("label:has-text('Its model') input", "smollm2")
-        page.get_by_label("requests that share a prefix of 700 words").uncheck()
-        page.get_by_label("one token per request").uncheck()
-        page.click("button:has-text('Run')")
-        page.wait_for_selector("svg.compare rect.other >> nth=1", timeout=120_000)
-        page.wait_for_selector("button:has-text('Run')", timeout=120_000)
-        if options.get("is_mobile"):
-            page.locator(".scene").first.scroll_into_view_if_needed()
-    elif view == "tokens":
-        page.fill(
-            "label:has-text('Grammar') textarea", 'root ::= "The " [a-z]{3,8} " " [a-z]{3,8} " of the " [a-z]{3,8} "."'
-        )
-        page.click("button[type=submit]")
-        page.wait_for_selector("button[type=submit]")
-        page.locator(".chip.forced").first.click()
-    elif view == "prompt":
-        page.select_option(".model-picker select", "smollm2")
-        page.wait_for_selector(".tok")
-        page.click("button:has-text('Send')")
-        page.wait_for_selector(".raw")
-    elif view == "metrics":
-        page.wait_for_selector(".plot canvas", timeout=60_000)
     keep(page, name)
     visit.close()
 
@@ -215,9 +191,9 @@ def main(talker: Path, only: list[str]) -> None:
     config.write_text(CONFIG.format(folder=folder, root=ROOT, talker=talker))
     with llamapool_config(config) as server, guarded_server(folder) as guarded, sync_playwright() as running:
         browser = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        for name, (view, options) in VIEWS.items():
+        for name in VIEWS:
             if not only or name in only:
-                take(browser, server, view, name, **options)
+                take(browser, server, name)
         for name in STATES:
             if not only or name in only:
                 take_state(browser, server, guarded, name)
