@@ -6,18 +6,10 @@ from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, Tool
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from openai import BadRequestError
-from pydantic import BaseModel
-from report import LONG, MODEL, URL, refused, step
+from report import LONG, MODEL, PARIS, URL, Report, refused, step
 from report import get_weather as weather
 
 get_weather = tool(weather)
-
-
-class Report(BaseModel):
-    """What the last step wants."""
-
-    city: str
-    sunny: bool
 
 
 def loop(kind: str) -> None:
@@ -43,7 +35,7 @@ def loop(kind: str) -> None:
         with step(f"{kind}: structured output by {method}"):
             question = "CALL-REPORT" if method == "function_calling" else "REPORT-PLEASE as JSON"
             made = chat.with_structured_output(Report, method=method).invoke(question)
-            assert made == Report(city="Paris", sunny=True), made
+            assert made == PARIS, made
     with step(f"{kind}: a cancelled stream"):
         stream = chat.stream("NEVER-END")
         for _ in range(10):

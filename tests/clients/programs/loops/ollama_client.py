@@ -3,16 +3,7 @@
 from typing import Any
 
 from ollama import Client, ResponseError
-from pydantic import BaseModel
-from report import LONG, MODEL, URL, get_weather, refused, step
-
-
-class Report(BaseModel):
-    """What the last step wants."""
-
-    city: str
-    sunny: bool
-
+from report import LONG, MODEL, PARIS, URL, Report, get_weather, refused, step
 
 CLIENT = Client(host=URL)
 
@@ -53,7 +44,7 @@ with step("reasoning"):
     assert (said.thinking, said.content) == ("Two and two.", "It is four."), said
 with step("structured output"):
     said = CLIENT.chat(MODEL, [{"role": "user", "content": "REPORT-PLEASE"}], format=Report.model_json_schema())
-    assert Report.model_validate_json(said.message.content) == Report(city="Paris", sunny=True)
+    assert Report.model_validate_json(said.message.content) == PARIS
 with step("a resumed session"):
     again = [one if isinstance(one, dict) else one.model_dump() for one in HISTORY]
     said = CLIENT.chat(MODEL, [*again, {"role": "user", "content": "GO-ON"}], tools=[get_weather])

@@ -9,12 +9,24 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from pydantic import BaseModel
+
 URL = os.environ["LLAMAPOOL_URL"]
 MODEL = "scripted"
 LONG = "OVERFLOW " + "lorem ipsum " * 12_000
 WEATHER = {"Paris": "SUNNY-21", "Rome": "RAINY-15"}
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOL = {"type": "function", "function": {"name": "get_weather", "description": "The weather.", "parameters": SCHEMA}}
+
+
+class Report(BaseModel):
+    """A typed reply."""
+
+    city: str
+    sunny: bool
+
+
+PARIS = Report(city="Paris", sunny=True)
 
 
 def get_weather(city: str) -> str:
