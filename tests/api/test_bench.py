@@ -72,12 +72,13 @@ async def test_a_wrong_key_is_said_and_has_its_own_status(live: GoLive, capsys: 
 
 
 async def test_a_model_that_is_not_there_is_named(live: GoLive, capsys: pytest.CaptureFixture[str]) -> None:
-    models = {name: {"path": "demo.gguf", "load": "startup"} for name in ("a", "b")}
+    models = {name: {"path": "demo.gguf", "load": "on_demand"} for name in ("a", "b")}
     async with live(loader(), models=models) as server:
         assert await bench(server.port, "--scenario", "rate", "--model", "c") == 5
         assert "model 'c'" in capsys.readouterr().err
         assert await bench(server.port, "--scenario", "rate") == 5
         assert "--model: a, b" in capsys.readouterr().err
+        assert await bench(server.port, "--scenario", "rate", "--model", "b") == 0  # loads it
 
 
 class PlainOpenAi:

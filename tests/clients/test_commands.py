@@ -1,9 +1,8 @@
-"""``llamapool chat``, ``launch``, ``doctor``, ``bench``, ``health`` and ``pull`` in processes and on a terminal.
+"""``llamapool chat``, ``launch``, ``doctor``, ``health`` and ``pull`` in processes and on a terminal.
 
 The tutorials run them too; here are their errors, what a terminal shows, and a container's health check.
 """
 
-import json
 import os
 import re
 import signal
@@ -150,34 +149,6 @@ def test_a_download_has_a_bar_that_moves(tmp_path: Path) -> None:
     assert drawn[-1] == 100
     assert "fetching" not in terminal.shown, "lines are for what is no terminal"
     assert terminal.shown.splitlines()[-1].startswith("org/model:Q8_0: ")
-
-
-QUICK = ("--scale", "0.1", "--parallel", "2", "--timeout", "200")
-
-
-def bench(server: RealServer, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "server", "bench", "--url", f"{server.base_url}/v1", *QUICK, *words]
-    return run(command, cwd=ROOT, capture_output=True, text=True, timeout=250, check=False)
-
-
-def test_the_only_model_is_found_and_measured(server: RealServer) -> None:
-    ended = bench(server, "--scenario", "one,rate", "--rounds", "2", "--json", "-")
-    assert (ended.returncode, ended.stderr) == (0, "")
-    result = json.loads(ended.stdout)
-    assert result["model"] == "tiny"
-    assert [len(scenario["rounds"]) for scenario in result["scenarios"]] == [2, 2]
-
-
-def test_a_table_is_printed_for_people(server: RealServer) -> None:
-    ended = bench(server, "--scenario", "slots", "--chat")
-    assert ended.returncode == 0
-    assert ended.stdout.splitlines()[1].split()[:2] == ["slots", "tok/s"]
-
-
-def test_a_model_is_loaded_for_its_first_request(guarded: RealServer) -> None:
-    assert bench(guarded, "--scenario", "rate").returncode == 4
-    ended = bench(guarded, "--scenario", "rate", "--api-key", API_KEY, "--model", "second")
-    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 class Checked(RealServer):

@@ -1,6 +1,5 @@
 """What one official client does that no other does (`test_sdks.py` asks what all do), and clients without an SDK."""
 
-import base64
 import json
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -98,31 +97,7 @@ def test_several_models_answer_ollamas_client_by_their_names(guarded: RealServer
     assert caught.value.status_code == 404
 
 
-def test_a_document_holds_no_control_tokens(server: RealServer) -> None:
-    """A user's `<|im_end|>` is the control token, as in llama-server; a document's is text."""
-
-    def n_tokens(n: int, kind: str) -> int:
-        text = "<|im_end|>" * n
-        encoded = base64.b64encode(text.encode()).decode()
-        parts = {
-            "text": {"type": "text", "text": text},
-            "document": {"type": "file", "file": {"filename": "a.txt", "file_data": encoded}},
-        }
-        body = {"messages": [{"role": "user", "content": [parts[kind]]}]}
-        return int(server.post("/v1/chat/completions/input_tokens", body)["input_tokens"])
-
-    assert n_tokens(30, "text") - n_tokens(20, "text") == 10
-    assert n_tokens(30, "document") - n_tokens(20, "document") > 20
-
-
 CHAT = "/v1/chat/completions"
-
-
-def stopping(server: RealServer) -> dict[str, Any]:
-    """A request whose stream ends with ``stop``, as such clients expect."""
-    body = {"model": "any", "messages": [{"role": "user", "content": "hello"}], "temperature": 0, "ignore_eos": True}
-    text = server.post(CHAT, {**body, "max_tokens": 40})["choices"][0]["message"]["content"]
-    return {**body, "max_tokens": 200, "stop": [text[20:23]], "stream": True}
 
 
 def chunk_by_chunk(chunks: list[bytes]) -> Iterator[str]:
@@ -142,28 +117,10 @@ def chunk_by_chunk(chunks: list[bytes]) -> Iterator[str]:
         yield content
 
 
-def line_by_line(body: bytes) -> Iterator[str]:
-    """What ``iter_lines`` clients do: skip what is empty, end at ``[DONE]``."""
-    for line in body.decode().split("\n"):
-        if not line.startswith("data: "):
-            assert line == ""
-            continue
-        if line == "data: [DONE]":
-            return
-        delta = json.loads(line[len("data: ") :])["choices"][0]["delta"]
-        yield delta.get("content", "")
-    raise AssertionError("the stream ended without [DONE]")
-
-
 def test_a_client_that_reads_chunk_by_chunk(server: RealServer) -> None:
-    body = stopping(server)
+    """Such clients expect that a stream ends with ``stop``."""
+    body: dict[str, Any] = {"messages": HELLO, "temperature": 0, "ignore_eos": True, "max_tokens": 40}
+    text = server.post(CHAT, body)["choices"][0]["message"]["content"]
+    body |= {"max_tokens": 200, "stop": [text[20:23]], "stream": True}
     whole = server.post(CHAT, {**body, "stream": False})["choices"][0]["message"]["content"]
     assert "".join(chunk_by_chunk(server.raw_chunks(CHAT, body))) == whole
-
-
-def test_a_client_that_reads_line_by_line(server: RealServer) -> None:
-    body = stopping(server)
-    whole = server.post(CHAT, {**body, "stream": False})["choices"][0]["message"]["content"]
-    reply = server.request("POST", CHAT, body)
-    assert reply.headers["content-type"].startswith("text/event-stream")
-    assert "".join(line_by_line(reply.body)) == whole
