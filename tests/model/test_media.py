@@ -407,7 +407,6 @@ async def test_sounds_are_heard_in_pieces_of_half_a_minute(gguf_folder: Path) ->
 FILES = Path(__file__).parents[1] / "media_files"
 PICTURE = base64.b64encode(media_file("tiny.png")).decode()
 URL = f"data:image/png;base64,{PICTURE}"
-SOUND = base64.b64encode(media_file("tiny.wav")).decode()
 PROJECTOR = TinyProjector("mlp")
 TEXT = "What is this:"
 FEW: dict[str, Any] = {"temperature": 0, "max_tokens": 4}
@@ -425,69 +424,8 @@ def chat(content: object, **more: object) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": content}], **FEW, **more}
 
 
-def shown(url: str, kind: str = "image_url") -> dict[str, Any]:
-    return chat([{"type": "text", "text": TEXT}, {"type": kind, kind: {"url": url}}])
-
-
-def anthropic_image(source: dict[str, str]) -> dict[str, Any]:
-    return {"type": "image", "source": source}
-
-
-BASE64 = {"type": "base64", "media_type": "image/png", "data": PICTURE}
-
-
-def test_every_wire_format_shows_the_same(server: RealServer) -> None:
-    said = server.post("/v1/chat/completions", shown(URL))
-    n_prompt, text = said["usage"]["prompt_tokens"], said["choices"][0]["message"]["content"]
-    alone = server.post("/v1/chat/completions/input_tokens", chat(TEXT))["input_tokens"]
-    assert n_prompt == alone + PROJECTOR.n_tokens
-    assert server.post("/v1/chat/completions/input_tokens", shown(URL))["input_tokens"] == n_prompt
-
-    message = {**FEW, **chat([{"type": "text", "text": TEXT}, anthropic_image(BASE64)])}
-    reply = server.post("/v1/messages", message)
-    assert (reply["content"][0]["text"], usage(reply)) == (text, n_prompt)
-    assert server.post("/v1/messages/count_tokens", message)["input_tokens"] == n_prompt
-
-    for part in (
-        {"type": "input_image", "image_url": URL},
-        {"type": "input_file", "filename": "a.png", "file_data": URL},
-    ):
-        asked: dict[str, Any] = {"input": [{"role": "user", "content": [{"type": "input_text", "text": TEXT}, part]}]}
-        response = server.post("/v1/responses", {**asked, "temperature": 0, "max_output_tokens": 4})
-        assert response["usage"]["input_tokens"] == n_prompt
-        assert response["output"][-1]["content"][0]["text"] == text
-        assert server.post("/v1/responses/input_tokens", asked)["input_tokens"] == n_prompt
-
-    ollama = {"stream": False, "options": {"temperature": 0, "num_predict": 4}}
-    asked = {"messages": [{"role": "user", "content": TEXT, "images": [PICTURE]}], **ollama}
-    assert server.post("/api/chat", asked)["prompt_eval_count"] == n_prompt  # where pictures stand before the text
-    raw = server.post("/api/generate", {"raw": True, "prompt": TEXT, "images": [PICTURE], **ollama})
-    assert raw["prompt_eval_count"] == PROJECTOR.n_tokens + n_text(server, TEXT)
-
-
-def usage(reply: dict[str, Any]) -> int:
-    found = reply["usage"]
-    return int(found["input_tokens"] + found.get("cache_read_input_tokens", 0))
-
-
 def n_text(server: RealServer, text: str) -> int:
     return len(server.post("/tokenize", {"content": text, "add_special": True})["tokens"])
-
-
-def test_what_a_tool_has_shown_is_seen(server: RealServer) -> None:
-    use = {"type": "tool_use", "id": "t1", "name": "look", "input": {}}
-    result = {"type": "tool_result", "tool_use_id": "t1", "content": [anthropic_image(BASE64)]}
-    tools = [{"name": "look", "input_schema": {"type": "object"}}]
-
-    def n(block: dict[str, Any]) -> int:
-        messages = [{"role": "user", "content": "Look."}, {"role": "assistant", "content": [use]}]
-        body = {"messages": [*messages, {"role": "user", "content": [block]}], "tools": tools}
-        return int(server.post("/v1/messages/count_tokens", body)["input_tokens"])
-
-    more = n(result) - n({**result, "content": []})
-    assert PROJECTOR.n_tokens <= more < PROJECTOR.n_tokens + 5  # and what the template writes in front of a result
-    page = {"type": "document", "source": {"type": "content", "content": [anthropic_image(BASE64)]}}
-    assert n({**result, "content": [page]}) == n(result)
 
 
 def test_a_marker_in_what_a_user_says_is_text(server: RealServer) -> None:

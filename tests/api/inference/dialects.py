@@ -4,13 +4,15 @@
 checked against the type of the official client, where there is one.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import ollama
 import orjson
+import pytest
 from anthropic.types import Message, RawMessageStreamEvent
+from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response, ResponseStreamEvent
@@ -70,6 +72,10 @@ class Dialect:
     path: str
     features: frozenset[str] = frozenset({"chat", "calls", "reasoning", "images", "schema"})
     stream_type = "text/event-stream"
+    streams: ClassVar[dict[str, Any]] = {"stream": True}
+    """The fields of a body that ask for a stream with its usage."""
+    counts: ClassVar[str] = ""
+    """Where the prompt of a body is only counted."""
     reasons: ClassVar[dict[str, str]]
     """The dialect's word for each of: end, limit, stop, calls."""
 
@@ -93,8 +99,12 @@ class Dialect:
         return self.error(orjson.loads(raw.strip().rsplit("\n\n", 1)[-1].split("data: ", 1)[1]))
 
 
+USAGE = {"stream": True, "stream_options": {"include_usage": True}}
+
+
 class Chat(Dialect):
-    name, path = "chat", "/v1/chat/completions"
+    name, path, streams = "chat", "/v1/chat/completions", USAGE
+    counts = f"{path}/input_tokens"
     reasons: ClassVar = {"end": "stop", "limit": "length", "stop": "stop", "calls": "tool_calls"}
 
     def body(self, asked: Asked) -> dict[str, Any]:
@@ -122,39 +132,29 @@ class Chat(Dialect):
         message = choice["message"]
         assert message["role"] == "assistant"
         calls = [_function({"id": call["id"], **call["function"]}) for call in message.get("tool_calls") or ()]
-        reasoning = message.get("reasoning_content", "")
-        return self._counted(Answer(message["content"], reasoning, calls, items=message), choice, reply["usage"])
-
-    def _counted(self, answer: Answer, choice: Any, usage: Any) -> Answer:
-        answer.reason = choice["finish_reason"]
+        answer = Answer(
+            message["content"], message.get("reasoning_content", ""), calls, choice["finish_reason"], items=message
+        )
+        usage = reply["usage"]
         answer.n_prompt, answer.n_output = usage["prompt_tokens"], usage["completion_tokens"]
         assert usage["total_tokens"] == answer.n_prompt + answer.n_output
         answer.n_cached = usage["prompt_tokens_details"]["cached_tokens"]
         return answer
 
     def streamed(self, raw: str) -> Answer:
-        found = events(raw)
-        for chunk in found:
-            ChatCompletionChunk.model_validate(chunk)
-        *chunks, last = found
+        *chunks, last = found = events(raw)
         assert last["choices"] == []
-        deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
-        assert deltas[0]["role"] == "assistant"
-        text, reasoning = ("".join(d.get(key) or "" for d in deltas) for key in ("content", "reasoning_content"))
-        answer = Answer(text, reasoning)
-        calls: dict[int, dict[str, str]] = {}
-        for call in (call for delta in deltas for call in delta.get("tool_calls", ())):
-            first = {"id", "type"} if call["index"] not in calls else set()
-            assert set(call) == {"index", "function", *first}
-            begun = calls.setdefault(call["index"], {"arguments": "", "id": call.get("id", "")})
-            begun["name"] = begun.get("name", "") + call["function"].get("name", "")
-            begun["arguments"] += call["function"]["arguments"]
-        answer.calls = [_function(call) for call in calls.values()]
-        return self._counted(answer, chunks[-1]["choices"][0], last["usage"])
+        state: ChatCompletionStreamState[None] = ChatCompletionStreamState()
+        for chunk in found:
+            state.handle_chunk(ChatCompletionChunk.model_validate(chunk))
+        calls = [call for chunk in chunks for call in chunk["choices"][0]["delta"].get("tool_calls", ())]
+        first = [call["index"] for call in calls if {"id", "type"} & call.keys()]
+        assert first == list(dict.fromkeys(call["index"] for call in calls))
+        return self.whole(state.current_completion_snapshot.to_dict())
 
 
 class Completions(Dialect):
-    name, path, features = "completions", "/v1/completions", frozenset({"schema"})
+    name, path, features, streams = "completions", "/v1/completions", frozenset({"schema"}), USAGE
     reasons: ClassVar = {"end": "stop", "limit": "length", "stop": "stop"}
 
     def body(self, asked: Asked) -> dict[str, Any]:
@@ -199,6 +199,7 @@ class Native(Dialect):
 
 class Messages(Dialect):
     name, path = "messages", "/v1/messages"
+    counts = f"{path}/count_tokens"
     reasons: ClassVar = {"end": "end_turn", "limit": "max_tokens", "stop": "stop_sequence", "calls": "tool_use"}
 
     def body(self, asked: Asked) -> dict[str, Any]:
@@ -244,6 +245,7 @@ class Messages(Dialect):
 
 class Responses(Dialect):
     name, path = "responses", "/v1/responses"
+    counts = f"{path}/input_tokens"
     reasons: ClassVar = {"end": "completed", "limit": "max_output_tokens", "calls": "completed"}
 
     def body(self, asked: Asked) -> dict[str, Any]:
@@ -359,9 +361,21 @@ DIALECTS: tuple[Dialect, ...] = (
 )
 
 
+BY_NAME = {dialect.name: dialect for dialect in DIALECTS}
+
+
 def having(*features: str, where: Callable[[Dialect], bool] = lambda _: True) -> list[Dialect]:
     """Return the dialects that have all `features`."""
     return [dialect for dialect in DIALECTS if dialect.features.issuperset(features) and where(dialect)]
+
+
+def each(dialects: Iterable[Dialect]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("dialect", dialects, ids=lambda dialect: dialect.name)
+
+
+every = each(DIALECTS)
+of_this_server = each(having(where=lambda dialect: not isinstance(dialect, Ollama)))
+"""Those that take this server's own fields beside the API's."""
 
 
 def call(*arguments: dict[str, Any]) -> str:

@@ -8,6 +8,7 @@ import pytest
 
 from server.engine.cache import disk_cache
 from tests.api.conftest import Api, Serve
+from tests.api.inference.dialects import Asked, Dialect, of_this_server
 from tests.api.transport.test_keys import bearer, key_file, server
 from tests.support.fakes import FakeLoader
 
@@ -69,28 +70,19 @@ async def test_whose_requests_share_what_was_computed(
     assert found == cached
 
 
-BODIES: list[tuple[str, dict[str, Any]]] = [
-    ("/v1/chat/completions", {"messages": MESSAGES}),
-    ("/v1/completions", {"prompt": WORDS}),
-    ("/v1/responses", {"input": WORDS}),
-    ("/v1/messages", {"messages": MESSAGES, "max_tokens": 2}),
-    ("/completion", {"prompt": WORDS}),
-]
-
-
-@pytest.mark.parametrize(("path", "body"), BODIES)
-async def test_every_format_reads_the_salt(serve: Serve, path: str, body: dict[str, Any]) -> None:
+@of_this_server
+async def test_every_format_reads_the_salt(serve: Serve, dialect: Dialect) -> None:
+    path, body = f"POST {dialect.path}", dialect.body(Asked(limit=2))
     async with serve() as api:
         engine = api.loaded().engine
         seen: list[str] = []
         submit = engine.submit
         engine.submit = lambda request, sink: seen.append(request.cache_scope) or submit(request, sink)  # type: ignore[method-assign,func-returns-value]
-        limit = {"max_output_tokens": 2} if path == "/v1/responses" else {"max_tokens": 2}
         for salt in ({}, {"cache_salt": "a"}, {"cache_salt": None}):
-            await api.expect(f"POST {path}", body | limit | salt)
+            await api.expect(path, body | salt)
         assert [bool(scope) for scope in seen] == [False, True, False]
         for wrong in ("", 1, ["a"]):
-            await api.expect(f"POST {path}", body | limit | {"cache_salt": wrong}, 400, "cache_salt")
+            await api.expect(path, body | {"cache_salt": wrong}, 400, "cache_salt")
 
 
 async def test_slots_show_their_counts_to_their_key(serve: Serve, tmp_path: Path) -> None:

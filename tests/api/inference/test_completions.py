@@ -104,24 +104,16 @@ async def test_a_suffix_is_filled_up_to(serve: Serve) -> None:
         await api.expect(f"POST {URL}", asked, 400, {"error": {"param": "suffix"}})
 
 
-def held_back(n_steps: int) -> tuple[FakeRunner, threading.Semaphore, asyncio.Event]:
-    """A runner that does `n_steps` until the semaphore lets it on, and an event for the one it stops at."""
-    steps, stopped = threading.Semaphore(n_steps), asyncio.Event()
-    loop = asyncio.get_running_loop()
+async def test_a_disconnect_in_the_middle_of_a_prompt_frees_its_slot(serve: Serve) -> None:
+    steps, begun, loop = threading.Semaphore(1), asyncio.Event(), asyncio.get_running_loop()
 
     def tell(_: object) -> None:
-        if len(runner.batches) == n_steps - 1:
-            loop.call_soon_threadsafe(stopped.set)
+        loop.call_soon_threadsafe(begun.set)
 
     runner = FakeRunner(steps=steps, on_decode=tell)
-    return runner, steps, stopped
-
-
-async def test_a_disconnect_in_the_middle_of_a_prompt_frees_its_slot(serve: Serve) -> None:
-    runner, steps, stopped = held_back(1)
     async with serve(FakeLoader(runner=lambda: runner)) as api:
         async with posting(api.app, URL, {"prompt": "x" * 250, "stream": True}) as exchange:
-            await stopped.wait()
+            await begun.wait()
             exchange.disconnect()
             await asyncio.wait([exchange.task])
         steps.release(10_000)

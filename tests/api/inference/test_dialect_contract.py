@@ -13,18 +13,11 @@ import orjson
 import pytest
 
 from tests.api.conftest import Api, Serve
-from tests.api.inference.dialects import ANSWER, DIALECTS, Answer, Asked, Dialect, call, having
+from tests.api.inference.dialects import ANSWER, BY_NAME, Answer, Asked, Dialect, Ollama, call, each, every, having
 from tests.api.scripted import CHATML, TURN
 from tests.api.streams import posting
 from tests.support.fakes import FakeLoader, FakeRunner
 
-
-def each(dialects: list[Dialect]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("dialect", dialects, ids=lambda dialect: dialect.name)
-
-
-every = each(list(DIALECTS))
-BY_NAME = {dialect.name: dialect for dialect in DIALECTS}
 OTHER_NAMES = {
     "/chat/completions": BY_NAME["chat"],
     "/completions": BY_NAME["native"],
@@ -44,10 +37,9 @@ async def saying(serve: Serve, reply: str, result: str = "", **runner: Any) -> A
 
 
 async def ask(api: Api, dialect: Dialect, asked: Asked, *, stream: bool) -> Answer:
-    body = dialect.body(asked) | {"stream": stream}
-    if stream and dialect.name in ("chat", "completions"):
-        body["stream_options"] = {"include_usage": True}
-    reply = await api.client.post(dialect.path, json=body)
+    reply = await api.client.post(
+        dialect.path, json=dialect.body(asked) | (dialect.streams if stream else {"stream": False})
+    )
     assert reply.status_code == 200, reply.text
     kind = dialect.stream_type if stream else "application/json"
     assert reply.headers["content-type"].startswith(kind)
@@ -81,6 +73,15 @@ async def test_usage_counts_the_prompt_the_output_and_what_was_cached(serve: Ser
     assert first.n_output == second.n_output == len("Hello there!") + 1
     assert first.n_cached in (0, None)
     assert second.n_cached is None or 0 < second.n_cached < second.n_prompt
+
+
+@each(having(where=lambda dialect: bool(dialect.counts)))
+@pytest.mark.parametrize("more", [{}, {"tools": True}, {"image": True}], ids=str)
+async def test_a_prompt_is_counted_as_it_is_read(serve: Serve, dialect: Dialect, more: dict[str, Any]) -> None:
+    async with saying(serve, "Yes.", media=frozenset({"image"})) as api:
+        counted = await api.expect(f"POST {dialect.counts}", dialect.body(Asked(limit=None, **more)))
+        answer = await ask(api, dialect, Asked(limit=1, **more), stream=False)
+    assert answer.n_prompt == counted.json()["input_tokens"]
 
 
 @every
@@ -148,6 +149,15 @@ async def test_a_schema_constrains_the_reply(serve: Serve, dialect: Dialect) -> 
     async with saying(serve, '{"a":"y"}') as api:
         answer = await both(api, dialect, Asked(schema=True))
     assert orjson.loads(answer.text) == {"a": ANSWER["properties"]["a"]["enum"][0]}  # type: ignore[index]
+
+
+@each(having("images"))
+async def test_an_image_is_shown_where_it_stands(serve: Serve, dialect: Dialect) -> None:
+    seen = "(image 1x1)Hi" if isinstance(dialect, Ollama) else "Hi(image 1x1)"
+    replies = {f"<|im_start|>user\n{seen}{TURN}": "A dot."}
+    async with serve(FakeLoader(replies=replies, media=frozenset({"image"})), models=CHATML) as api:
+        answer = await both(api, dialect, Asked(image=True))
+    assert answer.text == "A dot."
 
 
 @each(having("images"))

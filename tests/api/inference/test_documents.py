@@ -85,6 +85,8 @@ def document(source: dict[str, Any], **fields: Any) -> dict[str, Any]:
 
 
 PDF_BLOCK = document({"type": "base64", "media_type": "application/pdf", "data": base64_of(DATA)})
+PNG = base64_of(media_file("tiny.png"))
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PNG}}
 PDF_FILE = {"type": "input_file", "filename": "a.pdf", "file_data": URL}
 
 
@@ -128,25 +130,27 @@ async def test_documents_are_counted_and_cached(serve: Serve) -> None:
                 assert (total, max(details.get("cached_tokens", 0), read)) == (counted, cached), path
 
 
-RESULT = {"type": "tool_result", "tool_use_id": "t", "content": [PDF_BLOCK]}
 USE = {"type": "tool_use", "id": "t", "name": "read", "input": {}}
 
 
 async def test_documents_are_in_results_of_tools(serve: Serve) -> None:
     """Claude Code reads a PDF this way."""
-    result = f"{FRAMED}\n</tool_response><|im_end|>\n{ASSISTANT}"
-    loader = FakeLoader(n_ctx_seq=4096, replies={result: "Read."})
+    framed, seen = (f"{shown}\n</tool_response><|im_end|>\n{ASSISTANT}" for shown in (FRAMED, "\n(image 16x12)"))
+    loader = FakeLoader(n_ctx_seq=4096, replies={framed: "Read.", seen: "Seen."}, media=frozenset({"image"}))
+    of_image = {"type": "document", "source": {"type": "content", "content": [IMAGE]}}
     called = {"type": "function_call", "call_id": "t", "name": "read", "arguments": "{}"}
     answered = {"type": "function_call_output", "call_id": "t", "output": [PDF_FILE]}
     async with opened(serve, loader=loader) as (_, openai, anthropic):
         said: Any = [{"role": "user", "content": "Read it."}, called, answered]
         assert (await openai.responses.create(model="demo", input=said, temperature=0)).output_text == "Read."
-        turns: Any = [
-            {"role": "user", "content": "Read it."},
-            {"role": "assistant", "content": [USE]},
-            {"role": "user", "content": [RESULT]},
-        ]
-        assert await told(anthropic, {**message(), "messages": turns}) == "Read."
+        for block, reply in ((PDF_BLOCK, "Read."), (IMAGE, "Seen."), (of_image, "Seen.")):
+            result = {"type": "tool_result", "tool_use_id": "t", "content": [block]}
+            turns: Any = [
+                {"role": "user", "content": "Read it."},
+                {"role": "assistant", "content": [USE]},
+                {"role": "user", "content": [result]},
+            ]
+            assert await told(anthropic, {**message(), "messages": turns}) == reply
 
 
 async def test_a_document_by_file_id_belongs_to_its_owner(serve: Serve) -> None:
@@ -182,13 +186,17 @@ async def test_a_file_of_the_history_that_was_deleted_ends_no_session(serve: Ser
     assert "[document: not shown, it could not be read]" in reply.headers["x-llamapool-warning"]
 
 
-async def test_images_by_file_id(serve: Serve) -> None:
+async def test_images_by_file_id_and_as_files(serve: Serve) -> None:
     shown = f"(image 16x12)What?<|im_end|>\n{ASSISTANT}"
     loader = FakeLoader(replies={shown: "Seen."}, media=frozenset({"image"}))
     async with opened(serve, loader=loader) as (_, openai, anthropic):
         file = await openai.files.create(file=("a.png", media_file("tiny.png")), purpose="vision")
-        part: Any = response({"type": "input_image", "file_id": file.id, "detail": "auto"})
-        assert (await openai.responses.create(**part)).output_text == "Seen."
+        for part in (
+            {"type": "input_image", "file_id": file.id, "detail": "auto"},
+            {"type": "input_file", "filename": "a.png", "file_data": f"data:image/png;base64,{PNG}"},
+        ):
+            fields: Any = response(part)
+            assert (await openai.responses.create(**fields)).output_text == "Seen."
         block: Any = message({"type": "image", "source": {"type": "file", "file_id": file.id}})
         assert await told(anthropic, block) == "Seen."
 

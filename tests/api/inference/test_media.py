@@ -37,6 +37,7 @@ REPLIES = {
     asked("Translate the speech in the audio into English text", HEARD): "In English.",
     asked("What?", SEEN): "A picture.",
     asked("What?", SEEN, "\nAnd?"): "wrong",
+    f"{SEEN}What?": "Raw.",
     asked("What?", SEEN, "And?", HEARD): "Both.",
     asked("What?", LOST) + f"A.<|im_end|>\n{asked('And?', SEEN)}": "It goes on.",
 }
@@ -65,6 +66,11 @@ def text(said: str) -> dict[str, Any]:
 
 IMAGE = {"type": "image_url", "image_url": {"url": PICTURE}}
 AUDIO = {"type": "input_audio", "input_audio": {"data": base64.b64encode(SOUND).decode(), "format": "wav"}}
+
+
+async def test_ollamas_raw_prompt_has_its_pictures_before_it(hearing: Api) -> None:
+    body = {"model": "demo", "raw": True, "prompt": "What?", "images": [PICTURE.partition(",")[2]], "stream": False}
+    await hearing.expect("POST /api/generate", body, 200, {"response": "Raw."})
 
 
 async def test_no_line_stands_beside_a_picture_as_in_llama_server(hearing: Api) -> None:

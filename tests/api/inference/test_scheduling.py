@@ -10,17 +10,11 @@ import pytest
 
 from server.serving.session import LONG_BYTES
 from tests.api.conftest import Api, Serve, until
+from tests.api.inference.dialects import BY_NAME, Asked, Dialect, of_this_server
 from tests.api.streams import Exchange, posting
 from tests.support.fakes import FakeLoader, FakeRunner
 
-HI = [{"role": "user", "content": "Hi"}]
-BODIES: dict[str, dict[str, Any]] = {
-    "/completion": {"prompt": "Hi", "n_predict": 2},
-    "/v1/completions": {"model": "demo", "prompt": "Hi", "max_tokens": 2},
-    "/v1/chat/completions": {"model": "demo", "messages": HI, "max_tokens": 2},
-    "/v1/responses": {"model": "demo", "input": "Hi", "max_output_tokens": 2},
-    "/v1/messages": {"model": "demo", "messages": HI, "max_tokens": 2},
-}
+SHORT = Asked(limit=2)
 
 
 class OneSlot:
@@ -38,15 +32,15 @@ class OneSlot:
         self.loop.call_soon_threadsafe(self.begun.set)
         assert self.gate.wait(100), "the gate was never opened"
 
-    async def ask(self, stack: AsyncExitStack, api: Api, path: str, **body: Any) -> None:
+    async def ask(self, stack: AsyncExitStack, api: Api, dialect: Dialect, **body: Any) -> None:
         """Post, and return when the engine has it; the first one has begun then."""
         submitted = asyncio.Event()
         with await api.pool.acquire("demo") as lease, pytest.MonkeyPatch.context() as patch:
             engine = lease.model.engine
             submit = engine.submit
             patch.setattr(engine, "submit", lambda *given: (submitted.set(), submit(*given))[1])  # type: ignore[func-returns-value]
-            body = {**BODIES[path], "seed": len(self.asked) + 1, **body}
-            self.asked.append(await stack.enter_async_context(posting(api.app, path, body)))
+            body = {**dialect.body(SHORT), "seed": len(self.asked) + 1, **body}
+            self.asked.append(await stack.enter_async_context(posting(api.app, dialect.path, body)))
             await submitted.wait()
         await self.begun.wait()
 
@@ -58,56 +52,52 @@ class OneSlot:
         return [sampler.seed for sampler in self.runner.samplers]
 
 
-@pytest.mark.parametrize("path", BODIES)
-async def test_a_lower_priority_is_served_earlier(serve: Serve, path: str) -> None:
+@of_this_server
+async def test_a_lower_priority_is_served_earlier(serve: Serve, dialect: Dialect) -> None:
     one = OneSlot()
     async with serve(one.loader) as api, AsyncExitStack() as stack:
         for priority in (0, 5, 0, -5):
-            await one.ask(stack, api, path, priority=priority)
+            await one.ask(stack, api, dialect, priority=priority)
         assert await one.go() == [1, 4, 3, 2]
 
 
 @pytest.mark.parametrize(
-    ("path", "named"),
+    ("name", "named"),
     [
-        ("/completion", {"user": "anna"}),
-        ("/v1/chat/completions", {"safety_identifier": "anna"}),
-        ("/v1/responses", {"user": "anna"}),
-        ("/v1/messages", {"metadata": {"user_id": "anna"}}),
+        ("native", {"user": "anna"}),
+        ("chat", {"safety_identifier": "anna"}),
+        ("responses", {"user": "anna"}),
+        ("messages", {"metadata": {"user_id": "anna"}}),
     ],
 )
 async def test_a_user_with_one_request_does_not_wait_for_all_of_anothers(
-    serve: Serve, path: str, named: dict[str, Any]
+    serve: Serve, name: str, named: dict[str, Any]
 ) -> None:
-    one = OneSlot()
+    one, dialect = OneSlot(), BY_NAME[name]
     async with serve(one.loader) as api, AsyncExitStack() as stack:
         for _ in range(4):
-            await one.ask(stack, api, path)
-        await one.ask(stack, api, path, **named)
+            await one.ask(stack, api, dialect)
+        await one.ask(stack, api, dialect, **named)
         assert await one.go() == [1, 5, 2, 3, 4]
 
 
-@pytest.mark.parametrize("path", BODIES)
-async def test_a_priority_that_is_no_number_of_32_bits_is_refused(serve: Serve, path: str) -> None:
+@of_this_server
+async def test_a_priority_that_is_no_number_of_32_bits_is_refused(serve: Serve, dialect: Dialect) -> None:
     async with serve() as api:
-        await api.expect(f"POST {path}", {**BODIES[path], "priority": 2**31}, 400, "priority")
+        await api.expect(f"POST {dialect.path}", {**dialect.body(SHORT), "priority": 2**31}, 400, "priority")
 
 
-SHORT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
-MODELS = {"a": {"path": "a.gguf", "load": "startup"}, "b": {"path": "b.gguf", "load": "on_demand"}}
+CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
+LATE = {"b": {"path": "b.gguf", "load": "on_demand"}}
 
 
-@pytest.mark.parametrize(
-    ("path", "body"), [("/v1/chat/completions", SHORT), ("/v1/chat/completions/input_tokens", SHORT)]
-)
-async def test_who_waits_for_a_load_counts_and_the_next_one_is_told(
-    serve: Serve, path: str, body: dict[str, Any]
-) -> None:
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/chat/completions/input_tokens"])
+async def test_who_waits_for_a_load_counts_and_the_next_one_is_told(serve: Serve, path: str) -> None:
     gate = threading.Event()
-    async with serve(FakeLoader(gate=gate), models={"b": MODELS["b"]}, server={"max_preparing": 2}, wait=False) as api:
+    async with serve(FakeLoader(gate=gate), models=LATE, server={"max_preparing": 2}, wait=False) as api:
 
         async def ask() -> httpx.Response:
-            return await api.client.post(path, json=body)
+            return await api.client.post(path, json=CHAT)
 
         waiting = [asyncio.create_task(ask()) for _ in range(2)]
         await until(lambda: api.app.state.services.preparing.n == 2)
@@ -121,8 +111,8 @@ async def test_who_waits_for_a_load_counts_and_the_next_one_is_told(
 
 async def test_who_leaves_gives_the_place_back(serve: Serve) -> None:
     gate = threading.Event()
-    async with serve(FakeLoader(gate=gate), models={"b": MODELS["b"]}, server={"max_preparing": 1}, wait=False) as api:
-        waiting = asyncio.create_task(api.client.post("/v1/chat/completions", json=SHORT))
+    async with serve(FakeLoader(gate=gate), models=LATE, server={"max_preparing": 1}, wait=False) as api:
+        waiting = asyncio.create_task(api.client.post("/v1/chat/completions", json=CHAT))
         await until(lambda: api.app.state.services.preparing.n == 1)
         waiting.cancel()
         await until(lambda: api.app.state.services.preparing.n == 0)

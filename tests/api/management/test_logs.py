@@ -4,6 +4,7 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from server import logs
 from server.errors import InternalError, short
 from server.transport.keys import plain_key
 from tests.api.conftest import GoLive, Serve, chat_request, until
+from tests.api.transport.test_keys import bearer, key_file, server
 from tests.support.fakes import FakeLoader, FakeRunner
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3, "ignore_eos": True}
@@ -61,11 +63,13 @@ async def test_choices_are_counted_together(serve: Serve, lines: Lines) -> None:
         assert (said["finish"], sorted(said["slot"].split(","))) == ("limit,limit", ["0", "1"])
 
 
-async def test_who_is_refused_is_named(serve: Serve, lines: Lines) -> None:
-    async with serve(server={"api_keys": ["right"]}) as api:
-        for headers in ({"Authorization": "Bearer wrong"}, {}):
+async def test_who_asks_and_who_is_refused_is_named(serve: Serve, lines: Lines, tmp_path: Path) -> None:
+    async with serve(server=server(key_file(tmp_path, ada={}))) as api:
+        for headers in (bearer("ada"), bearer("wrong"), {}):
             await api.client.post("/v1/chat/completions", json=CHAT, headers=headers)
-        wrong, none = lines("server.access")
+        await api.expect("POST /lora-adapters", [], 403, headers=bearer("ada"))
+        ada, wrong, none, forbidden = lines("server.access")
+        assert (ada["key"], ada["outcome"], forbidden["key"]) == ("ada", "done", "ada")
         assert (wrong["outcome"], wrong["key"]) == ("authentication_failed", plain_key("wrong").name)
         assert (none["outcome"], none.get("key")) == ("authentication_failed", None)
         assert "wrong" not in json.dumps([*lines("server.access"), *lines("server.transport.middleware")])

@@ -294,20 +294,6 @@ async def test_the_file_is_followed(serve: Serve, tmp_path: Path, caplog: pytest
         assert (await api.client.get("/v1/models")).status_code == 401
 
 
-async def test_the_log_says_whose_request_it_was(
-    serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO", logger="server.access")
-    async with serve(server=server(key_file(tmp_path, ada={}))) as api:
-        await chat(api, "ada")
-        assert "POST '/v1/chat/completions' 200" in caplog.text
-        record: Any = caplog.records[-1]
-        assert record.key == "ada"
-        await api.expect("POST /lora-adapters", [], 403, headers=bearer("ada"))
-        record = caplog.records[-1]
-        assert record.key == "ada"  # also what it may not do
-
-
 @pytest.mark.parametrize("by", ["ada", "ops"])
 async def test_nobody_ends_the_requests_of_others(live: GoLive, tmp_path: Path, by: str) -> None:
     steps = threading.Semaphore(1)
