@@ -115,8 +115,11 @@ async def test_each_event_is_a_chunk_of_its_own(serve: Serve, dialect: Dialect) 
 async def test_an_endpoint_has_the_same_reply_under_its_other_name(serve: Serve, path: str) -> None:
     dialect = OTHER_NAMES[path]
     async with saying(serve, "Hello there!") as api:
-        reply = await api.client.post(path, json=dialect.body(Asked()))
-    assert dialect.whole(reply.json()).text == "Hello there!"
+        answer = dialect.whole((await api.client.post(path, json=dialect.body(Asked()))).json())
+        if dialect.counts:
+            counted = await api.expect(f"POST {dialect.counts.removeprefix('/v1')}", dialect.body(Asked(limit=None)))
+            assert counted.json()["input_tokens"] == answer.n_prompt
+    assert answer.text == "Hello there!"
 
 
 @each(having("reasoning"))

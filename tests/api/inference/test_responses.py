@@ -22,14 +22,11 @@ from server.transport.websocket import MAX_WAITING
 from tests.api.conftest import TIMEOUT_S, Api, GoLive, Serve, until
 from tests.api.scripted import CHATML, answering, tool_call
 from tests.api.streams import posting, scope_of, typed_events
+from tests.api.transport.test_keys import bearer
 from tests.support.fakes import FakeLoader
 
 URL = "/v1/responses"
 KEYS = {"api_keys": ["sk-one", "sk-two"]}
-
-
-def key(name: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {name}"}
 
 
 async def ask(client: httpx.AsyncClient, said: Any = "Hi", **fields: Any) -> dict[str, Any]:
@@ -99,9 +96,9 @@ async def test_a_stored_response_is_given_back_and_forgotten(serve: Serve, strea
 
 
 async def test_no_key_reaches_what_belongs_to_another(serve: Serve) -> None:
-    async with serve(answering({"Hi": "Hello there!"}), server=KEYS, headers=key("sk-one")) as api:
+    async with serve(answering({"Hi": "Hello there!"}), server=KEYS, headers=bearer("sk-one")) as api:
         mine = await ask(api.client)
-        at, other = f"{URL}/{mine['id']}", key("sk-two")
+        at, other = f"{URL}/{mine['id']}", bearer("sk-two")
         reference = [{"type": "item_reference", "id": mine["output"][0]["id"]}]
         await api.expect(f"GET {at}", None, 404, headers=other)
         await api.expect(f"DELETE {at}", None, 404, headers=other)

@@ -18,6 +18,7 @@ from server.transport.resumable import KeptStream, KeptStreams
 from tests.api.conftest import Api, Serve, until
 from tests.api.inference.dialects import Asked, Dialect, every, of_this_server
 from tests.api.streams import events, posting, scope_of
+from tests.api.transport.test_keys import bearer
 from tests.support.fakes import FakeLoader
 
 HI = [{"role": "user", "content": "Hi"}]
@@ -166,7 +167,7 @@ async def test_a_conversation_has_one_stream(serve: Serve) -> None:
 
 async def test_a_stream_belongs_to_its_key(serve: Serve) -> None:
     async with serve(server={"api_keys": ["one", "two"]}) as api:
-        mine, other = ({"Authorization": f"Bearer {key}"} for key in ("one", "two"))
+        mine, other = map(bearer, ("one", "two"))
         await api.expect("POST /v1/chat/completions", CHAT, headers=NAMED | mine)
         await api.expect(f"GET {AT}", None, 404, headers=other)
         assert await lookup(api, ID, **other) == []

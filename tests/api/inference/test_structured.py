@@ -14,7 +14,7 @@ from server.structured.grammar.sandbox import Sandbox
 from server.templates.built_in import source_of
 from server.transport.admission import COMPILE_THREADS
 from tests.api.conftest import Serve, until
-from tests.api.inference.dialects import Chat
+from tests.api.inference.dialects import Asked, Chat, Completions, Native
 from tests.api.scripted import CHATML, TURN, answering
 from tests.api.streams import events, posting
 from tests.support.fakes import FakeLoader
@@ -139,23 +139,17 @@ SHAPES = [
     ({"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}}, '{"a": 1}'),
     ({"response_format": {"type": "json_schema", "schema": SCHEMA}}, '{"a": 1}'),
 ]
-PLACES: list[tuple[str, dict[str, Any]]] = [
-    (URL, {"messages": HI}),
-    ("/v1/completions", {"prompt": "Hi"}),
-    ("/completion", {"prompt": "Hi"}),
-]
 
 
 @pytest.mark.parametrize(("fields", "said"), SHAPES)
 async def test_vllms_fields_shape_chats_and_completions(serve: Serve, fields: dict[str, Any], said: str) -> None:
     replies = {f"Hi{TURN}": said + "!", "Hi": said + "!"}
     async with serve(FakeLoader(replies=replies)) as api:
-        for url, asked in PLACES:
-            if url == "/completion" and "response_format" in fields:
+        for dialect in (Chat(), Completions(), Native()):
+            if isinstance(dialect, Native) and "response_format" in fields:
                 continue  # llama-server's own has none
-            reply = (await api.client.post(url, json={**asked, **fields, "max_tokens": 60})).json()
-            choice = reply["choices"][0] if "choices" in reply else {"text": reply["content"]}
-            assert (choice["message"]["content"] if "message" in choice else choice["text"]) == said, url
+            reply = await api.client.post(dialect.path, json=dialect.body(Asked(limit=60)) | fields)
+            assert dialect.whole(reply.json()).text == said, dialect.name
 
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [

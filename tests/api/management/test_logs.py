@@ -77,7 +77,7 @@ async def test_who_asks_and_who_is_refused_is_named(serve: Serve, lines: Lines, 
 
 async def test_the_audit_log_names_who_changed_which_model(serve: Serve, lines: Lines) -> None:
     async with serve(server={"api_keys": ["right"]}) as api:
-        right, wrong = ({"Authorization": f"Bearer {key}"} for key in ("right", "wrong"))
+        right, wrong = map(bearer, ("right", "wrong"))
         assert (await api.client.post("/models/unload", json={"model": "demo"}, headers=right)).is_success
         assert (await api.client.post("/models/load", json={"model": "demo"}, headers=wrong)).status_code == 401
         await api.client.request("DELETE", "/api/delete", json={"model": "other"}, headers=right)

@@ -73,13 +73,6 @@ def test_scores_are_the_same(ranking: Pair) -> None:
         assert same_vectors([e["score"] for e in ours], [e["score"] for e in theirs])
 
 
-@pytest.mark.parametrize("embedding", ["embed-none"], indirect=True)
-def test_pooling_none_is_not_openais(embedding: Pair) -> None:
-    ours, theirs = embedding.request("POST", "/v1/embeddings", {"input": "x"})
-    mine, other = ours.json()["error"], theirs.json()["error"]
-    assert (ours.status, mine["message"], mine["type"]) == (theirs.status, other["message"], other["type"])
-
-
 @pytest.mark.parametrize("embedding", ["bert"], indirect=True)
 @pytest.mark.parametrize(
     "body", [{}, {"input": []}, {"input": "x", "encoding_format": "hex"}, {"input": 5}, b"{broken"], ids=str
