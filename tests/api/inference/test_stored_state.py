@@ -278,6 +278,11 @@ async def test_stored_objects_belong_to_a_key_or_without_keys_to_all(
         item = (await client.conversations.items.list(conversation.id)).data[0].id or ""
         file = await client.files.create(file=("a.txt", b"hello"), purpose="user_data")
         other = client.with_options(api_key="sk-two")
+        reference: Any = [{"type": "item_reference", "id": response.output[0].id}]
+        continued: list[Any] = [
+            ask(other, "x", previous_response_id=response.id, max_output_tokens=1),
+            ask(other, reference, max_output_tokens=1),
+        ]
         uses: list[Any] = [
             other.responses.retrieve(response.id),
             other.responses.input_items.list(response.id),
@@ -294,10 +299,10 @@ async def test_stored_objects_belong_to_a_key_or_without_keys_to_all(
             other.files.delete(file.id),
         ]
         listed = await other.files.list()
-        for use in uses:
+        for use in (*continued, *uses):
             if shared:
                 await use
             else:
-                with pytest.raises(NotFoundError):
+                with pytest.raises(BadRequestError if use in continued else NotFoundError):
                     await use
     assert [each.id for each in listed.data] == ([file.id] if shared else [])
