@@ -5,16 +5,15 @@ the table in benchmarks/experiments.md. The tests are collected and run once wit
 a forked copy of that process, in which the code of its function is replaced. Nothing is imported again.
 Only expressions inside functions are changed: the others have run before the fork.
 
-``--matrix FILE`` runs tests until two functions fail, and lists those that kill no mutant alone. It adds to the results
-in FILE, so a run that ``--seconds`` ended can continue. A mutant is measured again when its killer is deleted. Delete
-FILE when the package changes: it has line numbers.
+``python -m tests.mutation server --tests tests/unit tests/api --judge tests/unit/pool`` lists the test functions below
+`tests/unit/pool` that kill no mutant alone. Of each it tries the mutants that the fewest functions reach, until one
+survives all other tests. Mutate all of `server`: a test of one package may alone notice what another does.
 """
 
 import argparse
 import ast
 import ctypes
 import gc
-import json
 import math
 import os
 import pickle
@@ -23,7 +22,7 @@ import select
 import signal
 import sys
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,10 +41,8 @@ MUTANT_S = 6.0
 lines."""
 TIMEOUT_S = 5
 """A test that takes longer kills its mutant: it never ends."""
-N_KILLERS = 2
-"""Test functions that must fail before a matrix leaves a mutant: none kills it alone then."""
-N_JUDGED = 15
-"""Measured mutants that a test function must reach before a matrix judges it."""
+N_TRIED = 30
+"""Mutants that are tried for a test function: a judgement."""
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is,
@@ -230,14 +227,6 @@ class Covered:
 
 
 @dataclass
-class Result:
-    """The test functions that failed with a mutant, and those that reach it and did not run."""
-
-    killers: list[str]
-    left_out: list[str]
-
-
-@dataclass
 class Mutation:
     """Pytest plugin: run the collected tests once, then those that reach a mutant against each of `chosen`."""
 
@@ -245,13 +234,11 @@ class Mutation:
     include: list[str]
     deadline: float = math.inf
     """`time.monotonic`; mutants that are not measured by then are left out."""
-    n_killers: int = 1
-    """Test functions that must fail before a mutant is left."""
-    narrow: int | None = None
-    """Only mutants that at most so many test functions reach, one of which kills none alone so far."""
+    judged: str | None = None
+    """The beginning of the names of the test functions to judge, instead of `chosen`."""
     tests: dict[str, Covered] = field(default_factory=dict)
-    results: dict[str, Result] = field(default_factory=dict)
-    """By `key`."""
+    killers: dict[Mutant, str] = field(default_factory=dict)
+    """The test function that failed, or ""."""
     reached: dict[tuple[str, int], list[pytest.Item]] = field(default_factory=dict)
     """The passing tests of each line, those first that reach the fewest lines."""
     functions: dict[str, list[FunctionType]] = field(default_factory=lambda: defaultdict(list))
@@ -259,8 +246,7 @@ class Mutation:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Do everything; the usual loop does not run."""
-        if unknown := [item for item in session.items if item.nodeid not in self.tests]:
-            self._run_once(unknown)
+        self._run_once(session.items)
         items = [item for item in session.items if item.nodeid in self.tests and self.tests[item.nodeid].passed]
         print(f"{len(items)} of {len(session.items)} tests pass without a mutant", flush=True)
         reached = defaultdict(list)
@@ -274,19 +260,38 @@ class Mutation:
             if isinstance(each, FunctionType):
                 self.functions[each.__code__.co_filename].append(each)
         gc.freeze()
-        names = {function_name(item) for item in session.items}
-        alone = {name for result in self.results.values() for name in result.killers[:1] if len(result.killers) == 1}
+        if self.judged is not None:
+            self._judge(self.judged)
+            return True
         for mutant in self.chosen:
             if time.monotonic() > self.deadline:
                 break
-            reaching = {function_name(item) for item in self.tests_of(mutant)}
-            if self.narrow is not None and (len(reaching) > self.narrow or reaching <= alone):
-                continue
-            known = self.results.get(key(mutant))
-            if known is None or not names.issuperset(known.killers):
-                self.results[key(mutant)] = result = self._result(mutant)
-                alone.update(result.killers if len(result.killers) == 1 else ())
+            self.killers[mutant] = self._killer(affordable(self.tests_of(mutant), self.tests), mutant)
         return True
+
+    def _judge(self, prefix: str) -> None:
+        """Print whether each test function below `prefix` kills a mutant that no other kills."""
+        mutants_of: defaultdict[str, list[tuple[int, Mutant]]] = defaultdict(list)
+        for mutant in self.chosen:
+            names = {function_name(item) for item in self.tests_of(mutant)}
+            for name in names:
+                if name.startswith(prefix):
+                    mutants_of[name].append((len(names), mutant))
+        for name, found in sorted(mutants_of.items()):
+            if time.monotonic() > self.deadline:
+                break
+            others: set[str] = set()
+            for _, mutant in sorted(found, key=lambda each: each[0])[:N_TRIED]:
+                items = self.tests_of(mutant)
+                own = [item for item in items if function_name(item) == name]
+                if self._killer(affordable(own, self.tests), mutant):
+                    other = self._killer(affordable([item for item in items if item not in own], self.tests), mutant)
+                    if not other:
+                        print(f"kills {mutant} alone: {name}", flush=True)
+                        break
+                    others.add(other)
+            else:
+                print(f"kills none alone: {name}", *sorted(others), sep="\n    with ", flush=True)
 
     def _run_once(self, items: Sequence[pytest.Item]) -> None:
         """Run `items` with coverage.
@@ -302,7 +307,7 @@ class Mutation:
                 os._exit(0)
         os.close(writing)
         with os.fdopen(reading, "rb") as pipe:
-            self.tests |= pickle.load(pipe)
+            self.tests = pickle.load(pipe)
         os.wait()
 
     def _covered(self, items: Sequence[pytest.Item]) -> dict[str, Covered]:
@@ -330,97 +335,64 @@ class Mutation:
         file = str(mutant.path.resolve())
         return self.reached.get((file, mutant.line)) or self.reached.get((file, mutant.statement)) or []
 
-    def _result(self, mutant: Mutant) -> Result:
-        chosen, left_out, spent_s = [], set(), 0.0
-        for item in self.tests_of(mutant):
-            seconds = self.tests[item.nodeid].seconds
-            if seconds < TEST_S and spent_s < MUTANT_S:
-                chosen.append(item)
-                spent_s += seconds
-            else:
-                left_out.add(function_name(item))
-        killers = self._killers(chosen, mutant)
-        return Result(killers, sorted(left_out) if len(killers) < N_KILLERS else [])
-
-    def _killers(self, items: Sequence[pytest.Item], mutant: Mutant) -> list[str]:
-        """Return up to `n_killers` test functions that fail with `mutant` in a forked process, end it or never end."""
-        killers: list[str] = []
-        while items and len(killers) < self.n_killers:
-            reading, writing = os.pipe()
-            child = fork()
-            if child == 0:
-                try:
-                    self._run_mutant(items, mutant, killers, writing)
-                finally:
-                    os._exit(0)
-            os.setpgid(child, child)
-            os.close(writing)
-            outcomes = b""
-            while (
-                outcomes[-1:] not in (b"e", b"n")
-                and select.select([reading], [], [], TIMEOUT_S)[0]
-                and (more := os.read(reading, 4096))
-            ):
-                outcomes += more
-            os.killpg(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            os.close(reading)
-            killers += [
-                function_name(item) for item, outcome in zip(items, outcomes.decode(), strict=False) if outcome == "f"
-            ]
-            if outcomes[-1:] == b"n":
+    def _killer(self, items: Sequence[pytest.Item], mutant: Mutant) -> str:
+        """Return the function of the first of `items` that fails with `mutant` in a forked process or never ends."""
+        if not items:
+            return ""
+        reading, writing = os.pipe()
+        child = fork()
+        if child == 0:
+            try:
+                self._run_mutant(items, mutant, writing)
+            finally:
+                os._exit(0)
+        os.setpgid(child, child)
+        os.close(writing)
+        outcomes = b""
+        while (
+            outcomes[-1:] not in (b"e", b"f", b"n")
+            and select.select([reading], [], [], TIMEOUT_S)[0]
+            and (more := os.read(reading, 4096))
+        ):
+            outcomes += more
+        os.killpg(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(reading)
+        match outcomes[-1:]:
+            case b"n":
                 print(f"not replaced: {mutant}", flush=True)
-            if outcomes[-1:] in (b"e", b"n"):
-                break
-            print(f"did not end: {mutant}", flush=True)
-            killers.append(function_name(items[len(outcomes)]))
-            items = items[len(outcomes) + 1 :]
-        return killers
+                return ""
+            case b"e":
+                return ""
+            case b"f":
+                return function_name(items[len(outcomes) - 1])
+        print(f"did not end: {mutant}", flush=True)
+        return function_name(items[len(outcomes)])
 
-    def _run_mutant(self, items: Sequence[pytest.Item], mutant: Mutant, killers: Sequence[str], writing: int) -> None:
-        """Write one byte per item: failed, or passed or needless. Then "e" for the end, or only "n": not replaced."""
+    def _run_mutant(self, items: Sequence[pytest.Item], mutant: Mutant, writing: int) -> None:
+        """Write one byte per item: passed, or failed and the last. Then "e" for the end, or only "n": not replaced."""
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         os.dup2(1, 2)
-        failed = set(killers)
         if not replace_function(mutant, self.functions[str(mutant.path.resolve())]):
             os.write(writing, b"n")
             return
         for item in items:
-            if len(failed) == self.n_killers:
-                break
-            name = function_name(item)
-            fails = name not in failed and any(r.failed for r in runtestprotocol(item, log=False, nextitem=None))
-            if fails:
-                failed.add(name)
-            os.write(writing, b"f" if fails else b".")
+            if any(report.failed for report in runtestprotocol(item, log=False, nextitem=None)):
+                os.write(writing, b"f")
+                return
+            os.write(writing, b".")
         os.write(writing, b"e")
 
-    def report_matrix(self, measured: Sequence[Mutant]) -> None:
-        """Print how many mutants each test function kills alone, and those that kill none with their fellow killers."""
-        reached: Counter[str] = Counter()
-        alone: Counter[str] = Counter()
-        fellows: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        for mutant in measured:
-            result = self.results[key(mutant)]
-            names = {function_name(item) for item in self.tests_of(mutant)}
-            reached.update(names.difference(result.left_out))
-            alone.update(result.killers if len(result.killers) == 1 else ())
-            for killer in result.killers:
-                fellows[killer].update(name for name in result.killers if name != killer)
-        slow = {name.partition("[")[0] for name, test in self.tests.items() if test.seconds >= TEST_S}
-        judged = {name for name, n in reached.items() if n >= N_JUDGED or alone[name]} - slow
-        for name, n in alone.most_common():
-            print(f"kills {n} of {reached[name]} alone: {name}")
-        for name in sorted(judged - alone.keys()):
-            print(f"kills none of {reached[name]} alone: {name}", *fellows[name], sep="\n    with ")
-        n_without = len(judged - alone.keys())
-        print(f"{len(judged)} functions judged, {n_without} kill none alone; not judged: {len(slow)} slow", end=", ")
-        print(f"{len(reached.keys() - slow - judged)} reach fewer than {N_JUDGED} of the measured mutants")
 
-
-def key(mutant: Mutant) -> str:
-    """Return the name of `mutant` in a matrix file."""
-    return f"{mutant.number} {mutant}"
+def affordable(items: Sequence[pytest.Item], tests: dict[str, Covered]) -> list[pytest.Item]:
+    """Return the first of `items` that are short, and together not too long."""
+    found, spent_s = [], 0.0
+    for item in items:
+        seconds = tests[item.nodeid].seconds
+        if seconds < TEST_S and spent_s < MUTANT_S:
+            found.append(item)
+            spent_s += seconds
+    return found
 
 
 def main() -> None:
@@ -431,31 +403,23 @@ def main() -> None:
     parser.add_argument("--sample", type=int, default=100, help="number of mutants")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=math.inf, help="measure no further mutant after this time")
-    parser.add_argument("--matrix", type=Path, help="file of the tests that kill each mutant")
-    parser.add_argument("--narrow", type=int, help="only mutants that so many test functions reach, one without a kill")
+    parser.add_argument("--judge", help="test functions whose mutants are tried, by the beginning of their names")
     given = parser.parse_args()
     every = list(mutants(given.paths))
-    chosen = random.Random(given.seed).sample(every, len(every))[: given.sample]  # a larger sample has a smaller one
+    shuffled = random.Random(given.seed).sample(every, len(every))
+    chosen = shuffled if given.judge else shuffled[: given.sample]  # a larger sample has a smaller one
     include = [str(path.resolve() / "*") if path.is_dir() else str(path.resolve()) for path in given.paths]
-    run = Mutation(chosen, include, time.monotonic() + given.seconds, N_KILLERS if given.matrix else 1, given.narrow)
-    if given.matrix and given.matrix.exists():
-        known = json.loads(given.matrix.read_text(encoding="utf-8"))
-        run.tests = {name: Covered(**test) for name, test in known["tests"].items()}
-        run.results = {name: Result(**result) for name, result in known["results"].items()}
+    run = Mutation(chosen, include, time.monotonic() + given.seconds, given.judge)
     status = pytest.main(["-q", "-p", "no:cacheprovider", *given.tests], plugins=[run])
     if status not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
         sys.exit(f"pytest ended with {status!r}")
-    if given.matrix:
-        given.matrix.write_text(
-            json.dumps({"tests": run.tests, "results": run.results}, default=vars), encoding="utf-8"
-        )
-    measured = [mutant for mutant in chosen if key(mutant) in run.results]
+    if given.judge:
+        return
+    measured = [mutant for mutant in chosen if mutant in run.killers]
     unreached = [mutant for mutant in measured if not run.tests_of(mutant)]
-    killed = [mutant for mutant in measured if run.results[key(mutant)].killers]
+    killed = [mutant for mutant in measured if run.killers[mutant]]
     for mutant in sorted(set(measured).difference(killed), key=str):
         print(f"{'survived' if run.tests_of(mutant) else 'no test reaches'}: {mutant}")
-    if given.matrix:
-        run.report_matrix(measured)
     names, n = ", ".join(f"`{path}`" for path in given.paths), len(measured)
     score = f"{len(killed) / max(n, 1):.0%}"
     print(f"| {names} | {len(every)} | {n} | {len(killed)} | {len(unreached)} | {score} | {given.seed} |")
