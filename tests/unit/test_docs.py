@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -58,14 +59,6 @@ def test_files_of_ours_that_a_page_names_are_there(page: Path) -> None:
     text = re.sub(r"`git show [^`]+`", "", _FENCE.sub("", page.read_text()))
     named = re.findall(r"`((?:server|tests|benchmarks|llamapool|extras|deploy)/[\w./-]+\.\w+)`", text)
     assert [name for name in named if not (ROOT / name).exists()] == []
-
-
-def test_files_that_the_way_of_a_prompt_goes_through_are_there() -> None:
-    page = (ROOT / "docs/architecture.md").read_text()
-    way = page[page.index("## One prompt, from the route") : page.index("## Packages")]
-    named = re.findall(r"`([a-z_/]+\.py)`", way)
-    assert len(named) > 30
-    assert [name for name in named if not any((ROOT / at / name).is_file() for at in ("server", "."))] == []
 
 
 def test_every_name_in_the_architecture_is_in_the_code() -> None:
@@ -150,33 +143,37 @@ _VALUE = re.compile(r"%[-.0-9]*[a-z]")
 _MIN_WORDS = 3
 
 
-def logged() -> Iterator[tuple[str, str]]:
-    """Yield each constant message of a logger's warnings and errors, with its place."""
+@cache
+def calls() -> list[tuple[str, ast.Call]]:
+    """Return the calls of loggers and of raised errors, with their places."""
+    found = []
     for path in sorted((ROOT / "server").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
-            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _LEVELS):
-                continue
-            logger = node.func.value
-            if not (isinstance(logger, ast.Name) and "log" in logger.id) or not node.args:
-                continue
-            message = node.args[node.func.attr == "log"]  # `Logger.log` has the level first
-            if isinstance(message, ast.Constant) and isinstance(message.value, str):
-                yield f"{path.relative_to(ROOT)}:{node.lineno}", message.value
+            call = node.exc if isinstance(node, ast.Raise) else node
+            if isinstance(call, ast.Call) and (isinstance(node, ast.Raise) or isinstance(call.func, ast.Attribute)):
+                found.append((f"{path.relative_to(ROOT)}:{call.lineno}", call))
+    return found
+
+
+def logged() -> Iterator[tuple[str, str]]:
+    """Yield each constant message of a logger's warnings and errors, with its place."""
+    for place, call in calls():
+        match call:
+            case ast.Call(ast.Attribute(ast.Name(logger), level), [_, *_]) if "log" in logger and level in _LEVELS:
+                message = call.args[level == "log"]  # `Logger.log` has the level first
+                if isinstance(message, ast.Constant) and isinstance(message.value, str):
+                    yield place, message.value
 
 
 def raised() -> Iterator[tuple[str, str]]:
     """Yield the message of each raised error of `_ERRORS`, with its place; a value is …."""
-    for path in sorted((ROOT / "server").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if not (isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call)):
-                continue
-            if isinstance(node.exc.func, ast.Name) and node.exc.func.id in _ERRORS:
-                for argument in node.exc.args:
-                    if isinstance(argument, ast.JoinedStr):
-                        parts = [str(part.value) if isinstance(part, ast.Constant) else "…" for part in argument.values]
-                        yield f"{path.relative_to(ROOT)}:{node.lineno}", "".join(parts)
-                    elif isinstance(argument, ast.Constant) and isinstance(argument.value, str):
-                        yield f"{path.relative_to(ROOT)}:{node.lineno}", argument.value
+    for place, call in calls():
+        for argument in call.args if isinstance(call.func, ast.Name) and call.func.id in _ERRORS else ():
+            if isinstance(argument, ast.JoinedStr):
+                parts = [str(part.value) if isinstance(part, ast.Constant) else "…" for part in argument.values]
+                yield place, "".join(parts)
+            elif isinstance(argument, ast.Constant) and isinstance(argument.value, str):
+                yield place, argument.value
 
 
 def entries(heading: str) -> list[str]:

@@ -5,7 +5,7 @@
 
 import copy
 import string
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,15 +58,15 @@ def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
         yield from places(value[key], (*at, key))
 
 
-def replaced(body: dict[str, Any], at: tuple[Any, ...], value: Any) -> dict[str, Any]:
-    made = copy.deepcopy(body)
-    inner: Any = made
-    for key in at[:-1]:
-        inner = inner[key]
-    if value is MISSING:
-        del inner[at[-1]]
+def replaced(body: Any, at: Sequence[Any], value: Any) -> Any:
+    """Return `body` with `value` at `at`; what lies beside that path is shared."""
+    made, (key, *inner) = copy.copy(body), at
+    if inner:
+        made[key] = replaced(body[key], inner, value)
+    elif value is MISSING:
+        del made[key]
     else:
-        inner[at[-1]] = value
+        made[key] = value
     return made
 
 
