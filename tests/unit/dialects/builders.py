@@ -172,19 +172,15 @@ def tools_of(tools: object, choice: object = None, parallel: bool | None = None)
 
 
 class Scripted:
-    """A parser that maps each text to pieces; what it doesn't know is content, "hold" is held back until the end."""
+    """A parser that maps each text to pieces. What it doesn't know is content."""
 
     SCRIPT: ClassVar[Mapping[str, list[Piece]]] = {}
 
-    def __init__(self) -> None:
-        self.held = False
-
     def feed(self, text: str) -> list[Piece]:
-        self.held = self.held or text == "hold"
         return self.SCRIPT.get(text, [ContentText(text)])
 
     def finish(self, *, cut: bool = False) -> list[Piece]:
-        return [ContentText("held")] if self.held else []
+        return []
 
 
 class Turns:

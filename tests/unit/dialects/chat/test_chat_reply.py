@@ -4,18 +4,15 @@ from typing import Any
 from server.dialects.chat.parse import parse_chat
 from server.dialects.chat.write import ChatWriter
 from server.engine.request import Event, Progress
-from server.formats.parsing.pieces import ContentText, Piece, Reasoning, ToolCallArguments, ToolCallBegin
+from server.formats.parsing.pieces import Piece, ToolCallArguments, ToolCallBegin
 from tests.unit.dialects.builders import HEADER, Scripted, chunks, finished, logprob, started, text
 
 SCRIPT: dict[str, list[Piece]] = {
-    "think": [Reasoning("hmm")],
-    "both": [Reasoning("so"), ContentText("then")],
     "call": [ToolCallBegin(0, "c1", "f"), ToolCallArguments(0, '{"a"')],
     "args": [ToolCallArguments(0, ":1}")],
     "patch": [ToolCallBegin(1, "c2", "patch"), ToolCallArguments(1, '{"input": "a')],
     "patched": [ToolCallArguments(1, '\\nb"}')],
     "raw": [ToolCallBegin(2, "c3", "patch"), ToolCallArguments(2, "*** x")],
-    "hold": [],
 }
 
 

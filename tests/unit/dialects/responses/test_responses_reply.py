@@ -10,27 +10,22 @@ from pydantic import TypeAdapter
 from server.dialects.responses.parse import parse_response
 from server.dialects.responses.write import ResponseWriter
 from server.engine.request import Event, Progress
-from server.formats.parsing.pieces import ContentText, Piece, Reasoning, ToolCallArguments, ToolCallBegin
+from server.formats.parsing.pieces import Piece, ToolCallArguments, ToolCallBegin
 from tests.unit.dialects.builders import Scripted, finished, started, text
 
-SPACE = {"type": "namespace", "name": "n", "tools": [{"type": "function", "name": "f"}]}
-ASKED = parse_response({"input": "Hi", "tools": [SPACE, {"type": "custom", "name": "patch"}]})
+ASKED = parse_response({"input": "Hi", "tools": [{"type": "custom", "name": "patch"}]})
 FIELDS = {"id": "resp_1", "created_at": 1, "model": "demo", "parallel_tool_calls": True, "tools": []}
+FIELDS |= {"tool_choice": "auto"}
 
 
 def split(chunk: bytes) -> list[bytes]:
     return [event + b"\n\n" for event in chunk.split(b"\n\n") if event]
 
 
-FIELDS |= {"tool_choice": "auto"}
 SCRIPT: dict[str, list[Piece]] = {
-    "<think>": [],
-    "hmm": [Reasoning("hmm")],
-    "</think>": [],
     "call": [ToolCallBegin(0, "c1", "f"), ToolCallArguments(0, '{"a"')],
     "args": [ToolCallArguments(0, ":1}")],
     "second": [ToolCallBegin(1, "c2", "g"), ToolCallArguments(1, "{}")],
-    "spaced": [ToolCallBegin(0, "c1", "n__f"), ToolCallArguments(0, "{}")],
     "patch": [ToolCallBegin(0, "c1", "patch"), ToolCallArguments(0, '{"inp')],
     "patched": [
         ToolCallArguments(0, 'ut": "a\\n\\ud83d'),
@@ -39,8 +34,6 @@ SCRIPT: dict[str, list[Piece]] = {
     ],
     "odd": [ToolCallBegin(1, "c2", "patch"), ToolCallArguments(1, '{"other": 1, "input": "b"}')],
     "raw": [ToolCallBegin(2, "c3", "patch"), ToolCallArguments(2, "*** x")],
-    "both": [Reasoning("so"), ContentText("then")],
-    "hold": [],
 }
 CALLED = (started(), text("hi "), text("call"), text("args"), text("\n"), text("second"), finished())
 
