@@ -27,18 +27,6 @@ async def test_a_sequence_whose_token_can_not_be_sampled_fails_alone() -> None:
     assert [reply.error is None for reply in replies] == [False, True, True]
 
 
-async def test_running_slots_decode_before_any_prompt_token() -> None:
-    runner = FakeRunner(n_seq=4, n_batch=32)
-    async with engine_over(runner, min_chunk=8) as engine:
-        await run(engine, *(request(f"{i}" * 60, max_tokens=12) for i in range(4)))
-    for slot in range(4):
-        tokens = [dict(batch).get(slot, 0) for batch in runner.batches]
-        prompt_ends = max(number for number, n in enumerate(tokens) if n > 1)
-        steps = [number for number, n in enumerate(tokens) if n and number > prompt_ends]
-        assert len(steps) > 10
-        assert steps == list(range(steps[0], steps[-1] + 1)), "it waited for a prompt"
-
-
 async def test_a_long_prompt_does_not_stall_running_slots() -> None:
     runner = FakeRunner(n_seq=2, n_ctx_seq=4096, n_batch=2048, steps=threading.Semaphore(0))
     async with engine_over(runner, min_chunk=16) as engine:
@@ -128,23 +116,6 @@ async def test_closing_fails_what_is_open() -> None:
         assert isinstance(events[-1].error, ShuttingDown)
         with pytest.raises(ShuttingDown):
             events_of(engine, request("abc"))
-
-
-async def test_instances_share_the_load_and_slot_ids_run_on() -> None:
-    runners = [FakeRunner(n_seq=2, steps=threading.Semaphore(0)) for _ in range(2)]
-    async with engine_over(*runners) as engine:
-        streams = [events_of(engine, request(f"r{i}")) for i in range(4)]
-        for runner in runners:
-            assert runner.steps is not None
-            runner.steps.release(1000)
-        for stream in streams:
-            async for _ in stream:
-                pass
-        assert [s.id for s in engine.slots()] == [0, 1, 2, 3]
-        bound = request("bound", id_slot=3)
-        (reply,) = await run(engine, bound)
-        assert reply.finished[0].id_slot == 3
-    assert all(runner.batches for runner in runners)
 
 
 async def test_an_unexpected_exception_ends_requests_but_not_the_engine() -> None:

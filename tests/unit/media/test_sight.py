@@ -9,14 +9,13 @@ from collections.abc import AsyncIterator
 import pytest
 
 from server.errors import InvalidRequest, MediaFull
-from server.media.bitmap import Bitmap, bitmaps_of
+from server.media.bitmap import Bitmap
 from server.media.decode import Decoder
 from server.media.document import DocumentHints
 from server.media.header import Unreadable
 from server.media.hosts import AllowedHosts
 from server.media.loader import MAX_FILES, MAX_LINKS, MediaLoader, MediaSupport, inline
 from server.media.source import Media, MediaUrl, Source
-from tests.media_files import media_file, png
 
 READER = MediaSupport(frozenset({"image"}))
 
@@ -129,18 +128,6 @@ async def test_what_all_requests_take_together_is_bounded_and_given_back(
 def test_what_is_no_file_says_so_in_llama_servers_words(url: str, said: str) -> None:
     with pytest.raises(Unreadable, match=said):
         inline(url)
-
-
-async def test_a_real_decoder_is_warm_before_it_is_asked() -> None:
-    decoder = Decoder("server.llama.image_decoder:answerer")
-    media_loader = MediaLoader(decoder, AllowedHosts())
-    media_loader.warm()
-    media = await media_loader.load([shown(media_file("tiny.png"), "a"), shown(png(3, 2), "b")], READER)
-    assert sorted((bitmap.width, bitmap.height) for found in media.values() for bitmap in bitmaps_of(found)) == [
-        (3, 2),
-        (16, 12),
-    ]
-    media_loader.close()
 
 
 async def test_what_may_be_left_out_is_where_it_can_not_be_had(media_loader: MediaLoader) -> None:

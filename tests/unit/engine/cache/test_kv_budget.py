@@ -24,10 +24,10 @@ def holding(
     return made
 
 
-def cells_budget(*, unified: bool = True) -> tuple[KvBudget, list[Slot]]:
+def cells_budget() -> tuple[KvBudget, list[Slot]]:
     """1000 cells, 300 of them needed by the sequence in slot 0 besides those it shares."""
     slots = [Slot(id=i) for i in range(3)]
-    budget = KvBudget(slots, RunnerInfo(3, 1000, 1000, 512, 512, unified))
+    budget = KvBudget(slots, RunnerInfo(3, 1000, 1000, 512, 512, unified=True))
     holding(slots[0], 320, 100, n_shared=20)
     budget.measure()
     return budget, slots
@@ -60,15 +60,6 @@ def test_cells_already_decoded_count_where_they_are_more_than_the_target() -> No
     slots[0].tokens = [1] * 420
     budget.measure()
     assert budget.free == 1000 - 400 - REPLY_CELLS
-
-
-def test_separate_cells_and_those_of_nobody_are_free() -> None:
-    budget, _ = cells_budget(unified=False)
-    assert budget.fits(sequence([1] * 5000), 0)
-    budget, slots = cells_budget()
-    slots[0].sequence = None
-    budget.measure()
-    assert budget.fits(sequence([1] * 5000), 0)
 
 
 def test_blocked_requests_are_bypassed_while_more_than_a_reply_is_free() -> None:

@@ -31,19 +31,6 @@ async def test_a_refused_state_leaves_the_slot_empty_and_usable() -> None:
     assert reply.text == alone(request("abc"))
 
 
-async def test_a_prefix_made_under_one_lora_set_is_never_reused_under_another() -> None:
-    async with engine_over(FakeRunner(adapters=(PIRATE,))) as engine:
-        prompt = "z" * 80
-        await run(engine, request(prompt, adapters=()))
-        (other,) = await run(engine, request(prompt, adapters=((0, 1.0),)))
-        (scaled,) = await run(engine, request(prompt, adapters=((0, 0.5),)))
-        (same,) = await run(engine, request(prompt, adapters=((0, 0.5),)))
-    assert other.started.n_cached == 0
-    assert scaled.started.n_cached == 0
-    assert same.started.n_cached == 80
-    assert other.text == alone(request(prompt, adapters=((0, 1.0),)), (PIRATE,))
-
-
 async def test_new_scales_hold_for_requests_that_come_afterwards() -> None:
     runner = FakeRunner(adapters=(PIRATE,), steps=threading.Semaphore(0))
     wanted = request("abc", max_tokens=20)
