@@ -1,10 +1,28 @@
-"""The forms of tool calls: read in any split, nothing lost."""
+"""Calls: read as they arrive, cut off, and with arguments that are text."""
 
+import json
+import random
+import re
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.formats.reading import chat_format, parser, read
-from tests.unit.formats.recorded import tool
+from server import formats
+from server.formats import FORMATS
+from server.formats.grammar.call_grammar import calls_lark
+from server.formats.grammar.lark_text import LarkText
+from server.formats.parsing.pieces import Piece, ToolCallArguments
+from server.formats.parsing.reasoning import OutputParser
+from server.formats.parsing.stream_parser import Reading, StreamParser
+from server.formats.tool_call_syntax import ToolCallSyntax
+from server.formats.tool_format import ToolFormat
+from server.structured.grammar.limits import MAX_CALLS_CHARS
+from server.structured.text_grammar import TextGrammar
+from tests.unit.formats.reading import Read, chat_format, forced_calls, functions_of, parser, prompt_of, read
+from tests.unit.formats.recorded import RECORDED, Recorded, tool
+from tests.unit.formats.test_call_grammars import TOOLS, VARIANTS, walk
+from tests.unit.structured.builders import BYTES
 
 Meant = tuple[str, list[tuple[str, str]]]
 
@@ -79,3 +97,119 @@ def test_arguments_that_nest_too_deeply_are_text() -> None:
     for text in (f'<tool_call>{{"name": "f", "arguments": {deep}}}</tool_call>', f'<tool_call>{{"arguments": {deep}}}'):
         content, calls = read_as("hermes", text, [])
         assert (content, calls) in ((text, []), ("", [("f", deep)]))
+
+
+CALLS = [recorded for recorded in RECORDED if recorded.calls]
+N_DOUBTFUL = 3
+"""Characters of markup that may as well be text."""
+STEP = 5
+NO_ADAPTERS = ("llama3", "generic", "pythonic", "gemma3", "xlam", "glm4")
+"""Formats whose calls may begin as an answer does, which is known after the function's name."""
+
+
+def cut(made: OutputParser, text: str, *, in_one_piece: bool) -> Read:
+    """The message of a text that a limit has ended."""
+    found = Read()
+    for piece in (text,) if in_one_piece else text:
+        found.take(made.feed(piece))
+    found.take(made.finish(cut=True))
+    return found
+
+
+@pytest.mark.parametrize(("name", "sign"), VARIANTS)
+def test_a_forced_call_never_shows_its_markup(name: str, sign: str) -> None:
+    lark = forced_calls(name, sign, TOOLS, name="", parallel=True)
+    text, form = walk(name, sign, lark, 1), chat_format(name, sign)
+    for n in range(0, len(text), STEP):
+        made = form.parser(
+            functions_of(TOOLS),
+            generation_prompt=prompt_of(name),
+            reasoning_format="none" if n % 3 else "auto",
+            forced=True,
+        )
+        found = cut(made, text[:n], in_one_piece=n % 2 == 0)
+        assert not found.content, text[:n]
+
+
+@pytest.mark.parametrize("recorded", CALLS, ids=lambda recorded: recorded.format)
+def test_neither_does_a_call_that_a_model_has_begun(recorded: Recorded) -> None:
+    for n in range(0, len(recorded.text), STEP):
+        made = parser(recorded.format, sign=recorded.sign, prompt=recorded.prompt)
+        found = cut(made, recorded.text[:n], in_one_piece=n % 2 == 0)
+        said = found.content.strip()
+        if recorded.content.startswith(said):
+            continue
+        beside = said.removeprefix(recorded.content).strip()
+        if recorded.format in NO_ADAPTERS and "city" not in beside:
+            assert '"parameters"' not in beside
+            assert '"arguments"' not in beside
+            continue
+        half_marker = recorded.text[:n].rstrip().endswith(beside)
+        whole_marker = any(tag in beside for tag in formats.BY_NAME[recorded.format].openings)
+        assert len(beside) <= N_DOUBTFUL or (half_marker and not whole_marker), recorded.text[:n]
+
+
+@pytest.mark.parametrize("written", ["look at <tool", "look at <tool_call", "[x] <thi", "<thin", "  <tool_cal"])
+def test_half_a_marker_is_text_where_the_reply_is_cut(written: str) -> None:
+    for in_one_piece in (False, True):
+        assert cut(parser("hermes"), written, in_one_piece=in_one_piece).content == written
+        thought = cut(parser("hermes", sign="</think>"), f"<think>{written.strip()}</thi", in_one_piece=in_one_piece)
+        assert (thought.reasoning, thought.content) == (f"{written.strip()}</thi", "")
+
+
+def test_reasoning_before_a_forced_call_stays_where_it_is() -> None:
+    hermes = chat_format("hermes")
+    said = "<think>Hm, a <tool_call>.</think>\n<tool_call>\n{"
+    for reasoning_format, content, reasoning in (
+        ("auto", "", "Hm, a <tool_call>."),
+        ("none", "<think>Hm, a <tool_call>.</think>", ""),
+    ):
+        made = hermes.parser(functions_of(TOOLS), reasoning_format=reasoning_format, forced=True)
+        found = cut(made, said, in_one_piece=False)
+        assert (found.content.strip(), found.reasoning, found.calls) == (content, reasoning, [])
+
+
+PARAMETERS = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+END = "!"
+LINES = TextGrammar(
+    "lark", 'start: (SIGN | line | "é")+ "!"\nSIGN: "x" | "<" | "\\"" | "\\\\"\nline: /[^!]{0,3}/ "\\n"'
+)
+SIGNS = TextGrammar("regex", r'[a<"\\\n]{1,20}!?')
+FORMS = [(form, calls) for form in FORMATS for calls in (form.syntax, *(found for _, found in form.variants))]
+
+
+def walked(lark: str, chance: random.Random) -> str:
+    """A text of the grammar, byte by byte by chance, for preference such as markup and JSON have."""
+    made, out = BYTES.lark(lark, max_chars=MAX_CALLS_CHARS), bytearray()
+    while not (made.complete and chance.random() < 0.5):
+        mask = bytes(made.mask())
+        choices = [byte for byte in range(256) if mask[byte // 8] >> (byte % 8) & 1]
+        if made.complete and not choices:
+            break
+        liked = [byte for byte in choices if byte in (b"!" if len(out) > 200 else b'!<"\\\n/ax\xc3')]
+        assert choices, bytes(out)
+        out.append(chance.choice(liked or choices))
+        assert made.allows(out[-1])
+        made.accept(out[-1])
+    return out.decode(errors="replace")
+
+
+def arguments_of(form: ToolFormat, text: str) -> str:
+    reading = Reading(functions={"patch": PARAMETERS})
+    parser = StreamParser(form.parse, reading, primer=">>>" if form.name == "functionary-v3.2" else "")
+    pieces: list[Piece] = [piece for char in text for piece in parser.feed(char)]
+    pieces += parser.finish()
+    return "".join(piece.text for piece in pieces if isinstance(piece, ToolCallArguments))
+
+
+@pytest.mark.parametrize(("form", "calls"), FORMS, ids=lambda value: getattr(value, "name", ""))
+@pytest.mark.parametrize("grammar", [LINES, SIGNS], ids=["lark", "regex"])
+def test_every_call_that_is_allowed_is_read_as_a_text_of_the_grammar(
+    form: ToolFormat, calls: ToolCallSyntax, grammar: TextGrammar
+) -> None:
+    function = {"name": "patch", "description": "", "parameters": PARAMETERS, "text": grammar}
+    lark = calls_lark(calls, [function], LarkText(), parallel=False)
+    wanted = re.compile(r"[^!]*!" if grammar is LINES else r'[a<"\\\n]{1,20}!?')
+    for seed in range(3):
+        text = walked(lark, random.Random(seed))
+        assert wanted.fullmatch(json.loads(arguments_of(form, text))["input"]), text

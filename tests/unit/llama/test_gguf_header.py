@@ -1,17 +1,20 @@
-"""The GGUF header reader on good, truncated and hostile bytes."""
+"""GGUF headers: what is read of them, and what a model is for."""
 
 import struct
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from server.engine.runner_api import Pooling
 from server.errors import ModelFailed
-from server.llama.files.gguf_header import BrokenFileError, read_header
+from server.llama.files.gguf_header import BrokenFileError, GgufHeader, read_header
 from server.llama.files.model_file import check_files
-from server.pool.spec import MetadataOverride
+from server.llama.files.roles import Roles, pooling_of, roles
+from server.pool.spec import LoadParams, MetadataOverride
 from tests.support.ggufs import TinyModel, damaged, gguf_file
 
 
@@ -98,3 +101,38 @@ def test_states_of_another_width_than_the_library_takes_are_refused(folder: Path
     with pytest.raises(ModelFailed, match=r"jamba.ssm.inner_size is 65, not twice the embedding's 32"):
         check_files("m", damaged(path, at, bytes([65])))
     check_files("m", path)
+
+
+GENERATES, EMBEDS, BOTH = Roles(True, False), Roles(False, True), Roles(True, True)
+
+
+def header(arch: str = "llama", pooling: int | None = None) -> GgufHeader:
+    metadata: dict[str, Any] = {"general.architecture": arch}
+    if pooling is not None:
+        metadata[f"{arch}.pooling_type"] = pooling
+    return GgufHeader(3, metadata, {}, ())
+
+
+@pytest.mark.parametrize(
+    ("file", "native", "expected"),
+    [
+        (header(), {}, GENERATES),
+        (header(pooling=0), {}, GENERATES),
+        (header("bert"), {}, EMBEDS),
+        (header("bert"), {"embedding": False}, EMBEDS),
+        (header(pooling=1), {}, EMBEDS),
+        (header(pooling=3), {"embedding": True}, EMBEDS),
+        (header(pooling=3), {"embedding": False}, GENERATES),
+        (header(), {"embedding": True}, BOTH),
+        (header(), {"pooling": "mean"}, BOTH),
+        (header(), {"embedding": True, "pooling": "rank"}, EMBEDS),
+    ],
+)
+def test_what_a_model_is_for(file: GgufHeader, native: dict[str, Any], expected: Roles) -> None:
+    assert roles(file, LoadParams(**native)) == expected
+
+
+def test_the_setting_overrides_the_files_pooling() -> None:
+    assert pooling_of(header(pooling=1), LoadParams()) is Pooling.MEAN
+    assert pooling_of(header(pooling=1), LoadParams(pooling="cls")) is Pooling.CLS
+    assert pooling_of(header(), LoadParams()) is Pooling.NONE

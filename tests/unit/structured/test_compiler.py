@@ -1,15 +1,19 @@
-"""Lark, regex and choice; forks, ends and limits of every constraint."""
+"""Compiled grammars, their cache, and masks computed together."""
 
 import gc
+import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import llguidance
 import pytest
 
 from server.errors import InvalidRequest
-from server.structured.grammar.compiler import GrammarCompiler
+from server.structured.constraint import n_mask_bytes
+from server.structured.grammar.compiler import GrammarCompiler, NewestValues
+from server.structured.grammar.matcher import Masks
 from tests.support.fakes import FakeVocab
-from tests.unit.structured.builders import BYTES, WordVocab, allowed, matches
+from tests.unit.structured.builders import BYTES, WORDS, WordVocab, allowed, matches
 
 
 @pytest.mark.parametrize(("n_bytes", "is_taken"), [(1024, True), (1025, False)])
@@ -94,19 +98,6 @@ def test_no_options_and_too_many_are_refused() -> None:
             BYTES.choice(options)
 
 
-def test_forks_are_independent() -> None:
-    first = BYTES.choice(["abc", "abd"])
-    first.accept(ord("a"))
-    second = first.fork()
-    first.accept(ord("b"))
-    first.accept(ord("c"))
-    assert first.finished
-    assert not second.finished
-    assert second.allows(ord("b"))
-    assert not second.allows(ord("c"))
-    assert matches(BYTES.choice(["abc", "abd"]), "abd"), "a compiled grammar that is kept must not have moved"
-
-
 def test_a_token_that_is_not_allowed_is_an_error_and_not_garbage() -> None:
     constraint = BYTES.choice(["ab"])
     with pytest.raises(InvalidRequest, match="cannot be kept to the grammar"):
@@ -126,3 +117,74 @@ def test_a_vocabulary_without_an_end_token_still_ends() -> None:
     constraint.accept(ord("a"))
     assert constraint.finished
     assert not allowed(constraint.mask(), Endless.n_tokens)
+
+
+def test_what_is_asked_for_at_the_same_time_is_made_once() -> None:
+    cache: NewestValues[object] = NewestValues(4)
+    made: list[object] = []
+    begun, go_on = threading.Event(), threading.Event()
+
+    def make() -> object:
+        begun.set()
+        assert go_on.wait(60)
+        made.append(object())
+        return made[-1]
+
+    with ThreadPoolExecutor(4) as pool:
+        first = pool.submit(cache.get, "key", make)
+        assert begun.wait(60)
+        others = [pool.submit(cache.get, "key", make) for _ in range(3)]
+        assert cache.get("another", lambda: 7) == 7  # nobody waits for what he didn't ask for
+        go_on.set()
+        found = [future.result(60) for future in (first, *others)]
+    assert found == made * 4
+    assert len(made) == 1
+
+
+MASKS = Masks()
+
+
+def test_masks_computed_together_are_those_computed_alone() -> None:
+    made = [WORDS.json_schema({"type": kind}) for kind in ("string", "integer", "object", "array", "null")]
+    made += [WORDS.regex("[a-c]{3}"), WORDS.choice(["é€", "yes"]), made[0].fork()]
+    made[-1].accept(ord('"'))
+    together = MASKS.compute(made)
+    alone = [constraint.mask() for constraint in made]
+    n_bytes = n_mask_bytes(made[0].tokenizer.n_tokens)
+    assert [bytes(mask) for mask in together if not isinstance(mask, Exception)] == [mask[:n_bytes] for mask in alone]
+    assert len(together) == len(alone)
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_a_reply_whose_masks_take_too_long_ends_with_a_reason(
+    monkeypatch: pytest.MonkeyPatch, *, together: bool
+) -> None:
+    monkeypatch.setattr("server.structured.grammar.matcher.SLOW_S", 0.0)
+    monkeypatch.setattr("server.structured.grammar.matcher.MAX_SLOW_S", 0.0)
+    slow, other = WORDS.regex("[a-c]+"), WORDS.regex("[a-c]+")
+    if together:
+        first, _ = MASKS.compute([slow, other])
+        assert not isinstance(first, Exception)
+        first, _ = MASKS.compute([slow, other])  # by themselves now, and measured
+        assert isinstance(first, InvalidRequest)
+        message = first.message
+    else:
+        with pytest.raises(InvalidRequest) as caught:
+            slow.mask()
+        message = caught.value.message
+    assert message.startswith("the output cannot be kept to the grammar: its masks have taken more than 0 s")
+    assert not slow.allows(ord("a"))
+    with pytest.raises(InvalidRequest, match="more than 0 s"):
+        slow.accept(ord("a"))
+
+
+def test_one_that_gave_up_is_its_own_failure() -> None:
+    good, bad = WORDS.regex("ab"), WORDS.regex("ab")
+    with pytest.raises(InvalidRequest):
+        bad.accept(ord("x"))
+    first, second, third = MASKS.compute([good, bad, good.fork()])
+    assert isinstance(second, InvalidRequest)
+    assert "cannot be kept to the grammar" in second.message
+    assert not isinstance(first, Exception)
+    assert not isinstance(third, Exception)
+    assert bytes(first) == bytes(third) == good.mask()[: n_mask_bytes(good.tokenizer.n_tokens)]

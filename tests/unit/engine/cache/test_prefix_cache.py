@@ -1,4 +1,4 @@
-"""The search for a prefix, the RAM tier, and checkpoints of sequences that cannot be truncated."""
+"""The search for a prefix and its origin, the RAM tier, and checkpoints of sequences that cannot be truncated."""
 
 from itertools import takewhile
 
@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from server.engine.cache.prefix_cache import (
     AUTOMATIC,
+    BLOCK,
     CacheEntry,
     Checkpoint,
     StateCache,
@@ -19,9 +20,12 @@ from server.engine.cache.prefix_cache import (
     state_cache,
 )
 from server.engine.lora import NEVER, NO_ADAPTERS, AdapterSet
+from server.engine.placement import Placement
 from server.engine.request import Request
+from server.engine.sequence import Slot
+from server.engine.snapshots import RecomputeReason, origin_of, shared_prefixes
 from tests.support.fakes import FakeEncoder, FakeRunner, FakeVocab
-from tests.unit.engine.builders import GREEDY, alone, engine_over, request, run
+from tests.unit.engine.builders import GREEDY, alone, engine_over, request, run, sequence
 
 TOKENS = st.lists(st.integers(0, 2), max_size=60)
 
@@ -203,3 +207,70 @@ async def test_twins_wait_for_the_place_where_they_part() -> None:
         replies = await run(engine, *prompts)
     assert [r.text for r in replies] == [alone(p) for p in prompts]
     assert sorted(r.started.n_cached for r in replies) == [0, 301, 301, 301]
+
+
+def slot(number: int, tokens: list[int], adapter_set: AdapterSet = NO_ADAPTERS) -> Slot:
+    made = Slot(id=number)
+    made.tokens, made.adapter_set = tokens, adapter_set
+    return made
+
+
+@pytest.mark.parametrize(
+    ("held", "n", "recompute"),
+    [
+        ([1, 2, 3, 4, 5], 4, "last"),
+        ([1, 2, 3, 9, 9], 3, "differs"),
+        ([1, 2], 2, "ends"),
+        ([1, 2, 3, 9], 1, "uncut"),
+    ],
+)
+def test_a_slot_held_the_beginning(held: list[int], n: int, recompute: RecomputeReason) -> None:
+    source, other = slot(0, held), slot(1, [])
+    for target, where in ((source, "slot"), (other, "copy")):
+        origin = origin_of(Placement(sequence([1, 2, 3, 4, 5]), target, source, n), [source, other])
+        assert origin == (where, 0, recompute)
+
+
+def test_nothing_was_taken() -> None:
+    prompt = [1, 2, 3, 4, 5]
+    empty, near = slot(0, []), slot(1, [1, 2, 9])
+    others = slot(1, [1, 2, 9], AdapterSet(scope="somebody else"))
+    off, scored = sequence(prompt, cache_prompt=False), sequence(prompt, prompt_logprobs=True)
+    for asked, slots, recompute in (
+        (sequence(prompt), [empty], "nothing"),
+        (sequence(prompt), [empty, near], "short"),
+        (sequence(prompt), [empty, others], "other"),
+        (off, [empty, near], "off"),
+        (scored, [empty, near], "scored"),
+    ):
+        origin = origin_of(Placement(asked, empty, None, 0), slots)
+        assert origin == ("none", -1, recompute)
+
+
+def test_a_kept_state_held_it() -> None:
+    stored = CacheEntry([1, 2, 3])
+    origin = origin_of(Placement(sequence([1, 2, 3, 4, 5]), slot(0, []), stored, 3), [slot(0, [])])
+    assert origin == ("ram", -1, "ends")
+
+
+@given(st.lists(st.lists(st.integers(0, 1), max_size=4), min_size=1, max_size=7))
+def test_the_pairs_tell_what_any_two_share(texts: list[list[int]]) -> None:
+    blocks = [[token for block in text for token in [block] * BLOCK] for text in texts]
+    pairs = shared_prefixes([(i, NO_ADAPTERS, tokens) for i, tokens in enumerate(blocks)])
+    groups = [{i: 10**9} for i in range(len(blocks))]  # from each, what it shares at least with whom it leads to
+    for _ in blocks:
+        for a, b, n in pairs:
+            for one, other in ((a, b), (b, a)):
+                for i, most in [*groups[one].items()]:
+                    groups[other][i] = max(groups[other].get(i, 0), min(n, most))
+    for i, group in enumerate(groups):
+        for j in range(len(blocks)):
+            if i != j:
+                assert group.get(j, 0) == common_prefix(blocks[i], blocks[j])
+
+
+def test_a_view_compares_a_bounded_number_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [(i, NO_ADAPTERS, [1] * (4 * BLOCK * (i + 1))) for i in range(20)]
+    assert len(shared_prefixes(texts)) == 19
+    monkeypatch.setattr("server.engine.snapshots.MAX_COMPARED", 5 * BLOCK)
+    assert shared_prefixes(texts) == [(0, 1, 4 * BLOCK)]

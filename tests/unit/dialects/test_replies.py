@@ -1,9 +1,14 @@
-"""OpenAI's error codes, for each error that a reply may be."""
+"""What replies of several APIs have in common: error codes, usage, timings, pieces of text."""
+
+from dataclasses import fields
 
 import pytest
 
 from server import errors
+from server.dialects import common as wire
 from server.dialects.errors import openai_error, speaks_openai
+from server.dialects.usage import Usage
+from server.engine.request import Timings
 from server.transport.body import BodyTimeout, BodyTooLarge
 from server.transport.errors import error_body
 from server.transport.limits import RateLimited
@@ -61,3 +66,52 @@ def test_each_error_has_openais_code(error: Exception, code: str) -> None:
 )
 def test_openais_endpoints_and_llama_servers_own(path: str, speaks: bool) -> None:
     assert speaks_openai(path) is speaks
+
+
+COUNTS = [field.name for field in fields(Usage)]
+SAMPLE = Usage(**{name: 10**i for i, name in enumerate(reversed(COUNTS))})
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_every_count_is_added_up(count: str) -> None:
+    assert getattr(SAMPLE + SAMPLE, count) == 2 * getattr(SAMPLE, count)
+
+
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("table", ["openai", "responses"])
+def test_what_openai_apis_show_is_read_again(table: str, count: str) -> None:
+    shown = getattr(SAMPLE, table)()
+    assert getattr(Usage.read(shown), count) == getattr(SAMPLE, count)
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_every_count_changes_what_anthropics_api_shows(count: str) -> None:
+    without = Usage(**{name: 0 if name == count else getattr(SAMPLE, name) for name in COUNTS})
+    assert without.anthropic() != SAMPLE.anthropic()
+
+
+@pytest.mark.parametrize("shown", [None, [], "text", {}, {"input_tokens": None}])
+def test_anything_else_has_no_counts(shown: object) -> None:
+    assert Usage.read(shown) == Usage()
+
+
+def test_timings_have_llama_servers_keys_and_count_n_minus_one_steps() -> None:
+    assert wire.timings(Timings(2, 1, 2.0, 3, 10.0)) == {
+        "cache_n": 2,
+        "prompt_n": 1,
+        "prompt_ms": 2.0,
+        "prompt_per_token_ms": 2.0,
+        "prompt_per_second": 500.0,
+        "predicted_n": 3,
+        "predicted_ms": 10.0,
+        "predicted_per_token_ms": 5.0,
+        "predicted_per_second": 200.0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("piece", "shown"),
+    [(b"abc", "abc"), ("é".encode(), "é"), ("é".encode()[:1], ""), (b"\xa9", "\ufffd"), (b"a\xf0\x9f\x98", "a")],
+)
+def test_a_piece_is_shown_as_far_as_it_is_text(piece: bytes, shown: str) -> None:
+    assert wire.shown_piece(piece) == shown
