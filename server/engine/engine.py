@@ -18,7 +18,7 @@ from server.engine.loop import Instance
 from server.engine.lora import MAX_ADAPTERS, Adapter, AdapterSet, adapter_set, default_set, rescaled
 from server.engine.media import Spans
 from server.engine.params import EngineParams
-from server.engine.queue import ModelQueue, admits, preferred_instance
+from server.engine.queue import ModelQueue, has_place, preferred_instance
 from server.engine.request import BACKGROUND_PRIORITY, Adapters, Bounds, Event, Failed, Request, Sink
 from server.engine.requests import Command, Mailbox, Outlet
 from server.engine.runner_api import Runner
@@ -192,7 +192,7 @@ class Engine(Instances[Instance]):
             n, named = 1, request.id_slot // self.n_slots_each
             open_ = [ticket for ticket in open_ if ticket.instance == named]
         n_slots = n * self.n_slots_each
-        if not admits(request, open_, n_slots, n * self.params.max_queue):
+        if not has_place(request, open_, n_slots, n * self.params.max_queue):
             raise request_queue_full(sum(ticket.request.n for ticket in open_) - n_slots, self._retry_after_s())
 
     def _left(self, tickets: Sequence[Ticket]) -> None:

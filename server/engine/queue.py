@@ -15,7 +15,7 @@ Until an instance takes it, a request waits in the `ModelQueue`: the event loop 
 as they have slots for, by the same rule. A request prefers the instance where it costs least (`preferred_instance`).
 Other instances take it while that one has no free slot. A single instance takes everything at once.
 
-Admission (`admits`): the queue has `max_queue` places besides the slots, and as many again in reserve. So a
+Admission (`has_place`): the queue has `max_queue` places besides the slots, and as many again in reserve. So a
 client that filled the queue keeps no other client out. When all places are taken, a client above an equal share is
 refused, and a client below it uses the reserve. Requests that are more urgent than nearly all of their own client's
 may use half of the reserve. An admitted request is never refused later.
@@ -295,7 +295,7 @@ def preferred_instance(ticket: Ticket, open_: Iterable[Ticket], slots: Mapping[i
     return best
 
 
-def admits(request: Request, open_: Collection[Ticket], n_slots: int, max_queue: int) -> bool:
+def has_place(request: Request, open_: Collection[Ticket], n_slots: int, max_queue: int) -> bool:
     """Return whether `request` may be queued when `open_` wait or run already. Counts choices, not requests."""
     n_open = sum(ticket.request.n for ticket in open_)
     places = n_slots + max_queue

@@ -38,8 +38,8 @@ class EngineStats:
     n_decode: int = 0
     n_busy_slots: int = 0  # summed over decodes
     n_tokens_max: int = 0
-    n_processing: int = _gauge()  # requests that hold a slot
-    n_deferred: int = _gauge()  # requests that wait for a slot
+    n_processing: int = _gauge()  # choices that hold a slot
+    n_deferred: int = _gauge()  # choices that wait for a slot
     n_drafts: int = 0  # drafts that were verified
     n_draft_tokens: int = 0
     n_draft_accepted: int = 0

@@ -7,7 +7,7 @@
 | the same, all slots busy | the least urgent sequence is preempted until another one ends | `KvBudget.victim` |
 | the same, one sequence | smaller batches; if one token does not fit, its reply ends | `KvBudget.victim` |
 | RAM for an evicted slot | entries of lower priority per byte go to disk or are dropped | `StateCache.make_room` |
-| RAM for a preempted sequence | the same; if that is not enough, it is recomputed | `StateCache.hold` |
+| RAM for a preempted sequence | the same; if that is not enough, it is recomputed | `StateCache.reserve` |
 | RAM for a checkpoint | the same, then idle slots lose theirs, then none is created | `Cells._checkpoint` |
 
 A slot is offloaded to RAM only if loading it takes less time than recomputing it, and stalls nobody (`Cells.offload`).

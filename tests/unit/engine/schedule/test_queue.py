@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from server.engine.queue import MAX_BYPASSES, Queue, TokenCounters, admits
+from server.engine.queue import MAX_BYPASSES, Queue, TokenCounters, has_place
 from server.engine.request import Request
 from server.engine.sequence import Sequence, Ticket
 from server.errors import QueueFull
@@ -125,7 +125,7 @@ def queue(*requests: Request) -> list[Ticket]:
 
 
 def test_choices_count_not_requests() -> None:
-    assert not admits(asked(), queue(asked(n=7), asked(n=3)), n_slots=2, max_queue=8)
+    assert not has_place(asked(), queue(asked(n=7), asked(n=3)), n_slots=2, max_queue=8)
 
 
 @pytest.mark.parametrize(
@@ -136,18 +136,18 @@ def test_choices_count_not_requests() -> None:
 def test_who_gets_into_a_queue_that_one_client_has_filled_leaves_places(more: Request, n: int, later: Request) -> None:
     waiting = queue(*[asked()] * 10)
     n_admitted = 0
-    while admits(more, waiting, n_slots=2, max_queue=8):
+    while has_place(more, waiting, n_slots=2, max_queue=8):
         waiting += queue(more)
         n_admitted += 1
     assert n_admitted == n
-    assert admits(later, waiting, n_slots=2, max_queue=8)
-    assert not admits(asked("a"), waiting, n_slots=2, max_queue=8)
+    assert has_place(later, waiting, n_slots=2, max_queue=8)
+    assert not has_place(asked("a"), waiting, n_slots=2, max_queue=8)
 
 
 def test_twice_the_queue_is_the_end_for_everybody() -> None:
     waiting = queue(*(asked(f"{i}") for i in range(18)))
-    assert not admits(asked("new", priority=-10), waiting, n_slots=2, max_queue=8)
-    assert admits(asked("new"), waiting[1:], n_slots=2, max_queue=8)
+    assert not has_place(asked("new", priority=-10), waiting, n_slots=2, max_queue=8)
+    assert has_place(asked("new"), waiting[1:], n_slots=2, max_queue=8)
 
 
 async def test_a_flood_of_one_client_is_refused_and_others_are_served() -> None:
