@@ -170,7 +170,7 @@ class ModelRestarting(Unavailable):
 
 
 class QueueFull(Unavailable):
-    """As much waits or is open as there may be; the message says what, and the option that limits it."""
+    """As much waits or is open as there may be; the message says what, and which option limits it, if one does."""
 
 
 def request_queue_full(n_queued: int, retry_after_s: int) -> QueueFull:

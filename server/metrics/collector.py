@@ -73,10 +73,10 @@ _OWN_GAUGES: _Table = (
     ("cache_disk_states", "KV states on disk", "cache_disk_states"),
 )
 _HISTOGRAMS: _Table = (
-    ("time_to_first_token_seconds", "From a request's arrival to its first token", "time_to_first_token"),
+    ("time_to_first_token_seconds", "From a request's arrival at the engine to its first token", "time_to_first_token"),
     ("inter_token_latency_seconds", "Between two tokens of a choice", "inter_token"),
-    ("queue_time_seconds", "From a request's arrival to its slot", "queue_time"),
-    ("request_duration_seconds", "From a request's arrival to its end", "request_duration"),
+    ("queue_time_seconds", "From a request's arrival at the engine to its slot", "queue_time"),
+    ("request_duration_seconds", "From a request's arrival at the engine to its end", "request_duration"),
 )
 
 

@@ -115,8 +115,8 @@ class Session:
                 for number, request in enumerate(result.requests):
                     if request.sampling.backend_sampling and not model.spec.engine.backend_sampling:
                         self.warnings.append(_NOT_IN_GRAPH)
-                    self._usage.n_prompt += len(request.prompt)
                     self._tickets.append(model.engine.submit(request, partial(self._take, number)))
+                    self._usage.n_prompt += len(request.prompt)  # a refused one counts against no limit
                     self._usage.n_open += request.n
             for ticket in self._tickets:  # which are reached by their ids until `close`
                 self.services.running[ticket.request.id] = RunningCompletion(

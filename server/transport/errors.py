@@ -103,7 +103,7 @@ KINDS = (  # the first that matches counts
     ),
     Kind(
         *(QueueFull, 429, "unavailable_error"),
-        "the queue is full (`max_queue`, `max_preparing`)",
+        "too many requests (`max_queue`, `max_preparing`), decoded media, background responses or open web UIs",
         "wait for `Retry-After`",
     ),
     Kind(

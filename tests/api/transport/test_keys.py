@@ -366,6 +366,20 @@ async def test_a_key_sees_its_own_usage_and_an_administrator_all(serve: Serve, t
         )
 
 
+async def test_a_request_that_the_full_queue_refuses_uses_no_tokens(serve: Serve, tmp_path: Path) -> None:
+    steps = threading.Semaphore(0)
+    one = {"demo": {"path": "a.gguf", "n_parallel": 1, "max_queue": 1}}
+    async with serve(FakeLoader(n_seq=1, steps=steps), models=one, server=server(key_file(tmp_path, ada={}))) as api:
+        running = [asyncio.create_task(chat(api, "ada")) for _ in range(2)]
+        await until(lambda: len(api.app.state.services.running) == 2)
+        refused = await chat(api, "ada")
+        assert (refused.status_code, "queue is full" in refused.text) == (429, True)
+        steps.release(1000)
+        counts = [(await one).json()["usage"] for one in running]
+        (row,) = (await usage_of(api, "ada"))["data"]
+        assert row["prompt_tokens"] == sum(each["prompt_tokens"] for each in counts)
+
+
 @pytest.mark.parametrize("period", ["day", "month"])
 async def test_a_key_without_budget_left_is_refused_until_the_next_period(
     serve: Serve, tmp_path: Path, period: str
