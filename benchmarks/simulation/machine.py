@@ -76,6 +76,8 @@ class Machine:
     now: float = 0.0
     moved_s: float = 0.0  # spent on copies and states, of all
     n_evaluations: int = 0  # of streams
+    n_saves: int = 0  # states out of the cells
+    n_loads: int = 0  # and back
     heads: None = None  # of the model's own, that guess
     _copies_s: float = 0.0
 
@@ -121,11 +123,13 @@ class Machine:
     def seq_save(self, seq: int) -> Any:
         n_tokens = len(self.slots[seq].tokens)
         self._move(self.gpu.state_s(n_tokens, self.gpu.save))
+        self.n_saves += 1
         return range(KV_BYTES * n_tokens)  # nothing but a length
 
     def seq_load(self, seq: int, state: Any, n_tokens: int) -> bool:
         assert len(state) == n_tokens * KV_BYTES
         self._move(self.gpu.state_s(n_tokens, self.gpu.load))
+        self.n_loads += 1
         return True
 
 

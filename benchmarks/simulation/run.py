@@ -56,6 +56,8 @@ class Seen:
     n_relocations: int = 0
     n_disk_reads: int = 0  # of states
     n_disk_hits: int = 0  # of them, those that came in time for somebody
+    n_saves: int = 0  # states out of the cells
+    n_loads: int = 0  # and back
     moved_s: float = 0.0
     simulated_s: float = 0.0
     real_s: float = 0.0
@@ -124,6 +126,7 @@ class Simulation:
                 self._receive()
                 self.step()
         self.seen.n_evaluations = self.machine.n_evaluations
+        self.seen.n_saves, self.seen.n_loads = self.machine.n_saves, self.machine.n_loads
         self.seen.simulated_s, self.seen.moved_s = self.machine.now, self.machine.moved_s
         self.seen.n_disk_reads = sum(reader.n_states for reader in self._workers[-1:])
         self.seen.real_s = time.process_time() - started
@@ -173,7 +176,6 @@ class Simulation:
         n_streams = len(entries) - len(prompts)
         seconds = clock.decode(entries, prompts)
         n_prompt = sum(len(e.tokens) for e in prompts)
-        scheduler.move_budget.observe_computed(n_prompt, seconds)
         self._record(n_streams, n_prompt)
         scheduler.commit(entries, seconds)
         self._sample(entries, prompts)

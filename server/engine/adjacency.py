@@ -64,7 +64,7 @@ class Adjacency:
         """
         running, moves, evaluation = self._running, self._moves, 0.0
         if moves.step_s and moves.computed:
-            lost = min(moves.round_trip_s(_MANY) / moves.compute_s(_MANY), 1.0) if self._ram.limit else 1.0
+            lost = moves.lost_s(_MANY, is_kept=self._ram.limit != 0) / moves.compute_s(_MANY)
             evaluation = moves.computed * self._evaluation_s / moves.step_s / max(lost, _LEAST_LOST)
 
         def price(slot: Slot) -> tuple[float, int]:
@@ -83,10 +83,9 @@ class Adjacency:
 
         A sequence in `source` moves to the idle slot `target` so that steps need fewer evaluations. Slots in `fixed`,
         and slots requested by id, do not take part. A decoding sequence is expected to generate as many tokens again as
-        it has generated, but not past its limit. No relocation takes longer than half of a step, because the other
-        sequences wait for it in addition to their step.
+        it has generated, but not past its limit. The contents of `target` are lost, or moved.
         """
-        running, longest_s = self._running, self._moves.target_s / 2 - self._moves.spent_s
+        running, moves = self._running, self._moves
         movable = [
             slot
             for slot in self._slots
@@ -104,23 +103,18 @@ class Adjacency:
         targets.sort(key=lambda slot: (n_more_runs(slot.id, running), len(slot.tokens), slot.id))
         best, most_s, evaluation_s = None, 0.0, self._evaluation_s
         for n_less, n_steps, source in sources[:MAX_CANDIDATES]:
-            others = running - {source.id}
+            others, take_s = running - {source.id}, moves.take_s(len(source.tokens))
+            if moves.stalls_others(take_s):
+                continue
             for target in targets[:MAX_CANDIDATES]:
                 n_saved = n_less - n_more_runs(target.id, others)
                 if n_saved <= 0:
                     continue
-                takes_s = self._relocation_s(source, target)
-                saved_s = n_saved * n_steps * evaluation_s - takes_s
-                if takes_s <= longest_s and saved_s > most_s:
+                lost_s = moves.lost_s(len(target.tokens), is_kept=self._ram.limit != 0)
+                saved_s = n_saved * n_steps * evaluation_s - take_s - lost_s
+                if saved_s > most_s:
                     best, most_s = (source, target), saved_s
         return best
-
-    def _relocation_s(self, source: Slot, target: Slot) -> float:
-        moves = self._moves
-        seconds = min(moves.copy_s, moves.round_trip_s(len(source.tokens)))
-        if n_lost := len(target.tokens):  # offloaded to RAM, or recomputed later
-            seconds += moves.round_trip_s(n_lost) if self._ram.limit else moves.compute_s(n_lost)
-        return seconds
 
 
 def _steps_left(sequence: Sequence) -> int:

@@ -235,8 +235,6 @@ class Instance(StepThread):
         is_seen = True
         if self.runner.info.deferred:
             seconds, is_seen = self._seen(entries, seconds)
-        if n_prompt and is_seen:
-            self.scheduler.move_budget.observe_computed(n_prompt, seconds)
         if self._speculation is not None:
             if is_seen:
                 self._speculation.observe(entries, n_prompt, seconds)

@@ -127,8 +127,10 @@ class Placer:
         self._awaited.pop(sequence, None)
         source, n = longest_match(self.slots, sequence.target, sequence.adapter_set, 0, sequence.n_reusable)
         stored, n_stored = self._stored(sequence, n)
-        if stored is not None and self.move_budget.refuses(len(stored.state)):
-            stored, n_stored = None, 0
+        if stored is not None:
+            n_bytes, moves = len(stored.state), self.move_budget
+            if moves.refuses(n_bytes) or not moves.pays(n_bytes, 1.0, n_stored - n):
+                stored, n_stored = None, 0
         n_available = max(n, n_stored)
         if self._awaits_disk(sequence, n_available, now) or self._awaits_prefill(sequence, n_available):
             return None

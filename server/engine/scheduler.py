@@ -85,12 +85,11 @@ class StepSize:
             self.size = self.largest
         self.size = self.size or min(max(2 * TILE, self.smallest), self.largest)
 
-    def after(self, spent_s: float) -> int:
-        """Return the budget of a step that has already used `spent_s` seconds."""
-        if self.target_s == inf or not spent_s:
+    def after(self, n_tokens: float) -> int:
+        """Return the budget of a step that has already used the time of `n_tokens`."""
+        if self.target_s == inf or not n_tokens:
             return self.size
-        left = int(self.size * max(1 - spent_s / self.target_s, 0.0))
-        return max(_whole(left, self.n_ubatch), self.smallest)
+        return max(_whole(int(max(self.size - n_tokens, 0)), self.n_ubatch), self.smallest)
 
     def observe(self, n_tokens: int, seconds: float) -> None:
         """Learn from a nearly full step and choose the next budget: at most twice the last one, or at most `CUT` of it.
@@ -282,7 +281,8 @@ class Scheduler:
         """
         live = [s for s in self.active() if not is_background(s)]
         others_wait = n_decode or not is_live or any(s.phase is Phase.DECODE for s in live)
-        size = self.step_size.after(self.move_budget.spent_s) if others_wait else self.step_size_alone.size
+        n_spent = self.move_budget.spent_s * self.move_budget.computed
+        size = self.step_size.after(n_spent) if others_wait else self.step_size_alone.size
         if n_decode and self.params.max_prefill_tokens:
             return min(size, self.params.max_prefill_tokens)
         # with separate KV, prefill is evaluated separately: decode tokens do not reduce the budget
@@ -331,7 +331,8 @@ class Scheduler:
         span = span_at(s.media, at) if s.media else None
         is_medium = span is not None and span.start <= at  # decoded in a separate batch
         if is_medium and n_decode:  # decode tokens are decoded before it in a separate batch
-            most = min(most, self.step_size.after(self.move_budget.spent_s + self.move_budget.step_s))
+            moves = self.move_budget
+            most = min(most, self.step_size.after((moves.spent_s + moves.step_s) * moves.computed))
         scored = s.unscored and at >= s.n_scored
         tokens = s.target[at : _run_end(s, span, at, at + most, n_to_score)]
         is_last = at + len(tokens) == len(s.target) and not s.output  # with output, the next token is known
@@ -401,6 +402,7 @@ class Scheduler:
         if not n_prompts:
             self.move_budget.observe_step(seconds)
         else:
+            self.move_budget.observe_computed(n_of_prompts, seconds, decodes=n_prompts < len(entries))
             size = self.step_size_alone if n_prompts == len(entries) else self.step_size
             size.observe(n_tokens if self.info.unified else n_of_prompts, seconds)
 

@@ -16,7 +16,7 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Protocol
 
 from server.engine.cache.move_budget import MoveBudget
-from server.engine.cache.prefix_cache import MIB, CachedPrefix, CacheEntry, Fetch, StateCache
+from server.engine.cache.prefix_cache import MIB, MIN_TOKENS, CachedPrefix, CacheEntry, Fetch, StateCache
 from server.engine.sequence import Sequence
 from server.errors import CONTAINED, LlamapoolError
 
@@ -100,9 +100,9 @@ class DiskCache:
         """Whether states are written for other processes, too."""
         return self._files.shared
 
-    def wants(self, one: CachedPrefix, n_lost: int) -> bool:
-        """Decide like `StateCache.wants`; states being written count as present."""
-        wanted = self._usable and self.kept.wants(one, n_lost)
+    def wants(self, one: CachedPrefix) -> bool:
+        """Return whether `one` is long enough, and neither on disk nor being written."""
+        wanted = self._usable and len(one.tokens) >= MIN_TOKENS and not self.kept.holds(one)
         with self._lock:
             return wanted and not any(
                 s.adapter_set == one.adapter_set and s.tokens == one.tokens for s in self._writing

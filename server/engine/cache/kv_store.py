@@ -9,10 +9,12 @@ from server.engine.cache.disk_cache import DiskCache, start_reading
 from server.engine.cache.prefix_cache import (
     MIN_GAP,
     MIN_PROMPT,
+    MIN_TOKENS,
     CachedPrefix,
     CacheEntry,
     Checkpoint,
     added,
+    longest_match,
     size_of,
     up_to,
 )
@@ -49,22 +51,26 @@ class Cells:
     def disk(self) -> DiskCache | None:
         return self._scheduler.placer.disk
 
-    def offload(self, slot: Slot, n_lost: int, now: float, incoming: CacheEntry | None = None) -> None:
-        """Save an idle slot that is about to lose `n_lost` tokens, if that is useful and fast enough.
+    def offload(self, slot: Slot, n_lost: int, now: float, then_s: float = 0.0) -> None:
+        """Save an idle slot that is about to lose `n_lost` tokens, if its next use is expected to save more time than
+        the moves take. Tokens that another slot or RAM holds, too, are not lost.
 
-        `incoming` is loaded after it in the same step.
+        `then_s`: seconds of the moves that follow in the same step.
         """
         ram, disk, n = self._scheduler.ram, self.disk, len(slot.tokens)
-        tier = ram if ram.limit else disk
-        if tier is None or not _is_reusable(slot) or not tier.wants(slot, n_lost):
+        if not (ram.limit or disk) or not _is_reusable(slot):
             return
-        if not self._moves.pays(n, n_lost) or not (n_bytes := self._size(slot)):
+        held = (*self._others(slot), *ram)
+        n_lost = min(n_lost, n - longest_match(held, slot.tokens, slot.adapter_set, 0, n)[1])
+        if n_lost < MIN_TOKENS or not (n_bytes := self._size(slot)):
+            return
+        if not self._moves.pays(n_bytes, ram.moves_per_use, n_lost):
             return
         size = size_of(n_bytes, n, slot.checkpoints)
         to_ram = ram.fits(size, now)
-        if not to_ram and (disk is None or not disk.wants(slot, n_lost) or not disk.takes(size)):
+        if not to_ram and (disk is None or not disk.wants(slot) or not disk.takes(size)):
             return
-        if self._moves.refuses(n_bytes + (len(incoming.state) if incoming is not None else 0)):
+        if self._moves.refuses(n_bytes, then_s):
             self._stats.n_cache_refused += 1
             log.debug("slot %d: %d tokens are not offloaded, saving them would stall other requests", slot.id, n)
             return
@@ -190,7 +196,7 @@ class Cells:
             return False
         for slot in scheduler.slots:
             n = len(slot.tokens)
-            if slot.offered is slot.last or not _is_reusable(slot) or not disk.wants(slot, n):
+            if slot.offered is slot.last or not _is_reusable(slot) or not disk.wants(slot):
                 continue
             n_bytes = self._size(slot)
             if not n_bytes or self._moves.move_s(n_bytes) > self._moves.prompt_step_s:
@@ -212,7 +218,7 @@ class Cells:
         self.disk.begin_close()
         ram = self._scheduler.ram
         slots = [slot for slot in self._scheduler.slots if _is_reusable(slot) and not ram.holds(slot)]
-        wanted: list[CacheEntry | Slot] = [one for one in (*ram, *slots) if self.disk.wants(one, len(one.tokens))]
+        wanted: list[CacheEntry | Slot] = [one for one in (*ram, *slots) if self.disk.wants(one)]
         wanted.sort(key=lambda one: one.eviction_priority(now))
         while wanted:
             one = wanted.pop()
@@ -234,9 +240,9 @@ class Cells:
         slot.tokens, slot.media, slot.checkpoints = [], (), ()
         slot.n_exact, slot.floor = NEVER, 0
 
-    def evict(self, slot: Slot, now: float) -> None:
+    def evict(self, slot: Slot, now: float, then_s: float = 0.0) -> None:
         """Remove the cells of the idle `slot`, offloading them first if that is useful."""
-        self.offload(slot, len(slot.tokens), now)
+        self.offload(slot, len(slot.tokens), now, then_s)
         self.clear(slot)
 
     def truncate(self, slot: Slot, n: int) -> bool:
@@ -373,9 +379,11 @@ class Cells:
         """Bring the slot's cells to the placement's prefix; to a shorter one if the model cannot share it, to nothing
         on failure.
         """
-        slot = placement.slot
-        n_lost = len(slot.tokens) - (placement.n_kept if placement.source is slot else 0)
-        self.offload(slot, n_lost, now, placement.source if isinstance(placement.source, CacheEntry) else None)
+        slot, source = placement.slot, placement.source
+        n_lost = len(slot.tokens) - (placement.n_kept if source is slot else 0)
+        self.offload(
+            slot, n_lost, now, self._moves.move_s(len(source.state)) if isinstance(source, CacheEntry) else 0.0
+        )
         try:
             self._bring(placement, now)
         except CONTAINED as error:
@@ -414,8 +422,10 @@ class Cells:
         if (resumes and self._moves.refuses(len(entry.state))) or not self._put(slot, entry, now):
             what, about = "slot %d: no room or time for a cached state of %d tokens", log_fields(sequence.request)
             log.info(what, slot.id, len(entry.tokens), extra=about)
-        elif entry in ram:  # otherwise it resumes, or came from disk
-            ram.touch(entry, now)
+        elif not resumes:
+            ram.n_reused += 1
+            if entry in ram:  # otherwise it came from disk
+                ram.touch(entry, now)
 
     def _move(self, placement: Placement, now: float) -> None:
         """Move runs of the slot's cells to their places in the new prompt."""
@@ -440,7 +450,7 @@ class Cells:
         state only a copy preserves.
         """
         runner, moves = self._runner, self._moves
-        quicker = moves.state_is_quicker(len(source.tokens))
+        quicker = moves.round_trip_s(len(source.tokens)) < moves.copy_s
         if quicker and not (runner.info.unified or moves.n_copies or runner.heads is not None):
             try:
                 if self._load(target, self._swap_out(source).state, len(source.tokens), source.media):
@@ -455,7 +465,7 @@ class Cells:
 
     def relocate(self, source: Slot, target: Slot, now: float) -> None:
         """Move the sequence in `source` to the idle slot `target`, whose contents are evicted."""
-        self.evict(target, now)
+        self.evict(target, now, self._moves.take_s(len(source.tokens)))
         self._copy(source, target)
         slots = self._scheduler.slots
         slots[source.id], slots[target.id] = target, source

@@ -2,8 +2,8 @@
 Pure; times are arguments.
 
 A move stops every sequence of the instance, and the library moves a state in one piece. So a state is moved only if
-that is faster than recomputing it. Nor may it stall others for longer than a step. Otherwise it waits until no other
-sequence runs, or is recomputed.
+that is faster than recomputing it (`pays`), and if it stalls others for no longer than a step (`refuses`). Otherwise
+its tokens are recomputed, a part in each step.
 """
 
 import math
@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 from server.engine.params import ALONE_S
 from server.engine.sequence import Phase, Slot
 
-NEGLIGIBLE_S = 0.005  # faster moves are always made
 ASSUMED_RATE = 500e6  # bytes per second before the first measurement: a slow machine
 ASSUMED_BYTES = 128 << 10  # KV bytes per token before the first measurement: an 8 B model
-MIN_SAMPLE_TOKENS = 256  # smaller states do not show bytes per token: a recurrent state has a constant part
+MIN_SAMPLE_TOKENS = 128
+"""Smaller states do not show bytes per token, because a recurrent state has a constant part, nor the bandwidth. Smaller
+prefills count less. A part of the time of both does not depend on their tokens.
+"""
 SHARE = 0.1
 """Share of a step that may be spent on moving states, besides the last one. In `benchmarks.simulation`, 0.1 halves the
 longest inter-token gap compared with 1.0, at equal throughput and time to first token.
@@ -29,7 +31,7 @@ class MoveBudget:
     slots: list[Slot] = field(default_factory=list)
     target_s: float = math.inf  # of a step while sequences decode
     copy_s: float = 0.0  # of a copy between separate streams, measured at load; 0 = unknown, or copies are free
-    computed: float = 0.0  # prompt tokens per second
+    computed: float = 0.0  # prompt tokens per second, besides what a step takes without them
     bandwidth: float = 0.0  # bytes per second between cells and RAM
     bytes_per_token: float = 0.0  # of the last state with enough tokens
     step_s: float = 0.0  # of a step that only decodes, moving average
@@ -59,15 +61,23 @@ class MoveBudget:
         """
         return self.spent_s + seconds > self._others_step_s()
 
-    def refuses(self, n_bytes: int) -> bool:
-        """Return whether moving `n_bytes` would stall others for more than a step. The first move is made in any case,
-        to measure it.
+    def refuses(self, n_bytes: int, then_s: float = 0.0) -> bool:
+        """Return whether moving `n_bytes`, and what takes `then_s` after it, would stall others for more than a step.
+        The first move is made in any case, to measure it.
         """
-        return bool(self.bandwidth) and self.stalls_others(self.move_s(n_bytes))
+        return bool(self.bandwidth) and self.stalls_others(self.move_s(n_bytes) + then_s)
 
-    def observe_computed(self, n_tokens: int, seconds: float) -> None:
-        """Record a prefill."""
-        self.computed = _mean(self.computed, n_tokens, seconds)
+    def pays(self, n_bytes: int, n_moves: float, n_tokens: int) -> bool:
+        """Return whether moving a state of `n_bytes` so many times is faster than recomputing `n_tokens` once. Yes,
+        before both were measured.
+        """
+        compute_s = self.compute_s(n_tokens)
+        return not (self.bandwidth and compute_s) or n_moves * self.move_s(n_bytes) < compute_s
+
+    def observe_computed(self, n_tokens: int, seconds: float, *, decodes: bool = False) -> None:
+        """Record a step that prefilled `n_tokens`. One that also `decodes` would have taken `step_s` without them."""
+        seconds -= min(self.step_s, 0.9 * seconds) if decodes else 0.0
+        self.computed = _mean(self.computed, n_tokens, seconds, min(n_tokens / MIN_SAMPLE_TOKENS, 1.0))
 
     def observe_step(self, seconds: float) -> None:
         """Record the duration of a step that only decodes."""
@@ -77,7 +87,8 @@ class MoveBudget:
         """Record that a state was saved or loaded."""
         if n_tokens >= MIN_SAMPLE_TOKENS or not self.bytes_per_token:
             self.bytes_per_token = n_bytes / n_tokens
-        self.bandwidth = _mean(self.bandwidth, n_bytes, seconds)
+        if n_tokens >= MIN_SAMPLE_TOKENS:
+            self.bandwidth = _mean(self.bandwidth, n_bytes, seconds, 1.0)
 
     def move_s(self, n_bytes: int) -> float:
         """Return the predicted seconds to save or load a state; conservative before the first measurement."""
@@ -87,31 +98,29 @@ class MoveBudget:
         """Return the predicted seconds to save and load `n_tokens`."""
         return 2 * self.move_s(int(n_tokens * (self.bytes_per_token or ASSUMED_BYTES)))
 
-    def state_is_quicker(self, n_held: int) -> bool:
-        """Return whether moving the state of `n_held` tokens is faster than copying the whole stream, and shorter than
-        a step.
+    def take_s(self, n_held: int) -> float:
+        """Return the predicted seconds to bring a separate stream of `n_held` tokens to another slot: copied whole, or
+        as a state.
         """
-        return self.round_trip_s(n_held) < min(self.copy_s, self.target_s)
+        return min(self.copy_s, self.round_trip_s(n_held))
 
     def copy_pays(self, n_tokens: int, n_held: int) -> bool:
         """Return whether taking over a stream of `n_held` tokens is faster than computing `n_tokens`."""
         compute_s = self.compute_s(n_tokens)
-        take_s = self.round_trip_s(n_held) if self.state_is_quicker(n_held) else self.copy_s
-        return not compute_s or take_s < compute_s
+        return not compute_s or self.take_s(n_held) < compute_s
 
     def compute_s(self, n_tokens: int) -> float:
         """Return the predicted seconds to prefill `n_tokens`; 0 = unknown."""
         return n_tokens / self.computed if self.computed else 0.0
 
-    def pays(self, n_tokens: int, n_lost: int) -> bool:
-        """Return whether saving `n_tokens` and loading them once is faster than recomputing `n_lost`."""
-        compute_s = self.compute_s(n_lost)
-        if not (compute_s and self.bytes_per_token):
-            return True
-        return self.round_trip_s(n_tokens) < max(compute_s, NEGLIGIBLE_S)
+    def lost_s(self, n_tokens: int, *, is_kept: bool) -> float:
+        """Return the predicted seconds until `n_tokens` that a slot loses are in cells again: recomputed, or moved if
+        that is faster and states are kept.
+        """
+        return min(self.compute_s(n_tokens), self.round_trip_s(n_tokens) if is_kept else math.inf)
 
 
-def _mean(rate: float, units: float, seconds: float) -> float:
-    """Return a moving average of a rate."""
+def _mean(rate: float, units: float, seconds: float, weight: float) -> float:
+    """Return a moving average of a rate, to which a whole observation (`weight` 1) contributes a quarter."""
     seen = units / seconds if units > 0 and seconds > 0 else rate
-    return rate + (seen - rate) / 4 if rate else seen
+    return rate + (seen - rate) * weight / 4 if rate else seen

@@ -136,6 +136,7 @@ MIN_TOKENS = 16
 """Shorter prefixes are recomputed; for longer ones `MoveBudget` compares times. A short conversation turn has 20 to 60
 tokens. Also the least gain for which another source (copy, entry, wait) is chosen.
 """
+UNSEEN_USES = 8  # of as many entries, added to what was counted: a conversation continues only after a pause
 MOST = 16  # comparisons that find a longer, but not reusable prefix, after which a search ends
 
 
@@ -288,6 +289,8 @@ class StateCache:
     limit_held: int = 0
     size: int = 0  # bytes of the entries
     n_hits: int = 0  # entries used
+    n_put: int = 0  # entries stored
+    n_reused: int = 0  # loads of entries into slots, also of those that went to disk
     slots: list[CachedPrefix] = field(default_factory=list)
     _entries: dict[int, CacheEntry] = field(default_factory=dict)
     _lock: threading.RLock = field(default_factory=threading.RLock)
@@ -316,9 +319,10 @@ class StateCache:
         """Return whether nearly all of its tokens are available from an entry."""
         return self.match(one.tokens, one.adapter_set, len(one.tokens) - MIN_TOKENS)[0] is not None
 
-    def wants(self, one: CachedPrefix, n_lost: int) -> bool:
-        """Return whether to save its state when all but its first tokens, `n_lost` of them, are removed."""
-        return self.limit != 0 and n_lost >= MIN_TOKENS and not self.holds(one)
+    @property
+    def moves_per_use(self) -> float:
+        """Moves for each expected use of a state: its load, and as many saves as there were for each use so far."""
+        return 1 + (self.n_put + UNSEEN_USES) / (self.n_reused + UNSEEN_USES)
 
     @property
     def most_held(self) -> int:
@@ -373,6 +377,7 @@ class StateCache:
             self.replace(entry, now)
             evicted = self.make_room(entry.size, now)
             self._add(entry)
+            self.n_put += 1
             return evicted
 
     def _add(self, entry: CacheEntry) -> None:

@@ -105,7 +105,7 @@ def test_what_was_put_there_is_found_and_read() -> None:
         entry, n = disk.kept.match([*TEXT, 7], NO_ADAPTERS, 0)
         assert entry is not None
         assert n == 100
-        assert not disk.wants(state(TEXT), 100)
+        assert not disk.wants(state(TEXT))
         found = disk.read(entry).result(60)
         assert found is not None
         assert (found.tokens, found.state) == (TEXT, state(TEXT).state)
@@ -139,7 +139,7 @@ def test_without_a_folder_it_keeps_nothing(error: Exception) -> None:
     files.failing = error
     with disk_over(files) as disk:
         disk.put(state(TEXT))
-        assert not disk.wants(state(TEXT), 100)
+        assert not disk.wants(state(TEXT))
         assert disk.kept.match(TEXT, NO_ADAPTERS, 0) == (None, 0)
 
 
@@ -216,7 +216,7 @@ def test_what_other_processes_write_and_remove_is_seen() -> None:
     with disk_over(files) as disk:
         files.saved["other.state"] = other
         wait_until(lambda: len(disk.kept) == 1, "the file of the other process")
-        assert not disk.wants(other, 40)
+        assert not disk.wants(other)
         entry, n = disk.kept.match([*other.tokens, 7], NO_ADAPTERS, 0)
         assert (entry and entry.name, n) == ("other.state", 40)
         del files.saved["other.state"]

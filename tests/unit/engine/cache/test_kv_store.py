@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from server.engine.cache.disk_cache import DiskCache
 from server.engine.cache.kv_store import Cells, shift_sizes
-from server.engine.cache.prefix_cache import common_prefix
+from server.engine.cache.prefix_cache import CacheEntry, common_prefix
 from server.engine.params import ALONE_S, EngineParams
 from server.engine.placement import Move, Placement, moves
 from server.engine.scheduler import Scheduler
@@ -120,6 +120,51 @@ def test_moves_of_one_step_hold_others_up_for_no_longer_than_a_step_together(set
     assert not setup.keep(1)
     setup.scheduler.move_budget.spent_s = 0.0
     assert setup.keep(1)
+
+
+@pytest.mark.parametrize(("n_elsewhere", "saves"), [(0, True), (50, True), (100, False), (190, False)])
+@pytest.mark.parametrize("in_ram", [False, True])
+def test_tokens_that_another_slot_or_ram_holds_are_not_lost(
+    setup: Setup, n_elsewhere: int, *, saves: bool, in_ram: bool
+) -> None:
+    setup.runner.seconds = 0.06
+    assert setup.keep(1)  # tells what a move takes
+    setup.computes(0.2)
+    shared = [*setup.slots[0].tokens[:n_elsewhere], *[5] * 10]
+    if in_ram:
+        setup.scheduler.ram.put(CacheEntry(shared), 0.0)
+    else:
+        setup.slots[2].tokens = shared
+    assert setup.keep(0) == saves
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_states_are_saved_as_long_as_enough_of_them_are_used(setup: Setup, *, used: bool) -> None:
+    ram, (slot, _, other) = setup.scheduler.ram, setup.slots
+    setup.runner.seconds = 0.05
+    setup.computes(0.25)
+    saved = []
+    for number in range(2, 100):
+        slot.tokens = [number] * 200
+        setup.runner.cells[0] = list(slot.tokens)
+        saved.append(setup.keep(0))
+        if used:
+            *_, entry = ram
+            setup.cells.prepare(Placement(sequence([*slot.tokens, 7]), other, entry, 200), 0.0)
+            setup.cells.clear(other)
+    assert saved[0]
+    assert saved[-1] == used
+
+
+@pytest.mark.parametrize(("compute_s", "n_reuse"), [(0.3, 200), (0.05, 0)])
+def test_a_state_is_loaded_where_that_is_quicker_than_computing(setup: Setup, compute_s: float, n_reuse: int) -> None:
+    setup.runner.seconds = 0.1
+    assert setup.keep(0)
+    setup.cells.clear(setup.slots[0])
+    setup.computes(compute_s)
+    placement = setup.scheduler.placer.find(sequence([0] * 200 + [9]), 0.0)
+    assert placement is not None
+    assert placement.n_reuse == n_reuse
 
 
 @pytest.mark.parametrize("phase", [Phase.DECODE, Phase.PREFILL])

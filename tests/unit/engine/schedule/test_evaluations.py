@@ -100,7 +100,7 @@ class Bench:
             assert self.n_evaluations <= evaluations(sorted(runs), 512)
             self.runner.decode(entries)
             self.scheduler.commit(entries, 0.05)
-            self.scheduler.move_budget.observe_computed(150, 1.0)
+            self.scheduler.move_budget.computed = 150.0
             for entry in entries:
                 if entry.n_outputs and entry.sequence.phase is Phase.DECODE:
                     entry.sequence.output.append(self._next() % 256)

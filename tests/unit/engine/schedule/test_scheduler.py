@@ -146,6 +146,7 @@ def test_a_picture_beside_streams_leaves_them_the_time_of_their_own_batch(
 ) -> None:
     s = scheduler(2, target_itl_ms=300.0)
     s.step_size.size, s.step_size_alone.size, s.move_budget.step_s = 192, 512, step_s
+    s.move_budget.observe_computed(1000, 1.0)
     for _ in range(n_streams):
         running = waiting(s, [3])
         place(s)
@@ -279,6 +280,23 @@ def test_a_copy_takes_the_whole_stream_so_a_short_header_of_a_long_context_is_co
     waiting(s, [*range(1500), *[8] * 20_000])
     placement = place(s)
     assert (placement.slot, placement.source, placement.n_reuse) == (s.slots[1], s.slots[0], 1500)
+
+
+def test_a_prefill_costs_what_its_step_takes_longer_than_one_that_only_decodes() -> None:
+    """Otherwise the more sequences decode, the more a recomputation seems to cost, and the more states are moved."""
+    s = scheduler(2, n_cells=4000)
+    decoding = waiting(s, [3])
+    place(s)
+    s.commit(s.plan(), 0.1)
+    decoding.output = [5]
+    s.commit(s.plan(), 0.1)
+    waiting(s, [7] * 500)
+    place(s)
+    entries = s.plan()
+    n = sum(len(e.tokens) for e in entries if e.sequence is not decoding)
+    s.move_budget.computed = 0.0  # what the first token took
+    s.commit(entries, 0.15)
+    assert s.move_budget.compute_s(n) == pytest.approx(0.05)
 
 
 def test_a_prompt_is_charged_when_it_gets_a_slot_and_what_is_not_computed_is_given_back() -> None:
