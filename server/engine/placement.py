@@ -6,7 +6,7 @@ A preempted sequence resumes from its own state. For others the source is the fi
 | source | condition |
 |---|---|
 | nothing, for now: the sequence waits | its prefix is read from disk, or a running prefill computes it (ADR 3) |
-| a state in RAM, or read from disk | it has `MIN_TOKENS` more than any slot, and loading it stalls nobody |
+| a state in RAM, or read from disk | loading it is faster than computing what no slot has, and stalls nobody |
 | the idle slot that holds the prefix, in place | not much else would be lost (``slot_prompt_similarity``) |
 | another slot, whose cells are copied | copying is faster than computing (`MoveBudget.copy_pays`) |
 

@@ -10,7 +10,7 @@
 | RAM for a preempted sequence | the same; if that is not enough, it is recomputed | `StateCache.reserve` |
 | RAM for a checkpoint | the same, then idle slots lose theirs, then none is created | `Cells._checkpoint` |
 
-A slot is offloaded to RAM only if loading it takes less time than recomputing it, and stalls nobody (`Cells.offload`).
+A slot is offloaded to RAM only if that gains more time than it takes, and stalls nobody (`Cells.offload`).
 Separate KV has cells for every slot, so only the RAM rows apply to it. Models are unloaded by `server.pool.policy`.
 """
 

@@ -367,10 +367,11 @@ class Cells:
 
     def _room_for_checkpoint(self, slot: Slot, n_bytes: int, now: float) -> bool:
         """Make room in RAM for a checkpoint of `slot`; idle slots lose theirs first, lowest eviction priority first."""
-        while not self._scheduler.ram.make_room_to_hold(n_bytes, now):
+        ram = self._scheduler.ram
+        while not ram.make_room_to_hold(n_bytes, now):
             others = [other for other in self._others(slot) if other.idle and other.checkpoints]
             n_idle = sum(len(c.state) for other in others for c in other.checkpoints)
-            if not others or not self._scheduler.ram.can_hold(n_bytes - n_idle, now):
+            if not others or not ram.fits(n_bytes - n_idle, now, ram.most_held):
                 return False
             first_to_evict(others).checkpoints = ()
         return True

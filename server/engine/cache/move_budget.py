@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from server.engine.params import ALONE_S
 from server.engine.sequence import Phase, Slot
 
-ASSUMED_RATE = 500e6  # bytes per second before the first measurement: a slow machine
+ASSUMED_RATE = 2e9  # bytes per second before the first measurement: a state is written to fresh memory at 1 to 2 GB/s
 ASSUMED_BYTES = 128 << 10  # KV bytes per token before the first measurement: an 8 B model
 MIN_SAMPLE_TOKENS = 128
 """Smaller states do not show bytes per token, because a recurrent state has a constant part, nor the bandwidth. Smaller
@@ -62,10 +62,8 @@ class MoveBudget:
         return self.spent_s + seconds > self._others_step_s()
 
     def refuses(self, n_bytes: int, then_s: float = 0.0) -> bool:
-        """Return whether moving `n_bytes`, and what takes `then_s` after it, would stall others for more than a step.
-        The first move is made in any case, to measure it.
-        """
-        return bool(self.bandwidth) and self.stalls_others(self.move_s(n_bytes) + then_s)
+        """Return whether moving `n_bytes`, and `then_s` after it, would stall others for more than a step."""
+        return self.stalls_others(self.move_s(n_bytes) + then_s)
 
     def pays(self, n_bytes: int, n_moves: float, n_tokens: int) -> bool:
         """Return whether moving a state of `n_bytes` so many times is faster than recomputing `n_tokens` once. Yes,
@@ -91,7 +89,7 @@ class MoveBudget:
             self.bandwidth = _mean(self.bandwidth, n_bytes, seconds, 1.0)
 
     def move_s(self, n_bytes: int) -> float:
-        """Return the predicted seconds to save or load a state; conservative before the first measurement."""
+        """Return the predicted seconds to save or load a state."""
         return n_bytes / (self.bandwidth or ASSUMED_RATE)
 
     def round_trip_s(self, n_tokens: int) -> float:

@@ -206,11 +206,7 @@ def longest_match(
 
 def longest_common(held: Iterable[CachedPrefix], tokens: Sequence[int], adapter_set: AdapterSet) -> int:
     """Return the longest prefix that `tokens` shares with one of `held`, whether it can be reused or not."""
-    longest = 0
-    for one in held:
-        if one.adapter_set == adapter_set and one.tokens[longest : longest + 1] == tokens[longest : longest + 1]:
-            longest = max(longest, common_prefix(tokens, one.tokens))
-    return longest
+    return max((common_prefix(tokens, one.tokens) for one in held if one.adapter_set == adapter_set), default=0)
 
 
 AUTOMATIC = -2
@@ -329,13 +325,10 @@ class StateCache:
         """Bytes available to checkpoints and preempted sequences; negative = unlimited."""
         return self.limit or self.limit_held
 
-    def fits(self, n_bytes: int, now: float) -> bool:
-        """Return whether an entry of `n_bytes` can be stored at all."""
-        return self.limit < 0 or self._n_fixed(now) + n_bytes <= self.limit
-
-    def can_hold(self, n_bytes: int, now: float) -> bool:
-        """Return whether `n_bytes` more can be held if entries are evicted as needed."""
-        return not 0 <= self.most_held < self._n_fixed(now) + n_bytes
+    def fits(self, n_bytes: int, now: float, limit: int | None = None) -> bool:
+        """Return whether `n_bytes` more fit, into `limit` instead of its own, if entries are evicted as needed."""
+        limit = self.limit if limit is None else limit
+        return limit < 0 or self._n_fixed(now) + n_bytes <= limit
 
     def _n_fixed(self, now: float) -> int:
         """Return the bytes of what cannot be evicted."""
@@ -344,7 +337,7 @@ class StateCache:
 
     def make_room_to_hold(self, n_bytes: int, now: float) -> bool:
         """Evict entries until `n_bytes` more can be held. Return False, with nothing changed, if there is no room."""
-        has_room = self.can_hold(n_bytes, now)
+        has_room = self.fits(n_bytes, now, self.most_held)
         if has_room:
             self.make_room(n_bytes, now)
         return has_room

@@ -137,6 +137,22 @@ def test_streams_that_are_left_over_are_brought_together() -> None:
     assert all(tokens in left for tokens in contents), "a cache was lost by it"
 
 
+@pytest.mark.parametrize(("rate", "n"), [(320.0, 1), (150.0, 2)])
+def test_a_cache_that_may_be_computed_again_later_is_no_pause_now(rate: float, n: int) -> None:
+    """About 80 tokens take longer than a relocation may pause others; the steps that are left save more, or less."""
+    bench = Bench(3)
+    bench.scheduler.ram.limit = 0
+    three = bench.ask(3)
+    bench.steps(40)
+    bench.end(three[1:2])
+    bench.scheduler.move_budget.computed = rate
+    bench.scheduler.adjacency.has_changed = True
+    slots = bench.scheduler.relocation(frozenset())
+    if slots is not None:
+        bench.cells.relocate(*slots, bench.now)
+    assert n_runs(bench.ids()) == n
+
+
 def test_a_copy_that_costs_more_than_the_gap_is_not_made() -> None:
     bench = Bench(4, copy_s=60.0)
     bench.scheduler.move_budget.bandwidth = 1.0  # nor are states moved

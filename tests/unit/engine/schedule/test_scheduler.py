@@ -271,6 +271,7 @@ def test_a_copy_takes_the_whole_stream_so_a_short_header_of_a_long_context_is_co
     info = RunnerInfo(2, 131_072, 262_144, 512, 512, False, copy_s=0.5)
     s = Scheduler(info, EngineParams())
     s.move_budget.observe_computed(1000, 1.0)
+    s.move_budget.bandwidth = 500e6
     s.slots[0].tokens = list(range(100))
     waiting(s, [*range(20), *[9] * 500])
     placement = place(s)
