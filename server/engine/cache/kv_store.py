@@ -58,7 +58,7 @@ class Cells:
         `then_s`: seconds of the moves that follow in the same step.
         """
         ram, disk, n = self._scheduler.ram, self.disk, len(slot.tokens)
-        if not (ram.limit or disk) or not _is_reusable(slot):
+        if (not ram.limit and disk is None) or not _is_reusable(slot):
             return
         held = (*self._others(slot), *ram)
         n_lost = min(n_lost, n - longest_match(held, slot.tokens, slot.adapter_set, 0, n)[1])
@@ -78,6 +78,7 @@ class Cells:
             ram.replace(slot, now)
             ram.make_room(size, now)
         if (entry := self._entry_of(slot)) is not None:
+            ram.n_saved += 1
             ram.put(entry, now)  # spills it to disk if it does not fit
             if to_ram and disk is not None and disk.shared:
                 disk.put(entry)

@@ -285,8 +285,8 @@ class StateCache:
     limit_held: int = 0
     size: int = 0  # bytes of the entries
     n_hits: int = 0  # entries used
-    n_put: int = 0  # entries stored
-    n_reused: int = 0  # loads of entries into slots, also of those that went to disk
+    n_saved: int = 0  # states that slots lost and that were saved here, or on disk
+    n_reused: int = 0  # loads of such states into slots
     slots: list[CachedPrefix] = field(default_factory=list)
     _entries: dict[int, CacheEntry] = field(default_factory=dict)
     _lock: threading.RLock = field(default_factory=threading.RLock)
@@ -318,7 +318,7 @@ class StateCache:
     @property
     def moves_per_use(self) -> float:
         """Moves for each expected use of a state: its load, and as many saves as there were for each use so far."""
-        return 1 + (self.n_put + UNSEEN_USES) / (self.n_reused + UNSEEN_USES)
+        return 1 + (self.n_saved + UNSEEN_USES) / (self.n_reused + UNSEEN_USES)
 
     @property
     def most_held(self) -> int:
@@ -370,7 +370,6 @@ class StateCache:
             self.replace(entry, now)
             evicted = self.make_room(entry.size, now)
             self._add(entry)
-            self.n_put += 1
             return evicted
 
     def _add(self, entry: CacheEntry) -> None:
