@@ -156,6 +156,14 @@ def test_states_are_saved_as_long_as_enough_of_them_are_used(setup: Setup, *, us
     assert saved[-1] == used
 
 
+def test_the_first_move_stalls_nobody_for_longer_than_a_step_either(setup: Setup) -> None:
+    budget = setup.scheduler.move_budget
+    assert not budget.refuses(4 << 30)
+    setup.generate()
+    assert not budget.refuses(64 << 20)
+    assert budget.refuses(4 << 30)
+
+
 @pytest.mark.parametrize(("compute_s", "n_reuse"), [(0.3, 200), (0.05, 0)])
 def test_a_state_is_loaded_where_that_is_quicker_than_computing(setup: Setup, compute_s: float, n_reuse: int) -> None:
     setup.runner.seconds = 0.1
