@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from server.engine.params import ALONE_S
 from server.engine.sequence import Phase, Slot
 
+NEGLIGIBLE_S = 0.002  # quicker moves are always made
 ASSUMED_RATE = 2e9  # bytes per second before the first measurement: a state is written to fresh memory at 1 to 2 GB/s
 ASSUMED_BYTES = 128 << 10  # KV bytes per token before the first measurement: an 8 B model
 MIN_SAMPLE_TOKENS = 128
@@ -70,7 +71,7 @@ class MoveBudget:
         before both were measured.
         """
         compute_s = self.compute_s(n_tokens)
-        return not (self.bandwidth and compute_s) or n_moves * self.move_s(n_bytes) < compute_s
+        return not (self.bandwidth and compute_s) or n_moves * self.move_s(n_bytes) < max(compute_s, NEGLIGIBLE_S)
 
     def observe_computed(self, n_tokens: int, seconds: float, *, decodes: bool = False) -> None:
         """Record a step that prefilled `n_tokens`. One that also `decodes` would have taken `step_s` without them."""
