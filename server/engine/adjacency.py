@@ -83,9 +83,11 @@ class Adjacency:
 
         A sequence in `source` moves to the idle slot `target` so that steps need fewer evaluations. Slots in `fixed`,
         and slots requested by id, do not take part. A decoding sequence is expected to generate as many tokens again as
-        it has generated, but not past its limit. The contents of `target` are lost, or moved.
+        it has generated, but not past its limit. The contents of `target` are lost, or moved. The copy takes at most
+        half of a step, because the other sequences wait for it in addition to their step.
         """
         running, moves = self._running, self._moves
+        longest_s = moves.target_s / 2 - moves.spent_s
         movable = [
             slot
             for slot in self._slots
@@ -104,7 +106,7 @@ class Adjacency:
         best, most_s, evaluation_s = None, 0.0, self._evaluation_s
         for n_less, n_steps, source in sources[:MAX_CANDIDATES]:
             others, take_s = running - {source.id}, moves.take_s(len(source.tokens))
-            if moves.stalls_others(take_s):
+            if take_s > longest_s:
                 continue
             for target in targets[:MAX_CANDIDATES]:
                 n_saved = n_less - n_more_runs(target.id, others)
