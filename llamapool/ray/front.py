@@ -43,7 +43,7 @@ class Front:
     async def _reply(self, request: Request, target: Target) -> Response:
         path = target.path
         replica = request.headers.get(REPLICA, "")
-        if not replica and target.is_administration and target.endpoint is not UNKNOWN:
+        if not replica and target.endpoint.is_administration and target.endpoint is not UNKNOWN:
             raise InvalidRequest(
                 f"{request.method} {path} is about one replica: name it in the header {REPLICA}, as replies do"
             )

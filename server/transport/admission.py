@@ -138,7 +138,7 @@ class AdmissionControl:
         if is_socket and origin is not None and not self._cors.allows(origin) and self._guard.is_foreign(headers):
             raise PermissionDenied("this origin may not open a WebSocket")
         elsewhere = bool(self._admin_port) and (scope.get("server") or ("", 0))[1] != self._admin_port
-        if elsewhere and target.is_administration:
+        if elsewhere and target.endpoint.is_administration:
             raise NotFound("File Not Found")
         admission.caller = caller = self._keys.caller(headers)  # before the check: the log names refused keys, too
         self._keys.check(caller, target, self._open_paths)

@@ -105,9 +105,9 @@ class Guard:
             raise PermissionDenied(
                 f"this server does not answer to the name {host[:80]!r}; list it in --allowed-hosts, or use a key"
             )
-        if (self._closed and not target.is_page) or target.changes_server:
+        if (self._closed and not target.is_page) or target.endpoint.changes_server:
             refusal = self._refusal(target, scope, headers)
-            if refusal is not None and target.endpoints == (UNKNOWN,):
+            if refusal is not None and target.endpoint is UNKNOWN:
                 if methods := methods_of(target.path):
                     raise HTTPException(405, headers={"Allow": ", ".join(methods)})
                 raise NotFound("File Not Found")
@@ -124,7 +124,7 @@ class Guard:
         has_body = target.method in ("POST", "PUT", "PATCH")
         if has_body and not (_is_json(headers) or _was_asked_about(target.path, headers)):
             return NotJson("send the body as Content-Type: application/json, or an API key with it")
-        if target.is_of_this_machine and not _is_local_client(scope, headers):
+        if target.endpoint.is_of_this_machine and not _is_local_client(scope, headers):
             return PermissionDenied("without an API key this is for clients of the server's own machine")
         return None
 

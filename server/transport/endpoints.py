@@ -1,7 +1,8 @@
 """Resolve a request to an endpoint, and say which key scope each endpoint needs.
 
 `ENDPOINTS` is the only table of endpoints. Key scopes, the administration port, cross-origin checks and key limits read
-it. A path that is missing is `UNKNOWN` and needs a key with every scope, so a forgotten endpoint is closed.
+it. A path that is missing is `UNKNOWN`: it needs a key with every scope, and then nothing answers it. So a forgotten
+endpoint is closed, and no spelling of a path means an endpoint besides its own.
 
 `Resolver` removes the mount point, root path and API prefix from a path, once, in the middleware. All later code reads
 the `Target`, and the router gets the target's path. Nothing else may read ``scope["path"]`` or ``request.url``
@@ -12,7 +13,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
-from urllib.parse import unquote, unquote_to_bytes
+from urllib.parse import unquote_to_bytes
 
 from starlette.types import Scope
 
@@ -157,7 +158,6 @@ def methods_of(path: str) -> list[str]:
 
 TARGET = "llamapool.target"
 """A key in the ASGI scope of a request: its `Target`."""
-_DECODINGS = 3  # a path that is still encoded after so many has no canonical form
 _OF_A_MOUNT = ("root_path", "app_root_path", "raw_path", "route", "router", "endpoint", "path_params")
 """Keys of a scope that speak of the application around this one, or of the path as it was received."""
 
@@ -166,43 +166,22 @@ _OF_A_MOUNT = ("root_path", "app_root_path", "raw_path", "route", "router", "end
 class Target:
     """What one request asks for.
 
-    ``received`` is the whole path, for logs only. ``path`` is what the routes are compared with; it is "" outside the
-    API prefix, and for the prefix without a slash (``is_bare``). ``base`` is what a client of this port writes before
-    ``path``. ``endpoints`` ends with the endpoint that the router will find. The endpoint that the path means in
-    canonical spelling is the first one, if it differs: a request must be allowed to reach both.
+    ``received`` is the whole path, for logs only. ``path`` is what the endpoints are compared with; it is "" outside
+    the API prefix, and for the prefix without a slash (``is_bare``). ``base`` is what a client of this port writes
+    before ``path``. ``endpoint`` is the one that answers, or `UNKNOWN`.
     """
 
     received: str
     method: str
     path: str
     base: str
-    endpoints: tuple[Endpoint, ...]
+    endpoint: Endpoint
     is_bare: bool = False
-
-    @property
-    def endpoint(self) -> Endpoint:
-        """The endpoint that the router will find, or `UNKNOWN`."""
-        return self.endpoints[-1]
 
     @property
     def is_page(self) -> bool:
         """Whether it is a file of the web UI, or leads to it. No key is needed for these."""
         return self.endpoint is PAGE_FILE
-
-    @property
-    def is_administration(self) -> bool:
-        """Whether it is for the operator rather than for users of the models."""
-        return any(each.is_administration for each in self.endpoints)
-
-    @property
-    def changes_server(self) -> bool:
-        """Whether it changes models, or what other requests get."""
-        return any(each.changes_server for each in self.endpoints)
-
-    @property
-    def is_of_this_machine(self) -> bool:
-        """Whether a server without keys does this for clients of its own machine only."""
-        return any(each.is_of_this_machine for each in self.endpoints)
 
     def scope(self, received: Scope) -> dict[str, Any]:
         """Return a copy of the `received` scope whose path is this target's."""
@@ -234,26 +213,15 @@ class Resolver:
         local = _local(received, root, self._prefix)
         path = self._aliases.get((method, local or ""), local or "")
         is_page = method == "GET" and (local == "" or (path != "" and self._is_page(path)))
-        found = PAGE_FILE if is_page else endpoint_of(method, path, query)
-        endpoints: tuple[Endpoint, ...] = (found,)
-        if not is_page and (found is UNKNOWN or "{" in found.path):
-            meant = self._meant(method, received, root, query)
-            endpoints = (found,) if meant in (found, UNKNOWN) else (meant, found)
         mount = root[len(scope.get("app_root_path", root)) :]  # a server's own root path is not on the wire
         return Target(
             received=received,
             method=method,
             path=path,
             base=mount + self._prefix,
-            endpoints=endpoints,
+            endpoint=PAGE_FILE if is_page else endpoint_of(method, path, query),
             is_bare=local == "",
         )
-
-    def _meant(self, method: str, received: str, root: str, query: bytes) -> Endpoint:
-        """Return the endpoint of the canonical spelling, as a proxy might normalize the path. `UNKNOWN` if none."""
-        spelt = canonical(received)
-        local = None if spelt is None else _local(spelt, canonical(root) or "", canonical(self._prefix) or "")
-        return UNKNOWN if local is None else endpoint_of(method, local or "/", query)
 
 
 def _local(path: str, root: str, prefix: str) -> str | None:
@@ -271,23 +239,3 @@ def _after(base: str, path: str) -> str | None:
         if path.startswith(each) and path[len(each) : len(each) + 1] in ("", "/"):
             return path[len(each) :]
     return None
-
-
-def canonical(path: str) -> str | None:
-    """Return the spelling that all variants of a path share: decoded, in lower case, without empty and dot segments,
-    control characters, backslashes and a last slash. None for what is encoded too often."""
-    for _ in range(_DECODINGS):
-        decoded = unquote(path)
-        if decoded == path:
-            break
-        path = decoded
-    else:
-        return None
-    segments: list[str] = []
-    for segment in "".join(filter(str.isprintable, path)).replace("\\", "/").casefold().split("/"):
-        name = segment.strip()
-        if name == "..":
-            del segments[-1:]
-        elif name not in ("", "."):
-            segments.append(name)
-    return "/" + "/".join(segments)

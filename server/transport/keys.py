@@ -214,23 +214,20 @@ class KeyStore:
         return self.find(given_key(headers)) if self.required else ANYBODY
 
     def check(self, key: Key | None, target: Target, open_paths: Collection[str] = ()) -> None:
-        """Check that `key` may reach every endpoint that `target` names. `open_paths` need no key.
+        """Check that `key` may reach the endpoint of `target`. `open_paths` need no key.
 
         Raises `AuthenticationFailed` without a key, and `PermissionDenied` if the key lacks the scope. For a path that
         the table of endpoints does not list it raises `NotFound`, unless the key has every scope.
         """
-        if not self.required:
+        need = target.endpoint.need
+        if not self.required or need == "nothing" or target.endpoint.path in open_paths:
             return
-        needs = ["nothing" if each.path in open_paths else each.need for each in target.endpoints]
-        for need in needs:
-            if need == "nothing":
-                continue
-            if key is None:
-                raise NotFound("File Not Found") if "nothing" in needs else AuthenticationFailed("Invalid API Key")
-            if need == "every scope" and not set(key.scopes).issuperset(SCOPES):
-                raise NotFound("File Not Found")
-            if need not in ("any key", "every scope") and need not in key.scopes:
-                raise PermissionDenied(f"this API key may not do this: it lacks the scope '{need}'")
+        if key is None:
+            raise AuthenticationFailed("Invalid API Key")
+        if need == "every scope" and not set(key.scopes).issuperset(SCOPES):
+            raise NotFound("File Not Found")
+        if need not in ("any key", "every scope") and need not in key.scopes:
+            raise PermissionDenied(f"this API key may not do this: it lacks the scope '{need}'")
 
 
 class _KeyFile(BaseModel):

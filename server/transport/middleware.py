@@ -150,9 +150,11 @@ class Middleware:
         """Return what answers a request: the routes, unless they lack its path or its method."""
         if not target.path:
             return _outside(target)
-        if target.endpoint is UNKNOWN and (methods := methods_of(target.path)):
-            return error_response(HTTPException(405, headers={"Allow": ", ".join(methods)}), scope)
-        return self._app
+        if target.endpoint is not UNKNOWN:
+            return self._app
+        methods = methods_of(target.path)
+        refusal = HTTPException(405, headers={"Allow": ", ".join(methods)}) if methods else HTTPException(404)
+        return error_response(refusal, scope)
 
     async def _fail(self, error: Exception, scope: Scope, receive: Receive, reply: Send) -> None:
         """Answer an error that no handler answered, or end the connection if the reply has started."""
@@ -180,12 +182,13 @@ class Middleware:
     def _end(self, scope: Scope, record: Record) -> None:
         """Log a request that has ended, and count it."""
         target: Target = scope[TARGET]
+        endpoint = target.endpoint
         record.elapsed_s = time.perf_counter() - record.started_at
         record.status = record.status or CLIENT_GONE
         admission: Admission | None = scope.get(ADMISSION)
         if admission is not None and admission.caller is not None:
             record.key = admission.caller.name
-        record.route = target.endpoint.path or UNMATCHED
+        record.route = endpoint.path or UNMATCHED
         record.polled = target.is_page or target.path in _QUIET
         self._ended(record)
         level = logging.DEBUG if record.polled else logging.INFO
@@ -193,7 +196,7 @@ class Middleware:
             # %r: a path may hold line breaks after unquoting
             said = (record.method, record.path, record.status, record.elapsed_s * 1000)
             access.log(level, "%s %r %d %.1f ms", *said, extra=record.fields())
-        if target.changes_server and target.endpoint.path and target.path != "/page/log":  # the web UI polls that
+        if endpoint.changes_server and endpoint.path and target.path != "/page/log":  # the web UI polls that
             client = (scope.get("client") or ["a local socket"])[0]
             query = scope["query_string"].decode("latin-1")[:MAX_AUDIT_QUERY]
             fields = {"request": record.id, "key": record.key or record.refused_key, "client": client}

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.errors import AuthenticationFailed, NotFound, PermissionDenied
-from server.transport.endpoints import ENDPOINTS, SCOPES, UNKNOWN, Endpoint, Resolver, Target, canonical
+from server.errors import NotFound, PermissionDenied
+from server.transport.endpoints import ENDPOINTS, SCOPES, UNKNOWN, Endpoint, Resolver, Target
 from server.transport.keys import Key, KeyStore, hash_of, plain_key
 from tests.support.real_server import ROOT
 
@@ -71,35 +71,14 @@ def sample(endpoint: Endpoint) -> str:
     return re.sub(r"\{\w+(:path)?\}", "x1", endpoint.path)
 
 
-def verdict(target: Target, scopes: tuple[str, ...] | None) -> str:
-    """What a key with these scopes may do there; None = without a key."""
-    key = None if scopes is None else Key(name="k", hash=hash_of("k"), scopes=scopes)
-    try:
-        ACCESS.check(key, target)
-    except (AuthenticationFailed, PermissionDenied) as error:
-        return f"{type(error).__name__}: {error.message}"
-    except NotFound:
-        return "allowed"  # to be told that nothing is there
-    return "allowed"
-
-
-ACCESS = KeyStore([plain_key("k")])
-KEYS = (None, (), *((scope,) for scope in SCOPES), SCOPES)
-
-
 @pytest.mark.parametrize("frame", ["plain", *FRAMES])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_no_spelling_changes_what_a_key_may_do(frame: str, variant: str) -> None:
-    """Neither more than the plain spelling nor less: a variant that the router does not know is a 404 in both."""
+def test_no_spelling_gives_a_key_more(frame: str, variant: str) -> None:
+    """Other spellings are unknown, and answered by nothing; what a path parameter takes needs the same key."""
     made = {"plain": plain, **FRAMES}[frame]
     for endpoint in ENDPOINTS:
-        path = sample(endpoint)
-        here, there = plain(endpoint.method, path), made(endpoint.method, VARIANTS[variant](path))
-        for scopes in KEYS:
-            assert verdict(there, scopes) == verdict(here, scopes), (endpoint, there)
-        assert there.is_administration or not here.is_administration
-        assert there.changes_server or not here.changes_server
-        assert there.is_of_this_machine == here.is_of_this_machine
+        found = made(endpoint.method, VARIANTS[variant](sample(endpoint))).endpoint
+        assert found is UNKNOWN or found.need == endpoint.need, (endpoint, found)
 
 
 @given(st.sampled_from(sorted({sample(each) for each in ENDPOINTS})), st.text(max_size=5), st.integers(0, 40))
@@ -132,11 +111,6 @@ def test_what_is_not_listed_needs_every_scope(path: str, more: str, at: int) -> 
 def test_what_is_below_the_prefix(path: str, root: str, prefix: str, local: str, bare: bool) -> None:
     target = Resolver(prefix).target(scope_of("GET", path, root))
     assert (target.path, target.is_bare) == (local, bare)
-
-
-@pytest.mark.parametrize("n", [1, 10, 10_000])
-def test_endless_encoding_has_no_canonical_form(n: int) -> None:
-    assert canonical("/%" + "25" * n + "2f") == ("/" if n < 2 else None)
 
 
 # ---- nobody else looks
