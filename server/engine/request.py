@@ -157,6 +157,19 @@ NUMBERS = tuple(each.name for each in fields(SamplingParams) if each.type in (in
 """Names of the parameters that are numbers."""
 
 
+class State(StrEnum):
+    """The state of a request and of each of its choices, as logs, metrics and the web UI name it. A refused or failed
+    request also has the reason: the name of its error.
+    """
+
+    WAITING = "waiting"  # for its model or a slot
+    RUNNING = "running"
+    DONE = "done"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+    CUT_OFF = "cut off"  # the client left before the end of the reply
+
+
 class FinishReason(StrEnum):
     """Why generation ended; each dialect maps it to its own values."""
 

@@ -15,10 +15,10 @@ from server.engine.cache.kv_store import Cells
 from server.engine.encode import Encoder
 from server.engine.instances import notify
 from server.engine.queue import ModelQueue
-from server.engine.request import Event, Failed
+from server.engine.request import Event, Failed, State
 from server.engine.scheduler import Scheduler
 from server.engine.sequence import Phase, Sequence, Slot, Ticket, log_fields
-from server.engine.snapshots import Outcome, Snapshots
+from server.engine.snapshots import Snapshots
 from server.engine.stats import EngineStats
 from server.errors import InternalError, LlamapoolError, TooLate
 
@@ -194,7 +194,7 @@ class Requests:
             except Exception as error:  # noqa: BLE001 - `fail` logs what is not ours
                 self.fail(ticket, error)
         for ticket in [ticket for ticket in self._open.values() if ticket.cancelled]:
-            self._end_all(ticket, "cancelled")
+            self._end_all(ticket, State.CANCELLED)
 
     def ask_for_media(self, sequence: Sequence) -> None:
         """Request the embeddings of the media of `sequence` that are not in the cells."""
@@ -221,11 +221,11 @@ class Requests:
                     self.fail(sequence.ticket, error)
                     break
 
-    def end(self, sequence: Sequence, outcome: Outcome = "done") -> None:
+    def end(self, sequence: Sequence, state: State = State.DONE) -> None:
         """Free what a choice holds; the caller emits events."""
         now = self._clock()
         self._forget_media(sequence)
-        self._snapshots.end(sequence, now, outcome)
+        self._snapshots.end(sequence, now, state)
         self._scheduler.release(sequence, now)
         sequence.phase = Phase.ENDED
         if sequence.sampler is not None:
@@ -247,14 +247,14 @@ class Requests:
                 extra=log_fields(ticket.request),
             )
             error = InternalError("the engine failed on this request; see the server's log")
-        self._end_all(ticket, "failed")
+        self._end_all(ticket, State.FAILED)
         self._close(ticket)
         self._mailbox.emit(ticket, Failed(error))
 
-    def _end_all(self, ticket: Ticket, outcome: Outcome) -> None:
+    def _end_all(self, ticket: Ticket, state: State) -> None:
         for choice in ticket.choices:
             if choice.phase is not Phase.ENDED:
-                self.end(choice, outcome)
+                self.end(choice, state)
 
     def _own(self, tickets: Iterable[Ticket]) -> None:
         self._open.update((id(ticket), ticket) for ticket in tickets)

@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias
 from server.engine.cache.prefix_cache import BLOCK, CacheEntry, StateCache, common_prefix
 from server.engine.lora import AdapterSet
 from server.engine.placement import Placement
-from server.engine.request import Adapters, Request
+from server.engine.request import Adapters, Request, State
 from server.engine.scheduler import Scheduler, TokenRun
 from server.engine.sequence import Sequence, Slot, Ticket
 
@@ -28,9 +28,6 @@ MAX_STATES = 60  # entries of a tier listed individually, highest eviction prior
 
 CachedText: TypeAlias = tuple[int, AdapterSet, Seq[int]]
 """A slot's number, or a cached entry's negative one; what computed its tokens; the tokens."""
-
-Outcome = Literal["done", "cancelled", "failed"]
-"""How a choice ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +50,8 @@ class ChoiceView:
     placement_s: float
     prompt_done_at: float
     slot: int
-    ended_at: float = 0.0
-    outcome: Outcome | None = None
+    ended_at: float
+    state: State
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +138,9 @@ class Snapshots:
         n_decode = sum([len(entry.tokens) for entry in entries]) - n_prompt - n_drafted
         self._steps.append(StepRecord(self._n_steps, self._clock(), seconds, n_decode, n_drafted, n_prompt))
 
-    def end(self, sequence: Sequence, now: float, outcome: Outcome) -> None:
+    def end(self, sequence: Sequence, now: float, state: State) -> None:
         """Record that a choice is about to release its slot."""
-        self.ended.append(self._choice(sequence, now, outcome))
+        self.ended.append(self._choice(sequence, now, state))
 
     # ---- the event loop
 
@@ -180,7 +177,7 @@ class Snapshots:
             choice=None if sequence is None else self._choice(sequence),
         )
 
-    def _choice(self, sequence: Sequence, ended_at: float = 0.0, outcome: Outcome | None = None) -> ChoiceView:
+    def _choice(self, sequence: Sequence, ended_at: float = 0.0, state: State | None = None) -> ChoiceView:
         request, slot, (source, source_slot, recompute) = sequence.request, sequence.slot, sequence.origin
         return ChoiceView(
             request=request.id,
@@ -200,7 +197,7 @@ class Snapshots:
             prompt_done_at=sequence.prompt_done_at,
             slot=-1 if slot is None else self._first_slot + slot.id,
             ended_at=ended_at,
-            outcome=outcome,
+            state=state or (State.RUNNING if sequence.placed_at else State.WAITING),
         )
 
 

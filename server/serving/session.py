@@ -14,7 +14,7 @@ from server.chat.prompt import can_show
 from server.dialects.dialect import Context, Generate, Generation
 from server.dialects.vectors import VectorRequest
 from server.engine.cache.scope import cache_scope, is_lasting
-from server.engine.request import Event, Failed, Finished, Started, Text
+from server.engine.request import Event, Failed, Finished, Started, State, Text
 from server.engine.sequence import Ticket
 from server.errors import ModelEnded, NotFound, Unavailable, short
 from server.media.bitmap import Document, Video, n_bytes_of
@@ -24,7 +24,7 @@ from server.pool.model import Lease, LoadedModel
 from server.pool.spec import Task
 from server.serving.services import RunningCompletion, key_of, services, wants_load
 from server.structured.grammar.attempt import Attempt, CompileLater, within
-from server.telemetry.record import CANCELLED, FAILED, RECORD, ModelUse, Record, reason_of
+from server.telemetry.record import RECORD, ModelUse, Record, reason_of
 from server.transport.admission import admission_of, scheduled_client
 
 log = logging.getLogger(__name__)
@@ -219,7 +219,7 @@ class Session:
         used = self._usage
         self.services.rates.charge(self._key, used.n_prompt + used.n_predicted)
         self._withdraw(lease)
-        used.cut_off(CANCELLED if self._failure is None else FAILED)
+        used.cut_off(State.CANCELLED if self._failure is None else State.FAILED)
         self.services.metrics.used(used, self._key.name)
         self.services.usage.add(
             self._key.name, used.model, prompt=used.n_prompt, cached=used.n_cached, completion=used.n_predicted

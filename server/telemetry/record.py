@@ -8,13 +8,12 @@ from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
-from server.engine.request import Finished, Started
+from server.engine.request import Finished, Started, State
 
 RECORD = "llamapool.record"
 """A key in the ASGI scope of a request: its `Record`."""
 REQUEST_ID: ContextVar[str] = ContextVar("request", default="")
 """The id of the request that the current task serves; log lines have it."""
-CANCELLED, FAILED = "cancelled", "failed"
 _WORD_BEGINS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 
@@ -70,7 +69,7 @@ class ModelUse:
         self.slots, self.reasons = [], []
         self.retried = True
 
-    def cut_off(self, reason: str) -> None:
+    def cut_off(self, reason: State) -> None:
         """Choices that have not ended never will."""
         if self.n_open and self.decoding_since:
             self.decode_s = max(self.decode_s, time.perf_counter() - self.decoding_since)
@@ -100,8 +99,8 @@ class Record:
 
     @property
     def outcome(self) -> str:
-        """``done``, ``cut off`` by a client that left, or why it failed."""
-        return self.error or ("done" if self.finished else "cut off")
+        """Return the state in which it ended; if it failed, why."""
+        return self.error or (State.DONE if self.finished else State.CUT_OFF).value
 
     def fields(self) -> dict[str, object]:
         """Return the fields of its log line besides method, path, status and time. None contains text that a client

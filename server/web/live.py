@@ -267,7 +267,7 @@ class Live:
         clocks = {load: _clock(engine.now) for load, engine in engines.items()}
         known = {
             key: choice_object(one, clocks[load])
-            | {"model": load[0], "slot": one.slot, "ended": clocks[load](one.ended_at), "outcome": one.outcome}
+            | {"model": load[0], "slot": one.slot, "ended": clocks[load](one.ended_at)}
             for key, load, one in fresh
         }
         self._ended = {key: self._ended[key] for key, _, _ in ended if key in self._ended} | known
@@ -298,6 +298,7 @@ def choice_object(choice: ChoiceView, at: Milliseconds) -> Json:
         "placed": at(choice.placed_at),
         "begun": at(choice.placed_at + choice.placement_s),
         "prompt_done": at(choice.prompt_done_at),
+        "outcome": choice.state,
     }
 
 

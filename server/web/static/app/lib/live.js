@@ -6,8 +6,9 @@ import { together } from "./together.js";
 
 /**
  * @typedef {{request: string, log: string, index: number, priority: number, prompt: number, cached: number, predicted: number, max: number,
- *   source: [where: string, slot: number], recompute: string, submitted: number, placed: number, begun: number, prompt_done: number}} Choice
- * @typedef {Choice & {model: string, slot: number, ended: number, outcome: string}} Ended
+ *   source: [where: string, slot: number], recompute: string, submitted: number, placed: number, begun: number, prompt_done: number,
+ *   outcome: string}} Choice
+ * @typedef {Choice & {model: string, slot: number, ended: number}} Ended
  * @typedef {{id: number, instance: number, phase: string, tokens: number, adapters: [number, number][],
  *   used: number, choice: Choice | null}} Slot
  * @typedef {[number: number, at: number, seconds: number, decode: number, drafts: number, prompt: number]} Step

@@ -20,7 +20,7 @@ export const RequestsView = () => {
   const now = state.value?.at ?? 0;
   const running = (state.value?.models ?? []).flatMap((model) =>
     [...(model.engine?.slots.map((slot) => slot.choice) ?? []), ...(model.engine?.waiting ?? [])].flatMap((choice) =>
-      choice ? [{ ...choice, model: model.id, slot: -1, ended: 0, outcome: choice.placed ? "running" : "waiting" }] : [],
+      choice ? [{ ...choice, model: model.id, slot: -1, ended: 0 }] : [],
     ),
   );
   const all = [...running.sort((a, b) => b.submitted - a.submitted), ...[...requests.value].reverse()];
