@@ -133,15 +133,15 @@ class _Reply:
         If that text does not match, the constraint starts from its initial state. llama-server also feeds the prompt's
         end to the grammar, and fails if it does not match (common/sampling.cpp).
         """
-        shape, prefilled, grammar = self.conversation.shape, self.prompt.prefilled, self.model.grammar
-        constraint = compiled(shape, self.conversation.lazy, self.model.vocab, grammar)
+        shape, prefilled = self.conversation.shape, self.prompt.prefilled
+        constraint = compiled(shape, self.conversation.lazy, self.model)
         if not isinstance(constraint, MatcherConstraint) or shape is None or shape.kind != "schema" or not prefilled:
             return constraint
         if len(prefilled) > MAX_PREFILLED_CHARS:
             reason = f"to continue it as JSON, the last message must have at most {MAX_PREFILLED_CHARS} characters"
             raise invalid(self.conversation.messages_at, reason)
         begun = constraint.fork()
-        if not grammar.tokens.feed(begun, prefilled.encode()):
+        if not self.model.grammar.tokens.feed(begun, prefilled.encode()):
             return constraint
         begun.recipe = begun.recipe._replace(begun=prefilled.encode())
         return begun

@@ -90,6 +90,11 @@ class ConstraintFields(Body):
     structured_outputs: StructuredOutputs | None = None
 
     @property
+    def is_constrained(self) -> bool:
+        """Whether a field says which output is allowed."""
+        return not self.model_fields_set.isdisjoint(ConstraintFields.model_fields)
+
+    @property
     def lazy(self) -> Lazy | None:
         """Return the grammar's triggers; None for one that applies from the first token."""
         return self.triggers if self.grammar_lazy else None

@@ -234,6 +234,11 @@ class ParsedRequest(ABC):
         """Return the body's cache salt, "" for none."""
         return self.options.cache_salt or ""
 
+    @property
+    def only_tokenizes(self) -> bool:
+        """Whether `generation` renders no template and compiles no grammar of the body."""
+        return False
+
     def requests(
         self,
         context: Context,

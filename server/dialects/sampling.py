@@ -158,6 +158,7 @@ class SamplingFields(_Parameters):
 
 
 _NAMES = tuple(each.name for each in dataclasses.fields(SamplingParams))
+_SIZES = ("top_k", "min_keep", "repeat_last_n", "dry_penalty_last_n", "dry_allowed_length")
 
 
 def sampling_params(fields: SamplingFields, defaults: SamplingParams, vocab: Vocab, n_ctx: int) -> SamplingParams:
@@ -176,15 +177,15 @@ def sampling_params(fields: SamplingFields, defaults: SamplingParams, vocab: Voc
         never = {token for token, bias in given["logit_bias"] if bias == NEVER}
         if len(never) >= vocab.n_tokens:
             raise field_error("logit_bias", "bans every token of the vocabulary")
-    params = dataclasses.replace(defaults, **given)
-    return dataclasses.replace(
-        params,
-        top_k=min(max(params.top_k, 0), vocab.n_tokens),
-        min_keep=min(params.min_keep, vocab.n_tokens),
-        repeat_last_n=_window(params.repeat_last_n, n_ctx),
-        dry_penalty_last_n=_window(params.dry_penalty_last_n, n_ctx),
-        dry_allowed_length=min(params.dry_allowed_length, n_ctx),
-    )
+    sizes = {name: given.get(name, getattr(defaults, name)) for name in _SIZES}
+    given |= {
+        "top_k": min(max(sizes["top_k"], 0), vocab.n_tokens),
+        "min_keep": min(sizes["min_keep"], vocab.n_tokens),
+        "repeat_last_n": _window(sizes["repeat_last_n"], n_ctx),
+        "dry_penalty_last_n": _window(sizes["dry_penalty_last_n"], n_ctx),
+        "dry_allowed_length": min(sizes["dry_allowed_length"], n_ctx),
+    }
+    return dataclasses.replace(defaults, **given)
 
 
 def _window(n: int, n_ctx: int) -> int:

@@ -52,6 +52,7 @@ class Engine(Instances[Instance]):
         ids = [adapter.id for adapter in self.adapters]
         self._next_adapter = 1 + max(ids, default=-1)  # no id is given twice
         self._departed = asyncio.Event()  # a request has left
+        self._is_waking = False
         projector = runners[0].encoder
         self._encoder = Encoder(projector, EmbeddingCache(params.media_cache * MIB)) if projector else None
         self._disk: DiskCache | None = None
@@ -168,7 +169,7 @@ class Engine(Instances[Instance]):
             ticket.instance = preferred_instance(ticket, self._queue.open.values(), slots)
         if self._queue.add(ticket):
             self._idle.clear()
-            self._wake_all()
+            self._wake_soon()
             if request.priority < BACKGROUND_PRIORITY:
                 for instance in self._instances:
                     instance.runner.interrupt()
@@ -176,6 +177,16 @@ class Engine(Instances[Instance]):
             gone: list[Event] = [Failed(has_failed(self._instances[ticket.instance].failure))]
             self._loop.call_soon(sink, gone)
         return ticket
+
+    def _wake_soon(self) -> None:
+        """Wake the step threads once for all requests of this turn of the event loop, so that they share a batch."""
+        if not self._is_waking:
+            self._is_waking = True
+            self._loop.call_soon(self._wake)
+
+    def _wake(self) -> None:
+        self._is_waking = False
+        self._wake_all()
 
     @property
     def n_load(self) -> int:

@@ -174,7 +174,9 @@ class Exchange:
         """Submit the requests. The writer of a reply that pings have begun goes on, since its client has its events."""
         parsed, begun = self._parsed, self._generation if self._has_begun else None
         self._generation = begun
-        generation = await self._session.start(parsed.model, parsed.generation, parsed.media)
+        generation = await self._session.start(
+            parsed.model, parsed.generation, parsed.media, only_tokenizes=parsed.only_tokenizes
+        )
         self._generation = generation if begun is None else replace(generation, writer=begun.writer)
         return self._generation
 

@@ -1,6 +1,7 @@
 """A client's request from the lease to the last event, whatever ends it."""
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -29,6 +30,8 @@ from server.transport.admission import admission_of, scheduled_client
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+QUICK_BYTES = 2048
+"""Texts of this size are tokenized on the event loop: it takes 1 ms at worst, less than handing them to a thread."""
 LONG_BYTES = 1 << 20
 """Longer texts are prepared in a thread of their own: a megabyte takes up to a second to tokenize."""
 LONG_WITH_MEDIA = 16 << 20
@@ -83,8 +86,11 @@ class Session:
             loaded = await self._load_media(media, model)
             return await self._in_thread(lambda: work(model, loaded))
 
-    async def start(self, name: str | None, work: Generate, media: Sequence[Media] = ()) -> Generation:
-        """`prepare`, then submit the requests of its result; those that arrive together share a batch.
+    async def start(
+        self, name: str | None, work: Generate, media: Sequence[Media] = (), *, only_tokenizes: bool = False
+    ) -> Generation:
+        """`prepare`, then submit the requests of its result; those that arrive together share a batch. `work` that
+        `only_tokenizes` a short text is done at once.
 
         A further round of the same reply has the same model, loaded again if its process has ended meanwhile.
         """
@@ -107,8 +113,9 @@ class Session:
                 verbose=self.services.options.verbose,
                 pin_s=self._request.scope.get(PIN, 0.0),
             )
-            with model.engine.preparing():
-                result = await self._in_thread(lambda: work(context))
+            is_quick = only_tokenizes and self._n_body_bytes <= QUICK_BYTES and not media and model.spec.shape is None
+            with contextlib.nullcontext() if is_quick else model.engine.preparing():
+                result = self._at_once(work, context) if is_quick else await self._in_thread(lambda: work(context))
                 if self._names_adapter and any(request.adapters is None for request in result.requests):
                     raise NotFound(f"the LoRA adapter '{short(name or '')}' was unloaded meanwhile")
                 self._usage.submitted_at = time.perf_counter()
@@ -280,6 +287,13 @@ class Session:
         """Return the cache namespace of the body's salt; without one, the header has it, as in vLLM."""
         salt = self._salt or self._request.headers.get("x-cache-salt", "")
         return cache_scope(self.services.cache_mode, self._key.owner, salt)
+
+    def _at_once(self, work: Generate, context: Context) -> Generation:
+        began = time.perf_counter()
+        try:
+            return work(context)
+        finally:
+            self._usage.prepare_s += time.perf_counter() - began
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         """Do `work` in a thread: again where it may wait for the sandbox, if its grammar was not compiled before."""

@@ -5,7 +5,7 @@ llama-server's ``grammar_lazy`` (tools/server/server-schema.cpp, server_grammar_
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from server.errors import InvalidRequest
 from server.structured.constraint import Constraint
@@ -18,6 +18,15 @@ if TYPE_CHECKING:  # llguidance takes its time to import
 
 TOKEN, WORD, PATTERN, PATTERN_FULL = range(4)
 _FIELD = "grammar_triggers"
+
+
+class Model(Protocol):
+    """The vocabulary of a model, and its compiler, which takes half a second to create and is asked for when needed."""
+
+    vocab: Vocab
+
+    @property
+    def grammar(self) -> "GrammarCompiler": ...
 
 
 def preserved(texts: tuple[str, ...], vocab: Vocab) -> frozenset[int]:
@@ -81,12 +90,10 @@ class Lazy:
         return TriggeredConstraint(Rules((), markers, lazy=LazyGrammar(constraint, words, tokens, patterns)))
 
 
-def compiled(
-    shape: ResponseFormat | None, lazy: Lazy | None, vocab: Vocab, grammar: "GrammarCompiler"
-) -> Constraint | None:
+def compiled(shape: ResponseFormat | None, lazy: Lazy | None, model: Model) -> Constraint | None:
     """Return the constraint of a text, from its first token on or from the first trigger. Raises `InvalidRequest`."""
-    constraint = None if shape is None else shape.constraint(grammar)
-    return constraint if lazy is None else lazy.held(constraint, vocab, grammar)
+    constraint = None if shape is None else shape.constraint(model.grammar)
+    return constraint if lazy is None else lazy.held(constraint, model.vocab, model.grammar)
 
 
 def _refused(reason: str) -> InvalidRequest:

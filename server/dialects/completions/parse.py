@@ -48,7 +48,7 @@ class CompletionRequest(PromptRequest):
         """Return the requests and the writer of their reply; blocking, for a thread. Raises `InvalidRequest`."""
         model, body = context.model, self.options
         header = Header(model.spec.id)
-        constraint = compiled(read_shape(body) or model.spec.shape, body.lazy, model.vocab, model.grammar)
+        constraint = compiled(read_shape(body) or model.spec.shape, body.lazy, model)
         tokens = self._around_gap(model) if body.suffix else self.tokens(context)
         requests = self.requests(context, header.id, tokens, constraint)
         echoes = [self._echo(*each, model) for each in zip(self.prompts, tokens, strict=True)]

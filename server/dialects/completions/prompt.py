@@ -93,6 +93,11 @@ class PromptRequest(ParsedRequest):
 
     prompts: list[GivenPrompt]
 
+    @property
+    def only_tokenizes(self) -> bool:
+        """See `ParsedRequest`."""
+        return not self.options.is_constrained
+
     def tokens(self, context: Context) -> list[MediaPrompt]:
         """Return the tokens of each prompt. Raises `InvalidRequest` for an empty one."""
         found = [prompt.read(context.model, context.media) for prompt in self.prompts]

@@ -209,7 +209,7 @@ class CompletionWriter(Writer):
                 logprobs = {"content": [], **echo.lists} if echo.pieces else None
                 return self._delta(prompt * self._n + index, echo.text, logprobs)
             case Finished():
-                return [self._last(prompt, event)]
+                return self._last(prompt, event)
             case Progress():
                 index = prompt * self._n + event.index
                 return [self._chunk(index, "", extra=wire.members(wire.progress(event)))]
@@ -231,14 +231,16 @@ class CompletionWriter(Writer):
             return [wire.DONE]
         return [b'data: {"choices":[]' + self._common + wire.members(self._totals()) + b"}\n\n", wire.DONE]
 
-    def _last(self, prompt: int, end: Finished) -> bytes:
+    def _last(self, prompt: int, end: Finished) -> list[bytes]:
         index = prompt * self._n + end.index
         self._choices[index].end = end
+        if not self.streams:
+            return []
         extra: Json = {}
         if not self._request.options.include_usage:
             extra = {"usage": Usage.of([(prompt, end)]).openai(), "timings": wire.timings(end.timings)}
         reason = b'"%b"' % wire.finish_reason(end.reason).encode()
-        return self._chunk(index, "", reason=reason, extra=wire.members(extra))
+        return [self._chunk(index, "", reason=reason, extra=wire.members(extra))]
 
     def _shown(self, choice: int, tokens: Sequence[TokenLogprob]) -> Json | None:
         shown = [token for token in tokens if not token.ends]  # which llama-server lists and OpenAI does not

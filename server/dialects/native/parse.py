@@ -82,7 +82,7 @@ class NativeRequest(PromptRequest):
         body, model = self.options, context.model
         # A grammar has precedence over a schema here, and response_format has no effect, as in llama-server.
         shape = read_shape(body.model_copy(update={"json_schema": None}) if body.grammar else body, {})
-        constraint = compiled(shape or model.spec.shape, body.lazy, model.vocab, model.grammar)
+        constraint = compiled(shape or model.spec.shape, body.lazy, model)
         constraint, prompts = _budgeted(constraint, body, model), self.tokens(context)
         requests = self.requests(context, f"cmpl-{random_id()}", prompts, constraint)
         writer = NativeWriter(requests, model, body, body.response_fields or (), **_settings(body, model))

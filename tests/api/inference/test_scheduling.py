@@ -8,11 +8,11 @@ from typing import Any
 import httpx
 import pytest
 
-from server.serving.session import LONG_BYTES
+from server.serving.session import LONG_BYTES, QUICK_BYTES
 from tests.api.conftest import Api, Serve, until
 from tests.api.inference.dialects import BY_NAME, Asked, Dialect, of_this_server
 from tests.api.streams import Exchange, posting
-from tests.support.fakes import FakeLoader, FakeRunner
+from tests.support.fakes import FakeLoader, FakeRunner, FakeVocab
 
 SHORT = Asked(limit=2)
 
@@ -136,3 +136,29 @@ async def test_long_texts_keep_nobody_else_from_a_thread(serve: Serve) -> None:
             assert not waiting.done()
             gate.set()
             assert (await waiting).status_code == 200
+
+
+async def test_short_texts_are_tokenized_on_the_event_loop(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others, and what needs a template or a grammar, could hold it up."""
+    found: list[bool] = []
+    tokenize = FakeVocab.tokenize
+
+    def tokenized(vocab: FakeVocab, text: str, **options: bool) -> list[int]:
+        if "Hi" in text:
+            found.append(threading.current_thread() is threading.main_thread())
+        return tokenize(vocab, text, **options)
+
+    monkeypatch.setattr(FakeVocab, "tokenize", tokenized)
+    long = {"user": "a" * QUICK_BYTES}
+    async with serve(FakeLoader()) as api:
+        for path, more, is_quick in (
+            ("/completion", {}, True),
+            ("/v1/completions", {}, True),
+            ("/v1/completions", long, False),
+            ("/v1/completions", {"grammar": 'root ::= "a"'}, False),
+            ("/v1/chat/completions", {}, False),
+        ):
+            found.clear()
+            reply = await api.client.post(path, json=BODIES[path] | more)
+            assert reply.status_code == 200, reply.text
+            assert found == [is_quick], (path, more)
