@@ -53,6 +53,9 @@ class Fast:
         self.memory_seq_pos_min = bind(lib, "llama_memory_seq_pos_min", i32, ptr, i32)
         self.memory_seq_pos_max = bind(lib, "llama_memory_seq_pos_max", i32, ptr, i32)
         self.token_to_piece = bind(lib, "llama_token_to_piece", i32, ptr, i32, ptr, i32, i32, ctypes.c_bool)
+        self.tokenize = bind(
+            lib, "llama_tokenize", i32, ptr, ctypes.c_char_p, i32, ptr, i32, ctypes.c_bool, ctypes.c_bool
+        )
         self.vocab_get_text = bind(lib, "llama_vocab_get_text", ctypes.c_char_p, ptr, i32)
         self.vocab_get_attr = bind(lib, "llama_vocab_get_attr", ctypes.c_int, ptr, i32)
         self.vocab_is_eog = bind(lib, "llama_vocab_is_eog", ctypes.c_bool, ptr, i32)

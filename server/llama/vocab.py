@@ -82,6 +82,7 @@ def _can_overlap(one: bytes, other: bytes) -> bool:
 _MAX_BYTES = (1 << 31) - 1
 _PIECE_BYTES = 64
 _SLICE = 16384  # tokens made into Python's numbers at a time; the interpreter is kept from other threads meanwhile
+_SHORT_BYTES = 256  # up to here, tokenizing takes microseconds
 _LONG_BYTES = 4096  # from here on, special tokens in the text split it
 CONTROL = 1 << 3  # LLAMA_TOKEN_ATTR_CONTROL
 _USER_DEFINED = 1 << 4
@@ -178,9 +179,10 @@ class LlamaVocab:
 
     def _tokenize(self, raw: bytes, add_special: bool, parse_special: bool) -> list[int]:
         capacity = len(raw) + 8
+        tokenize = fast.tokenize if len(raw) <= _SHORT_BYTES else C.llama_tokenize
         while True:
             tokens = (ctypes.c_int32 * capacity)()
-            n = C.llama_tokenize(self.pointer, raw, len(raw), tokens, capacity, add_special, parse_special)
+            n = tokenize(self.pointer, raw, len(raw), tokens, capacity, add_special, parse_special)
             if n >= 0:
                 return _numbers(tokens, n)
             if n < -_MAX_BYTES:

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -161,7 +161,7 @@ class Process:
     def __init__(self, function: str, limits: WorkLimits, key: bytes = b"") -> None:
         self.key, self.n_done, self.is_reusable = key, 0, True
         self._limits = limits
-        self._reason = ""
+        self._reason, self._unread = "", b""
         numbers = (limits.cpu_s, limits.memory_bytes, limits.answer_bytes)
         given = (function, *map(str, numbers), *map(os.path.abspath, sys.path))
         self._process = subprocess.Popen(  # noqa: S603 - this interpreter, these arguments
@@ -195,9 +195,7 @@ class Process:
         deadline = time.monotonic() + self._limits.wall_s
         self.is_reusable = False
         try:
-            self._write(HEAD.pack(what, sum(map(len, request)), True), deadline)
-            for part in request:
-                self._write(part, deadline)
+            self._write((HEAD.pack(what, sum(map(len, request)), True), *request), deadline)
             kind, size, lasts = HEAD.unpack(self._read(HEAD.size, deadline))
             if size > self._limits.answer_bytes:
                 raise Stopped(f"the answer has more than {self._limits.answer_bytes} bytes")
@@ -242,24 +240,33 @@ class Process:
         self._process.wait()
 
     def _read(self, n_bytes: int, deadline: float) -> bytes:
+        """Return the next `n_bytes`. What else has arrived is kept: each call gives up the GIL, and a reply that is one
+        read and not four is there sooner.
+        """
         poll = select.poll()
         poll.register(self._from, select.POLLIN)
-        parts: list[bytes] = []
-        while n_bytes:
+        parts, n_read = [self._unread], len(self._unread)
+        while n_read < n_bytes:
             if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
                 raise TimeoutError
-            part = os.read(self._from, min(n_bytes, 1 << 20))
+            part = os.read(self._from, 1 << 16)  # a pipe holds no more
             if not part:
                 raise EOFError
             parts.append(part)
-            n_bytes -= len(part)
-        return b"".join(parts)
+            n_read += len(part)
+        found = b"".join(parts)
+        self._unread = found[n_bytes:]
+        return found[:n_bytes]
 
-    def _write(self, request: bytes, deadline: float) -> None:
+    def _write(self, parts: Sequence[bytes], deadline: float) -> None:
         poll = select.poll()
         poll.register(self._to, select.POLLOUT)
-        view = memoryview(request)
-        while view:
+        left = [memoryview(part) for part in parts if part]
+        while left:
             if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
                 raise TimeoutError
-            view = view[os.write(self._to, view) :]
+            n_written = os.writev(self._to, left)
+            while left and n_written >= len(left[0]):
+                n_written -= len(left.pop(0))
+            if left:
+                left[0] = left[0][n_written:]

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
 from datetime import UTC, datetime
-from operator import add
 from typing import Any
 
 import orjson
@@ -49,8 +48,13 @@ class Counts:
     cached: int = 0
     completion: int = 0
 
-    def __add__(self, other: "Counts") -> "Counts":
-        return Counts(*map(add, astuple(self), astuple(other)))
+    def __add__(self, other: "Counts") -> "Counts":  # `astuple` copies deeply: 20 us for each request
+        return Counts(
+            self.requests + other.requests,
+            self.prompt + other.prompt,
+            self.cached + other.cached,
+            self.completion + other.completion,
+        )
 
 
 @dataclass(frozen=True, slots=True)
