@@ -18,10 +18,8 @@ from functools import cache
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from starlette.exceptions import HTTPException
-
-from server.errors import InvalidRequest, LlamapoolError, NotFound, PermissionDenied
-from server.transport.endpoints import UNKNOWN, Target, methods_of
+from server.errors import InvalidRequest, LlamapoolError, PermissionDenied
+from server.transport.endpoints import UNKNOWN, Target
 from server.transport.options import FORWARD_PREFIX, HttpOptions
 
 if TYPE_CHECKING:
@@ -94,8 +92,7 @@ class Guard:
     def check(self, target: Target, scope: "Scope", headers: RequestHeaders) -> None:
         """Check a request without a key on a server that needs none.
 
-        Raises `PermissionDenied` and `NotJson`. Raises `NotFound` in their place for a path that is no endpoint, and an
-        `HTTPException` (405) for one that has other methods.
+        Raises `PermissionDenied` and `NotJson`.
         """
         server = scope.get("server")  # None on a Unix socket, which no browser reaches
         if self._closed and server and not is_local(server[0]):
@@ -105,12 +102,10 @@ class Guard:
             raise PermissionDenied(
                 f"this server does not answer to the name {host[:80]!r}; list it in --allowed-hosts, or use a key"
             )
+        if target.endpoint is UNKNOWN:
+            return  # nothing answers there
         if (self._closed and not target.is_page) or target.endpoint.changes_server:
             refusal = self._refusal(target, scope, headers)
-            if refusal is not None and target.endpoint is UNKNOWN:
-                if methods := methods_of(target.path):
-                    raise HTTPException(405, headers={"Allow": ", ".join(methods)})
-                raise NotFound("File Not Found")
             if refusal is not None:
                 raise refusal
 
