@@ -54,6 +54,7 @@ _HASH = "sha256:"
 _KEY_BYTES = 32
 _SHOWN_HEX = 8
 _BEARER = b"bearer "
+_INVALID_KEY = "Invalid API Key"  # llama-server's words; the log says where a key belongs
 _DEPRECATED, _CONCURRENT = "at_once", "max_concurrent_requests"
 
 
@@ -223,7 +224,7 @@ class KeyStore:
         if not self.required or need == "nothing" or target.endpoint.path in open_paths:
             return
         if key is None:
-            raise AuthenticationFailed("Invalid API Key")
+            raise AuthenticationFailed(_INVALID_KEY)
         if need == "every scope" and not set(key.scopes).issuperset(SCOPES):
             raise NotFound("File Not Found")
         if need not in ("any key", "every scope") and need not in key.scopes:
