@@ -115,7 +115,7 @@ class Session:
             )
             is_quick = only_tokenizes and self._n_body_bytes <= QUICK_BYTES and not media and model.spec.shape is None
             with contextlib.nullcontext() if is_quick else model.engine.preparing():
-                result = self._at_once(work, context) if is_quick else await self._in_thread(lambda: work(context))
+                result = self._timed(work, context) if is_quick else await self._in_thread(lambda: work(context))
                 if self._names_adapter and any(request.adapters is None for request in result.requests):
                     raise NotFound(f"the LoRA adapter '{short(name or '')}' was unloaded meanwhile")
                 self._usage.submitted_at = time.perf_counter()
@@ -288,7 +288,7 @@ class Session:
         salt = self._salt or self._request.headers.get("x-cache-salt", "")
         return cache_scope(self.services.cache_mode, self._key.owner, salt)
 
-    def _at_once(self, work: Generate, context: Context) -> Generation:
+    def _timed(self, work: Generate, context: Context) -> Generation:
         began = time.perf_counter()
         try:
             return work(context)
