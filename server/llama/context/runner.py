@@ -101,8 +101,8 @@ class LlamaRunner(NativeSequences):
         self._graph = GraphSampling(lambda: self._context)
         self._scratch = np.empty(vocab.n_tokens, np.float32)
         self._stop = Interruption(context)
-        self._rows: Logits | None = None  # of the last decode, once somebody has asked for any
-        self._seen = (0, 0, np.empty((0, 0), np.float32))  # where such were last, how many, and the view of them
+        self._rows: list[Logits] = []  # of the last decode, once somebody has asked for any
+        self._seen: tuple[int, list[Logits]] = 0, []  # where such were last, and the views of them
 
     def decode(self, entries: Sequence[BatchEntry]) -> bool:
         """Decode in one call. True: done. False: no KV room, and nothing was changed.
@@ -121,7 +121,7 @@ class LlamaRunner(NativeSequences):
 
     def _decode_entries(self, entries: Sequence[BatchEntry]) -> bool:
         context = self._open()
-        self._outputs, self._rows = [], None
+        self._outputs, self._rows = [], []
         self._checked.clear()
         if entries and entries[0].media is not None:
             return self._decode_media(entries)
@@ -327,17 +327,16 @@ class LlamaRunner(NativeSequences):
         n = len(self._outputs)
         if not 0 <= output < n:
             raise InternalError(f"output {output} of a decode with {n}")
-        if self._rows is None:
+        if not self._rows:
             address = fast.get_logits(context)
             if not address:
                 raise InternalError("the library has no logits for a token that asked for them")
-            if self._seen[:2] != (address, n):
+            if self._seen[0] != address or len(self._seen[1]) != n:
                 n_vocab = self.vocab.n_tokens
                 whole = (ctypes.c_float * (n * n_vocab)).from_address(address)
-                self._seen = address, n, np.frombuffer(memoryview(whole), np.float32).reshape(n, n_vocab)
-            self._rows = self._seen[2]
-        row: Logits = self._rows[output]
-        return row
+                self._seen = address, list(np.frombuffer(memoryview(whole), np.float32).reshape(n, n_vocab))
+            self._rows = self._seen[1]
+        return self._rows[output]
 
 
 def _refuse_unless_number(highest: float) -> None:
