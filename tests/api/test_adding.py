@@ -6,6 +6,7 @@ from types import ModuleType
 
 import pytest
 
+from server.transport import endpoints
 from tests.api.conftest import Serve
 from tests.api.streams import native_events
 from tests.support.fakes import FakeLoader
@@ -27,7 +28,9 @@ def route(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-async def test_two_files_make_a_dialect(serve: Serve, route: ModuleType) -> None:
+async def test_two_files_make_a_dialect(serve: Serve, route: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = endpoints.Endpoint("POST", "/generate", "infer")
+    monkeypatch.setitem(endpoints._FIXED, (row.method, row.path), row)  # as its line in the private table does
     async with serve(FakeLoader(replies={"Hi<|im_end|>\n<|im_start|>assistant\n": "Hello there"})) as api:
         api.app.include_router(route.router)
         body = {"inputs": "Hi", "parameters": {"max_new_tokens": 5, "temperature": 0}}

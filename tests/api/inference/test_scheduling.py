@@ -151,14 +151,15 @@ async def test_short_texts_are_tokenized_on_the_event_loop(serve: Serve, monkeyp
     monkeypatch.setattr(FakeVocab, "tokenize", tokenized)
     long = {"user": "a" * QUICK_BYTES}
     async with serve(FakeLoader()) as api:
-        for path, more, is_quick in (
-            ("/completion", {}, True),
-            ("/v1/completions", {}, True),
-            ("/v1/completions", long, False),
-            ("/v1/completions", {"grammar": 'root ::= "a"'}, False),
-            ("/v1/chat/completions", {}, False),
+        for name, more, is_quick in (
+            ("native", {}, True),
+            ("completions", {}, True),
+            ("completions", long, False),
+            ("completions", {"grammar": 'root ::= "a"'}, False),
+            ("chat", {}, False),
         ):
             found.clear()
-            reply = await api.client.post(path, json=BODIES[path] | more)
+            dialect = BY_NAME[name]
+            reply = await api.client.post(dialect.path, json=dialect.body(SHORT) | more)
             assert reply.status_code == 200, reply.text
-            assert found == [is_quick], (path, more)
+            assert found == [is_quick], (name, more)
