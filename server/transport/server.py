@@ -8,7 +8,6 @@ import signal
 import threading
 from collections.abc import Callable, Collection
 from types import FrameType
-from typing import Any, cast
 
 from uvicorn import Server
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -113,43 +112,8 @@ def _has_terminal() -> bool:
     return True
 
 
-class OneWrite:
-    """A transport that sends the head of a reply together with what follows in the same turn of the event loop.
-
-    uvicorn writes the head by itself, and uvloop sends each write at once: as a packet, for which the client wakes up.
-    """
-
-    def __init__(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
-        self._call_soon = asyncio.get_running_loop().call_soon
-        self._head = b""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
-
-    def write(self, data: bytes) -> None:
-        """Send `data`, unless it is a head."""
-        if self._head:
-            data, self._head = self._head + data, b""
-        elif data.startswith(b"HTTP/1.1 "):
-            self._head = data
-            self._call_soon(self._flush)
-            return
-        self._transport.write(data)
-
-    def close(self) -> None:
-        """Send what is left, then close."""
-        self._flush()
-        self._transport.close()
-
-    def _flush(self) -> None:
-        if self._head:
-            self.write(b"")
-
-
 class HttpProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP protocol with one write for a short reply, and a limit for request heads, trailers and chunk
-    extensions (`MAX_HEAD_BYTES`).
+    """uvicorn's HTTP protocol with a limit for request heads, trailers and chunk extensions (`MAX_HEAD_BYTES`).
 
     httptools keeps a head of any size in memory, so one client without a key could use up the memory.
 
@@ -161,10 +125,6 @@ class HttpProtocol(HttpToolsProtocol):
 
     _is_first = True
     _n_bytes = 0  # since the last head or part of a body was complete
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin to serve a client."""
-        super().connection_made(cast("asyncio.Transport", OneWrite(transport)))
 
     def data_received(self, data: bytes) -> None:
         """Parse the client's bytes."""
