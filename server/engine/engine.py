@@ -28,6 +28,11 @@ from server.engine.stats import EngineStats
 from server.errors import InternalError, InvalidRequest, ModelFailed, NotFound, PermissionDenied, request_queue_full
 
 T = TypeVar("T")
+JOIN_TURNS = 4
+JOIN_SHARE, MOST_JOIN_S = 0.02, 0.002
+"""How long an idle engine waits for requests that arrive together: this share of its last step, at most so many
+seconds, and then until so many turns of the event loop bring none. Full slots end the wait.
+"""
 
 
 class Engine(Instances[Instance]):
@@ -53,6 +58,7 @@ class Engine(Instances[Instance]):
         self._next_adapter = 1 + max(ids, default=-1)  # no id is given twice
         self._departed = asyncio.Event()  # a request has left
         self._is_waking = False
+        self._n_turns = 0  # of the event loop, until the step threads are woken if no request arrives
         projector = runners[0].encoder
         self._encoder = Encoder(projector, EmbeddingCache(params.media_cache * MIB)) if projector else None
         self._disk: DiskCache | None = None
@@ -73,7 +79,7 @@ class Engine(Instances[Instance]):
                 i,
                 Mailbox(loop, self._left, outlet),
                 clock,
-                lambda: self._n_preparing,
+                lambda: self._n_preparing + self._is_waking,
                 self._encoder,
             )
             for i, runner in enumerate(runners)
@@ -169,7 +175,7 @@ class Engine(Instances[Instance]):
             ticket.instance = preferred_instance(ticket, self._queue.open.values(), slots)
         if self._queue.add(ticket):
             self._idle.clear()
-            self._wake_soon()
+            self._wake_together()
             if request.priority < BACKGROUND_PRIORITY:
                 for instance in self._instances:
                     instance.runner.interrupt()
@@ -178,13 +184,22 @@ class Engine(Instances[Instance]):
             self._loop.call_soon(sink, gone)
         return ticket
 
-    def _wake_soon(self) -> None:
-        """Wake the step threads once for all requests of this turn of the event loop, so that they share a batch."""
+    def _wake_together(self) -> None:
+        """Wake the step threads once for requests that arrive together, so that they share a batch.
+
+        Clients that got replies of one batch send their next requests within a few turns of the event loop.
+        """
+        self._n_turns = JOIN_TURNS
         if not self._is_waking:
             self._is_waking = True
-            self._loop.call_soon(self._wake)
+            last_s = max(instance.scheduler.last_s for instance in self._instances)
+            self._loop.call_later(min(JOIN_SHARE * last_s, MOST_JOIN_S), self._wake)
 
     def _wake(self) -> None:
+        self._n_turns -= 1
+        if self._n_turns and self.n_load < self.n_slots:
+            self._loop.call_soon(self._wake)
+            return
         self._is_waking = False
         self._wake_all()
 

@@ -1,5 +1,6 @@
 """The engine over the fake runner: what a client gets, and what is left behind."""
 
+import asyncio
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -7,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from server.engine.loop import Instance
 from server.engine.request import Failed, SamplingParams
 from server.engine.runner_api import BatchEntry
 from server.engine.scheduler import TokenRun
@@ -44,6 +46,26 @@ async def test_a_long_prompt_does_not_stall_running_slots() -> None:
     assert mixed, "the prompt was never computed beside the running slot"
     assert len(mixed) > 1, "the whole prompt went into one step"
     assert all(1 in dict(batch).values() for batch in mixed)
+
+
+async def test_requests_of_neighbouring_turns_of_the_event_loop_share_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner, n_wakes, wake = FakeRunner(n_seq=4), 0, Instance.wake
+
+    def counted(instance: Instance) -> None:
+        nonlocal n_wakes
+        n_wakes += threading.current_thread() is threading.main_thread()
+        wake(instance)
+
+    monkeypatch.setattr(Instance, "wake", counted)
+    async with engine_over(runner) as engine:
+        for i in range(3):
+            engine.submit(request(f"prompt {i}", max_tokens=1), lambda events: None)
+            for _ in range(2):
+                await asyncio.sleep(0)  # a turn
+        assert n_wakes == 0
+        await engine.wait_idle()
+        assert n_wakes == 1
+    assert len(runner.batches[0]) == 3
 
 
 async def test_eight_cold_requests_compute_a_shared_prefix_once() -> None:
