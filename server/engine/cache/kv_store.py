@@ -65,6 +65,8 @@ class Cells:
         if n_lost < MIN_TOKENS or not (n_bytes := self._size(slot)):
             return
         if not self._moves.pays(n_bytes, ram.moves_per_use, n_lost):
+            if self._moves.pays(n_bytes, 2.0, n_lost):  # it would, if every saved state were used
+                ram.forget_uses()
             return
         size = size_of(n_bytes, n, slot.checkpoints)
         to_ram = ram.fits(size, now)

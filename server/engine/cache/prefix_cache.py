@@ -137,6 +137,10 @@ MIN_TOKENS = 16
 tokens. Also the least gain for which another source (copy, entry, wait) is chosen.
 """
 UNSEEN_USES = 8  # of as many entries, added to what was counted: a conversation continues only after a pause
+FORGOTTEN = 1 / 512
+"""Share of the counted saves and uses that is forgotten with each state that they keep from being saved: otherwise none
+would ever be saved and used again. The saves that are tried so take at most 2% of the time of prefill.
+"""
 MOST = 16  # comparisons that find a longer, but not reusable prefix, after which a search ends
 
 
@@ -285,8 +289,8 @@ class StateCache:
     limit_held: int = 0
     size: int = 0  # bytes of the entries
     n_hits: int = 0  # entries used
-    n_saved: int = 0  # states that slots lost and that were saved here, or on disk
-    n_reused: int = 0  # loads of such states into slots
+    n_saved: float = 0.0  # states that slots lost and that were saved here, or on disk
+    n_reused: float = 0.0  # loads of such states into slots
     slots: list[CachedPrefix] = field(default_factory=list)
     _entries: dict[int, CacheEntry] = field(default_factory=dict)
     _lock: threading.RLock = field(default_factory=threading.RLock)
@@ -319,6 +323,11 @@ class StateCache:
     def moves_per_use(self) -> float:
         """Moves for each expected use of a state: its load, and as many saves as there were for each use so far."""
         return 1 + (self.n_saved + UNSEEN_USES) / (self.n_reused + UNSEEN_USES)
+
+    def forget_uses(self) -> None:
+        """Count less what was saved and used long ago."""
+        self.n_saved -= self.n_saved * FORGOTTEN
+        self.n_reused -= self.n_reused * FORGOTTEN
 
     @property
     def most_held(self) -> int:

@@ -153,7 +153,8 @@ def test_states_are_saved_as_long_as_enough_of_them_are_used(setup: Setup, *, us
             setup.cells.prepare(Placement(sequence([*slot.tokens, 7]), other, entry, 200), 0.0)
             setup.cells.clear(other)
     assert saved[0]
-    assert saved[-1] == used
+    assert (sum(saved[-50:]) > 25) == used
+    assert any(saved[-50:])  # the next conversations may be used
 
 
 def test_the_first_move_stalls_nobody_for_longer_than_a_step_either(setup: Setup) -> None:
