@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from math import inf
+from operator import attrgetter
 from typing import TypeVar
 
 from server.engine.lora import NEVER, NO_ADAPTERS, AdapterSet, reusable
@@ -438,12 +439,12 @@ class StateCache:
     def match(
         self, prompt: Sequence[int], wanted: AdapterSet, at_least: int, most: int | None = None
     ) -> tuple[CacheEntry | None, int]:
-        """Return the `longest_match` among the entries; of equals the newest."""
+        """Return the `longest_match` among the entries; of equals the smallest, which is loaded fastest."""
         if not self._entries:
             return None, 0
         with self._lock:
-            newest_first = reversed(self._entries.values())
-            return longest_match(newest_first, prompt, wanted, at_least, len(prompt) if most is None else most)
+            smallest_first = sorted(self._entries.values(), key=attrgetter("size"))
+            return longest_match(smallest_first, prompt, wanted, at_least, len(prompt) if most is None else most)
 
     def touch(self, entry: CacheEntry, now: float) -> None:
         with self._lock:

@@ -157,6 +157,17 @@ def test_states_are_saved_as_long_as_enough_of_them_are_used(setup: Setup, *, us
     assert any(saved[-50:])  # the next conversations may be used
 
 
+def test_a_pinned_prefix_is_loaded_although_a_newer_and_larger_state_also_begins_with_it(setup: Setup) -> None:
+    ram, budget, prefix = setup.scheduler.ram, setup.scheduler.move_budget, [5] * 100
+    pinned = CacheEntry(prefix, state=bytes(500))
+    assert ram.pin(pinned, 60.0, 0.0)
+    ram.put(CacheEntry([*prefix, *[6] * 400], state=bytes(2500)), 0.0)
+    budget.bandwidth, budget.computed = 1000.0, 100.0
+    placement = setup.scheduler.placer.find(sequence([*prefix, 9]), 0.0)
+    assert placement is not None
+    assert placement.source is pinned
+
+
 def test_the_first_move_stalls_nobody_for_longer_than_a_step_either(setup: Setup) -> None:
     budget = setup.scheduler.move_budget
     assert not budget.refuses(4 << 30)
