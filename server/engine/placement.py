@@ -197,13 +197,13 @@ class Placer:
         return stored, n_stored
 
     def _awaits_disk(self, sequence: Sequence, n: int, now: float) -> bool:
-        """Return whether to wait for a state on disk that gives considerably more than the `n` available tokens.
-        Searches the disk index once.
+        """Return whether to wait for a state on disk that gives considerably more than the `n` available tokens, and
+        is loaded faster than they are computed. Searches the disk index once.
         """
         if self.disk is not None and sequence.fetch is None:
             prompt, most = sequence.target, sequence.n_reusable
             entry, n_disk = self.disk.kept.match(prompt, sequence.adapter_set, n + MIN_WAIT, most)
-            if entry is not None:
+            if entry is not None and self.move_budget.pays(entry.size, 1.0, n_disk - n):
                 sequence.fetch = Fetch(entry, n_disk)
         fetch = sequence.fetch
         return fetch is not None and fetch.pending(now) and fetch.n > n + MIN_WAIT

@@ -168,6 +168,24 @@ def test_a_pinned_prefix_is_loaded_although_a_newer_and_larger_state_also_begins
     assert placement.source is pinned
 
 
+@pytest.mark.parametrize(("compute_s", "waits"), [(0.3, True), (0.05, False)])
+def test_a_state_on_disk_is_waited_for_where_loading_it_is_quicker_than_computing(
+    setup: Setup, compute_s: float, *, waits: bool
+) -> None:
+    setup.runner.seconds = 0.1
+    assert setup.keep(1)  # tells what a move takes
+    setup.computes(compute_s)
+    entry = CacheEntry([5] * 200, size=len(next(iter(setup.scheduler.ram)).state))
+    disk = DiskCache(Files(), 1 << 30, still, lambda: None, can_cut=True)
+    try:
+        disk.ready.result(60)
+        disk.kept.put(entry, 0.0)
+        setup.scheduler.placer.disk = disk
+        assert (setup.scheduler.placer.find(sequence([5] * 200 + [9]), 0.0) is None) == waits
+    finally:
+        disk.close()
+
+
 def test_the_first_move_stalls_nobody_for_longer_than_a_step_either(setup: Setup) -> None:
     budget = setup.scheduler.move_budget
     assert not budget.refuses(4 << 30)
