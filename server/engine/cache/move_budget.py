@@ -16,8 +16,8 @@ NEGLIGIBLE_S = 0.002  # quicker moves are always made
 ASSUMED_RATE = 2e9  # bytes per second before the first measurement: a state is written to fresh memory at 1 to 2 GB/s
 ASSUMED_BYTES = 128 << 10  # KV bytes per token before the first measurement: an 8 B model
 MIN_SAMPLE_TOKENS = 128
-"""Smaller states do not show bytes per token, because a recurrent state has a constant part, nor the bandwidth. Smaller
-prefills count less. A part of the time of both does not depend on their tokens.
+"""Smaller states do not show bytes per token, because a recurrent state has a constant part, nor the bandwidth unless
+that part is large. Smaller prefills count less. A part of the time of both does not depend on their tokens.
 """
 SHARE = 0.1
 """Share of a step that may be spent on moving states, besides the last one. In `benchmarks.simulation`, 0.1 halves the
@@ -86,7 +86,7 @@ class MoveBudget:
         """Record that a state was saved or loaded."""
         if n_tokens >= MIN_SAMPLE_TOKENS or not self.bytes_per_token:
             self.bytes_per_token = n_bytes / n_tokens
-        if n_tokens >= MIN_SAMPLE_TOKENS:
+        if n_tokens >= MIN_SAMPLE_TOKENS or self.move_s(n_bytes) > NEGLIGIBLE_S:
             self.bandwidth = _mean(self.bandwidth, n_bytes, seconds, 1.0)
 
     def move_s(self, n_bytes: int) -> float:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from server.engine.cache.disk_cache import DiskCache
 from server.engine.cache.kv_store import Cells, shift_sizes
+from server.engine.cache.move_budget import MoveBudget
 from server.engine.cache.prefix_cache import CacheEntry, common_prefix
 from server.engine.params import ALONE_S, EngineParams
 from server.engine.placement import Move, Placement, moves
@@ -155,6 +156,14 @@ def test_states_are_saved_as_long_as_enough_of_them_are_used(setup: Setup, *, us
     assert saved[0]
     assert (sum(saved[-50:]) > 25) == used
     assert any(saved[-50:])  # the next conversations may be used
+
+
+def test_a_large_state_of_few_tokens_also_tells_what_a_move_takes() -> None:
+    """A recurrent state has 100 MB however short the conversation is."""
+    budget = MoveBudget(computed=5000.0)
+    assert budget.pays(100 << 20, 2.0, 60)  # nobody knows yet
+    budget.observe_move(60, 100 << 20, 0.05)
+    assert not budget.pays(100 << 20, 2.0, 60)
 
 
 def test_a_pinned_prefix_is_loaded_although_a_newer_and_larger_state_also_begins_with_it(setup: Setup) -> None:
