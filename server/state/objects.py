@@ -256,8 +256,8 @@ class Objects(ABC):
 
     async def find_items(self, owner: str, item_ids: Iterable[str]) -> dict[str, Json]:
         """Return those of the items that the owner has stored, by id."""
-        wanted = [*item_ids]
-        objects = await self.objects_of_items(owner, wanted) if wanted else ()
+        wanted = {*item_ids}
+        objects = await self.objects_of_items(owner, [*wanted]) if wanted else ()
         found = [item for each in objects for item in await self.items(owner, each)]
         return {item["id"]: item for item in found if item["id"] in wanted}
 

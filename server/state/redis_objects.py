@@ -95,8 +95,7 @@ class RedisObjects(Objects):
     def _write(self, pipe: Any, owner: str, object_id: str, old: Document | None, new: Document) -> None:
         """Queue the commands that update the sets and hashes of a changed document."""
         name = f"{owner}:{object_id}"
-        kept = {item["id"] for _, item in new.items}
-        removed = [item["id"] for _, item in old.items if item["id"] not in kept] if old else []
+        before, now = ({item["id"] for _, item in each.items} if each else set() for each in (old, new))
         pipe.zadd(_key("index", owner, new.kind), {object_id: self.clock()}, nx=True)
         if new.kind == "response":
             pipe.zadd(_key("used", owner), {object_id: self.clock()})
@@ -104,9 +103,9 @@ class RedisObjects(Objects):
             pipe.zadd(_key("expires"), {name: new.expires_at})
         if new.parent is not None:
             pipe.sadd(_key("children", owner, new.parent), object_id)
-        for item_id in kept:
+        for item_id in now - before:
             pipe.sadd(_key("item", owner, item_id), object_id)
-        for item_id in removed:
+        for item_id in before - now:
             pipe.srem(_key("item", owner, item_id), object_id)
         if not new.is_unfinished:
             pipe.hdel(_key("unfinished"), name)
@@ -149,8 +148,17 @@ class RedisObjects(Objects):
         return Page(found[: query.limit], len(found) > query.limit)
 
     async def objects_of_items(self, owner: str, item_ids: Sequence[str]) -> set[str]:
-        found = [await self.redis.do("srandmember", _key("item", owner, each)) for each in item_ids]
-        return {each.decode() for each in found if each is not None}
+        found = set[str]()
+        for start in range(0, len(item_ids), _PAGE):
+
+            async def work(client: Any, page: Sequence[str] = item_ids[start : start + _PAGE]) -> list[bytes | None]:
+                async with client.pipeline(transaction=False) as pipe:
+                    for each in page:
+                        pipe.srandmember(_key("item", owner, each))
+                    return list(await pipe.execute())
+
+            found |= {each.decode() for each in await self.redis.call(work) if each is not None}
+        return found
 
     async def take_over(self, kind: Kind, wanted: Callable[[Json], bool] = lambda _: True) -> list[tuple[str, Json]]:
         """Take over unfinished objects, and record that this replica runs. Call it every few seconds.

@@ -353,6 +353,25 @@ async def test_an_object_whose_deletion_failed_is_deleted_later(
 
 
 @needs_redis
+async def test_items_take_few_commands(replicas: Replicas, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long conversation is not registered again with each message, and not looked up item by item."""
+    names, redis = [str(i) for i in range(250)], replicas.clients[0]
+    await replicas.a.put("me", "conversation", {"id": "k"}, inputs=[message(name, "Hi") for name in names])
+    await redis.client.config_resetstat()
+    await replicas.a.append("me", "k", [message("x", "Hi")])
+    assert (await redis.client.info("commandstats"))["cmdstat_sadd"]["calls"] == 1
+    calls, call = list[Any](), redis.call
+
+    async def counted(work: Any) -> Any:
+        calls.append(work)
+        return await call(work)
+
+    monkeypatch.setattr(redis, "call", counted)
+    assert (await replicas.a.find_items("me", [*names, "none"])).keys() == {*names}
+    assert len(calls) < 10
+
+
+@needs_redis
 async def test_a_refused_command_fails_alone(replicas: Replicas) -> None:
     await replicas.clients[0].client.set("llamapool:unfinished", "no hash")
     with pytest.raises(Unavailable):
