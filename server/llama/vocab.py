@@ -9,6 +9,8 @@ What follows is tokenized as after a start without BOS. So the parts can be toke
 import contextlib
 import ctypes
 import re
+import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import compress, repeat
 
@@ -23,15 +25,15 @@ class SpecialTexts:
     """The special texts of one vocabulary, which the tokenizer matches before anything else."""
 
     def __init__(self, texts: Iterable[bytes]) -> None:
-        self._texts = sorted({text for text in texts if text}, key=len, reverse=True)
-        self._longest = len(self._texts[0]) if self._texts else 0
-        self._pattern = re.compile(b"|".join(map(re.escape, self._texts)))
+        self.texts = sorted({text for text in texts if text}, key=len, reverse=True)
+        self._longest = len(self.texts[0]) if self.texts else 0
+        self._pattern = re.compile(b"|".join(map(re.escape, self.texts)))
         self._rivals: dict[bytes, tuple[bytes, ...]] = {}
 
     def pieces(self, raw: bytes) -> Iterator[bytes]:
         """`raw` in pieces, each but the last one ending in a special text that is certainly taken as a token."""
         start = 0
-        while self._texts and (end := self._cut(raw, start + MIN_PIECE_BYTES)):
+        while self.texts and (end := self._cut(raw, start + MIN_PIECE_BYTES)):
             yield raw[start:end]
             start = end
         yield raw[start:]
@@ -68,7 +70,7 @@ class SpecialTexts:
         """Return the special texts that can overlap `text`, including itself if it can."""
         known = self._rivals.get(text)
         if known is None:
-            known = self._rivals[text] = tuple(other for other in self._texts if _can_overlap(text, other))
+            known = self._rivals[text] = tuple(other for other in self.texts if _can_overlap(text, other))
         return known
 
 
@@ -82,7 +84,9 @@ def _can_overlap(one: bytes, other: bytes) -> bool:
 _MAX_BYTES = (1 << 31) - 1
 _PIECE_BYTES = 64
 _SLICE = 16384  # tokens made into Python's numbers at a time; the interpreter is kept from other threads meanwhile
-_SHORT_BYTES = 256  # up to here, tokenizing takes microseconds
+_SHORT_BYTES = 256  # up to here, tokenizing takes microseconds with most vocabularies
+_QUICK_S = 1e-3
+_LEAST_BYTES = 4  # of a text in a JSON array
 _LONG_BYTES = 4096  # from here on, special tokens in the text split it
 CONTROL = 1 << 3  # LLAMA_TOKEN_ATTR_CONTROL
 _USER_DEFINED = 1 << 4
@@ -124,12 +128,14 @@ class LlamaVocab:
         ]
         self._always_special = self._special_texts(t for t, bits in special if bits & _USER_DEFINED)
         self._special = self._special_texts(t for t, _ in special)
+        self.quick_bytes = 0
         self._pieces = _pieces(pointer, self.n_tokens)
         self._plain: list[bytes | None] = [None] * self.n_tokens
         self.unspelled = _unspelled(pointer, self._pieces) if self.type == _SENTENCEPIECE else frozenset()
         self._texts = frozenset[bytes]()  # of all tokens, to look for those of single characters
         if self.unspelled:
             self._texts = frozenset(map(fast.vocab_get_text, repeat(pointer), every))
+        self.quick_bytes = self._measured_quick_bytes()
 
     @property
     def pointer(self) -> int:
@@ -179,7 +185,7 @@ class LlamaVocab:
 
     def _tokenize(self, raw: bytes, add_special: bool, parse_special: bool) -> list[int]:
         capacity = len(raw) + 8
-        tokenize = fast.tokenize if len(raw) <= _SHORT_BYTES else C.llama_tokenize
+        tokenize = fast.tokenize if len(raw) <= _SHORT_BYTES <= self.quick_bytes else C.llama_tokenize
         while True:
             tokens = (ctypes.c_int32 * capacity)()
             n = tokenize(self.pointer, raw, len(raw), tokens, capacity, add_special, parse_special)
@@ -188,6 +194,25 @@ class LlamaVocab:
             if n < -_MAX_BYTES:
                 raise InvalidRequest("the text has more tokens than can be counted")
             capacity = -n
+
+    def _measured_quick_bytes(self) -> int:
+        """Return how many bytes of texts take a millisecond at worst, by measuring texts that take long.
+
+        The library searches each text for each special token, and Gemma 3 has 6,000. For gpt-oss, Mistral and DeepSeek
+        it compiles regular expressions, for each text and again after each special token: up to 0.5 ms.
+        """
+        texts = self._special.texts or [b"a"]
+        starts = Counter(text[:1] for text in texts).most_common(1)[0][0]
+        markup = (min(texts, key=len) + b"a") * _SHORT_BYTES
+        worst_s = 0.0
+        for raw, n_bytes in ((b"a", _LEAST_BYTES), (starts * _SHORT_BYTES, _SHORT_BYTES), (markup, _SHORT_BYTES)):
+            found = []
+            for _ in range(3):
+                began = time.perf_counter()
+                self._tokenize(raw[:n_bytes], False, True)
+                found.append(time.perf_counter() - began)
+            worst_s = max(worst_s, min(found) / n_bytes)
+        return int(_QUICK_S / worst_s)
 
     def _special_texts(self, tokens: Iterable[int]) -> SpecialTexts:
         return SpecialTexts(fast.vocab_get_text(self.pointer, token) or b"" for token in tokens)

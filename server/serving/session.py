@@ -31,7 +31,8 @@ from server.transport.admission import admission_of, scheduled_client
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 QUICK_BYTES = 2048
-"""Texts of this size are tokenized on the event loop: it takes 1 ms at worst, less than handing them to a thread."""
+"""Texts of this size, and of the vocabulary's ``quick_bytes``, are tokenized on the event loop: it takes 1 ms at worst,
+less than handing them to a thread."""
 LONG_BYTES = 1 << 20
 """Longer texts are prepared in a thread of their own: a megabyte takes up to a second to tokenize."""
 LONG_WITH_MEDIA = 16 << 20
@@ -113,7 +114,8 @@ class Session:
                 verbose=self.services.options.verbose,
                 pin_s=self._request.scope.get(PIN, 0.0),
             )
-            is_quick = only_tokenizes and self._n_body_bytes <= QUICK_BYTES and not media and model.spec.shape is None
+            is_short = self._n_body_bytes <= min(QUICK_BYTES, model.vocab.quick_bytes)
+            is_quick = only_tokenizes and is_short and not media and model.spec.shape is None
             with contextlib.nullcontext() if is_quick else model.engine.preparing():
                 result = self._timed(work, context) if is_quick else await self._in_thread(lambda: work(context))
                 if self._names_adapter and any(request.adapters is None for request in result.requests):

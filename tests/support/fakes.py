@@ -45,6 +45,7 @@ class FakeVocab:
     """
 
     n_tokens = 260
+    quick_bytes = 1 << 20
     bos = BOS
     eos = EOS
     sep = -1

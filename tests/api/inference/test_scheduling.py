@@ -163,3 +163,8 @@ async def test_short_texts_are_tokenized_on_the_event_loop(serve: Serve, monkeyp
             reply = await api.client.post(dialect.path, json=dialect.body(SHORT) | more)
             assert reply.status_code == 200, reply.text
             assert found == [is_quick], (name, more)
+        monkeypatch.setattr(FakeVocab, "quick_bytes", 10)  # it has thousands of special tokens
+        found.clear()
+        native = BY_NAME["native"]
+        await api.client.post(native.path, json=native.body(SHORT))
+        assert found == [False]
