@@ -203,7 +203,7 @@ class SamplingSettings(_Parameters):
     documented_by: ClassVar[type] = SamplingParams
 
     n_predict: Int = option(
-        -1, "-n --predict --n-predict", env="LLAMA_ARG_N_PREDICT", ge=-1, also="max_tokens max_new_tokens"
+        -1, "-n --predict --n-predict", env="LLAMA_ARG_N_PREDICT", ge=-1, also="num_predict max_tokens max_new_tokens"
     )
     """Maximum number of tokens of a reply that sets no max_tokens; -1 = until the context is full."""
     reverse_prompt: TextList = option(
@@ -308,7 +308,11 @@ class SpeculationSettings(SettingsModel, group="Speculative decoding"):
     spec_ngram_mod_n_max: Int = option(64, "--spec-ngram-mod-n-max", ge=0, le=1024)
     """Maximum draft length of ngram-mod, in tokens."""
     draft_model: FilePath | None = option(
-        None, "-md --model-draft --spec-draft-model", env="LLAMA_ARG_SPEC_DRAFT_MODEL", replaces="draft_hf"
+        None,
+        "-md --model-draft --spec-draft-model",
+        env="LLAMA_ARG_SPEC_DRAFT_MODEL",
+        replaces="draft_hf",
+        also="speculative_model",
     )
     """GGUF file of the draft model, which must have the same vocabulary."""
     draft_hf: RepositoryName = option(
@@ -548,7 +552,7 @@ class HardwareSettings(SettingsModel, group="Loading and hardware"):
     """
     sleep_idle_seconds: Int = option(-1, "--sleep-idle-seconds", ge=-1, check=without_zero, also="keep_alive")
     """Seconds without a request before the model is unloaded until the next one; -1 = never."""
-    n_threads: Int = option(-1, "-t --threads", env=True, ge=-1)
+    n_threads: Int = option(-1, "-t --threads", env=True, ge=-1, also="num_thread num_threads")
     """CPU threads per instance for decoding; -1 or 0 = physical cores divided by instances. Fewer are used while other
     processes are busy.
     """

@@ -332,10 +332,11 @@ class _YamlReader:
 
     def _hint(self, section: Section, key: str) -> str:
         entry = TABLE.meant_by(key)
-        if entry is not None and entry.section != section:
-            home = "server" if entry.section == "server" else "models.<id> or defaults"
-            return f"; '{entry.key}' belongs to {home}"
-        return nearest(key, TABLE.keys(section), "; see docs/configuration.md")
+        if entry is None:
+            return nearest(key, TABLE.keys(section), "; see docs/configuration.md")
+        if entry.section == section:
+            return f"; did you mean '{entry.key}'?"
+        return f"; '{entry.key}' belongs to {'server' if section == 'model' else 'models.<id> or defaults'}"
 
     def _items(self, node: yaml.Node, where: str, place: str) -> Iterator[tuple[str, yaml.Node, str]]:
         """Yield key, value and place of each entry of a mapping."""

@@ -36,6 +36,10 @@ def _row(section: Section, owner: type[SettingsModel], key: str, info: FieldInfo
     )
 
 
+def _plain(name: str) -> str:
+    return name.lstrip("-").replace("-", "_")
+
+
 class Table:
     """All options, indexed by field, by flag and by variable."""
 
@@ -61,15 +65,12 @@ class Table:
 
     @cached_property
     def _by_spelling(self) -> dict[str, Option]:
-        return {
-            name.lstrip("-").replace("-", "_"): entry
-            for entry in self
-            for name in (*entry.flags, *entry.also.split(), entry.key)
-        }
+        names = {_plain(name): entry for entry in self for name in (*entry.constants, *entry.also.split(), entry.key)}
+        return names | {_plain(flag): entry for entry in self for flag in entry.flags}
 
     def meant_by(self, word: str) -> Option | None:
         """Return the option that is called `word` as a field, as a flag or in other servers."""
-        return self._by_spelling.get(word.lstrip("-").replace("-", "_"))
+        return self._by_spelling.get(_plain(word))
 
     def __iter__(self) -> Iterator[Option]:
         return iter(self.entries.values())
@@ -84,10 +85,13 @@ def nearest(word: str, known: Sequence[str], otherwise: str) -> str:
     """
     meant, is_flag = TABLE.meant_by(word), word.startswith("-")  # a word alone is no flag
     same = [name for name in known if meant and TABLE.meant_by(name) is meant and name.startswith("-") == is_flag]
+    if meant:  # those with another kind of value, or none, only if they were meant
+        others = {_plain(name) for name in (*meant.forms, *meant.constants)}
+        same.sort(key=lambda name: (_plain(name) != _plain(word), _plain(name) in others, -len(name)))
     by_lower = {name.lower(): name for name in known}
     similar = get_close_matches(word.lower(), by_lower, n=3, cutoff=0.6)
     similar.sort(key=lambda name: sorted(name) != sorted(word.lower()))  # prefer swapped letters
-    found = [max(same, key=len)] if same else [by_lower[name] for name in similar]
+    found = same or [by_lower[name] for name in similar]
     return f"; did you mean '{found[0]}'?" if found else otherwise
 
 
