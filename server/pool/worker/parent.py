@@ -105,6 +105,7 @@ class WorkerProcess(Connection):
             self._process = subprocess.Popen(  # noqa: S603 - this interpreter, these arguments
                 [sys.executable, "-I", "-c", _BOOT, *map(str, numbers), *map(os.path.abspath, sys.path)],
                 stdin=subprocess.DEVNULL,
+                stderr=None if sys.stderr else subprocess.DEVNULL,  # closed, its number would be that of another file
                 env=child_environment(os.environ, self._stores),
                 pass_fds=numbers[:1],
                 start_new_session=True,  # a Ctrl-C is for the server

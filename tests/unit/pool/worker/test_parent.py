@@ -1,5 +1,7 @@
 """When the server considers a worker process as hanging."""
 
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -7,6 +9,7 @@ import pytest
 
 from server.pool.worker import parent
 from tests.support.fakes import FakeLoader
+from tests.support.real_server import ROOT
 
 
 class Silent(parent.WorkerProcess):
@@ -66,3 +69,24 @@ async def test_a_slow_load_is_not_killed(monkeypatch: pytest.MonkeyPatch) -> Non
     process.loads((4, 0, 0))
     process.check(1.0, 1.0)
     assert process.check(1.0, 1.0)
+
+
+_PING = """
+import asyncio
+from server.pool.worker.parent import WorkerProcess
+from tests.support.fakes import FakeLoader
+
+async def main():
+    process = WorkerProcess("demo", FakeLoader, FakeLoader())
+    await process.call("ping")
+    await process.end()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.slow
+def test_a_server_without_standard_error_starts_processes() -> None:
+    shell = 'exec "$0" -c "$1" 2>&-'
+    ended = subprocess.run(["sh", "-c", shell, sys.executable, _PING], cwd=ROOT, timeout=60, check=False)
+    assert ended.returncode == 0
