@@ -91,6 +91,12 @@ def home(engine: Engine, ticket: Ticket | None) -> list[int]:
     return [t.instance for t in engine._queue.open.values() if t is ticket]
 
 
+async def test_a_slot_that_a_request_names_is_of_its_instance() -> None:
+    async with engine_over(FakeRunner(n_seq=2), FakeRunner(n_seq=2)) as engine:
+        (reply,) = await run(engine, request("bound", id_slot=3))
+    assert reply.finished[0].id_slot == 3
+
+
 async def test_a_full_instance_is_passed_over_although_it_has_the_prefix() -> None:
     async with engine_over(runner(on_decode=takes_time), runner(on_decode=takes_time)) as engine:
         long = await begun(events_of(engine, request(BEGINNING + "for long", max_tokens=FOR_EVER)))
