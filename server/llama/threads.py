@@ -235,7 +235,6 @@ def _cpu_procedure(name: bytes) -> int:
 
 INTERVAL_S = 0.1  # between two looks: ten of the kernel's ticks, or more
 MOST_SHARE = 0.005  # of the time, for looks: with hundreds of CPUs one takes milliseconds
-BUSY = 0.2  # of a CPU that this process used since the last look, or we waited, and what others use meanwhile is free
 GIVE_UP, TAKE_BACK = 0.5, 0.3
 """Of a CPU: what others may use of one of ours until a thread less computes, and until it is back."""
 _STAT = Path("/proc/stat")
@@ -288,23 +287,37 @@ class ComputeThreads:
         self._look = look if self._most > 1 and _STAT.exists() else None
         self._next_look = 0.0
         self._seen: Use | None = None
+        self._ended = time.monotonic()
+        self._idle_s = 0.0  # since the last look
 
     def change(self) -> tuple[int, int] | None:
-        """Return the numbers of threads for decode and prefill if they are due and differ from the last ones."""
+        """Return the numbers of threads for decode and prefill if they are due and differ from the last ones.
+
+        Others take no CPU from us while we are idle, so all that they may have used then does not count.
+        """
+        if self._look is None:
+            return None
         began = time.monotonic()
-        if self._look is None or began < self._next_look:
+        self._idle_s += began - self._ended
+        if began < self._next_look:
             return None
-        before, use = self._seen, self._look()
+        before, use, idle_s = self._seen, self._look(), self._idle_s
         self._seen, self._next_look = use, use.at + max(INTERVAL_S, (use.at - began) / MOST_SHARE)
-        if before is None or use.own_s - before.own_s < BUSY * (use.at - before.at):
+        self._idle_s = 0.0
+        if before is None:
             return None
-        others = max(0.0, (use.others_s - before.others_s) / (use.at - before.at))
+        computed_s = max(use.at - before.at - idle_s, INTERVAL_S)
+        others = max(0.0, use.others_s - before.others_s - use.n_cpus * idle_s) / computed_s
         now = self._most if os.getpriority(os.PRIO_PROCESS, 0) < 0 else self._fitting(use.n_cpus - others)
         if now == self._now:
             return None
         self._now = now
         n, n_batch = self._wanted
         return min(n, now), min(n_batch, now)
+
+    def ended(self) -> None:
+        """Record that a decode ended."""
+        self._ended = time.monotonic()
 
     def _fitting(self, free: float) -> int:
         fewer, more = int(free + 1 - GIVE_UP), int(free + TAKE_BACK)

@@ -111,6 +111,7 @@ class LlamaRunner(NativeSequences):
         of this batch may be in the cache: remove them.
         """
         decoded = self._decode_entries(entries)
+        self._threads.ended()
         if self.heads is not None and decoded:
             if entries[0].media is None:
                 self.heads.follow(entries)

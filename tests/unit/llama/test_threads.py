@@ -129,14 +129,16 @@ class Machine:
         return Use(self.now, self.others_s, self.own_s, self.n_cpus)
 
     def after(
-        self, threads: ComputeThreads, *shares: float, seconds: float = 2 * INTERVAL_S, own: float = 1.0
+        self, threads: ComputeThreads, *shares: float, seconds: float = 2 * INTERVAL_S, idle: bool = False
     ) -> list[object]:
-        """What changes when others take that many processors, one stretch after the other."""
+        """Return the changes when others take that many CPUs, one stretch after the other, of decodes or `idle`."""
         changes: list[object] = []
         for share in shares:
             self.now += seconds
             self.others_s += share * seconds
-            self.own_s += own * seconds
+            if not idle:
+                self.own_s += seconds
+                threads.ended()
             changes.append(threads.change())
         return changes
 
@@ -176,10 +178,20 @@ def test_looks_are_rare_and_what_others_use_while_nothing_is_computed_says_nothi
 ) -> None:
     machine = Machine(monkeypatch, 2)
     threads = ComputeThreads(2, 2, machine.look)
-    assert machine.after(threads, 0, 2.0, seconds=INTERVAL_S / 2) == [None, None]
-    assert machine.after(threads, 2.0, seconds=60.0, own=0.01) == [None]
-    assert machine.after(threads, 2.0, own=0.1) == [None]  # a client that prepares its next request
-    assert machine.after(threads, 2.0, seconds=3.0) == [(1, 1)]  # one long step
+    assert machine.after(threads, 0, 1.0, seconds=INTERVAL_S / 3) == [None, None]
+    assert machine.after(threads, 2.0, seconds=60.0, idle=True) == [None]
+    assert machine.after(threads, 2.0, seconds=3.0) == [(1, 1)]  # one long decode
+    assert machine.after(threads, 2.0, seconds=60.0, idle=True) == [(2, 2)]
+
+
+def test_a_neighbour_that_computes_in_turn_with_this_server_takes_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(monkeypatch, 2)
+    threads = ComputeThreads(2, 2, machine.look)
+    for _ in range(3):  # each request is one decode
+        assert machine.after(threads, 2.0, seconds=0.5, idle=True) == [None]
+        machine.now += 0.5
+        machine.own_s += 1.0
+        threads.ended()
 
 
 @pytest.mark.parametrize(("nice", "others_s"), [(0, 60.0), (5, 90.0), (-5, 60.0)])
