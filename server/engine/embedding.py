@@ -116,9 +116,9 @@ class EmbeddingInstance(StepThread):
         number: int,
         loop: asyncio.AbstractEventLoop,
         clock: Callable[[], float],
-        preparing: Callable[[], int],
+        arriving: Callable[[], bool],
     ) -> None:
-        super().__init__("llamapool-embed", number, params, clock, preparing)
+        super().__init__("llamapool-embed", number, params, clock, arriving)
         self.runner = runner
         self.running: Sequence[Piece] = ()  # in the current decode
         self._queue = queue
@@ -171,7 +171,7 @@ class EmbeddingInstance(StepThread):
     def _turn(self) -> None:
         self._woken.clear()
         info = self.runner.info
-        if self._preparing() and sum(len(job.inputs) - job.n_taken for job in self._queue) < info.n_seq:
+        if self._arriving() and sum(len(job.inputs) - job.n_taken for job in self._queue) < info.n_seq:
             self._gather()
         self.running = self._queue.take(info.n_seq, info.n_pack)
         if self.running:
@@ -188,7 +188,8 @@ class EmbeddingInstance(StepThread):
             if index == 0:
                 self.stats.queue_time.observe(started - job.submitted_at)
         self._compute(pieces)
-        self.stats.prompt_seconds += self._clock() - started
+        self.last_s = self._clock() - started
+        self.stats.prompt_seconds += self.last_s
         if self.params.check_integrity:
             self._queue.check_integrity()
 
@@ -263,17 +264,16 @@ class EmbeddingEngine(Instances[EmbeddingInstance]):
         loop: asyncio.AbstractEventLoop,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        super().__init__(params, runners[0].info.n_seq, clock)
+        super().__init__(params, runners[0].info.n_seq, loop, clock)
         self.info = runners[0].info
         self.takes_media = runners[0].takes_media
         self.vocab = runners[0].vocab
         self.n_ctx_seq = self.info.n_ctx_seq
-        self._loop = loop
         self._queue = EmbeddingQueue(len(runners))
         self._open: set[EmbeddingJob] = set()
         self._start(
             [
-                EmbeddingInstance(runner, params, self._queue, i, loop, clock, lambda: self._n_preparing)
+                EmbeddingInstance(runner, params, self._queue, i, loop, clock, self.arriving)
                 for i, runner in enumerate(runners)
             ]
         )
@@ -295,8 +295,8 @@ class EmbeddingEngine(Instances[EmbeddingInstance]):
         job.done.add_done_callback(lambda _: self._left(job))
         self._idle.clear()
         self._open.add(job)
+        self._arrived()
         self._queue.add(job)
-        self._wake_all()
         return job.done
 
     def _left(self, job: EmbeddingJob) -> None:

@@ -28,11 +28,6 @@ from server.engine.stats import EngineStats
 from server.errors import InternalError, InvalidRequest, ModelFailed, NotFound, PermissionDenied, request_queue_full
 
 T = TypeVar("T")
-JOIN_TURNS = 4
-JOIN_SHARE, MOST_JOIN_S = 0.02, 0.002
-"""How long an idle engine waits for requests that arrive together: this share of its last step, at most so many
-seconds, and then until so many turns of the event loop bring none. Full slots end the wait.
-"""
 
 
 class Engine(Instances[Instance]):
@@ -49,7 +44,7 @@ class Engine(Instances[Instance]):
         """Start the instances. `outlet`, if set, gets the events of steps instead of the requests' sinks; sinks then
         only get events without a step.
         """
-        super().__init__(params, runners[0].info.n_seq, clock)
+        super().__init__(params, runners[0].info.n_seq, loop, clock)
         self.vocab = runners[0].vocab
         self.n_ctx_seq = runners[0].info.n_ctx_seq
         self.adapters = runners[0].adapters
@@ -57,15 +52,12 @@ class Engine(Instances[Instance]):
         ids = [adapter.id for adapter in self.adapters]
         self._next_adapter = 1 + max(ids, default=-1)  # no id is given twice
         self._departed = asyncio.Event()  # a request has left
-        self._is_waking = False
-        self._n_turns = 0  # of the event loop, until the step threads are woken if no request arrives
         projector = runners[0].encoder
         self._encoder = Encoder(projector, EmbeddingCache(params.media_cache * MIB)) if projector else None
         self._disk: DiskCache | None = None
         self._tiers: dict[str, TierView] = {}
         self._tiers_at = 0.0
         self._tier_texts: list[CachedText] = []  # of the entries in `_tiers`
-        self._loop = loop
         self._queue = ModelQueue(len(runners), runners[0].info.n_seq, self._wake_all)
         info = runners[0].info
         self._ram = state_cache(params.cache_ram, info.free_bytes)  # instances share their states
@@ -79,7 +71,7 @@ class Engine(Instances[Instance]):
                 i,
                 Mailbox(loop, self._left, outlet),
                 clock,
-                lambda: self._n_preparing + self._is_waking,
+                self.arriving,
                 self._encoder,
             )
             for i, runner in enumerate(runners)
@@ -173,9 +165,9 @@ class Engine(Instances[Instance]):
         elif len(self._instances) > 1:
             slots = {i: one.scheduler.slots for i, one in enumerate(self._instances) if not one.failure}
             ticket.instance = preferred_instance(ticket, self._queue.open.values(), slots)
+        self._arrived()
         if self._queue.add(ticket):
             self._idle.clear()
-            self._wake_together()
             if request.priority < BACKGROUND_PRIORITY:
                 for instance in self._instances:
                     instance.runner.interrupt()
@@ -183,25 +175,6 @@ class Engine(Instances[Instance]):
             gone: list[Event] = [Failed(has_failed(self._instances[ticket.instance].failure))]
             self._loop.call_soon(sink, gone)
         return ticket
-
-    def _wake_together(self) -> None:
-        """Wake the step threads once for requests that arrive together, so that they share a batch.
-
-        Clients that got replies of one batch send their next requests within a few turns of the event loop.
-        """
-        self._n_turns = JOIN_TURNS
-        if not self._is_waking:
-            self._is_waking = True
-            last_s = max(instance.scheduler.last_s for instance in self._instances)
-            self._loop.call_later(min(JOIN_SHARE * last_s, MOST_JOIN_S), self._wake)
-
-    def _wake(self) -> None:
-        self._n_turns -= 1
-        if self._n_turns and self.n_load < self.n_slots:
-            self._loop.call_soon(self._wake)
-            return
-        self._is_waking = False
-        self._wake_all()
 
     @property
     def n_load(self) -> int:

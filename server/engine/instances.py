@@ -20,6 +20,10 @@ from server.errors import InternalError, LlamapoolError, ShuttingDown, Unavailab
 log = logging.getLogger(__name__)
 
 MAX_RETRY_AFTER_S = 60
+JOIN_SHARE, JOIN_TURNS = 0.02, 4
+"""How long an idle engine waits after a request for others (`Instances._arrived`): this share of its last step, then
+until so many turns of the event loop bring none.
+"""
 ENGINE_THREADS = ("llamapool-step", "llamapool-embed", "llamapool-encode")
 """Prefixes of the names of threads that call into the native library: step threads, and encoders of media."""
 JOIN_POLL_S = 5.0
@@ -34,17 +38,18 @@ class StepThread(ABC):
     """
 
     def __init__(
-        self, name: str, number: int, params: EngineParams, clock: Callable[[], float], preparing: Callable[[], int]
+        self, name: str, number: int, params: EngineParams, clock: Callable[[], float], arriving: Callable[[], bool]
     ) -> None:
-        """Create the thread. `preparing` returns the number of requests in preparation."""
+        """Create the thread. `arriving`: see `Instances.arriving`."""
         self.number = number
         self.params = params
         self.stats = EngineStats()
         self.failure = ""
         self.heartbeat = 0
         self.at_rest = False
+        self.last_s = 0.0  # seconds of its last decode
         self._clock = clock
-        self._preparing = preparing
+        self._arriving = arriving
         self._woken = threading.Event()  # new work, a cancellation, a stop, or a finished preparation
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -136,9 +141,9 @@ class StepThread(ABC):
         self.heartbeat += 1
 
     def _gather(self) -> None:
-        """Wait briefly for requests in preparation."""
+        """Wait for requests that are arriving, at most ``gather_ms``."""
         deadline = self._clock() + self.params.gather_ms / 1e3
-        while self._preparing() and not self._stopping and (left := deadline - self._clock()) > 0:
+        while self._arriving() and not self._stopping and (left := deadline - self._clock()) > 0:
             self._woken.wait(left)
             self._woken.clear()
 
@@ -164,11 +169,15 @@ M = TypeVar("M", bound=StepThread)
 class Instances(ABC, Generic[M]):
     """Starts the instances of a model, tracks whether all are idle, and ends them."""
 
-    def __init__(self, params: EngineParams, n_slots_each: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, params: EngineParams, n_slots_each: int, loop: asyncio.AbstractEventLoop, clock: Callable[[], float]
+    ) -> None:
         self.params = params
         self.n_slots_each = n_slots_each
+        self._loop = loop
         self._clock = clock
         self._n_preparing = 0
+        self._n_turns = 0  # of the event loop, until the step threads are woken; 0 = they are not to be woken
         self._closing = False
         self._idle = asyncio.Event()
         self._instances: Sequence[M] = ()
@@ -252,18 +261,38 @@ class Instances(ABC, Generic[M]):
         if self.busy:
             await self._idle.wait()
 
+    # ---- requests that arrive together share a batch
+
     @contextlib.contextmanager
     def preparing(self) -> Iterator[None]:
-        """Context manager around the preparation of a request: step threads wait briefly for it to join the next
-        batch.
-        """
+        """Context manager around the preparation of a request: idle step threads wait briefly for it."""
         self._n_preparing += 1
         try:
             yield
         finally:
             self._n_preparing -= 1
-            if self._n_preparing == 0:
-                self._wake_all()
+            self._arrived()
+
+    def arriving(self) -> bool:
+        """Return whether a request is in preparation, or has just arrived so that others may follow."""
+        return self._n_preparing > 0 or self._n_turns > 0
+
+    def _arrived(self) -> None:
+        """Wake the step threads soon, once for all requests that arrive together; full slots end the wait.
+
+        Clients that got replies of one batch send their next requests within a few turns of the event loop.
+        """
+        if not self._n_turns:
+            last_s = max(instance.last_s for instance in self._instances)
+            self._loop.call_later(min(JOIN_SHARE * last_s, self.params.gather_ms / 1e3), self._next_turn)
+        self._n_turns = JOIN_TURNS
+
+    def _next_turn(self) -> None:
+        self._n_turns = self._n_turns - 1 if self.n_load < self.n_slots else 0
+        if self._n_turns:
+            self._loop.call_soon(self._next_turn)
+        else:
+            self._wake_all()
 
     async def close(self, drain_s: float = 0.0) -> None:
         """Refuse new requests, give running ones `drain_s` seconds, then fail them and free the contexts."""

@@ -42,10 +42,10 @@ class Instance(StepThread):
         number: int,
         mailbox: Mailbox,
         clock: Callable[[], float],
-        preparing: Callable[[], int],
+        arriving: Callable[[], bool],
         encoder: Encoder | None = None,
     ) -> None:
-        super().__init__("llamapool-step", number, params, clock, preparing)
+        super().__init__("llamapool-step", number, params, clock, arriving)
         self.runner = runner
         self.scheduler = Scheduler(runner.info, params, queue.counters, ram)
         self._queue = queue
@@ -132,11 +132,11 @@ class Instance(StepThread):
         self._mailbox.post()
 
     def _receive(self) -> None:
-        """Take new tickets and drop cancelled ones. While nothing runs, wait briefly for requests in preparation.
+        """Take new tickets and drop cancelled ones. While nothing runs, wait for requests that are arriving.
 
         Running requests do not wait for them: they join the next step.
         """
-        if self._preparing() and not self.scheduler.n_active:
+        if self._arriving() and not self.scheduler.n_active:
             self._mailbox.post()
             self._gather()
         self._requests.receive()
@@ -229,6 +229,7 @@ class Instance(StepThread):
         """
         n_prompt = sum([len(e.tokens) for e in prompts]) if prompts else 0
         longest = max([e.at + len(e.tokens) for e in entries])
+        self.last_s = seconds
         self.stats.add_decode(self.scheduler.n_active, longest, n_prompt, seconds)
         if self.snapshots.watched:
             self.snapshots.step(entries, n_prompt, seconds)

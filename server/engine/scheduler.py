@@ -167,7 +167,7 @@ class Scheduler:
         self.step_size = StepSize(params.target_s, *sizes)
         self.step_size_alone = StepSize(ALONE_S, *sizes, size=min(info.n_ubatch, info.n_batch))
         self._turn: StepSharers = ((), -1)  # the LoRA set whose turn it is
-        self._turn_s = self.last_s = 0.0  # seconds of the current turn, and of its last step
+        self._turn_s = self._last_s = 0.0  # seconds of the current turn, and of its last step
 
     def active(self) -> Iterator[Sequence]:
         return (slot.sequence for slot in self.slots if slot.sequence is not None)
@@ -363,11 +363,11 @@ class Scheduler:
         if _may_share_a_step(active):
             return active
         sets = sorted({_turn_of(s) for s in active})
-        waited_s = (self._turn_s + self.last_s) * (len(sets) - 1)
+        waited_s = (self._turn_s + self._last_s) * (len(sets) - 1)
         goes_on = all(alone < 0 for _, alone in sets) and waited_s <= min(self.params.target_s, ALONE_S) * TURN
         if self._turn not in sets or not goes_on:
             self._turn = next((one for one in sets if one > self._turn), sets[0])
-            self._turn_s = self.last_s = 0.0
+            self._turn_s = self._last_s = 0.0
         return [s for s in active if _turn_of(s) == self._turn]
 
     def commit(self, entries: list[TokenRun], seconds: float, *, is_seen: bool = True) -> None:
@@ -376,7 +376,7 @@ class Scheduler:
         """
         self.kv_budget.decoded()
         self.move_budget.spent_s = 0.0  # other sequences got their tokens; the next work has a full step's time
-        self._turn_s, self.last_s = self._turn_s + seconds, seconds
+        self._turn_s, self._last_s = self._turn_s + seconds, seconds
         n_tokens, n_of_prompts, n_prompts, generating = 0, 0, 0, Phase.DECODE
         for entry in entries:
             sequence, tokens = entry.sequence, entry.tokens
