@@ -370,11 +370,7 @@ class Engine(Instances[Instance]):
         for entry in self._ram:
             self._ram.remove(entry)
             n_tokens += len(entry.tokens)
-        if (disk := self._disk) is not None:
-            for entry in disk.kept:
-                disk.drop(entry)
-                n_tokens += len(entry.tokens)
-        return n_tokens
+        return n_tokens if self._disk is None else n_tokens + await asyncio.wrap_future(self._disk.drop_all())
 
     async def _command(self, id_slot: int, work: Callable[[Cells, Slot, float], T]) -> T:
         self._check_open()

@@ -129,6 +129,13 @@ class DiskCache:
         self.kept.remove(entry)
         self._writer.submit(self._remove, [entry])
 
+    def drop_all(self) -> Future[int]:
+        """Drop every state, also those that are being written; return a future of the number of their tokens."""
+        with self._lock:
+            unwritten, self._writing = self._writing, []
+            self._lock.notify_all()
+        return self._writer.submit(self._drop_all, unwritten)
+
     def read(self, entry: CacheEntry) -> Future[CacheEntry | None]:
         """Return a future of the state of `entry`; None if the file is damaged, in which case it is dropped."""
         with self._lock:
@@ -214,9 +221,17 @@ class DiskCache:
         except Exception as error:  # noqa: BLE001 - as above
             self._give_up(error)
 
+    def _drop_all(self, unwritten: Iterable[CacheEntry]) -> int:
+        dropped = [*self.kept, *(state for state in unwritten if not self.kept.holds(state))]
+        for entry in self.kept:
+            self.kept.remove(entry)
+            self._remove([entry])
+        return sum(len(state.tokens) for state in dropped)
+
     def _write(self, state: CacheEntry) -> None:
         try:
-            if self._usable and (self._close_by is None or self._clock() < self._close_by):
+            is_wanted = self._usable and state in self._writing  # `drop_all` drops what waits
+            if is_wanted and (self._close_by is None or self._clock() < self._close_by):
                 self._write_file(state)
         except CONTAINED as error:
             log.warning("a prompt state could not be written to disk; look at the room in cache_disk_path: %r", error)
@@ -224,7 +239,7 @@ class DiskCache:
             self._give_up(error)
         finally:
             with self._lock:
-                self._writing.remove(state)
+                self._writing = [other for other in self._writing if other is not state]
                 self._lock.notify_all()
 
     def _write_file(self, state: CacheEntry) -> None:

@@ -191,6 +191,34 @@ async def test_a_damaged_file_costs_a_computation_and_no_more() -> None:
     assert reply.text == alone(request("a" * 300 + "b"))
 
 
+async def test_a_reset_drops_what_is_being_written_too() -> None:
+    writing, gate = threading.Event(), threading.Event()
+
+    class Slow(Files):
+        def write(self, name: str, entry: CacheEntry, used: Collection[str]) -> int:
+            writing.set()
+            assert gate.wait(60)
+            return super().write(name, entry, used)
+
+    files = Slow()
+    async with engine_over(FakeRunner(n_seq=1, n_ctx_seq=1024), cache_ram=0, cache_disk=1, clock=still) as engine:
+        await engine.use_disk(files)
+        for text in "abc":  # one is being written, the next waits for that, and a slot has the last
+            await run(engine, request(text * 100, max_tokens=1))
+        assert await asyncio.to_thread(writing.wait, 60)
+        disk = engine._disk
+        assert disk is not None
+        reset = asyncio.create_task(engine.reset_cache())
+        await asyncio.to_thread(wait_until, lambda: reset.done() or not disk._writing, "dropped")
+        gate.set()
+        assert await reset > 3 * 100
+        disk._writer.submit(lambda: None).result(60)
+        assert not files.saved
+        await run(engine, request("d" * 100, max_tokens=1), request("e" * 100, max_tokens=1))
+        disk._writer.submit(lambda: None).result(60)
+        assert len(files.saved) == 1  # later states are written
+
+
 async def test_the_wait_is_bounded() -> None:
     """By a clock that stands still until the test moves it."""
     files = await on_disk("a" * 300)
