@@ -5,12 +5,15 @@ that starts again if another replica has changed the object meanwhile.
 """
 
 import asyncio
+import contextlib
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from hashlib import sha1
 from typing import Any
 
+from server.errors import Unavailable
 from server.state.objects import (
     Change,
     Document,
@@ -32,10 +35,25 @@ WORKER_TTL_S = 30
 _PAGE = 100
 MAX_DOCUMENT_BYTES = 64 << 20
 """Most JSON bytes of an object with its items, because Redis limits values."""
-
-
-def _hidden(old: Document | None) -> Document | None:
-    return old and replace(old, hidden=True, expires_at=None)
+_DROP = """
+local packed = redis.call('GET', KEYS[1])
+if not packed or redis.sha1hex(packed) ~= ARGV[1] or (redis.call('SCARD', KEYS[3]) > 0) ~= (ARGV[2] ~= '') then
+    return 0
+end
+local n_freed = ARGV[3] + redis.call('STRLEN', KEYS[2])
+redis.call('DEL', KEYS[1], KEYS[2])
+if ARGV[2] ~= '' then redis.call('SET', KEYS[1], ARGV[2]) end
+redis.call('DECRBY', KEYS[4], n_freed)
+redis.call('ZREM', KEYS[5], ARGV[4])
+redis.call('HDEL', KEYS[6], ARGV[4])
+redis.call('ZREM', KEYS[7], ARGV[5])
+redis.call('ZREM', KEYS[8], ARGV[5])
+for i = 9, #KEYS do redis.call('SREM', KEYS[i], ARGV[5]) end
+return 1
+"""
+"""Deletes an object, or replaces it by a hidden one (ARGV[2]), if it has not changed. A Redis without memory refuses
+transactions, and commands such as DECRBY except in a script that has deleted something.
+"""
 
 
 def _key(*parts: str) -> str:
@@ -113,18 +131,34 @@ class RedisObjects(Objects):
             pipe.hset(_key("unfinished"), name, self.worker)
 
     async def drop(self, owner: str, object_id: str) -> None:
-        following: str | None = object_id
-        while following is not None and (document := await self.load(owner, following)) is not None:
-            if following != object_id and not document.hidden:
-                return
-            if await self.redis.do("scard", _key("children", owner, following)):
-                await self.change(owner, {following: _hidden}, within_quota=False)
-                return
-            await self._delete(owner, following, document)
-            following = document.parent
+        following = await self._drop(owner, object_id)
+        while following is not None:
+            following = await self._drop(owner, following, only_hidden=True)
+
+    async def _drop(self, owner: str, object_id: str, *, only_hidden: bool = False) -> str | None:
+        """Delete an object, or hide it while others continue it. Return its parent if it was deleted."""
+        name, is_done = f"{owner}:{object_id}", False
+        while not is_done:
+            packed = await self.redis.do("get", _key("object", owner, object_id))
+            old = None if packed is None else await asyncio.to_thread(unpack, packed)
+            if old is None or (only_hidden and not old.hidden):
+                return None
+            kept, parent, sets = b"", old.parent, [_key("item", owner, item["id"]) for _, item in old.items]
+            if await self.redis.do("scard", _key("children", owner, object_id)):
+                kept = await asyncio.to_thread(pack, replace(old, hidden=True, expires_at=None))
+                parent, sets = None, []
+            elif parent is not None:
+                sets.append(_key("children", owner, parent))
+            keys = [_key(kind, owner, object_id) for kind in ("object", "data", "children")]
+            keys += _key("bytes", owner), _key("expires"), _key("unfinished"), _key("used", owner)
+            keys += _key("index", owner, old.kind), *sets
+            n_freed, digest = n_bytes_of(packed) - n_bytes_of(kept), sha1(packed, usedforsecurity=False).hexdigest()
+            is_done = await self.redis.do("eval", _DROP, len(keys), *keys, digest, kept, n_freed, name, object_id)
+        return parent
 
     async def touch(self, owner: str, object_ids: Iterable[str]) -> None:
-        await self.redis.do("zadd", _key("used", owner), dict.fromkeys(object_ids, self.clock()))
+        with contextlib.suppress(Unavailable):  # logged; a Redis without memory is still read
+            await self.redis.do("zadd", _key("used", owner), dict.fromkeys(object_ids, self.clock()))
 
     async def data(self, owner: str, object_id: str) -> bytes | None:
         found: bytes | None = await self.redis.do("get", _key("data", owner, object_id))
@@ -191,25 +225,6 @@ class RedisObjects(Objects):
             await self.drop(owner, object_id)
             await self.redis.do("zrem", _key("expires"), name)  # last, so that what fails is tried again
         return len(due)
-
-    async def _delete(self, owner: str, object_id: str, document: Document) -> None:
-        keys = _key("object", owner, object_id), _key("data", owner, object_id)
-
-        async def work(pipe: Any) -> None:
-            n_bytes = n_bytes_of(await pipe.getrange(keys[0], 0, 7)) + await pipe.strlen(keys[1])
-            pipe.multi()
-            pipe.delete(*keys)
-            pipe.decrby(_key("bytes", owner), n_bytes)
-            pipe.zrem(_key("index", owner, document.kind), object_id)
-            pipe.zrem(_key("used", owner), object_id)
-            pipe.zrem(_key("expires"), f"{owner}:{object_id}")
-            pipe.hdel(_key("unfinished"), f"{owner}:{object_id}")
-            for _, item in document.items:
-                pipe.srem(_key("item", owner, item["id"]), object_id)
-            if document.parent is not None:
-                pipe.srem(_key("children", owner, document.parent), object_id)
-
-        await self.redis.do("transaction", work, *keys)
 
     async def _make_room(self, owner: str, n_bytes: int, *, keep: str) -> None:
         """Evict the least recently used responses until `n_bytes` more are within the quota. Raises `QuotaExceeded`."""

@@ -353,6 +353,31 @@ async def test_an_object_whose_deletion_failed_is_deleted_later(
 
 
 @needs_redis
+async def test_a_full_redis_deletes_and_expires(replicas: Replicas) -> None:
+    a, client = replicas.a, replicas.clients[0].client
+    for name in "abc":
+        await put(a, name, parent={"b": "a"}.get(name))
+    await a.put("me", "file", {"id": "file"}, data=b"x", expires_at=2.0)
+    await a.put("me", "response", {"id": "old"}, expires_at=1.0)
+    await a.put("me", "response", {"id": "new"}, parent="old", expires_at=9.0)
+    await client.config_set("maxmemory", 1)
+    try:
+        replicas.clock.now = 5.0
+        with pytest.raises(Unavailable):
+            await put(a, "d")
+        assert [await a.remove("me", "response", name) for name in "ac"] == [True, True]
+        assert await chain_ids(a, "b") == ["in_a", "out_a", "in_b", "out_b"]
+        assert await a.expire() == 2
+        assert [await a.get("me", "response", name) for name in ("a", "c", "old")] == [None, None, None]
+        replicas.clock.now = 10.0
+        assert (await a.remove("me", "response", "b"), await a.expire()) == (True, 1)
+        assert await a.load("me", "old") is None
+        assert await used_bytes(a) == 0
+    finally:
+        await client.config_set("maxmemory", 0)
+
+
+@needs_redis
 async def test_items_take_few_commands(replicas: Replicas, monkeypatch: pytest.MonkeyPatch) -> None:
     """A long conversation is not registered again with each message, and not looked up item by item."""
     names, redis = [str(i) for i in range(250)], replicas.clients[0]
