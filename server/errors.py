@@ -170,7 +170,13 @@ class ModelRestarting(Unavailable):
 
 
 class QueueFull(Unavailable):
-    """As much waits or is open as there may be; the message says what, and which option limits it, if one does."""
+    """As much waits or is open as there may be; the message says what, and which option limits it, if one does.
+    `outcome` names it in logs and metrics.
+    """
+
+    def __init__(self, message: str, retry_after_s: int = 0, outcome: str = "queue_full") -> None:
+        super().__init__(message, retry_after_s)
+        self.outcome = outcome
 
 
 def request_queue_full(n_queued: int, retry_after_s: int) -> QueueFull:
@@ -182,7 +188,7 @@ class MediaFull(QueueFull):
     """The decoded media of requests take all the memory that there is for them."""
 
     def __init__(self) -> None:
-        super().__init__("the memory for decoded media is in use by other requests", retry_after_s=1)
+        super().__init__("the memory for decoded media is in use by other requests", 1, "media_full")
 
 
 class TooLate(Unavailable):

@@ -189,7 +189,8 @@ async def _start_in_background(request: Request, parsed: ResponseRequest) -> Res
     """Store the response as queued and generate it in a task of its own. Reply at once, or with its events."""
     used, owner = services(request), owner_of(request)
     if len(used.background) >= MAX_BACKGROUND:
-        raise QueueFull(f"{MAX_BACKGROUND} responses are in the background, and no more are possible", 1)
+        said = f"{MAX_BACKGROUND} responses are in the background, and no more are possible"
+        raise QueueFull(said, 1, "background_full")
     options, response_id, exchange = parsed.options, parsed.response_id, Exchange(request, RESPONSES, parsed)
     header = Header(used.pool.resolve(parsed.model).id, response_id)
     fields = response_fields(parsed, header)

@@ -139,10 +139,11 @@ def _ms(seconds: float) -> float:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return an error's type as a word: ``QueueFull`` is ``queue_full``, an HTTP exception by its status ``http_404``.
-    Never the message.
+    """Return an error's ``outcome``, otherwise its type as a word: ``TooLate`` is ``too_late``, an HTTP exception by its
+    status ``http_404``. Never the message.
     """
     status = getattr(error, "status_code", None)
     if isinstance(status, int):
         return f"http_{status}"
-    return _WORD_BEGINS.sub("_", type(error).__name__).lower()
+    outcome: str = getattr(error, "outcome", "")
+    return outcome or _WORD_BEGINS.sub("_", type(error).__name__).lower()

@@ -183,7 +183,8 @@ class ConcurrencyLimiter:
     def entered(self) -> Iterator[None]:
         """Count a request on its way to a queue. Raises `QueueFull`."""
         if 0 < self._limit <= self.n:
-            raise QueueFull(f"{self.n} requests are being prepared (limited by max_preparing)", _RETRY_AFTER_S)
+            said = f"{self.n} requests are being prepared (limited by max_preparing)"
+            raise QueueFull(said, _RETRY_AFTER_S, "preparing_full")
         self.n += 1
         try:
             yield

@@ -49,10 +49,11 @@ _AGAIN_S = 1  # Retry-After if the limit of concurrent requests is reached
 
 
 class RateLimited(Unavailable):
-    """A limit of the key is reached (HTTP 429)."""
+    """A limit of the key is reached (HTTP 429): `limit` of `what`, which its `outcome` in logs and metrics names."""
 
     def __init__(self, what: str, limit: int, retry_after_s: float, windows: Windows | None = None) -> None:
         self.windows: Windows = windows or {}
+        self.outcome = f"rate_limited_{what.replace(' ', '_')}"
         super().__init__(f"this key's limit of {limit} {what} is reached", max(math.ceil(retry_after_s), 1))
 
 

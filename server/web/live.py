@@ -145,7 +145,7 @@ class Live:
     def begin(self) -> None:
         """Register a reader until `end`. Raises `QueueFull` at the reader limit."""
         if self._n_watchers >= MOST_WATCHERS:
-            raise QueueFull(f"{MOST_WATCHERS} readers watch, and no more are possible", 10)
+            raise QueueFull(f"{MOST_WATCHERS} readers watch, and no more are possible", 10, "web_ui_full")
         self._n_watchers += 1
         self._watch()
 

@@ -103,6 +103,7 @@ async def test_who_waits_for_a_load_counts_and_the_next_one_is_told(serve: Serve
         await until(lambda: api.app.state.services.preparing.n == 2)
         refused = await ask()
         assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        assert b'reason="preparing_full"' in api.app.state.services.metrics.render("")[0]
         gate.set()
         assert [(await one).status_code for one in waiting] == [200, 200]
         assert api.app.state.services.preparing.n == 0

@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 import pytest
-from openai import AsyncOpenAI, BadRequestError, NotFoundError
+from openai import AsyncOpenAI, BadRequestError, NotFoundError, RateLimitError
 from openai.types.responses import CompactedResponse, Response, ResponseCompactionItem, ResponseTextDeltaEvent
 from pydantic import TypeAdapter
 
@@ -151,11 +151,17 @@ async def test_a_conversation_grows_with_its_responses(serve: Serve) -> None:
     assert (first.conversation.id, updated.metadata) == (conversation.id, {"topic": "demo"})
 
 
-async def test_a_background_response_continues_without_its_client(serve: Serve) -> None:
+async def test_a_background_response_continues_without_its_client(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
     steps = threading.Semaphore(0)
-    async with opened(serve, steps) as (_, client):
+    monkeypatch.setattr(responses, "MAX_BACKGROUND", 1)
+    async with opened(serve, steps) as (api, client):
         queued = await ask(client, background=True)
         assert queued.status == "queued"
+        with pytest.raises(RateLimitError):
+            await client.with_options(max_retries=0).responses.create(model="demo", input="Hi", background=True)
+        assert b'reason="background_full"' in api.app.state.services.metrics.render("")[0]
         assert (await client.responses.retrieve(queued.id)).status in ("queued", "in_progress")
         steps.release(5000)
         events = [event async for event in await client.responses.retrieve(queued.id, stream=True)]

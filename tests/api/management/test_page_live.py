@@ -205,6 +205,7 @@ async def test_it_needs_a_key_and_has_room_for_some(serve: Serve, monkeypatch: p
         async with looking(api) as looks:
             await looks.until("history")
             assert (await api.client.get(LIVE)).status_code == 429
+            assert b'reason="web_ui_full"' in api.app.state.services.metrics.render("")[0]
 
 
 async def test_the_last_hour_is_sampled(serve: Serve) -> None:

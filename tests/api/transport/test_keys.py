@@ -374,6 +374,7 @@ async def test_a_request_that_the_full_queue_refuses_uses_no_tokens(serve: Serve
         await until(lambda: len(api.app.state.services.running) == 2)
         refused = await chat(api, "ada")
         assert (refused.status_code, "queue is full" in refused.text) == (429, True)
+        assert b'reason="queue_full"' in api.app.state.services.metrics.render("")[0]
         steps.release(1000)
         counts = [(await one).json()["usage"] for one in running]
         (row,) = (await usage_of(api, "ada"))["data"]
@@ -393,4 +394,5 @@ async def test_a_key_without_budget_left_is_refused_until_the_next_period(
         assert (await chat(api, "bert")).status_code == 200
         n_used = (await usage_of(api, "ada"))["budget"][period]["used"]
         metrics = (await api.client.get("/metrics", headers=bearer("admin"))).text
+        assert f'request_errors_total{{reason="rate_limited_tokens_per_{period}"}} 1\n' in metrics
         assert f'llamapool_key_budget_used_tokens{{key="ada",period="{period}"}} {n_used}' in metrics

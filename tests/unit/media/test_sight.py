@@ -103,8 +103,9 @@ async def test_what_all_requests_take_together_is_bounded_and_given_back(
 ) -> None:
     monkeypatch.setattr("server.media.loader.MAX_HELD_BYTES", 2000)
     held = [await media_loader.load([shown(b"large%d" % n)], READER) for n in range(2)]
-    with pytest.raises(MediaFull, match="retry in 1 s"):
+    with pytest.raises(MediaFull, match="retry in 1 s") as refused:
         await media_loader.load([shown(b"another", spare=True)], READER)
+    assert refused.value.outcome == "media_full"
     assert len(decoder.decoded) == 2
     del held[0]
     async with asyncio.timeout(60):

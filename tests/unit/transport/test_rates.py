@@ -3,6 +3,7 @@ from typing import Any
 
 import pytest
 
+from server.telemetry.record import reason_of
 from server.transport.keys import Key, hash_of
 from server.transport.limits import RateLimited, Rates
 from tests.unit.clock import Clock
@@ -24,12 +25,14 @@ async def test_requests_of_the_last_minute_are_counted(clock: Clock) -> None:
     rates, ada = Rates(clock), key(requests_per_minute=2, max_concurrent_requests=1)
     for _ in range(2):
         async with rates.counted(ada):
-            with pytest.raises(RateLimited, match="1 concurrent requests is reached, retry in 1 s"):
+            with pytest.raises(RateLimited, match="1 concurrent requests is reached, retry in 1 s") as refused:
                 await rates.enter(ada)
+            assert reason_of(refused.value) == "rate_limited_concurrent_requests"
         clock.now += 10
     for _ in range(2):  # a refused request takes no place
-        with pytest.raises(RateLimited, match="limit of 2 requests per minute is reached, retry in 40 s"):
+        with pytest.raises(RateLimited, match="limit of 2 requests per minute is reached, retry in 40 s") as refused:
             await rates.enter(ada)
+        assert reason_of(refused.value) == "rate_limited_requests_per_minute"
     await rates.enter(key("bert", requests_per_minute=2))
     clock.now += 41
     await rates.enter(ada)
