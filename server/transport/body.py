@@ -2,8 +2,6 @@
 
 import asyncio
 import gc
-import json
-import re
 from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
@@ -27,7 +25,6 @@ that many.
 """
 _BOM = b"\xef\xbb\xbf"
 _LONG_BYTES = 1 << 14  # longer bodies are read in a thread; one of this size takes 2 ms at worst
-_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _JSON_NAMES = {list: "an array", str: "a string", bool: "a boolean", int: "a number", float: "a number"}
 
 
@@ -173,12 +170,9 @@ def parse_value(body: bytes, expected: str = "a JSON object") -> Any:
         return orjson.loads(body)
     except orjson.JSONDecodeError as error:
         _check_utf8(body)
-        place = f"at line {error.lineno}, column {error.colno}: {error.msg}"
-        path = _half_character(body) if _SURROGATE.search(body) else ""
-        if path:
-            reason = "half of a character: the text was cut between two UTF-16 units"
-            raise InvalidRequest(f"{path}: contains {reason}; not valid JSON {place}", path) from None
-        raise InvalidRequest(f"the request body is not valid JSON {place}") from None
+        raise InvalidRequest(
+            f"the request body is not valid JSON at line {error.lineno}, column {error.colno}: {error.msg}"
+        ) from None
 
 
 def check_n_values(body: bytes) -> None:
@@ -197,25 +191,6 @@ def _check_utf8(body: bytes) -> None:
         raise InvalidRequest(
             f"the request body is not valid UTF-8 at line {line}, column {column}: byte 0x{body[error.start]:02x}"
         ) from None
-
-
-def _half_character(body: bytes) -> str:
-    """Return the path of a text with a lone surrogate, the only fault of the body; "" if there is none."""
-    try:
-        waiting: list[tuple[str, Any]] = [("", json.loads(body))]
-    except (ValueError, RecursionError):
-        return ""
-    while waiting:
-        path, value = waiting.pop()
-        if isinstance(value, str):
-            try:
-                value.encode()
-            except UnicodeEncodeError:
-                return path
-        elif isinstance(value, dict | list):
-            members = value.items() if isinstance(value, dict) else enumerate(value)
-            waiting += [(f"{path}.{key}" if path else str(key), each) for key, each in members]
-    return ""
 
 
 _MAX_PARTS = 100

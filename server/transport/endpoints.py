@@ -9,12 +9,12 @@ the `Target`, and the router gets the target's path. Nothing else may read ``sco
 (`tests/unit/transport/test_target.py`).
 """
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 from urllib.parse import unquote_to_bytes
 
+from starlette.routing import compile_path
 from starlette.types import Scope
 
 KeyScope = Literal["infer", "slots", "lora", "models", "props", "metrics"]
@@ -125,14 +125,7 @@ _FIXED = {(each.method, each.path): each for each in ENDPOINTS if "{" not in eac
 _FIXED_PATHS = frozenset(path for _, path in _FIXED)
 
 
-def _pattern(path: str) -> re.Pattern[str]:
-    """Compile a path with parameters. ``{name}`` is one segment, ``{name:path}`` any rest."""
-    literal = re.escape(path)
-    literal = re.sub(r"\\{\w+:path\\}", ".*", literal)
-    return re.compile(re.sub(r"\\{\w+\\}", "[^/]+", literal), re.DOTALL)
-
-
-_PATTERNS = [(each.method, _pattern(each.path), each) for each in ENDPOINTS if "{" in each.path]
+_PATTERNS = [(each.method, compile_path(each.path)[0], each) for each in ENDPOINTS if "{" in each.path]
 
 
 def endpoint_of(method: str, path: str, query: bytes = b"") -> Endpoint:

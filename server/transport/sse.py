@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -113,7 +113,7 @@ class EventStream(EventSourceResponse):
         self._timer: asyncio.TimerHandle | None = None
         self._n_sending = 0  # events and pings may be on their way together
         self._send_began = 0.0  # the time of the first one
-        self._sent_at = 0.0  # the time of the last one
+        self._sent_at = self._loop.time()  # the time of the last one
         self._ended = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -124,34 +124,24 @@ class EventStream(EventSourceResponse):
         try:
             if scope.get(HEAD_ONLY):
                 await Response(headers=self.headers)(scope, receive, send)
-            else:
-                await self._stream(Watch(receive), send)
+                return
+            with suppress(ClientDisconnect), Watch(receive) as watch:
+                self._look(watch, send)
+                start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+                await self._send(send, start)
+                async for chunk in self._chunks:
+                    await self._send(send, {"type": "http.response.body", "body": chunk, "more_body": True})
+                self._ended = True
+                await self._send(send, {"type": "http.response.body", "body": b"", "more_body": False})
         finally:
+            for each in (self._timer, self._pinging):
+                if each is not None:
+                    each.cancel()
             try:
                 await self._chunks.aclose()
             finally:
                 if self._on_close is not None:
                     self._on_close()
-
-    async def _stream(self, watch: Watch, send: Send) -> None:
-        self._sent_at = self._loop.time()
-        self._look(watch, send)
-        try:
-            with watch:
-                await self._send(
-                    send, {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
-                )
-                async for chunk in self._chunks:
-                    await self._send(send, {"type": "http.response.body", "body": chunk, "more_body": True})
-                self._ended = True
-                await self._send(send, {"type": "http.response.body", "body": b"", "more_body": False})
-        except ClientDisconnect:
-            pass  # the client is gone
-        finally:
-            if self._timer is not None:
-                self._timer.cancel()
-            if self._pinging is not None:
-                self._pinging.cancel()
 
     async def _send(self, send: Send, message: Message) -> None:
         if not self._n_sending:
