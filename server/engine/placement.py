@@ -129,7 +129,7 @@ class Placer:
         stored, n_stored = self._stored(sequence, n)
         if stored is not None:
             n_bytes, moves = len(stored.state), self.move_budget
-            if moves.refuses(n_bytes) or not moves.pays(n_bytes, 1.0, n_stored - n):
+            if moves.refuses(n_bytes) or not moves.pays(n_bytes, n_stored - n):
                 stored, n_stored = None, 0
         n_available = max(n, n_stored)
         if self._awaits_disk(sequence, n_available, now) or self._awaits_prefill(sequence, n_available):
@@ -203,7 +203,7 @@ class Placer:
         if self.disk is not None and sequence.fetch is None:
             prompt, most = sequence.target, sequence.n_reusable
             entry, n_disk = self.disk.kept.match(prompt, sequence.adapter_set, n + MIN_WAIT, most)
-            if entry is not None and self.move_budget.pays(entry.size, 1.0, n_disk - n):
+            if entry is not None and self.move_budget.pays(entry.size, n_disk - n):
                 sequence.fetch = Fetch(entry, n_disk)
         fetch = sequence.fetch
         return fetch is not None and fetch.pending(now) and fetch.n > n + MIN_WAIT

@@ -49,6 +49,9 @@ class EngineStats:
     cache_ram_bytes: int = _gauge()  # RAM tier: offloaded states, preempted requests, checkpoints
     cache_ram_states: int = _gauge()
     n_ram_hits: int = 0  # loads from the RAM tier
+    n_slot_evictions: int = 0  # prefixes that slots lost, saved or not, and that no other slot or entry has
+    n_ram_evictions: int = 0
+    n_disk_evictions: int = 0
     n_cache_refused: int = 0  # states dropped because saving them would have stalled other requests
     cache_disk_bytes: int = _gauge()
     cache_disk_states: int = _gauge()

@@ -52,21 +52,22 @@ class Cells:
         return self._scheduler.placer.disk
 
     def offload(self, slot: Slot, n_lost: int, now: float, then_s: float = 0.0) -> None:
-        """Save an idle slot that is about to lose `n_lost` tokens, if its next use is expected to save more time than
-        the moves take. Tokens that another slot or RAM holds, too, are not lost.
+        """Save an idle slot that is about to lose `n_lost` tokens, if that pays (`MoveBudget.admits`). Tokens that
+        another slot or RAM holds, too, are not lost.
 
         `then_s`: seconds of the moves that follow in the same step.
         """
         ram, disk, n = self._scheduler.ram, self.disk, len(slot.tokens)
-        if (not ram.limit and disk is None) or not _is_reusable(slot):
+        if n_lost < MIN_TOKENS or not _is_reusable(slot):
             return
         held = (*self._others(slot), *ram)
         n_lost = min(n_lost, n - longest_match(held, slot.tokens, slot.adapter_set, 0, n)[1])
-        if n_lost < MIN_TOKENS or not (n_bytes := self._size(slot)):
+        if n_lost < MIN_TOKENS:
             return
-        if not self._moves.pays(n_bytes, ram.moves_per_use, n_lost):
-            if self._moves.pays(n_bytes, 2.0, n_lost):  # it would, if every saved state were used
-                ram.forget_uses()
+        self._stats.n_slot_evictions += 1
+        if (not ram.limit and disk is None) or not (n_bytes := self._size(slot)):
+            return
+        if not self._moves.admits(n_bytes, n_lost):
             return
         size = size_of(n_bytes, n, slot.checkpoints)
         to_ram = ram.fits(size, now)
@@ -80,7 +81,6 @@ class Cells:
             ram.replace(slot, now)
             ram.make_room(size, now)
         if (entry := self._entry_of(slot)) is not None:
-            ram.n_saved += 1
             ram.put(entry, now)  # spills it to disk if it does not fit
             if to_ram and disk is not None and disk.shared:
                 disk.put(entry)
@@ -426,10 +426,8 @@ class Cells:
         if (resumes and self._moves.refuses(len(entry.state))) or not self._put(slot, entry, now):
             what, about = "slot %d: no room or time for a cached state of %d tokens", log_fields(sequence.request)
             log.info(what, slot.id, len(entry.tokens), extra=about)
-        elif not resumes:
-            ram.n_reused += 1
-            if entry in ram:  # otherwise it came from disk
-                ram.touch(entry, now)
+        elif entry in ram:  # otherwise it came from disk
+            ram.touch(entry, now)
 
     def _move(self, placement: Placement, now: float) -> None:
         """Move runs of the slot's cells to their places in the new prompt."""

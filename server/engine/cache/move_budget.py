@@ -1,9 +1,13 @@
 """Whether a state is moved between cells, RAM and disk: predicted costs, and the time that a step may spend on moves.
 Pure; times are arguments.
 
-A move stops every sequence of the instance, and the library moves a state in one piece. So a state is moved only if
-that is faster than recomputing it (`pays`), and if it stalls others for no longer than a step (`refuses`). Otherwise
-its tokens are recomputed, a part in each step.
+A move stops every sequence of the instance, and the library moves a state in one piece. So two rules decide:
+
+- A state is moved if that is faster than recomputing its tokens: loaded if the load is (`pays`), saved if so many moves
+  are as an expected use needs (`admits`).
+- No move stalls others for longer than a step (`refuses`).
+
+Otherwise the tokens are recomputed, a part in each step.
 """
 
 import math
@@ -18,6 +22,12 @@ ASSUMED_BYTES = 128 << 10  # KV bytes per token before the first measurement: an
 MIN_SAMPLE_TOKENS = 128
 """Smaller states do not show bytes per token, because a recurrent state has a constant part, nor the bandwidth unless
 that part is large. Smaller prefills count less. A part of the time of both does not depend on their tokens.
+"""
+MOVES_PER_USE = 3.0
+"""Moves for each expected use of a saved state: its save, its load, and the save of another one that is never used."""
+RETRY_AFTER = 2048
+"""After so many states that were not saved, half as many moves count, after twice as many a third. Without moves the
+bandwidth would never be measured again, however slow a single disturbed move was.
 """
 SHARE = 0.1
 """Share of a step that may be spent on moving states, besides the last one. In `benchmarks.simulation`, 0.1 halves the
@@ -36,6 +46,7 @@ class MoveBudget:
     bandwidth: float = 0.0  # bytes per second between cells and RAM
     bytes_per_token: float = 0.0  # of the last state with enough tokens
     step_s: float = 0.0  # of a step that only decodes, moving average
+    n_unsaved: int = 0  # states that were not admitted since the last move
     spent_s: float = 0.0  # of this step, on copies and moved states
     n_copies: int = 0  # sequence copies that the next batch carries out
 
@@ -66,7 +77,13 @@ class MoveBudget:
         """Return whether moving `n_bytes`, and `then_s` after it, would stall others for more than a step."""
         return self.stalls_others(self.move_s(n_bytes) + then_s)
 
-    def pays(self, n_bytes: int, n_moves: float, n_tokens: int) -> bool:
+    def admits(self, n_bytes: int, n_lost: int) -> bool:
+        """Return whether to save a state of `n_bytes`, without which `n_lost` tokens would be recomputed."""
+        admits = self.pays(n_bytes, n_lost, MOVES_PER_USE / (1 + self.n_unsaved / RETRY_AFTER))
+        self.n_unsaved += not admits
+        return admits
+
+    def pays(self, n_bytes: int, n_tokens: int, n_moves: float = 1.0) -> bool:
         """Return whether moving a state of `n_bytes` so many times is faster than recomputing `n_tokens` once. Yes,
         before both were measured.
         """
@@ -74,9 +91,12 @@ class MoveBudget:
         return not (self.bandwidth and compute_s) or n_moves * self.move_s(n_bytes) < max(compute_s, NEGLIGIBLE_S)
 
     def observe_computed(self, n_tokens: int, seconds: float, *, decodes: bool = False) -> None:
-        """Record a step that prefilled `n_tokens`. One that also `decodes` would have taken `step_s` without them."""
-        seconds -= min(self.step_s, 0.9 * seconds) if decodes else 0.0
-        self.computed = _mean(self.computed, n_tokens, seconds, min(n_tokens / MIN_SAMPLE_TOKENS, 1.0))
+        """Record a step that prefilled `n_tokens`. One that also `decodes` would have taken `step_s` without them; the
+        less of its time is left for prefill, the less it counts.
+        """
+        left_s = seconds - self.step_s if decodes else seconds
+        weight = min(n_tokens / MIN_SAMPLE_TOKENS, 1.0) * left_s / seconds if seconds > 0 else 0.0
+        self.computed = _mean(self.computed, n_tokens, left_s, weight)
 
     def observe_step(self, seconds: float) -> None:
         """Record the duration of a step that only decodes."""
@@ -84,6 +104,7 @@ class MoveBudget:
 
     def observe_move(self, n_tokens: int, n_bytes: int, seconds: float) -> None:
         """Record that a state was saved or loaded."""
+        self.n_unsaved = 0
         if n_tokens >= MIN_SAMPLE_TOKENS or not self.bytes_per_token:
             self.bytes_per_token = n_bytes / n_tokens
         if n_tokens >= MIN_SAMPLE_TOKENS or self.move_s(n_bytes) > NEGLIGIBLE_S:

@@ -137,11 +137,6 @@ MIN_TOKENS = 16
 """Shorter prefixes are recomputed; for longer ones `MoveBudget` compares times. A short conversation turn has 20 to 60
 tokens. Also the least gain for which another source (copy, entry, wait) is chosen.
 """
-UNSEEN_USES = 8  # of as many entries, added to what was counted: a conversation continues only after a pause
-FORGOTTEN = 1 / 512
-"""Share of the counted saves and uses that is forgotten with each state that they keep from being saved: otherwise none
-would ever be saved and used again. The saves that are tried so take at most 2% of the time of prefill.
-"""
 MOST = 16  # comparisons that find a longer, but not reusable prefix, after which a search ends
 
 
@@ -290,8 +285,7 @@ class StateCache:
     limit_held: int = 0
     size: int = 0  # bytes of the entries
     n_hits: int = 0  # entries used
-    n_saved: float = 0.0  # states that slots lost and that were saved here, or on disk
-    n_reused: float = 0.0  # loads of such states into slots
+    n_evictions: int = 0
     slots: list[CachedPrefix] = field(default_factory=list)
     _entries: dict[int, CacheEntry] = field(default_factory=dict)
     _lock: threading.RLock = field(default_factory=threading.RLock)
@@ -319,16 +313,6 @@ class StateCache:
     def holds(self, one: CachedPrefix) -> bool:
         """Return whether nearly all of its tokens are available from an entry."""
         return self.match(one.tokens, one.adapter_set, len(one.tokens) - MIN_TOKENS)[0] is not None
-
-    @property
-    def moves_per_use(self) -> float:
-        """Moves for each expected use of a state: its load, and as many saves as there were for each use so far."""
-        return 1 + (self.n_saved + UNSEEN_USES) / (self.n_reused + UNSEEN_USES)
-
-    def forget_uses(self) -> None:
-        """Count less what was saved and used long ago."""
-        self.n_saved -= self.n_saved * FORGOTTEN
-        self.n_reused -= self.n_reused * FORGOTTEN
 
     @property
     def most_held(self) -> int:
@@ -432,6 +416,7 @@ class StateCache:
                     break
                 n_over -= entry.size
                 evicted.append(entry)
+                self.n_evictions += 1
                 self.remove(entry)
                 self.spill(entry)
         return evicted

@@ -298,6 +298,8 @@ def test_a_prefill_costs_what_its_step_takes_longer_than_one_that_only_decodes()
     s.move_budget.computed = 0.0  # what the first token took
     s.commit(entries, 0.15)
     assert s.move_budget.compute_s(n) == pytest.approx(0.05)
+    s.move_budget.observe_computed(500, 0.1, decodes=True)  # no longer than a step without them: nothing is learned
+    assert s.move_budget.compute_s(n) == pytest.approx(0.05)
 
 
 def test_a_prompt_is_charged_when_it_gets_a_slot_and_what_is_not_computed_is_given_back() -> None:
