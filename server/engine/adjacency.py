@@ -19,7 +19,6 @@ from server.engine.runner_api import RunnerInfo
 from server.engine.sequence import Phase, Sequence, Slot
 
 MAX_CANDIDATES = 8  # sources and targets of a relocation; each pair is compared
-_MANY, _LEAST_LOST = 1000, 0.01  # tokens; least share of a cache's value that is lost by offloading
 
 
 def n_runs(ids: AbstractSet[int]) -> int:
@@ -59,13 +58,10 @@ class Adjacency:
     def price(self) -> Callable[[Slot], tuple[float, int]]:
         """Return the price of each idle slot for `first_to_evict`.
 
-        It is the cost of more evaluations per step in the unit of eviction priority: prefill tokens per second. An
-        evicted slot goes to RAM, so only moving its state is lost.
+        It is the cost of more evaluations per step in the unit of eviction priority: prefill tokens per second.
         """
-        running, moves, evaluation = self._running, self._moves, 0.0
-        if moves.step_s and moves.computed:
-            lost = moves.lost_s(_MANY, is_kept=self._ram.limit != 0) / moves.compute_s(_MANY)
-            evaluation = moves.computed * self._evaluation_s / moves.step_s / max(lost, _LEAST_LOST)
+        running, moves = self._running, self._moves
+        evaluation = moves.computed * self._evaluation_s / moves.step_s if moves.step_s else 0.0
 
         def price(slot: Slot) -> tuple[float, int]:
             n = n_more_runs(slot.id, running)
