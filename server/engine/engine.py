@@ -126,10 +126,11 @@ class Engine(Instances[Instance]):
         total = super().stats
         total.n_deferred += self._queue.n_waiting
         total.cache_ram_bytes, total.cache_ram_states = self._ram.n_bytes, len(self._ram)
-        total.n_ram_hits = self._ram.n_hits
+        total.n_ram_hits, total.n_ram_evictions = self._ram.n_hits, self._ram.n_evictions
         if self._disk is not None:
             total.cache_disk_bytes, total.cache_disk_states = self._disk.kept.size, len(self._disk.kept)
-            total.n_disk_hits, total.n_disk_dropped = self._disk.kept.n_hits, self._disk.n_dropped
+            total.n_disk_hits, total.n_disk_evictions = self._disk.kept.n_hits, self._disk.kept.n_evictions
+            total.n_disk_dropped = self._disk.n_dropped
         for instance in self._instances:
             if not instance.failure:
                 total.n_processing += instance.scheduler.n_active

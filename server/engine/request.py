@@ -218,7 +218,8 @@ class Started:
     """The prompt is in the cache; the first event of every choice, sent just before its first text.
 
     Durations in seconds: ``queue_s`` until it got a slot, ``placement_s`` to copy or load the cached prefix,
-    ``prefill_s`` from then to now.
+    ``prefill_s`` from then to now. ``source`` and ``recompute``: where the cached tokens came from, and why the others
+    were prefilled (`snapshots.Source`, `snapshots.RecomputeReason`).
     """
 
     index: int
@@ -228,6 +229,8 @@ class Started:
     queue_s: float = 0.0
     placement_s: float = 0.0
     prefill_s: float = 0.0
+    source: str = ""
+    recompute: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -326,6 +326,7 @@ class NextTokens:
         n_prompt = len(sequence.request.prompt)
         self._stats.prompt_tokens_cached += sequence.n_cached
         self._stats.time_to_first_token.observe(now - sequence.ticket.submitted_at)
+        source, _, recompute = sequence.origin
         started = Started(
             sequence.index,
             n_prompt,
@@ -334,6 +335,8 @@ class NextTokens:
             queue_s=sequence.placed_at - sequence.ticket.waits_since,
             placement_s=sequence.placement_s,
             prefill_s=now - sequence.placed_at - sequence.placement_s,
+            source=source,
+            recompute=recompute,
         )
         self._mailbox.emit(sequence.ticket, started)
 

@@ -59,6 +59,13 @@ _OWN_COUNTERS: _Table = (
         "n_cache_refused",
     ),
     ("cache_disk_hits_total", "KV states that were read from disk (`cache_disk`)", "n_disk_hits"),
+    (
+        "cache_slot_evictions_total",
+        "Cached prefixes that idle slots lost to other prompts, also those that were saved",
+        "n_slot_evictions",
+    ),
+    ("cache_ram_evictions_total", "KV states that left RAM for others, to disk if there is one", "n_ram_evictions"),
+    ("cache_disk_evictions_total", "KV states that were deleted from disk for others", "n_disk_evictions"),
     ("cache_disk_dropped_total", "Damaged files on disk that were deleted", "n_disk_dropped"),
     ("checkpoints_total", "Checkpoints of models whose KV cache cannot be truncated", "n_checkpoints"),
     ("checkpoint_hits_total", "Prompts that continued from a checkpoint", "n_checkpoint_hits"),

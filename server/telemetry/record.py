@@ -30,6 +30,8 @@ class ModelUse:
     n_predicted: int = 0
     n_draft: int = 0  # draft tokens
     n_draft_accepted: int = 0
+    source: str = ""  # where the cached tokens of the last prompt came from
+    recompute: str = ""  # why its other tokens were prefilled
     slots: list[int] = field(default_factory=list)
     began_at: float = 0.0  # time of the model lookup, `time.perf_counter`, like the next
     submitted_at: float = 0.0  # when the engine got it; 0 = never
@@ -46,7 +48,9 @@ class ModelUse:
 
     def started(self, event: Started) -> None:
         """Record that the prompt of a choice is computed."""
-        self.n_cached += event.n_cached if event.index == 0 else 0
+        if event.index == 0:
+            self.n_cached += event.n_cached
+            self.source, self.recompute = event.source, event.recompute
         if event.id_slot >= 0:
             self.slots.append(event.id_slot)
         self.queue_s = max(self.queue_s, event.queue_s)
@@ -66,6 +70,7 @@ class ModelUse:
         """Reset the usage before a retry. The failed attempt is not counted."""
         self.n_prompt = self.n_cached = self.n_predicted = self.n_draft = self.n_draft_accepted = self.n_open = 0
         self.queue_s = self.placement_s = self.prefill_s = self.decode_s = self.decoding_since = 0.0
+        self.source = self.recompute = ""
         self.slots, self.reasons = [], []
         self.retried = True
 
@@ -115,6 +120,8 @@ class Record:
             if used.slots:
                 fields["slot"] = ",".join(map(str, used.slots))
             fields |= {"prompt": used.n_prompt, "cached": used.n_cached, "predicted": used.n_predicted}
+            if used.recompute:
+                fields |= {"source": used.source, "recompute": used.recompute}
             if used.n_draft:
                 fields |= {"draft": used.n_draft, "draft_accepted": used.n_draft_accepted}
                 fields |= {"guessed": used.n_draft, "guessed_right": used.n_draft_accepted}  # deprecated names

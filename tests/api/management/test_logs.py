@@ -52,6 +52,8 @@ async def test_a_chats_line_says_what_it_took(serve: Serve, lines: Lines) -> Non
             assert min(times) >= 0
         first, second = lines("server.access")
         assert first["prompt"] == second["prompt"] > second["cached"] > first["cached"] == 0
+        assert (first["source"], first["recompute"]) == ("none", "nothing")
+        assert (second["source"], second["recompute"]) == ("slot", "last")
 
 
 async def test_choices_are_counted_together(serve: Serve, lines: Lines) -> None:
