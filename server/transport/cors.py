@@ -7,6 +7,11 @@ and its clients rely on that, so pages may generate (unless ``closed``). Endpoin
 requests from other sites' pages, and bodies that a page can send without a preflight request (text/plain, forms).
 A page that uses DNS rebinding is recognized by its ``Host`` header: a loopback address refuses it entirely, another
 address treats it as any page. Requests with a key are not checked, since other sites' pages have no key.
+
+Starlette's `CORSMiddleware` passes an OPTIONS without ``Access-Control-Request-Method`` on, which becomes a 401 or 405,
+answers another origin's with 400, and repeats requested headers where llama-server says ``*``
+(`test_a_preflight_is_answered_without_a_key`). Its `TrustedHostMiddleware` would refuse every IP address that is not
+listed, and check servers that are not on a loopback address (`tests/unit/transport/test_dns_rebinding.py`).
 """
 
 import functools

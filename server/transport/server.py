@@ -17,8 +17,6 @@ logger = logging.getLogger(__name__)
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 MAX_HEAD_BYTES = 64 * 1024  # as uvicorn's h11 protocol
 _H2C = re.compile(rb"\r\nupgrade:[ \t]*h2c[ \t]*(?=\r\n[^ \t])", re.IGNORECASE)
-_WEBSOCKET = re.compile(rb"\r\nupgrade:[ \t]*websocket[ \t]*(?=\r\n)", re.IGNORECASE)
-_MAX_HANDSHAKE_LINE, _MAX_HANDSHAKE_LINES = 8000, 100  # below the limits of the websockets package
 
 
 class StopSignals:
@@ -113,14 +111,9 @@ def _has_terminal() -> bool:
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP protocol with a limit for request heads, trailers and chunk extensions (`MAX_HEAD_BYTES`).
-
-    httptools keeps a head of any size in memory, so one client without a key could use up the memory.
-
-    Also removes ``Upgrade`` headers from the first request of a connection, which a server may ignore (RFC 9110, 7.8):
-    an offer of HTTP/2, as Java's HttpClient and ``curl --http2`` make it, because httptools skips the body of every
-    request with an upgrade; and a WebSocket offer that is no handshake, because its connection would stay open without
-    a reply.
+    """uvicorn's HTTP protocol with a limit for request heads, trailers and chunk extensions (`MAX_HEAD_BYTES`), without
+    offers of HTTP/2, which Java's HttpClient and ``curl --http2`` make with the first request of a connection, and with
+    a reply to every WebSocket handshake. docs/security.md says what uvicorn alone does.
     """
 
     _is_first = True
@@ -129,9 +122,7 @@ class HttpProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Parse the client's bytes."""
         if self._is_first:
-            self._is_first = False
-            if b"upgrade:" in data.lower():
-                data = without_upgrade(data)
+            self._is_first, data = False, without_h2c(data)
         self._n_bytes += len(data)
         super().data_received(data)
         if self._n_bytes > MAX_HEAD_BYTES:
@@ -147,18 +138,14 @@ class HttpProtocol(HttpToolsProtocol):
         self._n_bytes = 0
         super().on_body(body)
 
+    def handle_websocket_upgrade(self) -> None:
+        """Hand the connection to the WebSocket protocol, which neither answers nor closes if it cannot parse the head."""
+        super().handle_websocket_upgrade()
+        if not getattr(self.transport.get_protocol(), "handshake_initiated", True):
+            self.send_400_response("Invalid WebSocket handshake.")
 
-def without_upgrade(data: bytes) -> bytes:
-    """Return `data` without an upgrade that this server cannot make in the request head that it starts with."""
+
+def without_h2c(data: bytes) -> bytes:
+    """Return `data` without an offer of HTTP/2 in the request head that it starts with."""
     head, end, body = data.partition(b"\r\n\r\n")
-    head = _H2C.sub(b"", head + end)
-    if _WEBSOCKET.search(head) and not _is_handshake(head):
-        head = _WEBSOCKET.sub(b"", head)
-    return head + body
-
-
-def _is_handshake(head: bytes) -> bool:
-    lines = head.split(b"\r\n")
-    has_key = any(line[:18].lower() == b"sec-websocket-key:" for line in lines)
-    is_short = len(lines) <= _MAX_HANDSHAKE_LINES and max(map(len, lines)) <= _MAX_HANDSHAKE_LINE
-    return head.startswith(b"GET ") and has_key and is_short
+    return _H2C.sub(b"", head + end) + body

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from server.transport.server import without_upgrade
+from server.transport.server import without_h2c
 from tests.api.conftest import GoLive, Live, until
 
 pytestmark = pytest.mark.slow
@@ -91,11 +91,11 @@ async def test_an_offer_of_http_2_is_ignored(live: GoLive, offer: bytes, separat
         b"GET / HTTP/1.1\r\nUpgrade: h2c\r\n continued\r\n\r\n",
         b"GET / HTTP/1.1\r\nUpgrade: h2c",
         b"GET / HTTP/1.1\r\nUpgrade: websocket, h2c\r\n\r\n",
-        b"GET / HTTP/1.1\r\nUpgrade: websocket\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n",
+        b"GET / HTTP/1.1\r\nUpgrade: websocket\r\n\r\n",
     ],
 )
 def test_nothing_else_is_removed(data: bytes) -> None:
-    assert without_upgrade(data) == data
+    assert without_h2c(data) == data
 
 
 HANDSHAKE = (
@@ -114,10 +114,12 @@ HANDSHAKE = (
     ],
 )
 async def test_an_invalid_websocket_handshake_gets_a_reply(live: GoLive, request_: bytes) -> None:
-    """Such connections stayed open without a reply and used up `max_connections`."""
+    """uvicorn leaves such connections open without a reply, and its shutdown fails."""
     async with live(server={"max_connections": 3, "api_keys": ["secret"]}) as server:
         for _ in range(4):
-            reader, writer = await server.connect(request_)
-            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 401 ")
+            reader, writer = await server.connect(request_[:9])  # the protocol sees the head in parts
+            await until(lambda: server.server.server_state.connections)
+            writer.write(request_[9:])
+            assert (await reader.read()).startswith(b"HTTP/1.1 400 ")
             writer.close()
         assert (await server.api.client.get("/health")).status_code == 200
