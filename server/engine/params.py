@@ -52,7 +52,7 @@ class EngineParams:
     spec_synth: tuple[float, ...] = ()  # synthetic acceptance rates per position, for benchmarks
     backend_sampling: bool = False  # requests may sample in the compute graph
     special: bool = False  # control tokens are rendered as text
-    gather_ms: float = 4.0  # longest wait for requests in preparation, so that they join one batch
+    gather_ms: float = 4.0  # longest wait for requests that arrive together, so that they join one batch
     cpus: tuple[
         frozenset[int], ...
     ] = ()  # CPUs of the compute threads, one set for all instances or one each; none = any

@@ -677,7 +677,7 @@ class SchedulingSettings(SettingsModel, group="Scheduling"):
     slot_prompt_similarity: Float = option(0.1, "-sps --slot-prompt-similarity", ge=0, le=1)
     """Share of a prompt that must match a slot's tokens to prefer that slot; 0 = off."""
     gather_ms: Float = option(4.0, ge=0, le=1000)
-    """Maximum wait in ms for requests in preparation, so that they join one batch."""
+    """Maximum wait in ms for requests that arrive together, so that they join one batch."""
     check_integrity: Bool = option(False)
     """Verify the accounting of slots and KV cells after every step (slow; for debugging)."""
 
