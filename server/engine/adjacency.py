@@ -108,7 +108,7 @@ class Adjacency:
                 n_saved = n_less - n_more_runs(target.id, others)
                 if n_saved <= 0:
                     continue
-                lost_s = moves.lost_s(len(target.tokens), is_kept=self._ram.limit != 0)
+                lost_s = moves.lost_s(len(target.tokens), is_kept=self._ram.offloads)
                 saved_s = n_saved * n_steps * evaluation_s - take_s - lost_s
                 if saved_s > most_s:
                     best, most_s = (source, target), saved_s

@@ -65,12 +65,12 @@ class Cells:
         if n_lost < MIN_TOKENS:
             return
         self._stats.n_slot_evictions += 1
-        if (not ram.limit and disk is None) or not (n_bytes := self._size(slot)):
+        if (not ram.offloads and disk is None) or not (n_bytes := self._size(slot)):
             return
         if not self._moves.admits(n_bytes, n_lost):
             return
         size = size_of(n_bytes, n, slot.checkpoints)
-        to_ram = ram.fits(size, now)
+        to_ram = ram.takes(size, now)
         if not to_ram and (disk is None or not disk.wants(slot) or not disk.takes(size)):
             return
         if self._moves.refuses(n_bytes, then_s):
@@ -365,7 +365,7 @@ class Cells:
         self._checkpoint_s = self._clock() - started
         self._moves.spent_s += self._checkpoint_s
         self._stats.n_checkpoints += 1
-        its_part = self._scheduler.ram.most_held // self._runner.info.n_seq
+        its_part = self._scheduler.ram.limit // self._runner.info.n_seq
         slot.checkpoints = added(slot.checkpoints, new, most, its_part)
 
     def _room_for_checkpoint(self, slot: Slot, n_bytes: int, now: float) -> bool:
@@ -374,7 +374,7 @@ class Cells:
         while not ram.make_room_to_hold(n_bytes, now):
             others = [other for other in self._others(slot) if other.idle and other.checkpoints]
             n_idle = sum(len(c.state) for other in others for c in other.checkpoints)
-            if not others or not ram.fits(n_bytes - n_idle, now, ram.most_held):
+            if not others or not ram.fits(n_bytes - n_idle, now):
                 return False
             first_to_evict(others).checkpoints = ()
         return True

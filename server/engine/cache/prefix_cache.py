@@ -274,15 +274,15 @@ def size_of(n_state: int, n_tokens: int, checkpoints: Checkpoints) -> int:
 
 @dataclass(slots=True)
 class StateCache:
-    """Cached states of at most `limit` bytes; 0 = none, negative = unlimited.
+    """Cached states of at most `limit` bytes; negative = unlimited.
 
     The checkpoints of ``slots`` lie in the same memory. They count towards the limit, each state once however many
-    slots hold it, and entries are evicted for them. If `limit` is 0, they and the states of preempted sequences get
-    `limit_held`. ``spill`` gets what is evicted.
+    slots hold it, and entries are evicted for them. If it does not `offload`, only these and the states of preempted
+    sequences are in it. ``spill`` gets what is evicted or has no room.
     """
 
     limit: int
-    limit_held: int = 0
+    offloads: bool = True
     size: int = 0  # bytes of the entries
     n_hits: int = 0  # entries used
     n_evictions: int = 0
@@ -314,24 +314,19 @@ class StateCache:
         """Return whether nearly all of its tokens are available from an entry."""
         return self.match(one.tokens, one.adapter_set, len(one.tokens) - MIN_TOKENS)[0] is not None
 
-    @property
-    def most_held(self) -> int:
-        """Bytes available to checkpoints and preempted sequences; negative = unlimited."""
-        return self.limit or self.limit_held
-
-    def fits(self, n_bytes: int, now: float, limit: int | None = None) -> bool:
-        """Return whether `n_bytes` more fit, into `limit` instead of its own, if entries are evicted as needed."""
-        limit = self.limit if limit is None else limit
-        return limit < 0 or self._n_fixed(now) + n_bytes <= limit
-
-    def _n_fixed(self, now: float) -> int:
-        """Return the bytes of what cannot be evicted."""
+    def fits(self, n_bytes: int, now: float) -> bool:
+        """Return whether `n_bytes` more fit if entries are evicted as needed."""
         with self._lock:
-            return self.n_held + sum([entry.size for entry in self._entries.values() if entry.pinned_until > now])
+            n_fixed = self.n_held + sum([e.size for e in self._entries.values() if e.pinned_until > now])
+        return self.limit < 0 or n_fixed + n_bytes <= self.limit
+
+    def takes(self, n_bytes: int, now: float) -> bool:
+        """Return whether a state of `n_bytes` that a slot loses would be stored."""
+        return self.offloads and self.fits(n_bytes, now)
 
     def make_room_to_hold(self, n_bytes: int, now: float) -> bool:
         """Evict entries until `n_bytes` more can be held. Return False, with nothing changed, if there is no room."""
-        has_room = self.fits(n_bytes, now, self.most_held)
+        has_room = self.fits(n_bytes, now)
         if has_room:
             self.make_room(n_bytes, now)
         return has_room
@@ -358,7 +353,7 @@ class StateCache:
         An entry that does not fit next to the pinned ones is not stored and is returned alone.
         """
         with self._lock:
-            if not self.fits(entry.size, now):
+            if not self.takes(entry.size, now):
                 self.spill(entry)
                 return [entry]
             self.replace(entry, now)
@@ -387,7 +382,7 @@ class StateCache:
             pinned = [e for e in self._entries.values() if now < e.pinned_until < inf]
             same = [e for e in pinned if e.tokens == entry.tokens and e.adapter_set == entry.adapter_set]
             n_more = entry.size - sum(e.size for e in same)
-            if 0 <= self.limit < 2 * (sum(e.size for e in pinned) + n_more) or not self.fits(n_more, now):
+            if 0 <= self.limit < 2 * (sum(e.size for e in pinned) + n_more) or not self.takes(n_more, now):
                 return False
             for other in same:
                 self.remove(other)
@@ -452,8 +447,8 @@ class StateCache:
 
 
 def state_cache(mib: int, free_bytes: int) -> StateCache:
-    """Return a cache of `mib` MiB; `AUTOMATIC` is llama-server's default or a quarter of free memory if less.
-    `free_bytes` 0 = unknown.
+    """Return a cache of `mib` MiB; `AUTOMATIC` is llama-server's default or a quarter of free memory if less, also for
+    one that does not offload (0). `free_bytes` 0 = unknown.
     """
     automatic = min(_DEFAULT_MIB * MIB, free_bytes // 4 or _DEFAULT_MIB * MIB)
-    return StateCache(automatic if mib == AUTOMATIC else mib * MIB, automatic)
+    return StateCache(automatic if mib in (AUTOMATIC, 0) else mib * MIB, offloads=mib != 0)

@@ -141,7 +141,7 @@ def test_streams_that_are_left_over_are_brought_together() -> None:
 def test_a_cache_that_may_be_computed_again_later_is_no_pause_now(rate: float, n: int) -> None:
     """About 80 tokens take longer than a relocation may pause others; the steps that are left save more, or less."""
     bench = Bench(3)
-    bench.scheduler.ram.limit = 0
+    bench.scheduler.ram.offloads = False
     three = bench.ask(3)
     bench.steps(40)
     bench.end(three[1:2])
