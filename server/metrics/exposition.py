@@ -45,7 +45,7 @@ _COUNTERS = (  # name, labels, description
     ),
     (
         *("request_errors", "reason"),
-        "Refused or failed requests by `reason`, the log's `outcome`, such as queue_full or rate_limited_tokens_per_day",
+        "Refused or failed requests by `reason`, the log's `outcome`, such as queue_full, rate_limited_tokens_per_day",
     ),
     ("key_requests", "key status", "HTTP requests by the name of the key and `status`"),
     (

@@ -146,8 +146,8 @@ def _ms(seconds: float) -> float:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return an error's ``outcome``, otherwise its type as a word: ``TooLate`` is ``too_late``, an HTTP exception by its
-    status ``http_404``. Never the message.
+    """Return an error's ``outcome``, otherwise its type as a word: ``TooLate`` is ``too_late``. An HTTP exception is
+    named by its status, ``http_404``. Never the message.
     """
     status = getattr(error, "status_code", None)
     if isinstance(status, int):

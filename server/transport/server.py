@@ -139,7 +139,7 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def handle_websocket_upgrade(self) -> None:
-        """Hand the connection to the WebSocket protocol, which neither answers nor closes if it cannot parse the head."""
+        """Hand the connection to the WebSocket protocol, which leaves a head that it can't parse unanswered."""
         super().handle_websocket_upgrade()
         if not getattr(self.transport.get_protocol(), "handshake_initiated", True):
             self.send_400_response("Invalid WebSocket handshake.")
