@@ -5,7 +5,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -35,8 +35,8 @@ class Acting(FakeRunner):
     does so in the middle of the reply; ``!hang FILE!`` makes FILE and never ends the step; ``!wait N!`` stops there
     once N such sequences have come so far, and is slow until then."""
 
-    def __init__(self) -> None:
-        super().__init__(on_decode=self._act, n_ctx_seq=4096, n_batch=512)
+    def __init__(self, n_ctx_seq: int = 4096, replies: Mapping[str, str] | None = None) -> None:
+        super().__init__(on_decode=self._act, n_ctx_seq=n_ctx_seq, n_batch=512, replies=replies)
         self._waiting: set[int] = set()
 
     def _act(self, entries: Sequence[BatchEntry]) -> None:
@@ -202,7 +202,7 @@ def make_loader(kind: str) -> Loader:
         "acting": lambda: FakeLoader(runner=Acting),
         "aborting": AbortingLoader,
         **{f"hanging in {at}": partial(HangingLoader, at) for at in ("least", "load")},
-        "calling": partial(FakeLoader, n_ctx_seq=16384, replies=CALLING),
+        "calling": lambda: FakeLoader(runner=partial(Acting, 16384, CALLING)),
         "sized": SizedLoader,
         "seeing": SeeingLoader,
     }

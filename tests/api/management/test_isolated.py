@@ -28,7 +28,7 @@ from server.pool.worker import parent
 from server.pool.worker.parent import WorkerProcess
 from server.pool.worker.proxies import IsolatedEngine
 from tests.api.conftest import Api, check_nothing_leaked, make_settings, running, until
-from tests.api.streams import Exchange, posting
+from tests.api.streams import Exchange, posting, typed_events
 from tests.media_files import media_file
 from tests.support.fakes import FakeLoader
 from tests.support.isolated_fakes import in_process
@@ -361,6 +361,38 @@ async def test_a_process_that_ends_during_a_tool_call_does_not_end_the_reply(
             await api.expect("POST /v1/responses", body, 503, "SIGKILL")
             (used,) = (await api.expect("GET /v1/usage")).json()["data"]
             assert used["requests"] == 3  # the last one's first round counts
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
+async def test_a_process_that_ends_in_the_second_round_ends_the_reply_with_an_error(
+    start: Start, tmp_path: Path, path: str
+) -> None:
+    class Ending(Tools):
+        def make(self) -> MCPServer:
+            server = super().make()
+
+            @server.tool(structured_output=False)
+            def end() -> str:
+                """Returns what ends the model's process when it is read."""
+                return f"!die once {tmp_path}/{path[4:]}!"
+
+            return server
+
+    async with served(Ending()) as url:
+        settings = {"mcp_servers": {"calc": {"url": url}}, "mcp_api": "calc"}
+        async with start("calling", {"demo": {**ONE["demo"], "chat_template": "chatml"}}, **settings) as api:
+            body: dict[str, Any] = {"stream": True, "temperature": 0}
+            if path == "/v1/responses":
+                tool = {"type": "mcp", "server_label": "calc", "require_approval": "never"}
+                body |= {"input": "Go", "max_output_tokens": 500, "tools": [tool]}
+            else:
+                body |= {"messages": [{"role": "user", "content": "Go"}], "max_tokens": 500}
+                body["mcp_servers"] = [{"type": "url", "name": "calc", "url": url}]
+            beta = {"anthropic-beta": "mcp-client-2025-04-04"}
+            events = typed_events((await api.expect(f"POST {path}", body, headers=beta)).text)
+            assert n_restarts(api) == 1
+    assert events[-1]["type"] == ("response.failed" if path == "/v1/responses" else "error"), events[-3:]
+    assert "SIGKILL" in str(events[-1])
 
 
 async def test_vectors_are_asked_for_once_more_too(start: Start, tmp_path: Path) -> None:
