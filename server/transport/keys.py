@@ -243,7 +243,7 @@ def read_keys(path: Path) -> tuple[Key, ...]:
         with path.open("rb") as file:
             text = file.read(MAX_BYTES + 1)
     except OSError as error:
-        raise _unreadable(path, error.strerror) from None
+        raise _unreadable(path, str(error.strerror)) from None
     return _keys_of(path, text)
 
 

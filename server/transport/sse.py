@@ -80,9 +80,9 @@ class EventStream(EventSourceResponse):
 
     An async generator that was never started does not run its ``finally``; put cleanup into `on_close`.
 
-    The headers are sse-starlette's; sending is overridden. Its task group and the scope around each send cost 13.1 us
-    of CPU time per event, this class 3.5 us (uvloop, null server). Starlette's StreamingResponse, which sends no pings,
-    takes 3.2 us. Here one task waits for the disconnect, and one timer serves pings and send timeouts.
+    The headers are sse-starlette's; sending is overridden, because its own costs 15% more CPU time a token
+    (benchmarks/experiments.md) and pings during events. Here one task waits for the disconnect, and one timer serves
+    pings and send timeouts.
     """
 
     def __init__(
