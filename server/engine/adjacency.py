@@ -18,8 +18,6 @@ from server.engine.cache.prefix_cache import StateCache
 from server.engine.runner_api import RunnerInfo
 from server.engine.sequence import Phase, Sequence, Slot
 
-MAX_CANDIDATES = 8  # sources and targets of a relocation; each pair is compared
-
 
 def n_runs(ids: AbstractSet[int]) -> int:
     """Return the number of runs of consecutive ids, which is the number of evaluations for one token each."""
@@ -82,34 +80,23 @@ class Adjacency:
         it has generated, but not past its limit. The contents of `target` are lost, or moved. The copy takes at most
         half of a step, because the other sequences wait for it in addition to their step.
         """
-        running, moves = self._running, self._moves
+        running, moves, evaluation_s = self._running, self._moves, self._evaluation_s
         longest_s = moves.target_s / 2 - moves.spent_s
         movable = [
             slot
             for slot in self._slots
             if slot.id not in fixed and not any(s and s.request.id_slot >= 0 for s in (slot.sequence, slot.last))
         ]
-        sources = [  # a sequence between two others would split them, which saves nothing
-            (n_less, _steps_left(s), slot)
-            for slot in movable
-            if (s := slot.sequence) is not None
-            and s.phase is Phase.DECODE
-            and (n_less := n_more_runs(slot.id, running)) >= 0
-        ]
-        sources.sort(key=lambda source: (-source[0], -source[1], source[2].id))
-        targets = [slot for slot in movable if slot.sequence is None]
-        targets.sort(key=lambda slot: (n_more_runs(slot.id, running), len(slot.tokens), slot.id))
-        best, most_s, evaluation_s = None, 0.0, self._evaluation_s
-        for n_less, n_steps, source in sources[:MAX_CANDIDATES]:
-            others, take_s = running - {source.id}, moves.take_s(len(source.tokens))
-            if take_s > longest_s:
+        targets = [(slot, moves.lost_s(len(slot.tokens), is_kept=self._ram.offloads)) for slot in movable if slot.idle]
+        best, most_s = None, 0.0
+        for source in movable:
+            n_less, take_s = n_more_runs(source.id, running), moves.take_s(len(source.tokens))
+            # a sequence between two others would split them, which saves nothing
+            if (s := source.sequence) is None or s.phase is not Phase.DECODE or n_less < 0 or take_s > longest_s:
                 continue
-            for target in targets[:MAX_CANDIDATES]:
-                n_saved = n_less - n_more_runs(target.id, others)
-                if n_saved <= 0:
-                    continue
-                lost_s = moves.lost_s(len(target.tokens), is_kept=self._ram.offloads)
-                saved_s = n_saved * n_steps * evaluation_s - take_s - lost_s
+            others, saves_s = running - {source.id}, _steps_left(s) * evaluation_s
+            for target, lost_s in targets:
+                saved_s = (n_less - n_more_runs(target.id, others)) * saves_s - take_s - lost_s
                 if saved_s > most_s:
                     best, most_s = (source, target), saved_s
         return best
