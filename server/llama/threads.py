@@ -245,13 +245,14 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 @dataclass(frozen=True, slots=True)
 class Use:
     """CPU use of the CPUs this thread may run on: their number, and the seconds used by others and by us until
-    ``at``.
+    ``at``; and the threads of the whole system that run or could run now, with this one.
     """
 
     at: float
     others_s: float
     own_s: float
     n_cpus: int
+    n_running: int = 1
 
 
 def measured() -> Use:
@@ -262,13 +263,15 @@ def measured() -> Use:
     if os.getpriority(os.PRIO_PROCESS, 0) > 0:
         counted.append(_NICE)  # what we compute is in it
     mine = {f"cpu{cpu}" for cpu in os.sched_getaffinity(0)}
-    ticks = 0
+    ticks, n_running = 0, 1
     for line in _STAT.read_text().splitlines():
         name, *fields = line.split()
         if name in mine:
             ticks += sum(int(fields[i]) for i in counted)
+        elif name == "procs_running":
+            n_running = int(fields[0])
     own_s = time.process_time()
-    return Use(time.monotonic(), ticks / _TICKS_PER_S - own_s, own_s, len(mine))
+    return Use(time.monotonic(), ticks / _TICKS_PER_S - own_s, own_s, len(mine), n_running)
 
 
 class ComputeThreads:
@@ -293,22 +296,29 @@ class ComputeThreads:
     def change(self) -> tuple[int, int] | None:
         """Return the numbers of threads for decode and prefill if they are due and differ from the last ones.
 
-        Others take no CPU from us while we are idle, so all that they may have used then does not count.
+        Others take no CPU from us while we are idle, so all that they may have used then does not count. After
+        `INTERVAL_S` without a decode the number stays as it was, or is all of them if no other thread runs.
         """
         if self._look is None:
             return None
         began = time.monotonic()
-        self._idle_s += began - self._ended
+        idle_s = began - self._ended
+        self._idle_s += idle_s
         if began < self._next_look:
             return None
-        before, use, idle_s = self._seen, self._look(), self._idle_s
+        before, use = self._seen, self._look()
+        idle_in_all_s, self._idle_s = self._idle_s, 0.0
         self._seen, self._next_look = use, use.at + max(INTERVAL_S, (use.at - began) / MOST_SHARE)
-        self._idle_s = 0.0
         if before is None:
             return None
-        computed_s = max(use.at - before.at - idle_s, INTERVAL_S)
-        others = max(0.0, use.others_s - before.others_s - use.n_cpus * idle_s) / computed_s
-        now = self._most if os.getpriority(os.PRIO_PROCESS, 0) < 0 else self._fitting(use.n_cpus - others)
+        computed_s = max(use.at - before.at - idle_in_all_s, INTERVAL_S)
+        others = max(0.0, use.others_s - before.others_s - use.n_cpus * idle_in_all_s) / computed_s
+        if os.getpriority(os.PRIO_PROCESS, 0) < 0 or (idle_s >= INTERVAL_S and use.n_running <= 1):
+            now = self._most
+        elif idle_s >= INTERVAL_S:
+            return None
+        else:
+            now = self._fitting(use.n_cpus - others)
         if now == self._now:
             return None
         self._now = now

@@ -123,10 +123,11 @@ class Machine:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, n_cpus: int) -> None:
         self.n_cpus, self.now, self.others_s, self.own_s = n_cpus, 100.0, 7.0, 3.0
+        self.n_running = 1
         monkeypatch.setattr("server.llama.threads.time.monotonic", lambda: self.now)
 
     def look(self) -> Use:
-        return Use(self.now, self.others_s, self.own_s, self.n_cpus)
+        return Use(self.now, self.others_s, self.own_s, self.n_cpus, self.n_running)
 
     def after(
         self, threads: ComputeThreads, *shares: float, seconds: float = 2 * INTERVAL_S, idle: bool = False
@@ -181,7 +182,11 @@ def test_looks_are_rare_and_what_others_use_while_nothing_is_computed_says_nothi
     assert machine.after(threads, 0, 1.0, seconds=INTERVAL_S / 3) == [None, None]
     assert machine.after(threads, 2.0, seconds=60.0, idle=True) == [None]
     assert machine.after(threads, 2.0, seconds=3.0) == [(1, 1)]  # one long decode
-    assert machine.after(threads, 2.0, seconds=60.0, idle=True) == [(2, 2)]
+    machine.n_running = 2
+    assert machine.after(threads, 2.0, seconds=2 * INTERVAL_S, idle=True) == [None]  # somebody is still there
+    machine.n_running = 1
+    assert machine.after(threads, 2.0, seconds=2 * INTERVAL_S, idle=True) == [(2, 2)]
+    assert machine.after(threads, *[2.0, 0.0] * 3, seconds=INTERVAL_S / 2, idle=True) == [None] * 6
 
 
 def test_a_neighbour_that_computes_in_turn_with_this_server_takes_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,14 +204,14 @@ def test_who_is_nice_counts_others_that_are(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, nice: int, others_s: float
 ) -> None:
     stat = tmp_path / "stat"
-    stat.write_text("cpu 0 0 0\ncpu0 4000 3000 2000 900000 0 500 500 0\ncpu1 9 9 9 9 9 9 9\n")
+    stat.write_text("cpu 0 0 0\ncpu0 4000 3000 2000 900000 0 500 500 0\ncpu1 9 9 9 9 9 9 9\nprocs_running 4\n")
     monkeypatch.setattr(threads, "_STAT", stat)
     monkeypatch.setattr(threads, "_TICKS_PER_S", 100)
     monkeypatch.setattr("server.llama.threads.os.sched_getaffinity", lambda _: {0})
     monkeypatch.setattr("server.llama.threads.os.getpriority", lambda *_: nice)
     monkeypatch.setattr("server.llama.threads.time.process_time", lambda: 10.0)
     found = measured()
-    assert (found.others_s, found.own_s, found.n_cpus) == (others_s, 10.0, 1)
+    assert (found.others_s, found.own_s, found.n_cpus, found.n_running) == (others_s, 10.0, 1, 4)
 
 
 @pytest.mark.skipif(not threads._STAT.exists(), reason="Linux only")
