@@ -296,7 +296,10 @@ class Scheduler:
         """
         n_decode = sum([len(run.tokens) for run in decode])
         budget = self._prefill_budget(n_decode, is_live=not all(map(is_background, prompts)))
-        budget = min(budget, self.kv_budget.max_batch - n_decode)
+        room = self.kv_budget.max_batch - n_decode
+        budget = min(budget, room)
+        if n_decode and self.params.max_prefill_tokens:
+            room = budget
         n_to_score = self.info.n_more_outputs - sum([run.n_outputs - 1 for run in decode])
         joining: set[int] = set()
         if decode and not self.info.unified:
@@ -307,10 +310,14 @@ class Scheduler:
             if budget <= len(joining) and s.held.id not in joining:
                 continue
             joining.discard(s.held.id)
-            run = self._prefill_run(s, max(budget - len(joining), 1), n_to_score, n_decode)
+            most = max(budget - len(joining), 1)
+            if not s.media:  # their runs end where a medium does
+                most = _leaving_a_tile(most, len(s.target) - s.n_computed, room - len(joining))
+            run = self._prefill_run(s, most, n_to_score, n_decode)
             if not run.tokens:  # this step's outputs are used up
                 continue
             budget -= len(run.tokens)
+            room -= len(run.tokens)
             n_to_score -= run.n_outputs if run.scored else 0
             runs.append(run)
             if budget <= 0 or (n_decode and len(runs) == self.params.max_prefills):
@@ -496,6 +503,17 @@ def batches(entries: list[TokenRun], n_ubatch: int) -> Iterator[list[TokenRun]]:
         live = [entry for entry in batch if entry.sequence.slot is not None]  # otherwise it ended with an earlier batch
         if live:
             yield live
+
+
+def _leaving_a_tile(most: int, left: int, room: int) -> int:
+    """Return how many of a prompt's `left` tokens to compute, about `most`, so that the last run is no partial tile.
+
+    After 1,800 tokens, 62 tokens take 270 ms of a CPU on which 64 take 170: ggml computes them one by one. `room`:
+    tokens that the batch may have in all.
+    """
+    if not TILE <= most < left < most + TILE:
+        return most
+    return left if left < 2 * TILE and left <= room else max(left - TILE, TILE)
 
 
 def _run_end(s: Sequence, span: MediaSpan | None, at: int, end: int, n_to_score: int) -> int:

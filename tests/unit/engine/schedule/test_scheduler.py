@@ -161,6 +161,36 @@ def test_a_picture_beside_streams_leaves_them_the_time_of_their_own_batch(
 
 
 @pytest.mark.parametrize(
+    ("size", "n_prompt", "caps", "runs"),
+    [
+        (128, 300, {}, [128, 108, 64]),  # and not 44 at the end, which would take longer than 64
+        (64, 190, {}, [64, 126]),
+        (64, 190, {"max_prefill_tokens": 64}, [64, 64, 62]),
+        (64, 128, {}, [64, 64]),
+        (32, 70, {"min_chunk": 1}, [32, 32, 6]),
+    ],
+)
+def test_the_last_run_of_a_prompt_is_no_partial_tile(
+    size: int, n_prompt: int, caps: dict[str, Any], runs: list[int]
+) -> None:
+    s = scheduler(2, target_itl_ms=300.0, **caps)
+    s.step_size.smallest = 1
+    running = waiting(s, [3])
+    place(s)
+    assert running.slot is not None
+    running.slot.tokens, running.phase, running.output = [3], Phase.DECODE, [5]
+    prompt = waiting(s, [1] * n_prompt)
+    place(s)
+    found = []
+    while prompt.phase is Phase.PREFILL:
+        s.step_size.size = size
+        plan = s.plan()
+        found.append(sum(len(run.tokens) for run in plan if run.sequence is prompt))
+        s.commit(plan, 0.01)
+    assert found == runs
+
+
+@pytest.mark.parametrize(
     ("caps", "n_streams", "expected"),
     [
         ({}, 1, [100, 92]),
