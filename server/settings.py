@@ -1,19 +1,18 @@
 """The settings: the values of flags, environment, YAML and defaults, through the one option table.
 
-The table's rows are the fields of `ServerSettings` and `ModelSettings` (server/options/). Strongest first: flags,
-environment, YAML, defaults. server/options/sources.py reads and merges them; pydantic-settings validates the result.
-A flag or ``LLAMA_ARG_*`` variable of a model's option applies to every model; ``-m`` serves one model instead of the
-YAML's. docs/configuration.md is generated from the table.
+The table's rows are the fields of `ServerSettings` and `ModelSettings` (server/options/). pydantic-settings merges the
+sources that `Settings` lists, and validates the result. A flag or ``LLAMA_ARG_*`` variable of a model's option applies
+to every model; ``-m`` serves one model instead of the YAML's. docs/configuration.md is generated from the table.
 """
 
 import os
 import sysconfig
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple, Self
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ModelWrapValidatorHandler, ValidationError, model_validator
 from pydantic.json_schema import SkipJsonSchema
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
@@ -21,21 +20,19 @@ from server.errors import ConfigError
 from server.hub.cache import cache_folder
 from server.hub.hub import Hub, HubFetcher
 from server.hub.names import SHORT
-from server.options.flags import read_flags
+from server.options.flags import CommandLine, LlamaVariables
 from server.options.model import WHERE, ModelDefaults, ModelSettings
-from server.options.option import Source
-from server.options.presets import find_models, named_source, problem_of
+from server.options.presets import FoundModels, problem_of
 from server.options.server import ServerSettings
 from server.options.sources import (
-    Inputs,
-    ModelRegistry,
+    Defaults,
+    OptionSource,
     Origin,
-    check_model_names,
+    OwnVariables,
+    VertexVariables,
+    YamlFile,
     located,
-    merged,
     mistake,
-    read_environment,
-    read_yaml,
 )
 from server.options.specs import model_spec, without_effect
 from server.options.values import device_sets, tensor_override
@@ -59,6 +56,17 @@ NO_MODEL = (
 )
 
 
+class Read(NamedTuple):
+    """The sources of the settings, once they are read."""
+
+    vertex: VertexVariables
+    flags: CommandLine
+    own: OwnVariables
+    found: FoundModels
+    llama: LlamaVariables
+    document: YamlFile
+
+
 class Settings(BaseSettings):
     """The merged and validated settings. The first three fields are what the YAML file may contain.
 
@@ -72,6 +80,7 @@ class Settings(BaseSettings):
     defaults: Annotated[ModelDefaults, Field(description="Options of every model.")] = ModelDefaults()
     models: Annotated[dict[str, ModelSettings], Field(description="The models by id, the name in requests.")] = {}
     origins: SkipJsonSchema[dict[str, Origin]] = {}  # the place that configures each model
+    sources: SkipJsonSchema[dict[str, dict[str, str]]] = {}  # of each value, by `server` or `models.<id>`, and field
     skipped: SkipJsonSchema[tuple[str, ...]] = ()  # a warning per flag, variable or preset key without effect
     cache: SkipJsonSchema[Path] = Path()  # the hub's cache folder
     endpoint: SkipJsonSchema[str] = ""  # the hub's URL; "" = Hugging Face
@@ -83,8 +92,39 @@ class Settings(BaseSettings):
     def settings_customise_sources(
         cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, *_: Any, **__: Any
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Return the values alone: pydantic-settings' other sources would read the process (docs/adr/0005)."""
-        return (init_settings,)
+        """Return the sources, the strongest first; values from code have no others.
+
+        pydantic-settings' own sources would read the process (docs/adr/0005).
+        """
+        read: Read | None = init_settings().pop("read", None)
+        if read is None:
+            return (init_settings,)
+        return (
+            init_settings,
+            read.vertex,
+            read.flags,
+            read.own,
+            read.found,  # presets are stronger than LLAMA_ARG_..., as in llama-server
+            read.llama,
+            read.document,
+            Defaults(settings_cls),
+        )
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _name_sources(cls, merged: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
+        """Validate the merged values. Raises ConfigError with one line that names the source of a wrong one."""
+        try:
+            return validate(merged)
+        except ValidationError as error:
+            if "sources" not in merged:  # values from code
+                raise
+            raise ConfigError(mistake(error.errors(include_url=False)[0], merged)) from None
+
+    def located(self, model_id: str, key: str) -> str:
+        """Return the start of an error message about a model's option: its source, otherwise the model's place."""
+        source = self.sources.get(f"models.{model_id}", {}).get(key, self.origins[model_id].place)
+        return located(source, f"models.{model_id}.{key}")
 
 
 def load_settings(
@@ -95,36 +135,49 @@ def load_settings(
     Reads a folder of models and a preset. Other files are checked by `check_files`. Raises ConfigError with one line
     that names the source, the key and the remedy.
     """
-    flags = read_flags(argv or ())
-    variables = read_environment(os.environ if env is None else env)
-    path = config or _config_path(flags, variables)
-    document = read_yaml(path) if path else Source("no configuration file")
-    named = bool(config or flags.config or variables.config)
-    inputs = Inputs(flags, variables, document, named, is_demo=not named and path in DEMO_CONFIGS)
-    place = _hub_place(os.environ if env is None else env)
-    without_models = _validated(inputs, ModelRegistry(), place)  # they name the folder and the preset of models
-    registry = find_models(inputs, without_models.server, hub_of(without_models))
-    check_model_names(variables, registry.models)
-    if not registry.models and (named or without_models.server.models_cache is False):
+    env = os.environ if env is None else env
+    flags, own, llama = CommandLine(Settings, argv or ()), OwnVariables(Settings, env), LlamaVariables(Settings, env)
+    named = config or flags.config_file or own.config_file
+    path = Path(named) if named else _default_config(flags, own, llama)
+    document = YamlFile(Settings, path, is_named=bool(named), is_demo=not named and path in DEMO_CONFIGS)
+    vertex = VertexVariables(Settings, env, weaker=(flags, own, llama, document))
+    read = Read(vertex, flags, own, FoundModels(Settings, flags, llama, document), llama, document)
+    place: dict[str, Any] = {"read": read, "config_path": path, **_hub_place(env)}
+    without_models = Settings(**place)  # they name the folder and the preset of models
+    read.found.find(without_models.server, hub_of(without_models))
+    own.name_models(read.found.origins)
+    if not read.found.origins and (named or without_models.server.models_cache is False):
         raise ConfigError(NO_MODEL)
-    settings = _validated(inputs, registry, {**place, "serves_cache": registry.serves_cache, "config_path": path})
-    _check_together(settings, inputs)
+    skipped = (*flags.skipped, *llama.skipped, *read.found.skipped, *vertex.skipped)
+    found: dict[str, Any] = {"origins": read.found.origins, "serves_cache": read.found.serves_cache, "skipped": skipped}
+    settings = Settings(**place, **found)
+    _check_together(settings)
     return settings
+
+
+def _default_config(*sources: OptionSource) -> Path | None:
+    """Return the YAML file that is read unless one is named; None if a source says where models are."""
+    server, model = ({key for source in sources for key in source.sections[name]} for name in ("server", "model"))
+    if model.intersection(WHERE) or server.intersection(("models_dir", "models_preset")):
+        return None
+    return next((path for path in DEFAULT_CONFIGS if path.is_file()), None)
 
 
 def hub_settings(argv: Sequence[str]) -> tuple[Settings, str]:
     """Return settings with only the hub and its cache, and the value of --hf-file. Raises ConfigError."""
-    flags = read_flags(argv)
-    unknown = [given.source for key, given in {**flags.server, **flags.model}.items() if key not in _HUB_KEYS]
-    if unknown or flags.config:
+    flags = CommandLine(Settings, argv)
+    given = {**flags.sections["server"], **flags.sections["model"]}
+    unknown = [given[key].source for key in given if key not in _HUB_KEYS]
+    if unknown or flags.config_file:
         raise ConfigError(
-            f"{(unknown or [flags.config])[0]} does not apply to this command; use --hf-token, --hf-file or --offline"
+            f"{(unknown or [flags.config_file])[0]} does not apply to this command; use --hf-token, --hf-file or "
+            "--offline"
         )
-    variables = read_environment(os.environ)
-    file = flags.model.get("hf_file")
-    inputs = Inputs(flags, variables, Source("no configuration file"))
-    settings = _validated(inputs, ModelRegistry(), _hub_place(os.environ))
-    return settings, str(file.value) if file else ""
+    own, llama = OwnVariables(Settings, os.environ), LlamaVariables(Settings, os.environ)
+    vertex, document = VertexVariables(Settings, {}), YamlFile(Settings, None)
+    read = Read(vertex, flags, own, FoundModels(Settings, flags, llama, document), llama, document)
+    file = given.get("hf_file")
+    return Settings(**{"read": read, **_hub_place(os.environ)}), str(file.value) if file else ""
 
 
 def hub_of(settings: Settings, *, asked: bool = False) -> Hub:
@@ -196,16 +249,16 @@ def check_files(settings: Settings, *, strict: bool = False) -> list[str]:
         files += [(key, path) for key, path in {"draft_model": model.draft_model, **own}.items() if path is not None]
         for key, path in files:
             if problem := problem_of(path):
-                message = f"{located(origin.source_of(key), f'models.{model_id}.{key}')}: {problem}"
+                message = f"{settings.located(model_id, key)}: {problem}"
                 if strict or not (origin.scanned and key in own):
                     raise ConfigError(message)
                 warnings.append(message)
-        _check_devices(model_id, model, origin)
+        _check_devices(settings, model_id)
         if strict and model.lora and not spec.missing:
             from server.llama.weights.adapters import adapter_problem  # with the native library
 
             if problem := adapter_problem(spec):
-                raise ConfigError(f"{located(origin.source_of('lora'), f'models.{model_id}.lora')}: {problem}")
+                raise ConfigError(f"{settings.located(model_id, 'lora')}: {problem}")
         warnings += [f"{origin.place}: models.{model_id}: {text}" for text in without_effect(model)]
         if spec.missing and settings.server.offline:
             warnings.append(
@@ -232,8 +285,9 @@ def slot_secret(server: ServerSettings) -> bytes:
     return signing_key(secret)
 
 
-def _check_devices(model_id: str, model: ModelSettings, origin: Origin) -> None:
+def _check_devices(settings: Settings, model_id: str) -> None:
     """Check names of devices against the native library, which is imported only if a name is given."""
+    model = settings.models[model_id]
     sets = {"device": model.device, "draft_device": model.draft_device, "mmproj_device": model.mmproj_device}
     devices = {key: [name for some in device_sets(texts) for name in some or ()] for key, texts in sets.items()}
     overrides = {"override_tensor": model.override_tensor, "draft_override_tensor": model.draft_override_tensor}
@@ -247,7 +301,7 @@ def _check_devices(model_id: str, model: ModelSettings, origin: Origin) -> None:
             try:
                 check(names)
             except ValueError as error:
-                raise ConfigError(f"{located(origin.source_of(key), f'models.{model_id}.{key}')}: {error}") from None
+                raise ConfigError(f"{settings.located(model_id, key)}: {error}") from None
 
 
 def _check_template(spec: ModelSpec) -> None:
@@ -259,45 +313,7 @@ def _check_template(spec: ModelSpec) -> None:
         raise ConfigError(f"{spec.source}: models.{spec.id}.chat_template: {error.message}; correct it") from None
 
 
-def _config_path(flags: Source, variables: Source) -> Path | None:
-    named = flags.config or variables.config
-    if named:
-        return Path(named)
-    given = {*flags.model, *variables.model, *flags.server, *variables.server}
-    if given & {*WHERE, "models_dir", "models_preset"}:
-        return None
-    return next((path for path in DEFAULT_CONFIGS if path.is_file()), None)
-
-
-def _validated(inputs: Inputs, registry: ModelRegistry, place: Mapping[str, Any]) -> Settings:
-    """Merge all sources and validate the result. Raises ConfigError."""
-    layers = merged(inputs, registry)
-    values = {section: {key: given.value for key, given in layer.items()} for section, layer in layers.items()}
-    nested: dict[str, Any] = {"server": values["server"], "defaults": values["defaults"], "models": {}}
-    origins = {}
-    for model_id, found in registry.models.items():
-        section = f"models.{model_id}"
-        nested["models"][model_id] = values[section]
-        origins[model_id] = replace(found.origin, sources={key: each.source for key, each in layers[section].items()})
-    skipped = (*inputs.flags.skipped, *inputs.variables.skipped, *registry.skipped, *_replaced_port(inputs))
-    try:
-        return Settings(**nested, origins=origins, skipped=skipped, **place)
-    except ValidationError as error:
-        details = error.errors(include_url=False)[0]
-        model = registry.models.get(str(details["loc"][1])) if details["loc"][0] == "models" else None
-        raise ConfigError(mistake(details, layers, model.origin.place if model else inputs.document.name)) from None
-
-
-def _replaced_port(inputs: Inputs) -> Iterator[str]:
-    """Yield a warning where Vertex AI's port replaces another that was given."""
-    stronger = inputs.variables.vertex.get("port")
-    layers = (inputs.flags.server, inputs.variables.server, inputs.document.server)
-    given = next((layer["port"] for layer in layers if "port" in layer), None)
-    if stronger is not None and given is not None and str(given.value) != stronger.value:
-        yield f"{given.source}: port {given.value} has no effect, since AIP_HTTP_PORT sets port {stronger.value}"
-
-
-def _check_together(settings: Settings, inputs: Inputs) -> None:
+def _check_together(settings: Settings) -> None:
     owner = {model_id: model_id for model_id in settings.models}
     for model_id, model in settings.models.items():
         for name in model.aliases:
@@ -309,13 +325,8 @@ def _check_together(settings: Settings, inputs: Inputs) -> None:
     for (method, path), own in settings.server.route_aliases.items():
         if endpoint_of(method, path) is not UNKNOWN:
             field = "predict_route" if own == "/predict" else "health_route"
-            given = inputs.variables.vertex.get(field)
-            raise ConfigError(
-                f"{given.source if given else f'server.{field}'}: {path} is another endpoint; choose another path"
-            )
-    alias = inputs.flags.model.get("aliases") or inputs.variables.model.get("aliases")
-    if alias is not None and not named_source(inputs):
-        raise ConfigError(f"{alias.source} names the model of -m or -hf; in the YAML set models.<id>.aliases")
+            start = located(settings.sources["server"][field], f"server.{field}")
+            raise ConfigError(f"{start}: {path} is another endpoint; choose another path")
     at_start = [model_id for model_id, model in settings.models.items() if model.load == "startup"]
     limit = settings.server.models_max
     if 0 < limit < len(at_start):

@@ -1,17 +1,18 @@
-"""Reads a command line by llama-server's rules (llama.cpp common/arg.cpp, common_params_parse_ex).
+"""llama-server's flags and variables, as sources of the settings.
 
-- A flag is never abbreviated. In ``--long`` flags ``_`` counts as ``-``.
-- A flag's value is the next word, also if it starts with a dash (``-np -1``). ``--flag=value`` works too.
-- A shorthand (``--fim-qwen-3b-default``) is replaced by several flags.
-- Options of llama-server that set nothing in Llamapool are listed here: from its README (llama.cpp 0c1e570).
+Options of llama-server that set nothing in Llamapool are listed here: from its README (llama.cpp 0c1e570).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from pydantic_settings import BaseSettings
+
 from server.errors import ConfigError
-from server.options.option import Option, Source, SourcedValue
+from server.options.option import Option, SourcedValue
+from server.options.sources import OptionSource, is_service_link
 from server.options.table import TABLE, nearest
+from server.options.values import FALSE
 
 _FIM = "--port 8012 -ub 1024 -b 1024 -c 0 --cache-reuse 256"
 _OSS = "--port 8013 -ub 2048 -b 32768 -np 2 -c 262144 --temp 1 --top-p 1 --top-k 0 --min-p 0.01"
@@ -133,53 +134,65 @@ FOREIGN_OPTIONS = (
 FOREIGN = {name: option for option in FOREIGN_OPTIONS for name in f"{option.names} {option.met}".split()}
 
 
-def unsupported(name: str, shown: str, remedy: str, *, on: bool = True) -> str | None:
-    """Judge an option of llama-server that sets nothing in Llamapool.
+class LlamaOptions(OptionSource):
+    """Options as llama-server has them: each one is the server's, or applies to every model."""
 
-    `shown` is its name in messages. `on` False means that a boolean is switched off. Return None for an unknown name,
-    "" if Llamapool does what the option asks for, otherwise a warning. Raises ConfigError if the option is refused.
+    def skip(self, name: str, shown: str, remedy: str, *, on: bool = True) -> bool:
+        """Skip an option that sets nothing in Llamapool; return whether `name` is one.
+
+        Warns unless Llamapool does what the option asks for. `shown` is its name in messages. `on` False means that a
+        boolean is switched off. Raises ConfigError if the option is refused.
+        """
+        option = FOREIGN.get(name)
+        if option is not None and not (option.met and (name in option.met.split()) is on):
+            if option.is_refused:
+                raise ConfigError(f"{shown} is not supported: {option.reason}; {remedy}")
+            self.skipped.append(f"{shown} has no effect: {option.reason}")
+        return option is not None
+
+
+class CommandLine(LlamaOptions):
+    """Reads a command line by llama-server's rules (llama.cpp common/arg.cpp, common_params_parse_ex).
+
+    - A flag is never abbreviated. In ``--long`` flags ``_`` counts as ``-``.
+    - A flag's value is the next word, also if it starts with a dash (``-r -stop``). ``--flag=value`` works too.
+    - A shorthand (``--fim-qwen-3b-default``) is replaced by several flags.
+
+    ``config_file`` is the path of the YAML file. Raises ConfigError for an unknown flag or a missing value.
     """
-    option = FOREIGN.get(name)
-    if option is None:
-        return None
-    if option.met and (name in option.met.split()) is on:
-        return ""
-    if option.is_refused:
-        raise ConfigError(f"{shown} is not supported: {option.reason}; {remedy}")
-    return f"{shown} has no effect: {option.reason}"
 
-
-def expand_shorthands(words: Sequence[str]) -> Iterator[str]:
-    """Yield `words` with each shorthand replaced by its flags."""
-    for word in words:
-        yield from SHORTHANDS[word].split() if word in SHORTHANDS else (word,)
-
-
-def read_flags(argv: Sequence[str]) -> Source:
-    """Parse a command line. Raises ConfigError with one line for an unknown flag or a missing value."""
-    flags = Source()
-    words = list(expand_shorthands(argv))
-    while words:
-        flag, inline = _split(words.pop(0))
-        if flag == CONFIG_FLAG:
-            flags.config = _value(flag, inline, words)
-        elif flag in TABLE.by_flag:
-            _set(flags, TABLE.by_flag[flag], flag, inline, words)
-        else:
-            warning = unsupported(flag, flag, "remove it")
-            if warning is None:
+    def __init__(self, settings_cls: type[BaseSettings], argv: Sequence[str]) -> None:
+        super().__init__(settings_cls)
+        self.config_file = ""
+        words = [each for word in argv for each in (SHORTHANDS[word].split() if word in SHORTHANDS else (word,))]
+        while words:
+            flag, equals, text = words.pop(0), "", ""
+            if flag.startswith("--"):
+                flag, equals, text = flag.partition("=")
+                flag = flag.replace("_", "-")
+            inline = text if equals else None
+            if flag == CONFIG_FLAG:
+                self.config_file = _value(flag, inline, words)
+            elif flag in TABLE.by_flag:
+                self._set(TABLE.by_flag[flag], flag, inline, words)
+            elif not self.skip(flag, flag, "remove it"):
                 raise ConfigError(_unknown(flag))
-            if FOREIGN[flag].has_value:
+            elif FOREIGN[flag].has_value:
                 _value(flag, inline, words)
-            flags.skipped += [warning] if warning else []
-    return flags
 
-
-def _split(word: str) -> tuple[str, str | None]:
-    if not word.startswith("--"):
-        return word, None
-    name, equals, value = word.partition("=")
-    return name.replace("_", "-"), value if equals else None
+    def _set(self, entry: Option, flag: str, inline: str | None, words: list[str]) -> None:
+        layer = self.sections[entry.section]
+        if flag in entry.constants or entry.is_switch:
+            if inline is not None:
+                raise ConfigError(f"{flag} takes no value; write {flag} alone")
+            value = entry.constants.get(flag, True)
+        else:
+            value = entry.parse(_value(flag, inline, words, entry.n_words), flag)
+            if entry.repeat and entry.key in layer:
+                value = [*layer[entry.key].value, *value]
+        for key in entry.replaces:  # of two flags that exclude each other, the later one applies
+            layer.pop(key, None)
+        layer[entry.key] = SourcedValue(value, flag)
 
 
 def _value(flag: str, inline: str | None, words: list[str], n_words: int = 1) -> str:
@@ -192,21 +205,6 @@ def _value(flag: str, inline: str | None, words: list[str], n_words: int = 1) ->
     return " ".join(words.pop(0) for _ in range(n_words))
 
 
-def _set(flags: Source, entry: Option, flag: str, inline: str | None, words: list[str]) -> None:
-    target = flags.of(entry.section)
-    if flag in entry.constants or entry.is_switch:
-        if inline is not None:
-            raise ConfigError(f"{flag} takes no value; write {flag} alone")
-        value = entry.constants.get(flag, True)
-    else:
-        value = entry.parse(_value(flag, inline, words, entry.n_words), flag)
-        if entry.repeat and entry.key in target:
-            value = [*target[entry.key].value, *value]
-    for key in entry.replaces:  # of two flags that exclude each other, the later one applies
-        target.pop(key, None)
-    target[entry.key] = SourcedValue(value, flag)
-
-
 def _unknown(flag: str) -> str:
     known = [*TABLE.by_flag, CONFIG_FLAG, "--help", "--version", "--cache-list", COMPLETION_FLAG, DEVICES_FLAG]
     otherwise = "; see --help"
@@ -215,3 +213,34 @@ def _unknown(flag: str) -> str:
     elif flag.endswith((".yaml", ".yml")):
         otherwise = f"; to use this configuration, write {CONFIG_FLAG} {flag}"
     return f"unknown argument '{flag}'" + nearest(flag, known, otherwise)
+
+
+_LLAMA = "LLAMA_ARG_"
+_NEGATED = "LLAMA_ARG_NO_"
+
+
+class LlamaVariables(LlamaOptions):
+    """Reads ``LLAMA_ARG_*`` and ``LLAMA_API_KEY`` as llama-server does (llama.cpp common/arg.cpp).
+
+    ``LLAMA_ARG_NO_X`` with any value switches X off. Raises ConfigError for an unknown variable.
+    """
+
+    def __init__(self, settings_cls: type[BaseSettings], env: Mapping[str, str]) -> None:
+        super().__init__(settings_cls)
+        for name in sorted(env):
+            if (name.startswith(_LLAMA) or name in TABLE.by_env) and not is_service_link(name, env[name]):
+                self._read(name, env[name])
+
+    def _read(self, name: str, text: str) -> None:
+        negated = TABLE.by_env.get(_LLAMA + name.removeprefix(_NEGATED)) if name.startswith(_NEGATED) else None
+        if negated is not None and negated.is_switch and False in negated.constants.values():
+            self.sections[negated.section][negated.key] = SourcedValue(False, name)
+        elif name in TABLE.by_env:
+            entry = TABLE.by_env[name]
+            layer = self.sections[entry.section]
+            if text and not (entry.key in layer and layer[entry.key].source.startswith(_NEGATED)):
+                layer[entry.key] = SourcedValue(entry.parse(text, name), name)
+        elif text or name not in FOREIGN:
+            on = name.startswith(_NEGATED) or text not in FALSE
+            if not self.skip(name, name, "unset it", on=on):
+                raise ConfigError(f"unknown variable {name}" + nearest(name, [*TABLE.by_env], "; unset it"))

@@ -441,7 +441,7 @@ class EmbeddingSettings(SettingsModel, group="Embedding and reranking"):
 
 
 WHERE = ("path", "hf", "hf_file", "model_url", "docker_repo")
-"""Options that name one model's file; never set for all models."""
+"""Options that name one model's file. Like `aliases`, flags and variables set them for the model of -m only."""
 LoadMode = Literal["auto", "none", "mmap", "mlock", "mmap+mlock"]
 MAX_SLOTS = 256  # LLAMA_MAX_SEQ
 
@@ -478,7 +478,7 @@ class ContextSettings(SettingsModel, group="Context and memory"):
         ge=-1,
         le=MAX_SLOTS,
         check=without_zero,
-        also="n_slots num_slots num_parallel max_num_seqs",
+        also="slots n_slots num_slots num_parallel max_num_seqs",
     )
     """Slots per instance: requests that decode at the same time. Raise it for more users; with separate KV each slot
     gets its share of n_ctx. -1 = 4 with a unified KV cache. For embedding models: texts per decode, -1 = 64.

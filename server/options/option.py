@@ -169,29 +169,5 @@ class SourcedValue:
     source: str
 
 
-Layer = Mapping[str, SourcedValue]
+Layer = dict[str, SourcedValue]
 """The values that one source gives to fields, by field name."""
-
-
-@dataclass(slots=True)
-class Source:
-    """The settings in a command line, an environment or a YAML file, called ``name``.
-
-    ``model`` (flags and ``LLAMA_ARG_*``) applies to every model. ``models`` is keyed by id, or by the ``<ID>`` of
-    variables. ``places`` has the line of each model. ``vertex`` is stronger than flags. ``config`` is the path of the
-    YAML file. ``skipped`` has a warning per flag or variable without effect.
-    """
-
-    name: str = ""
-    server: dict[str, SourcedValue] = field(default_factory=dict)
-    model: dict[str, SourcedValue] = field(default_factory=dict)
-    defaults: dict[str, SourcedValue] = field(default_factory=dict)
-    models: dict[str, dict[str, SourcedValue]] = field(default_factory=dict)
-    places: dict[str, str] = field(default_factory=dict)
-    vertex: dict[str, SourcedValue] = field(default_factory=dict)
-    config: str = ""
-    skipped: list[str] = field(default_factory=list)
-
-    def of(self, section: Section) -> dict[str, SourcedValue]:
-        """Return the values of the server, or those that apply to every model."""
-        return self.server if section == "server" else self.model

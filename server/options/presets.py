@@ -1,8 +1,7 @@
 """Finds the configured models: those of the YAML or of -m and -hf, of a preset, a folder, and the hub's cache.
 
-Keys of a preset section are flags without dashes, or variables (llama.cpp common/preset.cpp, load_from_ini). A model's
-settings are also written back in this form, and as flags, for ``GET /models``. A folder of models, as llama-server
-lays it out::
+A model's settings are also written as a preset's section, and as flags, for ``GET /models``. A folder of models, as
+llama-server lays it out::
 
     models/
     ├── demo.gguf                      one file: id "demo"
@@ -22,17 +21,18 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import orjson
+from pydantic_settings import BaseSettings
 
 from server.errors import ConfigError, LlamapoolError, without_credentials
 from server.hub.cache import CachedModel
 from server.hub.hub import Hub
 from server.hub.names import Reference, parts_of
-from server.options.flags import FOREIGN, unsupported
+from server.options.flags import FOREIGN, CommandLine, LlamaOptions, LlamaVariables
 from server.options.model import WHERE, ModelSettings
 from server.options.option import Layer, Option, SourcedValue
 from server.options.server import ServerSettings
-from server.options.sources import FoundModel, Inputs, ModelRegistry, Origin
-from server.options.table import TABLE, merge_layers, nearest
+from server.options.sources import Origin, YamlFile
+from server.options.table import TABLE, nearest, visible
 from server.options.values import read_bool, read_text, without_secrets
 from server.pool.spec import ScaledFile
 
@@ -110,18 +110,16 @@ _SECTION_LINE = re.compile(r"^\[[ \t]*(?P<name>[^\]]+?)[ \t]*\][ \t]*(?:[;#].*)?
 _KEY_LINE = re.compile(r"^(?P<key>[A-Za-z_][A-Za-z0-9_.-]*)[ \t]*=[ \t]*(?P<value>.*)$")
 _COMMENT = re.compile(r"[ \t]*[;#].*$")
 _TAG = re.compile(r"[-.]([A-Za-z0-9_]+)$")
-Keys = Mapping[str, SourcedValue]
-"""The keys of a section, whose sources are ``file:line``."""
 
 
-def read_preset(path: Path) -> dict[str, dict[str, SourcedValue]]:
-    """Return the sections of a ``--models-preset`` file; ``[*]`` holds for every section.
+def read_preset(path: Path) -> dict[str, Layer]:
+    """Return the keys of each section of a ``--models-preset`` file, with file and line; ``[*]`` is of every section.
 
     Raises ConfigError with file and line if it is not INI.
     """
     lines = read_text(path, remedy="check --models-preset").splitlines()
-    sections: dict[str, dict[str, SourcedValue]] = {_EVERY_SECTION: {}}
-    target = before = dict[str, SourcedValue]()
+    sections: dict[str, Layer] = {_EVERY_SECTION: {}}
+    target = before = Layer()
     for number, line in enumerate(lines, 1):
         place = f"{path}:{number}"
         if found := _SECTION_LINE.match(line):
@@ -150,51 +148,139 @@ def _canonical(name: str) -> str:
     return repo + colon + (match[1] if match else tag).upper()
 
 
-def preset_layer(section: str, keys: Keys, skipped: list[str]) -> dict[str, SourcedValue]:
-    """Return the options of a section; append a warning to `skipped` for each key without effect.
+# ---- the configured models
 
-    Raises ConfigError that names file, line, section and key.
+
+class FoundModels(LlamaOptions):
+    """Finds the models, in order, and has the options of presets, folders and the cache.
+
+    Keys of a preset section are flags without dashes, or variables (llama.cpp common/preset.cpp, load_from_ini).
+    ``origins`` are of all models. ``serves_cache``: cached models are served too.
     """
-    layer: dict[str, SourcedValue] = {}
-    for key, given in keys.items():
-        if key in ("version", DEDUP_CACHE):
-            continue
-        if key == LOAD_ON_STARTUP:
-            startup = _bool(section, key, given)
-            layer["load"] = SourcedValue("startup" if startup else "on_demand", given.source)
-        elif (found := _option(section, key, given, skipped)) is not None:
-            entry, value = found
-            if entry.forms and entry.key in layer and isinstance(value, list):  # lora and lora-scaled
-                value = [*layer[entry.key].value, *value]
-            layer[entry.key] = SourcedValue(value, given.source)
-    return layer
 
+    def __init__(
+        self, settings_cls: type[BaseSettings], flags: CommandLine, llama: LlamaVariables, document: YamlFile
+    ) -> None:
+        super().__init__(settings_cls)
+        self._flags, self._llama, self._document = flags, llama, document
+        self.origins: dict[str, Origin] = {}
+        self.serves_cache = True
 
-def _option(section: str, key: str, given: SourcedValue, skipped: list[str]) -> tuple[Option, object] | None:
-    """Return the option of a key and its value; None for a key that sets nothing."""
-    start = f"{given.source}: [{section}]"
-    spellings = ("--" + key, "-" + key)
-    flag = next((spelling for spelling in spellings if spelling in TABLE.by_flag), "")
-    entry = TABLE.by_flag[flag] if flag else TABLE.by_env.get(key)
-    if entry is None:
-        shown = f"{start} '{key}'"
-        name = next((name for name in (*spellings, key) if name in FOREIGN), "")
-        is_on = not (name and FOREIGN[name].met) or _bool(section, key, given)
-        warning = unsupported(name, shown, "remove it", on=is_on)
-        if warning is None:
+    def find(self, server: ServerSettings, hub: Hub) -> None:
+        """Read the folder and preset of `server` and the cache; give the model of -m to the flags.
+
+        Asks the hub whether an uncached repository of -hf contains a preset. Raises ConfigError, also for an id that
+        occurs twice.
+        """
+        flags, llama, document = self._flags.sections["model"], self._llama.sections["model"], self._document
+        where = {key: flags[key] for key in WHERE if key in flags}
+        where |= visible("model", {key: llama[key] for key in WHERE if key in llama}, where)
+        aliases = flags.get("aliases") or llama.get("aliases")
+        if aliases is not None and not where:
+            raise ConfigError(f"{aliases.source} names the model of -m or -hf; in the YAML set models.<id>.aliases")
+        preset = server.models_preset
+        if where and (file := _preset_repository(where, hub)):
+            where, preset = {}, file
+        self.serves_cache = server.models_cache if server.models_cache is not None else not (where or document.is_named)
+        cached = hub.models() if self.serves_cache else []
+        if where:
+            model_id, layer = _named_model(where, aliases)
+            for each in document.places:  # in place of the YAML's models
+                document.sections.pop(f"models.{each}", None)
+            self._flags.sections[f"models.{model_id}"] = layer
+            self.origins[model_id] = Origin(next(iter(where.values())).source, at_start=True)
+        else:
+            if document.is_demo and cached:  # the demo must not take the memory that the user's models need
+                on_demand = SourcedValue("on_demand", str(hub.cache.folder))
+                self.sections |= {f"models.{model_id}": {"load": on_demand} for model_id in document.places}
+            self.origins = {model_id: Origin(place) for model_id, place in document.places.items()}
+        for model_id, (origin, layer) in self._catalogued(server.models_dir, preset, cached, hub).items():
+            if model_id not in self.origins:
+                self.origins[model_id], self.sections[f"models.{model_id}"] = origin, layer
+            elif origin.kind != "cache":
+                raise ConfigError(f"{origin.place}: model '{model_id}' is configured twice; rename one")
+
+    def _catalogued(
+        self, folder: Path | None, preset_file: Path | None, cached: list[CachedModel], hub: Hub
+    ) -> dict[str, tuple[Origin, Layer]]:
+        """Return the models of the cache, the folder and the preset, merged by id.
+
+        A section is stronger than the preset's ``[*]``; a folder's model replaces the cache's of the same id (llama.cpp
+        server-models.cpp, load_models).
+        """
+        local = scan_models_dir(folder) if folder is not None else {}
+        preset = read_preset(preset_file) if preset_file is not None else {}
+        common = preset.pop(_EVERY_SECTION, {})
+        every_model = self._section(_EVERY_SECTION, common)
+        sections = {name: self._section(name, keys) for name, keys in preset.items()}
+        hidden = set[Path | None]()  # files of sections with dedup-cache-models, so that none is listed twice
+        for name, layer in sections.items():
+            dedups = [keys[DEDUP_CACHE] for keys in (common, preset[name]) if DEDUP_CACHE in keys]
+            if any(_bool(name, DEDUP_CACHE, each) for each in dedups):
+                file = str(layer["hf_file"].value) if "hf_file" in layer else ""
+                hidden |= {_cached_file(hub, layer.get("hf"), file), _cached_file(hub, layer.get("draft_hf"), "")}
+        defaults = {
+            repository: _cached_file(hub, SourcedValue(repository, ""), "")
+            for repository in {model.reference.repository for model in cached}
+        }
+        found: dict[str, tuple[Origin, Layer]] = {}
+        for model in cached:
+            name, repository, place = str(model.reference), model.reference.repository, str(hub.cache.folder)
+            if name not in local:
+                default_of = repository if defaults[repository] == model.path else ""
+                is_hidden = model.path in hidden
+                origin = Origin(place, scanned=True, kind="cache", hidden=is_hidden, repository=default_of)
+                found[name] = origin, {"hf": SourcedValue(name, place)}
+        for name, (path, projector) in local.items():
+            origin = Origin(str(folder), projector, scanned=True, kind="models_dir")
+            found[name] = origin, {"path": SourcedValue(path, str(folder))}
+        for name, keys in preset.items():
+            found.setdefault(name, (Origin(next((key.source for key in keys.values()), str(preset_file))), {}))
+        for name, (origin, given) in found.items():
+            section = sections.get(name, {})
+            layer = section | visible("model", given, section)
+            layer |= visible("model", every_model, layer)
+            found[name] = replace(origin, kind="preset") if section else origin, layer
+        return found
+
+    def _section(self, section: str, keys: Layer) -> Layer:
+        """Return the options of a preset's section. Raises ConfigError that names file, line, section and key."""
+        layer: Layer = {}
+        for key, given in keys.items():
+            if key in ("version", DEDUP_CACHE):
+                continue
+            if key == LOAD_ON_STARTUP:
+                startup = _bool(section, key, given)
+                layer["load"] = SourcedValue("startup" if startup else "on_demand", given.source)
+            elif (found := self._option(section, key, given)) is not None:
+                entry, value = found
+                if entry.forms and entry.key in layer and isinstance(value, list):  # lora and lora-scaled
+                    value = [*layer[entry.key].value, *value]
+                layer[entry.key] = SourcedValue(value, given.source)
+        return layer
+
+    def _option(self, section: str, key: str, given: SourcedValue) -> tuple[Option, object] | None:
+        """Return the option of a key and its value; None for a key that sets nothing."""
+        start = f"{given.source}: [{section}]"
+        spellings = ("--" + key, "-" + key)
+        flag = next((spelling for spelling in spellings if spelling in TABLE.by_flag), "")
+        entry = TABLE.by_flag[flag] if flag else TABLE.by_env.get(key)
+        if entry is None:
+            name = next((name for name in (*spellings, key) if name in FOREIGN), "")
+            is_on = not (name and FOREIGN[name].met) or _bool(section, key, given)
+            if self.skip(name, f"{start} '{key}'", "remove it", on=is_on):
+                return None
             known = [spelling.lstrip("-") for spelling, row in TABLE.by_flag.items() if row.section == "model"]
-            hint = nearest(key, [*known, LOAD_ON_STARTUP], "; see docs/configuration.md")
-            raise ConfigError(f"{start} unknown key '{key}'{hint}")
-        skipped += [warning] if warning else []
-        return None
-    if entry.section == "server":
-        raise ConfigError(f"{start} '{key}' is an option of the server, not of a model; remove it")
-    if entry.is_switch:
-        is_on = _bool(section, key, given)
-        return entry, not is_on if entry.constants.get(flag) is False else is_on
-    if flag in entry.constants:
-        return entry, entry.constants[flag]
-    return entry, entry.parse(given.value, flag)
+            similar = nearest(key, [*known, LOAD_ON_STARTUP], "; see docs/configuration.md")
+            raise ConfigError(f"{start} unknown key '{key}'{similar}")
+        if entry.section == "server":
+            raise ConfigError(f"{start} '{key}' is an option of the server, not of a model; remove it")
+        if entry.is_switch:
+            is_on = _bool(section, key, given)
+            return entry, not is_on if entry.constants.get(flag) is False else is_on
+        if flag in entry.constants:
+            return entry, entry.constants[flag]
+        return entry, entry.parse(given.value, flag)
 
 
 def _bool(section: str, key: str, given: SourcedValue) -> bool:
@@ -202,46 +288,6 @@ def _bool(section: str, key: str, given: SourcedValue) -> bool:
         return read_bool(given.value)
     except ValueError as error:
         raise ConfigError(f"{given.source}: [{section}] {key} {error}, not '{given.value}'") from None
-
-
-# ---- the configured models
-
-
-def find_models(inputs: Inputs, server: ServerSettings, hub: Hub) -> ModelRegistry:
-    """Find all configured models. Reads the folder and preset of `server` and the cache.
-
-    Asks the hub whether an uncached repository of -hf contains a preset. Raises ConfigError, also for an id that occurs
-    twice.
-    """
-    found: dict[str, FoundModel] = {}
-    where = named_source(inputs)
-    preset = server.models_preset
-    if where and (file := _preset_repository(where, hub)):
-        where, preset = {}, file
-    serves_cache = server.models_cache if server.models_cache is not None else not (where or inputs.config_named)
-    cached = hub.models() if serves_cache else []
-    if where:
-        model_id, layer = _named_model(inputs, where)
-        found[model_id] = FoundModel(Origin(next(iter(where.values())).source), named=layer)
-    else:
-        demo = inputs.is_demo and cached  # the demo must not take the memory that the user's models need
-        load = {"load": SourcedValue("on_demand", str(hub.cache.folder))} if demo else {}
-        for model_id, place in inputs.document.places.items():
-            found[model_id] = FoundModel(Origin(place), catalogued=load, document=inputs.document.models[model_id])
-    skipped: list[str] = []
-    for model_id, model in _catalogued(server.models_dir, preset, cached, hub, skipped):
-        if model_id in found and model.origin.kind == "cache":
-            continue
-        if model_id in found:
-            raise ConfigError(f"{model.origin.place}: model '{model_id}' is configured twice; rename one")
-        found[model_id] = model
-    return ModelRegistry(found, tuple(skipped), serves_cache)
-
-
-def named_source(inputs: Inputs) -> dict[str, SourcedValue]:
-    """Return the options that name one model's file (-m, -hf, -hff, -mu, -dr), of flags and variables."""
-    given = (inputs.flags.model, inputs.variables.model)
-    return merge_layers("model", *({key: layer[key] for key in WHERE if key in layer} for layer in given))
 
 
 def _preset_repository(where: Layer, hub: Hub) -> Path | None:
@@ -256,7 +302,7 @@ def _preset_repository(where: Layer, hub: Hub) -> Path | None:
         raise ConfigError(f"{where['hf'].source}: {error.message}") from None
 
 
-def _named_model(inputs: Inputs, where: Layer) -> tuple[str, Layer]:
+def _named_model(where: Layer, aliases: SourcedValue | None) -> tuple[str, Layer]:
     """Return the id and the options of the model of -m and the like.
 
     Its id is the first alias in alphabetical order, otherwise the path or name as given, as in llama-server.
@@ -264,58 +310,10 @@ def _named_model(inputs: Inputs, where: Layer) -> tuple[str, Layer]:
     name = next(str(where[key].value) for key in ("hf", "docker_repo", "path", "model_url") if key in where)
     if "path" not in where and "model_url" in where:
         name = urlsplit(name).path.rpartition("/")[2] or without_credentials(name)
-    aliases = inputs.flags.model.get("aliases") or inputs.variables.model.get("aliases")
     if aliases is None:
         return name, where
     first, *others = sorted(aliases.value) or [name]
     return first, {**where, "aliases": SourcedValue(others, aliases.source)}
-
-
-def _catalogued(
-    folder: Path | None, preset_file: Path | None, cached: list[CachedModel], hub: Hub, skipped: list[str]
-) -> Iterator[tuple[str, FoundModel]]:
-    """Yield the models of the cache, the folder and the preset, merged by id.
-
-    A section is stronger than the preset's ``[*]``; a folder's model replaces the cache's of the same id (llama.cpp
-    server-models.cpp, load_models).
-    """
-    local = scan_models_dir(folder) if folder is not None else {}
-    preset = read_preset(preset_file) if preset_file is not None else {}
-    common = preset.pop(_EVERY_SECTION, {})
-    shared = preset_layer(_EVERY_SECTION, common, skipped)
-    hidden = _hidden(preset, common, hub)
-    defaults = {
-        repository: _cached_file(hub, SourcedValue(repository, ""), "")
-        for repository in {model.reference.repository for model in cached}
-    }
-    found: dict[str, tuple[Origin, Layer]] = {}
-    for model in cached:
-        name, repository, place = str(model.reference), model.reference.repository, str(hub.cache.folder)
-        if name not in local:
-            is_default, is_hidden = defaults[repository] == model.path, model.path in hidden
-            default_of = repository if is_default else ""
-            origin = Origin(place, scanned=True, kind="cache", hidden=is_hidden, repository=default_of)
-            found[name] = origin, {"hf": SourcedValue(name, place)}
-    for name, (path, projector) in local.items():
-        origin = Origin(str(folder), projector, scanned=True, kind="models_dir")
-        found[name] = origin, {"path": SourcedValue(path, str(folder))}
-    for name, keys in preset.items():
-        found.setdefault(name, (Origin(next((key.source for key in keys.values()), str(preset_file))), {}))
-    for name, (origin, layer) in found.items():
-        section = preset_layer(name, preset.get(name, {}), skipped)
-        kind = "preset" if section else origin.kind
-        yield name, FoundModel(replace(origin, kind=kind), catalogued=merge_layers("model", section, layer, shared))
-
-
-def _hidden(preset: Mapping[str, Keys], common: Keys, hub: Hub) -> frozenset[Path]:
-    """Return the cached files that sections with dedup-cache-models use, so that they are not listed twice."""
-    found = set()
-    for name, keys in preset.items():
-        if any(_bool(name, DEDUP_CACHE, each[DEDUP_CACHE]) for each in (common, keys) if DEDUP_CACHE in each):
-            layer = preset_layer(name, keys, [])
-            file = str(layer["hf_file"].value) if "hf_file" in layer else ""
-            found |= {_cached_file(hub, layer.get("hf"), file), _cached_file(hub, layer.get("draft_hf"), "")}
-    return frozenset(path for path in found if path is not None)
 
 
 def _cached_file(hub: Hub, given: SourcedValue | None, file: str) -> Path | None:

@@ -1,10 +1,8 @@
-"""Reads the sources of the settings into layers and merges them; every value keeps its source.
+"""The sources of the settings, for pydantic-settings: their base, Llamapool's and Vertex AI's variables, and the YAML.
 
-Sources, strongest first: command line (`server.options.flags`), environment, YAML, defaults. `merged` has the exact
-order, and docs/adr/0005-settings-sources.md the reasons. Environment:
+`Settings` lists the sources in order of precedence (docs/adr/0005-settings-sources.md). Those of llama-server's flags
+and variables are in `server.options.flags`, presets and folders of models in `server.options.presets`. Environment:
 
-- ``LLAMA_ARG_*`` and ``LLAMA_API_KEY`` as in llama-server (llama.cpp common/arg.cpp); ``LLAMA_ARG_NO_X`` with any value
-  switches X off. They apply to every model.
 - ``LLAMAPOOL_CONFIG`` names the YAML file.
 - ``LLAMAPOOL_SERVER__<FIELD>``, ``LLAMAPOOL_DEFAULTS__<FIELD>`` and ``LLAMAPOOL_MODELS__<ID>__<FIELD>`` set one field.
   In ``<ID>`` every character of the model's id that is not a letter or digit is ``_``; case is ignored.
@@ -15,26 +13,25 @@ the kubelet sets for a Service.
 """
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from os.path import normpath
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 from pydantic_core import ErrorDetails
+from pydantic_settings import BaseSettings, InitSettingsSource
 
 from server.errors import ConfigError, without_credentials
-from server.options.flags import FOREIGN, unsupported
 from server.options.model import WHERE
-from server.options.option import Layer, Section, Source, SourcedValue
-from server.options.table import TABLE, merge_layers, nearest
-from server.options.values import FALSE, is_address, read_text, without_secrets
+from server.options.option import Layer, Section, SourcedValue
+from server.options.table import TABLE, hint, nearest, visible
+from server.options.values import is_address, read_text, without_secrets
 
 CONFIG_VARIABLE = "LLAMAPOOL_CONFIG"
 _OWN = "LLAMAPOOL_"
-_LLAMA = "LLAMA_ARG_"
-_NEGATED = "LLAMA_ARG_NO_"
 _IP = r"(?:\d{1,3}(?:\.\d{1,3}){3}|[0-9a-f]*:[0-9a-f:.]*)"
 _URL = rf"(?:tcp|udp|sctp)://(?:{_IP}|\[{_IP}\]):\d+"
 _SERVICE_LINK = (  # NAME=value; kubernetes/pkg/kubelet/envvars/envvars.go
@@ -45,25 +42,13 @@ _SERVICE_LINK = (  # NAME=value; kubernetes/pkg/kubelet/envvars/envvars.go
       | PORT_(?P<port>\d+)_(?:TCP|UDP|SCTP)_(?:PROTO=(?:tcp|udp|sctp)|PORT=(?P=port)|ADDR={_IP})
     )"""
 )
-_VERTEX_DEFAULTS = {"AIP_PREDICT_ROUTE": "/predict", "AIP_HTTP_PORT": "8080"}
-_VERTEX_FIELDS = {"AIP_PREDICT_ROUTE": "predict_route", "AIP_HEALTH_ROUTE": "health_route", "AIP_HTTP_PORT": "port"}
-_YAML_SECTIONS = ("server", "defaults", "models")
-
-
-@dataclass(frozen=True, slots=True)
-class Inputs:
-    """What was read, before validation."""
-
-    flags: Source
-    variables: Source
-    document: Source
-    config_named: bool = False  # the user named the document; otherwise it is a default one
-    is_demo: bool = False  # the document is the one that Llamapool ships
+_VERTEX = {"predict_route": "AIP_PREDICT_ROUTE", "health_route": "AIP_HEALTH_ROUTE", "port": "AIP_HTTP_PORT"}
+_VERTEX_DEFAULTS = {"predict_route": "/predict", "port": "8080"}
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The place that configures a model (``file:line``, a flag, a folder), and the sources of its options."""
+    """The place that configures a model: ``file:line``, a flag, a folder."""
 
     place: str
     mmproj: Path | None = None
@@ -71,93 +56,87 @@ class Origin:
     kind: Literal["preset", "models_dir", "cache"] = "preset"  # llama-server's names
     hidden: bool = False  # not listed, because a preset uses the same file
     repository: str = ""  # of a cached model that is the repository's default
-    sources: Mapping[str, str] = field(default_factory=dict)  # by field name
-
-    def source_of(self, key: str) -> str:
-        """Return the source of an option; without one, the place that configures the model."""
-        return self.sources.get(key, self.place)
+    at_start: bool = False  # loads at startup unless a source says otherwise, as the model of -m
 
 
-@dataclass(frozen=True, slots=True)
-class FoundModel:
-    """A configured model: its origin, and the values that only one kind of origin gives."""
-
-    origin: Origin
-    named: Layer = field(default_factory=dict)  # the model of -m
-    catalogued: Layer = field(default_factory=dict)  # from --models-dir and --models-preset
-    document: Layer = field(default_factory=dict)  # from the YAML file
+def section_of(where: str) -> Section:
+    """Return the section of the table for a section of the settings."""
+    return "server" if where == "server" else "model"
 
 
-@dataclass(frozen=True, slots=True)
-class ModelRegistry:
-    """The configured models in order, by id."""
+class OptionSource(InitSettingsSource):
+    """Base of the sources: values of options, each with the flag, variable or ``file:line`` that gives it.
 
-    models: Mapping[str, FoundModel] = field(default_factory=dict)
-    skipped: tuple[str, ...] = ()  # a warning per key of a preset without effect
-    serves_cache: bool = True  # models of the hub's cache are served too
-
-
-# ---- merging
-
-
-def merged(inputs: Inputs, registry: ModelRegistry) -> dict[str, Layer]:
-    """Merge the sources: of each option the strongest value, unless a stronger source replaces the option.
-
-    Return the values of ``server``, of ``defaults``, and of each model of `registry`, ``models.<id>``, in order.
+    ``sections`` are ``server``, ``defaults``, ``models.<id>``, and ``model`` for every model. ``skipped`` has a warning
+    per flag, variable or key without effect.
     """
-    flags, variables, document = inputs.flags, inputs.variables, inputs.document
-    found: dict[str, Layer] = {
-        "server": merge_layers("server", variables.vertex, flags.server, variables.server, document.server),
-        "defaults": merge_layers("model", variables.defaults, document.defaults),
-    }
-    for model_id, model in registry.models.items():
-        at_start = {"load": SourcedValue("startup", model.origin.place)} if model.named else {}
-        found[f"models.{model_id}"] = merge_layers(
-            "model",
-            _shared(flags.model),
-            model.named,
-            variables.models.get(variable_part(model_id), {}),
-            model.catalogued,  # a preset is stronger than LLAMA_ARG_..., as in llama-server
-            _shared(variables.model),
-            model.document,
-            found["defaults"],
-            at_start,
-        )
-    return found
+
+    def __init__(self, settings_cls: type[BaseSettings]) -> None:
+        super().__init__(settings_cls, {})
+        self.sections = defaultdict[str, Layer](dict)
+        self.skipped: list[str] = []
+
+    def __call__(self) -> dict[str, Any]:
+        """Return the values that no stronger source hides, and the strongest source of each option, hidden or not.
+
+        pydantic-settings calls the strongest source first, and has merged what they returned into `current_state`.
+        """
+        models = {f"models.{model_id}": model_id for model_id in self.current_state.get("origins", ())}
+        every_model = {key: given for key, given in self.sections["model"].items() if key not in (*WHERE, "aliases")}
+        values: dict[str, dict[str, Any]] = {}
+        sources: dict[str, dict[str, str]] = {}
+        for name in ("server", "defaults", *models):
+            layer = self.sections[name] | (every_model if name in models else {})
+            stronger = self.current_state.get("sources", {}).get(name, {})
+            seen = visible(section_of(name), layer, stronger)
+            values[name] = {key: given.value for key, given in seen.items()}
+            sources[name] = stronger | {key: given.source for key, given in layer.items() if key not in stronger}
+        of_models = {model_id: values.pop(name) for name, model_id in models.items()}
+        return {**values, "models": of_models, "sources": sources}
 
 
-def _shared(layer: Layer) -> Layer:
-    """Return the options of a flag or variable that apply to every model."""
-    return {key: value for key, value in layer.items() if key not in (*WHERE, "aliases")}
+class Defaults(OptionSource):
+    """Gives ``defaults`` to every model."""
+
+    def __call__(self) -> dict[str, Any]:
+        values, sources = self.current_state["defaults"], self.current_state["sources"]["defaults"]
+        self.sections["model"] = {key: SourcedValue(values[key], sources[key]) for key in values}
+        for model_id, origin in self.current_state.get("origins", {}).items():
+            if origin.at_start:
+                self.sections[f"models.{model_id}"] = {"load": SourcedValue("startup", origin.place)}
+        return super().__call__()
 
 
-def mistake(details: ErrorDetails, layers: Mapping[str, Layer], fallback: str) -> str:
+def mistake(details: ErrorDetails, merged: Mapping[str, Any]) -> str:
     """Return the error message for a value that pydantic rejected: its source, the key, the problem.
 
-    ``details["loc"]`` is a path in the settings. ``fallback`` is the source of a section that has no value.
+    ``details["loc"]`` is a path in `merged`, the settings before validation.
     """
-    first, *rest = map(str, details["loc"])
-    where = f"models.{rest.pop(0)}" if first == "models" else first
-    layer = layers[where]
+    where, *rest = map(str, details["loc"])
+    values, place = merged[where], "the settings"
+    if where == "models":
+        model_id, *rest = rest
+        where, values, place = f"models.{model_id}", values[model_id], merged["origins"][model_id].place
+    sources = merged["sources"][where]
     message = details["msg"].removeprefix("Value error, ").removeprefix("Input ")
     if not rest:  # a check of several fields
-        named = [value.source for key, value in layer.items() if re.search(rf"\b{key}\b", message)]
-        return f"{', '.join(dict.fromkeys(named)) or fallback}: {where}: {message}"
-    key = rest[0]
+        named = [source for key, source in sources.items() if re.search(rf"\b{key}\b", message)]
+        return f"{', '.join(dict.fromkeys(named)) or place}: {where}: {message}"
+    key, entry, source = rest[0], TABLE.entries[section_of(where), rest[0]], sources[rest[0]]
+    if details["type"] == "extra_forbidden":
+        return f"{source}: {where}.{key} belongs to one model; set models.<id>.{key}"
     if details["type"] == "too_short":
         message = "should have at least 1 entry"
     elif details["type"] == "path_type":  # pydantic also names the class
         message = "is not a valid path"
-    given, entry = layer[key], TABLE.entries["server" if where == "server" else "model", key]
-    if details["type"] == "extra_forbidden":
-        return f"{given.source}: {where}.{key} belongs to one model; set models.<id>.{key}"
-    value = given.value[0] if isinstance(given.value, list) and len(given.value) == 1 else given.value
+    value = values[key]
+    value = value[0] if isinstance(value, list) and len(value) == 1 else value
     value = str(value) if isinstance(value, Path) else value
     if isinstance(value, str):  # a URL without its scheme may still contain a password
         value = without_credentials(value) if entry.metavar == "URL" else without_secrets(value)
     shown = "" if entry.secret else f" {value!r}"
     shown = shown if len(shown) <= 80 else shown[:77] + "..."
-    return f"{located(given.source, f'{where}.{key}')}: invalid value{shown}: {message[0].lower()}{message[1:]}"
+    return f"{located(source, f'{where}.{key}')}: invalid value{shown}: {message[0].lower()}{message[1:]}"
 
 
 def located(source: str, key: str) -> str:
@@ -166,11 +145,6 @@ def located(source: str, key: str) -> str:
 
 
 # ---- environment
-
-
-def variable_part(model_id: str) -> str:
-    """Return a model's id as it is written in the name of a variable."""
-    return re.sub(r"[^A-Z0-9]", "_", model_id.upper())
 
 
 def is_service_link(name: str, text: str) -> bool:
@@ -186,137 +160,134 @@ def is_service_link(name: str, text: str) -> bool:
     return not (name.startswith(f"{_OWN}MODELS__") and ("model", field_of_model) in TABLE.entries)
 
 
-def read_environment(env: Mapping[str, str]) -> Source:
-    """Read the variables of Llamapool, llama-server and Vertex AI. Raises ConfigError for an unknown variable."""
-    found = Source(vertex=_read_vertex(env), config=env.get(CONFIG_VARIABLE, ""))
-    names = [name for name in sorted(env) if not is_service_link(name, env[name])]
-    for name in names:
-        if name.startswith(_LLAMA) or name in TABLE.by_env:
-            _read_llama(found, name, env[name])
-    for name in names:
-        if name.startswith(_OWN) and name != CONFIG_VARIABLE and env[name]:
-            _read_own(found, name, env[name])
-    return found
+class VertexVariables(OptionSource):
+    """Vertex AI's variables. `weaker` are the sources of which a port has no effect."""
+
+    def __init__(
+        self, settings_cls: type[BaseSettings], env: Mapping[str, str], weaker: Iterable[OptionSource] = ()
+    ) -> None:
+        super().__init__(settings_cls)
+        if env.get("AIP_MODE") != "PREDICTION":
+            return
+        for key, name in _VERTEX.items():
+            if text := env.get(name) or _VERTEX_DEFAULTS.get(key):
+                value = text if key == "port" else "/" + text.removeprefix("/")
+                self.sections["server"][key] = SourcedValue(value, name)
+        port = self.sections["server"]["port"].value
+        ports = [source.sections["server"]["port"] for source in weaker if "port" in source.sections["server"]]
+        if ports and str(ports[0].value) != port:
+            given = ports[0]
+            self.skipped = [f"{given.source}: port {given.value} has no effect, since AIP_HTTP_PORT sets port {port}"]
 
 
-def _read_vertex(env: Mapping[str, str]) -> dict[str, SourcedValue]:
-    if env.get("AIP_MODE") != "PREDICTION":
-        return {}
-    found: dict[str, SourcedValue] = {}
-    for name, key in _VERTEX_FIELDS.items():
-        text = env.get(name) or _VERTEX_DEFAULTS.get(name, "")
-        if text:
-            found[key] = SourcedValue(text if key == "port" else "/" + text.removeprefix("/"), name)
-    return found
+class OwnVariables(OptionSource):
+    """Llamapool's variables. ``config_file`` is the YAML file's path. Raises ConfigError for an unknown variable."""
 
+    def __init__(self, settings_cls: type[BaseSettings], env: Mapping[str, str]) -> None:
+        super().__init__(settings_cls)
+        self.config_file = env.get(CONFIG_VARIABLE, "")
+        for name in sorted(env):
+            if name.startswith(_OWN) and name != CONFIG_VARIABLE and env[name] and not is_service_link(name, env[name]):
+                self._read(name, env[name])
 
-def _read_llama(found: Source, name: str, text: str) -> None:
-    negated = TABLE.by_env.get(_LLAMA + name.removeprefix(_NEGATED)) if name.startswith(_NEGATED) else None
-    if negated is not None and negated.is_switch and False in negated.constants.values():
-        found.of(negated.section)[negated.key] = SourcedValue(False, name)
-    elif name in TABLE.by_env:
-        entry = TABLE.by_env[name]
-        target = found.of(entry.section)
-        if text and not (entry.key in target and target[entry.key].source.startswith(_NEGATED)):
-            target[entry.key] = SourcedValue(entry.parse(text, name), name)
-    elif text or name not in FOREIGN:
-        on = name.startswith(_NEGATED) or text not in FALSE
-        warning = unsupported(name, name, "unset it", on=on)
-        if warning is None:
-            raise ConfigError(f"unknown variable {name}" + nearest(name, [*TABLE.by_env], "; unset it"))
-        found.skipped += [warning] if warning else []
+    def _read(self, name: str, text: str) -> None:
+        family, _, rest = name.removeprefix(_OWN).partition("__")
+        if family not in ("SERVER", "DEFAULTS", "MODELS") or not rest:
+            fields = [f"{_OWN}SERVER__{key.upper()}" for key in TABLE.keys("server")]
+            fields += [f"{_OWN}DEFAULTS__{key.upper()}" for key in TABLE.keys("model")]
+            meant = [each for each in fields if each.endswith("__" + name.removeprefix(_OWN))]
+            forms = (
+                f"; write {CONFIG_VARIABLE}, {_OWN}SERVER__<FIELD>, {_OWN}DEFAULTS__<FIELD> or "
+                f"{_OWN}MODELS__<ID>__<FIELD>, or unset it"
+            )
+            raise ConfigError(f"unknown variable {name}" + (f"; did you mean '{meant[0]}'?" if meant else forms))
+        model_id, _, key = rest.lower().rpartition("__") if family != "SERVER" else ("", "", rest.lower())
+        if bool(model_id) != (family == "MODELS"):
+            form = "<ID>__<FIELD>" if family == "MODELS" else "<FIELD>"
+            raise ConfigError(f"{name} is not a setting; write {_OWN}{family}__{form}")
+        where, section = f"models.{model_id}" if model_id else family.lower(), section_of(family.lower())
+        if (section, key) not in TABLE.entries:
+            raise ConfigError(f"{name}: unknown field '{key}'{hint(section, key)}")
+        self.sections[where][key] = SourcedValue(TABLE.entries[section, key].parse(text), name)
 
-
-def _read_own(found: Source, name: str, text: str) -> None:
-    section, _, rest = name.removeprefix(_OWN).partition("__")
-    if section == "SERVER" and rest:
-        key = _field("server", name, rest)
-        found.server[key] = SourcedValue(TABLE.entries["server", key].parse(text), name)
-    elif section in ("DEFAULTS", "MODELS") and rest:
-        model_id, _, last = rest.rpartition("__")
-        if bool(model_id) != (section == "MODELS"):
-            form = "<ID>__<FIELD>" if section == "MODELS" else "<FIELD>"
-            raise ConfigError(f"{name} is not a setting; write {_OWN}{section}__{form}")
-        key = _field("model", name, last)
-        target = found.models.setdefault(model_id.upper(), {}) if model_id else found.defaults
-        target[key] = SourcedValue(TABLE.entries["model", key].parse(text), name)
-    else:
-        fields = [f"{_OWN}SERVER__{key.upper()}" for key in TABLE.keys("server")]
-        fields += [f"{_OWN}DEFAULTS__{key.upper()}" for key in TABLE.keys("model")]
-        meant = [each for each in fields if each.endswith("__" + name.removeprefix(_OWN))]
-        forms = (
-            f"; write {CONFIG_VARIABLE}, {_OWN}SERVER__<FIELD>, {_OWN}DEFAULTS__<FIELD> or "
-            f"{_OWN}MODELS__<ID>__<FIELD>, or unset it"
-        )
-        raise ConfigError(f"unknown variable {name}" + (f"; did you mean '{meant[0]}'?" if meant else forms))
-
-
-def _field(section: Section, name: str, part: str) -> str:
-    key = part.lower()
-    if (section, key) not in TABLE.entries:
-        hint = nearest(key, TABLE.keys(section), "; unset it or see docs/configuration.md")
-        raise ConfigError(f"{name}: unknown field '{key}'{hint}")
-    return key
-
-
-def check_model_names(found: Source, model_ids: Iterable[str]) -> None:
-    """Raise ConfigError for a LLAMAPOOL_MODELS__ variable that matches no model, or several."""
-    by_part: dict[str, list[str]] = {}
-    for model_id in model_ids:
-        by_part.setdefault(variable_part(model_id), []).append(model_id)
-    for part, layer in found.models.items():
-        source = next(iter(layer.values())).source
-        if part not in by_part:
-            known = ", ".join(f"{model_id} ({key})" for key, ids in sorted(by_part.items()) for model_id in ids)
-            raise ConfigError(f"{source}: no model has this id; known: {known or 'none'}")
-        if len(by_part[part]) > 1:
-            raise ConfigError(f"{source} matches several models: {', '.join(by_part[part])}; rename one")
+    def name_models(self, model_ids: Iterable[str]) -> None:
+        """Replace the ``<ID>`` of variables by the models' ids. Raises ConfigError if none has it, or several."""
+        by_part: dict[str, list[str]] = {}
+        for model_id in model_ids:
+            by_part.setdefault(re.sub(r"[^a-z0-9]", "_", model_id.lower()), []).append(model_id)
+        for where in [where for where in self.sections if where.startswith("models.")]:
+            layer = self.sections.pop(where)
+            source, found = next(iter(layer.values())).source, by_part.get(where.removeprefix("models."), [])
+            if not found:
+                known = ", ".join(f"{each} ({key.upper()})" for key, ids in sorted(by_part.items()) for each in ids)
+                raise ConfigError(f"{source}: no model has this id; known: {known or 'none'}")
+            if len(found) > 1:
+                raise ConfigError(f"{source} matches several models: {', '.join(found)}; rename one")
+            self.sections[f"models.{found[0]}"] = layer
 
 
 # ---- YAML
 
 
-class _YamlReader:
-    """Walks the levels of the file that have fixed keys, so that every value has its line."""
+class YamlFile(OptionSource):
+    """The configuration in `path`; None = no file. Relative paths in it are resolved from its folder.
 
-    def __init__(self, path: Path) -> None:
+    Walks the levels of the file that have fixed keys, so that every value has its line. ``places`` has the line of each
+    model. `is_named`: the user chose the file; otherwise it is a default one. `is_demo`: it is the one shipped with
+    Llamapool. Raises ConfigError with one line: file, line, key, problem and remedy.
+    """
+
+    def __init__(
+        self, settings_cls: type[BaseSettings], path: Path | None, *, is_named: bool = False, is_demo: bool = False
+    ) -> None:
+        super().__init__(settings_cls)
+        self.is_named, self.is_demo = is_named, is_demo
+        self.places: dict[str, str] = {}
+        if path is None:
+            return
         self._path = path
         self._loader = yaml.SafeLoader(read_text(path, remedy=f"check --config and {CONFIG_VARIABLE}"))
-        self.document = Source(str(path))
+        try:
+            self._read()
+        except yaml.MarkedYAMLError as error:
+            said = " ".join(part for part in (error.context, error.problem) if part)
+            if error.problem_mark is None:
+                raise ConfigError(f"{path}: invalid YAML: {said}") from None
+            line, column = error.problem_mark.line + 1, error.problem_mark.column + 1
+            raise ConfigError(f"{path}:{line}: invalid YAML: {said} (column {column}); check the indentation") from None
+        except yaml.YAMLError as error:
+            raise ConfigError(f"{path}: invalid YAML: {' '.join(str(error).split())}") from None
 
-    def read(self) -> None:
+    def _read(self) -> None:
         root = self._loader.get_single_node()
         if root is None:
             return
         for name, node, place in self._items(root, "the file", str(self._path)):
-            if name == "server":
-                self.document.server = self._fields("server", node, "server", place)
-            elif name == "defaults":
-                self.document.defaults = self._fields("model", node, "defaults", place)
+            if name in ("server", "defaults"):
+                self._read_section(name, node, place)
             elif name == "models":
                 for model_id, fields, at in self._items(node, "models", place):
-                    self.document.places[model_id] = at
-                    self.document.models[model_id] = self._fields("model", fields, f"models.{model_id}", at)
+                    self.places[model_id] = at
+                    self._read_section(f"models.{model_id}", fields, at)
             else:
-                hint = nearest(name, list(_YAML_SECTIONS), f"; known: {', '.join(_YAML_SECTIONS)}")
-                raise ConfigError(f"{place}: unknown key '{name}'{hint}")
+                known = ["server", "defaults", "models"]
+                similar = nearest(name, known, f"; known: {', '.join(known)}")
+                raise ConfigError(f"{place}: unknown key '{name}'{similar}")
 
-    def _fields(self, section: Section, node: yaml.Node, where: str, place: str) -> dict[str, SourcedValue]:
-        layer: dict[str, SourcedValue] = {}
+    def _read_section(self, where: str, node: yaml.Node, place: str) -> None:
         for key, value_node, at in self._items(node, where, place):
-            entry = TABLE.entries.get((section, key))
-            if entry is None:
-                raise ConfigError(f"{at}: unknown key '{where}.{key}'{self._hint(section, key)}")
+            section = section_of(where)
+            if (section, key) not in TABLE.entries:
+                raise ConfigError(f"{at}: unknown key '{where}.{key}'{hint(section, key)}")
             value = self._loader.construct_object(value_node, deep=True)
-            if entry.is_path:
+            if TABLE.entries[section, key].is_path:
                 try:
                     value = self._absolute(value)
                 except (RuntimeError, ValueError):  # an unknown user's ~, or a NUL in the name
                     raise ConfigError(
                         f"{at}: {where}.{key}: no user has the home folder after ~; write the full path"
                     ) from None
-            layer[key] = SourcedValue(value, at)
-        return layer
+            self.sections[where][key] = SourcedValue(value, at)
 
     def _absolute(self, value: Any) -> Any:
         """Resolve paths relative to the file's folder: one path, several, or mappings with a ``path``."""
@@ -329,14 +300,6 @@ class _YamlReader:
         if isinstance(value, dict) and "path" in value:
             return {**value, "path": self._absolute(value["path"])}
         return value
-
-    def _hint(self, section: Section, key: str) -> str:
-        entry = TABLE.meant_by(key)
-        if entry is None:
-            return nearest(key, TABLE.keys(section), "; see docs/configuration.md")
-        if entry.section == section:
-            return f"; did you mean '{entry.key}'?"
-        return f"; '{entry.key}' belongs to {'server' if section == 'model' else 'models.<id> or defaults'}"
 
     def _items(self, node: yaml.Node, where: str, place: str) -> Iterator[tuple[str, yaml.Node, str]]:
         """Yield key, value and place of each entry of a mapping."""
@@ -355,22 +318,3 @@ class _YamlReader:
                 raise ConfigError(f"{at}: '{key}' appears twice in {where}; remove one")
             known.add(key)
             yield key, value_node, at
-
-
-def read_yaml(path: Path) -> Source:
-    """Read the configuration in `path`. Relative paths in it are resolved from its folder.
-
-    Raises ConfigError with one line: file, line, key, problem and remedy.
-    """
-    reader = _YamlReader(path)
-    try:
-        reader.read()
-    except yaml.MarkedYAMLError as error:
-        said = " ".join(part for part in (error.context, error.problem) if part)
-        if error.problem_mark is None:
-            raise ConfigError(f"{path}: invalid YAML: {said}") from None
-        line, column = error.problem_mark.line + 1, error.problem_mark.column + 1
-        raise ConfigError(f"{path}:{line}: invalid YAML: {said} (column {column}); check the indentation") from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: invalid YAML: {' '.join(str(error).split())}") from None
-    return reader.document

@@ -1,7 +1,7 @@
-"""The option table: all options by field, flag and variable, and merging the values of several sources."""
+"""The option table: all options by field, flag and variable, and the known name that a wrong one means."""
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from functools import cached_property
@@ -10,7 +10,7 @@ from typing import get_args
 from pydantic.fields import FieldInfo
 
 from server.options.model import ModelSettings
-from server.options.option import Layer, Option, Section, SettingsModel, SourcedValue
+from server.options.option import Layer, Option, Section, SettingsModel
 from server.options.server import ServerSettings
 from server.options.values import FilePath, Place
 
@@ -64,13 +64,18 @@ class Table:
         return {name: entry for entry in self for name in (entry.env, *entry.env_forms) if name}
 
     @cached_property
-    def _by_spelling(self) -> dict[str, Option]:
-        names = {_plain(name): entry for entry in self for name in (*entry.constants, *entry.also.split(), entry.key)}
-        return names | {_plain(flag): entry for entry in self for flag in entry.flags}
+    def _by_spelling(self) -> dict[str, dict[Section, Option]]:
+        found: dict[str, dict[Section, Option]] = {}
+        spellings = [(flag, entry) for entry in self for flag in entry.flags]  # the strongest
+        spellings += [(name, row) for row in self for name in (row.key, *row.also.split(), *row.constants)]
+        for name, entry in spellings:
+            found.setdefault(_plain(name), {}).setdefault(entry.section, entry)
+        return found
 
-    def meant_by(self, word: str) -> Option | None:
-        """Return the option that is called `word` as a field, as a flag or in other servers."""
-        return self._by_spelling.get(_plain(word))
+    def meant_by(self, word: str, section: Section | None = None) -> Option | None:
+        """Return the option that is called `word` as a flag, as a field or in other servers; rather of `section`."""
+        found = self._by_spelling.get(_plain(word), {})
+        return found[section] if section in found else next(iter(found.values()), None)
 
     def __iter__(self) -> Iterator[Option]:
         return iter(self.entries.values())
@@ -95,11 +100,17 @@ def nearest(word: str, known: Sequence[str], otherwise: str) -> str:
     return f"; did you mean '{found[0]}'?" if found else otherwise
 
 
-def merge_layers(section: Section, *layers: Layer) -> dict[str, SourcedValue]:
-    """Merge layers, the strongest first. A value hides the weaker values of its field and of those that it replaces."""
-    merged: dict[str, SourcedValue] = {}
-    hidden: set[str] = set()
-    for layer in layers:
-        merged |= {key: value for key, value in layer.items() if key not in hidden}
-        hidden.update(layer, *(TABLE.entries[section, key].replaces for key in layer))
-    return merged
+def hint(section: Section, key: str) -> str:
+    """Return what a field that `section` does not have probably means."""
+    entry = TABLE.meant_by(key, section)
+    if entry is None:
+        return nearest(key, TABLE.keys(section), "; see docs/configuration.md")
+    if entry.section == section:
+        return f"; did you mean '{entry.key}'?"
+    return f"; '{entry.key}' belongs to {'server' if section == 'model' else 'models.<id> or defaults'}"
+
+
+def visible(section: Section, layer: Layer, stronger: Iterable[str]) -> Layer:
+    """Return the values of `layer` whose fields no `stronger` field equals or replaces."""
+    hidden = {*stronger, *(name for key in stronger for name in TABLE.entries[section, key].replaces)}
+    return {key: given for key, given in layer.items() if key not in hidden}

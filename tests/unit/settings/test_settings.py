@@ -97,6 +97,11 @@ def test_an_installed_package_takes_the_working_directorys_default_configuration
     assert (model.id, model.path) == ("here", installed.parents[1].resolve() / "models" / "here.gguf")
 
 
+def test_a_folder_of_pages_is_no_place_of_models(installed: Path) -> None:
+    """server.path and a model's path are two options of the same name."""
+    assert [model.id for model in model_specs(settings("--path", str(installed.parent)))] == ["here"]
+
+
 def test_a_model_of_the_environment_stands_in_place_of_the_default_configuration(installed: Path) -> None:
     [model] = model_specs(settings(env={"LLAMA_ARG_MODEL": "/models/other.gguf", "LLAMA_ARG_HOST": "0.0.0.0"}))
     assert (model.id, model.load) == ("/models/other.gguf", "startup")
