@@ -1,20 +1,23 @@
-"""Scenarios of the comparison besides those of `llamapool bench`."""
+"""Scenarios of the comparison besides those of `llamapool bench`, also what any load generator measures."""
 
 import json
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 
-from server.bench.client import BenchError, ClientRecord, ModelClient
+from server.bench.client import BenchError, ClientRecord, Connection, Fields, ModelClient, all_of
 from server.bench.scenarios import SCENARIOS as BENCH
 from server.bench.scenarios import (
     Figures,
     RandomText,
     Scenario,
     Setting,
-    decode_rate,
+    between_s,
     first_s,
     of_first_tokens,
+    of_streams,
+    percentile,
+    span_s,
 )
 
 TEXTS = 256
@@ -82,6 +85,48 @@ SCHEMA = {
     "required": ["title", "kind", "lines"],
     "additionalProperties": False,
 }
+
+
+def decode_rate(record: ClientRecord) -> float:
+    """Return the tokens per second from the first to the last token, or over all if they arrived at once."""
+    between = between_s(record)
+    return (record.n_predicted - 1) / between if between > 0 else record.n_predicted / (record.done - record.sent)
+
+
+async def send_requests(client: ModelClient, bodies: Sequence[Fields], n_parallel: int) -> list[ClientRecord]:
+    """Send requests that are not streamed, over `n_parallel` connections that stay open."""
+    waiting = [client.payload(body) for body in reversed(bodies)]
+    records: list[ClientRecord] = []
+
+    async def connected() -> None:
+        async with Connection(client.target) as connection:
+            while waiting:
+                _, record = await client.within(connection.exchange("POST", client.path, waiting.pop()))
+                records.append(record)
+
+    await all_of(connected() for _ in range(n_parallel))
+    return records
+
+
+async def _one(client: ModelClient, setting: Setting) -> Figures:
+    record = await client.stream(client.body([setting.words("one").text(12)], setting.count(128, 2)))
+    return {**of_streams([record]), "tok/s": decode_rate(record)}
+
+
+async def _slots(client: ModelClient, setting: Setting) -> Figures:
+    return of_streams(await _loaded(client, setting.words("slots"), setting.n_parallel, setting.count(64, 2)))
+
+
+async def _rate(client: ModelClient, setting: Setting) -> Figures:
+    words = setting.words("rate")
+    bodies = [client.body([words.text(4)], 1, stream=False) for _ in range(setting.count(240, setting.n_parallel))]
+    records = await send_requests(client, bodies, setting.n_parallel)
+    durations = [record.done - record.sent for record in records]
+    return {
+        "requests/s": len(records) / span_s(records),
+        "p50 ms": 1e3 * percentile(durations, 0.5),
+        "p99 ms": 1e3 * percentile(durations, 0.99),
+    }
 
 
 async def _constrained(client: ModelClient, setting: Setting) -> Figures:
@@ -190,6 +235,9 @@ async def _context(client: ModelClient, setting: Setting) -> Figures:
 
 SCENARIOS = (
     *BENCH,
+    Scenario("one", "one stream", _one),
+    Scenario("slots", "a stream in every slot", _slots),
+    Scenario("rate", "one token each, a client for every slot", _rate),
     Scenario("constrained", "output held to a JSON schema", _constrained),
     Scenario("partial", "streams in some of the slots", _partial),
     Scenario("half", "streams in half of the slots, after every other stream of a full load was short", _half),

@@ -235,32 +235,19 @@ class ModelClient:
             async with free:
                 return await self.stream(body)
 
-        return await _all(one(body) for body in bodies)
+        return await all_of(one(body) for body in bodies)
 
     def start(self, body: Fields) -> "LiveStream":
         """Start a stream in a task of its own."""
-        return LiveStream(self, self._payload(body))
+        return LiveStream(self, self.payload(body))
 
     async def exchange(self, method: str, path: str, body: Fields | None = None) -> tuple[dict[str, Any], ClientRecord]:
         """Return the reply to one request that is not streamed. Raises `BenchError`."""
         async with Connection(self.target) as connection:
-            return await self.within(connection.exchange(method, path, self._payload(body) if body else b""))
+            return await self.within(connection.exchange(method, path, self.payload(body) if body else b""))
 
-    async def requests(self, bodies: Sequence[Fields], n_parallel: int) -> list[ClientRecord]:
-        """Send requests that are not streamed, over `n_parallel` connections that stay open."""
-        waiting = [self._payload(body) for body in reversed(bodies)]
-        records: list[ClientRecord] = []
-
-        async def client() -> None:
-            async with Connection(self.target) as connection:
-                while waiting:
-                    _, record = await self.within(connection.exchange("POST", self.path, waiting.pop()))
-                    records.append(record)
-
-        await _all(client() for _ in range(n_parallel))
-        return records
-
-    def _payload(self, body: Fields) -> bytes:
+    def payload(self, body: Fields) -> bytes:
+        """Return the bytes of a body with ``extra``."""
         merged = {name: value for name, value in {**body, **self.extra}.items() if value is not None}
         return json.dumps(merged).encode()
 
@@ -394,7 +381,7 @@ def _text(raw: bytes) -> str:
     return raw[:_SHOWN].decode(errors="replace").strip()
 
 
-async def _all(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+async def all_of(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """Run the calls like `asyncio.gather`. The first failure cancels the others and is raised unchanged."""
     try:
         async with asyncio.TaskGroup() as group:

@@ -87,7 +87,7 @@ async def words_per_word(client: ModelClient) -> float:
     """
     body = client.body([RandomText("fit").text(_N_FIT_WORDS)], 1, stream=False)
     try:
-        (record,) = await client.requests([body], 1)
+        _, record = await client.exchange("POST", client.path, body)
     except BenchError as error:
         hint = "" if client.chat else "; --chat uses /v1/chat/completions"
         raise BenchError(
@@ -109,17 +109,12 @@ def first_s(record: ClientRecord) -> float:
     return (record.events[0] if record.events else record.done) - record.sent
 
 
-def _between_s(record: ClientRecord) -> float:
+def between_s(record: ClientRecord) -> float:
+    """Return the seconds from the first to the last token; 0 without text."""
     return record.events[-1] - record.events[0] if record.events else 0.0
 
 
-def decode_rate(record: ClientRecord) -> float:
-    """Return the tokens per second from the first to the last token, or over all if they arrived at once."""
-    between = _between_s(record)
-    return (record.n_predicted - 1) / between if between > 0 else record.n_predicted / (record.done - record.sent)
-
-
-def _span_s(records: Sequence[ClientRecord]) -> float:
+def span_s(records: Sequence[ClientRecord]) -> float:
     """Return the seconds from the first request to the last reply."""
     return max(record.done for record in records) - min(record.sent for record in records)
 
@@ -127,9 +122,9 @@ def _span_s(records: Sequence[ClientRecord]) -> float:
 def of_streams(records: Sequence[ClientRecord]) -> Figures:
     """Return the figures of concurrent streams. The rate counts the whole time, prompts included."""
     gaps = [later - earlier for record in records for earlier, later in pairwise(record.events)]
-    token_s = [_between_s(record) / max(len(record.events) - 1, 1) for record in records]
+    token_s = [between_s(record) / max(len(record.events) - 1, 1) for record in records]
     return {
-        "tok/s": sum(record.n_predicted for record in records) / _span_s(records),
+        "tok/s": sum(record.n_predicted for record in records) / span_s(records),
         **of_first_tokens(records),
         "TPOT p50 ms": 1e3 * percentile(token_s, 0.5),
         "ITL p50 ms": 1e3 * percentile(gaps, 0.5),
@@ -186,22 +181,13 @@ def busy_core() -> Iterator[None]:
         process.communicate()
 
 
-async def _one(client: ModelClient, setting: Setting) -> Figures:
-    record = await client.stream(client.body([setting.words("one").text(12)], setting.count(128, 2)))
-    return {**of_streams([record]), "tok/s": decode_rate(record)}
-
-
-async def _slots(client: ModelClient, setting: Setting, name: str = "slots", n_predict: int = 64) -> Figures:
-    words = setting.words(name)
-    bodies = [client.body([words.text(12)], setting.count(n_predict, 2)) for _ in range(setting.n_parallel)]
-    return of_streams(await client.streams(bodies))
-
-
 async def _contended(client: ModelClient, setting: Setting) -> Figures:
     if not client.target.local:
         raise BenchError("the scenario 'contended' needs the server on this machine")
+    words = setting.words("contended")
+    bodies = [client.body([words.text(12)], setting.count(32, 2)) for _ in range(setting.n_parallel)]
     with busy_core():
-        return await _slots(client, setting, "contended", 32)
+        return of_streams(await client.streams(bodies))
 
 
 async def _prefix(client: ModelClient, setting: Setting) -> Figures:
@@ -246,25 +232,10 @@ async def _conversations(client: ModelClient, setting: Setting) -> Figures:
     return result | of_first_tokens(records)
 
 
-async def _rate(client: ModelClient, setting: Setting) -> Figures:
-    words = setting.words("rate")
-    bodies = [client.body([words.text(4)], 1, stream=False) for _ in range(setting.count(240, setting.n_parallel))]
-    records = await client.requests(bodies, setting.n_parallel)
-    durations = [record.done - record.sent for record in records]
-    return {
-        "requests/s": len(records) / _span_s(records),
-        "p50 ms": 1e3 * percentile(durations, 0.5),
-        "p99 ms": 1e3 * percentile(durations, 0.99),
-    }
-
-
 SCENARIOS = (
-    Scenario("one", "one stream", _one),
-    Scenario("slots", "a stream in every slot", _slots),
     Scenario("prefix", "cold requests in every slot that share 700 words", _prefix),
     Scenario("long", "a prompt of 1,500 words while 3 streams run", _long),
     Scenario("conversations", "32 conversations of 6 turns, interleaved", _conversations),
-    Scenario("rate", "one token each, a client for every slot", _rate),
     Scenario("contended", "a stream in every slot next to a process that keeps one core busy", _contended, local=True),
 )
 

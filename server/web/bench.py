@@ -20,7 +20,7 @@ from server.dialects.fields import Body
 from server.sandbox.process import public_environment
 
 MOST_CLIENTS = 64
-Scenario = Literal["one", "slots", "prefix", "long", "conversations", "rate"]
+Scenario = Literal["prefix", "long", "conversations"]
 SCENARIOS: tuple[Scenario, ...] = get_args(Scenario)
 """The available scenarios, without the one that needs the server's own CPUs."""
 Json = dict[str, Any]

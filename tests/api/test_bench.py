@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from server.bench.command import main
@@ -42,7 +42,7 @@ async def test_every_scenario_that_any_model_can_do_gives_figures(
     figures = {scenario["name"]: scenario["rounds"][0] for scenario in result["scenarios"]}
     assert list(figures) == names
     assert all(value >= 0 for rounds in figures.values() for value in rounds.values())
-    assert figures["one"]["tok/s"] > 0
+    assert figures["long"]["TTFT of the long prompt ms"] > 0
     assert figures["prefix"]["prompt tokens computed"] < figures["prefix"]["prompt tokens"]
     assert "longest gap ms" in capsys.readouterr().out
 
@@ -57,29 +57,29 @@ async def test_what_a_server_cannot_do_is_reported_and_the_rest_is_measured(
     live: GoLive, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with live(FakeLoader(n_seq=3, n_ctx_seq=512, n_batch=512)) as server:
-        status = await bench(server.port, "--scenario", "rate,long", "--scale", "0.5", "--rounds", "2", "--json", "-")
-    long, rate = json.loads(capsys.readouterr().out)["scenarios"]
-    assert [each["requests/s"] > 0 for each in rate["rounds"]] == [True, True]
+        status = await bench(server.port, "--scenario", "prefix,long", "--scale", "0.4", "--rounds", "2", "--json", "-")
+    prefix, long = json.loads(capsys.readouterr().out)["scenarios"]
+    assert [each["prompt tokens"] > 0 for each in prefix["rounds"]] == [True, True]
     assert "the server answered 400" in long["failure"]
     assert status == 1
 
 
 async def test_a_wrong_key_is_said_and_has_its_own_status(live: GoLive, capsys: pytest.CaptureFixture[str]) -> None:
     async with live(loader(), server={"api_keys": ["right"]}) as server:
-        assert await bench(server.port, "--scenario", "rate", "--api-key", "wrong") == 4
+        assert await bench(server.port, "--scenario", "prefix", "--api-key", "wrong") == 4
         assert "refuses the API key (401): Invalid API Key" in capsys.readouterr().err
-        assert await bench(server.port, "--scenario", "rate", "--api-key", "right") == 0
+        assert await bench(server.port, "--scenario", "prefix", "--api-key", "right") == 0
 
 
 async def test_a_model_that_is_not_there_is_named(live: GoLive, capsys: pytest.CaptureFixture[str]) -> None:
     models = {name: {"path": "demo.gguf", "load": "on_demand"} for name in ("a", "b")}
     async with live(loader(), models=models) as server:
-        assert await bench(server.port, "--scenario", "rate", "--model", "c") == 5
+        assert await bench(server.port, "--scenario", "prefix", "--model", "c") == 5
         assert "model 'c'" in capsys.readouterr().err
-        assert await bench(server.port, "--scenario", "rate") == 5
+        assert await bench(server.port, "--scenario", "prefix") == 5
         assert "--model: a, b" in capsys.readouterr().err
-        assert await bench(server.port, "--scenario", "rate", "--model", "b") == 0  # loads it
-        assert capsys.readouterr().out.splitlines()[1].split()[:2] == ["rate", "requests/s"]
+        assert await bench(server.port, "--scenario", "prefix", "--model", "b") == 0  # loads it
+        assert capsys.readouterr().out.splitlines()[1].split()[:3] == ["prefix", "TTFT", "p50"]
 
 
 class PlainOpenAi:
@@ -92,7 +92,9 @@ class PlainOpenAi:
         body = await request.json() if request.method == "POST" else {}
         unknown = set(body) - self.FIELDS
         if unknown:
-            reply = JSONResponse({"error": {"message": f"Unrecognized request argument: {min(unknown)}"}}, 400)
+            reply: Response = JSONResponse(
+                {"error": {"message": f"Unrecognized request argument: {min(unknown)}"}}, 400
+            )
         elif request.method == "GET":
             reply = JSONResponse({"object": "list", "data": [{"id": "plain", "object": "model"}]})
         elif request.url.path != "/v1/chat/completions":
@@ -100,7 +102,9 @@ class PlainOpenAi:
         else:
             message = {"role": "assistant", "content": "word"}
             usage = {"prompt_tokens": 70, "completion_tokens": 1}
-            reply = JSONResponse({"choices": [{"index": 0, "message": message}], "usage": usage})
+            value = {"choices": [{"index": 0, "message": message}], "usage": usage}
+            events = f"data: {json.dumps(value)}\n\ndata: [DONE]\n\n"
+            reply = PlainTextResponse(events) if body.get("stream") else JSONResponse(value)
         await reply(scope, receive, send)
 
 
@@ -109,10 +113,10 @@ async def test_a_server_without_llama_servers_fields_is_measured_by_flags(
 ) -> None:
     async with live(loader()) as server:
         server.api.app.middleware_stack = PlainOpenAi()
-        rate = ("--scenario", "rate")
-        assert await bench(server.port, *rate) == 6
+        prefix = ("--scenario", "prefix")
+        assert await bench(server.port, *prefix) == 6
         assert "Unrecognized request argument: ignore_eos" in capsys.readouterr().err
-        plain = (*rate, "--body", '{"ignore_eos": null}')
+        plain = (*prefix, "--body", '{"ignore_eos": null}')
         assert await bench(server.port, *plain) == 5
         assert "--chat uses" in capsys.readouterr().err
         assert await bench(server.port, *plain, "--chat") == 0
@@ -126,12 +130,18 @@ async def test_nobody_at_the_address_is_said(live: GoLive, capsys: pytest.Captur
 
 
 @pytest.mark.parametrize(
-    "words", [["--scenario", "fast"], ["--url", "ftp://x"], ["--json", "/nowhere/r.json", "--scenario", "rate"]]
+    "words", [["--scenario", "fast"], ["--url", "ftp://x"], ["--json", "/nowhere/r.json", "--scenario", "prefix"]]
 )
 async def test_what_makes_no_sense_is_said(live: GoLive, capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
     async with live(loader()) as server:
         assert await bench(server.port, *words) == 1
     assert words[1].split("/")[-1] in capsys.readouterr().err
+
+
+def test_a_removed_scenario_names_the_tools_that_measure_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--scenario", "prefix,rate"]) == 1
+    error = capsys.readouterr().err
+    assert "scenario rate: use aiperf or guidellm, see docs/howto/plan-capacity.md; there are prefix, long" in error
 
 
 @pytest.mark.parametrize("words", [["--rounds", "0"], ["--scale", "nan"], ["--body", "[1]"], ["--fast"]])

@@ -183,11 +183,12 @@ async def test_a_model_is_pinned_until_it_is_not(serve: Serve) -> None:
         ({}, "scenarios"),
         ({"scenarios": []}, "scenarios"),
         ({"scenarios": ["contended"]}, "scenarios.0"),
-        ({"scenarios": ["one"], "parallel": 0}, "parallel"),
-        ({"scenarios": ["one"], "parallel": True}, "parallel"),
-        ({"scenarios": ["one"], "scale": 2}, "scale"),
-        ({"scenarios": ["one"], "other": "ftp://host"}, "other"),
-        ({"scenarios": ["one"], "other": "http://host", "other_key": 1}, "other_key"),
+        ({"scenarios": ["long", "rate"]}, "scenarios.1"),
+        ({"scenarios": ["long"], "parallel": 0}, "parallel"),
+        ({"scenarios": ["long"], "parallel": True}, "parallel"),
+        ({"scenarios": ["long"], "scale": 2}, "scale"),
+        ({"scenarios": ["long"], "other": "ftp://host"}, "other"),
+        ({"scenarios": ["long"], "other": "http://host", "other_key": 1}, "other_key"),
     ],
 )
 def test_an_order_of_the_bench_is_checked(body: dict[str, Any], field: str) -> None:
@@ -212,12 +213,12 @@ async def test_both_addresses_are_measured_with_the_same_texts(monkeypatch: pyte
         return '{"scenarios": [{"failure": null, "rounds": [{"tok/s": 5.0}]}]}', ""
 
     monkeypatch.setattr(bench, "_run", run)
-    body = {"scenarios": ["one", "rate"], "other": "http://other", "other_key": "k"}
+    body = {"scenarios": ["prefix", "long"], "other": "http://other", "other_key": "k"}
     found = [one async for one in measured(parse(BenchBody, body), OWN)]
     results = [one for one in found if "scenario" in one]
     assert results[:2] == [
-        {"scenario": "one", "address": "this", "figures": {"tok/s": 5.0}},
-        {"scenario": "one", "address": "other", "failure": "nobody answers"},
+        {"scenario": "prefix", "address": "this", "figures": {"tok/s": 5.0}},
+        {"scenario": "prefix", "address": "other", "failure": "nobody answers"},
     ]
     assert len(results) == 4
     assert [key for _, key in asked] == ["secret", "k", "secret", "k"]

@@ -1,8 +1,6 @@
 """Replies as bytes with times, and figures computed from them. `tests/api/test_bench.py` runs the whole command."""
 
-import asyncio
 import json
-from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -14,7 +12,6 @@ from server.bench.client import (
     UNKNOWN_MODEL,
     BenchError,
     ClientRecord,
-    ModelClient,
     parse_target,
     read_stream,
     refusal,
@@ -48,24 +45,6 @@ def test_an_event_has_the_time_of_the_read_that_completes_it(chunked: bool, size
     assert len(record.events) == 2
     for n, time in enumerate(record.events, 1):
         assert raw[: int(time * size)].count(b"}\n") < n <= raw[: int((time + 1) * size)].count(b"}\n")
-
-
-@pytest.mark.parametrize(("head", "n_connections"), [("", 1), ("Connection: close\r\n", 3)])
-async def test_short_requests_share_a_connection_that_stays_open(head: str, n_connections: int) -> None:
-    connections = []
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connections.append(writer)
-        with suppress(asyncio.IncompleteReadError):
-            while await reader.readuntil(b"{}"):
-                writer.write(f"HTTP/1.1 200 OK\r\n{head}Content-Length: 2\r\n\r\n{{}}".encode())
-        writer.close()
-
-    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
-        target = parse_target(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-        body = {"model": None}  # a field of None is left out
-        assert len(await ModelClient(target).requests([body] * 3, 1)) == 3
-    assert len(connections) == n_connections
 
 
 def test_timings_of_llama_server_count_computed_tokens() -> None:
@@ -109,8 +88,6 @@ def test_rates_count_the_whole_time_and_waits_each_client() -> None:
     assert found["tok/s"] == pytest.approx(1.0)
     assert (found["TTFT p50 ms"], found["TTFT max ms"]) == (1000, 3000)
     assert (found["ITL p99 ms"], found["TPOT p50 ms"]) == (1000, 1000)
-    assert scenarios.decode_rate(stream(0, [10, 11, 12])) == pytest.approx(1.0)
-    assert scenarios.decode_rate(stream(0, [10, 10, 10, 10])) == pytest.approx(0.4)
 
 
 def test_the_longest_gap_begins_or_ends_at_the_new_request() -> None:

@@ -330,22 +330,9 @@ address_this: this server | dieser Server
 address_other: other server | anderer Server
 runsNow: {0} of {1}: {2}, {3} | {0} von {1}: {2}, {3}
 figure: Metric | Metrik
-itlZero: ITL is 0 if several tokens arrive in one chunk, because steps are faster than HTTP. TPOT is the mean over the stream.
-  | ITL ist 0, wenn mehrere Tokens in einem Chunk ankommen, weil Schritte schneller sind als HTTP. TPOT ist der Mittelwert über den Stream.
-scene_one: one stream | ein Stream
-scene_slots: one stream per client | ein Stream je Client
 scene_prefix: requests that share a prefix of 700 words | Anfragen mit einem gemeinsamen Präfix von 700 Wörtern
 scene_long: a long prompt while other requests decode | ein langer Prompt, während andere Anfragen generieren
 scene_conversations: 32 alternating conversations | 32 abwechselnde Gespräche
-scene_rate: one token per request | ein Token je Anfrage
-scene_constrained: output constrained by a schema | Ausgabe nach einem Schema
-scene_partial: streams in some slots | Streams in einigen Slots
-scene_half: streams in half of the slots | Streams in der Hälfte der Slots
-scene_left: remaining streams | verbleibende Streams
-scene_edit: a file repeated with an edit | eine Datei mit einer Änderung wiederholt
-scene_quote: a text repeated | ein Text wiederholt
-scene_other: stories without repetition | Geschichten ohne Wiederholung
-scene_context: one prompt of 12,000 tokens | ein Prompt mit 12.000 Tokens
 
 usage: Usage this month | Nutzung in diesem Monat
 usageKey: Key | Schlüssel

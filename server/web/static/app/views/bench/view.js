@@ -13,7 +13,7 @@ import { ModelPicker } from "../model-picker.js";
  * @typedef {{running: string, address: Where, number: number, of: number}} Running
  */
 
-const FIRST = ["one", "slots", "prefix", "rate"];
+const FIRST = ["prefix", "long"];
 const WHERE = /** @type {const} */ (["this", "other"]);
 
 export const BenchView = () => {
@@ -90,8 +90,7 @@ const Scene = ({ name, results }) => {
         <tbody>${figures.map(
           (figure) => html`<tr key=${figure}><td>${figure}</td>${at.map((one) => html`<td class="right" key=${one.address}>${short(one.figures?.[figure] ?? Number.NaN)}</td>`)}</tr>`,
         )}</tbody>
-      </table></div>
-      ${at.some((one) => one.figures?.["ITL p50 ms"] === 0) && html`<p class="small quiet">${t("itlZero")}</p>`}`}
+      </table></div>`}
   </section>`;
 };
 
