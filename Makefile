@@ -17,7 +17,7 @@ CONFORMANCE := build/conformance/venv
 
 PAGE := build/page
 
-.PHONY: batches gateway fuzz-schemas figures maskbench image pod ray isolated overload soak chaos schemathesis wheel locks profile trace fuzz-engine fuzz-media serve test test-failed quick nightly kinds coverage check bench bench-wrk bench-gpu docs conformance clients page page-firefox types vendor clean
+.PHONY: batches gateway fuzz-schemas figures maskbench image pod ray isolated overload soak chaos schemathesis wheel locks trace fuzz-engine fuzz-media serve test test-failed quick nightly kinds coverage check bench bench-wrk bench-gpu docs conformance clients page page-firefox types vendor clean
 
 # Slots of the default configuration can be saved (examples/slot_moved.py); a file of your own says where itself.
 SLOTS := $(if $(filter config/default.yaml,$(CONFIG)),--slot-save-path build/slots)
@@ -223,10 +223,6 @@ build/maskbench/maskbench/data:
 	git clone --quiet --filter=blob:none --no-checkout https://github.com/guidance-ai/jsonschemabench build/maskbench.part
 	git -C build/maskbench.part checkout --quiet ba103c73756198dd9b149ddc7db7867da7a077f6 -- maskbench/data
 	mv build/maskbench.part build/maskbench
-
-# Where the time of a step and of a request goes, as flame graphs: build/profile/{step,request}.svg, half a minute.
-profile: $(VENV)/.installed-bench
-	$(BIN)/python -m benchmarks.profile
 
 # One request's way through the files, as text: build/trace.txt.
 trace: $(VENV)/.installed-dev

@@ -34,7 +34,7 @@ SPACE = "\u0120"  # how byte-level BPE spells a space
 
 
 @dataclass(frozen=True, slots=True)
-class ResponseFormat:
+class Shape:
     """Sizes of a network; ``n_head`` times `HEAD_DIM` is ``n_embd``."""
 
     n_layer: int
@@ -46,17 +46,11 @@ class ResponseFormat:
 
 
 SHAPES = {
-    "135m": ResponseFormat(
-        n_layer=33, n_embd=576, n_head=9, n_head_kv=3, n_ff=1536, n_vocab=32768
-    ),  # SmolLM2-135M's, deeper
-    "135m-150k": ResponseFormat(
-        n_layer=30, n_embd=576, n_head=9, n_head_kv=3, n_ff=1536, n_vocab=151936
-    ),  # 194 M in all
-    "360m": ResponseFormat(n_layer=32, n_embd=960, n_head=15, n_head_kv=5, n_ff=2560, n_vocab=49152),  # as SmolLM2-360M
-    "8b": ResponseFormat(n_layer=32, n_embd=4096, n_head=64, n_head_kv=16, n_ff=14336, n_vocab=128256),  # for GPUs
-    "500m": ResponseFormat(
-        n_layer=24, n_embd=896, n_head=14, n_head_kv=2, n_ff=4864, n_vocab=151936
-    ),  # as Qwen2.5-0.5B
+    "135m": Shape(n_layer=33, n_embd=576, n_head=9, n_head_kv=3, n_ff=1536, n_vocab=32768),  # SmolLM2-135M's, deeper
+    "135m-150k": Shape(n_layer=30, n_embd=576, n_head=9, n_head_kv=3, n_ff=1536, n_vocab=151936),  # 194 M in all
+    "360m": Shape(n_layer=32, n_embd=960, n_head=15, n_head_kv=5, n_ff=2560, n_vocab=49152),  # as SmolLM2-360M
+    "8b": Shape(n_layer=32, n_embd=4096, n_head=64, n_head_kv=16, n_ff=14336, n_vocab=128256),  # for GPUs
+    "500m": Shape(n_layer=24, n_embd=896, n_head=14, n_head_kv=2, n_ff=4864, n_vocab=151936),  # as Qwen2.5-0.5B
 }
 
 
@@ -103,7 +97,7 @@ def _merges() -> Iterator[tuple[str, str]]:
     yield from ((SPACE + word, syllable) for word, syllable in product(words[len(SYLLABLES) :], SYLLABLES))
 
 
-def write_gguf(path: Path, shape: ResponseFormat, seed: int = 1) -> int:
+def write_gguf(path: Path, shape: Shape, seed: int = 1) -> int:
     """Write the model and return its number of parameters."""
     vocabulary = make_vocabulary(shape.n_vocab)
     writer = gguf.GGUFWriter(path, "llama")
@@ -116,7 +110,7 @@ def write_gguf(path: Path, shape: ResponseFormat, seed: int = 1) -> int:
     return n_params
 
 
-def _write_metadata(writer: gguf.GGUFWriter, shape: ResponseFormat, vocabulary: Vocabulary) -> None:
+def _write_metadata(writer: gguf.GGUFWriter, shape: Shape, vocabulary: Vocabulary) -> None:
     writer.add_name("random weights")
     writer.add_context_length(32768)
     writer.add_block_count(shape.n_layer)
@@ -144,9 +138,7 @@ def _write_metadata(writer: gguf.GGUFWriter, shape: ResponseFormat, vocabulary: 
     writer.add_chat_template(CHATML)
 
 
-def _add_tensors(
-    writer: gguf.GGUFWriter, shape: ResponseFormat, vocabulary: Vocabulary, random: np.random.Generator
-) -> int:
+def _add_tensors(writer: gguf.GGUFWriter, shape: Shape, vocabulary: Vocabulary, random: np.random.Generator) -> int:
     n_params = 0
 
     def add(name: str, values: NDArray[np.float32], quantized: bool = True) -> None:

@@ -9,7 +9,7 @@ import os
 import time
 from pathlib import Path
 
-from benchmarks.resources import cpu_s
+from benchmarks.resources import cpu_s, with_children
 
 CALM = 0.04
 """A share of all processors; what was measured beside more is measured again."""
@@ -36,19 +36,4 @@ class Others:
         fields = [int(field) for field in Path("/proc/stat").read_text().split(maxsplit=9)[1:9]]
         busy = sum(ticks for i, ticks in enumerate(fields) if i not in _IDLE) / _TICKS_PER_S
         mine = os.times()
-        return busy - sum(cpu_s(pid) for server in self._servers for pid in _tree(server)) - sum(mine[:4])
-
-
-def _tree(root: int) -> list[int]:
-    """A process and all that descend from it."""
-    children: dict[int, list[int]] = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-        except OSError:  # it has ended
-            continue
-        children.setdefault(parent, []).append(int(folder.name))
-    found = [root]
-    for pid in found:
-        found += children.get(pid, [])
-    return found
+        return busy - sum(cpu_s(pid) for server in self._servers for pid in with_children(server)) - sum(mine[:4])

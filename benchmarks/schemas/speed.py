@@ -16,12 +16,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.make_gguf import ResponseFormat, write_gguf
+from benchmarks.make_gguf import Shape, write_gguf
 from tests.support.peer import build, llama_server
 from tests.support.real_server import RealServer, llamapool
 
 MODEL = Path(__file__).parents[1] / "models" / "bench-vocab-152k.gguf"
-SHAPE = ResponseFormat(n_layer=2, n_embd=128, n_head=2, n_head_kv=1, n_ff=256, n_vocab=151_936)
+SHAPE = Shape(n_layer=2, n_embd=128, n_head=2, n_head_kv=1, n_ff=256, n_vocab=151_936)
 WORDS = ["north", "east", "south", "west", "up", "down", "left", "right"]
 AGENT = {
     "type": "object",

@@ -1,13 +1,10 @@
 """What is linked into the peer, and what counts as others."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from benchmarks.noise import Others, _tree
+from benchmarks.noise import Others
 from tests.support import peer
 
 
@@ -21,14 +18,6 @@ def test_a_peer_that_was_built_is_taken(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setattr(peer, "installed_libraries", lambda: (tmp_path,))
     (tmp_path / peer.SERVER).touch()
     assert peer.build(tmp_path) == tmp_path / peer.SERVER
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_servers_children_are_the_servers() -> None:
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
-        assert {os.getpid(), child.pid} <= set(_tree(os.getpid()))
-        child.communicate(b"\n")
-    assert child.pid not in _tree(os.getpid())
 
 
 @pytest.mark.parametrize(
