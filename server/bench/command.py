@@ -125,7 +125,7 @@ def _scenarios(names: str, target: Target) -> list[Scenario]:
     wanted = known.keys() if names == "all" else {name.strip() for name in names.split(",")}
     if removed := wanted & _REMOVED:
         raise BenchError(
-            f"scenario {', '.join(sorted(removed))}: use aiperf or guidellm, see docs/howto/plan-capacity.md; "
+            f"scenario {', '.join(sorted(removed))}: use aiperf, see docs/howto/plan-capacity.md; "
             f"there are {', '.join(known)}"
         )
     if unknown := wanted - known.keys():
