@@ -135,8 +135,9 @@ class Row:
 
     @property
     def breaks(self) -> bool:
-        """Whether it misses a target."""
-        return self.verdict not in ALLOWED or self.cpu_s > MAX_S or self.mb > MAX_MB
+        """Whether it misses a target. The sandbox may try a schema twice before it is refused."""
+        most_s = 2 * MAX_S if self.verdict == REFUSED else MAX_S
+        return self.verdict not in ALLOWED or self.cpu_s > most_s or self.mb > MAX_MB
 
 
 class Report:
