@@ -33,6 +33,7 @@ N_DOWNLOADS = 4  # at a time
 RETRY_AFTER_S = 10
 HEALTHY_S = 60.0  # a process that lived this long did not fail at its start
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0  # between restarts of a process, except the first
+NO_ROOM = "the other models leave no room"
 POLL_S = 0.05  # an engine doesn't say when it has ended a cancelled request; looked at only while a model waits
 
 
@@ -203,11 +204,10 @@ class Scheduler:
             budget=self.memory.budget,
         )
         for model in decision.left_out:
-            log.warning("'%s' is not loaded, as the others leave no room; a request loads it", model)
-            del self.queue[model]
+            if entries[model].failure != NO_ROOM:
+                log.warning("'%s' is not loaded, as the others leave no room; a request loads it", model)
             entries[model].asked = entries[model].starting = False
-            if entries[model].restarting:
-                self.forget(entries[model])
+            self._leave_out(entries[model])
         for model in decision.evict:
             log.info("unloading '%s', which is idle: other models have no room", model)
             self.drain(entries[model], Status.UNLOADED, 0.0)
@@ -218,6 +218,17 @@ class Scheduler:
         for model in decision.load:
             del self.queue[model]
             self._begin_load(entries[model])
+
+    def _leave_out(self, entry: Entry) -> None:
+        """Take a model that finds no room out of the queue. If its process has ended, and it is to be loaded always, it
+        is tried again.
+        """
+        del self.queue[entry.id]
+        if entry.restarting and (entry.pinned or entry.spec.load == "startup"):
+            entry.failure, entry.asked = NO_ROOM, True
+            self.queue[entry.id] = self._clock() + FIRST_PAUSE_S
+        elif entry.restarting:
+            self.forget(entry)
 
     # ---- loading
 
@@ -547,10 +558,8 @@ class Scheduler:
         for model in [model for model, since in self.queue.items() if wait_s and now - since >= wait_s]:
             entry = self._entries[model]
             if not (entry.starting or entry.by_itself):  # otherwise nobody asked for it with a request
-                del self.queue[model]
                 entry.refuse(partial(NoRoom, model, wait_s, RETRY_AFTER_S))
-                if entry.restarting:
-                    self.forget(entry)
+                self._leave_out(entry)
         due_in_s = [s for entry in self._entries.values() if (s := entry.sleeps_in_s(now)) is not None]
         due_in_s += [since - now for since in self.queue.values()]
         return max(min(due_in_s), POLL_S) if due_in_s else None

@@ -4,11 +4,12 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from server.engine.lora import Adapter
-from server.errors import ConfigError, ModelFailed, ModelNotFound, ShuttingDown, Unavailable
+from server.errors import ConfigError, ModelFailed, ModelNotFound, NoRoom, ShuttingDown, Unavailable
 from server.pool.events import StatusChanged
 from server.pool.memory import Amount, Budget, Footprint
 from server.pool.protocols import FileProgress
@@ -123,6 +124,35 @@ async def test_no_model_leaves_for_one_whose_process_has_ended() -> None:
         await s.work()
         assert s.statuses() == {"a": UNLOADED, "b": READY}
         (await loaded(s, "a")).release()  # a request evicts the other
+        held.release()
+
+
+@pytest.mark.parametrize("changes", [{"load": "startup"}, {"pinned": True}])
+async def test_a_model_that_is_always_to_be_loaded_is_loaded_again_once_there_is_room(changes: dict[str, Any]) -> None:
+    async with pool_of(spec("a", **changes), "b", models_max=1, wait_s=5.0) as s:
+        held = await loaded(s, "a")
+        waiting = acquiring(s, "b")
+        await s.work()
+        s.end_process("a")
+        await s.work()
+        busy = await waiting
+        refused = acquiring(s, "a")
+        for _ in range(7):
+            await s.later(1)
+            assert s.status("a") is FAILED
+        with pytest.raises(NoRoom):
+            await refused
+        for _ in range(2):
+            await s.later(60)
+            state = s.pool.state("a")
+            assert (state.failed, state.failure) == (True, "the other models leave no room")
+        busy.release()
+        await s.later(60)
+        assert s.statuses() == {"a": FAILED, "b": READY}  # it unloads no other
+        await s.pool.unload("b")
+        await s.work()
+        await s.later(1)
+        assert s.statuses() == {"a": READY, "b": UNLOADED}
         held.release()
 
 
