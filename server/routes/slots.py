@@ -1,5 +1,6 @@
 """What every slot does, as llama-server shows it (tools/server/server-context.cpp, server_slot::to_json)."""
 
+import asyncio
 import re
 import time
 from http import HTTPStatus
@@ -23,6 +24,7 @@ from server.errors import (
 )
 from server.pool.model import LoadedModel
 from server.pool.saved import slots as saved_slots
+from server.pool.saved.state_cache import remove_states
 from server.pool.saved.store import SavedFiles, check_name
 from server.pool.state import ModelState
 from server.routes.health import NO_SLOT, is_pending
@@ -139,17 +141,16 @@ async def act_on_slot(request: Request, id_slot: str, action: str = "", model: s
 async def reset_cache(request: Request) -> Response:
     """Drop a model's cached KV states of all keys: in slots, in RAM and on disk. Waits until each slot is idle.
 
-    A model that is not loaded has none in slots or RAM. It is loaded for this only if it keeps states on disk.
+    Of a model that is not loaded, the states on disk are removed without a load.
     """
     pool, model = services(request).pool, model_name(await read_json(request, optional=True))
     if model and not pool.knows(model):  # a server with one model answers requests for any name with it
         raise ModelNotFound(model, [state.spec.id for state in pool.states()])
-    state, n = pool.state(model), 0
-    if state.loaded is not None:
+    state = pool.state(model)
+    if state.loaded is None:
+        n = await asyncio.to_thread(remove_states, state.spec)
+    else:
         n = await while_connected(request, state.loaded.engine.reset_cache())
-    elif state.spec.engine.disk_place is not None:
-        with await lease_for(request, state.spec.id) as lease:
-            n = await while_connected(request, lease.model.engine.reset_cache())
     return json_reply({"n_dropped": n})
 
 

@@ -8,6 +8,7 @@ rules of the store. Where a folder is shared (a URL always is), states are writt
 Keys of embeddings include the projector and its settings, so any process may read and write them. All methods block.
 """
 
+import contextlib
 import hashlib
 import importlib.metadata
 import json
@@ -23,6 +24,7 @@ from server.pool.model import LoadedModel
 from server.pool.saved.format import FORMAT, encode, open_saved
 from server.pool.saved.slots import adapter_set_of, adapters_here, describe, origin_of_cells, projector_of
 from server.pool.saved.store import Listed, SavedFiles, SlotFiles, UrlFiles
+from server.pool.spec import ModelSpec
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +43,28 @@ def _digest(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
 
 
+def _files_below(root: Path | str, *names: str) -> SavedFiles:
+    return UrlFiles("/".join((root.rstrip("/"), *names))) if isinstance(root, str) else SlotFiles(root.joinpath(*names))
+
+
+def remove_states(spec: ModelSpec) -> int:
+    """Remove the states that a model has on disk, also of other settings. Return their tokens, as far as they can be
+    read. Raises `InternalError`.
+    """
+    root, secret = spec.engine.disk_place, spec.engine.cache_disk_secret
+    if root is None:
+        return 0
+    n_tokens, folders = 0, _files_below(root, folder_name(spec.id))
+    for name in folders.folders():
+        files = folders.of(name)
+        for one in files.listed():
+            if one.name.endswith(SUFFIX):
+                with contextlib.suppress(InvalidRequest), files.opened(one.name) as (file, size):
+                    n_tokens += open_saved(file, size, secret).description.n_tokens
+                files.remove(one.name)
+    return n_tokens
+
+
 class StateFolder:
     """`server.engine.cache.disk_cache.StateFiles` for one loaded model."""
 
@@ -55,14 +79,9 @@ class StateFolder:
         # A process without the secret would remove signed files as damaged.
         signed = ["signed"] if secret else []
         own = folder_name(model.spec.id), _digest(json.dumps([FORMAT, self._origin, *signed]))
-        self._files: SavedFiles
-        self._path: Path | None = None  # None at an address
-        if isinstance(root, str):
-            self._files = UrlFiles("/".join((root.rstrip("/"), *own)), secret=secret)
-            self._where = without_credentials(root)
-        else:
-            self._path = root.joinpath(*own)
-            self._files, self._where = SlotFiles(self._path), str(self._path)
+        self._files = _files_below(root, *own)
+        self._path = None if isinstance(root, str) else root.joinpath(*own)
+        self._where = without_credentials(root) if isinstance(root, str) else str(self._path)
         self.shared = shared or self._path is None
         self._seen: set[str] = set()  # names that were looked at
 

@@ -172,6 +172,12 @@ class SlotFiles:
                         found.append(Listed(entry.name, status.st_size, max(now - status.st_mtime, 0.0)))
         return found
 
+    def folders(self) -> list[str]:
+        """Return the names of the folders in it, none if it does not exist."""
+        with _reported("find"), contextlib.suppress(FileNotFoundError), os.scandir(self._folder) as entries:
+            return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+        return []
+
     def used(self, name: str) -> None:
         """Set the file's time, which is the time of last use."""
         with _reported("use"), contextlib.suppress(FileNotFoundError):
@@ -253,14 +259,20 @@ class UrlFiles:
 
     def listed(self) -> list[Listed]:
         """Return all files. Raises `InternalError`."""
+        return [Listed(name, one["size"], _age_s(one)) for name, one in self._found("file")]
+
+    def folders(self) -> list[str]:
+        """Return the names of the folders in it. Raises `InternalError`."""
+        return [name for name, _ in self._found("directory")]
+
+    def _found(self, kind: str) -> list[tuple[str, dict[str, Any]]]:
         with _reported("find", self._shown):
             try:
                 self._store.invalidate_cache(self._path)  # others write here, too
                 found: list[dict[str, Any]] = self._store.ls(self._path, detail=True)
             except FileNotFoundError:
                 return []
-        names = [(one["name"].rsplit("/", 1)[-1], one) for one in found if one["type"] == "file"]
-        return [Listed(name, one["size"], _age_s(one)) for name, one in names]
+        return [(one["name"].rstrip("/").rsplit("/", 1)[-1], one) for one in found if one["type"] == kind]
 
     def used(self, name: str) -> None:
         """Do nothing: a store knows when a file was written, not when it was read."""

@@ -110,13 +110,17 @@ async def test_a_reset_drops_what_slots_and_ram_hold(serve: Serve) -> None:
 
 async def test_a_reset_drops_what_an_unloaded_model_keeps_on_disk(serve: Serve, tmp_path: Path) -> None:
     disk = {"cache_disk": 1, "cache_disk_path": str(tmp_path / "states")}
-    async with serve(FakeLoader(n_seq=2), models={"demo": {**MODEL, **disk}}) as api:
-        await complete(api, -1)
+    models = {"demo": {**MODEL, **disk}, "vectors": {"path": "v.gguf", "embedding": True, **disk}}
+    async with serve(FakeLoader(n_seq=2), models=models, server={"models_autoload": False}) as api:
+        await complete(api, -1, model="demo")
         await api.expect("POST /models/unload", {"model": "demo"})
         await until(lambda: api.pool.state("demo").status is Status.UNLOADED)
         assert any((tmp_path / "states").rglob("*.state"))
-        assert (await api.client.post("/cache/reset")).json()["n_dropped"] > 100
-        assert (await complete(api, -1))["timings"]["cache_n"] == 0
+        assert (await api.client.post("/cache/reset", json={"model": "demo"})).json()["n_dropped"] > 100
+        await api.expect("POST /cache/reset", {"model": "vectors"}, part={"n_dropped": 0})
+        assert [state.status for state in api.pool.states()] == [Status.UNLOADED] * 2
+        await api.pool.load("demo", wait=True)
+        assert (await complete(api, -1, model="demo"))["timings"]["cache_n"] == 0
 
 
 class LargeStates(FakeRunner):

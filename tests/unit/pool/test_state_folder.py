@@ -11,11 +11,12 @@ import pytest
 
 from server.engine.cache.prefix_cache import CacheEntry, Checkpoint
 from server.engine.lora import Adapter, AdapterSet
+from server.engine.params import EngineParams
 from server.errors import InternalError, InvalidRequest
 from server.pool.model import LoadedModel
 from server.pool.protocols import ModelInfo
 from server.pool.saved.format import DATA_PREFIX
-from server.pool.saved.state_cache import StateFolder
+from server.pool.saved.state_cache import StateFolder, remove_states
 from server.pool.saved.store import UNLOCKED_S
 from server.pool.spec import LoadParams, ModelSpec
 
@@ -119,6 +120,20 @@ def test_signed_states_outlive_a_process_without_the_secret(tmp_path: Path) -> N
     assert (plain.others(), signed.others()) == (([], set()), ([], set()))
     assert files(tmp_path) == ["a.state", "b.state"]
     assert (signed.read("a.state").state, plain.read("b.state").state) == (SAVED.state, SAVED.state)
+
+
+def test_states_of_all_settings_are_removed_and_no_other_files(place: Path | str) -> None:
+    shared(place, b"one secret").write("a.state", SAVED, ())
+    shared(place).write("b.state", SAVED, ())
+    other = StateFolder(model(model_id="other"), place, 1 << 30)
+    other.index()
+    other.write("c.state", SAVED, ())
+    engine = EngineParams(cache_disk=1, cache_disk_path=place, cache_disk_secret=b"one secret")
+    spec = replace(model().spec, engine=engine)
+    assert remove_states(spec) == len(SAVED.tokens)  # the other file cannot be read
+    assert remove_states(spec) == 0
+    assert (shared(place).others(), shared(place, b"one secret").others()) == (([], set()), ([], set()))
+    assert other.read("c.state").state == SAVED.state
 
 
 def test_the_length_counts_where_longer_contexts_rotate_otherwise(tmp_path: Path) -> None:
