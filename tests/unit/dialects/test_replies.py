@@ -46,6 +46,13 @@ def test_each_error_has_openais_code(error: Exception, code: str) -> None:
     assert found == {**body["error"], "code": code, "param": body["error"].get("param")}
 
 
+def test_a_package_that_cannot_be_imported_is_named() -> None:
+    broken = ImportError("/opt/venv/llguidance.so: cannot open shared object file", name="llguidance")
+    status, body, _ = error_body(broken)
+    assert (status, body["error"]["type"]) == (500, "server_error")
+    assert body["error"]["message"] == "the server cannot import 'llguidance'; install Llamapool's packages again"
+
+
 @pytest.mark.parametrize(
     ("path", "speaks"),
     [
