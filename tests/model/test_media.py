@@ -274,8 +274,8 @@ _NO_FIT = r"and those of tensors, do not fit each other \(GGML_ASSERT\("
 @pytest.mark.parametrize(
     ("key", "at", "value", "message"),
     [
-        ("clip.has_vision_encoder", 0, 0, _NO_FIT),
-        ("clip.vision.image_size", 0, 5, _NO_FIT),
+        ("clip.has_vision_encoder", 0, 0, "clip.has_vision_encoder must be of type bool, not u8"),
+        ("clip.vision.image_size", 0, 5, "clip.vision.image_size must be of type u32, not i32"),
         *(("clip.vision.image_size", 4, size, _NO_FIT) for size in (16, 63, 255, 1000)),
         ("clip.vision.attention.layer_norm_epsilon", 4, 0xFF800000, "epsilon is -inf, not a small positive"),
         ("clip.vision.block_count", 4, 0, "clip.vision.block_count is 0, but the file has layers"),

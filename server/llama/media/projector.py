@@ -52,6 +52,13 @@ _ADD_POSITIONS = {
 """Projectors that add position embeddings without a lookup, by the prefix of their tensors (tools/mtmd/models); others
 look up rows first, which converts any type to 32 bits.
 """
+_VALUE_TYPES = {  # tools/mtmd/clip.cpp: get_string, get_bool, get_f32 and get_u32 assert them
+    "string": r"general\.(name|description)|clip\.(\w+\.)*projector_type",
+    "bool": r"clip\.(has_\w+_encoder|use_gelu|use_silu)",
+    "f32": r"clip\.\w+\.attention\.layer_norm_epsilon",
+    "u32": r"clip\.\w+\.(embedding_length|feed_forward_length|block_count|projection_dim|attention\.head_count)"
+    r"|clip\.vision\.(image_size|patch_size)|clip\.audio\.num_mel_bins",
+}
 
 
 class Projector:
@@ -249,7 +256,13 @@ def check_is_projector(name: str, path: Path, header: GgufHeader) -> None:
 
 
 def _bad_value(header: GgufHeader) -> str:
-    """Return which value the library would assert while it computes."""
+    """Return which value the library would assert while it reads the file, where no trial finds it (only Linux has
+    one), or while it computes.
+    """
+    for key, found in header.types.items():
+        wanted = next((type_ for type_, keys in _VALUE_TYPES.items() if re.fullmatch(keys, key)), found)
+        if found != wanted:
+            return f"{key} must be of type {wanted}, not {found}"
     for key, value in header.metadata.items():
         if isinstance(value, float) and key.endswith("layer_norm_epsilon") and not 0.0 <= value < math.inf:
             return f"{key} is {value}, not a small positive number"
