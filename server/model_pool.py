@@ -5,7 +5,7 @@
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -73,7 +73,8 @@ def open_pool(
         renderer = IsolatedRenderer()
         if any(spec.load == "startup" for spec in specs):
             renderer.warm()  # its process starts while the library is imported
-        in_process = in_process or loader_by_name(tuple(server.rpc))
+        in_process = loader_factory(tuple(server.rpc))
+        loader = in_process()
     sandbox = sandbox or Sandbox()
     factories = Factories(
         template=partial(chat_template, renderer=renderer),
@@ -83,7 +84,7 @@ def open_pool(
     )
     pool = Pool(
         specs,
-        loader or native_loader(server.rpc),
+        loader,
         limits,
         factories=factories,
         fetcher=HubFetcher(hub_of(settings), hub_of(settings, asked=True)),
@@ -101,18 +102,12 @@ def reread_models(reread: Callable[[], Settings]) -> list[ModelSpec]:
     return model_specs(settings)
 
 
-def native_loader(remote: Sequence[str] = ()) -> Loader:
-    """Return llama.cpp's loader with the devices of the `remote` machines. Raises ConfigError.
+def loader_factory(remote: tuple[str, ...] = ()) -> Callable[[], Loader]:
+    """Return what opens llama.cpp's loader with the devices of the `remote` machines. It can be pickled, and raises
+    ConfigError.
 
     Imports the native library, which an application over another loader does not need.
     """
-    from server.llama.loader import open_loader
-
-    return open_loader(tuple(remote))
-
-
-def loader_by_name(remote: tuple[str, ...]) -> Callable[[], Loader]:
-    """Return `native_loader` for another process, which receives it in a pickle."""
     from server.llama.loader import open_loader
 
     return partial(open_loader, remote)

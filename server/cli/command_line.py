@@ -173,9 +173,9 @@ def _ids(specs: Sequence[ModelSpec]) -> str:
 def _fit_tables(specs: Sequence[ModelSpec], settings: Settings) -> Iterator[tuple[list[str], bool]]:
     """Yield the lines of each model's table, and whether the model fits."""
     from server.cli.fit_table import fit_table
-    from server.model_pool import native_loader  # the native library: few commands need it
+    from server.llama.loader import open_loader  # the native library: few commands need it
 
-    loader = native_loader(settings.server.rpc)
+    loader = open_loader(settings.server.rpc)
     for spec in specs:
         if spec.missing:
             yield [f"{spec.id}: not downloaded yet; run llamapool pull, or load the model"], True

@@ -108,10 +108,10 @@ def _keys(settings: Settings) -> Finding:
 
 
 def _models(settings: Settings) -> Iterator[Finding]:
+    from server.llama.loader import open_loader
     from server.llama.weights.adapters import adapter_problem
-    from server.model_pool import native_loader
 
-    loader = native_loader(settings.server.rpc)
+    loader = open_loader(settings.server.rpc)
     memory = loader.memory()
     for name, now in memory.items():
         free = f"{readable(now.free)} of {readable(now.total)} free"

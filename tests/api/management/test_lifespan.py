@@ -167,9 +167,8 @@ import server.engine.instances
 import server.model_pool
 import server.uvicorn_config
 from server.cli import main
-from tests.support.isolated_fakes import in_process, make_loader
-server.model_pool.native_loader = lambda remote=(): make_loader(sys.argv[1])
-server.model_pool.loader_by_name = lambda remote: in_process(sys.argv[1])
+from tests.support.isolated_fakes import in_process
+server.model_pool.loader_factory = lambda remote: in_process(sys.argv[1])
 server.model_pool.PoolLimits = partial(server.model_pool.PoolLimits, end_s=1.0)
 server.engine.instances.JOIN_POLL_S = 0.1
 server.uvicorn_config.GRACE_S = 1.0

@@ -35,7 +35,7 @@ def main() -> int:
     app.create_app = recorded
     if own.family is not None:  # else: a real model, recorded
         script = Script.read(own.script, family(own.family, own.templates))
-        model_pool.native_loader = cast(Any, lambda _: ScriptedLoader(script, own.context))
+        model_pool.loader_factory = cast(Any, lambda _: lambda: ScriptedLoader(script, own.context))
     return cli.main(words)
 
 
