@@ -80,7 +80,6 @@ def open_pool(
         template=partial(chat_template, renderer=renderer),
         grammar=partial(compile_grammars, sandbox=sandbox),
         in_process=in_process,
-        slot_store=server.slot_save_path,
     )
     pool = Pool(
         specs,

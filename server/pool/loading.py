@@ -68,7 +68,7 @@ InThread = Callable[[Callable[[], Any]], Awaitable[Any]]
 @dataclass(frozen=True, slots=True)
 class Factories:
     """The factories of a loaded model's parts. ``in_process``: creates the loader in a worker process, from a pickle;
-    None = worker processes are unavailable. ``slot_store``: where worker processes save slots.
+    None = worker processes are unavailable.
     """
 
     engine: EngineFactory = ReportingEngine
@@ -76,7 +76,6 @@ class Factories:
     template: TemplateFactory = chat_template
     grammar: GrammarFactory = compile_grammars
     in_process: Callable[[], Loader] | None = None
-    slot_store: Path | str | None = None
 
 
 @dataclass(slots=True)

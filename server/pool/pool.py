@@ -78,7 +78,7 @@ class Pool:
         self._may_download = downloads
         self._reread = reread
         self._factories = factories or Factories()
-        self._loaders = Loaders(loader, self._factories.in_process, self._factories.slot_store)
+        self._loaders = Loaders(loader, self._factories.in_process)
         self._scheduler = Scheduler(
             *(self._entries, self.limits, self._loaders, self._factories, self._fan_out, self._threads),
             *(clock, fetcher),

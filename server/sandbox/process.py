@@ -6,6 +6,7 @@ They can't open files or network connections. The work of a process is one funct
 """
 
 import os
+import re
 import resource
 import select
 import signal
@@ -25,12 +26,12 @@ _BOOT = (
     "main(sys.argv[1], float(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))"
 )
 _INHERITED = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "TZ")  # to find libpython, and for strftime_now; no secrets
-_SECRET = ("LLAMA_", "LLAMAPOOL_", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+_SECRET = re.compile(r"LLAMAPOOL_|LLAMA_(ARG_|API_KEY)|HF_TOKEN|HUGGING_FACE_HUB_TOKEN|OTEL_\w*HEADERS")
 
 
 def public_environment() -> dict[str, str]:
-    """Return the environment for programs that must not have the server's options and keys."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(_SECRET)}
+    """Return the environment for programs that must not have the server's options, keys and tokens."""
+    return {name: value for name, value in os.environ.items() if not _SECRET.match(name)}
 
 
 @dataclass(frozen=True, slots=True)

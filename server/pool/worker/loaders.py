@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 from server.errors import LlamapoolError, ModelFailed
 from server.pool.entry import Entry
@@ -23,14 +22,10 @@ ENDED_S = 5.0
 class Loaders:
     """The server's own loader, and worker processes while they measure and load. Used on the event loop."""
 
-    def __init__(
-        self, local: Loader, in_process: Callable[[], Loader] | None, slot_store: Path | str | None = None
-    ) -> None:
-        """`in_process` creates the loader in a worker process; None: there are none. `slot_store`: where slots are
-        saved.
-        """
+    def __init__(self, local: Loader, in_process: Callable[[], Loader] | None) -> None:
+        """`in_process` creates the loader in a worker process; None: there are none."""
         self.local = local
-        self._in_process, self._slot_store = in_process, slot_store
+        self._in_process = in_process
         self._kept: dict[str, tuple[ModelSpec, WorkerProcess, asyncio.TimerHandle]] = {}
         self._processes: set[WorkerProcess] = set()  # that have not ended
         self._closed = False
@@ -54,7 +49,7 @@ class Loaders:
             self._give_up(spec.id)
         if self._in_process is None:
             raise ModelFailed(spec.id, "isolation: process needs a system with Unix sockets")
-        process = WorkerProcess(spec.id, self._in_process, self.local, (spec.engine.disk_place, self._slot_store))
+        process = WorkerProcess(spec.id, self._in_process, self.local)
         self._processes.add(process)
         process.ended.add_done_callback(lambda _: self._processes.discard(process))
         return process

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NoReturn, Self, TypeVar
 
 from server.engine.request import Request
@@ -19,9 +18,9 @@ from server.media.bitmap import Bitmap
 from server.pool.memory import Fit, Footprint, Memory
 from server.pool.protocols import Loader, MediaReader, ModelInfo, Vocabulary
 from server.pool.spec import ModelSpec
-from server.pool.worker.environment import child_environment
 from server.pool.worker.messages import EVENTS, Connection, Encoder, EngineStatus, HandleTable, LoadedFacts
 from server.pool.worker.proxies import EngineProxy, IsolatedEmbedder, IsolatedEngine, IsolatedReader
+from server.sandbox.process import public_environment
 from server.structured.reasoning_end import ReasoningSwitch
 from server.vocab import Vocab
 
@@ -57,12 +56,8 @@ class WorkerProcess(Connection):
     reason of its end.
     """
 
-    def __init__(
-        self, name: str, make_loader: Callable[[], Loader], local: Loader, stores: Sequence[Path | str | None] = ()
-    ) -> None:
-        """`make_loader` creates the loader in the process; `local` is the server's own. `stores`: where the model keeps
-        prompt states and saved slots; its process gets the environment variables that these need.
-        """
+    def __init__(self, name: str, make_loader: Callable[[], Loader], local: Loader) -> None:
+        """`make_loader` creates the loader in the process; `local` is the server's own."""
         self.name = name
         self.uses_devices, self.describe = local.uses_devices, local.describe
         self.vocabulary, self.media_kinds = local.vocabulary, local.media_kinds
@@ -75,7 +70,7 @@ class WorkerProcess(Connection):
         self.advanced_at = time.monotonic()
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.bitmaps: HandleTable[Bitmap] = HandleTable()
-        self._make_loader, self._stores = make_loader, stores
+        self._make_loader = make_loader
         self._progress: Callable[[float], object] = lambda _: None
         self._process: subprocess.Popen[bytes] | None = None
         self._vocabulary: Vocabulary | None = None
@@ -106,7 +101,7 @@ class WorkerProcess(Connection):
                 [sys.executable, "-I", "-c", _BOOT, *map(str, numbers), *map(os.path.abspath, sys.path)],
                 stdin=subprocess.DEVNULL,
                 stderr=None if sys.stderr else subprocess.DEVNULL,  # closed, its number would be that of another file
-                env=child_environment(os.environ, self._stores),
+                env=public_environment(),
                 pass_fds=numbers[:1],
                 start_new_session=True,  # a Ctrl-C is for the server
             )

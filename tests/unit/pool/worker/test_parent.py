@@ -1,5 +1,6 @@
 """When the server considers a worker process as hanging."""
 
+import os
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -69,6 +70,19 @@ async def test_a_slow_load_is_not_killed(monkeypatch: pytest.MonkeyPatch) -> Non
     process.loads((4, 0, 0))
     process.check(1.0, 1.0)
     assert process.check(1.0, 1.0)
+
+
+async def test_a_process_gets_none_of_the_servers_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    needed = {"PATH": "/bin", "CUDA_VISIBLE_DEVICES": "1", "LLAMA_SET_ROWS": "1", "AWS_PROFILE": "p", "OTEL_LOG": "x"}
+    secrets = ("LLAMA_API_KEY", "LLAMA_ARG_API_KEY", "LLAMAPOOL_SERVER__API_KEYS", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+    headers = ("OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS")
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(os, "environ", {**needed, **dict.fromkeys((*secrets, *headers), "secret")})
+    popen = SimpleNamespace(Popen=lambda command, **options: given.update(options), DEVNULL=subprocess.DEVNULL)
+    monkeypatch.setattr(parent, "subprocess", popen)
+    monkeypatch.setattr(parent.WorkerProcess, "connect", lambda self, end: end.close())
+    parent.WorkerProcess("demo", FakeLoader, FakeLoader())._start()
+    assert given["env"] == needed
 
 
 _PING = """
