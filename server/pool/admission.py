@@ -107,11 +107,11 @@ class MemoryAdmission:
         spared = {device: n - sum(other.get(device, 0) for other in others) for device, n in free.items()}
         return {device: max(0, min(n, max(spared[device], need.get(device, 0)))) for device, n in free.items()}
 
-    def fitted(self, entry: Entry, fit: Fit) -> None:
-        """Record how much of the granted memory a load takes."""
+    def fitted(self, entry: Entry, fit: Fit, granted: Mapping[str, int]) -> None:
+        """Record how much of the `granted` memory a load takes."""
         self._share(entry, fit)
         others = self.shared().get(entry.id, {})
-        granted = {device: n + others.get(device, 0) for device, n in entry.taken.items()}
+        granted = {device: n + others.get(device, 0) for device, n in granted.items()}
         entry.taken = {device: min(n, granted.get(device, n)) for device, n in totals(fit.footprint).items()}
         entry.fitting = False
 
@@ -127,14 +127,13 @@ class MemoryAdmission:
                 )
         entry.taken = measured
 
-    def taken(self, *, at_least: bool = False) -> dict[str, int]:
-        """Bytes by device that models hold, or may take; `at_least`: that they are sure to."""
+    def taken(self) -> dict[str, int]:
+        """Bytes by device that models hold, or take at least once they are loaded."""
         found: dict[str, int] = {}
         shared = self.shared()
         for entry in self._entries.values():
             if entry.status in OCCUPYING:
-                taken = entry.need or {} if at_least and entry.fitting else entry.held
-                taken = without(taken, shared.get(entry.id, {}))
+                taken = without(entry.held, shared.get(entry.id, {}))
                 found |= {device: found.get(device, 0) + n for device, n in taken.items()}
         return found
 
@@ -143,7 +142,7 @@ class MemoryAdmission:
         if self.limit is None:
             return
         engines = [e.loaded.generator for e in self._entries.values() if e.loaded is not None and e.loaded.generator]
-        n_bytes = self.limit.for_caches(self.budget, self.taken(at_least=True))
+        n_bytes = self.limit.for_caches(self.budget, self.taken())
         for engine in engines:
             engine.limit_caches(n_bytes // len(engines) if n_bytes >= 0 else n_bytes)
 

@@ -62,7 +62,7 @@ class Entry:
         None  # bytes by device that must be free for its load, without runtime adapters
     )
     limits: Mapping[str, int] = field(default_factory=dict)  # bytes by device of the pool, as it was measured
-    taken: Mapping[str, int] = field(default_factory=dict)  # bytes by device that are its own, from the load's begin on
+    taken: Mapping[str, int] = field(default_factory=dict)  # bytes by device: ``need`` until its load says more
     n_adapter_bytes: int = 0  # in ``taken``: of the adapters that it had when it fell asleep
     fit: Fit | None = None  # as what it was last loaded, of the same files
     shared: Mapping[str, int] = field(default_factory=dict)  # of both: weights that other entries may load, too
@@ -168,7 +168,7 @@ class Entry:
             leaving=self.leaving,
             giving_way=self.giving_way,
             pinned=self.pinned,
-            taken=(need or {}) if self.fitting else without(self.held, others),
+            taken=without(self.held, others),
             need=need if sized else {},
             fitting=self.fitting,
         )

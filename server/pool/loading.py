@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -86,13 +87,12 @@ class Load:
     loader: Loader
     factories: Factories
     report: Callable[[float], None]  # called in the thread, with 0..1, at most every 0.2 s, except 0 and 1
-    clock: Callable[[], float]
     quiet: Callable[[], bool]  # whether no model has anything to do
     granted: Mapping[str, int] = field(default_factory=dict)  # bytes by device that it may take at most
     before: Fit | None = None  # what fitted when it was loaded before
     chosen: Fit | None = None  # by `fit`, or given: then nothing is measured
     _cancelled: threading.Event = field(default_factory=threading.Event)
-    _reported_at: float | None = None
+    _reported_at: float = -inf
 
     @property
     def cancelled(self) -> bool:
@@ -169,9 +169,8 @@ class Load:
             raise ModelFailed(self.spec.id, "the load was cancelled")
 
     def _progress(self, value: float) -> bool:
-        now = self.clock()
-        first, last = self._reported_at is None, value >= 1.0
-        if first or last or now - (self._reported_at or 0.0) >= PROGRESS_INTERVAL_S:
+        now = time.monotonic()
+        if value >= 1.0 or now - self._reported_at >= PROGRESS_INTERVAL_S:
             self._reported_at = now
             self.report(value)
         return not self.cancelled

@@ -233,8 +233,8 @@ class Scheduler:
     # ---- loading
 
     def _begin_load(self, entry: Entry) -> None:
-        """Load; the entry ends READY, FAILED with the reason, or UNLOADED when the load was cancelled. All memory that
-        it may take is reserved until its size is known.
+        """Load; the entry ends READY, FAILED with the reason, or UNLOADED when the load was cancelled. It may take all
+        free memory until its size is known, so no other load begins before.
         """
         loop, granted = asyncio.get_running_loop(), self.memory.granted(entry, self.queue)
 
@@ -242,13 +242,11 @@ class Scheduler:
             loop.call_soon_threadsafe(self._progressed, entry, load, value)
 
         spec = entry.spec if entry.adapters is None else entry.spec.with_adapters(entry.adapters)
-        load = Load(
-            *(spec, self._loaders.of(entry.spec), self._factories, report, self._clock, self._quiet),
-            *(granted or {}, entry.fit),
-        )
+        loader = self._loaders.of(entry.spec)
+        load = Load(spec, loader, self._factories, report, self._quiet, granted or {}, entry.fit)
         entry.load = load
-        entry.taken = granted or {}
         entry.fitting = granted is not None
+        entry.taken = (entry.need or {}) if entry.fitting else {}
         entry.after_drain = Status.UNLOADED
         entry.progress = 0.0
         if not entry.restarting:
@@ -261,7 +259,7 @@ class Scheduler:
         begun = self._clock()
         try:
             if entry.fitting:
-                self.memory.fitted(entry, await self.in_thread(load.fit))
+                self.memory.fitted(entry, await self.in_thread(load.fit), load.granted)
                 self.rebalance()
             model = await assemble(load, await self.in_thread(load.run), self.in_thread)
         except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):

@@ -216,8 +216,7 @@ class Worker(Connection):
     async def _load(self, spec: ModelSpec) -> LoadedFacts:
         factories = Factories(engine=partial(ReportingEngine, outlet=self._post_step), template=_no_template)
         load = Load(
-            *(spec, self.loader, factories, partial(self.notify, "progress"), self._loop.time),
-            quiet=lambda: not self.busy,
+            *(spec, self.loader, factories, partial(self.notify, "progress"), lambda: not self.busy),
             chosen=Fit(spec),
         )
         self.model = model = await assemble(load, await self.in_thread(load.run), self.in_thread)

@@ -11,22 +11,14 @@ from server.pool.loading import Factories, Load
 from server.pool.spec import ModelSpec
 from server.structured.response_format import ResponseFormat
 from tests.support.fakes import FakeWeights
-from tests.unit.clock import Clock
 from tests.unit.pool.fakes import Grammar, Loader, spec
 
 TIMEOUT_S = 100.0
 
 
-class Reports(list[float]):
-    def __call__(self, value: float) -> None:
-        self.append(value)
-
-
 def load(
     loader: object,
     model: ModelSpec,
-    clock: Clock | None = None,
-    reports: Reports | None = None,
     grammar: Grammar | None = None,
     quiet: Callable[[], bool] = lambda: True,
 ) -> Load:
@@ -36,8 +28,7 @@ def load(
         factories=Factories(
             template=lambda info, spec: cast(Any, object()), grammar=lambda vocab: cast(Any, grammar or Grammar())
         ),
-        report=Reports() if reports is None else reports,
-        clock=clock or Clock(100.0),
+        report=lambda value: None,
         quiet=quiet,
     )
 
