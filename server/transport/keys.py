@@ -242,22 +242,12 @@ def read_keys(path: Path) -> tuple[Key, ...]:
     try:
         with path.open("rb") as file:
             text = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise _unreadable(path, str(error.strerror)) from None
-    return _keys_of(path, text)
-
-
-def _keys_of(path: Path, text: bytes) -> tuple[Key, ...]:
-    """Read the text of the key file at `path`. Raises as `read_keys`."""
-    if len(text) > MAX_BYTES:
-        raise ConfigError(f"{path}: larger than {MAX_BYTES} bytes; it is not a keys file")
-    try:
+        if len(text) > MAX_BYTES:
+            raise ConfigError(f"{path}: larger than {MAX_BYTES} bytes; it is not a keys file")
         found: Any = yaml.safe_load(text.decode("utf-8"))
-    except yaml.MarkedYAMLError as error:  # whose text repeats the file, which may contain a key
-        line = 0 if error.problem_mark is None else error.problem_mark.line + 1
-        raise _unreadable(path, f"line {line}: {error.problem}") from None
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise _unreadable(path, str(error)) from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        reason = _unread(error)
+        raise ConfigError(f"{path}: the keys file (server.keys_file) cannot be read: {reason}") from None
     try:
         keys = _KeyFile.model_validate({} if found is None else found).keys
     except ValidationError as error:
@@ -269,8 +259,11 @@ def _keys_of(path: Path, text: bytes) -> tuple[Key, ...]:
     return keys
 
 
-def _unreadable(path: Path, reason: str) -> ConfigError:
-    return ConfigError(f"{path}: the keys file (server.keys_file) cannot be read: {reason}")
+def _unread(error: OSError | UnicodeDecodeError | yaml.YAMLError) -> str:
+    """Return the reason without the text of the file, which may contain a key."""
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        return f"line {error.problem_mark.line + 1}: {error.problem}"
+    return str(error.strerror if isinstance(error, OSError) else error)
 
 
 def _mistake(found: object, error: ValidationError) -> str:
@@ -285,6 +278,15 @@ def _mistake(found: object, error: ValidationError) -> str:
     of_hash = fault["loc"][-1:] == ("hash",)
     remedy = "; `llamapool keys add FILE NAME` makes a key and writes its hash" if of_hash else ""
     return f"{where}: {fault['msg']}{remedy}" if where else str(fault["msg"])
+
+
+def _take_over(path: Path, status: os.stat_result) -> None:
+    """Give `path` another file's owner, group and mode. Raises ConfigError if this user may not do that."""
+    try:
+        os.chown(path, status.st_uid, status.st_gid)
+    except PermissionError:
+        raise ConfigError(f"{path.parent}: the keys file belongs to another user or group; run this as root") from None
+    path.chmod(status.st_mode & 0o777)
 
 
 def add_entry(path: Path, fields: Mapping[str, Any]) -> None:
@@ -305,12 +307,16 @@ def add_entry(path: Path, fields: Mapping[str, Any]) -> None:
         block = "keys:\n" + block
         text = "\n".join(line for line in text.splitlines() if line.strip().startswith("#"))
     text += "" if not text or text.endswith("\n") else "\n"
-    text += block
-    if _keys_of(path, text.encode())[: len(keys)] != keys:
-        raise ConfigError(f"{path}: an entry can't be added after its last one; write keys: as a plain list")
+    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    status = path.stat() if exists else None
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), "w", encoding="utf-8") as file:
-            file.write(text)  # the same bytes up to the new entry, so a crash loses no other one
-            file.truncate()
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error.strerror}; run this as the file's owner") from None
+        if status is not None:
+            _take_over(part, status)
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(text + block)
+        if read_keys(part)[: len(keys)] != keys:
+            raise ConfigError(f"{path}: an entry can't be added after its last one; write keys: as a plain list")
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
