@@ -93,7 +93,7 @@ class GrammarCompiler:
         self._sandbox = sandbox
         self._lock = Lock()
         self._tokenizer: Tokenizer | None = None
-        self._table = b""  # the vocabulary as the sandbox reads it
+        self._table = b""
         self._compiled: NewestValues[MatcherConstraint] = NewestValues(_CACHED)
         self._remembered: NewestValues[object] = NewestValues(_CACHED)
         self.tokens = TextTokens(vocab)
@@ -124,7 +124,7 @@ class GrammarCompiler:
             grammar = build(kind, request, lambda: TokenTable.of(self._vocab))
         else:
             self.prepare()
-            grammar = Grammar.from_json(self._sandbox.compile(self._table, text.encode(), param))
+            grammar = Grammar.from_json(self._sandbox.compile(self._vocabulary(), text.encode(), param))
         made = self._constraint(grammar, request, text)
         if grammar.unique is not None:
             self.tokens.build("quotes", "items")
@@ -198,8 +198,11 @@ class GrammarCompiler:
         """Read the vocabulary, once."""
         with self._lock:
             if self._tokenizer is None:
-                table = TokenTable.of(self._vocab)
-                self._tokenizer = Tokenizer(table)
-                if self._sandbox is not None:
-                    self._table = pickle.dumps(table)
+                self._tokenizer = Tokenizer(TokenTable.of(self._vocab))
             return self._tokenizer
+
+    def _vocabulary(self) -> bytes:
+        """Return the vocabulary as the sandbox reads it: one object, by which it knows its processes."""
+        with self._lock:
+            self._table = self._table or pickle.dumps(TokenTable.of(self._vocab))
+            return self._table
