@@ -1,8 +1,8 @@
 """`uniqueItems`, which no grammar can express: refuses the tokens that repeat an item.
 
 `UniquePlaces` finds the arrays whose items must differ. `Cursor` follows the JSON as it is written, byte by byte. If
-the schema lists the values of the items (`enum`, `const`, booleans, few integers), or an item is `true`, `false` or
-`null`, no item is begun that can only repeat one. Otherwise a reply fails where every continuation repeats an item.
+the schema lists the values of the items (`enum`, `const`, booleans, few integers), or an item is `true`, `false`, `null`
+or the integer 0, no item is begun that can only repeat one. Otherwise a reply fails where every continuation repeats an item.
 """
 
 import json
@@ -24,6 +24,7 @@ MARK = "x-unique"
 _MAX_VALUES = 2000  # that a schema may list, to be kept
 _IN_PLACE = ("allOf", "anyOf", "oneOf")
 _LITERALS = (b"false", b"null", b"true")
+_ZEROS = (b"0", b"-0")  # no digit may follow in an integer
 _QUOTE, _ESCAPE = ord('"'), ord("\\")
 _LONGEST_INT = 300  # digits
 
@@ -77,6 +78,8 @@ class Place:
         # The JSON texts of all values that may be here, with the values; empty if the schema does not list them.
         self.values = {text: _value(text) for text in texts} if len(values) <= _MAX_VALUES else {}
         self.texts = sorted(self.values)
+        types = [schema.get("type") for schema in schemas]
+        self.is_integer = "integer" in types and "number" not in types
 
     def property(self, name: str) -> "Place":
         """Return the place of a property's value."""
@@ -242,6 +245,8 @@ class Cursor:
             at += 1
         if at > first:
             return False
+        if self._place.is_integer and begun in _ZEROS:
+            return _value(begun) not in frame.seen
         return not any(begun and text.startswith(begun) and _value(text) in frame.seen for text in _LITERALS)
 
 

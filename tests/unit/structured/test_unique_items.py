@@ -203,6 +203,13 @@ def test_whatever_is_written_is_unique_and_never_in_a_dead_end(items: tuple[Any,
     Draft202012Validator(schema).validate(json.loads(walk(WORDS.json_schema(schema), WordVocab(), seed, at_most=25)))
 
 
+def test_an_integer_0_is_begun_once() -> None:
+    schema = {**UNIQUE, "items": {"type": "integer"}, "minItems": 3}
+    items = json.loads(walk(WORDS.json_schema(schema), WordVocab(), 15220, at_most=25))  # wrote [0,-0
+    assert len(set(items)) == len(items) >= 3
+    assert after({**UNIQUE, "items": {"type": "number"}}, "[0,-").allows(ord("0"))  # -0.5
+
+
 def test_items_that_branch_by_references_are_followed_once() -> None:
     """Each of 30 levels refers twice to the next: 2 ** 30 ways to the same three values."""
     defs: dict[str, Any] = {
