@@ -1,6 +1,9 @@
 """Tokens per second of the bare native loop: no server, no event loop, only this package's runner.
 
     python -m benchmarks.bare_decode models/demo.gguf --threads 2 --sequences 1 8
+    python -m benchmarks.bare_decode models/demo.gguf --threads 2 --prompt 1792 --lengths 1 17 63 64
+
+With ``--lengths``, the milliseconds of one decode of so many tokens after the prompt, each with logits.
 
 It is the ceiling for what the server can reach with the same library, and shows what Python adds to each step:
 ``python`` is the part of the step outside `llama_decode`.
@@ -94,6 +97,21 @@ def _generate(
     return prompt_s, steps
 
 
+def measure_lengths(weights: LlamaWeights, n_prompt: int, lengths: list[int], n_steps: int) -> dict[int, float]:
+    """Return the median milliseconds of a decode of each of `lengths` tokens after `n_prompt` tokens."""
+    runner = weights.runner()
+    for at in range(0, n_prompt, runner.info.n_batch):
+        runner.decode([BatchEntry(0, at, [5] * min(runner.info.n_batch, n_prompt - at))])
+    times: dict[int, list[float]] = {n: [] for n in lengths}
+    for n in lengths * n_steps:
+        began = time.perf_counter()
+        runner.decode([BatchEntry(0, n_prompt, [7] * n, n_outputs=n)])
+        times[n].append((time.perf_counter() - began) * 1e3)
+        runner.seq_remove(0, n_prompt)
+    runner.close()
+    return {n: statistics.median(each) for n, each in times.items()}
+
+
 def main() -> None:
     """Print one line per number of sequences."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -105,9 +123,12 @@ def main() -> None:
     parser.add_argument("--unified", action="store_true", help="one KV stream for all sequences")
     parser.add_argument("--flash-attn", nargs="+", choices=("on", "off", "auto"), default=["auto"])
     parser.add_argument("--greedy", action="store_true", help="temperature 0 instead of the default samplers")
+    parser.add_argument("--lengths", type=int, nargs="+", help="tokens of single decodes after one prompt")
     args = parser.parse_args()
+    if args.lengths:
+        args.sequences, args.steps = [1], min(args.steps, 9)
     params = SamplingParams(temperature=0.0 if args.greedy else 0.8, seed=1, ignore_eos=True)
-    n_ctx_seq = -(-(args.prompt + args.steps + 1) // 256) * 256
+    n_ctx_seq = -(-(args.prompt + max([args.steps, *(args.lengths or ())]) + 1) // 256) * 256
     print(system_info())
     for n_seq, flash_attn in product(args.sequences, args.flash_attn):
         native = LoadParams(
@@ -119,6 +140,11 @@ def main() -> None:
         )
         weights = LlamaLoader().load(ModelSpec("bench", args.model, native=native), lambda _fraction: True)
         assert isinstance(weights, LlamaWeights)
+        if args.lengths:
+            found = measure_lengths(weights, args.prompt, args.lengths, args.steps)
+            print(", ".join(f"{n}: {ms:.1f} ms" for n, ms in found.items()), flush=True)
+            weights.close()
+            continue
         result = measure(weights, n_seq, args.prompt, args.steps, params)
         weights.close()
         print(

@@ -40,7 +40,7 @@ def ram() -> Seen:
 def test_most_of_the_prompts_needs_no_computing(local: Seen, shared: Seen, ram: Seen) -> None:
     assert local.hit_rate < 0.1  # slots are too few for the conversations: each evicts another
     assert shared.hit_rate > 0.46
-    assert ram.hit_rate > 0.82
+    assert ram.hit_rate > 0.78
 
 
 def test_first_tokens_come_sooner(local: Seen, shared: Seen, ram: Seen) -> None:

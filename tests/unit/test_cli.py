@@ -92,7 +92,7 @@ def test_a_port_may_be_shared() -> None:
 
 def test_bench_has_a_command_line_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--list"]) == 0
-    assert "one stream" in capsys.readouterr().out
+    assert "share 700 words" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
