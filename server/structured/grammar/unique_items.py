@@ -1,8 +1,9 @@
 """`uniqueItems`, which no grammar can express: refuses the tokens that repeat an item.
 
 `UniquePlaces` finds the arrays whose items must differ. `Cursor` follows the JSON as it is written, byte by byte. If
-the schema lists the values of the items (`enum`, `const`, booleans, few integers), or an item is `true`, `false`, `null`
-or the integer 0, no item is begun that can only repeat one. Otherwise a reply fails where every continuation repeats an item.
+the schema lists the values of the items (`enum`, `const`, booleans, few integers), or an item is `true`, `false`,
+`null` or the integer 0, no item is begun that can only repeat one. Otherwise a reply fails where every continuation
+repeats an item.
 """
 
 import json
