@@ -237,7 +237,6 @@ INTERVAL_S = 0.1  # between two looks: ten of the kernel's ticks, or more
 MOST_SHARE = 0.005  # of the time, for looks: with hundreds of CPUs one takes milliseconds
 GIVE_UP, TAKE_BACK = 0.5, 0.3
 """Of a CPU: what others may use of one of ours until a thread less computes, and until it is back."""
-_CALM = 2  # runnable threads of the system: this one, and the client that has just sent its request
 _STAT = Path("/proc/stat")
 _USER, _NICE, _SYSTEM, _IRQ, _SOFT_IRQ = 0, 1, 2, 5, 6
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
@@ -298,7 +297,7 @@ class ComputeThreads:
         """Return the numbers of threads for decode and prefill if they are due and differ from the last ones.
 
         Others take no CPU from us while we are idle, so all that they may have used then does not count. After
-        `INTERVAL_S` without a decode the number stays as it was, or is all of them if no more than `_CALM` threads run.
+        `INTERVAL_S` without a decode the number stays as it was, or is all of them if no other thread runs.
         """
         if self._look is None:
             return None
@@ -314,7 +313,7 @@ class ComputeThreads:
             return None
         computed_s = max(use.at - before.at - idle_in_all_s, INTERVAL_S)
         others = max(0.0, use.others_s - before.others_s - use.n_cpus * idle_in_all_s) / computed_s
-        if os.getpriority(os.PRIO_PROCESS, 0) < 0 or (idle_s >= INTERVAL_S and use.n_running <= _CALM):
+        if os.getpriority(os.PRIO_PROCESS, 0) < 0 or (idle_s >= INTERVAL_S and use.n_running <= 1):
             now = self._most
         elif idle_s >= INTERVAL_S:
             return None

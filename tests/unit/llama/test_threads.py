@@ -182,9 +182,9 @@ def test_looks_are_rare_and_what_others_use_while_nothing_is_computed_says_nothi
     assert machine.after(threads, 0, 1.0, seconds=INTERVAL_S / 3) == [None, None]
     assert machine.after(threads, 2.0, seconds=60.0, idle=True) == [None]
     assert machine.after(threads, 2.0, seconds=3.0) == [(1, 1)]  # one long decode
-    machine.n_running = 3
-    assert machine.after(threads, 2.0, seconds=2 * INTERVAL_S, idle=True) == [None]  # somebody is still there
     machine.n_running = 2
+    assert machine.after(threads, 2.0, seconds=2 * INTERVAL_S, idle=True) == [None]  # somebody is still there
+    machine.n_running = 1
     assert machine.after(threads, 2.0, seconds=2 * INTERVAL_S, idle=True) == [(2, 2)]
     assert machine.after(threads, *[2.0, 0.0] * 3, seconds=INTERVAL_S / 2, idle=True) == [None] * 6
 
