@@ -113,18 +113,25 @@ def _has_terminal() -> bool:
 class HttpProtocol(HttpToolsProtocol):
     """uvicorn's HTTP protocol with a limit for request heads, trailers and chunk extensions (`MAX_HEAD_BYTES`), without
     offers of HTTP/2, which Java's HttpClient and ``curl --http2`` make with the first request of a connection, and with
-    a reply to every WebSocket handshake. docs/security.md says what uvicorn alone does.
+    a reply to every WebSocket handshake. Other upgrades are ignored, and end the connection with their reply: httptools
+    takes the body of such a request for the next one. docs/security.md says what uvicorn alone does.
     """
 
     _is_first = True
+    _is_last = False  # no request follows
     _n_bytes = 0  # since the last head or part of a body was complete
 
     def data_received(self, data: bytes) -> None:
         """Parse the client's bytes."""
+        if self._is_last:
+            return
         if self._is_first:
             self._is_first, data = False, without_h2c(data)
         self._n_bytes += len(data)
         super().data_received(data)
+        if self.parser.should_upgrade() and self.transport.get_protocol() is self:
+            self._is_last = True
+            self.shutdown()
         if self._n_bytes > MAX_HEAD_BYTES:
             self.transport.close()
 
@@ -139,7 +146,12 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def handle_websocket_upgrade(self) -> None:
-        """Hand the connection to the WebSocket protocol, which leaves a head that it can't parse unanswered."""
+        """Hand the connection to the WebSocket protocol, which leaves a head that it can't parse unanswered. Close it
+        if an earlier request is not answered, whose disconnect would not be noticed.
+        """
+        if self.cycle and not self.cycle.response_complete:
+            self.transport.close()
+            return
         super().handle_websocket_upgrade()
         if not getattr(self.transport.get_protocol(), "handshake_initiated", True):
             self.send_400_response("Invalid WebSocket handshake.")

@@ -1,6 +1,7 @@
 """Where a request ends: whatever a proxy in front could see otherwise is refused, and its connection closed, so that
 nobody's bytes are taken for the next request (request smuggling, RFC 9112 sections 6 and 11.2)."""
 
+import contextlib
 import json
 
 import pytest
@@ -123,3 +124,32 @@ async def test_an_invalid_websocket_handshake_gets_a_reply(live: GoLive, request
             assert (await reader.read()).startswith(b"HTTP/1.1 400 ")
             writer.close()
         assert (await server.api.client.get("/health")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "upgrade",
+    [
+        b"Connection: Upgrade\r\nUpgrade: foo\r\n",
+        b"Connection: Upgrade\r\nUpgrade: websocket\r\nConnection: keep-alive\r\n",
+        b"Connection: Upgrade\r\nUpgrade: websocket, h2c\r\n",
+    ],
+)
+async def test_the_body_of_an_ignored_upgrade_is_no_request(live: GoLive, upgrade: bytes) -> None:
+    """httptools skips the body of each request with an upgrade, so a later packet of it began a request."""
+    async with live() as server:
+        head = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n" % len(NEXT)
+        reader, writer = await server.connect(head + upgrade + b"\r\n")
+        assert b"connection: close" in await reader.readuntil(b"\r\n\r\n")
+        said = b""
+        with contextlib.suppress(ConnectionError):
+            writer.write(NEXT)
+            said = await reader.read()
+        assert b"HTTP/1.1 " not in said
+
+
+async def test_a_handshake_during_another_request_ends_the_connection(live: GoLive) -> None:
+    """uvicorn answers it at once, and no longer notices that the first request's client disconnects."""
+    async with live() as server:
+        first = b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(BODY)
+        handshake = b"GET /v1/responses HTTP/1.1\r\nHost: x\r\n" + HANDSHAKE + b"\r\n"
+        assert await server.exchange(first + BODY + handshake) == b""
