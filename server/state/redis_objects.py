@@ -42,17 +42,17 @@ if not packed or redis.sha1hex(packed) ~= ARGV[1] or (redis.call('SCARD', KEYS[3
 end
 local n_freed = ARGV[3] + redis.call('STRLEN', KEYS[2])
 redis.call('DEL', KEYS[1], KEYS[2])
-if ARGV[2] ~= '' then redis.call('SET', KEYS[1], ARGV[2]) end
+if ARGV[2] ~= '' then redis.call('SET', KEYS[1], ARGV[2]) else redis.call('ZREM', KEYS[7], ARGV[5]) end
 redis.call('DECRBY', KEYS[4], n_freed)
 redis.call('ZREM', KEYS[5], ARGV[4])
 redis.call('HDEL', KEYS[6], ARGV[4])
-redis.call('ZREM', KEYS[7], ARGV[5])
 redis.call('ZREM', KEYS[8], ARGV[5])
 for i = 9, #KEYS do redis.call('SREM', KEYS[i], ARGV[5]) end
 return 1
 """
-"""Deletes an object, or replaces it by a hidden one (ARGV[2]), if it has not changed. A Redis without memory refuses
-transactions, and commands such as DECRBY except in a script that has deleted something.
+"""Deletes an object, or replaces it by a hidden one (ARGV[2]), if it has not changed. A hidden one stays in the order
+of use (KEYS[7]): it is evicted if a failure keeps it from being deleted with the last one that continues it. A Redis
+without memory refuses transactions, and commands such as DECRBY except in a script that has deleted something.
 """
 
 

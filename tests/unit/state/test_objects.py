@@ -378,6 +378,28 @@ async def test_a_full_redis_deletes_and_expires(replicas: Replicas) -> None:
 
 
 @needs_redis
+async def test_a_hidden_response_whose_deletion_failed_is_evicted(
+    replicas: Replicas, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, drop_one = replicas.a, replicas.a._drop
+
+    async def fails_for_parents(owner: str, object_id: str, *, only_hidden: bool = False) -> str | None:
+        if only_hidden:
+            raise Unavailable("Redis has gone away")
+        return await drop_one(owner, object_id)
+
+    await put(a, "a", "x" * (MIB // 2))
+    await put(a, "b", parent="a")
+    assert await a.remove("me", "response", "a")
+    with monkeypatch.context() as patch:
+        patch.setattr(a, "_drop", fails_for_parents)
+        with pytest.raises(Unavailable):
+            await a.remove("me", "response", "b")
+    await put(a, "c", "x" * (MIB * 3 // 4))
+    assert (await a.load("me", "a"), await chain_ids(a, "c")) == (None, ["in_c", "out_c"])
+
+
+@needs_redis
 async def test_items_take_few_commands(replicas: Replicas, monkeypatch: pytest.MonkeyPatch) -> None:
     """A long conversation is not registered again with each message, and not looked up item by item."""
     names, redis = [str(i) for i in range(250)], replicas.clients[0]
