@@ -137,8 +137,9 @@ def error_body(error: Exception) -> ErrorReply:
     if isinstance(error, HTTPException):
         return _http(error)
     if isinstance(error, ImportError):
-        logger.error("cannot import %s", error.name, exc_info=error)
-        return _known(InternalError(f"the server cannot import '{error.name}'; install Llamapool's packages again"))
+        package = f"'{error.name}'" if error.name else "a package"  # numpy gives no name, for one
+        logger.error("cannot import %s", package, exc_info=error)
+        return _known(InternalError(f"the server cannot import {package}; install Llamapool's packages again"))
     logger.error("unhandled error in a request; this is a bug, please report it", exc_info=error)
     return _reply(500, "server_error", "internal server error; the server's log has the details")
 

@@ -51,6 +51,7 @@ def test_a_package_that_cannot_be_imported_is_named() -> None:
     status, body, _ = error_body(broken)
     assert (status, body["error"]["type"]) == (500, "server_error")
     assert body["error"]["message"] == "the server cannot import 'llguidance'; install Llamapool's packages again"
+    assert "cannot import a package;" in error_body(ImportError("numpy's long text"))[1]["error"]["message"]
 
 
 @pytest.mark.parametrize(
