@@ -234,6 +234,7 @@ def _cpu_procedure(name: bytes) -> int:
 
 
 INTERVAL_S = 0.1  # between two looks: ten of the kernel's ticks, or more
+LEAST_IDLE_S = 0.01  # shorter times between two decodes are spent on sampling
 MOST_SHARE = 0.005  # of the time, for looks: with hundreds of CPUs one takes milliseconds
 GIVE_UP, TAKE_BACK = 0.5, 0.3
 """Of a CPU: what others may use of one of ours until a thread less computes, and until it is back."""
@@ -297,13 +298,14 @@ class ComputeThreads:
         """Return the numbers of threads for decode and prefill if they are due and differ from the last ones.
 
         Others take no CPU from us while we are idle, so all that they may have used then does not count. After
-        `INTERVAL_S` without a decode the number stays as it was, or is all of them if no other thread runs.
+        `INTERVAL_S` without a decode the number stays as it was, or is that of the CPUs on which no other thread runs,
+        if there are more.
         """
         if self._look is None:
             return None
         began = time.monotonic()
         idle_s = began - self._ended
-        self._idle_s += idle_s
+        self._idle_s += idle_s if idle_s >= LEAST_IDLE_S else 0.0
         if began < self._next_look:
             return None
         before, use = self._seen, self._look()
@@ -313,10 +315,10 @@ class ComputeThreads:
             return None
         computed_s = max(use.at - before.at - idle_in_all_s, INTERVAL_S)
         others = max(0.0, use.others_s - before.others_s - use.n_cpus * idle_in_all_s) / computed_s
-        if os.getpriority(os.PRIO_PROCESS, 0) < 0 or (idle_s >= INTERVAL_S and use.n_running <= 1):
+        if os.getpriority(os.PRIO_PROCESS, 0) < 0:
             now = self._most
         elif idle_s >= INTERVAL_S:
-            return None
+            now = max(self._now, min(int(use.n_cpus - (use.n_running - 1) + TAKE_BACK), self._most))
         else:
             now = self._fitting(use.n_cpus - others)
         if now == self._now:

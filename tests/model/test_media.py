@@ -130,15 +130,18 @@ async def test_several_at_once_say_what_each_alone_says(gguf_folder: Path, kind:
         assert b.n_encoded == 2  # the embeddings are kept, too
 
 
-def test_pictures_of_several_sequences_are_seen_at_once(gguf_folder: Path) -> None:
-    """Each sees all of its own, and nothing of the others'."""
+def test_pictures_of_several_sequences_are_seen_at_once(gguf_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each sees all of its own, and nothing of the others'. The threads are counted before, too."""
     weights = LlamaLoader().load(specification(gguf_folder, "gemma3", kv_unified=True), lambda _: True)
     runner = cast(LlamaRunner, weights.runner())
     try:
         inputs = [media_input(weights, picture(number)) for number in range(3)]
         size = inputs[0].span.n_tokens
         entries = [Entry(seq, 0, [-2] * size, media=given) for seq, given in enumerate(inputs)]
+        looks: list[None] = []
+        monkeypatch.setattr(runner._threads, "change", lambda: looks.append(None))
         assert runner.decode(entries)
+        assert len(looks) == 1
         together = [raw_logits(runner, output) for output in range(3)]
         for entry, expected in zip(entries, together, strict=True):
             runner.seq_remove(entry.seq, 0)

@@ -124,10 +124,10 @@ class LlamaRunner(NativeSequences):
         context = self._open()
         self._outputs, self._rows = [], []
         self._checked.clear()
-        if entries and entries[0].media is not None:
-            return self._decode_media(entries)
         if (threads := self._threads.change()) is not None:
             C.llama_set_n_threads(context, *threads)
+        if entries and entries[0].media is not None:
+            return self._decode_media(entries)
         if self._evaluation_tokens and len(entries) > 1 and self._decode_padded(entries):
             return True
         return self._decode_filled(self._batch.native, self._batch.fill(entries))

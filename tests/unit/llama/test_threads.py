@@ -189,6 +189,17 @@ def test_looks_are_rare_and_what_others_use_while_nothing_is_computed_says_nothi
     assert machine.after(threads, *[2.0, 0.0] * 3, seconds=INTERVAL_S / 2, idle=True) == [None] * 6
 
 
+@pytest.mark.parametrize(("n_running", "changes"), [(1, [(16, 16)]), (3, [(14, 14)]), (12, [None]), (40, [None])])
+def test_after_idle_time_each_thread_has_a_processor_where_nobody_runs(
+    monkeypatch: pytest.MonkeyPatch, n_running: int, changes: list[object]
+) -> None:
+    machine = Machine(monkeypatch, 16)
+    threads = ComputeThreads(16, 16, machine.look)
+    assert machine.after(threads, 0, 9.0) == [None, (8, 8)]
+    machine.n_running = n_running
+    assert machine.after(threads, 9.0, seconds=60.0, idle=True) == changes
+
+
 def test_a_neighbour_that_computes_in_turn_with_this_server_takes_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(monkeypatch, 2)
     threads = ComputeThreads(2, 2, machine.look)
@@ -197,6 +208,19 @@ def test_a_neighbour_that_computes_in_turn_with_this_server_takes_no_thread(monk
         machine.now += 0.5
         machine.own_s += 1.0
         threads.ended()
+
+
+def test_sampling_between_two_decodes_is_no_idle_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(monkeypatch, 32)
+    threads = ComputeThreads(32, 32, machine.look)
+    changes = []
+    for _ in range(20):  # 19 ms of 20 are computed, and another process keeps one CPU busy
+        machine.now += 0.019
+        threads.ended()
+        machine.now += 0.001
+        machine.others_s += 0.02
+        changes.append(threads.change())
+    assert [change for change in changes if change] == [(31, 31)]
 
 
 @pytest.mark.parametrize(("nice", "others_s"), [(0, 60.0), (5, 90.0), (-5, 60.0)])
