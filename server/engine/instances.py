@@ -178,6 +178,7 @@ class Instances(ABC, Generic[M]):
         self._clock = clock
         self._n_preparing = 0
         self._n_turns = 0  # of the event loop, until the step threads are woken; 0 = they are not to be woken
+        self._join_by = 0.0  # on the event loop's clock; what arrives later waits for no more turns
         self._closing = False
         self._idle = asyncio.Event()
         self._instances: Sequence[M] = ()
@@ -282,10 +283,14 @@ class Instances(ABC, Generic[M]):
 
         Clients that got replies of one batch send their next requests within a few turns of the event loop.
         """
+        now = self._loop.time()
         if not self._n_turns:
-            last_s = max(instance.last_s for instance in self._instances)
-            self._loop.call_later(min(JOIN_SHARE * last_s, self.params.gather_ms / 1e3), self._next_turn)
-        self._n_turns = JOIN_TURNS
+            last_s, most_s = max(instance.last_s for instance in self._instances), self.params.gather_ms / 1e3
+            wait_s = min(JOIN_SHARE * last_s, most_s)
+            self._join_by, self._n_turns = now + most_s, JOIN_TURNS
+            self._loop.call_later(wait_s, self._next_turn)
+        elif now < self._join_by:
+            self._n_turns = JOIN_TURNS
 
     def _next_turn(self) -> None:
         self._n_turns = self._n_turns - 1 if self.n_load < self.n_slots else 0

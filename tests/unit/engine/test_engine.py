@@ -68,6 +68,16 @@ async def test_requests_of_neighbouring_turns_of_the_event_loop_share_a_batch(mo
     assert len(runner.batches[0]) == 3
 
 
+async def test_requests_that_are_refused_in_every_turn_keep_nobody_waiting() -> None:
+    async with engine_over(FakeRunner(), gather_ms=1.0) as engine, asyncio.timeout(30):
+        reply = asyncio.ensure_future(run(engine, request("one")))
+        while not reply.done():
+            with engine.preparing():
+                pass
+            await asyncio.sleep(0)
+        assert [one.text for one in await reply] == [alone(request("one"))]
+
+
 async def test_eight_cold_requests_compute_a_shared_prefix_once() -> None:
     runner = FakeRunner(n_seq=8, n_ctx_seq=1024)
     prefix = "p" * 500
