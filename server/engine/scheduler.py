@@ -316,7 +316,7 @@ class Scheduler:
             run = self._prefill_run(s, most, n_to_score, n_decode)
             if not run.tokens:  # this step's outputs are used up
                 continue
-            budget -= len(run.tokens)
+            budget = max(budget - len(run.tokens), len(joining))  # a run that leaves no partial tile may be longer
             room -= len(run.tokens)
             n_to_score -= run.n_outputs if run.scored else 0
             runs.append(run)

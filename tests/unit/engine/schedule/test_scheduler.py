@@ -190,6 +190,24 @@ def test_the_last_run_of_a_prompt_is_no_partial_tile(
     assert found == runs
 
 
+def test_a_last_run_that_is_longer_leaves_a_token_to_who_joins_two_neighbours() -> None:
+    s = scheduler(4, n_cells=6000)
+    streams = [waiting(s, [i]) for i in (3, 4, 5)]
+    for _ in streams:
+        place(s)
+    joining = s.slots[1].sequence
+    assert joining is not None
+    finish(s, joining, 0.0)
+    joining, last = waiting(s, [1] * 400), waiting(s, [2] * 120)
+    for _ in (joining, last):
+        place(s)
+    for slot in (s.slots[0], s.slots[2]):
+        assert slot.sequence is not None
+        slot.tokens, slot.sequence.phase, slot.sequence.output = [3], Phase.DECODE, [5]
+    s.step_size.size = 100
+    assert {run.seq: len(run.tokens) for run in s.plan()} == {0: 1, 1: 1, 2: 1, 3: 120}
+
+
 @pytest.mark.parametrize(
     ("caps", "n_streams", "expected"),
     [
