@@ -79,8 +79,10 @@ class Place:
         # The JSON texts of all values that may be here, with the values; empty if the schema does not list them.
         self.values = {text: _value(text) for text in texts} if len(values) <= _MAX_VALUES else {}
         self.texts = sorted(self.values)
-        types = [schema.get("type") for schema in schemas]
-        self.is_integer = "integer" in types and "number" not in types
+        named = [schema.get("type", ()) for schema in schemas]
+        types = {name for each in named for name in ([each] if isinstance(each, str) else each)}
+        has_fractions = any(isinstance(value, float) for each in listed for value in each or ())
+        self.is_integer = "integer" in types and "number" not in types and not has_fractions
 
     def property(self, name: str) -> "Place":
         """Return the place of a property's value."""

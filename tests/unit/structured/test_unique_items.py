@@ -208,6 +208,8 @@ def test_an_integer_0_is_begun_once() -> None:
     items = json.loads(walk(WORDS.json_schema(schema), WordVocab(), 15220, at_most=25))  # wrote [0,-0
     assert len(set(items)) == len(items) >= 3
     assert after({**UNIQUE, "items": {"type": "number"}}, "[0,-").allows(ord("0"))  # -0.5
+    assert not after({**UNIQUE, "items": {"type": ["integer", "null"]}}, "[0,-").allows(ord("0"))
+    assert after({**UNIQUE, "items": {"anyOf": [{"type": "integer"}, {"enum": [0.5]}]}}, "[0,").allows(ord("0"))
 
 
 def test_items_that_branch_by_references_are_followed_once() -> None:
