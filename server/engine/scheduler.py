@@ -94,16 +94,19 @@ class StepSize:
     def observe(self, n_tokens: int, seconds: float) -> None:
         """Learn from a nearly full step and choose the next budget: at most twice the last one, or at most `CUT` of it.
 
-        Of two steps the faster one counts; the slower one may have been disturbed by other processes.
+        Of two steps the faster one counts; the slower one may have been disturbed by other processes. One that leaves a
+        tile for the next step (`_leaving_a_tile`) only enlarges the budget.
         """
-        if self.target_s == inf or n_tokens * 8 < self.size * 7 or seconds <= 0:
+        is_full = n_tokens * 8 >= self.size * 7
+        if self.target_s == inf or seconds <= 0 or not (is_full or n_tokens > max(self.size - TILE, TILE)):
             return
-        seen_s = seconds / n_tokens
-        token_s, self._token_s = min(seen_s, self._token_s or seen_s), seen_s
+        token_s = seen_s = seconds / n_tokens
+        if is_full:
+            token_s, self._token_s = min(seen_s, self._token_s or seen_s), seen_s
         wanted = int(self.target_s * AIM / token_s)
         if wanted >= self.size:
             self.size = max(min(_whole(min(wanted, self.size * 2), self.n_ubatch), self.largest), self.size)
-        else:
+        elif is_full:
             self.size = max(_whole(min(wanted, int(self.size * CUT)), self.n_ubatch), self.smallest)
 
 

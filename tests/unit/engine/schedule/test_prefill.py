@@ -114,6 +114,15 @@ def test_a_step_that_was_not_filled_teaches_nothing() -> None:
     assert pace.size == before
 
 
+def test_a_step_that_leaves_a_tile_for_the_next_only_enlarges_the_size() -> None:
+    """Prompts of 150 tokens are computed as 86 and 64 as long as a step takes 128."""
+    pace = step_size(0.25)
+    pace.observe(86, 0.2)
+    assert pace.size == 128
+    pace.observe(86, 0.05)
+    assert pace.size == 256
+
+
 @pytest.mark.parametrize("largest", [1, 16, 64])
 def test_the_size_stays_within_the_batch(largest: int) -> None:
     pace = StepSize(0.25, min(32, largest), largest, 512)
