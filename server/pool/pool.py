@@ -30,7 +30,7 @@ from server.pool.names import LATEST, Names
 from server.pool.protocols import Fetcher, Loader
 from server.pool.scheduler import PoolLimits, Scheduler
 from server.pool.spec import NOT_HERE, ModelSpec, RemoteFiles, Task
-from server.pool.state import ModelFacts, ModelState, Status
+from server.pool.state import NO_ROOM, ModelFacts, ModelState, Status
 from server.pool.worker.loaders import Loaders
 
 log = logging.getLogger(__name__)
@@ -252,6 +252,10 @@ class Pool:
         if self._scheduler.stopped:
             raise ShuttingDown()
         entry = self._entries[self._names.exact(name).id]
+        if entry.status is Status.FAILED and entry.failure == NO_ROOM and entry.by_itself:
+            self._scheduler.queue.pop(entry.id, None)  # it is asked for now, so others are unloaded for it
+            self._scheduler.forget(entry)
+            entry.asked = False
         loading = entry.status is Status.LOADING and not entry.leaving
         if entry.status is Status.READY or loading or entry.asked or entry.transient:
             raise InvalidRequest("model is already running", "model")

@@ -21,7 +21,7 @@ from server.pool.memory import Budget, held, readable, totals
 from server.pool.model import Lease, LoadedModel
 from server.pool.protocols import Fetcher, FileProgress
 from server.pool.spec import ModelSpec
-from server.pool.state import LOADABLE, TRANSITIONS, ModelFacts, Status
+from server.pool.state import LOADABLE, NO_ROOM, TRANSITIONS, ModelFacts, Status
 from server.pool.worker.loaders import Loaders
 from server.pool.worker.parent import WorkerProcess
 
@@ -33,7 +33,6 @@ N_DOWNLOADS = 4  # at a time
 RETRY_AFTER_S = 10
 HEALTHY_S = 60.0  # a process that lived this long did not fail at its start
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0  # between restarts of a process, except the first
-NO_ROOM = "the other models leave no room"
 POLL_S = 0.05  # an engine doesn't say when it has ended a cancelled request; looked at only while a model waits
 
 

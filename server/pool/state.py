@@ -46,6 +46,9 @@ OCCUPYING = frozenset({Status.LOADING, Status.READY, Status.DRAINING})
 
 LOADABLE = frozenset({Status.UNLOADED, Status.SLEEPING, Status.FAILED})
 
+NO_ROOM = "the other models leave no room"
+"""The failure of a model whose process has ended and that waits for room to be loaded again."""
+
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:

@@ -14,7 +14,7 @@ from server.errors import (
     ShuttingDown,
     Unavailable,
 )
-from server.pool.state import ModelState, Status
+from server.pool.state import NO_ROOM, ModelState, Status
 from server.routes.openapi import FINDS, describe
 from server.serving.services import caller_of, services
 from server.transport.errors import json_reply
@@ -115,12 +115,15 @@ def shown_reasons(request: Request) -> Iterator[None]:
 
 
 def failed_models(states: list[ModelState]) -> dict[str, str]:
-    """Return the reasons of failed models by id. Raises `Unavailable` while models load, or if none serves."""
+    """Return the reasons of failed models by id. Raises `Unavailable` while models load, or if none serves.
+
+    A model that only waits for room serves: a request unloads others for it, and without traffic none would leave.
+    """
     wanted = [s for s in states if s.spec.load == "startup"]
     pending = [s.spec.id for s in wanted if is_pending(s)]
     if pending:
         raise Unavailable(f"Loading model: {', '.join(pending)}")
-    if wanted and all(s.failed for s in wanted):
+    if wanted and all(s.failed and (s.failure != NO_ROOM or s.status is Status.LOADING) for s in wanted):
         raise Unavailable("; ".join(_failure(state) for state in wanted))
     return {s.spec.id: s.failure for s in wanted if s.failure}
 

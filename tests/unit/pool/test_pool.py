@@ -15,6 +15,7 @@ from server.pool.memory import Amount, Budget, Footprint
 from server.pool.protocols import FileProgress
 from server.pool.spec import ModelSpec, RemoteFiles
 from server.pool.state import Status
+from server.routes.health import failed_models
 from tests.unit.pool.fakes import Loader, Setup, acquiring, loaded, pool_of, spec, spin
 
 UNLOADED, LOADING, READY, DRAINING, SLEEPING, FAILED, _ = Status
@@ -146,12 +147,29 @@ async def test_a_model_that_is_always_to_be_loaded_is_loaded_again_once_there_is
             await s.later(60)
             state = s.pool.state("a")
             assert (state.failed, state.failure) == (True, "the other models leave no room")
+            assert failed_models(s.pool.states()).keys() == ({"a"} if "load" in changes else set())
         busy.release()
         await s.later(60)
         assert s.statuses() == {"a": FAILED, "b": READY}  # it unloads no other
         await s.pool.unload("b")
         await s.work()
         await s.later(1)
+        assert s.statuses() == {"a": READY, "b": UNLOADED}
+        held.release()
+
+
+async def test_an_explicit_load_unloads_others_for_a_model_that_waits_for_room() -> None:
+    async with pool_of(spec("a", load="startup"), "b", models_max=1) as s:
+        held = await loaded(s, "a")
+        waiting = acquiring(s, "b")
+        await s.work()
+        s.end_process("a")
+        await s.work()
+        (await waiting).release()
+        await s.later(60)
+        assert s.statuses() == {"a": FAILED, "b": READY}
+        await s.pool.load("a")
+        await s.work()
         assert s.statuses() == {"a": READY, "b": UNLOADED}
         held.release()
 
