@@ -305,9 +305,12 @@ def _preset_repository(where: Layer, hub: Hub) -> Path | None:
 def _named_model(where: Layer, aliases: SourcedValue | None) -> tuple[str, Layer]:
     """Return the id and the options of the model of -m and the like.
 
-    Its id is the first alias in alphabetical order, otherwise the path or name as given, as in llama-server.
+    Its id is the first alias in alphabetical order, otherwise the path or name as given, as in llama-server. Raises
+    ConfigError for --hf-file alone.
     """
-    name = next(str(where[key].value) for key in ("hf", "docker_repo", "path", "model_url") if key in where)
+    name = next((str(where[key].value) for key in ("hf", "docker_repo", "path", "model_url") if key in where), None)
+    if name is None:
+        raise ConfigError(f"{where['hf_file'].source} needs -hf, the repository; add it")
     if "path" not in where and "model_url" in where:
         name = urlsplit(name).path.rpartition("/")[2] or without_credentials(name)
     if aliases is None:
