@@ -1,7 +1,7 @@
 """Sandbox processes for work that may not terminate, exhaust memory or crash. A failure costs a process, which is
 replaced, and never the server.
 
-They can't open files or network connections. The work of a process is one function of bytes, named
+`server.sandbox.seccomp` has a table of what they may do. The work of a process is one function of bytes, named
 ``module:function`` (see `worker.main`).
 """
 

@@ -13,6 +13,8 @@ import struct
 from collections.abc import Callable
 from pathlib import Path
 
+from server.sandbox import seccomp
+
 HEAD = struct.Struct("<1sQ?")
 FAULT = b"f"
 """A reply with an error message."""
@@ -49,11 +51,12 @@ def main(function: str, cpu_s: float, memory_bytes: int, answer_bytes: int) -> N
 
 
 def _confine(memory_bytes: int) -> None:
-    """Forbid files and sockets, and limit memory to the current usage plus this much."""
+    """Forbid files, sockets, other programs and processes, and limit memory to the current usage plus this much."""
     most = _mapped() + memory_bytes
     for limit in (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE, resource.RLIMIT_CORE):
         resource.setrlimit(limit, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    seccomp.confine()
 
 
 def _mapped() -> int:
