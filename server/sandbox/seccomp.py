@@ -6,7 +6,7 @@
 | opens no file and no connection | ``RLIMIT_NOFILE`` 0, ``RLIMIT_FSIZE`` 0 (`worker`) |
 | starts no process or program | this filter |
 | deletes, renames, links or changes no file | this filter |
-| sends no signal; reads, traces or limits no other process | this filter |
+| sends no signal; reads, traces or limits no other process; raises no limit of its own | this filter |
 | uses no sockets, namespaces, mounts, keys, eBPF, io_uring, perf events or user faults | this filter |
 
 On Linux on x86-64 and ARM64, where the kernel has it; elsewhere only the limits hold. It is a list of what is refused,
@@ -25,7 +25,7 @@ _CLONE_THREAD = 0x10000
 _NO_NEW_PRIVILEGES, _SET_SECCOMP, _MODE_FILTER = 38, 22, 2  # linux/prctl.h, linux/seccomp.h
 _LOAD, _RETURN, _EQUAL, _AT_LEAST, _HAS_BITS = 0x20, 0x06, 0x15, 0x35, 0x45  # linux/bpf_common.h
 _ALLOW, _ERROR = 0x7FFF0000, 0x00050000
-_NUMBER, _ARCH, _FIRST_ARGUMENT = 0, 4, 16  # offsets in struct seccomp_data
+_NUMBER, _ARCH, _FIRST_ARGUMENT, _NEW_LIMIT = 0, 4, 16, 32  # offsets in struct seccomp_data
 
 # Numbers on x86-64 and ARM64 (asm/unistd_64.h, asm-generic/unistd.h); -1: not there.
 _CLONE, _CLONE3, _PRLIMIT = (56, 220), (435, 435), (302, 261)
@@ -34,7 +34,12 @@ _REFUSED = {
     **{"kill": (62, 129), "tkill": (200, 130), "tgkill": (234, 131), "rt_sigqueueinfo": (129, 138)},
     **{"rt_tgsigqueueinfo": (297, 240), "pidfd_send_signal": (424, 424), "ptrace": (101, 117)},
     **{"process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "process_madvise": (440, 440)},
-    **{"setpriority": (141, 140), "sched_setaffinity": (203, 122), "sched_setscheduler": (144, 119)},
+    **{
+        "setrlimit": (160, 164),
+        "setpriority": (141, 140),
+        "sched_setaffinity": (203, 122),
+        "sched_setscheduler": (144, 119),
+    },
     **{"rename": (82, -1), "renameat": (264, 38), "renameat2": (316, 276), "unlink": (87, -1), "unlinkat": (263, 35)},
     **{"rmdir": (84, -1), "mkdir": (83, -1), "mkdirat": (258, 34), "mknod": (133, -1), "mknodat": (259, 33)},
     **{"link": (86, -1), "linkat": (265, 37), "symlink": (88, -1), "symlinkat": (266, 36), "truncate": (76, 45)},
@@ -80,5 +85,8 @@ def _program(machine: str) -> list[tuple[int, int, int, int]]:
     # the C library then uses clone, whose flags can be read
     code += [(_EQUAL, 0, 1, _CLONE3[which]), (_RETURN, 0, 0, _ERROR | errno.ENOSYS)]
     code += [(_EQUAL, 0, 4, _CLONE[which]), (_LOAD, 0, 0, _FIRST_ARGUMENT), (_HAS_BITS, 0, 1, _CLONE_THREAD), allow]
-    code += [refuse, (_EQUAL, 0, 3, _PRLIMIT[which]), (_LOAD, 0, 0, _FIRST_ARGUMENT), (_EQUAL, 1, 0, 0), refuse]
+    # a limit may be read, of this process: root could raise it again
+    code += [refuse, (_EQUAL, 0, 7, _PRLIMIT[which])]
+    code += [(_LOAD, 0, 0, _FIRST_ARGUMENT), (_EQUAL, 0, 4, 0), (_LOAD, 0, 0, _NEW_LIMIT), (_EQUAL, 0, 2, 0)]
+    code += [(_LOAD, 0, 0, _NEW_LIMIT + 4), (_EQUAL, 1, 0, 0), refuse]
     return [*code, allow]

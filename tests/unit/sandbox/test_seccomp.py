@@ -26,7 +26,7 @@ def _in_thread(_: str) -> None:
     assert done
 
 
-def _library_call(name: str, *args: int) -> None:
+def _library_call(name: str, *args: object) -> None:
     library = ctypes.CDLL(None, use_errno=True)
     if getattr(library, name)(*args) < 0:
         raise OSError(ctypes.get_errno(), name)
@@ -41,6 +41,7 @@ REFUSED: dict[str, Callable[[str], object]] = {
     "program": lambda _: os.execv("/bin/true", ["true"]),
     "signal": lambda _: os.kill(os.getppid(), 0),
     "other limits": lambda _: resource.prlimit(os.getppid(), resource.RLIMIT_NPROC),
+    "limit": lambda _: _library_call("setrlimit", resource.RLIMIT_CPU, (ctypes.c_ulong * 2)(9999, 9999)),
     "trace": lambda _: _library_call("ptrace", 16, 0, 0, 0),  # PTRACE_ATTACH; without the filter ESRCH
     "delete": os.unlink,
     "rename": lambda path: os.rename(path, path + "2"),
