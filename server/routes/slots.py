@@ -147,10 +147,9 @@ async def reset_cache(request: Request) -> Response:
     if model and not pool.knows(model):  # a server with one model answers requests for any name with it
         raise ModelNotFound(model, [state.spec.id for state in pool.states()])
     state = pool.state(model)
-    if state.loaded is None:
-        n = await asyncio.to_thread(remove_states, state.spec)
-    else:
-        n = await while_connected(request, state.loaded.engine.reset_cache())
+    n = 0 if state.loaded is None else await while_connected(request, state.loaded.engine.reset_cache())
+    # also of other settings, and where the engine has given up the folder
+    n += await asyncio.to_thread(remove_states, state.spec)
     return json_reply({"n_dropped": n})
 
 

@@ -12,6 +12,9 @@ from typing import Any
 import httpx
 import pytest
 
+from server.errors import InternalError
+from server.pool.saved.state_cache import StateFolder
+from server.pool.saved.store import SlotFiles
 from server.pool.state import Status
 from tests.api.conftest import Api, GoLive, Serve, chat_request, idle, until
 from tests.api.management.test_models import RECORDED_PARAMS
@@ -121,6 +124,36 @@ async def test_a_reset_drops_what_an_unloaded_model_keeps_on_disk(serve: Serve, 
         assert [state.status for state in api.pool.states()] == [Status.UNLOADED] * 2
         await api.pool.load("demo", wait=True)
         assert (await complete(api, -1, model="demo"))["timings"]["cache_n"] == 0
+
+
+async def test_a_reset_of_a_loaded_model_removes_every_file_or_says_which_stays(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """States of other settings, and those in a folder that the engine has given up."""
+    model = {**MODEL, "cache_disk": 1, "cache_disk_path": str(tmp_path / "states")}
+
+    def states() -> list[Path]:
+        return list((tmp_path / "states").rglob("*.state"))
+
+    def fails(*_: object) -> None:
+        raise InternalError("the folder cannot be read")
+
+    for settings in ({"cache_type_k": "q8_0"}, {}):
+        async with serve(FakeLoader(n_seq=1), models={"demo": model | settings}) as api:
+            await complete(api, 0)
+    assert len(states()) == 2
+    for is_given_up in (False, True):
+        with monkeypatch.context() as patch:
+            if is_given_up:
+                patch.setattr(StateFolder, "index", fails)
+            async with serve(FakeLoader(n_seq=1), models={"demo": model}) as api:
+                with monkeypatch.context() as locked:
+                    locked.setattr(SlotFiles, "remove", fails)
+                    await api.expect("POST /cache/reset", {}, 500, "the folder cannot be read")
+                    assert states()
+                assert (await api.client.post("/cache/reset")).json()["n_dropped"] >= N_PROMPT
+                assert not states()
+                await complete(api, 0)
 
 
 class LargeStates(FakeRunner):
