@@ -39,27 +39,14 @@ MAX_MOVE_SOURCES = 4  # slots that are searched for runs to move
 MIN_WAIT = 64  # tokens; fewer are recomputed instead of read from disk or waited for
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
-    """Move ``n`` cells from ``source`` to ``target`` <= source; cells between are dropped (llama-server's
-    ``n_cache_reuse``).
+def moved_runs(cached: Seq[int], prompt: Seq[int], prefix: int, smallest: int) -> list[range]:
+    """Return the runs of at least `smallest` tokens of `cached` that continue `prompt` after the common `prefix`, one
+    after the other (llama-server's ``n_cache_reuse``).
 
-    Moved cells were computed after other text, so tokens after them are an approximation. Only for requests that ask
-    for it, and never reused as an exact prefix.
+    Greedy as in llama-server (server-context.cpp, update_slots): each run is the next one in the cache. A moved run was
+    computed after other text, so tokens after it are an approximation. It is never reused as an exact prefix.
     """
-
-    source: int
-    target: int
-    n: int
-
-
-def moves(cached: Seq[int], prompt: Seq[int], prefix: int, smallest: int) -> list[Move]:
-    """Return the moves that bring runs of at least `smallest` tokens after the common `prefix` to their place.
-
-    Greedy as in llama-server (server-context.cpp, update_slots): each run is the next one in the cache that
-    continues the prompt. Positions of later moves refer to the cache before any move.
-    """
-    found: list[Move] = []
+    found: list[range] = []
     held, wanted = "".join(map(chr, cached)), "".join(map(chr, prompt))  # `str.find` is a thousand times faster
     head, at = prefix, prefix
     while at + smallest <= len(prompt):
@@ -67,7 +54,7 @@ def moves(cached: Seq[int], prompt: Seq[int], prefix: int, smallest: int) -> lis
         if head < 0:
             break
         n = common_prefix(cached[head:], prompt[at:])
-        found.append(Move(head, at, n))
+        found.append(range(head, head + n))
         head, at = head + n, at + n
     return found
 
@@ -77,19 +64,19 @@ class Placement:
     """Put `sequence` into `slot`, whose cells must then hold the first `n_reuse` tokens of `source`: the slot itself,
     another slot, a cached entry, or None.
 
-    With ``moves`` (then `source` is `slot`), further runs of its cells move to new places.
+    ``moved``: further runs of its cells (then `source` is `slot`) that move down to follow these (`moved_runs`).
     """
 
     sequence: Sequence
     slot: Slot
     source: Slot | CacheEntry | None
     n_reuse: int
-    moves: tuple[Move, ...] = ()
+    moved: tuple[range, ...] = ()
 
     @property
     def n_kept(self) -> int:
         """Prompt tokens that need no prefill."""
-        return self.n_reuse + sum(move.n for move in self.moves)
+        return self.n_reuse + sum(map(len, self.moved))
 
     @property
     def n_in_cells(self) -> int:
@@ -179,7 +166,7 @@ class Placer:
         candidates.sort(key=lambda slot: (slot is not placement.slot, -slot.last_used))
         for slot in candidates[:MAX_MOVE_SOURCES]:
             n = slot.reusable(common_prefix(prompt, slot.tokens), sequence.adapter_set)
-            runs = moves(slot.tokens, prompt, n, sequence.request.n_cache_reuse)
+            runs = moved_runs(slot.tokens, prompt, n, sequence.request.n_cache_reuse)
             found = Placement(sequence, slot, slot, n, tuple(runs))
             if found.n_kept > best.n_kept:
                 best = found

@@ -410,7 +410,7 @@ class Cells:
             self._contains(slot, source)
             if self._runner.info.unified:
                 slot.n_shared, slot.shares_with = len(slot.tokens), source
-        if placement.moves:
+        if placement.moved:
             self._move(placement, now)
             return
         self._cut(slot, placement.n_reuse)
@@ -432,14 +432,15 @@ class Cells:
     def _move(self, placement: Placement, now: float) -> None:
         """Move runs of the slot's cells to their places in the new prompt."""
         slot = placement.slot
-        if not self._own(slot, placement.moves[0].source, now):
+        if not self._own(slot, placement.moved[0].start, now):
             return
         kept, shift = slot.tokens[: placement.n_reuse], 0
-        for move in placement.moves:
-            if move.source - shift > move.target:  # otherwise it is in place after earlier moves
-                self._runner.seq_drop(slot.id, move.target, move.source - shift)
-            kept += slot.tokens[move.source : move.source + move.n]
-            shift = move.source - move.target
+        for run in placement.moved:
+            target = len(kept)
+            if run.start - shift > target:  # otherwise it is in place after earlier moves
+                self._runner.seq_drop(slot.id, target, run.start - shift)
+            kept += slot.tokens[run.start : run.stop]
+            shift = run.start - target
         slot.n_exact = min(slot.n_exact, placement.n_reuse)
         self._share(slot, placement.n_reuse)
         slot.checkpoints = up_to(slot.checkpoints, placement.n_reuse)

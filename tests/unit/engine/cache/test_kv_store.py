@@ -14,7 +14,7 @@ from server.engine.cache.kv_store import Cells, shift_sizes
 from server.engine.cache.move_budget import MoveBudget
 from server.engine.cache.prefix_cache import CacheEntry, common_prefix
 from server.engine.params import ALONE_S, EngineParams
-from server.engine.placement import Move, Placement, moves
+from server.engine.placement import Placement, moved_runs
 from server.engine.scheduler import Scheduler
 from server.engine.sequence import Phase, Sequence, Slot
 from tests.support.fakes import FakeRunner
@@ -326,7 +326,7 @@ def test_runs_that_a_prompt_reuses_move_in_place(unified_cells: Unified, n_share
         unified_cells.copy(0, 2, n_shared)
     slot = unified_cells.slots[0]
     prompt = [*range(10), *range(40, 100), 7]
-    placement = Placement(sequence(prompt, phase=Phase.DECODE, slot=slot), slot, slot, 10, (Move(40, 10, 60),))
+    placement = Placement(sequence(prompt, phase=Phase.DECODE, slot=slot), slot, slot, 10, (range(40, 100),))
     unified_cells.cells.prepare(placement, 0.0)
     assert unified_cells.runner.n_saved == n_saved
     assert slot.tokens == prompt[:-1]
@@ -441,14 +441,14 @@ def test_a_shift_always_makes_room_and_leaves_something(n_prompt: int, keep: int
     assert kept + dropped < 99
 
 
-def in_python(cached: list[int], prompt: list[int], prefix: int, smallest: int) -> list[Move]:
+def in_python(cached: list[int], prompt: list[int], prefix: int, smallest: int) -> list[range]:
     """As llama-server's loop says it."""
-    found: list[Move] = []
+    found: list[range] = []
     head = at = prefix
     while head + smallest <= len(cached) and at + smallest <= len(prompt):
         if cached[head : head + smallest] == prompt[at : at + smallest]:
             n = common_prefix(cached[head:], prompt[at:])
-            found.append(Move(head, at, n))
+            found.append(range(head, head + n))
             head, at = head + n, at + n
         else:
             head += 1
@@ -462,4 +462,4 @@ def in_python(cached: list[int], prompt: list[int], prefix: int, smallest: int) 
 )
 def test_runs_are_those_that_the_reference_finds(cached: list[int], prompt: list[int], smallest: int) -> None:
     prefix = common_prefix(cached, prompt)
-    assert moves(cached, prompt, prefix, smallest) == in_python(cached, prompt, prefix, smallest)
+    assert moved_runs(cached, prompt, prefix, smallest) == in_python(cached, prompt, prefix, smallest)
