@@ -20,7 +20,7 @@ from math import inf
 from server.engine.adjacency import Adjacency
 from server.engine.cache.kv_budget import KvBudget
 from server.engine.cache.move_budget import MoveBudget
-from server.engine.cache.prefix_cache import Checkpoint, StateCache, state_cache
+from server.engine.cache.prefix_cache import StateCache, state_cache
 from server.engine.media import MediaInput, MediaSpan, span_at
 from server.engine.params import ALONE_S, EngineParams
 from server.engine.placement import Placement, Placer
@@ -131,7 +131,7 @@ class TokenRun(BatchEntry):
     at: int = field(kw_only=True)  # tokens of the sequence before these
     sequence: Sequence = field(kw_only=True)
     scored: bool = False  # prompt tokens whose log probabilities are wanted
-    undo: Checkpoint | None = None  # for rolling back drafts if the memory cannot be truncated
+    undo: tuple[int, bytes] | None = None  # the checkpoint for rolling back drafts if the memory cannot be truncated
 
     @property
     def draft_tokens(self) -> Seq[int]:

@@ -208,7 +208,7 @@ class Slot(CachedPrefix):
         check_spans(self.media, self.tokens)
         n_there = 0 if self.shares_with is None else len(self.shares_with.tokens)
         assert 0 <= self.n_shared <= min(len(self.tokens), n_there), f"slot {self.id} shares more than is held"
-        assert all(0 < c.n_tokens <= len(self.tokens) for c in self.checkpoints), f"slot {self.id}: checkpoints"
+        assert all(0 < n <= len(self.tokens) for n in self.checkpoints), f"slot {self.id}: checkpoints"
         s = self.sequence
         if s is None:
             return

@@ -12,9 +12,9 @@ from server.engine.cache.prefix_cache import (
     MIN_TOKENS,
     CachedPrefix,
     CacheEntry,
-    Checkpoint,
     added,
     longest_match,
+    n_bytes_of,
     size_of,
     up_to,
 )
@@ -240,7 +240,7 @@ class Cells:
         """Remove everything from `slot`."""
         self._runner.seq_remove(slot.id, 0)
         self._share(slot, 0)
-        slot.tokens, slot.media, slot.checkpoints = [], (), ()
+        slot.tokens, slot.media, slot.checkpoints = [], (), {}
         slot.n_exact, slot.floor = NEVER, 0
 
     def evict(self, slot: Slot, now: float, then_s: float = 0.0) -> None:
@@ -272,16 +272,17 @@ class Cells:
         """Keep the first `n` tokens, by a checkpoint if necessary; otherwise nothing."""
         if len(slot.tokens) <= n or self.truncate(slot, n):
             return
-        checkpoint = next((c for c in slot.checkpoints if c.n_tokens == n), None)
-        if checkpoint is None or not self._rewind(slot, checkpoint):
+        checkpoint = slot.checkpoints.get(n)
+        if checkpoint is None or not self._rewind(slot, n, checkpoint):
             self.clear(slot)
             return
         self._stats.n_checkpoint_hits += 1
 
-    def _rewind(self, slot: Slot, checkpoint: Checkpoint) -> bool:
-        """Restore `checkpoint`. Return False if the cells are empty now, which ``slot`` does not say yet."""
-        n = checkpoint.n_tokens
-        if not self._runner.seq_rewind(slot.id, checkpoint.state, last_position(slot.media, n) + 1):
+    def _rewind(self, slot: Slot, n: int, checkpoint: bytes) -> bool:
+        """Restore the `checkpoint` after `n` tokens. Return False if the cells are empty now, which ``slot`` does not
+        say yet.
+        """
+        if not self._runner.seq_rewind(slot.id, checkpoint, last_position(slot.media, n) + 1):
             return False
         self._ends_at(slot, n)
         return True
@@ -302,7 +303,7 @@ class Cells:
                 if slot.floor < len(slot.tokens) and in_one:
                     continue
                 try:
-                    entry.undo = Checkpoint(len(slot.tokens), self._runner.seq_checkpoint(slot.id))
+                    entry.undo = len(slot.tokens), self._runner.seq_checkpoint(slot.id)
                 except CONTAINED as error:
                     log.warning("slot %d: draft tokens are skipped, they could not be rolled back: %r", slot.id, error)
                     entry.tokens, entry.n_outputs = entry.tokens[: -len(entry.draft_tokens)], 1
@@ -318,8 +319,8 @@ class Cells:
         n_left = len(slot.tokens) - n
         if self.truncate(slot, n_left):
             return
-        if entry.undo is not None and self._rewind(slot, entry.undo):
-            sequence.n_rolled_back = n_left - entry.undo.n_tokens
+        if entry.undo is not None and self._rewind(slot, *entry.undo):
+            sequence.n_rolled_back = n_left - entry.undo[0]
             return
         about = log_fields(sequence.request)
         what = "slot %d: rejected draft tokens could not be rolled back; recomputing its %d tokens"
@@ -347,7 +348,7 @@ class Cells:
         n, most = len(slot.tokens), self._scheduler.params.ctx_checkpoints
         if self._can_cut or not most or n > slot.n_exact:
             return
-        if any(abs(n - c.n_tokens) < MIN_GAP for c in slot.checkpoints):
+        if any(abs(n - place) < MIN_GAP for place in slot.checkpoints):
             return
         if self._checkpoint_s and self._moves.stalls_others(self._checkpoint_s):
             return
@@ -358,7 +359,7 @@ class Cells:
                 return
             if not self._room_for_checkpoint(slot, n_bytes, started):
                 return
-            new = Checkpoint(n, self._runner.seq_checkpoint(slot.id))
+            state = self._runner.seq_checkpoint(slot.id)
         except CONTAINED as error:
             log.warning("slot %d: no checkpoint at %d tokens: %r", slot.id, n, error)
             return
@@ -366,17 +367,17 @@ class Cells:
         self._moves.spent_s += self._checkpoint_s
         self._stats.n_checkpoints += 1
         its_part = self._scheduler.ram.limit // self._runner.info.n_seq
-        slot.checkpoints = added(slot.checkpoints, new, most, its_part)
+        slot.checkpoints = added(slot.checkpoints, n, state, most, its_part)
 
     def _room_for_checkpoint(self, slot: Slot, n_bytes: int, now: float) -> bool:
         """Make room in RAM for a checkpoint of `slot`; idle slots lose theirs first, lowest eviction priority first."""
         ram = self._scheduler.ram
         while not ram.make_room_to_hold(n_bytes, now):
             others = [other for other in self._others(slot) if other.idle and other.checkpoints]
-            n_idle = sum(len(c.state) for other in others for c in other.checkpoints)
+            n_idle = sum(n_bytes_of(other.checkpoints) for other in others)
             if not others or not ram.fits(n_bytes - n_idle, now):
                 return False
-            first_to_evict(others).checkpoints = ()
+            first_to_evict(others).checkpoints = {}
         return True
 
     def prepare(self, placement: Placement, now: float) -> None:
@@ -577,7 +578,7 @@ class Cells:
     def _contains(self, slot: Slot, contents: CachedPrefix) -> None:
         """Record that the cells of `slot` have these `contents` now."""
         slot.tokens, slot.media, slot.n_exact = list(contents.tokens), contents.media, contents.n_exact
-        n_bytes = 0 if isinstance(contents, Slot) else sum(len(c.state) for c in contents.checkpoints)
+        n_bytes = 0 if isinstance(contents, Slot) else n_bytes_of(contents.checkpoints)
         if self._scheduler.ram.make_room_to_hold(n_bytes, slot.last_used):
             slot.checkpoints = contents.checkpoints
         self._look(slot)

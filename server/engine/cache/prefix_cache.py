@@ -9,9 +9,10 @@ renders what follows differently.
 
 import ctypes
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from math import inf
 from operator import attrgetter
 from typing import TypeVar
@@ -25,16 +26,10 @@ MIN_GAP = 16  # tokens; closer checkpoints save too little
 MIN_PROMPT = 32  # tokens; shorter prompts are recomputed
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """``state`` restores the part that cannot be truncated, as it was after the first ``n_tokens`` tokens."""
-
-    n_tokens: int
-    state: bytes
-
-
-Checkpoints = tuple[Checkpoint, ...]
-"""In ascending order of ``n_tokens``."""
+Checkpoints = Mapping[int, bytes]
+"""By number of tokens, ascending: what restores the part that cannot be truncated, as it was after these tokens. Never
+changed in place, since entries and slots share it.
+"""
 
 
 def reach(n: int, n_tokens: int, floor: int, places: Iterable[int]) -> int:
@@ -48,22 +43,24 @@ def reach(n: int, n_tokens: int, floor: int, places: Iterable[int]) -> int:
     return max((place for place in places if place <= n), default=0)
 
 
-def added(checkpoints: Checkpoints, new: Checkpoint, most: int, most_bytes: int) -> Checkpoints:
-    """Return `checkpoints` with `new`. While there are too many, or too many bytes (negative: unlimited), drop the one
-    closest after another one.
+def added(checkpoints: Checkpoints, n_tokens: int, state: bytes, most: int, most_bytes: int) -> Checkpoints:
+    """Return `checkpoints` with a new one. While there are too many, or too many bytes (negative: unlimited), drop the
+    one closest after another one.
     """
-    places = {c.n_tokens: c for c in (*checkpoints, new)}
-    kept = [places[n] for n in sorted(places)]
-    while len(kept) > 1 and (len(kept) > most or 0 <= most_bytes < sum(len(c.state) for c in kept)):
-        before = [0, *(c.n_tokens for c in kept[:-1])]
-        gaps = [(c.n_tokens - at, c.n_tokens) for c, at in zip(kept, before, strict=True) if c is not new]
-        kept = [c for c in kept if c.n_tokens != min(gaps)[1]]
-    return tuple(kept)
+    kept = dict(sorted({**checkpoints, n_tokens: state}.items()))
+    while len(kept) > 1 and (len(kept) > most or 0 <= most_bytes < n_bytes_of(kept)):
+        del kept[min((n - before, n) for before, n in pairwise([0, *kept]) if n != n_tokens)[1]]
+    return kept
+
+
+def n_bytes_of(checkpoints: Checkpoints) -> int:
+    """Return the bytes of the states of `checkpoints`."""
+    return sum(map(len, checkpoints.values()))
 
 
 def up_to(checkpoints: Checkpoints, n: int) -> Checkpoints:
     """Return the checkpoints that remain valid if only the first `n` tokens are left."""
-    return tuple(c for c in checkpoints if c.n_tokens <= n)
+    return {place: state for place, state in checkpoints.items() if place <= n}
 
 
 def checkpoint_positions(
@@ -152,7 +149,7 @@ class CachedPrefix:
     tokens: list[int] = field(default_factory=list)
     adapter_set: AdapterSet = NO_ADAPTERS
     n_exact: int = NEVER
-    checkpoints: Checkpoints = ()
+    checkpoints: Checkpoints = field(default_factory=dict)
     media: Spans = ()
     floor: int = 0
     last_used: float = 0.0
@@ -160,7 +157,7 @@ class CachedPrefix:
     def reusable(self, n: int, wanted: AdapterSet) -> int:
         """Return how many of its first `n` tokens a sequence with the adapter set `wanted` may reuse."""
         n = whole(self.media, reusable(min(n, self.n_exact), self.adapter_set, wanted))
-        return reach(n, len(self.tokens), self.floor, [c.n_tokens for c in self.checkpoints])
+        return reach(n, len(self.tokens), self.floor, self.checkpoints)
 
     def eviction_priority(self, now: float) -> float:
         """Return the value of keeping it: its length over the time since its last use. The lowest is evicted first.
@@ -239,7 +236,7 @@ class CacheEntry(CachedPrefix):
 
     def in_file(self, name: str, size: int) -> "CacheEntry":
         """Return the index entry of the file `name` of `size` bytes that contains its state."""
-        checkpoints = tuple(Checkpoint(c.n_tokens, b"") for c in self.checkpoints)
+        checkpoints = dict.fromkeys(self.checkpoints, b"")
         return replace(self, checkpoints=checkpoints, state=b"", size=size, name=name, n_used=0, pinned_until=-inf)
 
 
@@ -269,7 +266,7 @@ class Fetch:
 
 def size_of(n_state: int, n_tokens: int, checkpoints: Checkpoints) -> int:
     """Return the RAM size in bytes of an entry whose state has `n_state` bytes."""
-    return n_state + 8 * n_tokens + sum(len(c.state) for c in checkpoints)
+    return n_state + 8 * n_tokens + n_bytes_of(checkpoints)
 
 
 @dataclass(slots=True)
@@ -304,7 +301,7 @@ class StateCache:
     @property
     def n_held(self) -> int:
         """Bytes of the checkpoints of slots."""
-        return sum({id(c.state): len(c.state) for slot in self.slots for c in slot.checkpoints}.values())
+        return sum({id(state): len(state) for slot in self.slots for state in slot.checkpoints.values()}.values())
 
     @property
     def n_bytes(self) -> int:

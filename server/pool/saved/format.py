@@ -29,7 +29,7 @@ from typing import Annotated, BinaryIO, ClassVar
 
 from pydantic import ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationError
 
-from server.engine.cache.prefix_cache import CacheEntry, Checkpoint, new_bytes
+from server.engine.cache.prefix_cache import CacheEntry, new_bytes
 from server.engine.lora import NEVER, AdapterSet
 from server.engine.media import MediaSpan, Spans, media_tokens
 from server.errors import InternalError, InvalidRequest
@@ -170,7 +170,7 @@ def encode(saved: CacheEntry, description: Description, secret: bytes = b"") -> 
     start = _HEAD.pack(STATE_MAGIC, STATE_VERSION, len(words) // 4) + words
     content = _blake2b()
     n_bytes = 0
-    parts: list[bytes | memoryview] = [start, state, *(c.state for c in saved.checkpoints)]
+    parts: list[bytes | memoryview] = [start, state, *saved.checkpoints.values()]
     for part in parts:
         content.update(part)
         n_bytes += len(part)
@@ -215,7 +215,7 @@ class Opened:
             if (magic, version) != (STATE_MAGIC, STATE_VERSION):
                 raise InvalidRequest(f"its state has the version {version}, this llama.cpp reads {STATE_VERSION}")
         tokens, media = _text(words, found.n_tokens, n_vocab)
-        checkpoints = tuple(Checkpoint(n, part) for (n, _), part in zip(found.checkpoints, parts, strict=True))
+        checkpoints = {n: part for (n, _), part in zip(found.checkpoints, parts, strict=True)}
         n_exact = NEVER if found.n_exact is None else found.n_exact
         return CacheEntry(tokens, adapter_set, n_exact, checkpoints, media, state=state)
 

@@ -76,7 +76,7 @@ def describe(model: LoadedModel, saved: CacheEntry) -> Description:
         n_tokens=len(saved.tokens),
         n_exact=None if saved.n_exact == NEVER else saved.n_exact,
         scope=adapter_set.scope,
-        checkpoints=tuple((c.n_tokens, len(c.state)) for c in saved.checkpoints),
+        checkpoints=tuple((n, len(state)) for n, state in saved.checkpoints.items()),
         media=projector_of(model) if saved.media else "",
     )
 

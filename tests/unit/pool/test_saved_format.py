@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.engine.cache.prefix_cache import CacheEntry, Checkpoint
+from server.engine.cache.prefix_cache import CacheEntry
 from server.engine.lora import NO_ADAPTERS, AdapterSet
 from server.engine.media import MediaSpan, Spans, media_tokens
 from server.errors import InternalError, InvalidRequest
@@ -28,7 +28,7 @@ def read(content: bytes, n_vocab: int = 100) -> tuple[Description, list[int], by
     opened = open_saved(io.BytesIO(content), len(content))
     saved = opened.read(n_vocab, NO_ADAPTERS)
     assert not saved.media
-    assert tuple((c.n_tokens, len(c.state)) for c in saved.checkpoints) == opened.description.checkpoints
+    assert tuple((n, len(state)) for n, state in saved.checkpoints.items()) == opened.description.checkpoints
     assert astuple(opened.read(n_vocab, NO_ADAPTERS, states=False)) == astuple(saved.in_file("", 0))
     return replace(opened.description, blake2b=""), saved.tokens, saved.state
 
@@ -67,9 +67,9 @@ class Large(io.BytesIO):
 
 def test_a_state_is_read_to_where_it_stays() -> None:
     state = PREFIX + bytes(range(256)) * 200
-    checkpoints = (Checkpoint(1, b"c" * 20_000), Checkpoint(2, b""))
+    checkpoints = {1: b"c" * 20_000, 2: b""}
     saved = CacheEntry([7, 8, 9], NO_ADAPTERS, 2, checkpoints, state=state)
-    sizes = tuple((c.n_tokens, len(c.state)) for c in checkpoints)
+    sizes = tuple((n, len(state)) for n, state in checkpoints.items())
     content = b"".join(encode(saved, replace(DESCRIPTION, checkpoints=sizes)))
     assert astuple(open_saved(Large(content), len(content)).read(100, NO_ADAPTERS)) == astuple(saved)
 

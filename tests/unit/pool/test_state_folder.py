@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from server.engine.cache.prefix_cache import CacheEntry, Checkpoint
+from server.engine.cache.prefix_cache import CacheEntry
 from server.engine.lora import Adapter, AdapterSet
 from server.engine.params import EngineParams
 from server.errors import InternalError, InvalidRequest
@@ -21,7 +21,7 @@ from server.pool.saved.store import UNLOCKED_S
 from server.pool.spec import LoadParams, ModelSpec
 
 STATE = DATA_PREFIX + bytes(4) + b"state of the library"
-SAVED = CacheEntry([7, 8, 9], checkpoints=(Checkpoint(2, b"two"),), state=STATE)
+SAVED = CacheEntry([7, 8, 9], checkpoints={2: b"two"}, state=STATE)
 LORA = Adapter(0, "lora.gguf", 0.5)
 
 

@@ -10,7 +10,7 @@ from server.engine.cache.prefix_cache import (
     AUTOMATIC,
     BLOCK,
     CacheEntry,
-    Checkpoint,
+    Checkpoints,
     StateCache,
     added,
     checkpoint_positions,
@@ -49,7 +49,7 @@ def test_cached_entries_are_searched_for_the_longest(
 ) -> None:
     """Entries that cannot be truncated have checkpoints after 8 and 32 tokens."""
     cache, most = StateCache(-1), min(most, len(prompt))
-    checkpoints = (Checkpoint(8, b""), Checkpoint(32, b""))
+    checkpoints = {8: b"", 32: b""}
     for tokens, adapter_set, can_cut in kept:
         cache.put(CacheEntry(tokens, adapter_set, NEVER, checkpoints, floor=0 if can_cut else len(tokens)), 0.0)
     longest = max((e.reusable(min(common_prefix(prompt, e.tokens), most), wanted) for e in cache), default=0)
@@ -127,12 +127,8 @@ async def test_embeddings_of_media_have_a_quarter_of_it_at_most() -> None:
 END = 7
 
 
-def checkpoints(*places: int, size: int = 10) -> tuple[Checkpoint, ...]:
-    return tuple(Checkpoint(n, bytes(size)) for n in places)
-
-
-def places(kept: tuple[Checkpoint, ...]) -> list[int]:
-    return [c.n_tokens for c in kept]
+def checkpoints(*places: int) -> Checkpoints:
+    return {n: bytes(10) for n in places}
 
 
 def test_a_sequence_is_cut_where_it_can_be_and_else_at_a_checkpoint() -> None:
@@ -147,13 +143,13 @@ def test_a_sequence_is_cut_where_it_can_be_and_else_at_a_checkpoint() -> None:
 
 def test_when_there_are_too_many_the_one_goes_that_saves_least() -> None:
     kept = checkpoints(100, 130, 300)
-    assert places(added(kept, Checkpoint(400, b""), 3, 1000)) == [100, 300, 400]
-    assert places(added(kept, Checkpoint(310, b""), 3, 1000)) == [100, 300, 310]
-    assert places(added(kept, Checkpoint(130, b"new"), 3, 1000)) == [100, 130, 300]
+    assert list(added(kept, 400, b"", 3, 1000)) == [100, 300, 400]
+    assert list(added(kept, 310, b"", 3, 1000)) == [100, 300, 310]
+    assert list(added(kept, 130, b"new", 3, 1000)) == [100, 130, 300]
 
 
 def test_one_checkpoint_is_kept_however_small_a_slots_part_is() -> None:
-    assert places(added(checkpoints(100, 200), Checkpoint(500, bytes(30)), 32, 20)) == [500]
+    assert list(added(checkpoints(100, 200), 500, bytes(30), 32, 20)) == [500]
 
 
 def chat(text: str) -> Request:
