@@ -57,9 +57,7 @@ class Policy:
         params = EngineParams(cache_ram=self.ram_mib, target_itl_ms=self.target_itl_ms, max_queue=1 << 30)
         scheduler = Scheduler(info, params) if self.shares else Unsorted(info, params)
         if not self.shares:
-            scheduler.placer = SlotLocal(
-                scheduler.slots, scheduler.ram, info, params, scheduler.move_budget, scheduler.adjacency
-            )
+            scheduler.placer = SlotLocal(scheduler.slots, scheduler.ram, info, params, scheduler.move_budget)
         return scheduler
 
 

@@ -166,7 +166,7 @@ class Instance(StepThread):
         if self.scheduler.waiting:
             self._place()
         changes = self.scheduler.kv_budget.changes
-        if self.scheduler.adjacency.has_changed:
+        if self.scheduler.placer.has_changed:
             self._relocate()
         if self._shifts:
             self._shift()

@@ -17,7 +17,6 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from math import inf
 
-from server.engine.adjacency import Adjacency
 from server.engine.cache.kv_budget import KvBudget
 from server.engine.cache.move_budget import MoveBudget
 from server.engine.cache.prefix_cache import StateCache, state_cache
@@ -161,8 +160,7 @@ class Scheduler:
         self.slots = [Slot(id=i) for i in range(info.n_seq)]
         self.ram.slots += self.slots
         self.move_budget = MoveBudget(self.slots, params.target_s, info.copy_s)
-        self.adjacency = Adjacency(self.slots, info, self.ram, self.move_budget)
-        self.placer = Placer(self.slots, self.ram, info, params, self.move_budget, self.adjacency)
+        self.placer = Placer(self.slots, self.ram, info, params, self.move_budget)
         self.kv_budget = KvBudget(self.slots, info)
         self._counters = TokenCounters() if counters is None else counters
         self.waiting = Queue(self._counters)
@@ -231,7 +229,7 @@ class Scheduler:
         """Record that `placement` was carried out; ``slot.tokens`` already describes the cells."""
         sequence, slot = placement.sequence, placement.slot
         slot.sequence, sequence.slot = sequence, slot
-        self.adjacency.has_changed = True
+        self.placer.has_changed = True
         slot.adapter_set = sequence.adapter_set
         slot.n_requests += 1
         self.kv_budget.changed()
@@ -351,14 +349,14 @@ class Scheduler:
         return TokenRun(slot.id, slot.pos, tokens, n_outputs, media, at=at, sequence=s, scored=scored)
 
     def relocation(self, fixed: AbstractSet[int]) -> tuple[Slot, Slot] | None:
-        """Return (source, target) of the best relocation (`Adjacency`). Slots in `fixed` and requested slots stay.
+        """Return (source, target) of `Placer.relocation`. Slots in `fixed` and requested slots stay.
 
         Also runs while requests wait: an idle slot that they cannot use now would split the decoding sequences
         meanwhile.
         """
-        if not self.adjacency.is_split() or not _may_share_a_step(list(self.active())):
+        if not self.placer.is_split() or not _may_share_a_step(list(self.active())):
             return None
-        return self.adjacency.relocation(fixed)
+        return self.placer.relocation(fixed)
 
     def _members(self) -> list[Sequence]:
         """Return the sequences of the next batch. One LoRA set computes a batch, so sets take turns, and so do
@@ -434,7 +432,7 @@ class Scheduler:
         slot.sequence, sequence.slot, slot.last = None, None, sequence
         slot.last_used = now
         self.kv_budget.changed()
-        self.adjacency.has_changed = True
+        self.placer.has_changed = True
 
     def requeue(self, sequence: Sequence, now: float) -> None:
         """Take the slot from a sequence and put it at the head of the queue. Its generated tokens must be in the cells

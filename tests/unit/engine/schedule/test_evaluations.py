@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.engine.adjacency import n_more_runs, n_runs
 from server.engine.cache.kv_store import Cells
 from server.engine.params import EngineParams
+from server.engine.placement import n_more_runs, n_runs
 from server.engine.scheduler import Scheduler, TokenRun, in_batch_order
 from server.engine.sequence import Phase, Sequence
 from tests.support.fakes import FakeRunner, evaluations
@@ -146,7 +146,7 @@ def test_a_cache_that_may_be_computed_again_later_is_no_pause_now(rate: float, n
     bench.steps(40)
     bench.end(three[1:2])
     bench.scheduler.move_budget.computed = rate
-    bench.scheduler.adjacency.has_changed = True
+    bench.scheduler.placer.has_changed = True
     slots = bench.scheduler.relocation(frozenset())
     if slots is not None:
         bench.cells.relocate(*slots, bench.now)
