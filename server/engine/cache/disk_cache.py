@@ -11,8 +11,8 @@ import logging
 import secrets
 import threading
 from collections.abc import Callable, Collection, Iterable
-from collections.abc import Sequence as Seq
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from math import inf
 from typing import Protocol
 
 from server.engine.cache.move_budget import MoveBudget
@@ -81,13 +81,14 @@ class DiskCache:
         self._clock = clock
         self._wake = wake
         self._can_cut = can_cut
-        self.kept = StateCache(limit)
+        self._gone: list[CacheEntry] = []  # their files are still to be removed, by the thread that writes
+        self.kept = StateCache(limit, spill=self._gone.append)
         self._lock = threading.Condition()  # notified when less data waits to be written
         self._writer = writer or ThreadPoolExecutor(1, "llamapool-disk-write")
         self._reader = reader or ThreadPoolExecutor(1, "llamapool-disk-read")
         self._usable = True
         self._closing = threading.Event()
-        self._close_by: float | None = None
+        self._close_by = inf
         self._reading: dict[str, Future[CacheEntry | None]] = {}
         self._writing: list[CacheEntry] = []
         self._following = threading.Thread(target=self._follow, name="llamapool-disk-follow", daemon=True)
@@ -127,7 +128,8 @@ class DiskCache:
     def drop(self, entry: CacheEntry) -> None:
         """Drop `entry` and delete its file soon."""
         self.kept.remove(entry)
-        self._writer.submit(self._remove, [entry])
+        self._gone.append(entry)
+        self._writer.submit(self._sweep)
 
     def drop_all(self) -> Future[int]:
         """Drop every state, also those that are being written; return a future of the number of their tokens."""
@@ -147,12 +149,10 @@ class DiskCache:
 
     def begin_close(self) -> None:
         """Start closing: states not written within `CLOSE_S` seconds are not written."""
-        if self._close_by is None:
-            self._close_by = self._clock() + CLOSE_S
+        self._close_by = min(self._close_by, self._clock() + CLOSE_S)
 
     def wait_for_room(self, n_bytes: int) -> bool:
         """Block until `put` accepts a state of `n_bytes`. Return False if it never will. Call after `begin_close`."""
-        assert self._close_by is not None
         with self._lock:
             while (
                 self._usable
@@ -202,8 +202,9 @@ class DiskCache:
 
     def _keep(self, entry: CacheEntry, now: float) -> None:
         """Add `entry` to the index and delete the files it replaces."""
-        replaced = self.kept.replace(entry, now)
-        self._remove([*replaced, *self.kept.put(entry, now)])
+        self._gone += self.kept.replace(entry, now)
+        self.kept.put(entry, now)
+        self._sweep()
 
     def _follow(self) -> None:
         """Check for files of other processes until closed. Runs in its own thread and waits for the writer thread."""
@@ -225,13 +226,14 @@ class DiskCache:
         dropped = [*self.kept, *(state for state in unwritten if not self.kept.holds(state))]
         for entry in self.kept:
             self.kept.remove(entry)
-            self._remove([entry])
+            self._gone.append(entry)
+        self._sweep()
         return sum(len(state.tokens) for state in dropped)
 
     def _write(self, state: CacheEntry) -> None:
         try:
-            is_wanted = self._usable and state in self._writing  # `drop_all` drops what waits
-            if is_wanted and (self._close_by is None or self._clock() < self._close_by):
+            # `drop_all` drops what waits
+            if self._usable and state in self._writing and self._clock() < self._close_by:
                 self._write_file(state)
         except CONTAINED as error:
             log.warning("a prompt state could not be written to disk; look at the room in cache_disk_path: %r", error)
@@ -243,10 +245,10 @@ class DiskCache:
                 self._lock.notify_all()
 
     def _write_file(self, state: CacheEntry) -> None:
-        if self.kept.holds(state):
-            return
         now = self._clock()
-        self._remove(self.kept.make_room(state.size + _DESCRIPTION_BYTES, now))
+        if self.kept.holds(state) or not self.kept.make_room(state.size + _DESCRIPTION_BYTES, now):
+            return
+        self._sweep()
         name = f"{secrets.token_hex(8)}.state"
         used = {entry.name for entry in self.kept}
         self._keep(state.in_file(name, self._files.write(name, state, used)), now)
@@ -274,13 +276,13 @@ class DiskCache:
         if entry in self.kept:  # otherwise it was evicted meanwhile
             log.warning("%s: %s; it is dropped", entry.name, fault)
             self.n_dropped += 1
-            self.kept.remove(entry)
-            self._remove([entry])
+            self.drop(entry)
         return None
 
-    def _remove(self, entries: Seq[CacheEntry]) -> None:
-        for entry in entries:
-            self._files.remove(entry.name)
+    def _sweep(self) -> None:
+        """Remove the files of entries that are no longer indexed, while nobody waits for the index."""
+        while self._gone:
+            self._files.remove(self._gone.pop().name)
 
     def _give_up(self, error: Exception) -> None:
         expected = isinstance(error, LlamapoolError)

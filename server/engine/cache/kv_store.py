@@ -118,7 +118,7 @@ class Cells:
         self._scheduler.requeue(sequence, now)
         n_bytes = 0 if slot.ends_inside else self._size(slot)
         if n_bytes and not self._moves.refuses(n_bytes):
-            if ram.make_room_to_hold(n_bytes, now):
+            if ram.make_room(n_bytes, now):
                 entry = self._entry_of(slot)
             else:
                 about = log_fields(sequence.request)
@@ -372,7 +372,7 @@ class Cells:
     def _room_for_checkpoint(self, slot: Slot, n_bytes: int, now: float) -> bool:
         """Make room in RAM for a checkpoint of `slot`; idle slots lose theirs first, lowest eviction priority first."""
         ram = self._scheduler.ram
-        while not ram.make_room_to_hold(n_bytes, now):
+        while not ram.make_room(n_bytes, now):
             others = [other for other in self._others(slot) if other.idle and other.checkpoints]
             n_idle = sum(n_bytes_of(other.checkpoints) for other in others)
             if not others or not ram.fits(n_bytes - n_idle, now):
@@ -579,7 +579,7 @@ class Cells:
         """Record that the cells of `slot` have these `contents` now."""
         slot.tokens, slot.media, slot.n_exact = list(contents.tokens), contents.media, contents.n_exact
         n_bytes = 0 if isinstance(contents, Slot) else n_bytes_of(contents.checkpoints)
-        if self._scheduler.ram.make_room_to_hold(n_bytes, slot.last_used):
+        if self._scheduler.ram.make_room(n_bytes, slot.last_used):
             slot.checkpoints = contents.checkpoints
         self._look(slot)
 

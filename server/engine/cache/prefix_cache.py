@@ -321,12 +321,36 @@ class StateCache:
         """Return whether a state of `n_bytes` that a slot loses would be stored."""
         return self.offloads and self.fits(n_bytes, now)
 
-    def make_room_to_hold(self, n_bytes: int, now: float) -> bool:
-        """Evict entries until `n_bytes` more can be held. Return False, with nothing changed, if there is no room."""
-        has_room = self.fits(n_bytes, now)
-        if has_room:
-            self.make_room(n_bytes, now)
-        return has_room
+    def make_room(self, n_bytes: int, now: float) -> bool:
+        """Evict entries with the lowest eviction priority per byte until `n_bytes` more fit. Return False, with nothing
+        changed, if they cannot.
+        """
+        with self._lock:
+            if not self.fits(n_bytes, now):
+                return False
+            self._evict(n_bytes, now)
+        return True
+
+    def _evict(self, n_bytes: int, now: float) -> None:
+        n_over = self.n_bytes + n_bytes - self.limit
+        if self.limit < 0 or n_over <= 0:
+            return
+        for entry in sorted(self._evictable(now), key=lambda e: e.eviction_priority(now) / max(e.size, 1)):
+            if n_over <= 0:
+                break
+            n_over -= entry.size
+            self.n_evictions += 1
+            self.remove(entry)
+            self.spill(entry)
+
+    def _evictable(self, now: float) -> list[CacheEntry]:
+        return [entry for entry in self._entries.values() if entry.pinned_until <= now]
+
+    def limit_to(self, limit: int, now: float) -> None:
+        """Set a new limit. Pinned entries stay."""
+        with self._lock:
+            self.limit = limit
+            self._evict(0, now)
 
     def replace(self, one: CachedPrefix, now: float) -> list[CacheEntry]:
         """Remove and return shorter entries of the same text before storing it, except pinned ones."""
@@ -344,19 +368,17 @@ class StateCache:
                 self.remove(other)
         return replaced
 
-    def put(self, entry: CacheEntry, now: float) -> list[CacheEntry]:
-        """Store `entry`, replacing shorter entries of the same text; return the other entries evicted for it.
-
-        An entry that does not fit next to the pinned ones is not stored and is returned alone.
+    def put(self, entry: CacheEntry, now: float) -> None:
+        """Store `entry`, replacing shorter entries of the same text. One that does not fit next to the pinned ones is
+        spilled.
         """
         with self._lock:
             if not self.takes(entry.size, now):
                 self.spill(entry)
-                return [entry]
+                return
             self.replace(entry, now)
-            evicted = self.make_room(entry.size, now)
+            self._evict(entry.size, now)
             self._add(entry)
-            return evicted
 
     def _add(self, entry: CacheEntry) -> None:
         self._entries[id(entry)] = entry
@@ -365,7 +387,7 @@ class StateCache:
     def reserve(self, entry: CacheEntry, now: float) -> bool:
         """Store `entry` until it is removed. Return False, with nothing stored, if there is no room."""
         with self._lock:
-            has_room = self.make_room_to_hold(entry.size, now)
+            has_room = self.make_room(entry.size, now)
             if has_room:
                 entry.pinned_until = inf
                 self._add(entry)
@@ -386,32 +408,6 @@ class StateCache:
             entry.pinned_until = until
             self.put(entry, now)
         return True
-
-    def _evictable(self, now: float) -> list[CacheEntry]:
-        return [entry for entry in self._entries.values() if entry.pinned_until <= now]
-
-    def limit_to(self, limit: int, now: float) -> None:
-        """Set a new limit."""
-        with self._lock:
-            self.limit = limit
-            self.make_room(0, now)
-
-    def make_room(self, n_bytes: int, now: float) -> list[CacheEntry]:
-        """Evict entries with the lowest eviction priority per byte until `n_bytes` more fit; return them."""
-        evicted: list[CacheEntry] = []
-        with self._lock:
-            n_over = self.n_bytes + n_bytes - self.limit
-            if self.limit < 0 or n_over <= 0 or not self.size:
-                return evicted
-            for entry in sorted(self._evictable(now), key=lambda e: e.eviction_priority(now) / max(e.size, 1)):
-                if n_over <= 0:
-                    break
-                n_over -= entry.size
-                evicted.append(entry)
-                self.n_evictions += 1
-                self.remove(entry)
-                self.spill(entry)
-        return evicted
 
     def match(
         self, prompt: Sequence[int], wanted: AdapterSet, at_least: int, most: int | None = None
