@@ -23,7 +23,7 @@ from server.engine.request import BACKGROUND_PRIORITY, Adapters, Bounds, Event, 
 from server.engine.requests import Command, Mailbox, Outlet
 from server.engine.runner_api import Runner
 from server.engine.sequence import Slot, Ticket
-from server.engine.snapshots import CachedText, ChoiceView, HeldText, InstanceView, SlotSnapshot, TierView, snapshot
+from server.engine.snapshots import CachedText, ChoiceView, HeldText, InstanceView, SlotSnapshot, TierView
 from server.engine.stats import EngineStats
 from server.errors import InternalError, InvalidRequest, ModelFailed, NotFound, PermissionDenied, request_queue_full
 
@@ -209,9 +209,9 @@ class Engine(Instances[Instance]):
     def slots(self) -> list[SlotSnapshot]:
         """Return what every slot does; ids run on across instances."""
         return [
-            snapshot(slot, i * self.n_slots_each, self.n_ctx_seq, instance.spec_type)
-            for i, instance in enumerate(self._instances)
-            for slot in instance.scheduler.slots
+            slot
+            for instance in self._instances
+            for slot in instance.snapshots.slots(self.n_ctx_seq, instance.spec_type)
         ]
 
     def watch(self, *, wanted: bool) -> None:

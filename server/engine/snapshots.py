@@ -5,7 +5,7 @@ the step thread changes is copied in one operation first. Times are those of the
 """
 
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from heapq import nlargest
@@ -55,21 +55,9 @@ class ChoiceView:
 
 
 @dataclass(frozen=True, slots=True)
-class SlotView:
-    """A slot: its tokens and its holder."""
-
-    id: int
-    n_tokens: int
-    phase: str  # "idle", or the sequence's phase
-    adapters: Adapters
-    last_used: float
-    choice: ChoiceView | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class SlotSnapshot:
-    """One slot for GET /slots. ``request`` is the current or last one, None if there was none. ``n_decoded`` counts
-    generated tokens.
+    """One slot, for GET /slots and the web UI. ``request`` and ``choice`` are the current or last ones, None if there
+    was none.
     """
 
     id: int
@@ -78,25 +66,19 @@ class SlotSnapshot:
     n_requests: int = 0
     n_tokens: int = 0  # in its cells
     request: Request | None = None
-    n_prompt_cached: int = 0
+    choice: ChoiceView | None = None
     n_prompt_computed: int = 0
-    n_decoded: int = 0
     has_new_line: bool = False
-    n_checkpoints: int = 0  # checkpoints
+    n_checkpoints: int = 0
     spec_type: str = "none"  # speculation type
     scope: str = ""  # cache namespace of the request, or of its contents
+    phase: str = "idle"  # or the sequence's phase
+    adapters: Adapters = ()
+    last_used: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class StepRecord:
-    """One decode: number of decode, draft and prefill tokens."""
-
-    number: int
-    at: float
-    seconds: float
-    n_decode: int
-    n_drafted: int
-    n_prompt: int
+Step: TypeAlias = tuple[int, float, float, int, int, int]
+"""One decode: its number, time and seconds, and its decode, draft and prefill tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +90,10 @@ class InstanceView:
     negative number.
     """
 
-    slots: tuple[SlotView, ...]
     shared: tuple[tuple[int, int, int], ...]
     waiting: tuple[ChoiceView, ...]
     n_waiting: int
-    steps: tuple[StepRecord, ...]
+    steps: tuple[Step, ...]
 
 
 @dataclass(eq=False)
@@ -124,7 +105,7 @@ class Snapshots:
     _first_slot: int
     watched: bool = False
     ended: deque[ChoiceView] = field(default_factory=lambda: deque(maxlen=MAX_ENDED))
-    _steps: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=MAX_STEPS))
+    _steps: deque[Step] = field(default_factory=lambda: deque(maxlen=MAX_STEPS))
     _n_steps: int = 0
     _texts: object = None  # identifies the texts of `_shared`
     _shared: tuple[tuple[int, int, int], ...] = ()
@@ -136,7 +117,7 @@ class Snapshots:
         self._n_steps += 1
         n_drafted = sum([len(entry.draft_tokens) for entry in entries])
         n_decode = sum([len(entry.tokens) for entry in entries]) - n_prompt - n_drafted
-        self._steps.append(StepRecord(self._n_steps, self._clock(), seconds, n_decode, n_drafted, n_prompt))
+        self._steps.append((self._n_steps, self._clock(), seconds, n_decode, n_drafted, n_prompt))
 
     def end(self, sequence: Sequence, now: float, state: State) -> None:
         """Record that a choice is about to release its slot."""
@@ -151,7 +132,6 @@ class Snapshots:
         slots = self._scheduler.slots.copy()
         waiting = [*self._scheduler.waiting, *(Sequence(ticket, 0) for ticket in not_taken)]
         return InstanceView(
-            slots=tuple(map(self._slot, slots)),
             shared=self._shared_prefixes(slots, kept),
             waiting=tuple(map(self._choice, waiting[:MAX_WAITING])),
             n_waiting=len(waiting),
@@ -166,16 +146,30 @@ class Snapshots:
             self._texts, self._shared = seen, tuple(shared_prefixes(texts))
         return self._shared
 
-    def _slot(self, slot: Slot) -> SlotView:
-        sequence = slot.sequence
-        return SlotView(
-            id=self._first_slot + slot.id,
-            n_tokens=len(slot.tokens),
-            phase="idle" if sequence is None else sequence.phase.value,
-            adapters=slot.adapter_set.adapters,
-            last_used=slot.last_used,
-            choice=None if sequence is None else self._choice(sequence),
-        )
+    def slots(self, n_ctx: int, spec_type: str) -> Iterator[SlotSnapshot]:
+        """Iterate over copies of what the slots do now."""
+        for slot in self._scheduler.slots.copy():
+            running, n_tokens = slot.sequence, len(slot.tokens)
+            found = SlotSnapshot(
+                *(self._first_slot + slot.id, n_ctx, running is not None, slot.n_requests, n_tokens),
+                n_checkpoints=len(slot.checkpoints),
+                spec_type=spec_type,
+                scope=slot.adapter_set.scope,
+                phase="idle" if running is None else running.phase.value,
+                adapters=slot.adapter_set.adapters,
+                last_used=slot.last_used,
+            )
+            if (sequence := running or slot.last) is not None:
+                n_computed = min(n_tokens, len(sequence.request.prompt)) - max(sequence.n_cached, 0)
+                found = replace(
+                    found,
+                    request=sequence.request,
+                    choice=self._choice(sequence),
+                    n_prompt_computed=max(n_computed, 0),
+                    has_new_line=sequence.text.has_new_line,
+                    scope=sequence.adapter_set.scope,
+                )
+            yield found
 
     def _choice(self, sequence: Sequence, ended_at: float = 0.0, state: State | None = None) -> ChoiceView:
         request, slot, (source, source_slot, recompute) = sequence.request, sequence.slot, sequence.origin
@@ -251,34 +245,6 @@ def _recompute_reason(placement: Placement, held: Seq[int], n: int, slots: Seq[S
     return "ends" if n >= len(held) else "differs"
 
 
-def snapshot(slot: Slot, first_id: int, n_ctx: int, spec_type: str) -> SlotSnapshot:
-    """Return a copy of what `slot` does now."""
-    n_tokens, running = len(slot.tokens), slot.sequence
-    sequence = running or slot.last
-    found = SlotSnapshot(
-        first_id + slot.id,
-        n_ctx,
-        running is not None,
-        slot.n_requests,
-        n_tokens,
-        spec_type=spec_type,
-        n_checkpoints=len(slot.checkpoints),
-        scope=slot.adapter_set.scope,
-    )
-    if sequence is None:
-        return found
-    n_cached = max(sequence.n_cached, 0)
-    return replace(
-        found,
-        request=sequence.request,
-        n_prompt_cached=n_cached,
-        n_prompt_computed=max(min(n_tokens, len(sequence.request.prompt)) - n_cached, 0),
-        n_decoded=len(sequence.output),
-        has_new_line=sequence.text.has_new_line,
-        scope=sequence.adapter_set.scope,
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class HeldText:
     """What one slot or cached entry holds: the first `n` of `tokens`, which must not change meanwhile. ``key``
@@ -292,16 +258,10 @@ class HeldText:
     salt: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class EntryView:
-    """A cached entry without a slot. ``number`` identifies it while it is cached."""
-
-    number: int
-    n_tokens: int
-    size: int  # bytes
-    used_at: float  # by the engine's clock
-    n_used: int
-    value: float  # eviction priority
+Entry: TypeAlias = tuple[int, int, int, float, int, float]
+"""A cached entry without a slot: a number while it is cached, its tokens and bytes, the time of its last use by the
+engine's clock, its number of uses, and its eviction priority.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,14 +270,14 @@ class TierView:
 
     n: int
     n_bytes: int
-    states: tuple[EntryView, ...]
+    states: tuple[Entry, ...]
 
 
 def tier_view(cache: StateCache, now: float) -> tuple[TierView, list[CachedText]]:
     """Return the view of a cache tier, and the texts of the entries in it."""
     n, n_bytes = len(cache), cache.size  # read first: a step thread may add entries
     found = nlargest(MAX_STATES, cache, key=lambda state: state.eviction_priority(now))
-    views = [EntryView(id(s), len(s.tokens), s.size, s.last_used, s.n_used, s.eviction_priority(now)) for s in found]
+    views = [(id(s), len(s.tokens), s.size, s.last_used, s.n_used, s.eviction_priority(now)) for s in found]
     return TierView(n, n_bytes, tuple(views)), [(-id(s), s.adapter_set, s.tokens) for s in found]
 
 

@@ -92,21 +92,22 @@ def slot_object(slot: SlotSnapshot, reasoning_format: str) -> dict[str, Any]:
     }
     if slot.request is None:
         return shown
-    request, busy = slot.request, slot.is_processing
-    n_remain = max(request.max_tokens - slot.n_decoded, 0) if busy and request.max_tokens >= 0 else -1
+    request, choice, busy = slot.request, slot.choice, slot.is_processing
+    n_cached, n_decoded = (choice.n_cached, choice.n_predicted) if choice is not None and busy else (0, 0)
+    n_remain = max(request.max_tokens - n_decoded, 0) if busy and request.max_tokens >= 0 else -1
     return shown | {
         "id_task": slot.n_requests,
         "n_prompt_tokens": slot.n_tokens,
         "n_checkpoints": slot.n_checkpoints,
         "n_prompt_tokens_processed": slot.n_prompt_computed if busy else 0,
-        "n_prompt_tokens_cache": slot.n_prompt_cached if busy else 0,
+        "n_prompt_tokens_cache": n_cached,
         "params": generation_settings(request, slot.spec_type) | {"reasoning_format": reasoning_format},
         "next_token": [
             {
                 "has_next_token": busy and n_remain != 0,
                 "has_new_line": busy and slot.has_new_line,
                 "n_remain": n_remain,
-                "n_decoded": slot.n_decoded if busy else 0,
+                "n_decoded": n_decoded,
             }
         ],
     }

@@ -219,7 +219,7 @@ class Live:
         stats = engine.stats
         return {
             "shared": [pair for view in views for pair in view.shared],
-            "slots": [slot for number, view in enumerate(views) for slot in self._slots(view, number, at)],
+            "slots": self._slots(engine, at),
             "waiting": [choice_object(choice, at) for view in views for choice in view.waiting],
             "n_waiting": sum(view.n_waiting for view in views),
             "steps": [self._steps(view, (*key, number), at) for number, view in enumerate(views)],
@@ -232,29 +232,29 @@ class Live:
             "drafts": [stats.n_draft_tokens, stats.n_draft_accepted],
         }
 
-    def _slots(self, view: InstanceView, number: int, at: Milliseconds) -> list[Json]:
+    def _slots(self, engine: Generator, at: Milliseconds) -> list[Json]:
         return [
             {
                 "id": slot.id,
-                "instance": number,
+                "instance": slot.id // engine.n_slots_each,
                 "phase": slot.phase,
                 "tokens": slot.n_tokens,
                 "adapters": slot.adapters,
                 "used": at(slot.last_used),
-                "choice": None if slot.choice is None else choice_object(slot.choice, at),
+                "choice": choice_object(slot.choice, at) if slot.choice is not None and slot.is_processing else None,
             }
-            for slot in view.slots
+            for slot in engine.slots()
         ]
 
     def _steps(self, view: InstanceView, key: tuple[str, float, int], at: Milliseconds) -> list[list[float]]:
         """Return the steps since the previous state."""
         known = self._known.get(key, -1)
         if view.steps:
-            self._known[key] = view.steps[-1].number
+            self._known[key] = view.steps[-1][0]
         return [
-            [s.number, at(s.at), round(s.seconds, 5), s.n_decode, s.n_drafted, s.n_prompt]
-            for s in view.steps
-            if s.number > known
+            [number, at(ended), round(seconds, 5), *n_tokens]
+            for number, ended, seconds, *n_tokens in view.steps
+            if number > known
         ]
 
     def _collect(self, engines: Mapping[Load, Generator]) -> None:
@@ -309,8 +309,8 @@ def _tiers(tiers: Mapping[str, TierView], engine: Generator) -> Json:
             "n": tier.n,
             "bytes": tier.n_bytes,
             "states": [
-                [-one.number, one.n_tokens, one.size, at(one.used_at), one.n_used, round(one.value, 3)]
-                for one in tier.states
+                [-number, n_tokens, size, at(used), n_used, round(priority, 3)]
+                for number, n_tokens, size, used, n_used, priority in tier.states
             ],
         }
         for name, tier in tiers.items()
