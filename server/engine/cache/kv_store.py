@@ -113,19 +113,18 @@ class Cells:
         """Move a running sequence out of the cells and back into the queue. Its state is reserved in RAM, unless
         moving it would stall others or there is no memory; its tokens are then recomputed.
         """
-        slot, ram, entry = sequence.held, self._scheduler.ram, None
+        slot, ram = sequence.held, self._scheduler.ram
         self._stats.n_preempted += 1
         self._scheduler.requeue(sequence, now)
         n_bytes = 0 if slot.ends_inside else self._size(slot)
-        if n_bytes and not self._moves.refuses(n_bytes):
-            if ram.make_room(n_bytes, now):
-                entry = self._entry_of(slot)
-            else:
-                about = log_fields(sequence.request)
-                log.info("slot %d: no room in RAM for the state of a preempted request", slot.id, extra=about)
+        has_room = n_bytes and not self._moves.refuses(n_bytes) and ram.make_room(n_bytes, now)
+        entry = self._entry_of(slot) if has_room else None
         self.clear(slot)  # first, so that checkpoints count once
         if entry is not None and ram.reserve(entry, now):
             sequence.offloaded = entry
+        else:
+            about = log_fields(sequence.request)
+            log.info("slot %d: no room or time to keep the state of a preempted request", slot.id, extra=about)
 
     def save(self, slot: Slot) -> CacheEntry:
         """Return the state of `slot`, without an incomplete medium."""
@@ -222,17 +221,12 @@ class Cells:
         ram = self._scheduler.ram
         slots = [slot for slot in self._scheduler.slots if _is_reusable(slot) and not ram.holds(slot)]
         wanted: list[CacheEntry | Slot] = [one for one in (*ram, *slots) if self.disk.wants(one)]
-        wanted.sort(key=lambda one: one.eviction_priority(now))
-        while wanted:
-            one = wanted.pop()
-            if isinstance(one, Slot):
-                n_bytes = self._size(one)
-                room = n_bytes and self.disk.wait_for_room(size_of(n_bytes, len(one.tokens), one.checkpoints))
-                entry = self._entry_of(one) if room else None
-            else:
-                entry = one if self.disk.wait_for_room(one.size) else None
-            if entry is not None:
-                self.disk.put(entry)
+        for one in sorted(wanted, key=lambda one: one.eviction_priority(now), reverse=True):
+            size = size_of(self._size(one), len(one.tokens), one.checkpoints) if isinstance(one, Slot) else one.size
+            if self.disk.wait_for_room(size):
+                entry = self._entry_of(one) if isinstance(one, Slot) else one
+                if entry is not None:
+                    self.disk.put(entry)
 
     # ---- the cells of a slot
 
@@ -386,9 +380,8 @@ class Cells:
         """
         slot, source = placement.slot, placement.source
         n_lost = len(slot.tokens) - (placement.n_kept if source is slot else 0)
-        self.offload(
-            slot, n_lost, now, self._moves.move_s(len(source.state)) if isinstance(source, CacheEntry) else 0.0
-        )
+        load_s = self._moves.move_s(len(source.state)) if isinstance(source, CacheEntry) else 0.0
+        self.offload(slot, n_lost, now, load_s)
         try:
             self._bring(placement, now)
         except CONTAINED as error:
@@ -400,22 +393,15 @@ class Cells:
         slot, source, sequence = placement.slot, placement.source, placement.sequence
         if source is not slot:
             self.clear(slot)
-        if source is None:
-            return
         if isinstance(source, CacheEntry):
             self._bring_entry(slot, source, sequence, now)
-            self._cut(slot, placement.n_reuse)
-            return
-        if source is not slot:
+        elif source is not None and source is not slot:
             self._copy(source, slot)
-            self._contains(slot, source)
-            if self._runner.info.unified:
-                slot.n_shared, slot.shares_with = len(slot.tokens), source
         if placement.moved:
             self._move(placement, now)
             return
         self._cut(slot, placement.n_reuse)
-        if len(slot.tokens) >= MIN_PROMPT:
+        if isinstance(source, Slot) and len(slot.tokens) >= MIN_PROMPT:
             self._checkpoint(slot)  # a turn ended here, and a later request may resume from it
 
     def _bring_entry(self, slot: Slot, entry: CacheEntry, sequence: Sequence, now: float) -> None:
@@ -454,18 +440,21 @@ class Cells:
         state only a copy preserves.
         """
         runner, moves = self._runner, self._moves
-        quicker = moves.round_trip_s(len(source.tokens)) < moves.copy_s
+        is_there, quicker = False, moves.round_trip_s(len(source.tokens)) < moves.copy_s
         if quicker and not (runner.info.unified or moves.n_copies or runner.heads is not None):
             try:
-                if self._load(target, self._swap_out(source).state, len(source.tokens), source.media):
-                    return
+                is_there = self._load(target, self._swap_out(source).state, len(source.tokens), source.media)
             except CONTAINED as error:
                 log.warning("slot %d: its sequence could not be brought to slot %d: %r", source.id, target.id, error)
                 self.clear(target)
-        runner.seq_copy(source.id, target.id)
-        if not runner.info.unified:
+        if not is_there:
+            runner.seq_copy(source.id, target.id)
+        if not (is_there or runner.info.unified):
             moves.n_copies += 1
             moves.spent_s += moves.copy_s
+        self._contains(target, source)
+        if runner.info.unified:
+            target.n_shared, target.shares_with = len(target.tokens), source
 
     def relocate(self, source: Slot, target: Slot, now: float) -> None:
         """Move the sequence in `source` to the idle slot `target`, whose contents are evicted."""

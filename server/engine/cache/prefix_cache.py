@@ -32,17 +32,6 @@ changed in place, since entries and slots share it.
 """
 
 
-def reach(n: int, n_tokens: int, floor: int, places: Iterable[int]) -> int:
-    """Return the rollback point: the most of the first `n` tokens to which a sequence of `n_tokens` can be brought
-    back.
-
-    `floor` is the least number of tokens reachable without a checkpoint; `places` are the checkpoints.
-    """
-    if n >= floor:
-        return min(n, n_tokens)
-    return max((place for place in places if place <= n), default=0)
-
-
 def added(checkpoints: Checkpoints, n_tokens: int, state: bytes, most: int, most_bytes: int) -> Checkpoints:
     """Return `checkpoints` with a new one. While there are too many, or too many bytes (negative: unlimited), drop the
     one closest after another one.
@@ -157,7 +146,9 @@ class CachedPrefix:
     def reusable(self, n: int, wanted: AdapterSet) -> int:
         """Return how many of its first `n` tokens a sequence with the adapter set `wanted` may reuse."""
         n = whole(self.media, reusable(min(n, self.n_exact), self.adapter_set, wanted))
-        return reach(n, len(self.tokens), self.floor, self.checkpoints)
+        if n >= self.floor:
+            return min(n, len(self.tokens))
+        return max((place for place in self.checkpoints if place <= n), default=0)
 
     def eviction_priority(self, now: float) -> float:
         """Return the value of keeping it: its length over the time since its last use. The lowest is evicted first.

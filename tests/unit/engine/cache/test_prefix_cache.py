@@ -16,7 +16,6 @@ from server.engine.cache.prefix_cache import (
     checkpoint_positions,
     common_prefix,
     longest_common,
-    reach,
     state_cache,
 )
 from server.engine.lora import NEVER, NO_ADAPTERS, AdapterSet
@@ -134,13 +133,16 @@ def checkpoints(*places: int) -> Checkpoints:
 
 
 def test_a_sequence_is_cut_where_it_can_be_and_else_at_a_checkpoint() -> None:
-    kept = (100, 200)
-    assert reach(300, 250, 250, kept) == 250  # goes on from its end
-    assert reach(240, 250, 230, kept) == 240  # still inside the window
-    assert reach(229, 250, 230, kept) == 200
-    assert reach(200, 250, 250, kept) == 200
-    assert reach(99, 250, 250, kept) == 0
-    assert reach(99, 250, 0, ()) == 99  # memory that can be cut anywhere
+    def reach(n: int, floor: int) -> int:
+        kept = CacheEntry([1] * 250, checkpoints=checkpoints(100, 200) if floor else {}, floor=floor)
+        return kept.reusable(n, NO_ADAPTERS)
+
+    assert reach(300, 250) == 250  # goes on from its end
+    assert reach(240, 230) == 240  # still inside the window
+    assert reach(229, 230) == 200
+    assert reach(200, 250) == 200
+    assert reach(99, 250) == 0
+    assert reach(99, 0) == 99  # memory that can be cut anywhere
 
 
 def test_when_there_are_too_many_the_one_goes_that_saves_least() -> None:
