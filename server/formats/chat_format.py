@@ -78,13 +78,11 @@ class ChatFormat:
         parallel: bool = True,
         forced: bool = False,
         taken: frozenset[str] = frozenset(),
-        opened: bool | None = None,
     ) -> StreamParser:
         """Create a parser for one choice.
 
         `functions`: those that may be called. ``forced``: the turn consists of calls only. ``taken``: ids of
-        existing calls. ``opened``: whether the prompt ends inside of reasoning; None: found in `generation_prompt`.
-        ``reasoning_format`` is llama-server's: none, deepseek, deepseek-legacy, auto (= deepseek).
+        existing calls. ``reasoning_format`` is llama-server's: none, deepseek, deepseek-legacy, auto (= deepseek).
         """
         tool_format, tags = self.tool_format, self.reasoning_tags
         how = Reading(
@@ -102,8 +100,7 @@ class ChatFormat:
         openings = tool_format.openings if how.callable else ()
         if tool_format.inline_reasoning is not None or not (how.separate_reasoning or how.callable):
             return StreamParser(parse, how, openings=openings, primer=primer)
-        if opened is None:
-            opened = open_reasoning(generation_prompt, tags) is not None
+        opened = open_reasoning(generation_prompt, tags) is not None
         closed = tags[1] in generation_prompt
         return StreamParser(parse, how, tags=tags, opened=opened, closed=closed, openings=openings, primer=primer)
 

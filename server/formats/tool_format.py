@@ -117,10 +117,10 @@ class ToolFormat:
         """Return the parsers of calls by their openings."""
         if self.calls:
             return self.calls
-        return {opening: parse for form in self.call_forms for opening, parse in _parsers_of(form).items()}
+        return {opening: parse for form in self.call_forms for opening, parse in parsers_of(form).items()}
 
 
-def _parsers_of(form: ToolCallSyntax) -> Mapping[str, Parse]:
+def parsers_of(form: ToolCallSyntax) -> Mapping[str, Parse]:
     """Return the parsers of a syntax's calls. Instead of parameters, JSON objects are parsed, too."""
     if isinstance(form.arguments, Keywords):
         return dict.fromkeys(form.openings, python_calls.calls)

@@ -6,6 +6,7 @@ arguments may be an object or a string that contains one.
 
 import json
 import re
+from functools import partial
 
 from server.formats.calls import json_text
 from server.formats.parsing.reader import NotMarkup, Steps
@@ -18,25 +19,22 @@ _KNOWN = frozenset(("type", "function", "id", "index", "name", "tool_name", "too
 def calls_by_opening(
     *openings: str, close: str = "", separator: str = ",", other: Parse | None = None
 ) -> dict[str, Parse]:
-    """Return the parser of the calls after each of these openings, for `ToolFormat`: `object_calls`, or `other`."""
-    objects = object_calls(*openings, close=close, separator=separator)
-    return dict.fromkeys(openings, objects if other is None else json_or(objects, other))
-
-
-def json_or(objects: Parse, other: Parse) -> Parse:
-    """Return the parser of the calls after an opening: JSON if the first character is that of JSON, else `other`."""
+    """Return the parser of the calls after each of these openings, for `ToolFormat`: JSON objects. `other`: the parser
+    of calls that do not begin as JSON.
+    """
+    objects = several(call_object, *openings, close=close, separators=(separator,))
 
     def calls(turn: StreamParser) -> Steps[None]:
         yield from turn.spaces()
-        yield from objects(turn) if (yield from turn.peek()) in ("{", "[") else other(turn)
+        yield from objects(turn) if other is None or (yield from turn.peek()) in ("{", "[") else other(turn)
 
-    return calls
+    return dict.fromkeys(openings, calls)
 
 
-def object_calls(*openings: str, close: str = "", separator: str = ",", strict: bool = False) -> Parse:
-    """Return the parser of one call or several, in a JSON list or in sequence.
+def several(call: Parse, *openings: str, close: str = "", separators: tuple[str, ...] = (",",)) -> Parse:
+    """Return the parser of one call or several, in a list or in sequence, each parsed by `call`.
 
-    ``openings`` may be repeated before each; ``close`` follows them. ``strict``: see `call_object`.
+    ``openings`` may be repeated before each; ``close`` follows them.
     """
 
     def calls(turn: StreamParser) -> Steps[None]:
@@ -44,7 +42,7 @@ def object_calls(*openings: str, close: str = "", separator: str = ",", strict: 
         listed = bool((yield from turn.take("[")))
         if listed:
             yield from turn.spaces()
-        yield from call_object(turn, strict=strict)
+        yield from call(turn)
         while True:
             turn.end_call()
             yield from turn.spaces()
@@ -55,13 +53,13 @@ def object_calls(*openings: str, close: str = "", separator: str = ",", strict: 
                     return
                 listed = False
                 continue
-            if (yield from turn.take(separator)):
+            if (yield from turn.take(*separators)):
                 yield from turn.spaces()
                 if (yield from turn.take(*openings)):
                     yield from turn.spaces()
             if (yield from turn.peek()) == "{":
                 turn.certain()
-            yield from call_object(turn, strict=strict)
+            yield from call(turn)
 
     return calls
 
@@ -131,6 +129,9 @@ def call_object(turn: StreamParser, *, strict: bool = False) -> Steps[None]:
         raise NotMarkup
     turn.begin(name)
     turn.arguments("{}")
+
+
+strict_call = partial(call_object, strict=True)
 
 
 def json_arguments(turn: StreamParser, name: str, call_id: str = "") -> Steps[None]:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import orjson
+
 from server.formats.calls import python_calls
 from server.formats.calls.json_calls import json_arguments
 from server.formats.calls.json_text import encodable, escaped
@@ -29,9 +31,14 @@ class Argument:
 
 
 def parameter_calls(form: ToolCallSyntax) -> Parse:
-    """Return the parser of all calls after the markup before them; of one call if the syntax has no such markup."""
+    """Return the parser of all calls after an opening; of one call if its name follows the opening at once."""
     call = parameter_call(form)
-    before, closing = str(form.before), form.close.strip()
+    before = str(form.before) if form.open else str(form.before).removeprefix(form.openings[0]).strip()
+    return block_calls(before, form.close.strip() or form.after.strip(), call) if before else call
+
+
+def block_calls(before: str, closing: str, call: Parse) -> Parse:
+    """Return the parser of calls up to `closing`, each parsed by `call` after `before`."""
 
     def calls(turn: StreamParser) -> Steps[None]:
         yield from turn.spaces()
@@ -43,7 +50,7 @@ def parameter_calls(form: ToolCallSyntax) -> Parse:
             if (yield from turn.expect(before, closing)) == closing:
                 return
 
-    return calls if form.open else call
+    return calls
 
 
 def parameter_call(form: ToolCallSyntax) -> Parse:
@@ -56,7 +63,8 @@ def parameter_call(form: ToolCallSyntax) -> Parse:
     assert isinstance(given, Parameters)
     is_quoted = str(form.before).endswith('"')
     name_ends = _name_ends(after_name) if is_quoted else (">", *_TAG.findall(str(after_name)))
-    key_ends = _name_ends(given.before_value)
+    key_ends = _name_ends(given.before_value) or (">",)
+    ends = tuple(filter(None, (given.end, form.after.strip())))
 
     def call(turn: StreamParser) -> Steps[None]:
         turn.certain()
@@ -72,21 +80,34 @@ def parameter_call(form: ToolCallSyntax) -> Parse:
                 yield from json_arguments(turn, name)
                 yield from turn.skip(given.end)
                 return
-            turn.back((yield from turn.expect(given.before, given.end)))
+            turn.back((yield from turn.expect(given.before, *ends)))
             if not name:
                 raise NotMarkup
-        yield from typed_call(turn, name, lambda: argument(turn))
+        turn.begin(name)
+        schema = turn.how.functions.get(name, {})
+
+        def value(argument: Argument) -> Steps[None]:
+            types = argument.types or types_of(member(schema, argument.name), schema)
+            end = yield from typed_value(turn, types, argument.ends)
+            turn.back(end[len(end.rstrip("\n<")) :])  # the value's end marker
+
+        yield from members(turn, lambda: argument(turn), value)
 
     def argument(turn: StreamParser) -> Steps[Argument | None]:
         yield from turn.spaces()
-        if (yield from turn.expect(given.before, given.end)) == given.end:
+        found = yield from turn.expect(given.before, *ends)
+        if found != given.before:
+            turn.back("" if found == given.end else found)
             return None
         key, attributes = yield from _name(turn, key_ends)
         if given.verbatim and (yield from turn.take(given.verbatim[0])):
             return Argument(key, given.verbatim[1:], STRING)
-        found = _TYPE.match(attributes)
-        types = None if found is None else STRING if found[1] in ("string", "str", "true") else NOT_STRING
-        return Argument(key, (given.after,), types)
+        kind = _TYPE.match(attributes)
+        types = None if kind is None else STRING if kind[1] in ("string", "str", "true") else NOT_STRING
+        value_ends = (given.after, *given.never)
+        if given.after.startswith("\n") and not (yield from turn.take("\n")):  # its value has no line of its own
+            value_ends = (given.after.strip(),)
+        return Argument(key, value_ends, types)
 
     return call
 
@@ -125,21 +146,6 @@ def invoke_syntax(block: str, prefix: str = "", *, typed: bool = False, **option
         arguments=Parameters(opening, string, closing, "\n", f"</{prefix}invoke>", before_json_value=other),
         **options,
     )
-
-
-def typed_call(turn: StreamParser, name: str, next_argument: Callable[[], Steps[Argument | None]]) -> Steps[None]:
-    """Parse a call with `next_argument`, which returns None at the end. It raises `NotMarkup` for text that is no
-    argument, which ends the call and becomes content.
-    """
-    turn.begin(name)
-    schema = turn.how.functions.get(name, {})
-
-    def value(argument: Argument) -> Steps[None]:
-        types = argument.types or types_of(member(schema, argument.name), schema)
-        end = yield from typed_value(turn, types, argument.ends)
-        turn.back(end[len(end.rstrip("\n<")) :])  # the value's end marker
-
-    yield from members(turn, next_argument, value)
 
 
 def members(
@@ -212,10 +218,6 @@ def _from_python(text: str) -> str:
 def _kind(text: str) -> str:
     """Return the type of a JSON text; "" if it is no JSON."""
     try:
-        return kind_of(json.loads(text, parse_constant=_refused))
-    except (ValueError, RecursionError):
+        return kind_of(orjson.loads(text))
+    except ValueError:
         return ""
-
-
-def _refused(constant: str) -> None:
-    raise ValueError(constant)

@@ -9,6 +9,7 @@ string with its text.
 import json
 import re
 
+from server.formats.calls.json_calls import several
 from server.formats.calls.json_text import escaped
 from server.formats.parsing.reader import Emit, EndOfText, NotMarkup, Reader, Steps
 from server.formats.parsing.stream_parser import StreamParser
@@ -23,22 +24,6 @@ _WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "fal
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "v": "\v", "a": "\a", "0": "\0", "\n": ""}
 _N_DIGITS = {"x": 2, "u": 4, "U": 8}
 _CLOSING = {"[": "]", "(": ")", "{": "}"}
-
-
-def calls(turn: StreamParser) -> Steps[None]:
-    """Parse one call, or several in brackets or in sequence, with or without commas. Raises `NotMarkup`."""
-    yield from turn.spaces()
-    listed = bool((yield from turn.take("[")))
-    yield from turn.spaces()
-    yield from call(turn)
-    while True:
-        turn.end_call()
-        yield from turn.spaces()
-        if listed and (yield from turn.take("]")):
-            return
-        if (yield from turn.take(",", ";")):
-            yield from turn.spaces()
-        yield from call(turn)
 
 
 def call(turn: StreamParser) -> Steps[None]:
@@ -71,6 +56,9 @@ def call(turn: StreamParser) -> Steps[None]:
         turn.begin(name)
         turn.arguments("{")
     turn.arguments("}")
+
+
+calls = several(call, separators=(",", ";"))
 
 
 def _argument(turn: StreamParser) -> Steps[tuple[str | None, str]]:

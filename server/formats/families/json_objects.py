@@ -6,7 +6,7 @@ Each constant is followed by its models and an example of their output.
 import re
 
 from server.formats.calls import json_text
-from server.formats.calls.json_calls import call_object, calls_by_opening, object_calls
+from server.formats.calls.json_calls import calls_by_opening, several, strict_call
 from server.formats.parsing.reader import Steps
 from server.formats.parsing.stream_parser import StreamParser
 from server.formats.tool_call_syntax import ToolCallSyntax, WholeJson, json_calls, json_list
@@ -56,10 +56,8 @@ GRANITE_20B = ToolFormat(
 
 GRANITE_3 = ToolFormat(
     "granite3",
-    json_list("<|tool_call|>", openings=("<|tool_call|>", "<tool_call>")),
+    json_list("<|tool_call|>", openings=("<|tool_call|>", "<tool_call>"), closing="</tool_call>"),
     recognised_by=(("<|tool_call|>", "<|start_of_role|>"),),
-    calls=calls_by_opening("<|tool_call|>", "<tool_call>", close="</tool_call>"),
-    tags=("</tool_call>",),
     answer_tags=("<response>", "</response>"),
 )
 """Granite 3.0 to 3.3: a list after a tag; an answer after reasoning has its own tags::
@@ -204,7 +202,7 @@ LLAMA_3 = ToolFormat(
         ('in the format {"name": function name', '"parameters": '),
     ),
     calls=calls_by_opening(*_PYTHON_TAGS, close="<|python_end|>", separator=";"),
-    first_call=FirstCall("{", object_calls(*_PYTHON_TAGS, close="<|python_end|>", separator=";", strict=True)),
+    first_call=FirstCall("{", several(strict_call, *_PYTHON_TAGS, close="<|python_end|>", separators=(";",))),
     tags=("<|python_end|>",),
 )
 """Llama 3.1 to 3.3 and Llama 4: the whole message is the call, sometimes after a tag::
@@ -271,7 +269,7 @@ COMMAND_R = ToolFormat(
 The MoE writes TEXT for RESPONSE. The template numbers calls itself, so the model's ids are not passed on.
 """
 
-_plain_calls = object_calls(strict=True)
+_plain_calls = several(strict_call)
 XLAM = ToolFormat(
     "xlam",
     json_list("", openings=(), starts=('[{"name": "',), by_name=True),
@@ -295,13 +293,13 @@ def _generic_calls(turn: StreamParser) -> Steps[None]:
     key = yield from json_text.string(turn)
     if key not in ("tool_calls", "tool_call"):
         turn.back("".join(turn.raw[n_before:]))
-        yield from call_object(turn, strict=True)
+        yield from strict_call(turn)
         return
     turn.certain()
     yield from turn.spaces()
     yield from turn.expect(":")
     yield from turn.spaces()
-    yield from _plain_calls(turn) if key == "tool_calls" else call_object(turn, strict=True)
+    yield from _plain_calls(turn) if key == "tool_calls" else strict_call(turn)
     yield from turn.skip("}")
 
 

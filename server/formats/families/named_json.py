@@ -7,7 +7,7 @@ import re
 from dataclasses import replace
 
 from server.formats.calls import json_text
-from server.formats.calls.json_calls import calls_by_opening, json_arguments, named_call
+from server.formats.calls.json_calls import calls_by_opening, json_arguments, named_call, several
 from server.formats.calls.json_text import escaped
 from server.formats.parsing.reader import EndOfText, NotMarkup, Steps
 from server.formats.parsing.stream_parser import StreamParser
@@ -166,24 +166,14 @@ SOLAR = ToolFormat(
 _TOOLS, _TOOLS_END = "<|tools_prefix|>", "<|tools_suffix|>"
 
 
-def _apertus_calls(turn: StreamParser) -> Steps[None]:
+def _apertus_call(turn: StreamParser) -> Steps[None]:
+    yield from turn.expect("{")
     yield from turn.spaces()
-    yield from turn.expect("[")
-    more = ","
-    while more:
-        turn.certain()
-        yield from turn.spaces()
-        yield from turn.expect("{")
-        yield from turn.spaces()
-        name = yield from json_text.string(turn)
-        yield from turn.spaces()
-        yield from turn.expect(":")
-        yield from json_arguments(turn, name)
-        yield from turn.skip("}")
-        yield from turn.spaces()
-        more = yield from turn.take(",")
-    yield from turn.skip("]")
-    yield from turn.skip(_TOOLS_END)
+    name = yield from json_text.string(turn)
+    yield from turn.spaces()
+    yield from turn.expect(":")
+    yield from json_arguments(turn, name)
+    yield from turn.skip("}")
 
 
 APERTUS = ToolFormat(
@@ -198,7 +188,7 @@ APERTUS = ToolFormat(
         openings=(_TOOLS,),
         closing=_TOOLS_END,
     ),
-    calls={_TOOLS: _apertus_calls},
+    calls={_TOOLS: several(_apertus_call, close=_TOOLS_END)},
     silent=("<|assistant_end|>",),
     inline_reasoning=("<|inner_prefix|>", "<|inner_suffix|>"),
     turn_start="<|assistant_start|>",
@@ -286,18 +276,10 @@ The code after <|python_tag|> is a call of the function ``python`` if there is o
 _TO = ">>>"
 
 
-def _functionary32(turn: StreamParser) -> Steps[None]:
-    while True:
-        opening = yield from turn.content_until(_TO)
-        yield from turn.attempt(opening, _recipient(turn))
-
-
 def _recipient(turn: StreamParser) -> Steps[None]:
-    """Parse a message. The recipient ``all`` is the user; a line that is no recipient is content."""
+    """Parse a message to a function; a line that is no recipient is content."""
     name, _ = yield from turn.word("\n")
-    if name == "all":
-        return
-    if not turn.how.callable or not turn.knows(name):
+    if not turn.knows(name):
         raise NotMarkup
     if name == "python" and (yield from turn.peek()) != "{":
         yield from _code(turn)
@@ -308,7 +290,8 @@ FUNCTIONARY_32 = ToolFormat(
     "functionary-v3.2",
     ToolCallSyntax("", ("\n",), joint=_TO, openings=(_TO,), starts=("",), by_name=True),
     recognised_by=((">>>all", ">>>${recipient}"),),
-    parser=_functionary32,
+    calls={_TO: _recipient},
+    silent=(f"{_TO}all\n",),
     leads=("all\n",),
     turn_start="assistant<|end_header_id|>\n\n",
 )
@@ -319,5 +302,5 @@ FUNCTIONARY_32 = ToolFormat(
     {"city": "Paris"}>>>get_time
     {"zone": "Europe/Paris"}
 
-Text for ``python`` is code.
+The recipient ``all`` is the user. Text for ``python`` is code.
 """

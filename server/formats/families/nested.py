@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from server.formats.calls import python_calls
-from server.formats.calls.parameters import Argument, members, typed_value
+from server.formats.calls.parameters import Argument, block_calls, members, typed_value
 from server.formats.parameter_schema import member, referred, types_of
 from server.formats.parsing.reader import NotMarkup, Steps
 from server.formats.parsing.stream_parser import Parse, StreamParser
@@ -70,19 +70,12 @@ _INVOKE, _INVOKE_END = f'{_NS}<invoke name="', f"{_NS}</invoke>"
 _MAX_DEPTH = 32
 
 
-def _calls(turn: StreamParser) -> Steps[None]:
-    yield from turn.spaces()
-    yield from turn.expect(_INVOKE)
-    while True:
-        turn.certain()
-        name, _ = yield from turn.word('">')
-        turn.begin(name)
-        schema = turn.how.functions.get(name, {})
-        yield from _members(turn, schema, schema, _INVOKE_END, 0)
-        turn.end_call()
-        yield from turn.spaces()
-        if (yield from turn.expect(_INVOKE, _CALLS_CLOSE)) == _CALLS_CLOSE:
-            return
+def _invoke(turn: StreamParser) -> Steps[None]:
+    turn.certain()
+    name, _ = yield from turn.word('">')
+    turn.begin(name)
+    schema = turn.how.functions.get(name, {})
+    yield from _members(turn, schema, schema, _INVOKE_END, 0)
 
 
 def _members(turn: StreamParser, schema: Any, root: Mapping[str, Any], closing: str, depth: int) -> Steps[None]:
@@ -145,7 +138,7 @@ MINIMAX_M3 = ToolFormat(
         arguments=Elements(_NS, _INVOKE_END),
     ),
     recognised_by=((_NS, "<invoke"),),
-    calls={_CALLS_OPEN: _calls},
+    calls={_CALLS_OPEN: block_calls(_INVOKE, _CALLS_CLOSE, _invoke)},
     tags=(_NS,),
 )
 """MiniMax M3: a namespace token before every tag, parameters and the parts of their values as elements::

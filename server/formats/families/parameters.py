@@ -5,12 +5,11 @@ Each constant is followed by its models and an example of their output.
 
 import re
 
-from server.formats.calls.json_calls import json_or, object_calls
-from server.formats.calls.parameters import Argument, invoke_syntax, parameter_call, typed_call
+from server.formats.calls.parameters import invoke_syntax, parameter_call
 from server.formats.parsing.reader import NotMarkup, Steps
 from server.formats.parsing.stream_parser import StreamParser
-from server.formats.tool_call_syntax import Parameters, ToolCallSyntax, json_calls
-from server.formats.tool_format import ToolFormat
+from server.formats.tool_call_syntax import TOOL_NAME, Parameters, ToolCallSyntax, json_calls
+from server.formats.tool_format import ToolFormat, parsers_of
 
 _DSML = "｜DSML｜"
 DEEPSEEK_DSML = ToolFormat(
@@ -195,67 +194,48 @@ KIMI_K3 = ToolFormat(
 (all on one line).
 """
 
-_OPENINGS = ("<tool_call>", "<seed:tool_call>")
-_CLOSINGS = ("</tool_call>", "</seed:tool_call>")
 _FUNCTION, _FUNCTION_END, _PARAMETER, _PARAMETER_END = "<function=", "</function>", "<parameter=", "</parameter>"
-_OWN_LINE_ENDS = (f"\n{_PARAMETER_END}", f"{_PARAMETER_END}\n<")
 
 
-def _qwen3_coder(turn: StreamParser) -> Steps[None]:
-    """Parse calls with their tag, and known functions without it."""
-    functions = tuple(f"{_FUNCTION}{name}>" for name in turn.how.functions)
-    while True:
-        opening = yield from turn.content_until(*_OPENINGS, *functions)
-        if opening in functions:
-            turn.back(opening)
-            opening = ""
-        yield from turn.attempt(opening, _qwen3_calls(turn))
-
-
-def _functions(turn: StreamParser) -> Steps[None]:
-    while True:
-        yield from turn.expect(_FUNCTION)
-        turn.certain()
-        name, _ = yield from turn.word(">")
-        if not name.strip():
-            raise NotMarkup
-        yield from typed_call(turn, name.strip(), lambda: _line_argument(turn))
-        turn.end_call()
-        yield from turn.spaces()
-        if (yield from turn.take(*_CLOSINGS)):
-            return
-
-
-def _line_argument(turn: StreamParser) -> Steps[Argument | None]:
-    yield from turn.spaces()
-    found = yield from turn.expect(_PARAMETER, _FUNCTION_END, *_CLOSINGS)
-    if found != _PARAMETER:
-        turn.back("" if found == _FUNCTION_END else found)
-        return None
-    key, _ = yield from turn.word(">")
-    own_line = yield from turn.take("\n")
-    return Argument(key.strip(), _OWN_LINE_ENDS if own_line else (_PARAMETER_END,))
-
-
-_qwen3_calls = json_or(object_calls(_OPENINGS[0], close=_CLOSINGS[0]), _functions)
-
-
-def _qwen_syntax(number: int, parameters: Parameters) -> ToolCallSyntax:
-    opening, closing = _OPENINGS[number], _CLOSINGS[number]
+def _qwen_syntax(parameters: Parameters, prefix: str = "") -> ToolCallSyntax:
+    opening, closing = f"<{prefix}tool_call>", f"</{prefix}tool_call>"
     return ToolCallSyntax(
-        f"{opening}\n{_FUNCTION}", (">\n",), f"\n{closing}", joint="\n", arguments=parameters, openings=(opening,)
+        f"{opening}\n{_FUNCTION}",
+        (">\n",),
+        f"\n{closing}",
+        joint="\n",
+        arguments=parameters,
+        openings=(opening,),
+        closing=closing,
     )
 
 
-_LINES = Parameters(_PARAMETER, ">\n", _OWN_LINE_ENDS[0], joint="\n", end=_FUNCTION_END, never=_OWN_LINE_ENDS[1:])
+_LINES = Parameters(
+    _PARAMETER, ">\n", f"\n{_PARAMETER_END}", joint="\n", end=_FUNCTION_END, never=(f"{_PARAMETER_END}\n<",)
+)
+_tagged = {**parsers_of(_qwen_syntax(_LINES)), **parsers_of(_qwen_syntax(_LINES, "seed:"))}
+
+
+def _untagged(turn: StreamParser) -> Steps[None]:
+    """Parse calls of known functions without their tag."""
+    name = yield from turn.match(TOOL_NAME)
+    if name not in turn.how.functions:
+        raise NotMarkup
+    turn.back(f"{_FUNCTION}{name}")
+    yield from _tagged["<tool_call>"](turn)
+
+
 QWEN3_CODER = ToolFormat(
     "qwen3-coder",
-    _qwen_syntax(0, _LINES),
+    _qwen_syntax(_LINES),
     variants=(
-        (_OPENINGS[1], _qwen_syntax(1, Parameters(_PARAMETER, ">", _PARAMETER_END, joint="\n", end=_FUNCTION_END))),
+        (
+            "<seed:tool_call>",
+            _qwen_syntax(Parameters(_PARAMETER, ">", _PARAMETER_END, joint="\n", end=_FUNCTION_END), "seed:"),
+        ),
     ),
     recognised_by=((_FUNCTION, _PARAMETER),),
-    parser=_qwen3_coder,
+    calls={**_tagged, _FUNCTION: _untagged},
 )
 """Qwen3-Coder, Qwen 3.5, Nemotron 3, StepFun 3.5; Seed-OSS with a prefix and without the new lines around values::
 

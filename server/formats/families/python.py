@@ -4,7 +4,8 @@ Each constant is followed by its models and an example of their output.
 """
 
 from server.formats.calls import python_calls
-from server.formats.parsing.reader import NotMarkup, Steps
+from server.formats.calls.json_calls import several
+from server.formats.parsing.reader import Steps
 from server.formats.parsing.stream_parser import StreamParser
 from server.formats.tool_call_syntax import python_list
 from server.formats.tool_format import FirstCall, ToolFormat
@@ -54,28 +55,20 @@ PYTHONIC = ToolFormat(
 _FENCE, _FENCE_END = "```tool_code", "```"
 
 
-def _fence(turn: StreamParser) -> Steps[None]:
-    """Calls line by line, in brackets, or as the argument of print."""
-    n_calls = turn.n_calls
-    while True:
+def _line(turn: StreamParser) -> Steps[None]:
+    """Parse a call, which may be the argument of print."""
+    printed = yield from turn.take("print(")
+    yield from python_calls.call(turn)
+    if printed:
         yield from turn.spaces()
-        if turn.n_calls > n_calls and (yield from turn.take(_FENCE_END)):
-            return
-        printed = yield from turn.take("print(")
-        listed = yield from turn.peek()
-        yield from python_calls.calls(turn) if listed == "[" else python_calls.call(turn)
-        turn.end_call()
-        if printed:
-            yield from turn.spaces()
-            if not (yield from turn.take(")")):
-                raise NotMarkup
+        yield from turn.expect(")")
 
 
 GEMMA_3 = ToolFormat(
     "gemma3",
     python_list(f"{_FENCE}\n", f"\n{_FENCE_END}", joint="\n"),
     recognised_by=(("<start_of_turn>", "tool_code"), ("<start_of_turn>", "[func_name1(")),
-    calls={_FENCE: _fence},
+    calls={_FENCE: several(_line, close=_FENCE_END)},
     first_call=FirstCall("[", python_calls.calls),
 )
 """Gemma 3, whose template has no tools: Python in a fence, as Google's guide asks for it, or a list of calls::

@@ -1,7 +1,6 @@
 """The parsers' output: parts of a message in order."""
 
-from dataclasses import dataclass, replace
-from itertools import groupby
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,18 +35,3 @@ class ToolCallArguments:
 
 
 Piece = ContentText | Reasoning | ToolCallBegin | ToolCallArguments
-
-
-def joined(pieces: list[Piece]) -> list[Piece]:
-    """Join adjacent pieces of the same type."""
-    if len(pieces) < 2:
-        return pieces
-    found: list[Piece] = []
-    for kind, run in groupby(pieces, type):
-        same = list(run)
-        if kind is ToolCallBegin or len(same) == 1:
-            found += same
-        else:
-            text = "".join([piece.text for piece in same])  # type: ignore[union-attr]
-            found.append(replace(same[0], text=text))  # type: ignore[arg-type]
-    return found

@@ -168,35 +168,28 @@ class Reader:
                 return stop.value  # type: ignore[no-any-return]
         raise EndOfText
 
-    def word(self, *ends: str, limit: int = MAX_WORD) -> Steps[tuple[str, str]]:
-        """Return a short text and the marker after it. Raises `NotMarkup` if the text is longer than `limit`."""
-        wanted = _markers(ends)
+    def word(self, *ends: str) -> Steps[tuple[str, str]]:
+        """Return a short text and the marker after it. Raises `NotMarkup` if the text is longer than `MAX_WORD`."""
         parts: list[str] = []
-        room = limit
-        while True:
-            n_sure, end = self._next(wanted)
-            parts.append(self.consume(min(n_sure, room)))
-            room -= n_sure
-            if room < 0:
+
+        def take(text: str) -> None:
+            parts.append(text)
+            if sum(map(len, parts)) > MAX_WORD:
                 raise NotMarkup
-            if end:
-                return "".join(parts), self.consume(len(end))
-            yield from self.more()
+
+        end = yield from self.until(ends, take)
+        return "".join(parts), end
 
     def match(self, pattern: re.Pattern[str], *, limit: int | None = MAX_WORD) -> Steps[str]:
         """Return the longest match of `pattern`, a character class with a ``*``. Raises `NotMarkup` if it is longer
         than `limit`.
         """
         parts: list[str] = []
-        room = limit
         while True:
             found = pattern.match(self.text)
-            n_found = found.end() if found else 0
-            parts.append(self.consume(n_found if room is None else min(n_found, room)))
-            if room is not None:
-                room -= n_found
-                if room < 0:
-                    raise NotMarkup
+            parts.append(self.consume(found.end() if found else 0))
+            if limit is not None and sum(map(len, parts)) > limit:
+                raise NotMarkup
             if self.text or self.final:
                 return "".join(parts)
             yield

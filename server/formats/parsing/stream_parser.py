@@ -8,11 +8,11 @@ markup that is expected after one, its partial markup is dropped. Half a marker 
 import secrets
 import string
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from server.formats.calls import json_text
-from server.formats.parsing.pieces import ContentText, Piece, Reasoning, ToolCallArguments, ToolCallBegin, joined
+from server.formats.parsing.pieces import ContentText, Piece, Reasoning, ToolCallArguments, ToolCallBegin
 from server.formats.parsing.reader import EndOfText, NotMarkup, Reader, Steps, pieces_of
 
 _ALPHABET = string.ascii_letters + string.digits
@@ -98,7 +98,7 @@ class StreamParser(Reader):
             if self._steps is None and self.text:
                 self.give_back()
                 self.content(self.consume(len(self.text)))
-        pieces, self._pieces = joined(self._pieces), []
+        pieces, self._pieces = self._pieces, []
         return pieces
 
     def finish(self, *, cut: bool = False) -> list[Piece]:
@@ -115,9 +115,9 @@ class StreamParser(Reader):
         if self.text:
             self.content(self.consume(len(self.text)))
         if self._spaces and not self.n_calls:
-            self._pieces.append(ContentText("".join(self._spaces)))
+            self._emit(ContentText("".join(self._spaces)))
         self._spaces.clear()
-        pieces, self._pieces = joined(self._pieces), []
+        pieces, self._pieces = self._pieces, []
         return pieces
 
     def _advance(self) -> None:
@@ -167,7 +167,7 @@ class StreamParser(Reader):
             self._follow_lines(text)
         sure = text.rstrip() if self.holds_spaces else text
         if sure:
-            self._pieces.append(ContentText("".join(self._spaces) + sure))
+            self._emit(ContentText("".join(self._spaces) + sure))
             self._spaces.clear()
         if len(sure) < len(text):
             self._spaces.append(text[len(sure) :])
@@ -199,7 +199,7 @@ class StreamParser(Reader):
             text = text.lstrip()
         sure = text.rstrip()
         if sure:
-            self._pieces.append(Reasoning("".join(self._reasoning_spaces) + sure))
+            self._emit(Reasoning("".join(self._reasoning_spaces) + sure))
             self._reasoning_spaces.clear()
             self._inside = self._has_reasoning = True
         if self._inside and len(sure) < len(text):
@@ -249,7 +249,8 @@ class StreamParser(Reader):
                 rest = self.consume(len(self.text))
                 self.settle()
                 if aside.close(cut=self.cut):
-                    self._pieces.extend(aside.calls)
+                    for piece in aside.calls:
+                        self._emit(piece)
                     self.n_calls = aside.n_calls
                 else:
                     self.reasoning("".join(aside.texts) + rest)
@@ -355,7 +356,15 @@ class StreamParser(Reader):
 
     def _write(self, piece: Piece) -> None:
         if self.how.parallel or self.n_calls == 1:
+            self._emit(piece)
+
+    def _emit(self, piece: Piece) -> None:
+        """Add a piece; more text of the last one is joined with it."""
+        last = self._pieces[-1] if self._pieces else None
+        if last is None or isinstance(piece, ToolCallBegin) or type(piece) is not type(last):
             self._pieces.append(piece)
+        else:
+            self._pieces[-1] = replace(last, text=last.text + piece.text)  # type: ignore[union-attr, call-arg]
 
 
 class _Aside(StreamParser):
