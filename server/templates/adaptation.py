@@ -96,9 +96,7 @@ def labelled(messages: Sequence[TemplateMessage]) -> tuple[list[dict[str, Any]],
         if at and message.get("role") in _SYSTEM and text_of(content):
             late.append(len(words))
         if isinstance(content, list):
-            texts = (part.get("text") for part in content)
-            shown = [{"type": "text", "text": word()} if text else None for text in texts]
-            message["content"] = [new or part for new, part in zip(shown, content, strict=True)]
+            message["content"] = [{**part, "text": word()} if part["text"] else part for part in content]
         elif content:
             message["content"] = word()
         if "tool_calls" in message:
@@ -124,7 +122,7 @@ def adapted_effort(effort: str, caps: Capabilities) -> str:
 def text_of(content: Any) -> str:
     """Return content as one string; text parts are joined by new lines, as in llama-server."""
     if isinstance(content, list):
-        return "\n".join(part.get("text", "") for part in content)
+        return "\n".join(part["text"] for part in content)
     return content or ""
 
 
@@ -133,19 +131,15 @@ def joined(contents: Iterable[Any], joint: str = _JOINT) -> Any:
     given = [content for content in contents if content]
     if all(isinstance(content, str) for content in given):
         return joint.join(given)
-    parts: list[dict[str, Any]] = []
-    text: list[str] = []  # of the last part, if that is text
+    texts: list[list[str]] = []
     for content in given:
-        for number, part in enumerate(_parts(content)):
-            if "text" in part and text and number == 0:
-                text += (joint, part["text"])
-                continue
-            if text:
-                parts.append({"type": "text", "text": "".join(text)})
-            text = [part["text"]] if "text" in part else []
-            if not text:
-                parts.append(part)
-    return [*parts, {"type": "text", "text": "".join(text)}] if text else parts
+        first, *rest = ([part["text"]] for part in _parts(content))
+        if texts:
+            texts[-1] += (joint, *first)
+        else:
+            texts.append(first)
+        texts += rest
+    return [{"type": "text", "text": "".join(text)} for text in texts]
 
 
 def result_as_text(result: TemplateMessage, name: str) -> dict[str, Any]:
@@ -170,7 +164,7 @@ def _has_content(message: TemplateMessage) -> bool:
     return message.get("role") != "assistant" or bool(message.get("tool_calls")) or bool(text_of(message["content"]))
 
 
-def _parts(content: Any) -> list[dict[str, Any]]:
+def _parts(content: Any) -> list[dict[str, str]]:
     return content if isinstance(content, list) else [{"type": "text", "text": content}]
 
 

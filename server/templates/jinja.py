@@ -25,19 +25,6 @@ MAX_TEXT_CHARS = 16 << 20  # of one rendering
 MAX_COMPILED = 64
 _MAX_MESSAGE = 500  # characters
 
-_ERRORS = (
-    TemplateError,
-    TypeError,
-    ValueError,
-    LookupError,
-    AttributeError,
-    ArithmeticError,
-    RuntimeError,
-    AssertionError,
-    MemoryError,
-)
-"""Exceptions that a template may raise."""
-
 _CHANGES = re.compile(r"\.(append|extend|insert|pop|remove|update|setdefault|sort|reverse|clear)\(")
 
 
@@ -74,7 +61,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         self.globals["strftime_now"] = _strftime_now
 
     def render(self, template: Template, arguments: dict[str, Any]) -> str:
-        """Render; raises one of `_ERRORS`."""
+        """Render. Raises whatever the template raises."""
         if self._mutable:
             arguments = deepcopy(arguments)
         text: list[str] = []
@@ -101,22 +88,9 @@ def environment(source: str) -> TemplateEnvironment:
     return TemplateEnvironment(mutable=_CHANGES.search(source) is not None)
 
 
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
+def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
     """Return JSON, unlike Jinja2's own filter without HTML escapes."""
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-        default=_listed,
-    )
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, default=_listed, **options)
 
 
 def _listed(value: object) -> list[Any]:
@@ -144,13 +118,13 @@ class InProcess:
         """Render, with copies of lists and dicts if the template changes any."""
         try:
             jinja, template = self._template(source)
-        except _ERRORS as error:
+        except Exception as error:  # whatever the source makes the compiler raise
             raise TemplateBroken(_message(error)) from error
         try:
             return jinja.render(template, dict(arguments))
         except TemplateRaisedError as error:
             raise RenderRefusal(str(error.message)) from error
-        except _ERRORS as error:
+        except Exception as error:  # a template may raise anything
             raise RenderFault(_message(error)) from error
 
     def render_opened(self, source: str, arguments: Mapping[str, Any]) -> tuple[str, str]:

@@ -126,7 +126,7 @@ class ChatTemplate:
         variables = self._arguments(enable_thinking, kwargs or {}, compiled)
 
         def prompt(messages: Sequence[TemplateMessage], shown: Mapping[str, Any]) -> RenderedPrompt:
-            given = formed(messages, compiled.capabilities)
+            given = {**shown, **variables, "messages": formed(messages, compiled.capabilities)}
             adapted = adapt(
                 messages,
                 compiled.capabilities,
@@ -135,13 +135,12 @@ class ChatTemplate:
                 continued=bool(continue_final_message),
                 preamble=compiled.chat_format.after_reasoning,
             )
-            if given != adapted and self._shows_all(compiled, given, shown, variables, opens=add_generation_prompt):
+            if given["messages"] != adapted and self._shows_all(compiled, given, opens=add_generation_prompt):
                 with contextlib.suppress(InvalidRequest):
-                    return rendered(given, shown)
-            return rendered(adapted, shown)
+                    return rendered(given)
+            return rendered({**given, "messages": adapted})
 
-        def rendered(given: Sequence[TemplateMessage], shown: Mapping[str, Any]) -> RenderedPrompt:
-            arguments = {**shown, **variables, "messages": given}
+        def rendered(arguments: dict[str, Any]) -> RenderedPrompt:
             if continue_final_message:
                 return self._continued(compiled, arguments, continue_final_message)
             if not add_generation_prompt:
@@ -160,22 +159,12 @@ class ChatTemplate:
         except _FailedError:
             return prompt(with_tools(messages, tools, compiled.chat_format.tool_call_syntax), _tool_variables(()))
 
-    def _shows_all(
-        self,
-        compiled: _Compiled,
-        messages: Sequence[TemplateMessage],
-        shown: Mapping[str, Any],
-        variables: Mapping[str, Any],
-        *,
-        opens: bool,
-    ) -> bool:
+    def _shows_all(self, compiled: _Compiled, arguments: Mapping[str, Any], *, opens: bool) -> bool:
         """Return whether the template takes this conversation, shows every text of it, and leaves system messages
         except the first in their places. Moved to the front, they would change the prompt from there on, and no
         cached prefix would be left."""
-        short, words, late = labelled(messages)
-        arguments = {**shown, **variables, "messages": short}
-        if "tools" in shown:
-            arguments["tools"] = [TOOL]
+        short, words, late = labelled(arguments["messages"])
+        arguments = {**arguments, "messages": short} | ({"tools": [TOOL]} if "tools" in arguments else {})
         try:
             text = self._checked(compiled, arguments, generation=opens)
         except InvalidRequest:
