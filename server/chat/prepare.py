@@ -2,19 +2,18 @@
 
 `decide` combines reasoning, tool calls and response format into one `Output`: the constraint for generation, the
 control tokens that must appear as text, and the parser. With ``tool_choice`` auto, text is unconstrained, but a tool
-call must match the function's schema once the model opens it (`triggered_calls`). If a function's parameters can't be
-enforced, only its name is, unless the client set ``strict``.
+call must match the function's schema once the model opens it. If a function's parameters can't be enforced, only its
+name is, unless the client set ``strict``.
 """
 
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from server.chat.conversation import Conversation, Tool, Tools
+from server.chat.conversation import Conversation, Tool
 from server.chat.prompt import Prompt, render
 from server.engine.media import MediaPrompt
 from server.errors import InvalidRequest, invalid
-from server.formats.chat_format import ChatFormat
 from server.formats.grammar.call_grammar import Function
 from server.formats.parsing.reasoning import OutputParser
 from server.media.source import LoadedMedia
@@ -28,6 +27,7 @@ from server.structured.grammar.triggered import Rules, TriggeredConstraint, Trig
 from server.structured.lazy import compiled, preserved
 from server.structured.reasoning_end import UNLIMITED, ReasoningSwitch
 
+_Begun = tuple[tuple[TriggeredTag, ...], Markers | None]
 MAX_PREFILLED_CHARS = 1 << 16
 """Of a JSON text that the prompt ends with: it goes through the grammar byte by byte."""
 
@@ -43,9 +43,9 @@ class Output:
     switch: ReasoningSwitch | None = None  # ends the reasoning from outside
 
 
-def decide(conversation: Conversation, chat_format: ChatFormat, prompt: Prompt, model: LoadedModel) -> Output:
+def decide(conversation: Conversation, prompt: Prompt, model: LoadedModel) -> Output:
     """Return the constraint and the parser for a reply to `conversation`. Raises `InvalidRequest`."""
-    tools, reasoning = conversation.tools, conversation.thinking
+    tools, reasoning, chat_format = conversation.tools, conversation.thinking, prompt.chat_format
     functions = [tool.function for tool in tools.tools] if tools.callable else []
     reasoning_format = reasoning.format or model.spec.chat.reasoning_format
     shown = preserved(chat_format.tags(calls=bool(functions)), model.vocab)
@@ -60,13 +60,12 @@ def decide(conversation: Conversation, chat_format: ChatFormat, prompt: Prompt, 
             parallel=tools.parallel is not False,
             forced=tools.choice == "required",
             taken=taken,
-            opened=prompt.open_reasoning is not None,
         )
 
     if not functions:  # calls have grammars of their own
         conversation = replace(conversation, shape=conversation.shape or model.spec.shape)
     switch = ReasoningSwitch() if reasoning.switch else None
-    reply = _Reply(conversation, chat_format, prompt, model)
+    reply = _Reply(conversation, prompt, model)
     constraint = reply.constraint(shown, separate_reasoning=reasoning_format != "none")
     return Output(prompt, reply.limited(constraint, switch), shown, parser, switch)
 
@@ -76,7 +75,6 @@ class _Reply:
     """A reply to `conversation`, after `prompt`."""
 
     conversation: Conversation
-    chat_format: ChatFormat
     prompt: Prompt
     model: LoadedModel
 
@@ -87,11 +85,11 @@ class _Reply:
         that is not a call; without one, only calls are constrained. ``separate_reasoning``: whether the parser
         separates reasoning from the reply, so that reasoning contains no calls.
         """
-        prompt, chat_format, model = self.prompt, self.chat_format, self.model
+        prompt, chat_format, model = self.prompt, self.prompt.chat_format, self.model
         tools, shape = self.conversation.tools, self.conversation.shape
         opened = prompt.open_reasoning is not None
         if tools.callable and tools.choice == "auto" and shape is None:
-            return triggered_calls(tools, chat_format, model, shown=shown, thinking=opened)
+            return self._triggered_calls(shown)
         may_call = tools.callable and not (prompt.prefilled and tools.choice == "auto")  # an answer that has begun
         constraint = self._calls_or_answer() if may_call else self._answer()
         if constraint is None:
@@ -116,7 +114,7 @@ class _Reply:
 
         If the constraint applies from the first token, there is no reasoning and this does nothing.
         """
-        allowed, chat_format = self.prompt.allowed, self.chat_format
+        allowed, chat_format = self.prompt.allowed, self.prompt.chat_format
         if allowed.budget == UNLIMITED and switch is None:
             return constraint
         free = constraint is None or (isinstance(constraint, TriggeredConstraint) and not constraint.is_lazy)
@@ -156,7 +154,7 @@ class _Reply:
             shape.constraint(grammar)  # for its message: that of the whole grammar would not name the schema
             answer = shape.value
         try:
-            lark = self.chat_format.forced_calls(
+            lark = self.prompt.chat_format.forced_calls(
                 [tool.grammar_function for tool in tools.tools],
                 name=tools.name,
                 parallel=tools.parallel is not False,
@@ -165,86 +163,74 @@ class _Reply:
             )
             return grammar.lark(lark, max_chars=MAX_CALLS_CHARS)
         except InvalidRequest as error:
-            raise blamed(tools, self.chat_format, self.model, error) from error
+            fault = next(self._faults(), None)  # of the function that causes it, whose name the error has
+            raise error if fault is None else self._named(*fault) from error
 
+    def _triggered_calls(self, shown: frozenset[int]) -> TriggeredConstraint | None:
+        """Return the constraint of calls that the model starts; None if no function can be enforced.
 
-_Begun = tuple[tuple[TriggeredTag, ...], Markers | None]
+        ``shown``: control tokens that appear as text for the parser. Reasoning that the prompt opened is not
+        constrained. Raises `InvalidRequest` for a strict function that can't be enforced.
+        """
+        tools, chat_format = self.conversation.tools, self.prompt.chat_format
+        functions = [[tool.function, tool.at, repr(tool.text)] for tool in tools.tools]
+        shape = json.dumps([functions, sorted(tools.strict), tools.parallel])
+        begun, markers = self.model.grammar.remembered(f"calls:{shape}", self._triggers)
+        if markers is None:
+            return None
+        opening, closing = chat_format.reasoning_tags
+        ends = tuple(end.encode() for end in (closing, *chat_format.tool_format.breaks))
+        anywhere = chat_format.tool_format.inline_reasoning is not None
+        rules = Rules(begun, markers, shown, (opening.encode(), ends), anywhere=anywhere)
+        return TriggeredConstraint(rules, thinking=self.prompt.open_reasoning is not None)
 
-
-def triggered_calls(
-    tools: Tools, chat_format: ChatFormat, model: LoadedModel, *, shown: frozenset[int], thinking: bool
-) -> TriggeredConstraint | None:
-    """Return the constraint; None if no function can be enforced.
-
-    ``shown``: control tokens that appear as text for the parser. ``thinking``: whether the prompt opened reasoning,
-    which is not constrained. Raises `InvalidRequest` for a strict function that can't be enforced.
-    """
-    shape = [[[tool.function, tool.at, repr(tool.text)] for tool in tools.tools], sorted(tools.strict), tools.parallel]
-    begun, markers = model.grammar.remembered(f"calls:{json.dumps(shape)}", lambda: _make(tools, chat_format, model))
-    if markers is None:
-        return None
-    tool_format = chat_format.tool_format
-    opening, closing = chat_format.reasoning_tags
-    ends = tuple(end.encode() for end in (closing, *tool_format.breaks))
-    rules = Rules(begun, markers, shown, (opening.encode(), ends), anywhere=tool_format.inline_reasoning is not None)
-    return TriggeredConstraint(rules, thinking=thinking)
-
-
-def blamed(tools: Tools, chat_format: ChatFormat, model: LoadedModel, error: InvalidRequest) -> InvalidRequest:
-    """Return the grammar `error` of all functions with the name of the function that causes it."""
-    found = next(_faults(tools, chat_format, model), None)
-    return error if found is None else _named(*found, model)
-
-
-def _faults(tools: Tools, chat_format: ChatFormat, model: LoadedModel) -> Iterator[tuple[Tool, InvalidRequest]]:
-    """Compile each function alone and yield those that can't be enforced."""
-    for tool in tools.tools:
+    def _triggers(self) -> _Begun:
+        """Return the grammars of the calls, in which functions that can't be enforced may have any arguments."""
+        tools = self.conversation.tools
+        functions = [tool.grammar_function for tool in tools.tools]
         try:
-            _compiled([tool.grammar_function], Tools(), chat_format, model)
-        except InvalidRequest as error:
-            yield tool, error
+            return self._compiled(functions)
+        except InvalidRequest:
+            faults = list(self._faults())
+        for tool, error in faults:
+            if tool.name in tools.strict:
+                raise self._named(tool, error) from error
+        faulty = {tool.name for tool, _ in faults}
+        kept = [
+            {**function, "parameters": {"type": "object"}} if function["name"] in faulty else function
+            for function in functions
+        ]
+        try:
+            return self._compiled(kept)
+        except InvalidRequest:
+            if tools.strict:
+                raise
+            return (), None  # a name that the markup has no place for, or too much in all
 
+    def _faults(self) -> Iterator[tuple[Tool, InvalidRequest]]:
+        """Compile each function alone and yield those that can't be enforced."""
+        for tool in self.conversation.tools.tools:
+            try:
+                self._compiled([tool.grammar_function])
+            except InvalidRequest as error:
+                yield tool, error
 
-def _named(tool: Tool, error: InvalidRequest, model: LoadedModel) -> InvalidRequest:
-    """Return the error of the parameters as a schema of their own, which names the keyword, otherwise `error`."""
-    try:
-        model.grammar.json_schema(tool.function["parameters"])
-    except InvalidRequest as own:
-        return InvalidRequest(own.message.replace("json_schema", tool.at, 1), tool.at)
-    return invalid(tool.at, error.message)
+    def _named(self, tool: Tool, error: InvalidRequest) -> InvalidRequest:
+        """Return the error of the parameters as a schema of their own, which names the keyword, otherwise `error`."""
+        try:
+            self.model.grammar.json_schema(tool.function["parameters"])
+        except InvalidRequest as own:
+            return InvalidRequest(own.message.replace("json_schema", tool.at, 1), tool.at)
+        return invalid(tool.at, error.message)
 
-
-def _make(tools: Tools, chat_format: ChatFormat, model: LoadedModel) -> _Begun:
-    functions = [tool.grammar_function for tool in tools.tools]
-    try:
-        return _compiled(functions, tools, chat_format, model)
-    except InvalidRequest:
-        faults = list(_faults(tools, chat_format, model))
-    for tool, error in faults:
-        if tool.name in tools.strict:
-            raise _named(tool, error, model) from error
-    faulty = {tool.name for tool, _ in faults}
-    kept = [
-        {**function, "parameters": {"type": "object"}} if function["name"] in faulty else function
-        for function in functions
-    ]
-    try:
-        return _compiled(kept, tools, chat_format, model)
-    except InvalidRequest:
-        if tools.strict:
-            raise
-        return (), None  # a name that the markup has no place for, or too much in all
-
-
-def _compiled(functions: Sequence[Function], tools: Tools, chat_format: ChatFormat, model: LoadedModel) -> _Begun:
-    grammar = model.grammar
-    parallel = tools.parallel is not False
-    found = chat_format.call_triggers(functions, parallel=parallel, control=grammar.control_token)
-    begun = tuple(
-        TriggeredTag(each.text.encode(), grammar.lark(each.lark, max_chars=MAX_CALLS_CHARS), each.at_start)
-        for each in found
-    )
-    return begun, grammar.tokens.markers([each.marker for each in begun]) if found else None
+    def _compiled(self, functions: Sequence[Function]) -> _Begun:
+        grammar, parallel = self.model.grammar, self.conversation.tools.parallel is not False
+        found = self.prompt.chat_format.call_triggers(functions, parallel=parallel, control=grammar.control_token)
+        begun = tuple(
+            TriggeredTag(each.text.encode(), grammar.lark(each.lark, max_chars=MAX_CALLS_CHARS), each.at_start)
+            for each in found
+        )
+        return begun, grammar.tokens.markers([each.marker for each in begun]) if found else None
 
 
 def prepare(conversation: Conversation, model: LoadedModel, media: LoadedMedia) -> tuple[Output, MediaPrompt]:
@@ -252,15 +238,9 @@ def prepare(conversation: Conversation, model: LoadedModel, media: LoadedMedia) 
 
     ``media``: the loaded media of the conversation. Raises `InvalidRequest`.
     """
-    chat_format = model.template.chat_format(tools=bool(conversation.tools.tools))
-    prompt = render(conversation, chat_format, model)
+    prompt = render(conversation, model)
     tokens = prompt.read(model, media)
     if not tokens.tokens:
         at = conversation.messages_at
         raise invalid(at, "the chat template renders them to an empty prompt")
-    return decide(conversation, chat_format, prompt, model), tokens
-
-
-def prompt_of(conversation: Conversation, model: LoadedModel) -> Prompt:
-    """Return the prompt alone, for endpoints that render or count it. Raises `InvalidRequest`."""
-    return render(conversation, model.template.chat_format(tools=bool(conversation.tools.tools)), model)
+    return decide(conversation, prompt, model), tokens

@@ -101,6 +101,7 @@ class Prompt:
 
     parts: tuple[str | Media, ...]  # its text in pieces with the media between them
     generation_prompt: str  # the part of the text that opens the assistant turn
+    chat_format: ChatFormat
     thinks: bool  # whether the model may reason
     allowed: ReasoningBudget
     open_reasoning: str | None = None  # reasoning text at the prompt's end; None if it ends outside of reasoning
@@ -179,9 +180,9 @@ def _shown_parts(part: str | Media, media: LoadedMedia) -> Sequence[str | Bitmap
     return framed(part, found) if isinstance(found, Document) else found.parts
 
 
-def render(conversation: Conversation, chat_format: ChatFormat, model: LoadedModel) -> Prompt:
-    """Return the prompt. Raises `InvalidRequest`, also with the template's own complaint."""
-    marks = Marks(can_show(model))
+def render(conversation: Conversation, model: LoadedModel) -> Prompt:
+    """Return the prompt. Blocking. Raises `InvalidRequest`, also with the template's own complaint."""
+    marks, chat_format = Marks(can_show(model)), model.template.chat_format(tools=bool(conversation.tools.tools))
     tools, reasoning = conversation.tools, conversation.thinking
     system = model.spec.chat.system_prompt if conversation.default_system else ""
     if system and all(message.role not in ("system", "developer") for message in conversation.messages):
@@ -217,6 +218,7 @@ def render(conversation: Conversation, chat_format: ChatFormat, model: LoadedMod
     return Prompt(
         marks.cut(rendered.text),
         as_text(marks.cut(rendered.generation_prompt), marker),
+        chat_format,
         thinks,
         allowed,
         open_reasoning(rendered.generation_prompt, chat_format.reasoning_tags),

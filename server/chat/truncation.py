@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import accumulate, pairwise
 
 from server.chat.conversation import Conversation, Message, TextPart
-from server.chat.prepare import prompt_of
+from server.chat.prompt import render
 from server.media.source import LoadedMedia
 from server.pool.model import LoadedModel
 
@@ -45,7 +45,7 @@ def truncated(
         return replace(conversation, messages=(*messages[:first], *messages[cut:]))
 
     found = bisect_left(
-        cuts, True, key=lambda cut: fits(prompt_of(rest(cut), model).count(model, media), n_ctx, max_tokens)
+        cuts, True, key=lambda cut: fits(render(rest(cut), model).count(model, media), n_ctx, max_tokens)
     )
     return rest(cuts[min(found, len(cuts) - 1)]) if cuts else conversation
 

@@ -247,12 +247,8 @@ class ParsedRequest(ABC):
         constraint: Constraint | None,
         *,
         print_special: frozenset[int] = frozenset(),
-        max_tokens: int | None = None,
     ) -> list[Request]:
-        """Return one engine request per prompt. `max_tokens` overrides that of the body.
-
-        Raises `InvalidRequest`, `PermissionDenied`.
-        """
+        """Return one engine request per prompt. Raises `InvalidRequest`, `PermissionDenied`."""
         fields, logprobs, model = self.options, self.logprobs, context.model
         if not 1 <= fields.n_choices <= MAX_CHOICES:  # more than there are slots are generated in turns
             name = "n" if fields.n_cmpl is None else "n_cmpl"
@@ -268,7 +264,7 @@ class ParsedRequest(ABC):
                 prompt=prompt.tokens,
                 media=prompt.spans,
                 sampling=sampling,
-                max_tokens=token_limit(fields, model.spec.n_predict) if max_tokens is None else max_tokens,
+                max_tokens=token_limit(fields, model.spec.n_predict),
                 stop=tuple(filter(None, fields.stop or ())) or model.spec.stop,
                 n=fields.n_choices,
                 n_probs=logprobs.n_top,
@@ -293,17 +289,13 @@ class ParsedRequest(ABC):
         check_totals(requests, model.engine.n_ctx_seq)
         return requests
 
-    def prepare(
-        self, context: Context, request_id: str, conversation: Conversation, max_tokens: int | None = None
-    ) -> tuple[Output, Request]:
+    def prepare(self, context: Context, request_id: str, conversation: Conversation) -> tuple[Output, Request]:
         """Prepare one round of generation: the request's own conversation, or one that continues it.
 
-        `max_tokens` overrides that of the body. Raises `InvalidRequest`, `PermissionDenied`.
+        Raises `InvalidRequest`, `PermissionDenied`.
         """
         output, tokens = prepare(conversation, context.model, context.media)
-        (request,) = self.requests(
-            context, request_id, [tokens], output.constraint, print_special=output.shown, max_tokens=max_tokens
-        )
+        (request,) = self.requests(context, request_id, [tokens], output.constraint, print_special=output.shown)
         return output, request
 
 

@@ -351,9 +351,10 @@ class RoundWriter(Writer, Generic[R]):
         """Return the next round's generation, with the tokens that earlier rounds left of the request's limit."""
         limit = token_limit(self.request.options, context.model.spec.n_predict)
         left = max(limit - self.usage.completion, 0) if limit >= 0 else limit
-        output, request = self.request.prepare(context, self._id, self.conversation, left)
+        request = replace(self.request, options=self.request.options.model_copy(update={"n_predict": left}))
+        output, generated = request.prepare(context, self._id, self.conversation)
         self.next_round(output.parser)
-        return Generation([request], self, output.switch)
+        return Generation([generated], self, output.switch)
 
     def _makes(self, item: Item) -> bool:
         known = self.server_tools.get(item.name)

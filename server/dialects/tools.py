@@ -108,25 +108,30 @@ def read_choice(given: object, warnings: list[str], *, has_servers: bool) -> Too
         raise invalid("tool_choice.type", _FORMS)
     if kind == "allowed_tools":
         return _among(given, warnings, has_servers=has_servers)
-    if kind == "mcp" and has_servers:
-        served = _served(given, "tool_choice")
-        return ToolChoice("required", served) if served.name else ToolChoice("required", allowed=[served])
     single = given.get("disable_parallel_tool_use")
     if not isinstance(single, bool | None):
         raise wrong_type("tool_choice.disable_parallel_tool_use", "a boolean", single)
     parallel = False if single else None
     if kind in _MODES:
         return ToolChoice(_MODES[kind], parallel=parallel)
-    if kind in RESPONSES:
-        return ToolChoice("required", Named(RESPONSES[kind].name, "tool_choice.type"), parallel=parallel)
-    if kind not in _NAMING:
+    named = _named(given, "tool_choice", has_servers=has_servers)
+    if named is None:
         raise invalid("tool_choice.type", f"no model here can use tools of type {shown(kind)}")
-    return ToolChoice("required", _named(given, "tool_choice"), parallel=parallel)
+    one, allowed = (named, None) if named.name else (None, [named])  # a tool, or any of an MCP server
+    return ToolChoice("required", one, allowed, parallel)
 
 
-def _named(given: Mapping[str, Any], path: str) -> Named:
-    """Return the name in ``{"type": "function", "function": {"name": ...}}``, or a flat one."""
-    kind, inner = given["type"], given
+def _named(given: Mapping[str, Any], path: str, *, has_servers: bool) -> Named | None:
+    """Return the tool that ``{"type": "function", "function": {"name": ...}}`` names, flat or not; the tool of an MCP
+    server, or the whole server. None: no model here can use tools of that type.
+    """
+    kind, inner = given.get("type"), given
+    if kind == "mcp" and has_servers:
+        return Named(str(given.get("name") or ""), path, str(given.get("server_label")), is_served=True)
+    if isinstance(kind, str) and kind in RESPONSES:
+        return Named(RESPONSES[kind].name, f"{path}.type")
+    if kind not in _NAMING:
+        return None
     if kind in given:
         path, inner = f"{path}.{kind}", given[kind]
         inner = as_object(inner, path)
@@ -134,11 +139,6 @@ def _named(given: Mapping[str, Any], path: str) -> Named:
     if not isinstance(name, str) or not name:
         raise wrong_type(f"{path}.name", "the name of a tool", name)
     return Named(name, f"{path}.name", text_in(given, "namespace"))
-
-
-def _served(given: Mapping[str, Any], path: str) -> Named:
-    """Return the tool of an MCP server, or the whole server."""
-    return Named(str(given.get("name") or ""), path, str(given.get("server_label")), is_served=True)
 
 
 def _among(given: Mapping[str, Any], warnings: list[str], *, has_servers: bool) -> ToolChoice:
@@ -153,16 +153,13 @@ def _among(given: Mapping[str, Any], warnings: list[str], *, has_servers: bool) 
     check_number(listed, f"{path}.tools")
     allowed: list[Named] = []
     for entry, where in objects_in(listed, f"{path}.tools"):
-        if entry.get("type") in _NAMING:
-            allowed.append(_named(entry, where))
-        elif entry.get("type") == "mcp" and has_servers:
-            allowed.append(_served(entry, where))
-        elif entry.get("type") == "namespace" and isinstance(entry.get("name"), str):
-            allowed.append(Named("", f"{where}.name", entry["name"]))
-        elif isinstance(kind := entry.get("type"), str) and kind in RESPONSES:
-            allowed.append(Named(RESPONSES[kind].name, f"{where}.type"))
+        named = _named(entry, where, has_servers=has_servers)
+        if entry.get("type") == "namespace" and isinstance(entry.get("name"), str):
+            named = Named("", f"{where}.name", entry["name"])
+        if named is None:
+            warnings.append(left_out("allowed tools", str(entry.get("type"))))
         else:
-            warnings.append(left_out("allowed tools", str(kind)))
+            allowed.append(named)
     return ToolChoice(_MODES[mode], allowed=allowed)
 
 

@@ -12,8 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from server.chat.conversation import Call, Conversation, Message, TextPart
-from server.chat.prepare import prompt_of
-from server.chat.prompt import as_text
+from server.chat.prompt import as_text, render
 from server.dialects.chat.write import ChatWriter
 from server.dialects.common import Header, Json
 from server.dialects.constraints import read_shape
@@ -223,13 +222,13 @@ CHAT = Dialect(parse_chat)
 
 def input_tokens(conversation: Conversation, model: LoadedModel, media: LoadedMedia = NO_MEDIA) -> Json:
     """Return the reply of ``/input_tokens``, of a chat and of Responses: how many the prompt has."""
-    return {"input_tokens": prompt_of(conversation, model).count(model, media), "object": "response.input_tokens"}
+    return {"input_tokens": render(conversation, model).count(model, media), "object": "response.input_tokens"}
 
 
 def apply_template(conversation: Conversation, model: LoadedModel, media: LoadedMedia = NO_MEDIA) -> Json:
     """Return the reply of ``POST /apply-template``: the prompt, with the model's marker for each medium."""
     marker = "" if model.media is None else model.media.marker
-    return {"prompt": as_text(prompt_of(conversation, model).parts, marker, media)}
+    return {"prompt": as_text(render(conversation, model).parts, marker, media)}
 
 
 def chat_logprobs(options: GenerationFields, wanted: bool | None, n_top: int | None) -> Logprobs:

@@ -30,8 +30,7 @@ from server.chat.conversation import (
     Tool,
     text_content,
 )
-from server.chat.prepare import prompt_of
-from server.chat.prompt import DOCUMENT_END, document_start
+from server.chat.prompt import DOCUMENT_END, document_start, render
 from server.dialects.common import Header, Json, random_id
 from server.dialects.content import document_at, kind_of_type
 from server.dialects.dialect import Context, Dialect, Generation
@@ -194,7 +193,7 @@ def _shape(given: dict[str, Any] | None, at: str) -> ResponseFormat | None:
 
 def count_message_tokens(conversation: Conversation, model: LoadedModel, media: LoadedMedia = NO_MEDIA) -> Json:
     """Return the reply of ``POST /v1/messages/count_tokens``."""
-    return {"input_tokens": prompt_of(conversation, model).count(model, media)}
+    return {"input_tokens": render(conversation, model).count(model, media)}
 
 
 MESSAGES = Dialect(parse_messages, anthropic_error_event, PING)

@@ -233,7 +233,6 @@ class OllamaRequest(ConversationRequest):
     raw: bool = False  # the only message is the prompt, without a template
     suffix: str = ""  # with one, the prompt is the text before the gap
     context: Sequence[int] = ()  # tokens before the prompt
-    returns_context: bool = False
 
     @property
     def loads(self) -> bool:
@@ -253,8 +252,8 @@ class OllamaRequest(ConversationRequest):
         else:
             output, request = self.prepare(context, request_id, self.conversation)
             request, parser = _after_context(request, self.context, model), output.parser
-        shown = [token for token in request.prompt if token >= 0]  # media can't be sent back
-        prompt = shown if self.returns_context else None
+        has_context = not (self.raw or reply.chat)
+        prompt = [token for token in request.prompt if token >= 0] if has_context else None  # media can't be sent back
         return Generation([request], OllamaWriter(reply, parser, began=self.began, loaded=loaded, prompt=prompt))
 
     def _raw_request(self, context: Context, request_id: str) -> Request:
@@ -314,7 +313,6 @@ def parse_generate(given: dict[str, Any]) -> OllamaRequest:
         raw=raw,
         suffix=body.suffix or "",
         context=body.context or (),
-        returns_context=not raw,
     )
 
 

@@ -182,16 +182,14 @@ class ResponseRequest(ToolRequest):
         fields = response_fields(self, header, context.model.spec.sampling)
         return Generation(requests, ResponseWriter(self, fields, parser, prefilled), switch)
 
-    def prepare(
-        self, context: Context, request_id: str, conversation: Conversation, max_tokens: int | None = None
-    ) -> tuple[Output, Request]:
+    def prepare(self, context: Context, request_id: str, conversation: Conversation) -> tuple[Output, Request]:
         """Prepare one round of generation, with ``truncation: auto`` without the oldest messages."""
         limit, whole = self.options.max_output_tokens, ConversationRequest.prepare
-        output, request = whole(self, context, request_id, conversation, max_tokens)
+        output, request = whole(self, context, request_id, conversation)
         if self.options.truncation != "auto" or fits(len(request.prompt), context.model.engine.n_ctx_seq, limit):
             return output, request
         conversation = truncated(conversation, context.model, context.media, limit)
-        return whole(self, context, request_id, conversation, max_tokens)
+        return whole(self, context, request_id, conversation)
 
 
 def parse_response(

@@ -162,8 +162,8 @@ def answer_of(
     conversation = Conversation((), tools or Tools(), thinking, read_shape(asked), asked.lazy)
     chat_format = model.template.chat_format(tools=bool(conversation.tools.tools))
     thoughts = open_reasoning(opened, chat_format.reasoning_tags)
-    prompt = Prompt((), opened, thinks, ReasoningBudget(), thoughts, prefilled=prefilled, opens=opens)
-    return decide(conversation, chat_format, prompt, model).constraint
+    prompt = Prompt((), opened, chat_format, thinks, ReasoningBudget(), thoughts, prefilled=prefilled, opens=opens)
+    return decide(conversation, prompt, model).constraint
 
 
 def tools_of(tools: object, choice: object = None, parallel: bool | None = None) -> Tools:

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from server.chat.conversation import Conversation
-from server.chat.prepare import prompt_of
-from server.chat.prompt import as_text
+from server.chat.prompt import as_text, render
 from server.dialects.chat import parse as chat
 from server.dialects.chat.parse import parse_chat
 from server.dialects.fields import Body
@@ -89,7 +88,7 @@ def lost(body: Mapping[str, Any], prompt: str) -> list[str]:
 def trouble(model: Any, path: str, body: dict[str, Any]) -> str:
     """Why `body` is not answered with all its texts; "" when it is."""
     try:
-        missing = lost(body, as_text(prompt_of(READERS[path](body), model).parts, ""))
+        missing = lost(body, as_text(render(READERS[path](body), model).parts, ""))
     except InvalidRequest as error:
         return f"400 {error.message}"
     return f"lost {missing}" if missing else ""

@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from server.chat.conversation import Conversation
-from server.chat.prepare import prompt_of
-from server.chat.prompt import as_text
+from server.chat.prompt import as_text, render
 from server.dialects.messages.parse import parse_messages
 from server.dialects.responses.parse import parse_response
 from tests.support.downloads import TEMPLATE_NAMES
@@ -75,7 +74,7 @@ def test_a_prompt_goes_on_from_the_one_before_as_if_no_tool_had_been_introduced(
     model = make_model()
     model.template = template_of(name)
     for way in sample(WAYS, 3, NAMES.index(name)):
-        first, without, introduced = (as_text(prompt_of(one, model).parts, "") for one in WAYS[way])
+        first, without, introduced = (as_text(render(one, model).parts, "") for one in WAYS[way])
         shared = common(first, without)
         assert common(first, introduced) >= shared, way
         if name not in MOVING:

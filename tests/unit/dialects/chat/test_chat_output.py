@@ -117,7 +117,7 @@ def test_the_configured_template_arguments_say_whether_to_think(wanted: bool) ->
     model: Any = make_model(template="{{ messages }}<think></think>")
     model.spec = replace(model.spec, chat=ChatParams(template_kwargs={"enable_thinking": wanted}))
     conversation = Conversation((Message("user", "hi"),))
-    assert render(conversation, model.template.chat_format(tools=False), model).thinks is wanted
+    assert render(conversation, model).thinks is wanted
 
 
 def test_tags_of_a_format_that_frames_content_are_shown_without_tools_too() -> None:

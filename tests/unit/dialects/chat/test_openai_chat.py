@@ -3,8 +3,7 @@ from typing import Any
 
 import pytest
 
-from server.chat.prepare import prompt_of
-from server.chat.prompt import as_text
+from server.chat.prompt import as_text, render
 from server.dialects.chat.parse import ChatRequest, apply_template, parse_chat
 from server.dialects.dialect import Context
 from server.errors import InvalidRequest
@@ -27,7 +26,7 @@ def chat(messages: object = HI, **fields: object) -> ChatRequest:
 
 def shown(messages: object = HI, *, params: ChatParams | None = None, **fields: object) -> str:
     model = make_model(template=SHOWS_EVERYTHING, chat=params)
-    return as_text(prompt_of(chat(messages, **fields).conversation, model).parts, "")
+    return as_text(render(chat(messages, **fields).conversation, model).parts, "")
 
 
 @pytest.mark.parametrize("role", ["system", "developer"])
@@ -40,7 +39,7 @@ def test_the_models_system_prompt_is_of_chats_without_one(role: str) -> None:
 def test_a_conversation_without_default_system_prompt_has_none() -> None:
     model = make_model(template=SHOWS_EVERYTHING, chat=ChatParams(system_prompt="be brief"))
     asked = replace(chat().conversation, default_system=False)  # as a transcription's
-    assert as_text(prompt_of(asked, model).parts, "").startswith("[user]hi")
+    assert as_text(render(asked, model).parts, "").startswith("[user]hi")
 
 
 @pytest.mark.parametrize(
@@ -55,7 +54,7 @@ def test_a_message_is_continued_where_it_stopped(last: dict[str, Any], wanted: o
     prefilled = [*HI, {"role": "assistant", **last}]
     source = "{{ messages | length }}|{% if add_generation_prompt %}>{% endif %}"
     asked = chat(prefilled, continue_final_message=wanted).conversation
-    got = prompt_of(asked, make_model(template=source))
+    got = render(asked, make_model(template=source))
     prompt = as_text(got.parts, "")
     assert prompt.startswith("1|>")
     assert prompt.endswith(end)

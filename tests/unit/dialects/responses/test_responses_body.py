@@ -1,7 +1,7 @@
 import pytest
 
 from server.chat.conversation import Message
-from server.chat.prepare import prompt_of
+from server.chat.prompt import render
 from server.dialects.responses import input as responses_input
 from server.dialects.responses.input import History
 from server.dialects.responses.parse import parse_response
@@ -12,7 +12,7 @@ from tests.unit.dialects.builders import make_model
 def test_what_a_template_refuses_is_the_clients_input() -> None:
     model = make_model(template="{{ raise_exception('no more') }}")
     with pytest.raises(InvalidRequest, match=r"^input: .*no more") as caught:
-        prompt_of(parse_response({"input": "hi", "instructions": "be brief"}).conversation, model)
+        render(parse_response({"input": "hi", "instructions": "be brief"}).conversation, model)
     assert caught.value.param == "input"
 
 
