@@ -7,7 +7,7 @@ import sys
 import time
 import zlib
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
@@ -33,7 +33,7 @@ from server.dialects.responses.parse import (
 from server.dialects.responses.tools import is_mcp, read_mcp
 from server.dialects.responses.write import EARLY_PING, response_body
 from server.errors import InvalidRequest, LlamapoolError, QueueFull, Unavailable, invalid, short
-from server.routes.openapi import computes, describe
+from server.routes.openapi import SSE, computes, describe
 from server.serving.batch_runner import POLL_S
 from server.serving.generate import Exchange, compute, respond
 from server.serving.mcp import read_with_servers
@@ -293,14 +293,13 @@ async def get_response(request: Request, response_id: str) -> Response:
         raise invalid("stream", "only a response that was created with background has stored events")
     data = await used.state.data(owner, response_id)
     if data is not None:
-        return EventStream(request, _each(await read_later(request, lambda: _events(zlib.decompress(data), after))))
+        events = await read_later(request, lambda: b"".join(_events(zlib.decompress(data), after)))
+        return Response(events, media_type=SSE)
     if response["status"] in UNFINISHED["response"]:
         raise InvalidRequest(_ELSEWHERE, "stream")
     # The server ended while it generated the response, so no events are stored. The client gets the last one.
-    kind = f"response.{response['status']}"
-    return EventStream(
-        request, _each([typed_event({"type": kind, "sequence_number": after + 1, "response": response})])
-    )
+    last = {"type": f"response.{response['status']}", "sequence_number": after + 1, "response": response}
+    return Response(typed_event(last), media_type=SSE)
 
 
 async def _events_after(stream: KeptStream, after: int = -1) -> AsyncGenerator[bytes, None]:
@@ -313,11 +312,6 @@ async def _events_after(stream: KeptStream, after: int = -1) -> AsyncGenerator[b
 def _events(chunk: bytes, after: int) -> list[bytes]:
     events = [part + b"\n\n" for part in chunk.split(b"\n\n") if part]
     return [each for each in events if orjson.loads(each.partition(b"\ndata: ")[2]).get("sequence_number", -1) > after]
-
-
-async def _each(events: Iterable[bytes]) -> AsyncGenerator[bytes, None]:
-    for event in events:
-        yield event
 
 
 @router.delete("/v1/responses/{response_id}")
