@@ -199,11 +199,9 @@ class Placer:
         """Return a cached entry that saves considerably more than the `n` tokens of a slot."""
         prompt, most = sequence.target, sequence.n_reusable
         stored, n_stored = self.ram.match(prompt, sequence.adapter_set, n + MIN_TOKENS, most)
-        fetched = sequence.fetch.found if sequence.fetch is not None else None
-        if fetched is not None:
-            n_fetched = fetched.reusable(min(common_prefix(prompt, fetched.tokens), most), sequence.adapter_set)
-            if n_fetched > max(n_stored, n + MIN_TOKENS):
-                return fetched, n_fetched
+        if sequence.fetch is not None and (fetched := sequence.fetch.found) is not None:
+            found = longest_match([fetched], prompt, sequence.adapter_set, max(n_stored, n + MIN_TOKENS), most)
+            return found if found[0] is not None else (stored, n_stored)
         return stored, n_stored
 
     def _awaits_disk(self, sequence: Sequence, n: int, now: float) -> bool:

@@ -93,8 +93,7 @@ class DiskCache:
         self._writing: list[CacheEntry] = []
         self._following = threading.Thread(target=self._follow, name="llamapool-disk-follow", daemon=True)
         self.n_dropped = 0  # damaged files
-        self.ready: Future[None] = Future()  # the index was loaded
-        self._writer.submit(self._begin)
+        self.ready = self._writer.submit(self._begin)  # the index was loaded
 
     @property
     def shared(self) -> bool:
@@ -182,8 +181,6 @@ class DiskCache:
             self._following.start()
         except Exception as error:  # noqa: BLE001 - the server works without it
             self._give_up(error)
-        if not self.ready.done():  # otherwise the load was cancelled
-            self.ready.set_result(None)
         self._wake()
 
     def _take_up(self, entries: Iterable[CacheEntry], names_gone: Iterable[str]) -> None:
