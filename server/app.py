@@ -43,6 +43,7 @@ from server.pool.saved.store import SavedFiles, SlotFiles, UrlFiles
 from server.reload import Reload, key_store
 from server.routes import include_routes
 from server.routes.responses import fail_interrupted
+from server.sandbox import seccomp
 from server.sandbox.memory import MemoryWatch
 from server.sandbox.process import Process
 from server.serving.batch_runner import BatchRunner
@@ -325,6 +326,8 @@ def lifespan_of(
         configure(server)
         logging.getLogger().addHandler(services.log)
         warn_of_workers(sys.argv, os.environ)
+        if problem := seccomp.problem():
+            logger.warning("%s", problem)
         stopping: list[asyncio.Task[None]] = []
 
         def begin_stop() -> asyncio.Task[None]:

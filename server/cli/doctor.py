@@ -15,13 +15,14 @@ from server.listen import check_reach, open_listeners
 from server.pool.memory import HOST, readable
 from server.pool.protocols import Loader
 from server.pool.spec import ModelSpec
+from server.sandbox import seccomp
 from server.settings import Settings, check_files, load_settings, model_specs
 from server.uvicorn_config import check_certificate
 
 USAGE = """llamapool doctor [flags]
 
-Check the library, the CPU, the memory, the configuration, the port, and each model's files, memory and chat template.
-The flags are those of llamapool serve. Exit status: 0 = the server can start, 1 = a check failed."""
+Check the library, the CPU, the sandbox, the memory, the configuration, the port, and each model's files, memory and
+chat template. The flags are those of llamapool serve. Exit status: 0 = the server can start, 1 = a check failed."""
 _CPU_FEATURES = {
     "avx": "AVX",
     "avx2": "AVX2",
@@ -58,6 +59,8 @@ def findings(words: Sequence[str]) -> Iterator[Finding]:
     """Yield the finding of each check of a server that starts with these flags."""
     yield Finding("ok", "version", f"Llamapool {__version__}, llama-cpp-python {version('llama-cpp-python')}")
     yield from _cpu()
+    problem = seccomp.problem()
+    yield Finding("warn" if problem else "ok", "sandbox", problem or "system calls are filtered")
     try:
         settings = load_settings(words)
         warnings = [*check_reach(settings.server), *check_files(settings)]

@@ -1,56 +1,62 @@
-"""A seccomp filter for sandbox processes: system calls that reach beyond the process fail with EPERM.
+"""A seccomp filter for sandbox processes: system calls that reach beyond the process fail.
 
 | a sandbox process | by |
 |---|---|
 | computes, allocates up to its limit, starts threads, reads its input and writes its output | allowed |
+| asks for names, sizes and times of files whose paths it knows | allowed |
 | opens no file and no connection | ``RLIMIT_NOFILE`` 0, ``RLIMIT_FSIZE`` 0 (`worker`) |
 | starts no process or program | this filter |
-| deletes, renames, links or changes no file | this filter |
+| deletes, renames, links or changes no file, also not the log that it inherits | this filter |
 | sends no signal; reads, traces or limits no other process; raises no limit of its own | this filter |
-| uses no sockets, namespaces, mounts, keys, eBPF, io_uring, perf events or user faults | this filter |
+| uses no sockets, terminals, shared memory, namespaces, mounts, keys, eBPF, io_uring or perf events | this filter |
 
 On Linux on x86-64 and ARM64, where the kernel has it; elsewhere only the limits hold. It is a list of what is refused,
-because a list of what is allowed would break with the next version of a C library.
+because a list of what is allowed would break with the next version of a C library. The list is complete for calls up
+to Linux 5.0. Newer ones do not exist in a sandbox, so that the C library uses the older ones.
 """
 
 import ctypes
 import errno
 import os
+import re
 import sys
-from ctypes import POINTER, Structure, c_uint8, c_uint16, c_uint32
+from ctypes import POINTER, Structure, c_long, c_uint8, c_uint16, c_uint32
 
 _ARCHES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}  # linux/audit.h
-_X32 = 0x40000000  # system calls of x86-64's ABI with short pointers
-_CLONE_THREAD = 0x10000
-_NO_NEW_PRIVILEGES, _SET_SECCOMP, _MODE_FILTER = 38, 22, 2  # linux/prctl.h, linux/seccomp.h
+_FIRST_NEW = 424  # from here on both machines have the same numbers; above are x86-64's calls with short pointers (x32)
+_CLONE_THREAD, _NEW_NAMESPACES = 0x10000, 0x7E020000  # linux/sched.h
+_NO_NEW_PRIVILEGES = 38  # linux/prctl.h
+_SET_FILTER, _IS_AVAILABLE, _ALL_THREADS = 1, 2, 1  # linux/seccomp.h
 _LOAD, _RETURN, _EQUAL, _AT_LEAST, _HAS_BITS = 0x20, 0x06, 0x15, 0x35, 0x45  # linux/bpf_common.h
 _ALLOW, _ERROR = 0x7FFF0000, 0x00050000
 _NUMBER, _ARCH, _FIRST_ARGUMENT, _NEW_LIMIT = 0, 4, 16, 32  # offsets in struct seccomp_data
 
-# Numbers on x86-64 and ARM64 (asm/unistd_64.h, asm-generic/unistd.h); -1: not there.
-_CLONE, _CLONE3, _PRLIMIT = (56, 220), (435, 435), (302, 261)
-_REFUSED = {
-    **{"execve": (59, 221), "execveat": (322, 281), "fork": (57, -1), "vfork": (58, -1)},
-    **{"kill": (62, 129), "tkill": (200, 130), "tgkill": (234, 131), "rt_sigqueueinfo": (129, 138)},
-    **{"rt_tgsigqueueinfo": (297, 240), "pidfd_send_signal": (424, 424), "ptrace": (101, 117)},
-    **{"process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "process_madvise": (440, 440)},
-    **{
-        "setrlimit": (160, 164),
-        "setpriority": (141, 140),
-        "sched_setaffinity": (203, 122),
-        "sched_setscheduler": (144, 119),
-    },
-    **{"rename": (82, -1), "renameat": (264, 38), "renameat2": (316, 276), "unlink": (87, -1), "unlinkat": (263, 35)},
-    **{"rmdir": (84, -1), "mkdir": (83, -1), "mkdirat": (258, 34), "mknod": (133, -1), "mknodat": (259, 33)},
-    **{"link": (86, -1), "linkat": (265, 37), "symlink": (88, -1), "symlinkat": (266, 36), "truncate": (76, 45)},
-    **{"chmod": (90, -1), "fchmodat": (268, 53), "fchmodat2": (452, 452), "chown": (92, -1), "lchown": (94, -1)},
-    **{"fchownat": (260, 54), "utime": (132, -1), "utimes": (235, -1), "futimesat": (261, -1), "utimensat": (280, 88)},
-    **{"setxattr": (188, 5), "lsetxattr": (189, 6), "removexattr": (197, 14), "lremovexattr": (198, 15)},
-    **{"socket": (41, 198), "socketpair": (53, 199), "mount": (165, 40), "umount2": (166, 39), "chroot": (161, 51)},
-    **{"unshare": (272, 97), "setns": (308, 268), "add_key": (248, 217), "request_key": (249, 218)},
-    **{"keyctl": (250, 219), "bpf": (321, 280), "io_uring_setup": (425, 425), "perf_event_open": (298, 241)},
-    **{"userfaultfd": (323, 282), "shmget": (29, 194), "msgget": (68, 186), "semget": (64, 190)},
-}
+# Numbers on x86-64 and ARM64 (asm/unistd_64.h, asm-generic/unistd.h); -: not there.
+_SECCOMP, _CLONE, _PRLIMIT = (317, 277), (56, 220), (302, 261)
+_REFUSED = """
+execve 59 221, execveat 322 281, uselib 134 -, fork 57 -, vfork 58 -, setpgid 109 154,
+kill 62 129, tkill 200 130, tgkill 234 131, rt_sigqueueinfo 129 138, rt_tgsigqueueinfo 297 240,
+fcntl 72 25 (names the process that gets a signal), ioctl 16 29 (types into a terminal), vhangup 153 58,
+ptrace 101 117, process_vm_readv 310 270, process_vm_writev 311 271, kcmp 312 272, get_robust_list 274 100,
+move_pages 279 239, migrate_pages 256 238, perf_event_open 298 241, syslog 103 116,
+setrlimit 160 164, setpriority 141 140, ioprio_set 251 30, prctl 157 167, sched_setaffinity 203 122,
+sched_setscheduler 144 119, sched_setparam 142 118, sched_setattr 314 274,
+rename 82 -, renameat 264 38, renameat2 316 276, unlink 87 -, unlinkat 263 35, rmdir 84 -, mkdir 83 -, mkdirat 258 34,
+mknod 133 -, mknodat 259 33, link 86 -, linkat 265 37, symlink 88 -, symlinkat 266 36, truncate 76 45, ftruncate 77 46,
+fallocate 285 47, flock 73 32, chmod 90 -, fchmod 91 52, fchmodat 268 53, chown 92 -, lchown 94 -, fchown 93 55,
+fchownat 260 54, utime 132 -, utimes 235 -, futimesat 261 -, utimensat 280 88, setxattr 188 5, lsetxattr 189 6,
+fsetxattr 190 7, removexattr 197 14, lremovexattr 198 15, fremovexattr 199 16, readlink 89 -, readlinkat 267 78,
+open_by_handle_at 304 265, quotactl 179 60, acct 163 89, swapon 167 224, swapoff 168 225, sync 162 81,
+socket 41 198, connect 42 203, accept 43 202, sendto 44 206, recvfrom 45 207, sendmsg 46 211, recvmsg 47 212,
+shutdown 48 210, bind 49 200, listen 50 201, socketpair 53 199, setsockopt 54 208, accept4 288 242, recvmmsg 299 243,
+sendmmsg 307 269, shmget 29 194, shmat 30 196, shmctl 31 195, semget 64 190, semop 65 193, semctl 66 191,
+semtimedop 220 192, msgget 68 186, msgsnd 69 189, msgrcv 70 188, msgctl 71 187, mq_open 240 180, mq_unlink 241 181,
+mount 165 40, umount2 166 39, pivot_root 155 41, chroot 161 51, unshare 272 97, setns 308 268, add_key 248 217,
+request_key 249 218, keyctl 250 219, bpf 321 280, userfaultfd 323 282, init_module 175 105, finit_module 313 273,
+delete_module 176 106, kexec_load 246 104, kexec_file_load 320 294, reboot 169 142, iopl 172 -, ioperm 173 -,
+modify_ldt 154 -, sethostname 170 161, setdomainname 171 162, settimeofday 164 170, adjtimex 159 171,
+clock_settime 227 112, clock_adjtime 305 266
+"""
 
 
 class _Instruction(Structure):
@@ -61,16 +67,31 @@ class _Program(Structure):
     _fields_ = (("n", c_uint16), ("instructions", POINTER(_Instruction)))
 
 
-def confine() -> bool:
-    """Install the filter for this process and its threads, for ever. Return whether the system could."""
-    machine = os.uname().machine
-    if sys.platform != "linux" or machine not in _ARCHES or sys.maxsize < 1 << 32:
-        return False
-    code = _program(machine)
+def problem() -> str:
+    """Return a warning if this system cannot install the filter, otherwise ""."""
+    system = f"{sys.platform} on {os.uname().machine}"
+    if sys.platform == "linux" and os.uname().machine in _ARCHES and sys.maxsize > 1 << 32:
+        if not _seccomp(_IS_AVAILABLE, 0, c_uint32(_ERROR)):
+            return ""
+        system = "this kernel"
+    return f"{system} has no system call filter: a fault in a media decoder may delete files and end processes"
+
+
+def confine() -> None:
+    """Install the filter for all threads of this process, for ever, if the system has it. Raises OSError."""
+    if problem():
+        return
+    code = _program(os.uname().machine)
     made = (_Instruction * len(code))(*(_Instruction(*each) for each in code))
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
-    program = ctypes.byref(_Program(len(code), made))
-    return not prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0) and not prctl(_SET_SECCOMP, _MODE_FILTER, program, 0, 0)
+    library = ctypes.CDLL(None, use_errno=True)
+    if library.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0) or _seccomp(_SET_FILTER, _ALL_THREADS, _Program(len(code), made)):
+        raise OSError(ctypes.get_errno(), "the seccomp filter cannot be installed")
+
+
+def _seccomp(operation: int, flags: int, argument: Structure | c_uint32) -> int:
+    number = _SECCOMP[list(_ARCHES).index(os.uname().machine)]
+    call = ctypes.CDLL(None, use_errno=True).syscall
+    return int(call(c_long(number), c_long(operation), c_long(flags), ctypes.byref(argument)))
 
 
 def _program(machine: str) -> list[tuple[int, int, int, int]]:
@@ -78,15 +99,14 @@ def _program(machine: str) -> list[tuple[int, int, int, int]]:
     which = list(_ARCHES).index(machine)
     refuse, allow = (_RETURN, 0, 0, _ERROR | errno.EPERM), (_RETURN, 0, 0, _ALLOW)
     code = [(_LOAD, 0, 0, _ARCH), (_EQUAL, 1, 0, _ARCHES[machine]), refuse, (_LOAD, 0, 0, _NUMBER)]
-    code += [(_AT_LEAST, 0, 1, _X32), refuse] if machine == "x86_64" else []
-    for numbers in _REFUSED.values():
-        if numbers[which] >= 0:
-            code += [(_EQUAL, 0, 1, numbers[which]), refuse]
-    # the C library then uses clone, whose flags can be read
-    code += [(_EQUAL, 0, 1, _CLONE3[which]), (_RETURN, 0, 0, _ERROR | errno.ENOSYS)]
-    code += [(_EQUAL, 0, 4, _CLONE[which]), (_LOAD, 0, 0, _FIRST_ARGUMENT), (_HAS_BITS, 0, 1, _CLONE_THREAD), allow]
+    code += [(_AT_LEAST, 0, 1, _FIRST_NEW), (_RETURN, 0, 0, _ERROR | errno.ENOSYS)]
+    for numbers in re.findall(r"\w+ (\d+) (\d+|-)", _REFUSED):
+        if numbers[which] != "-":
+            code += [(_EQUAL, 0, 1, int(numbers[which])), refuse]
+    code += [(_EQUAL, 0, 5, _CLONE[which]), (_LOAD, 0, 0, _FIRST_ARGUMENT)]
+    code += [(_HAS_BITS, 0, 2, _CLONE_THREAD), (_HAS_BITS, 1, 0, _NEW_NAMESPACES), allow, refuse]
     # a limit may be read, of this process: root could raise it again
-    code += [refuse, (_EQUAL, 0, 7, _PRLIMIT[which])]
+    code += [(_EQUAL, 0, 7, _PRLIMIT[which])]
     code += [(_LOAD, 0, 0, _FIRST_ARGUMENT), (_EQUAL, 0, 4, 0), (_LOAD, 0, 0, _NEW_LIMIT), (_EQUAL, 0, 2, 0)]
     code += [(_LOAD, 0, 0, _NEW_LIMIT + 4), (_EQUAL, 1, 0, 0), refuse]
     return [*code, allow]

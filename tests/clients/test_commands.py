@@ -102,15 +102,20 @@ def test_a_chat_in_the_terminal_remembers_and_starts_again(demo: RealServer) -> 
         assert terminal.status() == 0
 
 
-def test_the_doctor_finds_what_is_wrong(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_the_doctor_finds_what_is_wrong(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert main(["doctor", "-m", DEMO, "--port", str(free_port())]) == 0
     found = {line.split()[1] for line in capsys.readouterr().out.splitlines()}
-    assert found == {"version", "CPU", "configuration", "port", "keys", "memory", "model"}
+    assert found == {"version", "CPU", "sandbox", "configuration", "port", "keys", "memory", "model"}
+    monkeypatch.setattr("server.sandbox.seccomp._ARCHES", {})
     (tmp_path / "broken.gguf").write_bytes(b"GGUF" + bytes(64))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert main(["doctor", "-m", str(tmp_path / "broken.gguf"), "--port", str(taken.getsockname()[1])]) == 1
-    failed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("fail")]
+    lines = capsys.readouterr().out.splitlines()
+    failed = [line for line in lines if line.startswith("fail")]
     assert any("it is in use; stop the other server" in line for line in failed)
+    assert any(line.startswith("warn  sandbox ") and "has no system call filter" in line for line in lines)
 
 
 STAMP = re.compile(r"\d\d:\d\d:\d\d")

@@ -47,6 +47,15 @@ async def test_a_task_that_ignores_a_cancellation_is_cancelled_again(monkeypatch
     assert task.cancelled()
 
 
+async def test_a_system_without_a_filter_for_sandboxes_is_named_once(
+    serve: Serve, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.sandbox.seccomp._ARCHES", {})
+    async with serve() as api:
+        await api.expect("POST /v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]})
+    assert caplog.text.count("has no system call filter") == 1
+
+
 async def test_while_it_stops_new_requests_are_refused_and_health_still_answers(serve: Serve) -> None:
     async with serve() as api:
         api.app.state.services.draining.set()
