@@ -60,6 +60,11 @@ def _key(*parts: str) -> str:
     return PREFIX + ":".join(parts)
 
 
+def _read(packed: bytes) -> tuple[Document, str]:
+    """Return a document and its digest, with which `_DROP` notices a change. Blocking: it may have 64 MiB."""
+    return unpack(packed), sha1(packed, usedforsecurity=False).hexdigest()
+
+
 class RedisObjects(Objects):
     """`Objects` in Redis. ``worker`` identifies this replica. ``since`` is the time of its first heartbeat after the
     last gap, None in a gap.
@@ -140,8 +145,10 @@ class RedisObjects(Objects):
         name, is_done = f"{owner}:{object_id}", False
         while not is_done:
             packed = await self.redis.do("get", _key("object", owner, object_id))
-            old = None if packed is None else await asyncio.to_thread(unpack, packed)
-            if old is None or (only_hidden and not old.hidden):
+            if packed is None:
+                return None
+            old, digest = await asyncio.to_thread(_read, packed)
+            if only_hidden and not old.hidden:
                 return None
             kept, parent, sets = b"", old.parent, [_key("item", owner, item["id"]) for _, item in old.items]
             if await self.redis.do("scard", _key("children", owner, object_id)):
@@ -152,7 +159,7 @@ class RedisObjects(Objects):
             keys = [_key(kind, owner, object_id) for kind in ("object", "data", "children")]
             keys += _key("bytes", owner), _key("expires"), _key("unfinished"), _key("used", owner)
             keys += _key("index", owner, old.kind), *sets
-            n_freed, digest = n_bytes_of(packed) - n_bytes_of(kept), sha1(packed, usedforsecurity=False).hexdigest()
+            n_freed = n_bytes_of(packed) - n_bytes_of(kept)
             is_done = await self.redis.do("eval", _DROP, len(keys), *keys, digest, kept, n_freed, name, object_id)
         return parent
 

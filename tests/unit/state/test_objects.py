@@ -5,7 +5,9 @@ import gc
 import os
 import random
 import sqlite3
+import threading
 from collections.abc import AsyncIterator, Iterator
+from hashlib import sha1
 from pathlib import Path
 from typing import Any
 
@@ -416,6 +418,21 @@ async def test_items_take_few_commands(replicas: Replicas, monkeypatch: pytest.M
     monkeypatch.setattr(redis, "call", counted)
     assert (await replicas.a.find_items("me", [*names, "none"])).keys() == {*names}
     assert len(calls) < 10
+
+
+@needs_redis
+async def test_an_object_is_read_beside_the_event_loop(replicas: Replicas, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[threading.Thread] = []
+
+    def noted(packed: bytes, *, usedforsecurity: bool) -> Any:
+        threads.append(threading.current_thread())
+        return sha1(packed, usedforsecurity=usedforsecurity)
+
+    monkeypatch.setattr(redis_objects, "sha1", noted)
+    await replicas.a.put("me", "file", {"id": "a"})
+    assert await replicas.a.remove("me", "file", "a")
+    assert threads
+    assert threading.current_thread() not in threads
 
 
 @needs_redis
