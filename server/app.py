@@ -190,8 +190,8 @@ def create_app(
             tracing.ended(record)
 
     app.add_middleware(services.bodies.around)
-    app.add_middleware(GZipMiddleware, minimum_size=1024, compresslevel=3, thread_minimum_size=16 * 1024)
     app.add_middleware(page.around)
+    app.add_middleware(GZipMiddleware, minimum_size=1024, compresslevel=3, thread_minimum_size=16 * 1024)
     app.add_middleware(
         Middleware,
         options=services.options,

@@ -5,15 +5,16 @@ versions; modules import each other by relative addresses. Browsers revalidate a
 """
 
 import asyncio
-import gzip
 import hashlib
 import json
-import mimetypes
-from dataclasses import dataclass, replace
+import os
+import stat
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
+from starlette.datastructures import Headers
 from starlette.responses import Response
+from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server import __version__
@@ -24,7 +25,7 @@ STATIC = Path(__file__).parent / "static"
 KEPT = "public, max-age=31536000, immutable"
 ASKED = "no-cache"
 APP = "_app"
-_PLAIN = frozenset({".woff2", ".png", ".ico"})  # compressed already
+_ABOUT = f"/{APP}/version.json"
 _TYPES = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
@@ -50,18 +51,6 @@ async function leave() {
 """
 
 
-@dataclass(frozen=True, slots=True)
-class PageFile:
-    """One file as it is sent. ``gzipped`` None: it would not get smaller. ``policy``: replaces the page's CSP."""
-
-    body: bytes
-    media_type: str
-    etag: str
-    gzipped: bytes | None = None
-    cache: str = ASKED
-    policy: str | None = None
-
-
 class FileSource:
     """A source of files, which are sent with ``headers``. A path is the part after the server's prefix, with its slash.
 
@@ -69,15 +58,15 @@ class FileSource:
     """
 
     def __init__(self, headers: dict[str, str]) -> None:
-        self._headers = headers
+        self._headers = {"Cache-Control": ASKED, **headers}
 
     def has(self, path: str) -> bool:
         """Return whether there is a file at `path`. Fast."""
         return path == "/sw.js"
 
-    def read(self, path: str) -> PageFile | None:
-        """Return the file at `path`. Blocking."""
-        return page_file(REMOVE_WORKER, ".js") if path == "/sw.js" else None
+    def reply(self, path: str, scope: Scope) -> Response | None:
+        """Return the reply with the file at `path`. Blocking."""
+        return Response(REMOVE_WORKER, media_type=_TYPES[".js"], headers=self._headers) if path == "/sw.js" else None
 
     def around(self, app: ASGIApp) -> ASGIApp:
         """Return `app` with the files in front. A file that cannot be read is a 404, never the endpoint of its name."""
@@ -87,42 +76,26 @@ class FileSource:
             if target is None or not target.is_page:
                 await app(scope, receive, send)
                 return
-            file = await asyncio.to_thread(self.read, target.path)
-            if file is None:
+            reply = await asyncio.to_thread(self.reply, target.path, scope)
+            if reply is None:
                 raise NotFound("File Not Found")
-            await self._reply(file, scope)(scope, receive, send)
+            await reply(scope, receive, send)
 
         return serve
 
-    def _reply(self, file: PageFile, scope: Scope) -> Response:
-        headers = {"ETag": file.etag, "Cache-Control": file.cache, "Vary": "Accept-Encoding", **self._headers}
-        if file.policy is not None:
-            headers["Content-Security-Policy"] = file.policy
-        asked = dict(scope["headers"])
-        known = [
-            tag.strip().removeprefix("W/") for tag in asked.get(b"if-none-match", b"").decode("latin-1").split(",")
-        ]
-        if file.etag in known:
-            return Response(status_code=304, headers=headers)
-        if file.gzipped is not None and b"gzip" in asked.get(b"accept-encoding", b""):
-            headers["Content-Encoding"] = "gzip"
-            return Response(file.gzipped, media_type=file.media_type, headers=headers)
-        return Response(file.body, media_type=file.media_type, headers=headers)
-
 
 class BuiltIn(FileSource):
-    """The package's web UI. All files are read at the first request; each is compressed when it is first sent."""
+    """The package's web UI. All files are read at the first request."""
 
     def __init__(self, headers: dict[str, str]) -> None:
         super().__init__(headers)
-        self._made: dict[str, PageFile] = {}
         self._top = {"/", "/sw.js"} | {f"/{entry.name}" for entry in STATIC.iterdir() if entry.is_file()}
 
     @cached_property
-    def _sources(self) -> dict[str, bytes]:
-        """Every file by its path."""
+    def _files(self) -> tuple[str, dict[str, bytes]]:
+        """The hash of all files, and every file by its path."""
         files = {path.relative_to(STATIC).as_posix(): path.read_bytes() for path in STATIC.rglob("*") if path.is_file()}
-        digest = hashlib.sha256()
+        digest = hashlib.sha256(REMOVE_WORKER + __version__.encode())
         for name, body in sorted(files.items()):
             digest.update(f"{name}\0{len(body)}\0".encode() + body)
         version = digest.hexdigest()[:16]
@@ -130,18 +103,25 @@ class BuiltIn(FileSource):
         kept = {f"/{app}/{name}": body for name, body in files.items() if "/" in name}
         top = {f"/{name}": body.replace(b"{{app}}", app.encode()) for name, body in files.items() if "/" not in name}
         about = json.dumps({"version": version, "server": __version__}).encode()
-        return kept | top | {"/": top["/index.html"], "/sw.js": REMOVE_WORKER, f"/{APP}/version.json": about}
+        return version, kept | top | {"/": top["/index.html"], "/sw.js": REMOVE_WORKER, _ABOUT: about}
 
     def has(self, path: str) -> bool:
-        return path in self._top or (path.startswith(f"/{APP}/") and path in self._sources)
+        return path in self._top or (path.startswith(f"/{APP}/") and path in self._files[1])
 
-    def read(self, path: str) -> PageFile | None:
-        if path not in self._made and path in self._sources:
-            is_kept = path.startswith(f"/{APP}/") and path != f"/{APP}/version.json"
-            suffix = ".html" if path == "/" else Path(path).suffix
-            made = page_file(self._sources[path], suffix, KEPT if is_kept else ASKED)
-            self._made[path] = replace(made, policy=_DIAGRAM_POLICY) if path.endswith("/diagram.html") else made
-        return self._made.get(path)
+    def reply(self, path: str, scope: Scope) -> Response | None:
+        version, files = self._files
+        if path not in files:
+            return None
+        headers = {**self._headers, "ETag": f'"{version}"'}
+        if path.startswith(f"/{APP}/") and path != _ABOUT:
+            headers["Cache-Control"] = KEPT
+        if path.endswith("/diagram.html"):
+            headers["Content-Security-Policy"] = _DIAGRAM_POLICY
+        known = Headers(scope=scope).get("if-none-match", "").split(",")
+        if headers["ETag"] in [tag.strip().removeprefix("W/") for tag in known]:
+            return Response(status_code=304, headers=headers)
+        suffix = ".html" if path == "/" else PurePosixPath(path).suffix
+        return Response(files[path], media_type=_TYPES[suffix], headers=headers)
 
 
 class Folder(FileSource):
@@ -150,39 +130,33 @@ class Folder(FileSource):
 
     def __init__(self, root: Path) -> None:
         super().__init__(_NO_SNIFFING)
-        self._root = root.resolve()
+        self._files = StaticFiles(directory=root, check_dir=False)
 
     def has(self, path: str) -> bool:
         return super().has(path) or self._place(path) is not None
 
-    def read(self, path: str) -> PageFile | None:
+    def reply(self, path: str, scope: Scope) -> Response | None:
         place = self._place(path)
         if place is None:
-            return super().read(path)
-        try:
-            return page_file(place.read_bytes(), place.suffix.lower())
-        except OSError:
-            return None  # gone meanwhile, or not ours to read
+            return super().reply(path, scope)
+        name, status = place
+        if not os.access(name, os.R_OK):
+            return None
+        reply = self._files.file_response(name, status, scope)
+        reply.headers.update(self._headers)
+        if kind := _TYPES.get(PurePosixPath(name).suffix.lower()):
+            reply.headers["Content-Type"] = kind
+        return reply
 
-    def _place(self, path: str) -> Path | None:
-        if "\0" in path or "\\" in path:
+    def _place(self, path: str) -> tuple[str, os.stat_result] | None:
+        """Return the file that a path names, and its status."""
+        if "\\" in path:
             return None
         try:
-            place = self._root.joinpath(*[part for part in path.split("/") if part]).resolve()
-            if place.is_dir() and path.endswith("/"):
-                place = (place / "index.html").resolve()
-            return place if place.is_relative_to(self._root) and place.is_file() else None
-        except (OSError, RuntimeError):  # a name that is too long, a loop of links
+            name, status = self._files.lookup_path((path + "index.html" * path.endswith("/")).lstrip("/"))
+        except (OSError, ValueError):  # a name that is too long or has a NUL, a loop of links
             return None
-
-
-def page_file(body: bytes, suffix: str, cache: str = ASKED) -> PageFile:
-    """Return a file whose name ends in `suffix`."""
-    media_type = _TYPES.get(suffix) or mimetypes.types_map.get(suffix, "application/octet-stream")
-    gzipped = None if suffix in _PLAIN else gzip.compress(body, 9, mtime=0)
-    if gzipped is not None and len(gzipped) >= len(body):
-        gzipped = None
-    return PageFile(body, media_type, f'"{hashlib.sha256(body).hexdigest()[:32]}"', gzipped, cache)
+        return (name, status) if status is not None and stat.S_ISREG(status.st_mode) else None
 
 
 _POLICY = (

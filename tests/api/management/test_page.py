@@ -76,9 +76,10 @@ async def test_hashed_files_are_kept_and_the_document_is_asked_for_anew(client: 
 
 
 async def test_files_are_compressed_for_who_takes_it(client: httpx.AsyncClient) -> None:
-    plain = await client.get("/", headers={"Accept-Encoding": "identity"})
+    main = "/" + module_of((await client.get("/")).text)
+    plain = await client.get(main, headers={"Accept-Encoding": "identity"})
     assert "content-encoding" not in plain.headers
-    async with client.stream("GET", "/", headers={"Accept-Encoding": "br;q=1.0, gzip"}) as reply:
+    async with client.stream("GET", main, headers={"Accept-Encoding": "br;q=1.0, gzip"}) as reply:
         raw = b"".join([chunk async for chunk in reply.aiter_raw()])
     assert reply.headers["content-encoding"] == "gzip"
     assert gzip.decompress(raw) == plain.content
@@ -111,6 +112,21 @@ async def test_a_folder_of_ones_own_takes_the_pages_place(serve: Serve, tmp_path
         await api.expect("POST /tokenize", {"content": "a"}, 401)
         (tmp_path / "sw.js").write_text("my own")
         await api.expect("GET /sw.js", part="my own")
+
+
+async def test_a_file_of_a_folder_is_sent_in_parts_and_ranges(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file may be larger than the memory."""
+    (tmp_path / "large.txt").write_bytes(b"0123456789" * 20_000)
+    monkeypatch.setattr(Path, "read_bytes", None)
+    async with serve(server={"path": str(tmp_path)}) as api:
+        whole = await api.client.get("/large.txt")
+        assert (len(whole.content), whole.headers["content-type"]) == (200_000, "text/plain; charset=utf-8")
+        part = await api.client.get("/large.txt", headers={"Range": "bytes=199995-"})
+        assert (part.status_code, part.content) == (206, b"56789")
+        again = await api.client.get("/large.txt", headers={"If-None-Match": whole.headers["etag"]})
+        assert (again.status_code, again.content) == (304, b"")
 
 
 async def test_nothing_beside_the_folder_is_served(serve: Serve, tmp_path: Path) -> None:
