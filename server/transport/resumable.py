@@ -207,7 +207,8 @@ class KeptStreams:
 
     async def find(self, owner: str, conversation: str) -> "KeptStream | RemoteStream | None":
         """Return the conversation's stream, also that of another replica."""
-        return self._streams.get((owner, conversation))
+        local = self._streams.get((owner, conversation))
+        return local or next((s for s in await self.of(owner, [conversation]) if s.conversation == conversation), None)
 
     async def of(self, owner: str, conversations: Sequence[str]) -> "Sequence[KeptStream | RemoteStream]":
         """Return the streams of these conversations and of their variants, also those of other replicas."""
@@ -304,16 +305,6 @@ class SharedStreams(KeptStreams):
         self._copying.add(task)
         task.add_done_callback(self._copying.discard)
         return stream
-
-    async def find(self, owner: str, conversation: str) -> KeptStream | RemoteStream | None:
-        found = self._streams.get((owner, conversation))
-        if found is not None:
-            return found
-        try:
-            named = await self._redis.do("hget", _names(owner), conversation)
-            return None if named is None else await self._remote(owner, conversation, named.decode())
-        except Unavailable:
-            return None
 
     async def of(self, owner: str, conversations: Sequence[str]) -> list[KeptStream | RemoteStream]:
         local = self.local(owner, conversations)

@@ -154,7 +154,7 @@ class RenamingRedis(Redis):
 
     async def do(self, command: str, *args: Any, **options: Any) -> Any:
         found = await super().do(command, *args, **options)
-        if command == "hget":
+        if command == "hgetall":
             await self.client.hset("llamapool:streams:me", ID, "llamapool:stream:new 2")
         return found
 
