@@ -86,7 +86,7 @@ def open_pool(
         loader,
         limits,
         factories=factories,
-        fetcher=HubFetcher(hub_of(settings), hub_of(settings, asked=True)),
+        fetcher=HubFetcher(*(hub_of(settings.server, settings.hub, asked=asked) for asked in (False, True))),
         reread=None if reread is None else partial(reread_models, reread),
         downloads=settings.serves_cache,
     )

@@ -56,15 +56,12 @@ NO_MODEL = (
 )
 
 
-class Read(NamedTuple):
-    """The sources of the settings, once they are read."""
+class HubPlace(NamedTuple):
+    """The hub's cache folder, its URL ("" = Hugging Face), and whether HF_HUB_OFFLINE forbids all requests to it."""
 
-    vertex: VertexVariables
-    flags: CommandLine
-    own: OwnVariables
-    found: FoundModels
-    llama: LlamaVariables
-    document: YamlFile
+    cache: Path = Path()
+    endpoint: str = ""
+    no_network: bool = False
 
 
 class Settings(BaseSettings):
@@ -82,33 +79,19 @@ class Settings(BaseSettings):
     origins: SkipJsonSchema[dict[str, Origin]] = {}  # the place that configures each model
     sources: SkipJsonSchema[dict[str, dict[str, str]]] = {}  # of each value, by `server` or `models.<id>`, and field
     skipped: SkipJsonSchema[tuple[str, ...]] = ()  # a warning per flag, variable or preset key without effect
-    cache: SkipJsonSchema[Path] = Path()  # the hub's cache folder
-    endpoint: SkipJsonSchema[str] = ""  # the hub's URL; "" = Hugging Face
+    hub: SkipJsonSchema[HubPlace] = HubPlace()
     serves_cache: SkipJsonSchema[bool] = True  # cached models are served too
     config_path: SkipJsonSchema[Path | None] = None  # the YAML file
-    no_network: SkipJsonSchema[bool] = False  # HF_HUB_OFFLINE forbids all requests to a hub
 
     @classmethod
     def settings_customise_sources(
         cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, *_: Any, **__: Any
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Return the sources, the strongest first; values from code have no others.
+        """Return the sources that `load_settings` has read; values from code have no others.
 
         pydantic-settings' own sources would read the process (docs/adr/0005).
         """
-        read: Read | None = init_settings().pop("read", None)
-        if read is None:
-            return (init_settings,)
-        return (
-            init_settings,
-            read.vertex,
-            read.flags,
-            read.own,
-            read.found,  # presets are stronger than LLAMA_ARG_..., as in llama-server
-            read.llama,
-            read.document,
-            Defaults(settings_cls),
-        )
+        return (init_settings, *init_settings().pop("read", ()))
 
     @model_validator(mode="wrap")
     @classmethod
@@ -136,23 +119,46 @@ def load_settings(
     that names the source, the key and the remedy.
     """
     env = os.environ if env is None else env
-    flags, own, llama = CommandLine(Settings, argv or ()), OwnVariables(Settings, env), LlamaVariables(Settings, env)
+    flags, own, llama = CommandLine(argv or ()), OwnVariables(env), LlamaVariables(env)
     named = config or flags.config_file or own.config_file
     path = Path(named) if named else _default_config(flags, own, llama)
-    document = YamlFile(Settings, path, is_named=bool(named), is_demo=not named and path in DEMO_CONFIGS)
-    vertex = VertexVariables(Settings, env, weaker=(flags, own, llama, document))
-    read = Read(vertex, flags, own, FoundModels(Settings, flags, llama, document), llama, document)
-    place: dict[str, Any] = {"read": read, "config_path": path, **_hub_place(env)}
-    without_models = Settings(**place)  # they name the folder and the preset of models
-    read.found.find(without_models.server, hub_of(without_models))
-    own.name_models(read.found.origins)
-    if not read.found.origins and (named or without_models.server.models_cache is False):
+    document = YamlFile(path, is_named=bool(named), is_demo=not named and path in DEMO_CONFIGS)
+    vertex = VertexVariables(env, weaker=(flags, own, llama, document))
+    server, place = _server_settings(vertex, flags, own, llama, document), _hub_place(env)
+    found = FoundModels(flags, llama, document, server, hub_of(server, place))
+    own.name_models(found.origins)
+    # Presets are stronger than LLAMA_ARG_..., as in llama-server.
+    sources = (vertex, flags, own, found, llama, document, Defaults())
+    values: dict[str, Any] = {
+        "read": sources,
+        "server": server,
+        "hub": place,
+        "config_path": path,
+        "origins": found.origins,
+        "serves_cache": found.serves_cache,
+        "skipped": tuple(text for source in (flags, llama, found, vertex) for text in source.skipped),
+    }
+    settings = Settings(**values)
+    if not settings.models and (named or server.models_cache is False):
         raise ConfigError(NO_MODEL)
-    skipped = (*flags.skipped, *llama.skipped, *read.found.skipped, *vertex.skipped)
-    found: dict[str, Any] = {"origins": read.found.origins, "serves_cache": read.found.serves_cache, "skipped": skipped}
-    settings = Settings(**place, **found)
     _check_together(settings)
     return settings
+
+
+def _server_settings(*sources: OptionSource) -> ServerSettings:
+    """Return the options of the server, from the strongest source that has each. Raises ConfigError.
+
+    They are needed before the models: they name the folder, the preset and the hub.
+    """
+    given = {key: value for source in reversed(sources) for key, value in source.sections["server"].items()}
+    values = {key: each.value for key, each in given.items()}
+    try:
+        return ServerSettings(**values)
+    except ValidationError as error:
+        details = error.errors(include_url=False)[0]
+        details["loc"] = ("server", *details["loc"])
+        named = {"server": {key: each.source for key, each in given.items()}}
+        raise ConfigError(mistake(details, {"server": values, "sources": named})) from None
 
 
 def _default_config(*sources: OptionSource) -> Path | None:
@@ -163,9 +169,9 @@ def _default_config(*sources: OptionSource) -> Path | None:
     return next((path for path in DEFAULT_CONFIGS if path.is_file()), None)
 
 
-def hub_settings(argv: Sequence[str]) -> tuple[Settings, str]:
-    """Return settings with only the hub and its cache, and the value of --hf-file. Raises ConfigError."""
-    flags = CommandLine(Settings, argv)
+def open_hub(argv: Sequence[str]) -> tuple[Hub, str]:
+    """Return the hub that flags and variables name, and the value of --hf-file. Raises ConfigError."""
+    flags = CommandLine(argv)
     given = {**flags.sections["server"], **flags.sections["model"]}
     unknown = [given[key].source for key in given if key not in _HUB_KEYS]
     if unknown or flags.config_file:
@@ -173,32 +179,24 @@ def hub_settings(argv: Sequence[str]) -> tuple[Settings, str]:
             f"{(unknown or [flags.config_file])[0]} does not apply to this command; use --hf-token, --hf-file or "
             "--offline"
         )
-    own, llama = OwnVariables(Settings, os.environ), LlamaVariables(Settings, os.environ)
-    vertex, document = VertexVariables(Settings, {}), YamlFile(Settings, None)
-    read = Read(vertex, flags, own, FoundModels(Settings, flags, llama, document), llama, document)
+    server = _server_settings(flags, OwnVariables(os.environ), LlamaVariables(os.environ))
     file = given.get("hf_file")
-    return Settings(**{"read": read, **_hub_place(os.environ)}), str(file.value) if file else ""
+    return hub_of(server, _hub_place(os.environ)), str(file.value) if file else ""
 
 
-def hub_of(settings: Settings, *, asked: bool = False) -> Hub:
+def hub_of(server: ServerSettings, place: HubPlace, *, asked: bool = False) -> Hub:
     """Return the hub of models and its cache.
 
     `asked`: for downloads that a client requested, which --offline does not forbid, as in llama-server.
     """
-    server = settings.server
-    offline = settings.no_network or (server.offline and not asked)
-    return Hub(
-        settings.cache,
-        endpoint=settings.endpoint,
-        token=server.hf_token,
-        offline=offline,
-        registry=server.docker_registry,
-    )
+    offline = place.no_network or (server.offline and not asked)
+    token, registry = server.hf_token, server.docker_registry
+    return Hub(place.cache, endpoint=place.endpoint, token=token, offline=offline, registry=registry)
 
 
 def model_specs(settings: Settings) -> list[ModelSpec]:
     """Return the specification of each model, for the pool. Raises ConfigError if a file cannot be read."""
-    fetcher = HubFetcher(hub_of(settings))
+    fetcher = HubFetcher(hub_of(settings.server, settings.hub))
     specs = []
     for model_id, model in settings.models.items():
         spec = model_spec(model_id, model, settings.origins[model_id])
@@ -216,10 +214,10 @@ def model_specs(settings: Settings) -> list[ModelSpec]:
     ]
 
 
-def _hub_place(env: Mapping[str, str]) -> dict[str, Any]:
+def _hub_place(env: Mapping[str, str]) -> HubPlace:
     no_network = env.get("HF_HUB_OFFLINE", "").lower() in ("1", "on", "yes", "true")  # as huggingface_hub reads it
     endpoint = env.get("MODEL_ENDPOINT") or env.get("HF_ENDPOINT", "")
-    return {"cache": cache_folder(env), "endpoint": endpoint, "no_network": no_network}
+    return HubPlace(cache_folder(env), endpoint, no_network)
 
 
 def check_files(settings: Settings, *, strict: bool = False) -> list[str]:
@@ -262,7 +260,7 @@ def check_files(settings: Settings, *, strict: bool = False) -> list[str]:
         warnings += [f"{origin.place}: models.{model_id}: {text}" for text in without_effect(model)]
         if spec.missing and settings.server.offline:
             warnings.append(
-                f"{origin.place}: '{model_id}' is not in the cache {settings.cache}; --offline forbids its download"
+                f"{origin.place}: '{model_id}' is not in the cache {settings.hub.cache}; --offline forbids its download"
             )
     return warnings
 

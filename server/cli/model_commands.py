@@ -11,7 +11,7 @@ from server.errors import ConfigError, LlamapoolError, NotFound
 from server.hub.names import MMPROJ, SIBLINGS, Reference
 from server.hub.process import Report
 from server.pool.protocols import FileProgress
-from server.settings import hub_of, hub_settings
+from server.settings import open_hub
 
 SIBLINGS_FLAG = "--siblings"
 NO_MMPROJ_FLAG = "--no-mmproj"
@@ -32,8 +32,7 @@ def pull(words: Sequence[str]) -> None:
     if not names:
         raise ConfigError("pull needs a model: llamapool pull OWNER/NAME[:QUANT]")
     kinds = SIBLINGS if SIBLINGS_FLAG in flags else () if NO_MMPROJ_FLAG in flags else (MMPROJ,)
-    settings, file = hub_settings([word for word in flags if word not in (SIBLINGS_FLAG, NO_MMPROJ_FLAG)])
-    hub = hub_of(settings)
+    hub, file = open_hub([word for word in flags if word not in (SIBLINGS_FLAG, NO_MMPROJ_FLAG)])
     for name in names:
         reference = _reference(name)
         with _shown(str(reference)) as report:
@@ -51,7 +50,7 @@ def show_list(words: Sequence[str]) -> None:
     names, flags = _split(words)
     if names:
         raise ConfigError("list takes no model names; write llamapool list")
-    hub = hub_of(hub_settings(flags)[0])
+    hub, _ = open_hub(flags)
     models = hub.models()
     if not models:
         print(f"no models in {hub.cache.folder}", file=sys.stderr)
@@ -68,7 +67,7 @@ def remove(words: Sequence[str]) -> None:
     names, flags = _split(words)
     if not names:
         raise ConfigError("rm needs a model: llamapool rm OWNER/NAME[:QUANT]")
-    hub = hub_of(hub_settings(flags)[0])
+    hub, _ = open_hub(flags)
     for name in names:
         reference = _reference(name)
         try:

@@ -6,8 +6,6 @@ Options of llama-server that set nothing in Llamapool are listed here: from its 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pydantic_settings import BaseSettings
-
 from server.errors import ConfigError
 from server.options.option import Option, SourcedValue
 from server.options.sources import OptionSource, is_service_link
@@ -161,8 +159,8 @@ class CommandLine(LlamaOptions):
     ``config_file`` is the path of the YAML file. Raises ConfigError for an unknown flag or a missing value.
     """
 
-    def __init__(self, settings_cls: type[BaseSettings], argv: Sequence[str]) -> None:
-        super().__init__(settings_cls)
+    def __init__(self, argv: Sequence[str]) -> None:
+        super().__init__()
         self.config_file = ""
         words = [each for word in argv for each in (SHORTHANDS[word].split() if word in SHORTHANDS else (word,))]
         while words:
@@ -225,8 +223,8 @@ class LlamaVariables(LlamaOptions):
     ``LLAMA_ARG_NO_X`` with any value switches X off. Raises ConfigError for an unknown variable.
     """
 
-    def __init__(self, settings_cls: type[BaseSettings], env: Mapping[str, str]) -> None:
-        super().__init__(settings_cls)
+    def __init__(self, env: Mapping[str, str]) -> None:
+        super().__init__()
         for name in sorted(env):
             if (name.startswith(_LLAMA) or name in TABLE.by_env) and not is_service_link(name, env[name]):
                 self._read(name, env[name])

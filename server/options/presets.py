@@ -21,7 +21,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import orjson
-from pydantic_settings import BaseSettings
 
 from server.errors import ConfigError, LlamapoolError, without_credentials
 from server.hub.cache import CachedModel
@@ -159,20 +158,15 @@ class FoundModels(LlamaOptions):
     """
 
     def __init__(
-        self, settings_cls: type[BaseSettings], flags: CommandLine, llama: LlamaVariables, document: YamlFile
+        self, command_line: CommandLine, variables: LlamaVariables, document: YamlFile, server: ServerSettings, hub: Hub
     ) -> None:
-        super().__init__(settings_cls)
-        self._flags, self._llama, self._document = flags, llama, document
-        self.origins: dict[str, Origin] = {}
-        self.serves_cache = True
-
-    def find(self, server: ServerSettings, hub: Hub) -> None:
         """Read the folder and preset of `server` and the cache; give the model of -m to the flags.
 
         Asks the hub whether an uncached repository of -hf contains a preset. Raises ConfigError, also for an id that
         occurs twice.
         """
-        flags, llama, document = self._flags.sections["model"], self._llama.sections["model"], self._document
+        super().__init__()
+        flags, llama = command_line.sections["model"], variables.sections["model"]
         where = {key: flags[key] for key in WHERE if key in flags}
         where |= visible("model", {key: llama[key] for key in WHERE if key in llama}, where)
         aliases = flags.get("aliases") or llama.get("aliases")
@@ -187,8 +181,8 @@ class FoundModels(LlamaOptions):
             model_id, layer = _named_model(where, aliases)
             for each in document.places:  # in place of the YAML's models
                 document.sections.pop(f"models.{each}", None)
-            self._flags.sections[f"models.{model_id}"] = layer
-            self.origins[model_id] = Origin(next(iter(where.values())).source, at_start=True)
+            command_line.sections[f"models.{model_id}"] = layer
+            self.origins = {model_id: Origin(next(iter(where.values())).source, at_start=True)}
         else:
             if document.is_demo and cached:  # the demo must not take the memory that the user's models need
                 on_demand = SourcedValue("on_demand", str(hub.cache.folder))

@@ -71,8 +71,8 @@ class OptionSource(InitSettingsSource):
     per flag, variable or key without effect.
     """
 
-    def __init__(self, settings_cls: type[BaseSettings]) -> None:
-        super().__init__(settings_cls, {})
+    def __init__(self) -> None:
+        super().__init__(BaseSettings, {})
         self.sections = defaultdict[str, Layer](dict)
         self.skipped: list[str] = []
 
@@ -163,10 +163,8 @@ def is_service_link(name: str, text: str) -> bool:
 class VertexVariables(OptionSource):
     """Vertex AI's variables. `weaker` are the sources of which a port has no effect."""
 
-    def __init__(
-        self, settings_cls: type[BaseSettings], env: Mapping[str, str], weaker: Iterable[OptionSource] = ()
-    ) -> None:
-        super().__init__(settings_cls)
+    def __init__(self, env: Mapping[str, str], weaker: Iterable[OptionSource] = ()) -> None:
+        super().__init__()
         if env.get("AIP_MODE") != "PREDICTION":
             return
         for key, name in _VERTEX.items():
@@ -183,8 +181,8 @@ class VertexVariables(OptionSource):
 class OwnVariables(OptionSource):
     """Llamapool's variables. ``config_file`` is the YAML file's path. Raises ConfigError for an unknown variable."""
 
-    def __init__(self, settings_cls: type[BaseSettings], env: Mapping[str, str]) -> None:
-        super().__init__(settings_cls)
+    def __init__(self, env: Mapping[str, str]) -> None:
+        super().__init__()
         self.config_file = env.get(CONFIG_VARIABLE, "")
         for name in sorted(env):
             if name.startswith(_OWN) and name != CONFIG_VARIABLE and env[name] and not is_service_link(name, env[name]):
@@ -237,10 +235,8 @@ class YamlFile(OptionSource):
     Llamapool. Raises ConfigError with one line: file, line, key, problem and remedy.
     """
 
-    def __init__(
-        self, settings_cls: type[BaseSettings], path: Path | None, *, is_named: bool = False, is_demo: bool = False
-    ) -> None:
-        super().__init__(settings_cls)
+    def __init__(self, path: Path | None, *, is_named: bool = False, is_demo: bool = False) -> None:
+        super().__init__()
         self.is_named, self.is_demo = is_named, is_demo
         self.places: dict[str, str] = {}
         if path is None:

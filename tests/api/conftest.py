@@ -29,7 +29,7 @@ from server.options.sources import Origin
 from server.pool.model import LoadedModel
 from server.pool.pool import Pool
 from server.routes.health import is_pending
-from server.settings import Settings
+from server.settings import HubPlace, Settings
 from server.structured.grammar.sandbox import Sandbox
 from tests.support.fakes import FakeLoader
 from tests.support.pool_integrity import check_pool
@@ -103,7 +103,7 @@ def make_settings(
         server=ServerSettings.model_validate({"drain_s": 60, "state": "memory", **(server or {})}),
         models={name: ModelSettings.model_validate(dict(fields)) for name, fields in models.items()},
         origins={name: Origin("test") for name in models},
-        no_network=True,
+        hub=HubPlace(no_network=True),
     )
 
 
