@@ -3,21 +3,18 @@
 It is the same program as on the command line, so its clients' work is no part of the server's own process.
 """
 
-import asyncio
 import json
 import os
-import signal
 import sys
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field
 
 from server.dialects.fields import Body
-from server.sandbox.process import public_environment
+from server.web.tools.catalogue import program
 
 MOST_CLIENTS = 64
 Scenario = Literal["prefix", "long", "conversations"]
@@ -73,17 +70,7 @@ async def _result(order: BenchBody, scenario: str, address: Address, seed: int) 
 
 
 async def _run(words: Sequence[str], key: str) -> tuple[str, str]:
-    env = public_environment() | {
-        "OPENAI_API_KEY": key,
-        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-    }
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "server", "bench", *words), stdout=PIPE, stderr=PIPE, env=env, start_new_session=True
-    )
-    try:
+    env = {"OPENAI_API_KEY": key, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    async with program(sys.executable, "-m", "server", "bench", *words, stderr=PIPE, env=env) as process:
         found, said = await process.communicate()
-    finally:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
     return found.decode("utf-8", "replace"), said.decode("utf-8", "replace")

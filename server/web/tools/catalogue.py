@@ -16,7 +16,7 @@ import sys
 import time
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -151,70 +151,58 @@ def _folder(headers: Mapping[str, str]) -> Path | None:
     return Path(headers["x-tool-cwd"]) if headers.get("x-tool-cwd") else None
 
 
+@asynccontextmanager
+async def program(*words: str, env: dict[str, str] | None = None, **more: Any) -> AsyncGenerator[Process, None]:
+    """Start a program in a session of its own, without this server's secrets in its environment. At the end, kill it
+    and its children. Raises OSError and ValueError if it cannot be started.
+    """
+    env = public_environment() | (env or {})
+    process = await asyncio.create_subprocess_exec(*words, stdout=PIPE, env=env, start_new_session=True, **more)
+    try:
+        yield process
+    finally:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)  # it leads its own process group
+        await process.wait()
+
+
 async def _work(tool: str, params: Json, folder: Path | None) -> Json:
     """Return the reply of `server.web.tools.work`; a failure is an ``error`` in it."""
     request = json.dumps({"tool": tool, "params": params}).encode()
+    words = (sys.executable, "-I", "-B", "-c", _BOOT, *map(os.path.abspath, sys.path))
+    started = program(*words, stdin=PIPE, stderr=DEVNULL, cwd=folder, limit=_MOST_ANSWER_BYTES)
     try:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", "-B", "-c", _BOOT, *map(os.path.abspath, sys.path)),
-            stdin=PIPE,
-            stdout=PIPE,
-            stderr=DEVNULL,
-            cwd=folder,
-            env=public_environment(),
-            start_new_session=True,
-            limit=_MOST_ANSWER_BYTES,
-        )
-    except OSError as error:
-        return {"error": f"can't work in {folder}: {error.strerror}"}
-    try:
-        async with asyncio.timeout(WORK_S):
+        async with started as process, asyncio.timeout(WORK_S):
             answer, _ = await process.communicate(request)
         said: Json = json.loads(answer)
         return said
     except TimeoutError:
         return {"error": f"took more than {WORK_S:.0f} seconds"}
+    except OSError as error:
+        return {"error": f"can't work in {folder}: {error.strerror}"}
     except ValueError:
         return {"error": "took more memory than it may"}
-    finally:
-        await _end(process)
 
 
 async def _shell(params: Json, folder: Path | None) -> AsyncGenerator[str, None]:
     """Yield a command's output as it is produced, then its exit code in llama-server's format."""
     deadline = time.monotonic() + min(max(params.get("timeout", 10), 0), MOST_SHELL_S)
     left = min(max(params.get("max_output_size", MOST_OUTPUT_BYTES), 0), MOST_OUTPUT_BYTES)
-    try:
-        process = await asyncio.create_subprocess_exec(
-            *("sh", "-c", params["command"]),
-            stdin=DEVNULL,
-            stdout=PIPE,
-            stderr=STDOUT,
-            cwd=folder,
-            env=public_environment(),
-            start_new_session=True,
-        )
-    except (OSError, ValueError) as error:
-        yield f"failed to spawn process: {error}\n[exit code: -1]"
-        return
-    assert process.stdout is not None
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     cut = over = False
     try:
-        while chunk := await asyncio.wait_for(process.stdout.read(_READ_BYTES), deadline - time.monotonic()):
-            if text := decoder.decode(chunk[:left]):
-                yield text
-            cut, left = cut or len(chunk) > left, max(left - len(chunk), 0)
-        await asyncio.wait_for(process.wait(), deadline - time.monotonic())
-    except TimeoutError:
-        over = True
-    finally:
-        await _end(process)
+        async with program("sh", "-c", params["command"], stdin=DEVNULL, stderr=STDOUT, cwd=folder) as process:
+            assert process.stdout is not None
+            try:
+                while chunk := await asyncio.wait_for(process.stdout.read(_READ_BYTES), deadline - time.monotonic()):
+                    if text := decoder.decode(chunk[:left]):
+                        yield text
+                    cut, left = cut or len(chunk) > left, max(left - len(chunk), 0)
+                await asyncio.wait_for(process.wait(), deadline - time.monotonic())
+            except TimeoutError:
+                over = True
+    except (OSError, ValueError) as error:
+        yield f"failed to spawn process: {error}\n[exit code: -1]"
+        return
     tail = "\n[output truncated]" if cut else decoder.decode(b"", final=True)
     yield f"{tail}\n[exit code: {process.returncode}]{' [exit due to timed out]' if over else ''}"
-
-
-async def _end(process: Process) -> None:
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)  # it leads its own process group
-    await process.wait()
