@@ -1,8 +1,9 @@
 """The settings: the values of flags, environment, YAML and defaults, through the one option table.
 
 The table's rows are the fields of `ServerSettings` and `ModelSettings` (server/options/). pydantic-settings merges the
-sources that `Settings` lists, and validates the result. A flag or ``LLAMA_ARG_*`` variable of a model's option applies
-to every model; ``-m`` serves one model instead of the YAML's. docs/configuration.md is generated from the table.
+sources that `load_settings` reads, and validates the result. A flag or ``LLAMA_ARG_*`` variable of a model's option
+applies to every model; ``-m`` serves one model instead of the YAML's. docs/configuration.md is generated from the
+table.
 """
 
 import os

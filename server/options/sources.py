@@ -1,6 +1,6 @@
 """The sources of the settings, for pydantic-settings: their base, Llamapool's and Vertex AI's variables, and the YAML.
 
-`Settings` lists the sources in order of precedence (docs/adr/0005-settings-sources.md). Those of llama-server's flags
+`load_settings` lists them in order of precedence (docs/adr/0005-settings-sources.md). Those of llama-server's flags
 and variables are in `server.options.flags`, presets and folders of models in `server.options.presets`. Environment:
 
 - ``LLAMAPOOL_CONFIG`` names the YAML file.
