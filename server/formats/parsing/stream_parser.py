@@ -364,7 +364,7 @@ class StreamParser(Reader):
         if last is None or isinstance(piece, ToolCallBegin) or type(piece) is not type(last):
             self._pieces.append(piece)
         else:
-            self._pieces[-1] = replace(last, text=last.text + piece.text)  # type: ignore[union-attr, call-arg]
+            self._pieces[-1] = replace(last, text=last.text + piece.text)
 
 
 class _Aside(StreamParser):
