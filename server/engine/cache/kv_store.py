@@ -75,6 +75,7 @@ class Cells:
             return
         if self._moves.refuses(n_bytes, then_s):
             self._stats.n_cache_refused += 1
+            self._moves.n_unsaved += 1
             log.debug("slot %d: %d tokens are not offloaded, saving them would stall other requests", slot.id, n)
             return
         if to_ram:

@@ -25,9 +25,10 @@ that part is large. Smaller prefills count less. A part of the time of both does
 """
 MOVES_PER_USE = 3.0
 """Moves for each expected use of a saved state: its save, its load, and the save of another one that is never used."""
-RETRY_AFTER = 2048
-"""After so many states that were not saved, half as many moves count, after twice as many a third. Without moves the
-bandwidth would never be measured again, however slow a single disturbed move was.
+RETRY_AFTER, FIRST_AFTER = 2048, 16
+"""After so many states that were not saved, a move is expected to take half as long, after twice as many a third; the
+second number counts before the first measurement. Without moves the bandwidth would never be measured, however slow a
+single disturbed move was, or however large all states are.
 """
 SHARE = 0.1
 """Share of a step that may be spent on moving states, besides the last one. In `benchmarks.simulation`, 0.1 halves the
@@ -46,7 +47,7 @@ class MoveBudget:
     bandwidth: float = 0.0  # bytes per second between cells and RAM
     bytes_per_token: float = 0.0  # of the last state with enough tokens
     step_s: float = 0.0  # of a step that only decodes, moving average
-    n_unsaved: int = 0  # states that were not admitted since the last move
+    n_unsaved: int = 0  # states that were not admitted, or refused, since the last move
     spent_s: float = 0.0  # of this step, on copies and moved states
     n_copies: int = 0  # sequence copies that the next batch carries out
 
@@ -79,7 +80,7 @@ class MoveBudget:
 
     def admits(self, n_bytes: int, n_lost: int) -> bool:
         """Return whether to save a state of `n_bytes`, without which `n_lost` tokens would be recomputed."""
-        admits = self.pays(n_bytes, n_lost, MOVES_PER_USE / (1 + self.n_unsaved / RETRY_AFTER))
+        admits = self.pays(n_bytes, n_lost, MOVES_PER_USE)
         self.n_unsaved += not admits
         return admits
 
@@ -112,7 +113,8 @@ class MoveBudget:
 
     def move_s(self, n_bytes: int) -> float:
         """Return the predicted seconds to save or load a state."""
-        return n_bytes / (self.bandwidth or ASSUMED_RATE)
+        after = RETRY_AFTER if self.bandwidth else FIRST_AFTER
+        return n_bytes / (self.bandwidth or ASSUMED_RATE) / (1 + self.n_unsaved / after)
 
     def round_trip_s(self, n_tokens: int) -> float:
         """Return the predicted seconds to save and load `n_tokens`."""

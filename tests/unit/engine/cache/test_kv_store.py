@@ -163,6 +163,23 @@ def test_a_single_slow_move_keeps_states_from_being_saved_for_a_while_only(setup
     assert setup.scheduler.move_budget.admits(1000, 200)
 
 
+def test_a_move_is_tried_and_measured_though_every_state_seems_too_large(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with 64 slots of long prompts and a fast device, where no step is without a sequence."""
+    monkeypatch.setattr("server.engine.cache.move_budget.ASSUMED_RATE", 100.0)
+    setup.generate()
+    setup.computes(1000.0)
+    setup.runner.seconds = 0.01
+    n_refused = 0
+    while not setup.keep(0):
+        n_refused += 1
+        assert n_refused < 10_000
+    assert n_refused > 10
+    setup.scheduler.move_budget.spent_s = 0.0
+    assert setup.keep(1)
+
+
 def test_a_large_state_of_few_tokens_also_tells_what_a_move_takes() -> None:
     """A recurrent state has 100 MB however short the conversation is."""
     budget = MoveBudget(computed=5000.0)
