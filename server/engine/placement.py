@@ -108,7 +108,7 @@ def n_more_runs(seq: int, others: AbstractSet[int]) -> int:
 class Placer:
     """Chooses among the slots of one instance and the RAM and disk tiers.
 
-    ``has_changed``: slots in use have changed since the last search for a relocation.
+    ``has_changed``: slots in use have changed since they were adjacent.
     """
 
     slots: list[Slot]
@@ -304,11 +304,6 @@ class Placer:
         """Seconds of an additional evaluation; never more than a measured step."""
         return min(self.info.evaluation_s, self.move_budget.step_s or math.inf)
 
-    def is_split(self) -> bool:
-        """Return whether running sequences may be apart although they would share evaluations."""
-        self.has_changed = self.has_changed and n_runs(self._running) > 1
-        return self.has_changed and self.info.evaluation_s > 0
-
     def relocation(self, fixed: AbstractSet[int]) -> tuple[Slot, Slot] | None:
         """Return (source, target) of the relocation that saves the most time, or None.
 
@@ -318,6 +313,9 @@ class Placer:
         half of a step, because the other sequences wait for it in addition to their step.
         """
         running, moves, evaluation_s = self._running, self.move_budget, self._evaluation_s
+        self.has_changed = n_runs(running) > 1
+        if not self.has_changed or not evaluation_s:
+            return None
         longest_s = moves.target_s / 2 - moves.spent_s
         movable = [
             slot

@@ -354,9 +354,7 @@ class Scheduler:
         Also runs while requests wait: an idle slot that they cannot use now would split the decoding sequences
         meanwhile.
         """
-        if not self.placer.is_split() or not _may_share_a_step(list(self.active())):
-            return None
-        return self.placer.relocation(fixed)
+        return self.placer.relocation(fixed) if _may_share_a_step(list(self.active())) else None
 
     def _members(self) -> list[Sequence]:
         """Return the sequences of the next batch. One LoRA set computes a batch, so sets take turns, and so do

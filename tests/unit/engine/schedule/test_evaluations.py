@@ -146,7 +146,6 @@ def test_a_cache_that_may_be_computed_again_later_is_no_pause_now(rate: float, n
     bench.steps(40)
     bench.end(three[1:2])
     bench.scheduler.move_budget.computed = rate
-    bench.scheduler.placer.has_changed = True
     slots = bench.scheduler.relocation(frozenset())
     if slots is not None:
         bench.cells.relocate(*slots, bench.now)
