@@ -295,7 +295,7 @@ class EmbeddingEngine(Instances[EmbeddingInstance]):
         job.done.add_done_callback(lambda _: self._left(job))
         self._idle.clear()
         self._open.add(job)
-        self._arrived()
+        self._expect()
         self._queue.add(job)
         return job.done
 

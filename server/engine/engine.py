@@ -166,7 +166,7 @@ class Engine(Instances[Instance]):
         elif len(self._instances) > 1:
             slots = {i: one.scheduler.slots for i, one in enumerate(self._instances) if not one.failure}
             ticket.instance = preferred_instance(ticket, self._queue.open.values(), slots)
-        self._arrived()
+        self._expect()
         if self._queue.add(ticket):
             self._idle.clear()
             if request.priority < BACKGROUND_PRIORITY:
@@ -200,6 +200,7 @@ class Engine(Instances[Instance]):
             self._queue.left(ticket)
         self._departed.set()
         self._one_is_idle()
+        self._expect()
 
     def cancel(self, ticket: Ticket) -> None:
         """Stop a request; its slots are free at the next step. Harmless after its end."""

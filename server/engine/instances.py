@@ -20,9 +20,9 @@ from server.errors import InternalError, LlamapoolError, ShuttingDown, Unavailab
 log = logging.getLogger(__name__)
 
 MAX_RETRY_AFTER_S = 60
-JOIN_SHARE, JOIN_TURNS = 0.02, 4
-"""How long an idle engine waits after a request for others (`Instances._arrived`): this share of its last step, then
-until so many turns of the event loop bring none.
+JOIN_SHARE, JOIN_TURNS = 0.02, 12
+"""How long an engine without running requests waits for others after a request arrived or ended (`Instances._expect`):
+this share of its last step, then until so many turns of the event loop bring none.
 """
 ENGINE_THREADS = ("llamapool-step", "llamapool-embed", "llamapool-encode")
 """Prefixes of the names of threads that call into the native library: step threads, and encoders of media."""
@@ -140,10 +140,14 @@ class StepThread(ABC):
         self.at_rest = False
         self.heartbeat += 1
 
+    def _awaits(self) -> bool:
+        """Return whether further requests may arrive soon."""
+        return self._arriving()
+
     def _gather(self) -> None:
         """Wait for requests that are arriving, at most ``gather_ms``."""
         deadline = self._clock() + self.params.gather_ms / 1e3
-        while self._arriving() and not self._stopping and (left := deadline - self._clock()) > 0:
+        while self._awaits() and not self._stopping and (left := deadline - self._clock()) > 0:
             self._woken.wait(left)
             self._woken.clear()
 
@@ -272,19 +276,23 @@ class Instances(ABC, Generic[M]):
             yield
         finally:
             self._n_preparing -= 1
-            self._arrived()
+            self._expect()
 
     def arriving(self) -> bool:
         """Return whether a request is in preparation, or has just arrived so that others may follow."""
         return self._n_preparing > 0 or self._n_turns > 0
 
-    def _arrived(self) -> None:
+    def _expect(self) -> None:
         """Wake the step threads soon, once for all requests that arrive together; full slots end the wait.
 
-        Clients that got replies of one batch send their next requests within a few turns of the event loop.
+        Called when a request has arrived or ended. Clients that got replies of one batch send their next requests
+        within a few turns of the event loop.
         """
         now = self._loop.time()
-        if not self._n_turns:
+        if self.n_load >= self.n_slots:
+            self._n_turns = 0
+            self._wake_all()
+        elif not self._n_turns:
             last_s, most_s = max(instance.last_s for instance in self._instances), self.params.gather_ms / 1e3
             wait_s = min(JOIN_SHARE * last_s, most_s)
             self._join_by, self._n_turns = now + most_s, JOIN_TURNS

@@ -131,12 +131,16 @@ class Instance(StepThread):
         self._refuse_commands(error)
         self._mailbox.post()
 
+    def _awaits(self) -> bool:
+        return self._mailbox.is_delivering or super()._awaits()
+
     def _receive(self) -> None:
-        """Take new tickets and drop cancelled ones. While nothing runs, wait for requests that are arriving.
+        """Take new tickets and drop cancelled ones. While nothing runs, wait for requests that are arriving, also for
+        those that clients send after replies which are on their way. Otherwise two groups of clients take turns.
 
         Running requests do not wait for them: they join the next step.
         """
-        if self._arriving() and not self.scheduler.n_active:
+        if not self.scheduler.n_active and len(self._queue) + len(self.scheduler.waiting) < len(self.scheduler.slots):
             self._mailbox.post()
             self._gather()
         self._requests.receive()

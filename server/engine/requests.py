@@ -68,6 +68,13 @@ class Mailbox:
     _outbox: dict[int, tuple[Ticket, list[Event]]] = field(default_factory=dict)
     _ended: list[Ticket] = field(default_factory=list)
     _given_up: bool = False  # the step thread does not return
+    _n_posted: int = 0  # posts in which a request ended
+    _n_delivered: int = 0  # of these
+
+    @property
+    def is_delivering(self) -> bool:
+        """Whether the event loop has not yet seen the end of a request."""
+        return self._n_posted != self._n_delivered
 
     # ---- on the event loop
 
@@ -86,6 +93,7 @@ class Mailbox:
             _hand(ticket, events)
         if ended:
             self._on_ended(ended)
+            self._n_delivered += 1
 
     # ---- on the step thread
 
@@ -110,6 +118,7 @@ class Mailbox:
                 batch = []
             if not ended:
                 return
+        self._n_posted += bool(ended)
         notify(self._loop, self._deliver, batch, ended)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from server.engine.loop import Instance
-from server.engine.request import Failed, SamplingParams
+from server.engine.request import Event, Failed, SamplingParams
 from server.engine.runner_api import BatchEntry
 from server.engine.scheduler import TokenRun
 from server.errors import ContextExceeded, InternalError, InvalidRequest, ShuttingDown
@@ -66,6 +66,29 @@ async def test_requests_of_neighbouring_turns_of_the_event_loop_share_a_batch(mo
         await engine.wait_idle()
         assert n_wakes == 1
     assert len(runner.batches[0]) == 3
+
+
+async def test_requests_that_follow_replies_join_those_that_already_wait() -> None:
+    runs, gate, follows = threading.Event(), threading.Event(), asyncio.Event()
+
+    def hold(entries: Sequence[BatchEntry]) -> None:
+        runs.set()
+        assert gate.wait(100), "nobody opened the gate"
+
+    runner = FakeRunner(on_decode=hold)
+    async with engine_over(runner) as engine, asyncio.timeout(30):
+
+        def follow(events: list[Event]) -> None:
+            engine.submit(request("its client's next", max_tokens=1), lambda events: follows.set())
+
+        with engine.preparing():
+            engine.submit(request("first", max_tokens=1), follow)
+        await asyncio.to_thread(runs.wait)
+        engine.submit(request("waits", max_tokens=1), lambda events: None)
+        gate.set()
+        await follows.wait()
+        await engine.wait_idle()
+    assert [len(batch) for batch in runner.batches] == [1, 2]
 
 
 async def test_requests_that_are_refused_in_every_turn_keep_nobody_waiting() -> None:
