@@ -12,8 +12,8 @@ from functools import partial
 
 import numpy as np
 
-from server.llama.library import fast
-from server.llama.sampling.candidates import Candidates, Logits, ParallelSampling, apply_unlocked, threads_for
+from server.llama.library import C, fast
+from server.llama.sampling.candidates import Candidates, Logits, ParallelSampling, threads_for
 from server.llama.sampling.sampler import NativeSampler, new_chain
 
 
@@ -21,15 +21,15 @@ def default_chain(seed: int) -> NativeSampler:
     """The members of llama-server's default chain that do something without penalties."""
     chain = NativeSampler(new_chain(), seed, remembers=False)
     members = (
-        fast.init_top_k(40),
-        fast.init_typical(1.0, 0),
-        fast.init_top_p(0.95, 0),
-        fast.init_min_p(0.05, 0),
-        fast.init_temp_ext(0.8, 0.0, 1.0),
-        fast.init_dist(seed),
+        fast.sampler_init_top_k(40),
+        fast.sampler_init_typical(1.0, 0),
+        fast.sampler_init_top_p(0.95, 0),
+        fast.sampler_init_min_p(0.05, 0),
+        fast.sampler_init_temp_ext(0.8, 0.0, 1.0),
+        fast.sampler_init_dist(seed),
     )
     for member in members:
-        fast.chain_add(chain.chain, member)
+        fast.sampler_chain_add(chain.chain, member)
     return chain
 
 
@@ -63,7 +63,7 @@ def main() -> None:
         chains = [default_chain(seed) for seed in range(args.slots)]
         logits: list[Logits] = [random.normal(0, 3, n_vocab).astype(np.float32) for _ in chains]
         wanted = list(zip(chains, logits, strict=True))
-        one, several = Candidates(n_vocab, apply_unlocked), ParallelSampling(n_vocab)
+        one, several = Candidates(n_vocab, C.llama_sampler_apply), ParallelSampling(n_vocab)
         alone = median_ms(partial(_one_by_one, one, wanted), args.steps, args.rounds)
         found = [
             (median_ms(partial(several.choose, wanted, n), args.steps, args.rounds), n)

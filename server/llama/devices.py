@@ -29,7 +29,8 @@ _registry = bind(C._lib, "ggml_backend_reg_by_name", _PTR, _TEXT)
 _procedure = bind(C._lib, "ggml_backend_reg_get_proc_address", _PTR, _PTR, _TEXT)
 _register = bind(C._lib, "ggml_backend_register", None, _PTR)
 _load_all = bind(C._lib, "ggml_backend_load_all", None)
-_processor_buffer_type = bind(C._lib, "ggml_backend_cpu_buffer_type", _PTR)
+processor_buffer_type = bind(C._lib, "ggml_backend_cpu_buffer_type", _PTR)
+"""Plain memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,12 +174,6 @@ def check_buffer_types(names: Sequence[str]) -> None:
     for name in names:
         if name not in known:
             raise ValueError(f"'{name}' is no buffer type of this machine and build; known: {', '.join(sorted(known))}")
-
-
-def processor_buffer_type() -> int:
-    """Plain memory."""
-    pointer: int = _processor_buffer_type()
-    return pointer
 
 
 def offloads(native: LoadParams) -> bool:

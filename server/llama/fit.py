@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Self
 
 from server.errors import ModelFailed
-from server.llama.context.params import context_params, embedding_params, generator_params, heads_params
+from server.llama.context.params import CELLS, context_params, embedding_params, generator_params, heads_params
 from server.llama.devices import CPU, device_memory, device_of_buffers, split_over_several
 from server.llama.files.gguf_header import GgufHeader
-from server.llama.files.model_file import ModelFiles, check_files, read_gguf
+from server.llama.files.model_file import ModelFiles, check_files
 from server.llama.files.roles import check_heads, roles
 from server.llama.library import C, bind, collect_errors, reason, start_backend
 from server.llama.sampling.graph import largest_chains
@@ -80,7 +80,6 @@ def _can_measure(native: LoadParams) -> bool:
 
 
 Measured = Callable[[LoadParams], Footprint]
-_CELLS = 256  # a context is made of so many, or a multiple
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,39 +130,21 @@ def _changed(before: Fit, native: LoadParams, footprint: Footprint, *notes: str)
 
 
 def _less_context(chosen: Fit, shape: ModelShape, room: DeviceBudget, measure: Measured) -> Fit:
-    """Return the largest context that fits everywhere: estimated by linear interpolation, confirmed by measuring."""
-    whole = chosen.spec.native
+    """Return the largest context that fits everywhere, or the least."""
+    whole, step = chosen.spec.native, CELLS * shape.n_streams
     n_least, n_most = _least_context(whole, shape), whole.n_ctx
-    least = measure(replace(whole, n_ctx=n_least))
-    step, part = _CELLS * shape.n_streams, _part_that_fits(totals(least), totals(chosen.footprint), room.ample)
-    n_ctx = n_least + int((n_most - n_least) * part) // step * step
-    while n_ctx > n_least:
-        native = replace(whole, n_ctx=n_ctx)
-        footprint = measure(native)
-        if holds(room.ample, footprint):
-            return _changed(chosen, native, footprint, _shortened(native, n_most))
-        n_ctx = max(n_least, min(n_ctx - step, int(n_ctx * 0.97) // step * step))
-    native = replace(whole, n_ctx=n_least)
-    return _changed(chosen, native, least, _shortened(native, n_most)) if n_least < n_most else chosen
+    if n_least >= n_most:
+        return chosen
+    sizes = range(n_least // step * step, n_most, step)
+    n_fit = bisect_left(sizes, True, lo=1, key=lambda n: not holds(room.ample, measure(replace(whole, n_ctx=n))))
+    native = replace(whole, n_ctx=max(n_least, sizes[n_fit - 1]))
+    note = f"context of {native.n_ctx} tokens instead of {n_most}: more does not fit"
+    return _changed(chosen, native, measure(native), note)
 
 
 def _least_context(native: LoadParams, shape: ModelShape) -> int:
     """Return the shortest that may be chosen."""
     return min(shape.n_ctx_train, native.fit_ctx) * shape.n_streams
-
-
-def _part_that_fits(least: Mapping[str, int], most: Mapping[str, int], room: Mapping[str, int]) -> float:
-    """Return the fraction of the way from least to most that fits, 0 to 1."""
-    parts = [
-        (room[name] - least.get(name, 0)) / (most[name] - least.get(name, 0))
-        for name in most
-        if name in room and most[name] > least.get(name, 0)
-    ]
-    return max(0.0, min([1.0, *parts]))
-
-
-def _shortened(native: LoadParams, n_most: int) -> str:
-    return f"context of {native.n_ctx} tokens instead of {n_most}: more does not fit"
 
 
 def _can_place(native: LoadParams) -> bool:
@@ -207,11 +188,10 @@ def _too_large(chosen: Fit, room: DeviceBudget, *, shortened: bool) -> str:
 
 def _shape_of(header: GgufHeader, native: LoadParams) -> ModelShape:
     """Return the shape of a model that is loaded with these parameters."""
-    arch = header.metadata.get("general.architecture")
     return ModelShape(
-        n_ctx_train=header.integer(f"{arch}.context_length"),
-        n_layer=header.integer(f"{arch}.block_count"),
-        has_experts=header.integer(f"{arch}.expert_count") > 0,
+        n_ctx_train=header.of_model("context_length"),
+        n_layer=header.of_model("block_count"),
+        has_experts=header.of_model("expert_count") > 0,
         n_streams=1 if native.unified or not roles(header, native).generates else native.n_slots,
     )
 
@@ -379,18 +359,11 @@ class Measure:
             parts += self._target(replace(self._spec, native=one), n_instances)
             if self._draft is not None:
                 parts += self._guesser(self._draft, one, n_instances)
-        if self._media is None:
-            self._media = self._projector(native)
-        return added([*parts, self._media])
+        if self._spec.mmproj is not None and self._media is None:
+            from server.llama.media.projector import projector_memory  # libmtmd is loaded only if needed
 
-    def _projector(self, native: LoadParams) -> Footprint:
-        name, path = self._spec.id, self._spec.mmproj
-        if path is None:
-            return {}
-        from server.llama.media.projector import projector_memory  # libmtmd is loaded only if needed
-
-        read_gguf(name, path)
-        return projector_memory(name, path, native)
+            self._media = projector_memory(self._spec.id, self._spec.mmproj, native)
+        return added([*parts, self._media or {}])
 
     def _target(self, spec: ModelSpec, n_instances: int) -> list[Footprint]:
         what, model = roles(self._files.header, spec.native), self._model(self._files, spec.native)
@@ -436,7 +409,7 @@ def _without_vocabulary(header: GgufHeader, native: LoadParams) -> LoadParams:
     n_tokens, key = header.lengths.get("tokenizer.ggml.tokens", 0), "tokenizer.ggml.model"
     if not n_tokens or any(each.key == key for each in native.metadata_overrides):
         return native
-    size = MetadataOverride(f"{header.metadata['general.architecture']}.vocab_size", n_tokens)
+    size = MetadataOverride(f"{header.architecture}.vocab_size", n_tokens)
     return replace(native, metadata_overrides=(*native.metadata_overrides, MetadataOverride(key, "no_vocab"), size))
 
 
@@ -448,7 +421,7 @@ def _of_contexts(name: str, model: int, params: list[ctypes.Structure], n_instan
 
 def _of_context(name: str, model: int, params: ctypes.Structure) -> Footprint:
     """Extrapolate a very large context from two smaller ones: each part grows linearly."""
-    step = 256 * params.n_seq_max  # cells: a sequence's own are a multiple of 256
+    step = CELLS * params.n_seq_max  # cells: a sequence's own are a multiple
     few = max(1, _MOST_CELLS // step) * step
     n_ctx = params.n_ctx or C.llama_model_n_ctx_train(model)
     if n_ctx <= 2 * few:

@@ -36,43 +36,18 @@ _GENERIC = ("failed to load model", "failed to initialize the context")
 
 
 class Fast:
-    """Calls that keep the GIL: each takes microseconds (the samplers' for vocabularies of up to about 64k tokens)."""
+    """The library's functions, named without ``llama_``, which keep the GIL: each takes microseconds (the samplers' for
+    vocabularies of up to about 64k tokens). Their types are those of the bindings.
+    """
 
     def __init__(self) -> None:
-        lib = ctypes.PyDLL(C._lib._name)
-        ptr, i32, f32, size = ctypes.c_void_p, ctypes.c_int32, ctypes.c_float, ctypes.c_size_t
-        self.get_logits = bind(lib, "llama_get_logits", ptr, ptr)
-        self.get_logits_ith = bind(lib, "llama_get_logits_ith", ptr, ptr, i32)
-        self.sampler_sample = bind(lib, "llama_sampler_sample", i32, ptr, ptr, i32)
-        self.sampler_apply = bind(lib, "llama_sampler_apply", None, ptr, ptr)
-        self.sampler_accept = bind(lib, "llama_sampler_accept", None, ptr, i32)
-        self.sampler_free = bind(lib, "llama_sampler_free", None, ptr)
-        self.memory_seq_rm = bind(lib, "llama_memory_seq_rm", ctypes.c_bool, ptr, i32, i32, i32)
-        self.memory_seq_cp = bind(lib, "llama_memory_seq_cp", None, ptr, i32, i32, i32, i32)
-        self.memory_seq_add = bind(lib, "llama_memory_seq_add", None, ptr, i32, i32, i32, i32)
-        self.memory_seq_pos_min = bind(lib, "llama_memory_seq_pos_min", i32, ptr, i32)
-        self.memory_seq_pos_max = bind(lib, "llama_memory_seq_pos_max", i32, ptr, i32)
-        self.token_to_piece = bind(lib, "llama_token_to_piece", i32, ptr, i32, ptr, i32, i32, ctypes.c_bool)
-        self.tokenize = bind(
-            lib, "llama_tokenize", i32, ptr, ctypes.c_char_p, i32, ptr, i32, ctypes.c_bool, ctypes.c_bool
-        )
-        self.vocab_get_text = bind(lib, "llama_vocab_get_text", ctypes.c_char_p, ptr, i32)
-        self.vocab_get_attr = bind(lib, "llama_vocab_get_attr", ctypes.c_int, ptr, i32)
-        self.vocab_is_eog = bind(lib, "llama_vocab_is_eog", ctypes.c_bool, ptr, i32)
-        self.init_dist = bind(lib, "llama_sampler_init_dist", ptr, ctypes.c_uint32)
-        self.init_top_k = bind(lib, "llama_sampler_init_top_k", ptr, i32)
-        self.init_top_p = bind(lib, "llama_sampler_init_top_p", ptr, f32, size)
-        self.init_min_p = bind(lib, "llama_sampler_init_min_p", ptr, f32, size)
-        self.init_typical = bind(lib, "llama_sampler_init_typical", ptr, f32, size)
-        self.init_temp = bind(lib, "llama_sampler_init_temp", ptr, f32)
-        self.init_temp_ext = bind(lib, "llama_sampler_init_temp_ext", ptr, f32, f32, f32)
-        self.init_xtc = bind(lib, "llama_sampler_init_xtc", ptr, f32, f32, size, ctypes.c_uint32)
-        self.init_top_n_sigma = bind(lib, "llama_sampler_init_top_n_sigma", ptr, f32)
-        self.init_mirostat = bind(lib, "llama_sampler_init_mirostat", ptr, i32, ctypes.c_uint32, f32, f32, i32)
-        self.init_mirostat_v2 = bind(lib, "llama_sampler_init_mirostat_v2", ptr, ctypes.c_uint32, f32, f32)
-        self.init_penalties = bind(lib, "llama_sampler_init_penalties", ptr, i32, i32, f32, f32, f32)
-        self.init_adaptive_p = bind(lib, "llama_sampler_init_adaptive_p", ptr, f32, f32, ctypes.c_uint32)
-        self.chain_add = bind(lib, "llama_sampler_chain_add", None, ptr, ptr)
+        self._lib = ctypes.PyDLL(C._lib._name)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        declared = getattr(C, f"llama_{name}")
+        function = bind(self._lib, f"llama_{name}", declared.restype, *declared.argtypes)
+        setattr(self, name, function)
+        return function
 
 
 def bind(lib: ctypes.CDLL, name: str, restype: Any, *argtypes: Any) -> Callable[..., Any]:
@@ -180,12 +155,3 @@ def supports_gpu_offload() -> bool:
 def system_info() -> str:
     """Return the library's line on the instruction sets and backends that it uses."""
     return (C.llama_print_system_info() or b"").decode("utf-8", "replace")
-
-
-def version() -> str:
-    """Return the version of llama.cpp inside the bindings."""
-    name = getattr(C._lib, "llama_version", None)
-    if name is None:
-        return "unknown"
-    name.restype = ctypes.c_char_p
-    return (name() or b"unknown").decode()

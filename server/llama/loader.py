@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import cycle
 
 from server.engine.runner_api import EmbeddingRunner, Runner
 from server.errors import InternalError, ModelFailed
@@ -55,8 +56,8 @@ class WeightsByInstance:
 
     def __init__(self, loaded: Sequence[Weights], places: Sequence[int]) -> None:
         self._loaded = loaded
-        self._places = places
-        self._n_runners = self._n_embedders = 0
+        by_instance = [loaded[place] for place in places]
+        self._runners, self._embedders = cycle(by_instance), cycle(by_instance)
 
     @property
     def info(self) -> ModelInfo:
@@ -72,18 +73,11 @@ class WeightsByInstance:
 
     def runner(self) -> Runner:
         """Return the next instance's context, over the weights on its devices; blocking. Raises `ModelFailed`."""
-        runner = self._of_instance(self._n_runners).runner()
-        self._n_runners += 1
-        return runner
+        return next(self._runners).runner()
 
     def embedding_runner(self) -> EmbeddingRunner:
         """Return a context that embeds, like `runner`."""
-        runner = self._of_instance(self._n_embedders).embedding_runner()
-        self._n_embedders += 1
-        return runner
-
-    def _of_instance(self, instance: int) -> Weights:
-        return self._loaded[self._places[instance % len(self._places)]]
+        return next(self._embedders).embedding_runner()
 
     def footprint(self) -> Footprint:
         """Return the footprint of all sets."""

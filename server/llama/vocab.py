@@ -147,6 +147,11 @@ class LlamaVocab:
             raise InternalError("the model was unloaded while it was in use")
         return self._pointer
 
+    def check(self, token: int) -> None:
+        """Raises `InternalError` for a number that is no token: the library would end the process."""
+        if not 0 <= token < self.n_tokens:
+            raise InternalError(f"token {token} is outside the vocabulary of {self.n_tokens}")
+
     def turn_ends(self) -> frozenset[int]:
         """Return the tokens that end a chat turn: end-of-generation tokens, and those that some families write between
         turns (gpt-oss, Mistral, DeepSeek).
@@ -222,8 +227,8 @@ class LlamaVocab:
 
     def piece(self, token: int, *, special: bool = True) -> bytes:
         """Return the bytes that `token` prints; with ``special=False`` nothing for control tokens."""
-        if not 0 <= token < self.n_tokens:
-            raise InternalError(f"token {token} is outside the vocabulary of {self.n_tokens}")
+        if not 0 <= token < self.n_tokens:  # not by `check`: this is called for each token
+            self.check(token)
         if not special and token in self._not_printed:
             return b""
         return self._pieces[self._offsets[token] : self._offsets[token + 1]]
@@ -234,14 +239,12 @@ class LlamaVocab:
 
     def text(self, token: int) -> str:
         """Return the token as the vocabulary writes it, not as it prints (byte-level letters, ``▁`` for a space)."""
-        if not 0 <= token < self.n_tokens:
-            raise InternalError(f"token {token} is outside the vocabulary of {self.n_tokens}")
+        self.check(token)
         return (fast.vocab_get_text(self.pointer, token) or b"").decode("utf-8", "replace")
 
     def attributes(self, token: int) -> int:
         """Return the bits of llama.h's enum llama_token_attr."""
-        if not 0 <= token < self.n_tokens:
-            raise InternalError(f"token {token} is outside the vocabulary of {self.n_tokens}")
+        self.check(token)
         return int(fast.vocab_get_attr(self.pointer, token))
 
     def close(self) -> None:
@@ -265,19 +268,16 @@ def _pieces(pointer: int, n_tokens: int) -> "tuple[bytes, array[int]]":
     Takes 1 us a token, so 0.15 s for 150,000, once per load.
     """
     buffer = ctypes.create_string_buffer(_PIECE_BYTES)
-    read, string_at, address = fast.token_to_piece, ctypes.string_at, ctypes.addressof(buffer)
+    read, string_at = fast.token_to_piece, ctypes.string_at
     pieces, ends = bytearray(), array("I", [0])
     for token in range(n_tokens):
-        n = read(pointer, token, address, _PIECE_BYTES, 0, True)
-        pieces += string_at(address, n) if n >= 0 else _long_piece(pointer, token, -n)
+        n = read(pointer, token, buffer, len(buffer), 0, True)
+        if n < 0:
+            buffer = ctypes.create_string_buffer(-n)
+            n = read(pointer, token, buffer, -n, 0, True)
+        pieces += string_at(buffer, max(n, 0))
         ends.append(len(pieces))
     return bytes(pieces), ends
-
-
-def _long_piece(pointer: int, token: int, n_bytes: int) -> bytes:
-    buffer = ctypes.create_string_buffer(n_bytes)
-    n = fast.token_to_piece(pointer, token, buffer, n_bytes, 0, True)
-    return buffer.raw[: max(n, 0)]
 
 
 def _utf8(text: str) -> bytes:

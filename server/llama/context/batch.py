@@ -21,14 +21,15 @@ class Batch:
     ctypes arrays, not numpy's: a slice of a few tokens, the usual step, is written in a third of the time.
     """
 
-    def __init__(self, capacity: int, n_seq: int, n_vocab: int, n_more_outputs: int = 0) -> None:
+    def __init__(self, capacity: int, n_seq: int, n_vocab: int, n_more_outputs: int = 0, n_pos: int = 1) -> None:
+        """`n_pos`: positions of each token."""
         self.capacity = capacity
         self._n_seq = n_seq
         self._most_outputs = n_seq + n_more_outputs
         self._n_vocab = n_vocab
         # Any: typeshed wants c_int32 objects in slices, ctypes takes ints
         self._token: Any = (ctypes.c_int32 * capacity)()
-        self._pos: Any = (ctypes.c_int32 * capacity)()
+        self._pos: Any = (ctypes.c_int32 * (capacity * n_pos))()
         self._seq: Any = (ctypes.c_int32 * capacity)()
         self._one = (ctypes.c_int32 * capacity)(*[1] * capacity)
         self._logits: Any = (ctypes.c_int8 * capacity)()
@@ -69,9 +70,13 @@ class Batch:
             positions += range(entry.pos, entry.pos + n)
             sequences += [entry.seq] * n
         self._check(tokens, positions, outputs)
-        n = len(tokens)
-        self._token[:n] = tokens
-        self._pos[:n] = positions
+        self._token[: len(tokens)] = tokens
+        self._place(positions, sequences, outputs)
+        return outputs
+
+    def _place(self, positions: Sequence[int], sequences: Sequence[int], outputs: Sequence[int]) -> None:
+        n = len(sequences)
+        self._pos[: len(positions)] = positions
         self._seq[:n] = sequences
         wanted = bytearray(n)
         for output in outputs:
@@ -79,7 +84,6 @@ class Batch:
         # not by ctypes.memset: it lets go of the interpreter's lock, the event loop takes it, and the decode waits
         self._logits[:n] = wanted
         self.native.n_tokens = n
-        return outputs
 
     def want_all(self) -> None:
         """Request an output of every token of `fill`, as a context that embeds requires."""
@@ -97,42 +101,33 @@ class Batch:
             raise InternalError("a batch with a position past 32 bits")
 
 
-_FLOATS = ctypes.POINTER(ctypes.c_float)
-_INTS = ctypes.POINTER(ctypes.c_int32)
-
-
-class EmbeddingBatch:
+class EmbeddingBatch(Batch):
     """Space for media of `capacity` tokens, each [n_embd]; with M-RoPE each token has four positions."""
 
     def __init__(self, capacity: int, n_seq: int, n_embd: int, *, mrope: bool) -> None:
-        self._capacity, self._n_seq, self._n_embd, self._mrope = capacity, n_seq, n_embd, mrope
-        self.native: Any = C.llama_batch()
-        self._kept: list[object] = []  # what the library reads
+        super().__init__(capacity, n_seq, 0, n_pos=4 if mrope else 1)
+        self._n_embd, self._mrope = n_embd, mrope
+        self.native.token = None
+        self._embeddings = np.empty((0, n_embd), np.float32)  # what the library reads
 
-    def fill(self, entries: Sequence[BatchEntry]) -> list[int]:
-        """Put `entries` into the batch; return the index of each token whose logits are wanted, in order. Raises
-        `InternalError` for input on which the library would abort.
-        """
-        rows, columns, sequences, outputs = [], [], [], []
-        n = 0
+    def fill(self, entries: Sequence[BatchEntry], lengths: Sequence[int] = ()) -> list[int]:
+        """Put `entries` into the batch, as `Batch.fill`; none is padded."""
+        rows, columns, sequences, outputs = [], [], list[int](), list[int]()
         for entry in entries:
-            media, n_own = entry.media, len(entry.tokens)
-            if media is None or not n_own or entry.pos < 0 or not 0 <= entry.seq < self._n_seq:
-                raise InternalError(f"a batch entry of {n_own} embeddings at {entry.pos} in sequence {entry.seq}")
-            rows.append(self._rows(media, n_own))
-            columns.append(self._positions(media, n_own, entry.pos))
-            sequences.append(np.full(n_own, entry.seq, np.int32))
-            n += n_own
+            media, n = entry.media, len(entry.tokens)
+            if media is None or not n or entry.pos < 0 or not 0 <= entry.seq < self._n_seq:
+                raise InternalError(f"a batch entry of {n} embeddings at {entry.pos} in sequence {entry.seq}")
+            rows.append(self._rows(media, n))
+            columns.append(self._positions(media, n, entry.pos))
+            sequences += [entry.seq] * n
             if entry.n_outputs:
-                outputs.append(n - 1)
-        if not 0 < n <= self._capacity:
-            raise InternalError(f"a batch of {n} embeddings; 1 to {self._capacity} are possible")
-        self._point(n, rows, np.concatenate(columns, axis=1), np.concatenate(sequences), outputs)
+                outputs.append(len(sequences) - 1)
+        if not 0 < len(sequences) <= self.capacity:
+            raise InternalError(f"a batch of {len(sequences)} embeddings; 1 to {self.capacity} are possible")
+        self._embeddings = np.ascontiguousarray(rows[0]) if len(rows) == 1 else np.concatenate(rows)
+        self.native.embd = self._embeddings.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+        self._place(np.concatenate(columns, axis=1).ravel().tolist(), sequences, outputs)
         return outputs
-
-    def want_all(self) -> None:
-        """Request an output of every token of `fill`."""
-        ctypes.memset(self.native.logits, 1, self.native.n_tokens)
 
     def _rows(self, media: MediaInput, n: int) -> NDArray[np.float32]:
         whole = np.frombuffer(media.embeddings, np.float32)
@@ -147,29 +142,6 @@ class EmbeddingBatch:
             return of_all[:, media.first : media.first + n]
         start = first + media.first
         return np.arange(start, start + n, dtype=np.int32)[np.newaxis]
-
-    def _point(
-        self,
-        n: int,
-        rows: list[NDArray[np.float32]],
-        positions: NDArray[np.int32],
-        sequences: NDArray[np.int32],
-        outputs: list[int],
-    ) -> None:
-        embeddings = np.ascontiguousarray(rows[0]) if len(rows) == 1 else np.concatenate(rows)
-        positions = np.ascontiguousarray(positions)
-        logits = np.zeros(n, np.int8)
-        logits[outputs] = 1
-        ones = np.ones(n, np.int32)
-        pointers = sequences.ctypes.data + 4 * np.arange(n, dtype=np.uint64)
-        native = self.native
-        native.n_tokens, native.token = n, None
-        native.embd = embeddings.ctypes.data_as(_FLOATS)
-        native.pos = positions.ctypes.data_as(_INTS)
-        native.n_seq_id = ones.ctypes.data_as(_INTS)
-        native.seq_id = ctypes.cast(pointers.ctypes.data, ctypes.POINTER(_INTS))
-        native.logits = logits.ctypes.data_as(ctypes.POINTER(ctypes.c_int8))
-        self._kept = [embeddings, positions, sequences, logits, ones, pointers]
 
 
 # ---- padding: with separate KV streams the library evaluates together only adjacent sequences with equal token counts

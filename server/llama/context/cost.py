@@ -1,7 +1,7 @@
 """The cost of a context's additional graph evaluations and sequence copies, measured once when it is created."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from server.engine.runner_api import BatchEntry
@@ -67,12 +67,6 @@ def measure(context: int, n_seq: int, n_vocab: int, token: int) -> ContextCost:
 def quickest(run: Callable[[int], float]) -> float:
     """Return the seconds of the quickest of two to `MOST_RUNS` runs."""
     times: list[float] = []
-    while len(times) < 2 or (sum(times) < SLOW_S and len(times) < MOST_RUNS and not _agree(times)):
-        times.append(run(len(times)))
-    return min(times)
-
-
-def _agree(times: Sequence[float]) -> bool:
-    """Return whether the two quickest of `times` differ little."""
-    least, next_least, *_ = sorted(times)
-    return next_least <= SAME * least
+    while len(times) < 2 or (sum(times) < SLOW_S and len(times) < MOST_RUNS and times[1] > SAME * times[0]):
+        times = sorted([*times, run(len(times))])
+    return times[0]

@@ -25,7 +25,6 @@ from server.llama.context.batch import Batch
 from server.llama.context.sequences import NativeSequences
 from server.llama.library import fast
 from server.llama.sampling.candidates import Logits
-from server.llama.threads import ThreadPools
 
 log = logging.getLogger(__name__)
 
@@ -39,38 +38,27 @@ class LlamaDraftRunner(NativeSequences):
     Tokens after the first `n_shared` of its `n_vocab` do not exist in the target model.
     """
 
-    def __init__(
-        self,
-        context: int,
-        info: RunnerInfo,
-        n_vocab: int,
-        n_shared: int,
-        *,
-        deferred: bool,
-        pools: ThreadPools | None = None,
-    ) -> None:
-        super().__init__(context, info, pools=pools)
+    def __init__(self, context: int, info: RunnerInfo, n_vocab: int, n_shared: int) -> None:
+        super().__init__(context, info)
         self._batch = Batch(info.n_batch, info.n_seq, n_vocab)
         self._n_shared = min(n_shared, n_vocab)
-        self._deferred = deferred
-        self._logits_type = ctypes.c_float * n_vocab
+        self._n_vocab = n_vocab
 
     def decode(self, entries: Sequence[BatchEntry]) -> bool:
         """Decode in one call. True: done. False: no KV room, and nothing was changed. Raises `InternalError`."""
-        return self._decode_entries(entries)
-
-    def _decode_entries(self, entries: Sequence[BatchEntry]) -> bool:
         self._outputs = []  # also where the batch is refused
-        return self._decode_batch(self._batch.native, self._batch.fill(entries), wait=self._deferred)
+        return self._decode_batch(self._batch.native, self._batch.fill(entries), wait=self.info.deferred)
+
+    _decode_entries = decode
 
     def best(self, output: int) -> tuple[int, float]:
         """Return the most probable token after the `output`-th wanted logits of the last decode, and its
         probability.
         """
-        address = fast.get_logits_ith(self._open(), self._outputs[output])
-        if not address:
+        found = fast.get_logits_ith(self._open(), self._outputs[output])
+        if not found:
             raise InternalError("the library has no logits for a token that asked for them")
-        every: Logits = np.frombuffer(memoryview(self._logits_type.from_address(address)), np.float32)
+        every: Logits = np.ctypeslib.as_array(found, (self._n_vocab,))
         logits = every[: self._n_shared]
         token = int(logits.argmax())
         highest = float(logits[token])
@@ -112,19 +100,9 @@ class _Followed:
 class LlamaMtpHeads(LlamaDraftRunner):
     """`server.engine.runner_api.MtpHeads` for the native context `target`."""
 
-    def __init__(
-        self,
-        target: int,
-        heads: int,
-        info: RunnerInfo,
-        n_vocab: int,
-        n_embd: int,
-        *,
-        deferred: bool,
-        pools: ThreadPools | None = None,
-    ) -> None:
+    def __init__(self, target: int, heads: int, info: RunnerInfo, n_vocab: int, n_embd: int) -> None:
         """`n_embd`: numbers of a hidden state."""
-        super().__init__(heads, info, n_vocab, n_vocab, deferred=deferred, pools=pools)
+        super().__init__(heads, info, n_vocab, n_vocab)
         self._target, self._n_embd = target, n_embd
         self._followed = [_Followed() for _ in range(info.n_seq)]
         self._none = np.zeros(n_embd, np.float32)

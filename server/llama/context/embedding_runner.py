@@ -11,7 +11,7 @@ from server.engine.runner_api import BatchEntry, EmbedderInfo, Pooling, Vectors
 from server.errors import InternalError
 from server.llama.context.batch import Batch, EmbeddingBatch
 from server.llama.context.sequences import NativeContext
-from server.llama.files.roles import POOLING_TYPES
+from server.llama.files.roles import POOLINGS
 from server.llama.library import C
 from server.llama.media.chunks import NativeChunk
 from server.llama.media.projector import Projector
@@ -152,8 +152,7 @@ def embedder_info(context: int, model: int, native: LoadParams) -> EmbedderInfo:
     """Return the facts of a new context. Inputs are put together up to the configured ``n_ubatch``; a context that
     takes longer ones computes them alone, since every token attends over all that is computed with it.
     """
-    by_type = {number: pooling for pooling, number in POOLING_TYPES.items()}
-    pooling = by_type[C.llama_pooling_type(context)]
+    pooling = POOLINGS[C.llama_pooling_type(context)]
     causal = bool(C.llama_get_memory(context)) and bool(C.llama_get_causal_attn(context))
     n_ctx = C.llama_n_ctx(context)
     n_ubatch = C.llama_n_ubatch(context)

@@ -7,8 +7,9 @@ from types import MappingProxyType
 from server.engine.params import LOOKUP, EngineParams
 from server.engine.runner_api import Pooling, RunnerInfo
 from server.errors import ModelFailed
+from server.llama.devices import offloads
 from server.llama.files.gguf_header import GgufHeader
-from server.llama.files.roles import POOLING_TYPES, is_encoder, pooling_of, roles
+from server.llama.files.roles import POOLINGS, is_encoder, pooling_of, roles
 from server.llama.library import C
 from server.llama.threads import n_threads
 from server.pool.spec import AUTO_SLOTS, LoadParams, ModelSpec
@@ -20,7 +21,7 @@ CACHE_TYPES = MappingProxyType(
 log = logging.getLogger(__name__)
 
 _PLAIN_TYPES = ("f32", "f16", "bf16")
-_FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}  # enum llama_flash_attn_type
+FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}  # enum llama_flash_attn_type
 _ROPE_SCALING = {"": -1, "none": 0, "linear": 1, "yarn": 2}  # enum llama_rope_scaling_type
 _SAME_NAMES = (  # of `LoadParams` and llama_context_params
     *("n_ctx", "n_ubatch", "op_offload", "swa_full", "rope_freq_base", "yarn_orig_ctx"),
@@ -37,7 +38,7 @@ _MOST_LOGITS = 1 << 27
 """A decoder computes logits for each token of a batch even if nobody wants them: twice 512 MiB at this number. A larger
 batch must be requested with ``n_ubatch``.
 """
-_CELLS = 256  # a context is made of so many, or a multiple
+CELLS = 256  # a context is made of so many, or a multiple
 _SPLITTABLE = (Pooling.NONE, Pooling.LAST, Pooling.RANK)
 _HEAD, _HEAD_OUTPUT = "cls", "cls.output.weight"
 
@@ -60,11 +61,6 @@ def windowed(model: int, native: LoadParams) -> bool:
     return C.llama_model_n_swa(model) > 0 and not native.swa_full
 
 
-def can_cut(model: int, native: LoadParams) -> bool:
-    """Return whether every end of a sequence can be forgotten: not with states, nor with windows that drop cells."""
-    return not (windowed(model, native) or stateful(model))
-
-
 def generator_params(model: int, spec: ModelSpec) -> ctypes.Structure:
     """Return the parameters of a context that generates. Raises `ModelFailed`."""
     n_vocab = C.llama_vocab_n_tokens(C.llama_model_get_vocab(model))
@@ -84,26 +80,37 @@ def heads_params(model: int, spec: ModelSpec, target: int | None = None) -> ctyp
     return params
 
 
-def runner_info(context: int, model: int, params: ctypes.Structure) -> RunnerInfo:
-    """Return the sizes of a new context with `params`."""
+def runner_info(context: int, model: int, params: ctypes.Structure, native: LoadParams) -> RunnerInfo:
+    """Return the facts of a new context with `params`.
+
+    With a sliding window's small cache a decode has one micro-batch at most. The library places a batch's micro-batches
+    one after the other to see whether they fit. It does not bring back the older tokens that it drops for the later
+    ones (llama-kv-cache.cpp, prepare and apply_ubatch).
+    """
     # llama-server's n_ctx_slot(): at most what the model was trained for; YaRN may have raised that
     n_train, n_ctx = C.llama_model_n_ctx_train(model), C.llama_n_ctx(context)
     n_ctx_seq = min(C.llama_n_ctx_seq(context), n_train)
     n_seq, unified = int(params.n_seq_max), bool(params.kv_unified)
-    if n_ctx >= (n_train + _CELLS) * n_seq:
+    if n_ctx >= (n_train + CELLS) * n_seq:
         log.warning(
             "the model was trained for %d tokens, so of a context of %d tokens its slots use %d; lower -c, or choose "
             "another model",
             *(n_train, n_ctx, n_train * n_seq),
         )
+    n_ctx_seq = min(n_ctx_seq, native.n_ctx_slot or n_ctx_seq)
+    n_batch, n_ubatch = C.llama_n_batch(context), C.llama_n_ubatch(context)
     return RunnerInfo(
         n_seq=n_seq,
         n_ctx_seq=n_ctx_seq,
         n_cells=n_ctx if unified else n_ctx_seq * n_seq,
-        n_batch=C.llama_n_batch(context),
-        n_ubatch=C.llama_n_ubatch(context),
+        n_batch=max(min(n_batch, n_ubatch), n_seq) if windowed(model, native) else n_batch,
+        n_ubatch=n_ubatch,
         unified=unified,
+        can_shift=bool(C.llama_memory_can_shift(C.llama_get_memory(context))),
+        can_cut=not (windowed(model, native) or stateful(model)),
+        n_more_outputs=int(params.n_outputs_max) - n_seq,
         free_bytes=available_bytes(),
+        deferred=offloads(native),
     )
 
 
@@ -123,7 +130,7 @@ def context_params(model: str, native: LoadParams, n_more_outputs: int = 0) -> c
     params.n_batch = max(native.n_batch, n_seq)
     params.n_threads = n_threads(native.n_threads)
     params.n_threads_batch = params.n_threads if native.n_threads_batch < 0 else n_threads(native.n_threads_batch)
-    params.flash_attn_type = _FLASH_ATTENTION[native.flash_attn]
+    params.flash_attn_type = FLASH_ATTENTION[native.flash_attn]
     params.type_k = CACHE_TYPES[native.cache_type_k]
     params.type_v = CACHE_TYPES[native.cache_type_v]
     params.offload_kqv = native.kv_offload
@@ -169,7 +176,7 @@ def embedding_params(model: int, name: str, header: GgufHeader, native: LoadPara
         _check_ranks(name, header, C.llama_model_get_vocab(model))
     params = context_params(name, native)
     params.embeddings = True
-    params.pooling_type = POOLING_TYPES[pooling]
+    params.pooling_type = POOLINGS.index(pooling)
     params.kv_unified = True
     params.n_outputs_max = 0  # every token is one
     params.n_seq_max = n_seq = _n_seq(model, header, native, pooling)
@@ -190,7 +197,7 @@ def _encoder_sizes(native: LoadParams, n_ctx: int, n_seq: int) -> tuple[int, int
     first.
     """
     n_batch = _multiple(max(native.n_batch, native.n_ubatch), n_seq)
-    fits = _multiple(n_ctx, _CELLS) % n_seq == 0
+    fits = _multiple(n_ctx, CELLS) % n_seq == 0
     return n_ctx if fits else max(n_ctx, n_batch), n_batch, n_batch
 
 
@@ -222,7 +229,7 @@ def _n_seq(model: int, header: GgufHeader, native: LoadParams, pooling: Pooling)
 
 def _whole(header: GgufHeader, pooling: Pooling) -> bool:
     """Return whether an input has to be computed at once (tools/server/server-context.cpp, can_split)."""
-    causal = header.metadata.get(f"{header.metadata.get('general.architecture')}.attention.causal", True)
+    causal = header.metadata.get(f"{header.architecture}.attention.causal", True)
     return is_encoder(header) or not causal or pooling not in _SPLITTABLE
 
 

@@ -17,10 +17,10 @@ from server.llama.context.draft_runner import LlamaDraftRunner, LlamaMtpHeads
 from server.llama.context.sequences import NativeSequences
 from server.llama.library import C, fast
 from server.llama.media.projector import Projector
-from server.llama.sampling.candidates import Candidates, Logits, ParallelSampling, allowed_tokens, apply_unlocked
+from server.llama.sampling.candidates import Candidates, Logits, ParallelSampling, allowed_tokens
 from server.llama.sampling.graph import GraphSampling
 from server.llama.sampling.sampler import NativeSampler, SamplerFactory
-from server.llama.threads import ComputeThreads, ThreadPools
+from server.llama.threads import ComputeThreads
 from server.llama.vocab import LlamaVocab
 from server.llama.weights.adapters import LoadedAdapters
 
@@ -71,7 +71,6 @@ class LlamaRunner(NativeSequences):
         n_swa: int,
         stateful: bool = False,
         threads: ComputeThreads,
-        pools: ThreadPools | None = None,
         on_close: Callable[["LlamaRunner"], None],
         adapters: LoadedAdapters,
         draft: LlamaDraftRunner | None = None,
@@ -79,7 +78,7 @@ class LlamaRunner(NativeSequences):
         encoder: Projector | None = None,
         evaluation_tokens: float = 0.0,
     ) -> None:
-        super().__init__(context, info, n_swa, stateful=stateful, pools=pools)
+        super().__init__(context, info, n_swa, stateful=stateful)
         self._evaluation_tokens = evaluation_tokens
         self.vocab = vocab
         self.draft = draft
@@ -96,11 +95,13 @@ class LlamaRunner(NativeSequences):
         self._samplers = SamplerFactory(vocab, info.n_ctx_seq)
         small = vocab.n_tokens <= _HOLD_GIL_UP_TO
         self._sample = fast.sampler_sample if small else C.llama_sampler_sample
-        self._candidates = Candidates(vocab.n_tokens, fast.sampler_apply if small else apply_unlocked)
+        self._candidates = Candidates(vocab.n_tokens, fast.sampler_apply if small else C.llama_sampler_apply)
         self._parallel = ParallelSampling(vocab.n_tokens)
         self._graph = GraphSampling(lambda: self._context)
         self._scratch = np.empty(vocab.n_tokens, np.float32)
-        self._stop = Interruption(context)
+        stop = Interruption(context)
+        self.interruptible, self.interrupt = stop.allow, stop.request
+        self.load_adapter, self.free_adapter = adapters.load, adapters.free
         self._rows: list[Logits] = []  # of the last decode, once somebody has asked for any
         self._seen: tuple[int, list[Logits]] = 0, []  # where such were last, and the views of them
 
@@ -162,12 +163,6 @@ class LlamaRunner(NativeSequences):
         # a batch without outputs needs no wait: the next decode waits for it
         return self._decode_batch(batch, outputs, wait=self.info.deferred and bool(outputs), causal=causal)
 
-    def interruptible(self, *, wanted: bool) -> None:
-        self._stop.allow(wanted=wanted)
-
-    def interrupt(self) -> None:
-        self._stop.request()
-
     def sampler(self, params: SamplingParams, prompt: Sequence[int]) -> NativeSampler:
         """Return a new chain that has seen the prompt's tokens. Raises `InvalidRequest` for impossible parameters."""
         self._open()
@@ -207,7 +202,7 @@ class LlamaRunner(NativeSequences):
         return self._candidates.choose(sampler, self._logits(output))
 
     def accept(self, sampler: NativeSampler, token: int) -> None:
-        self._check_token(token)
+        self.vocab.check(token)
         fast.sampler_accept(sampler.chain, token)
 
     def propose_probs(
@@ -222,7 +217,7 @@ class LlamaRunner(NativeSequences):
 
     def logprobs(self, output: int, token: int, n_top: int) -> TokenLogprob:
         """Return the token's log probability by the output's raw logits, and the `n_top` best tokens, best first."""
-        self._check_token(token)
+        self.vocab.check(token)
         logits = self._logits(output)
         highest = logits.max()
         np.subtract(logits, highest, out=self._scratch)
@@ -263,12 +258,6 @@ class LlamaRunner(NativeSequences):
     def adapters(self) -> tuple[Adapter, ...]:
         return self._adapters.all
 
-    def load_adapter(self, wanted: Adapter) -> Adapter:
-        return self._adapters.load(wanted)
-
-    def free_adapter(self, id_: int) -> None:
-        self._adapters.free(id_)
-
     def seq_load(self, seq: int, state: bytes, n_pos: int) -> bool:
         if self.heads is not None:
             self.heads.forget(seq)
@@ -296,10 +285,6 @@ class LlamaRunner(NativeSequences):
                 drafts.close()
         super().close()
         self._on_close(self)
-
-    def _check_token(self, token: int) -> None:
-        if not 0 <= token < self.vocab.n_tokens:
-            raise InternalError(f"token {token} is outside the vocabulary of {self.vocab.n_tokens}")
 
     def _highest(self, output: int) -> int:
         """Return the token with the highest logit, without building candidates."""
@@ -329,9 +314,10 @@ class LlamaRunner(NativeSequences):
         if not 0 <= output < n:
             raise InternalError(f"output {output} of a decode with {n}")
         if not self._rows:
-            address = fast.get_logits(context)
-            if not address:
+            logits = fast.get_logits(context)
+            if not logits:
                 raise InternalError("the library has no logits for a token that asked for them")
+            address = ctypes.addressof(logits.contents)
             if self._seen[0] != address or len(self._seen[1]) != n:
                 n_vocab = self.vocab.n_tokens
                 whole = (ctypes.c_float * (n * n_vocab)).from_address(address)

@@ -21,11 +21,11 @@ _BYTE_POINTER = ctypes.POINTER(ctypes.c_uint8)
 class NativeContext:
     """One context and its decodes. Every call after `close` raises `InternalError`."""
 
-    def __init__(self, context: int, pools: ThreadPools | None = None) -> None:
-        """`pools`: of the thread that will decode; freed with the context."""
+    pools: ThreadPools | None = None  # of the thread that will decode; freed with the context
+
+    def __init__(self, context: int) -> None:
         self._context: int | None = context
         self._memory = C.llama_get_memory(context)
-        self.pools = pools
         self.lock = threading.Lock()  # held while it decodes
 
     def _open(self) -> int:
@@ -70,17 +70,9 @@ class NativeSequences(NativeContext, ABC):
     `_pending` holds copies not carried out yet, and `_settle` carries them out.
     """
 
-    def __init__(
-        self,
-        context: int,
-        info: RunnerInfo,
-        n_swa: int = 0,
-        *,
-        stateful: bool = False,
-        pools: ThreadPools | None = None,
-    ) -> None:
+    def __init__(self, context: int, info: RunnerInfo, n_swa: int = 0, *, stateful: bool = False) -> None:
         """``stateful``: recurrent or hybrid."""
-        super().__init__(context, pools)
+        super().__init__(context)
         self.info = info
         self._n_swa = n_swa
         self._stateful = stateful
@@ -231,20 +223,16 @@ class NativeSequences(NativeContext, ABC):
         if seq not in self._pending:
             return
         last = [fast.memory_seq_pos_max(self._memory, s) for s in range(self.info.n_seq)]
-        # an empty sequence if there is one; else the end of one with room, which is cut again
-        order = sorted(range(self.info.n_seq), key=last.__getitem__)
-        for candidate in order:
-            pos = last[candidate] + 1
-            if pos >= self.info.n_ctx_seq:
-                break
-            before = self._state(candidate, _PARTIAL) if pos and self._stateful else b""
-            self._decode_entries([BatchEntry(candidate, pos, (0,))])
-            if before and not self._set_state(candidate, before, _PARTIAL):
-                raise InternalError("a recurrent state could not be put back")
-            if not fast.memory_seq_rm(self._memory, candidate, pos if pos else -1, -1):
-                raise InternalError("a pending copy could not be settled")
-            return
-        raise InternalError("a pending copy could not be settled: every sequence is full")
+        candidate = min(range(self.info.n_seq), key=last.__getitem__)  # empty, or the shortest, which is cut again
+        pos = last[candidate] + 1
+        if pos >= self.info.n_ctx_seq:
+            raise InternalError("a pending copy could not be settled: every sequence is full")
+        before = self._state(candidate, _PARTIAL) if pos and self._stateful else b""
+        self._decode_entries([BatchEntry(candidate, pos, (0,))])
+        if before and not self._set_state(candidate, before, _PARTIAL):
+            raise InternalError("a recurrent state could not be put back")
+        if not fast.memory_seq_rm(self._memory, candidate, pos if pos else -1, -1):
+            raise InternalError("a pending copy could not be settled")
 
     def _check(self, seq: int) -> None:
         self._open()

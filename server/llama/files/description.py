@@ -4,7 +4,7 @@ import ctypes
 import math
 
 from server.errors import ModelFailed
-from server.llama.files.gguf_header import BLOCKS, GgufHeader, Scalar
+from server.llama.files.gguf_header import BLOCKS, Scalar
 from server.llama.files.model_file import ModelFiles, check_files, read_gguf
 from server.llama.files.roles import roles
 from server.llama.library import C
@@ -62,24 +62,23 @@ def describe(spec: ModelSpec, files: ModelFiles | None = None) -> ModelInfo:
     files = files or check_files(spec.id, spec.path, spec.native.metadata_overrides)
     header = files.header
     what = roles(header, spec.native)
-    architecture = header.metadata["general.architecture"]
     tensors = [tensor for _, part in files.parts for tensor in part.tensors]
-    template = _text(header, _TEMPLATE)
+    template = header.text(_TEMPLATE)
     return ModelInfo(
         ftype=(C.llama_ftype_name(header.integer("general.file_type")) or b"").decode(),
         n_vocab=header.lengths.get("tokenizer.ggml.tokens", 0),
-        n_ctx_train=header.integer(f"{architecture}.context_length"),
-        n_embd=header.integer(f"{architecture}.embedding_length"),
+        n_ctx_train=header.of_model("context_length"),
+        n_embd=header.of_model("embedding_length"),
         n_params=sum(math.prod(tensor.shape) for tensor in tensors),
         size=sum(math.prod(t.shape) // BLOCKS[t.type][0] * BLOCKS[t.type][1] for t in tensors if t.type in BLOCKS),
         chat_template=template,
-        chat_template_tool_use=_text(header, f"{_TEMPLATE}.tool_use"),
+        chat_template_tool_use=header.text(f"{_TEMPLATE}.tool_use"),
         built_in_template=built_in_template(spec.chat.template or template),
         metadata={key: _printed(value) for key, value in header.metadata.items() if not isinstance(value, tuple)},
         generates=what.generates,
         embeds=what.embeds,
         media=media_kinds(spec),
-        rerank_template=_text(header, f"{_TEMPLATE}.rerank"),
+        rerank_template=header.text(f"{_TEMPLATE}.rerank"),
     )
 
 
@@ -93,11 +92,6 @@ def media_kinds(spec: ModelSpec) -> frozenset[BitmapKind]:
         return frozenset()
     kinds: dict[BitmapKind, str] = {"image": "clip.has_vision_encoder", "audio": "clip.has_audio_encoder"}
     return frozenset(kind for kind, key in kinds.items() if metadata.get(key) is True)
-
-
-def _text(header: GgufHeader, key: str) -> str:
-    value = header.metadata.get(key, "")
-    return value if isinstance(value, str) else ""
 
 
 def _printed(value: Scalar) -> str:

@@ -67,6 +67,19 @@ class GgufHeader:
     types: dict[str, str] = field(default_factory=dict)
     n_bytes: int = 0
 
+    @property
+    def architecture(self) -> str:
+        return self.text("general.architecture")
+
+    def of_model(self, key: str, default: int = 0) -> int:
+        """Return the integer that the architecture names, as ``llama.block_count``."""
+        return self.integer(f"{self.architecture}.{key}", default)
+
+    def text(self, key: str) -> str:
+        """Return a text; "" if the key is missing or has another type."""
+        value = self.metadata.get(key, "")
+        return value if isinstance(value, str) else ""
+
     def integer(self, key: str, default: int = 0) -> int:
         """Return an integer value, or `default` if the key is missing or has another type."""
         value = self.metadata.get(key, default)

@@ -40,10 +40,9 @@ def check_files(model: str, path: Path, overrides: Sequence[MetadataOverride] = 
     header = _overridden(model, read_gguf(model, path), overrides)
     count = header.integer("split.count")
     others = _other_parts(model, path, header, count) if count > 1 else []
-    architecture = header.metadata.get("general.architecture")
-    if not isinstance(architecture, str) or not architecture:
+    if not header.architecture:
         raise ModelFailed(model, f"{path}: the file names no architecture (general.architecture)")
-    if problem := _problem(header, architecture):
+    if problem := _problem(header):
         raise ModelFailed(model, f"{path}: {problem}")
     parts = ((path, header), *others)
     for part, its_header in parts:
@@ -129,19 +128,13 @@ _PROJECTION = "dense_2_out.weight"  # of embeddings, in lfm2
 _FORGET_ONE_EXPERT = ("hunyuan-dense", "hunyuan_vl")  # they count a single expert as none, used or not
 
 
-def _problem(header: GgufHeader, architecture: str) -> str | None:
+def _problem(header: GgufHeader) -> str | None:
     """Return what is wrong with the header's values, with the key."""
     kind = header.metadata.get("tokenizer.ggml.model")
     if kind in ("none", "no_vocab"):  # the library loads it and aborts at the first token (src/llama-vocab.cpp)
         return f"tokenizer.ggml.model is '{kind}': a file without a vocabulary"
-    return (
-        _out_of_range(header, architecture)
-        or _bad_experts(header, architecture)
-        or _bad_attention(header, architecture)
-        or _bad_heads(header, architecture)
-        or _bad_states(header, architecture)
-        or _bad_embedding(header, architecture)
-    )
+    checks = (_out_of_range, _bad_experts, _bad_attention, _bad_heads, _bad_states, _bad_embedding)
+    return next(filter(None, (check(header) for check in checks)), None)
 
 
 def bad_tensor(header: GgufHeader) -> str | None:
@@ -157,19 +150,19 @@ def bad_tensor(header: GgufHeader) -> str | None:
     return None
 
 
-def _out_of_range(header: GgufHeader, architecture: str) -> str | None:
+def _out_of_range(header: GgufHeader) -> str | None:
     for key, low, high in (
         ("block_count", 1, _MOST_LAYERS),
         ("expert_count", 0, _MOST_EXPERTS),
-        ("nextn_predict_layers", 0, header.integer(f"{architecture}.block_count")),
+        ("nextn_predict_layers", 0, header.of_model("block_count")),
         ("attention.sliding_window", 0, 1 << 30),
         ("embedding_length", 1, 1 << 24),
         ("context_length", 1, (1 << 31) - 1),
-        ("rope.dimension_count", 2, _head_size(header, architecture)),
-        ("rope.dimension_count_swa", 2, _window_head_size(header, architecture)),
+        ("rope.dimension_count", 2, _head_size(header)),
+        ("rope.dimension_count_swa", 2, _window_head_size(header)),
         *((f"attention.{key}", 0, _MOST_HEADS) for key in _OF_HEADS),
     ):
-        full = f"{architecture}.{key}"
+        full = f"{header.architecture}.{key}"
         value = header.metadata.get(full)
         for each in value if isinstance(value, tuple) else (value,):
             if isinstance(each, int) and not low <= each <= high:
@@ -177,89 +170,89 @@ def _out_of_range(header: GgufHeader, architecture: str) -> str | None:
     return None
 
 
-def _bad_experts(header: GgufHeader, architecture: str) -> str | None:
-    n_expert = header.integer(f"{architecture}.expert_count")
-    if architecture in _FORGET_ONE_EXPERT and n_expert <= 1:
+def _bad_experts(header: GgufHeader) -> str | None:
+    n_expert = header.of_model("expert_count")
+    if header.architecture in _FORGET_ONE_EXPERT and n_expert <= 1:
         n_expert = n_used = 0
     else:
-        n_used = _experts_used(header, architecture)
+        n_used = _experts_used(header)
     if not min(n_expert, 1) <= n_used <= n_expert:
-        return f"{architecture}.expert_used_count is {n_used}, outside {min(n_expert, 1)} to {n_expert}"
-    key = f"{architecture}.expert_group_count"
+        return f"{header.architecture}.expert_used_count is {n_used}, outside {min(n_expert, 1)} to {n_expert}"
+    key = f"{header.architecture}.expert_group_count"
     n_groups = header.integer(key)
     if not 0 <= n_groups <= max(n_expert - 1, 0) or (n_groups > 1 and n_expert % n_groups):
         return f"{key} is {n_groups}; {n_expert} experts can't be in as many groups"
-    used_key = f"{architecture}.expert_group_used_count"
+    used_key = f"{header.architecture}.expert_group_used_count"
     n_groups_used = header.integer(used_key)
     if n_groups > 1 and not 0 < n_groups_used < n_groups:
         return f"{used_key} is {n_groups_used}, outside 1 to {n_groups - 1}"
     return None
 
 
-def _experts_used(header: GgufHeader, architecture: str) -> int:
+def _experts_used(header: GgufHeader) -> int:
     """Return the largest number of experts used in a layer; 0 if the header does not say, as the library reads it."""
-    value = header.metadata.get(f"{architecture}.expert_used_count", 0)
+    value = header.metadata.get(f"{header.architecture}.expert_used_count", 0)
     layers = value if isinstance(value, tuple) else (value,)
     counts = [count for count in layers if isinstance(count, int)]
     return next((count for count in counts if count < 0), max(counts, default=0))
 
 
-def _bad_attention(header: GgufHeader, architecture: str) -> str | None:
+def _bad_attention(header: GgufHeader) -> str | None:
     for key in ("rope.dimension_count", "rope.dimension_count_swa"):
-        if header.integer(f"{architecture}.{key}") % 2:
-            return f"{architecture}.{key} is odd"
+        if header.of_model(key) % 2:
+            return f"{header.architecture}.{key} is odd"
     for key in ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"):
-        epsilon = header.metadata.get(f"{architecture}.{key}", 0.0)
+        epsilon = header.metadata.get(f"{header.architecture}.{key}", 0.0)
         if not isinstance(epsilon, float) or not 0.0 <= epsilon < math.inf:
-            return f"{architecture}.{key} is {epsilon}, not a small positive number"
-    scaling = header.metadata.get(f"{architecture}.rope.scaling.type", "none")
+            return f"{header.architecture}.{key} is {epsilon}, not a small positive number"
+    scaling = header.metadata.get(f"{header.architecture}.rope.scaling.type", "none")
     if isinstance(scaling, str) and scaling not in _ROPE_SCALING:
-        return f"{architecture}.rope.scaling.type is '{scaling}', none of {', '.join(_ROPE_SCALING)}"
-    window = f"{architecture}.attention.sliding_window"
+        return f"{header.architecture}.rope.scaling.type is '{scaling}', none of {', '.join(_ROPE_SCALING)}"
+    window = f"{header.architecture}.attention.sliding_window"
     pattern = header.metadata.get(f"{window}_pattern")
     if header.integer(window) and (pattern == 1 or (isinstance(pattern, tuple) and not any(pattern))):
         return f"{window}_pattern is {pattern}: no layer would have the window"
     return None
 
 
-def _bad_heads(header: GgufHeader, architecture: str) -> str | None:
+def _bad_heads(header: GgufHeader) -> str | None:
     """Return what is wrong with heads that do not make up an embedding."""
-    key = f"{architecture}.attention.head_count"
-    n_embd, n_heads = header.integer(f"{architecture}.embedding_length"), header.integer(key)
-    size = header.integer(f"{architecture}.attention.key_length") or n_embd // max(n_heads, 1)
-    if architecture in _SQUARE and n_heads and n_heads * size != n_embd:
+    key = f"{header.architecture}.attention.head_count"
+    n_embd, n_heads = header.of_model("embedding_length"), header.integer(key)
+    size = header.of_model("attention.key_length") or n_embd // max(n_heads, 1)
+    if header.architecture in _SQUARE and n_heads and n_heads * size != n_embd:
         return f"{key} is {n_heads}: so many heads of {size} are not the embedding's {n_embd}"
     return None
 
 
-def _bad_states(header: GgufHeader, architecture: str) -> str | None:
+def _bad_states(header: GgufHeader) -> str | None:
     """src/models/jamba.cpp, granite-hybrid.cpp."""
-    n_embd, key = header.integer(f"{architecture}.embedding_length"), f"{architecture}.ssm.inner_size"
-    if architecture in _TWICE_AS_WIDE and header.integer(key) != 2 * n_embd:
+    n_embd, key = header.of_model("embedding_length"), f"{header.architecture}.ssm.inner_size"
+    if header.architecture in _TWICE_AS_WIDE and header.integer(key) != 2 * n_embd:
         return f"{key} is {header.integer(key)}, not twice the embedding's {n_embd}"
     return None
 
 
-def _bad_embedding(header: GgufHeader, architecture: str) -> str | None:
+def _bad_embedding(header: GgufHeader) -> str | None:
     """Return what is wrong with the number of values that a context reads of each embedding (n_embd_out), however few
     the model computes."""
-    n_embd, key = header.integer(f"{architecture}.embedding_length"), f"{architecture}.embedding_length_out"
-    is_wider = architecture in _WIDER or any(tensor.name == _PROJECTION for tensor in header.tensors)
+    n_embd, key = header.of_model("embedding_length"), f"{header.architecture}.embedding_length_out"
+    is_wider = header.architecture in _WIDER or any(tensor.name == _PROJECTION for tensor in header.tensors)
     if header.integer(key) > n_embd and not is_wider:
         return f"{key} is {header.integer(key)}, more than the {n_embd} values of an embedding"
     return None
 
 
-def _head_size(header: GgufHeader, architecture: str) -> int:
+def _head_size(header: GgufHeader) -> int:
     """Return the largest number of rotated elements; 65536 if the header does not say."""
-    n_head = header.integer(f"{architecture}.attention.head_count")
-    divided = header.integer(f"{architecture}.embedding_length") // n_head if n_head else 1 << 16
-    return max(divided, header.integer(f"{architecture}.attention.key_length"))
+    n_head = header.of_model("attention.head_count")
+    divided = header.of_model("embedding_length") // n_head if n_head else 1 << 16
+    return max(divided, header.of_model("attention.key_length"))
 
 
-def _window_head_size(header: GgufHeader, architecture: str) -> int:
+def _window_head_size(header: GgufHeader) -> int:
     """Return the same for layers with a sliding window."""
-    return header.integer(f"{architecture}.attention.key_length_swa") or _head_size(header, architecture)
+    return header.of_model("attention.key_length_swa") or _head_size(header)
 
 
 # enum llama_model_kv_override_type, with the types of values in a file that each replaces

@@ -18,9 +18,7 @@ ENCODERS = frozenset(
 )
 """Architectures that have no KV cache and can't generate (llama.cpp src/llama-model.cpp, create_memory)."""
 
-# enum llama_pooling_type
-POOLING_TYPES = {Pooling.NONE: 0, Pooling.MEAN: 1, Pooling.CLS: 2, Pooling.LAST: 3, Pooling.RANK: 4}
-_BY_TYPE = {number: pooling for pooling, number in POOLING_TYPES.items()}
+POOLINGS = (Pooling.NONE, Pooling.MEAN, Pooling.CLS, Pooling.LAST, Pooling.RANK)  # enum llama_pooling_type
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +43,13 @@ def roles(header: GgufHeader, native: LoadParams) -> Roles:
 
 def is_encoder(header: GgufHeader) -> bool:
     """Return whether the architecture can't generate."""
-    return header.metadata.get("general.architecture") in ENCODERS
+    return header.architecture in ENCODERS
 
 
 def file_pooling(header: GgufHeader) -> Pooling | None:
     """Return the pooling that the file names."""
-    return _BY_TYPE.get(header.integer(f"{header.metadata.get('general.architecture')}.pooling_type", -1))
+    number = header.of_model("pooling_type", -1)
+    return POOLINGS[number] if 0 <= number < len(POOLINGS) else None
 
 
 def pooling_of(header: GgufHeader, native: LoadParams) -> Pooling:
@@ -71,15 +70,14 @@ library builds the whole model's graph over the head's cells, or aborts."""
 def check_heads(name: str, files: ModelFiles) -> None:
     """Raises `ModelFailed` for a file without, before the library looks for them: it aborts where it finds none."""
     header = files.header
-    kind = str(header.metadata.get("general.architecture", ""))
-    n_heads = header.integer(f"{kind}.nextn_predict_layers")
+    kind, n_heads = header.architecture, header.of_model("nextn_predict_layers")
     if not n_heads:
         raise ModelFailed(name, "spec_type has draft-mtp, but the model has no MTP heads; leave it out")
     if n_heads > 1 or kind not in MTP_ARCHITECTURES:
         raise ModelFailed(
             name, f"spec_type has draft-mtp, but {n_heads} MTP heads of a {kind} model are not supported; leave it out"
         )
-    first = header.integer(f"{kind}.block_count") - n_heads
+    first = header.of_model("block_count") - n_heads
     if f"blk.{first}.nextn.eh_proj.weight" not in {tensor.name for _, part in files.parts for tensor in part.tensors}:
         raise ModelFailed(
             name, "spec_type has draft-mtp, but the file lacks the weights of its MTP heads; leave it out"

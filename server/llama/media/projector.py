@@ -20,6 +20,7 @@ import numpy as np
 
 from server.engine.media import MediaPrompt, MediaSpan, media_tokens
 from server.errors import InternalError, InvalidRequest, ModelFailed
+from server.llama.context.params import FLASH_ATTENTION
 from server.llama.devices import CPU, devices, find_devices, offloads
 from server.llama.files.gguf_header import GgufHeader
 from server.llama.files.model_file import bad_tensor, fingerprint, read_gguf
@@ -33,7 +34,6 @@ from server.pool.memory import HOST, Bytes, Footprint, added
 from server.pool.spec import LoadParams
 from server.sandbox.process import public_environment
 
-_FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}  # enum llama_flash_attn_type
 _MROPE = (8, 40)  # LLAMA_ROPE_TYPE_MROPE, _IMROPE
 _ENCODERS = ("v.blk.", "v.patch_embd", "v.position_embd", "a.blk.", "a.position_embd", "a.conv1d")
 """Tensors that give nothing to the model."""
@@ -316,7 +316,7 @@ def projector_params(name: str, native: LoadParams, marker: str) -> ctypes.Struc
             raise ModelFailed(name, f"mmproj_device: {error}") from None
     params.print_timings = False
     params.n_threads = n_threads(native.n_threads)
-    params.flash_attn_type = _FLASH_ATTENTION[native.flash_attn]
+    params.flash_attn_type = FLASH_ATTENTION[native.flash_attn]
     params.warmup = native.warmup
     params.image_min_tokens = native.image_min_tokens
     params.image_max_tokens = native.image_max_tokens

@@ -25,17 +25,6 @@ Logits = npt.NDArray[np.float32]
 _ENTRY = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])  # llama_token_data
 
 
-class _Array(ctypes.Structure):
-    """llama_token_data_array, with `data` as a plain address: samplers may move it."""
-
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("size", ctypes.c_size_t),
-        ("selected", ctypes.c_int64),
-        ("sorted", ctypes.c_bool),
-    )
-
-
 class Candidates:
     """Preallocated for a vocabulary of `n_vocab`; used by one thread."""
 
@@ -45,7 +34,8 @@ class Candidates:
         self._entries = np.zeros(n_vocab, _ENTRY)
         self._ids = np.arange(n_vocab, dtype=np.int32)
         self._base = self._entries.ctypes.data
-        self._array = _Array()
+        self._first = self._entries.ctypes.data_as(C.llama_token_data_p)
+        self._array = C.llama_token_data_array()
         self._reference = ctypes.byref(self._array)
 
     def choose(self, sampler: NativeSampler, logits: Logits, allowed: npt.NDArray[np.int32] | None = None) -> int:
@@ -58,7 +48,7 @@ class Candidates:
         entries["id"] = self._ids if allowed is None else allowed
         entries["logit"] = logits if allowed is None else logits[allowed]
         array = self._array
-        array.data, array.size, array.selected, array.sorted = self._base, n, -1, False
+        array.data, array.size, array.selected, array.sorted = self._first, n, -1, False
         self._apply(sampler.chain, self._reference)
         if not 0 <= array.selected < array.size:
             raise InternalError("the sampler chain selected no token")
@@ -73,13 +63,9 @@ class Candidates:
         return (float(own[0]) if len(own) else 0.0), top
 
     def _view(self) -> np.ndarray:
-        start = (self._array.data - self._base) // _ENTRY.itemsize
+        """Return the candidates that the chain has left; samplers may move the start."""
+        start = (ctypes.addressof(self._array.data.contents) - self._base) // _ENTRY.itemsize
         return self._entries[start : start + self._array.size]
-
-
-def apply_unlocked(chain: int, array: object) -> None:
-    """Run a chain without the interpreter's lock."""
-    C.llama_sampler_apply(chain, ctypes.cast(array, C.llama_token_data_array_p))  # type: ignore[arg-type]
 
 
 def allowed_tokens(mask: bytes | bytearray | memoryview, n_vocab: int) -> npt.NDArray[np.int32]:
@@ -173,7 +159,7 @@ class ParallelSampling:
         """Sample without accepting; return each chain's token or its error."""
         n = max(1, min(n_threads, len(wanted)))
         while len(self._scratch) < n:
-            self._scratch.append(Candidates(self._n_vocab, apply_unlocked))
+            self._scratch.append(Candidates(self._n_vocab, C.llama_sampler_apply))
         began = time.perf_counter()
         others = [self._threads.submit(_run, self._scratch[i], wanted[i::n]) for i in range(1, n)]
         parts = [_run(self._scratch[0], wanted[::n]), *(other.result() for other in others)]

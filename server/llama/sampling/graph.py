@@ -93,10 +93,10 @@ def largest_chains(model: int, params: ctypes.Structure) -> Iterator[None]:
     for chain in chains:
         for member in (
             C.llama_sampler_init_logit_bias(n_vocab, _MOST_BIASES, biases),
-            *(fast.init_top_k(MOST_CANDIDATES), fast.init_top_p(0.95, 0), fast.init_min_p(0.05, 0)),
-            *(fast.init_temp_ext(0.8, 0.0, 1.0), fast.init_dist(0)),
+            *(fast.sampler_init_top_k(MOST_CANDIDATES), fast.sampler_init_top_p(0.95, 0)),
+            *(fast.sampler_init_min_p(0.05, 0), fast.sampler_init_temp_ext(0.8, 0.0, 1.0), fast.sampler_init_dist(0)),
         ):
-            fast.chain_add(chain, member)
+            fast.sampler_chain_add(chain, member)
     of_sequences = (C.llama_sampler_seq_config * len(chains))()
     for seq, chain in enumerate(chains):
         of_sequences[seq].seq_id = seq

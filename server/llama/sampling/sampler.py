@@ -6,9 +6,9 @@ Parameters are checked before they cross into the library, which would abort or 
 import ctypes
 import math
 import secrets
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
+from functools import lru_cache
 
 from server.engine.request import RANDOM_SEED, SAMPLERS, SamplingParams
 from server.errors import InternalError, InvalidRequest
@@ -107,7 +107,8 @@ class SamplerFactory:
     def __init__(self, vocab: LlamaVocab, n_ctx: int) -> None:
         self._vocab = vocab
         self._n_ctx = n_ctx
-        self._dry: OrderedDict[tuple[object, ...], NativeSampler] = OrderedDict()
+        # DRY reads the whole vocabulary once for each breaker (0.1 s and more): that is done once, then copied
+        self._dry = lru_cache(_KEPT_DRY)(self._new_dry)
 
     def build(self, params: SamplingParams, prompt: Sequence[int]) -> NativeSampler:
         """Return a chain that has seen `prompt`. Raises `InvalidRequest` for parameters that cannot be."""
@@ -123,21 +124,16 @@ class SamplerFactory:
         in_graph = not remembers and _fits_a_graph(params, self._vocab.n_tokens)
         sampler = NativeSampler(new_chain(), seed, remembers, lowered, in_graph=in_graph)
         for member in self._members(params, seed, biases):
-            fast.chain_add(sampler.chain, member)
+            fast.sampler_chain_add(sampler.chain, member)
         history = max(n_penalized, n_dry)
         for token in prompt[-history:] if history else ():
-            fast.sampler_accept(sampler.chain, self._known(token))
+            self._vocab.check(token)
+            fast.sampler_accept(sampler.chain, token)
         return sampler
 
     def close(self) -> None:
         """Free the kept prototypes."""
-        while self._dry:
-            self._dry.popitem()[1].close()
-
-    def _known(self, token: int) -> int:
-        if not 0 <= token < self._vocab.n_tokens:
-            raise InternalError(f"token {token} is outside the vocabulary of {self._vocab.n_tokens}")
-        return token
+        self._dry.cache_clear()
 
     def _windows(self, params: SamplingParams) -> tuple[int, int]:
         """Return how many tokens the penalties and DRY look back; 0 = off. -1 in a request is the context."""
@@ -156,16 +152,20 @@ class SamplerFactory:
             array = (C.llama_logit_bias * len(biases))(*biases)
             yield C.llama_sampler_init_logit_bias(self._vocab.n_tokens, len(biases), array)
         if params.mirostat:
-            yield fast.init_temp(params.temperature)
-            yield self._mirostat(params, seed)
+            yield fast.sampler_init_temp(params.temperature)
+            entropy = params.mirostat_tau, params.mirostat_eta
+            if params.mirostat == 1:
+                yield fast.sampler_init_mirostat(self._vocab.n_tokens, seed, *entropy, _MIROSTAT_M)
+            else:
+                yield fast.sampler_init_mirostat_v2(seed, *entropy)
             return
         for name in params.samplers:
             if name != "adaptive_p":
                 yield self._member(name, params, seed)
         if "adaptive_p" in params.samplers:
-            yield fast.init_adaptive_p(params.adaptive_target, params.adaptive_decay, seed)
+            yield fast.sampler_init_adaptive_p(params.adaptive_target, params.adaptive_decay, seed)
         else:
-            yield fast.init_dist(seed)
+            yield fast.sampler_init_dist(seed)
 
     def _biases(self, params: SamplingParams) -> list[tuple[int, float]]:
         biases = list(params.logit_bias)
@@ -174,37 +174,29 @@ class SamplerFactory:
         biases.extend((token, float("-inf")) for token in self._vocab.suppressed)
         return biases
 
-    def _mirostat(self, params: SamplingParams, seed: int) -> int:
-        if params.mirostat == 1:
-            n_vocab = self._vocab.n_tokens
-            chain: int = fast.init_mirostat(n_vocab, seed, params.mirostat_tau, params.mirostat_eta, _MIROSTAT_M)
-            return chain
-        second: int = fast.init_mirostat_v2(seed, params.mirostat_tau, params.mirostat_eta)
-        return second
-
     def _member(self, name: str, p: SamplingParams, seed: int) -> int:
         member: int
         match name:
             case "penalties":
                 window, n_vocab = self._window(p.repeat_last_n), self._vocab.n_tokens
                 penalties = (p.repeat_penalty, p.frequency_penalty, p.presence_penalty)
-                member = fast.init_penalties(n_vocab, window, *penalties)
+                member = fast.sampler_init_penalties(n_vocab, window, *penalties)
             case "dry":
                 member = self._dry_clone(p)
             case "top_n_sigma":
-                member = fast.init_top_n_sigma(p.top_n_sigma)
+                member = fast.sampler_init_top_n_sigma(p.top_n_sigma)
             case "top_k":
-                member = fast.init_top_k(p.top_k)
+                member = fast.sampler_init_top_k(p.top_k)
             case "typ_p":
-                member = fast.init_typical(p.typical_p, p.min_keep)
+                member = fast.sampler_init_typical(p.typical_p, p.min_keep)
             case "top_p":
-                member = fast.init_top_p(p.top_p, p.min_keep)
+                member = fast.sampler_init_top_p(p.top_p, p.min_keep)
             case "min_p":
-                member = fast.init_min_p(p.min_p, p.min_keep)
+                member = fast.sampler_init_min_p(p.min_p, p.min_keep)
             case "xtc":
-                member = fast.init_xtc(p.xtc_probability, p.xtc_threshold, p.min_keep, seed)
+                member = fast.sampler_init_xtc(p.xtc_probability, p.xtc_threshold, p.min_keep, seed)
             case "temperature":
-                member = fast.init_temp_ext(p.temperature, p.dynatemp_range, p.dynatemp_exponent)
+                member = fast.sampler_init_temp_ext(p.temperature, p.dynatemp_range, p.dynatemp_exponent)
             case "infill":
                 member = C.llama_sampler_init_infill(self._vocab.pointer)
             case _:
@@ -212,30 +204,21 @@ class SamplerFactory:
         return member
 
     def _dry_clone(self, p: SamplingParams) -> int:
-        """DRY reads the whole vocabulary once for each breaker (0.1 s and more): do it once, then copy."""
         window = self._window(p.dry_penalty_last_n)
-        key = (p.dry_multiplier, p.dry_base, p.dry_allowed_length, window, p.dry_sequence_breakers)
-        if p.dry_multiplier == 0.0:
-            return self._new_dry(p, window)
-        kept = self._dry.pop(key, None) or NativeSampler(self._new_dry(p, window), 0, True)
-        self._dry[key] = kept
-        if len(self._dry) > _KEPT_DRY:
-            self._dry.popitem(last=False)[1].close()
+        kept = self._dry(p.dry_multiplier, p.dry_base, p.dry_allowed_length, window, p.dry_sequence_breakers)
         clone: int = C.llama_sampler_clone(kept.chain)
         return clone
 
-    def _new_dry(self, p: SamplingParams, window: int) -> int:
-        for text in p.dry_sequence_breakers if self._vocab.unspelled else ():  # the library tokenizes parts of them
+    def _new_dry(
+        self, multiplier: float, base: float, allowed_length: int, window: int, breakers: Sequence[str]
+    ) -> NativeSampler:
+        for text in breakers if self._vocab.unspelled else ():  # the library tokenizes parts of them
             if not text.isascii():
                 raise InvalidRequest("the model's vocabulary cannot spell every text", "dry_sequence_breakers")
             self._vocab.tokenize(text, add_special=False, parse_special=False)
-        breakers = [text.encode("utf-8", "replace") for text in p.dry_sequence_breakers]
-        array = (ctypes.c_char_p * len(breakers))(*breakers)
-        dry: int = C.llama_sampler_init_dry(
-            *(self._vocab.pointer, p.dry_multiplier, p.dry_base, p.dry_allowed_length, window),
-            *(array, len(breakers)),
-        )
-        return dry
+        texts = (ctypes.c_char_p * len(breakers))(*(text.encode("utf-8", "replace") for text in breakers))
+        limits = multiplier, base, allowed_length, window
+        return NativeSampler(C.llama_sampler_init_dry(self._vocab.pointer, *limits, texts, len(breakers)), 0, True)
 
 
 def _takes_the_highest(p: SamplingParams) -> bool:

@@ -70,8 +70,8 @@ class LoadedAdapters:
         invocation = header.metadata.get(_INVOCATION, ())
         adapter = replace(
             wanted,
-            task_name=_text(header, "adapter.lora.task_name"),
-            prompt_prefix=_text(header, "adapter.lora.prompt_prefix"),
+            task_name=header.text("adapter.lora.task_name"),
+            prompt_prefix=header.text("adapter.lora.prompt_prefix"),
             alora_invocation_tokens=tuple(map(int, invocation)) if isinstance(invocation, tuple) else (),
             fingerprint=fingerprint([(path, header)]),
             n_bytes=path.stat().st_size,
@@ -142,10 +142,9 @@ def adapter_problem(spec: ModelSpec) -> str:
 def adapter_header(name: str, files: ModelFiles, path: Path) -> GgufHeader:
     """Return the header of an adapter that fits the model of `files`. Raises `ModelFailed` that names the file."""
     shapes = {tensor.name: _padded(tensor) for _, header in files.parts for tensor in header.tensors}
-    architecture = str(files.header.metadata["general.architecture"])
-    n_vocab = files.header.lengths.get("tokenizer.ggml.tokens", files.header.integer(f"{architecture}.vocab_size"))
+    n_vocab = files.header.lengths.get("tokenizer.ggml.tokens", files.header.of_model("vocab_size"))
     header = read_gguf(name, path)
-    problem = _problem(header, architecture, shapes, n_vocab)
+    problem = _problem(header, files.header.architecture, shapes, n_vocab)
     adapts_lookup = any(tensor.name.startswith(f"{_LOOKED_UP}.") for tensor in header.tensors)
     if not problem and adapts_lookup and _OUTPUT not in shapes and not is_encoder(files.header):
         problem = f"adapts '{_LOOKED_UP}', which this model uses as its output, too: the library can't do that"
@@ -165,23 +164,17 @@ def _read_ahead(path: Path) -> None:
             pass
 
 
-def _text(header: GgufHeader, key: str) -> str:
-    value = header.metadata.get(key, "")
-    return value if isinstance(value, str) else ""
-
-
 def _problem(header: GgufHeader, architecture: str, shapes: Mapping[str, TensorShape], n_vocab: int) -> str:
     """Return why the library cannot take this adapter for this model; "" when it can."""
     for key, wanted in _TYPES.items():
         found = header.types.get(key, wanted)
         if found != wanted:
             return f"{key} is of type {found}, not {wanted}"
-    kind, adapter_type = _text(header, "general.type"), _text(header, "adapter.type")
+    kind, adapter_type = header.text("general.type"), header.text("adapter.type")
     if kind != "adapter" or adapter_type != "lora":
         return f"is no LoRA adapter (general.type is '{kind}', adapter.type '{adapter_type}')"
-    made_for = _text(header, "general.architecture")
-    if made_for != architecture:
-        return f"is an adapter for the architecture '{made_for}', the model's is '{architecture}'"
+    if header.architecture != architecture:
+        return f"is an adapter for the architecture '{header.architecture}', the model's is '{architecture}'"
     if not math.isfinite(float(str(header.metadata.get(_ALPHA, 0.0)))):
         return f"{_ALPHA} is not a finite number"
     return _invocation_problem(header, n_vocab) or _tensor_problem(header, shapes)

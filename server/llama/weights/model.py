@@ -14,17 +14,15 @@ from server.llama.context.cost import ContextCost, measure
 from server.llama.context.draft_runner import LlamaDraftRunner, LlamaMtpHeads
 from server.llama.context.embedding_runner import LlamaEmbeddingRunner, embedder_info
 from server.llama.context.params import (
-    can_cut,
     context_params,
     embedding_params,
     generator_params,
     heads_params,
     runner_info,
     stateful,
-    windowed,
 )
 from server.llama.context.runner import LlamaRunner
-from server.llama.devices import offloads, used_devices
+from server.llama.devices import used_devices
 from server.llama.files.description import built_in_template, describe
 from server.llama.files.model_file import fingerprint
 from server.llama.fit import Taken, adapters, with_shared
@@ -67,11 +65,10 @@ class DraftWeights:
         params = context_params(name, replace(native, n_ctx=n_ctx))
         context = new_context(model, params, name, f"no context of n_ctx {params.n_ctx}")
         self.taken.count(context)
-        return LlamaDraftRunner(
-            *(context, runner_info(context, model, params), self._n_vocab, self._n_vocab_target),
-            deferred=offloads(native),
-            pools=thread_pools(native, params),
-        )
+        info = runner_info(context, model, params, native)
+        runner = LlamaDraftRunner(context, info, self._n_vocab, self._n_vocab_target)
+        runner.pools = thread_pools(native, params)
+        return runner
 
     def close(self) -> None:
         """Free the weights. Idempotent."""
@@ -185,9 +182,20 @@ class LlamaWeights:
 
     def runner(self) -> LlamaRunner:
         """Return a new context; blocking. Raises `ModelFailed` when the settings or the memory do not allow it."""
-        native = self._open()
+        native, spec = self._open(), self._spec
         with native.making:
-            runner = self._new_runner(native.loaded)
+            model = native.loaded
+            params = generator_params(model, spec)
+            samples = spec.engine.backend_sampling
+            with largest_chains(model, params) if samples else nullcontext():
+                context = new_context(model, params, spec.id, f"no context of n_ctx {params.n_ctx}")
+                if samples:
+                    take_off(context, params.n_seq_max)
+            try:
+                runner = self._wrap(context, model, params)
+            except BaseException:
+                C.llama_free(context)
+                raise
             self._remember(native, runner)
         return runner
 
@@ -196,20 +204,6 @@ class LlamaWeights:
         with self._lock:
             self._runners.add(runner)
 
-    def _new_runner(self, model: int) -> LlamaRunner:
-        name = self._spec.id
-        params = generator_params(model, self._spec)
-        samples = self._spec.engine.backend_sampling
-        with largest_chains(model, params) if samples else nullcontext():
-            context = new_context(model, params, name, f"no context of n_ctx {params.n_ctx}")
-            if samples:
-                take_off(context, params.n_seq_max)
-        try:
-            return self._wrap(context, model, params)
-        except BaseException:
-            C.llama_free(context)
-            raise
-
     def footprint(self) -> Footprint:
         """Return the footprint of the weights, the contexts created so far, the draft model and the projector."""
         own = with_shared(self._taken.footprint())
@@ -217,40 +211,32 @@ class LlamaWeights:
         return added([own, adapters(self._spec.native, own), drafts, self._media_memory])
 
     def _wrap(self, context: int, model: int, params: ctypes.Structure) -> LlamaRunner:
+        spec, native = self._spec, self._spec.native
         if not C.llama_get_memory(context):
-            raise ModelFailed(self._spec.id, "the model keeps no memory of its context, so it cannot generate text")
+            raise ModelFailed(spec.id, "the model keeps no memory of its context, so it cannot generate text")
         self._count(context)
-        info, cost = runner_info(context, model, params), ContextCost()
-        if self._spec.native.warmup:
+        info, cost = runner_info(context, model, params, native), ContextCost()
+        if native.warmup:
             # libgomp keeps a team of compute threads for each thread that ever decoded, and stops spinning when
             # teams outnumber the cores: a step of 13.8 ms becomes one of 17.4. So this team ends with its thread.
             with ThreadPoolExecutor(1, "warm-up") as once:
-                once.submit(_warm_up, self._spec.id, context, self.vocab).result()
+                once.submit(_warm_up, spec.id, context, self.vocab).result()
                 if not info.unified:
                     cost = once.submit(
                         measure, context, info.n_seq, self.vocab.n_tokens, max(self.vocab.bos, 0)
                     ).result()
-        n_more = int(params.n_outputs_max) - info.n_seq
-        n_ctx_seq = min(info.n_ctx_seq, self._spec.native.n_ctx_slot or info.n_ctx_seq)
         if self.media is not None:
-            self.media.serves(n_ctx_seq)
+            self.media.serves(info.n_ctx_seq)
         info = replace(
             info,
-            n_ctx_seq=n_ctx_seq,
-            n_cells=info.n_cells if info.unified else n_ctx_seq * info.n_seq,
-            n_batch=self._largest_batch(context, model),
-            can_shift=bool(C.llama_memory_can_shift(C.llama_get_memory(context))),
-            can_cut=can_cut(model, self._spec.native),
-            n_draft_max=min(self._spec.engine.n_draft_max, n_more),
-            n_more_outputs=n_more,
+            n_draft_max=min(spec.engine.n_draft_max, info.n_more_outputs),
             turn_ends=self.vocab.turn_ends(),
             evaluation_s=cost.evaluation_s,
-            deferred=offloads(self._spec.native),
             copy_s=cost.copy_s,
         )
         draft = self._draft.runner(C.llama_n_ctx(context)) if self._draft is not None and info.n_draft_max else None
-        heads = self._heads(context, model, info) if self._spec.native.mtp and info.n_draft_max else None
-        return LlamaRunner(
+        heads = self._heads(context, model, info) if native.mtp and info.n_draft_max else None
+        runner = LlamaRunner(
             *(context, self.vocab, info),
             draft=draft,
             heads=heads,
@@ -258,38 +244,28 @@ class LlamaWeights:
             n_swa=C.llama_model_n_swa(model),
             stateful=stateful(model),
             threads=ComputeThreads(params.n_threads, params.n_threads_batch),
-            pools=thread_pools(self._spec.native, params),
             on_close=self._forget,
             adapters=self._adapters,
             # padding is truncated again, and MTP heads would read it
             evaluation_tokens=cost.evaluation_tokens if info.can_cut and heads is None else 0.0,
         )
+        runner.pools = thread_pools(native, params)
+        return runner
 
     def _heads(self, target: int, model: int, info: RunnerInfo) -> LlamaMtpHeads:
         """Return the model's MTP heads for the context `target`. Raises `ModelFailed`."""
         params = heads_params(model, self._spec, target)
         context = new_context(model, params, self._spec.id, "no context of its MTP heads")
         self._taken.count(context)
-        return LlamaMtpHeads(
-            *(target, context, replace(info, n_batch=C.llama_n_batch(context)), self.vocab.n_tokens),
-            C.llama_model_n_embd_out(model),
-            deferred=offloads(self._spec.native),
-            pools=thread_pools(self._spec.native, params),
-        )
+        info = replace(info, n_batch=C.llama_n_batch(context))
+        heads = LlamaMtpHeads(target, context, info, self.vocab.n_tokens, C.llama_model_n_embd_out(model))
+        heads.pools = thread_pools(self._spec.native, params)
+        return heads
 
     def _count(self, context: int) -> None:
         self._taken.count(context)
         if self._control is not None:
             self._control.apply(context, self._spec.id)
-
-    def _largest_batch(self, context: int, model: int) -> int:
-        """Return the tokens of one decode. With a sliding window's small cache these are one micro-batch at most.
-
-        The library places a batch's micro-batches one after the other to see whether they fit. It does not bring back
-        the older tokens that it drops for the later ones (llama-kv-cache.cpp, prepare and apply_ubatch).
-        """
-        n_batch, n_ubatch, n_seq = C.llama_n_batch(context), C.llama_n_ubatch(context), C.llama_n_seq_max(context)
-        return int(max(min(n_batch, n_ubatch), n_seq) if windowed(model, self._spec.native) else n_batch)
 
     def embedding_runner(self) -> LlamaEmbeddingRunner:
         """Return a context that embeds, like `runner`."""

@@ -42,7 +42,7 @@ def overrides(native: LoadParams, header: GgufHeader) -> list[TensorOverride]:
     """Return all overrides in the order in which they count. Missing layers are left out, because the library
     compiles every pattern for every tensor.
     """
-    n_layer = header.integer(f"{header.metadata.get('general.architecture')}.block_count")
+    n_layer = header.of_model("block_count")
     found = [*native.tensor_overrides, *([TensorOverride(EXPERTS, "CPU")] if native.cpu_moe else [])]
     for n, pattern in ((native.n_cpu_moe, EXPERTS), (native.n_cpu_ffn, DENSE)):
         found += [TensorOverride(rf"blk\.{layer}{pattern}", "CPU") for layer in range(min(n, n_layer))]
@@ -82,7 +82,7 @@ def check_computable(model: str, native: LoadParams, files: ModelFiles) -> None:
     """Raise `ModelFailed` for a tensor of a layer on the CPU with which the CPU cannot multiply or add: it ends the
     process unless norms and biases have 32 bits a number (ggml-cpu/binary-ops.cpp).
     """
-    n_layer = files.header.integer(f"{files.header.metadata.get('general.architecture')}.block_count")
+    n_layer = files.header.of_model("block_count")
     n_offloaded = (native.n_gpu_layers if native.n_gpu_layers >= 0 else n_layer + 1) if offloads(native) else 0
     for path, header in files.parts:
         for tensor in header.tensors:
