@@ -6,6 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import cycle, islice
 
 from server.engine.lora import default_set
 from server.engine.runner_api import RunnerInfo
@@ -220,7 +221,7 @@ class LlamaWeights:
             # libgomp keeps a team of compute threads for each thread that ever decoded, and stops spinning when
             # teams outnumber the cores: a step of 13.8 ms becomes one of 17.4. So this team ends with its thread.
             with ThreadPoolExecutor(1, "warm-up") as once:
-                once.submit(_warm_up, spec.id, context, self.vocab).result()
+                once.submit(_warm_up, spec.id, context, self.vocab, on_device=info.deferred).result()
                 if not info.unified:
                     cost = once.submit(
                         measure, context, info.n_seq, self.vocab.n_tokens, max(self.vocab.bos, 0)
@@ -316,19 +317,21 @@ class LlamaWeights:
             self._release(native)
 
 
-def _warm_up(name: str, context: int, vocab: LlamaVocab) -> None:
+def _warm_up(name: str, context: int, vocab: LlamaVocab, *, on_device: bool) -> None:
     """Decode an empty batch, as llama-server does: it pages in the weights and builds the graph
-    (common_init_from_params).
+    (common_init_from_params). Then decode a micro-batch `on_device`, whose kernels for it are other ones.
     """
     tokens = [token for token in (vocab.bos, vocab.eos) if token != -1] or [0]
-    tokens = tokens[: C.llama_n_batch(context)]
-    array = (ctypes.c_int32 * len(tokens))(*tokens)
-    with collect_errors() as errors:
-        status = C.llama_decode(context, C.llama_batch_get_one(array, len(tokens)))
-        C.llama_synchronize(context)
-    if status != 0:
-        raise ModelFailed(name, f"the first decode failed ({status}): {reason(errors, 'the library gave no reason')}")
-    C.llama_memory_clear(C.llama_get_memory(context), True)
+    whole = min(C.llama_n_ubatch(context), C.llama_n_ctx_seq(context))
+    for n in (min(len(tokens), whole), whole)[: 1 + on_device]:
+        array = (ctypes.c_int32 * n)(*islice(cycle(tokens), n))
+        with collect_errors() as errors:
+            status = C.llama_decode(context, C.llama_batch_get_one(array, n))
+            C.llama_synchronize(context)
+        if status != 0:
+            why = reason(errors, "the library gave no reason")
+            raise ModelFailed(name, f"the first decode failed ({status}): {why}")
+        C.llama_memory_clear(C.llama_get_memory(context), True)
 
 
 def _piece(vocab: LlamaVocab, token: int) -> str:

@@ -27,7 +27,7 @@ from server.llama.weights.params import check_computable
 from server.pool.memory import HOST
 from server.pool.protocols import Weights
 from server.pool.spec import LoadParams, MetadataOverride, ModelSpec, ScaledFile
-from tests.model.native_fixtures import failure, load, open_runner
+from tests.model.native_fixtures import Entry, failure, load, open_runner
 from tests.support.ggufs import BERT, CHATML, SLIDING_WINDOW, TinyModel, damaged, gguf_file, lora_file, truncated
 from tests.support.ggufs.model import Arch
 from tests.support.ggufs.writing import finish
@@ -60,6 +60,23 @@ def test_kinds_of_models_that_nobody_serves(arch: Arch, said: str, gguf_folder: 
 def test_progress_can_stop_the_load(tiny_path: Path) -> None:
     with pytest.raises(ModelFailed, match="stopped"):
         LlamaLoader().load(ModelSpec("tiny", tiny_path), lambda _fraction: False)
+
+
+@pytest.mark.parametrize(("on_device", "sizes"), [(False, [2]), (True, [2, 64])])
+def test_a_device_is_warmed_up_with_a_whole_micro_batch_too(
+    tiny_path: Path, monkeypatch: pytest.MonkeyPatch, on_device: bool, sizes: list[int]
+) -> None:
+    decode, seen = C.llama_decode, list[int]()
+
+    def counted(context: int, batch: ctypes.Structure) -> int:
+        seen.append(batch.n_tokens)
+        return int(decode(context, batch))
+
+    monkeypatch.setattr(C, "llama_decode", counted)
+    monkeypatch.setattr("server.llama.context.params.offloads", lambda _: on_device)
+    with open_runner(tiny_path, n_ubatch=64, warmup=True, kv_unified=True) as runner:
+        assert runner.decode([Entry(0, 0, [5])])
+    assert seen == [*sizes, 1]
 
 
 def test_a_load_that_fails_leaves_no_adapter_in_shared_weights(
