@@ -234,11 +234,11 @@ def _whole(header: GgufHeader, pooling: Pooling) -> bool:
 
 
 def _check_ranks(name: str, header: GgufHeader, vocab: int) -> None:
-    if header.integer("split.count") <= 1 and not any(t.name.startswith(_HEAD) for t in header.tensors):
+    if not _has_tensor(header, _HEAD):
         raise ModelFailed(name, "pooling 'rank' needs a classification head, and the file has none; use a reranker")
     if C.llama_vocab_get_add_eos(vocab) and C.llama_vocab_eos(vocab) == C.llama_vocab_sep(vocab) == -1:
         raise ModelFailed(name, "the vocabulary has neither an EOS nor a SEP token, so it cannot rerank")
 
 
-def _has_tensor(header: GgufHeader, name: str) -> bool:
-    return header.integer("split.count") > 1 or any(tensor.name == name for tensor in header.tensors)
+def _has_tensor(header: GgufHeader, prefix: str) -> bool:
+    return header.integer("split.count") > 1 or any(tensor.name.startswith(prefix) for tensor in header.tensors)

@@ -147,16 +147,13 @@ class NativeSequences(NativeContext, ABC):
     def seq_size(self, seq: int, *, partial: bool = False) -> int:
         """Bytes that `seq_save`, or `seq_checkpoint` where `partial`, would give. Raises `InternalError` as they do."""
         self._check(seq)
-        return self._size(seq, _PARTIAL if partial else _WHOLE)
-
-    def _size(self, seq: int, flags: int) -> int:
-        size: int = C.llama_state_seq_get_size_ext(self._open(), seq, flags)
+        size: int = C.llama_state_seq_get_size_ext(self._open(), seq, _PARTIAL if partial else _WHOLE)
         if not size:  # the library has caught an exception of its own; even an empty sequence has a head
             raise InternalError(f"the library does not know the size of the state of sequence {seq}")
         return size
 
     def _state(self, seq: int, flags: int) -> bytes:
-        size = self._size(seq, flags)
+        size = self.seq_size(seq, partial=flags == _PARTIAL)
         try:
             state, view = new_bytes(size)  # the pages of a copy would take as long as the library's own work
         except MemoryError:

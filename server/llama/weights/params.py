@@ -99,7 +99,8 @@ logger = logging.getLogger("llamapool.llama")
 
 SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}  # enum llama_split_mode
 LAZY_MODES = {"off": 0, "auto": 1, "on": 2}  # enum llama_lazy_mode
-_LOAD_AUTO, _LOAD_PLAIN, _LOAD_MLOCK, _LOAD_MMAP_MLOCK = -1, 0, 2, 3  # enum llama_load_mode
+_LOAD_MODES = {(False, False): 0, (False, True): -1, (True, False): 2, (True, True): 3}
+"""Members of enum llama_load_mode for ``mlock`` and ``mmap``."""
 
 
 def model_params(model: str, native: LoadParams, files: ModelFiles) -> ctypes.Structure:
@@ -115,7 +116,7 @@ def model_params(model: str, native: LoadParams, files: ModelFiles) -> ctypes.St
         params.kv_overrides = metadata_array(native.metadata_overrides)
     params.split_mode = SPLIT_MODES[native.split_mode]
     params.main_gpu = native.main_gpu
-    params.load_mode = _load_mode(native)
+    params.load_mode = _LOAD_MODES[native.mlock, native.mmap]
     params.check_tensors = native.check_tensors
     params.use_extra_bufts = native.repack
     params.lazy_mode = LAZY_MODES[native.lazy_mode]
@@ -141,9 +142,3 @@ def _place(params: ctypes.Structure, model: str, native: LoadParams, files: Mode
         raise ModelFailed(model, f"override_tensor: {error}") from None
     if overrides is not None:
         params.tensor_buft_overrides = ctypes.cast(overrides, ctypes.c_void_p)
-
-
-def _load_mode(native: LoadParams) -> int:
-    if native.mlock:
-        return _LOAD_MMAP_MLOCK if native.mmap else _LOAD_MLOCK
-    return _LOAD_AUTO if native.mmap else _LOAD_PLAIN
