@@ -159,9 +159,32 @@ class SamplerFactory:
             else:
                 yield fast.sampler_init_mirostat_v2(seed, *entropy)
             return
+        keep = params.min_keep
         for name in params.samplers:
-            if name != "adaptive_p":
-                yield self._member(name, params, seed)
+            match name:
+                case "penalties":
+                    window, n_vocab = self._window(params.repeat_last_n), self._vocab.n_tokens
+                    penalties = params.repeat_penalty, params.frequency_penalty, params.presence_penalty
+                    yield fast.sampler_init_penalties(n_vocab, window, *penalties)
+                case "dry":
+                    yield self._dry_clone(params)
+                case "top_n_sigma":
+                    yield fast.sampler_init_top_n_sigma(params.top_n_sigma)
+                case "top_k":
+                    yield fast.sampler_init_top_k(params.top_k)
+                case "typ_p":
+                    yield fast.sampler_init_typical(params.typical_p, keep)
+                case "top_p":
+                    yield fast.sampler_init_top_p(params.top_p, keep)
+                case "min_p":
+                    yield fast.sampler_init_min_p(params.min_p, keep)
+                case "xtc":
+                    yield fast.sampler_init_xtc(params.xtc_probability, params.xtc_threshold, keep, seed)
+                case "temperature":
+                    dynamic = params.dynatemp_range, params.dynatemp_exponent
+                    yield fast.sampler_init_temp_ext(params.temperature, *dynamic)
+                case "infill":
+                    yield C.llama_sampler_init_infill(self._vocab.pointer)
         if "adaptive_p" in params.samplers:
             yield fast.sampler_init_adaptive_p(params.adaptive_target, params.adaptive_decay, seed)
         else:
@@ -173,35 +196,6 @@ class SamplerFactory:
             biases.extend((token, float("-inf")) for token in sorted(self._vocab.eog))
         biases.extend((token, float("-inf")) for token in self._vocab.suppressed)
         return biases
-
-    def _member(self, name: str, p: SamplingParams, seed: int) -> int:
-        member: int
-        match name:
-            case "penalties":
-                window, n_vocab = self._window(p.repeat_last_n), self._vocab.n_tokens
-                penalties = (p.repeat_penalty, p.frequency_penalty, p.presence_penalty)
-                member = fast.sampler_init_penalties(n_vocab, window, *penalties)
-            case "dry":
-                member = self._dry_clone(p)
-            case "top_n_sigma":
-                member = fast.sampler_init_top_n_sigma(p.top_n_sigma)
-            case "top_k":
-                member = fast.sampler_init_top_k(p.top_k)
-            case "typ_p":
-                member = fast.sampler_init_typical(p.typical_p, p.min_keep)
-            case "top_p":
-                member = fast.sampler_init_top_p(p.top_p, p.min_keep)
-            case "min_p":
-                member = fast.sampler_init_min_p(p.min_p, p.min_keep)
-            case "xtc":
-                member = fast.sampler_init_xtc(p.xtc_probability, p.xtc_threshold, p.min_keep, seed)
-            case "temperature":
-                member = fast.sampler_init_temp_ext(p.temperature, p.dynatemp_range, p.dynatemp_exponent)
-            case "infill":
-                member = C.llama_sampler_init_infill(self._vocab.pointer)
-            case _:
-                raise InternalError(f"unknown sampler '{name}'")
-        return member
 
     def _dry_clone(self, p: SamplingParams) -> int:
         window = self._window(p.dry_penalty_last_n)
