@@ -72,11 +72,12 @@ class Lazy:
             raise _refused("Error: no triggers set for lazy grammar!")
         if constraint is None:
             return None
-        from server.structured.grammar.triggered import LazyGrammar, Patterns, Rules, TriggeredConstraint
+        from server.structured.grammar.triggered import LazyGrammar, Rules, TriggeredConstraint, compiled_patterns
 
         texts = [_text(trigger, vocab) for trigger in shown if trigger["type"] in (TOKEN, WORD)]
+        patterns = tuple(_searched(each) for each in shown if each["type"] in (PATTERN, PATTERN_FULL))
         try:
-            patterns = Patterns.compiled([_searched(each) for each in shown if each["type"] in (PATTERN, PATTERN_FULL)])
+            compiled_patterns(patterns)
         except ValueError as error:
             raise _refused(str(error)) from None
         markers = grammar.tokens.markers([text for _, text in texts])

@@ -30,29 +30,6 @@ from server.vocab import Vocab
 T = TypeVar("T")
 
 
-class _Entry(Generic[T]):
-    def __init__(self) -> None:
-        self.lock = Lock()
-        self.made: list[T] = []
-        self.refused: InvalidRequest | None = None
-
-    def get(self, make: Callable[[], T]) -> T:
-        if not self.lock.acquire(blocking=current() is not None):
-            raise CompileLater
-        try:
-            if self.refused is not None:
-                raise InvalidRequest(self.refused.message, self.refused.param)
-            if not self.made:
-                try:
-                    self.made.append(make())
-                except InvalidRequest as error:
-                    self.refused = error
-                    raise
-            return self.made[0]
-        finally:
-            self.lock.release()
-
-
 class NewestValues(Generic[T]):
     """Keeps the `size` values that were used last, and refusals like values. Safe in any thread.
 
@@ -60,19 +37,31 @@ class NewestValues(Generic[T]):
     """
 
     def __init__(self, size: int) -> None:
-        self._size = size
-        self._lock = Lock()
-        self._entries: OrderedDict[bytes, _Entry[T]] = OrderedDict()
+        self._size, self._lock = size, Lock()
+        self._entries: OrderedDict[bytes, tuple[Lock, list[T | InvalidRequest]]] = OrderedDict()
 
     def get(self, key: str, make: Callable[[], T]) -> T:
-        """Return the value of `key`, made by `make` where it is missing."""
+        """Return the value of `key`, made by `make` where it is missing. Raises `CompileLater` where another thread
+        makes it and this one must not wait.
+        """
         digest = hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
         with self._lock:
-            entry = self._entries.setdefault(digest, _Entry())
+            lock, made = self._entries.setdefault(digest, (Lock(), []))
             self._entries.move_to_end(digest)
             while len(self._entries) > self._size:
                 self._entries.popitem(last=False)
-        return entry.get(make)
+        if not lock.acquire(blocking=current() is not None):
+            raise CompileLater
+        try:
+            if not made:
+                made.append(make())
+        except InvalidRequest as error:
+            made.append(error)
+        finally:
+            lock.release()
+        if isinstance(made[0], InvalidRequest):
+            raise InvalidRequest(made[0].message, made[0].param)
+        return made[0]
 
 
 _CACHED = 32  # compiled grammars kept; agents send the same tools with every request

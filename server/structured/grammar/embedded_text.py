@@ -66,7 +66,7 @@ class EmbeddedTexts(MatcherConstraint):
             return self._outer.mask()
         bits = self._text.mask()
         escapes = self._tokens.single.values() if self._text.pending else self._tokens.escapes
-        for token in escapes if self._text.is_escaped else ():
+        for token in escapes if self._text.text.escaped else ():
             if self.allows(token):
                 bits[token // 8] |= np.uint8(1 << token % 8)
         if not bits.any():
@@ -141,20 +141,16 @@ class _Text:
     ``after``: the call after the text. ``pending``: the last byte was the backslash of an escape.
     """
 
-    __slots__ = ("_exits", "_outer", "_tail", "_text", "_tokens", "after", "inner", "pending")
+    __slots__ = ("_exits", "_outer", "_tail", "_tokens", "after", "inner", "pending", "text")
 
     def __init__(
         self, text: EmbeddedText, inner: MatcherConstraint | None, outer: MatcherConstraint, tokens: TextTokens
     ) -> None:
-        self._text, self.inner, self._outer, self._tokens = text, inner, outer, tokens
+        self.text, self.inner, self._outer, self._tokens = text, inner, outer, tokens
         self._exits: list[tuple[MatcherConstraint, int]] = []
         self._tail = b""
         self.after: MatcherConstraint | None = None
         self.pending = False
-
-    @property
-    def is_escaped(self) -> bool:
-        return self._text.escaped
 
     def fork(self) -> "_Text":
         made = copy(self)
@@ -178,12 +174,12 @@ class _Text:
         self._tail = self._kept(self._tail + piece)
 
     def mask(self) -> "np.ndarray[tuple[int], np.dtype[np.uint8]]":
-        whole = self._tokens.plain if self.is_escaped else self._tokens.text
+        whole = self._tokens.plain if self.text.escaped else self._tokens.text
         n_bytes = len(whole)
         bits = np.zeros(n_bytes, np.uint8)
         if self.inner is not None and not self.pending:
             bits = np.frombuffer(self.inner.mask(), np.uint8)[:n_bytes] & whole
-            for token in {token for text in self._text.never for token in self._tokens.containing(text[-1])}:
+            for token in {token for text in self.text.never for token in self._tokens.containing(text[-1])}:
                 if self._contains(self._tokens.pieces[token]):
                     bits[token // 8] &= np.uint8(~(1 << token % 8) & 255)
             if self.inner.complete:
@@ -193,8 +189,8 @@ class _Text:
         return bits
 
     def take(self, byte: int) -> bool:
-        text, feed, end = bytes([byte]), self._tokens.feed, self._text.end
-        if self.is_escaped and self.inner is not None:
+        text, feed, end = bytes([byte]), self._tokens.feed, self.text.end
+        if self.text.escaped and self.inner is not None:
             if self.pending:
                 self.pending = False
                 return byte in _SHORT_ESCAPES and feed(self.inner, bytes([_SHORT_ESCAPES[byte]]))
@@ -209,7 +205,7 @@ class _Text:
         self._exits = [(exit_, n + 1) for exit_, n in begun if feed(exit_, text)]
         is_end = self._contains(text)
         for exit_, n in self._exits:
-            if n == len(end) and end in self._text.never:
+            if n == len(end) and end in self.text.never:
                 self.after = exit_
                 return True
         if is_end:
@@ -221,21 +217,21 @@ class _Text:
 
     def _ended(self) -> list[MatcherConstraint]:
         """Return the calls that a control token may continue."""
-        found = [exit_ for exit_, n in self._exits if n == len(self._text.end)]
-        if not self._text.end and self.inner is not None and self.inner.complete:
+        found = [exit_ for exit_, n in self._exits if n == len(self.text.end)]
+        if not self.text.end and self.inner is not None and self.inner.complete:
             found.append(self._outer)
         return found
 
     def _is_inside(self, piece: bytes) -> bool:
         """Return whether `piece` belongs to the text as it is and contains no start of the end marker."""
-        if self._contains(piece) or (self.is_escaped and not is_plain(piece)):
+        if self._contains(piece) or (self.text.escaped and not is_plain(piece)):
             return False
-        return not self._text.end or self._text.end[0] not in piece
+        return not self.text.end or self.text.end[0] not in piece
 
     def _contains(self, piece: bytes) -> bool:
         """Return whether `piece` would complete a forbidden text."""
-        return any(text in self._tail[-len(text) + 1 :] * (len(text) > 1) + piece for text in self._text.never)
+        return any(text in self._tail[-len(text) + 1 :] * (len(text) > 1) + piece for text in self.text.never)
 
     def _kept(self, text: bytes) -> bytes:
-        longest = max(map(len, self._text.never), default=0)
+        longest = max(map(len, self.text.never), default=0)
         return text[-longest + 1 :] if longest > 1 else b""

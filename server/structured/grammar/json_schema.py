@@ -19,7 +19,7 @@ import llguidance
 from server.errors import InvalidRequest
 from server.structured.grammar.limits import MAX_SCHEMA_DEPTH, MAX_SCHEMA_NODES
 from server.structured.grammar.schema.document import Document, unenforceable
-from server.structured.grammar.schema.keywords import subschemas, with_subschemas
+from server.structured.grammar.schema.keywords import definitions_of, subschemas, with_subschemas
 from server.structured.grammar.schema.language import readable
 from server.structured.grammar.schema.rewriting import Rewriter, overlapping
 from server.structured.grammar.unique_items import UniquePlaces
@@ -105,9 +105,7 @@ def _text(rewritten: dict[str, Any]) -> str:
 
 def _closed_document(document: dict[str, Any]) -> dict[str, Any]:
     """Close every object except those that are combined with others, because none lists the others' properties."""
-    parts = {f"#/$defs/{name}": each for name, each in document.get("$defs", {}).items()}
-    parts["#"] = {key: value for key, value in document.items() if key != "$defs"}
-    joined: set[str] = set()
+    parts, joined = definitions_of(document), set[str]()
     waiting = [name for part in parts.values() for name in _joined_references(part, joined=False)]
     while waiting:
         name = waiting.pop()
@@ -174,9 +172,8 @@ def _check_references(schema: dict[str, Any], what: str) -> None:
 
     A value that must match it has no end: llguidance compiles such a schema, and a reply could not be completed.
     """
-    parts = {f"#/$defs/{name}": definition for name, definition in schema.get("$defs", {}).items()} | {"#": schema}
     try:
-        TopologicalSorter({name: _joined_in_place(part) for name, part in parts.items()}).prepare()
+        TopologicalSorter({name: _joined_in_place(part) for name, part in definitions_of(schema).items()}).prepare()
     except CycleError:
         raise InvalidRequest(f"{what}: a '$ref' leads back to itself with nothing in between", what) from None
 

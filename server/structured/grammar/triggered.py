@@ -4,9 +4,9 @@ A lazy grammar applies to the end and includes its trigger (llama.cpp src/llama-
 Unlike llama.cpp, tokens that the grammar rejects after a trigger are not sampled, instead of failing the request.
 """
 
-from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import re2
@@ -24,53 +24,28 @@ ReasoningTags: TypeAlias = tuple[bytes, tuple[bytes, ...]]
 """The texts that open and close the reasoning."""
 
 
-@dataclass(frozen=True, slots=True)
-class Patterns:
-    """Patterns that trigger, looked for in a text's bytes (llama_grammar_trigger_pattern::find).
+@lru_cache(maxsize=64)
+def compiled_patterns(patterns: tuple[str, ...]) -> tuple[Any, ...]:
+    """Compile patterns that are looked for in a text's bytes. Raises ValueError for an invalid or too large one.
 
-    There they are std::regex, whose time has no bound; RE2's is linear in the text, so that it has no look-around and
-    no back references.
+    In llama.cpp they are std::regex, whose time has no bound; RE2's is linear in the text, so that it has no
+    look-around and no back references.
     """
-
-    regexes: tuple[Any, ...] = ()
-
-    @classmethod
-    def compiled(cls, patterns: Sequence[str]) -> "Patterns":
-        """Compile the patterns. Raises ValueError for an invalid or too large pattern."""
-        options = re2.Options()
-        options.encoding = re2.Options.Encoding.LATIN1  # bytes, as there: text may end inside of a character
-        options.log_errors = False
-        made, size = [], 0
-        for pattern in patterns:
-            try:
-                made.append(re2.compile(pattern.encode(), options))
-            except re2.error as error:
-                (reason,) = error.args
-                said = reason.decode(errors="replace") if isinstance(reason, bytes) else str(reason)
-                raise ValueError(f"pattern {pattern!r}: {said} (the syntax is RE2's)") from None
-            size += made[-1].programsize
-        if size > _MAX_SIZE:
-            raise ValueError(f"the patterns are too large: {size} RE2 instructions, at most {_MAX_SIZE} are allowed")
-        return cls(tuple(made))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the patterns' texts, to send them to a model's worker process."""
-        return Patterns.compiled, ([pattern.pattern.decode() for pattern in self.regexes],)
-
-    def __bool__(self) -> bool:
-        return bool(self.regexes)
-
-    def begun(self, text: bytes) -> int:
-        """Return where the grammar starts: a match's first non-empty group, else the match. -1: no match."""
-        for pattern in self.regexes:
-            if (match := pattern.search(text)) is not None:
-                caught = (
-                    match.start(group)
-                    for group in range(1, pattern.groups + 1)
-                    if match.end(group) > match.start(group)
-                )
-                return int(next(caught, match.start()))
-        return -1
+    options = re2.Options()
+    options.encoding = re2.Options.Encoding.LATIN1  # bytes, as there: text may end inside of a character
+    options.log_errors = False
+    made, size = [], 0
+    for pattern in patterns:
+        try:
+            made.append(re2.compile(pattern.encode(), options))
+        except re2.error as error:
+            (reason,) = error.args
+            said = reason.decode(errors="replace") if isinstance(reason, bytes) else str(reason)
+            raise ValueError(f"pattern {pattern!r}: {said} (the syntax is RE2's)") from None
+        size += made[-1].programsize
+    if size > _MAX_SIZE:
+        raise ValueError(f"the patterns are too large: {size} RE2 instructions, at most {_MAX_SIZE} are allowed")
+    return tuple(made)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +55,22 @@ class LazyGrammar:
     constraint: MatcherConstraint
     texts: tuple[bytes, ...]
     tokens: frozenset[int]
-    patterns: Patterns = field(default_factory=Patterns)
+    patterns: tuple[str, ...]
 
     def begun(self, text: bytes) -> bytes | None:
         """Return `text` from the first trigger on; None before a trigger."""
-        found = [at for at in (*(text.find(trigger) for trigger in self.texts), self.patterns.begun(text)) if at >= 0]
+        found = [at for at in (*(text.find(trigger) for trigger in self.texts), self._matched(text)) if at >= 0]
         return text[min(found) :] if found else None
+
+    def _matched(self, text: bytes) -> int:
+        """Return where a pattern's first non-empty group starts, else its match (llama_grammar_trigger_pattern::find).
+        -1: no match.
+        """
+        for pattern in compiled_patterns(self.patterns):
+            if match := pattern.search(text):
+                spans = (match.span(group) for group in range(1, pattern.groups + 1))
+                return int(next((start for start, end in spans if end > start), match.start()))
+        return -1
 
     @property
     def n_seen(self) -> int:
@@ -95,7 +80,7 @@ class LazyGrammar:
     def end_of_pattern(self, tail: bytes, piece: bytes) -> int | None:
         """Return the byte of `piece` that a pattern ends with after `tail`; None for none."""
         ends = range(1, len(piece) + 1) if self.patterns else ()
-        return next((piece[end - 1] for end in ends if self.patterns.begun(tail + piece[:end]) >= 0), None)
+        return next((piece[end - 1] for end in ends if self._matched(tail + piece[:end]) >= 0), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from server.errors import InvalidRequest
 from server.structured.grammar.matcher import MatcherConstraint
+from server.structured.grammar.schema.keywords import applied, definitions_of
 from server.structured.grammar.text_tokens import TextTokens
 
 MARK = "x-unique"
@@ -27,7 +28,6 @@ _IN_PLACE = ("allOf", "anyOf", "oneOf")
 _LITERALS = (b"false", b"null", b"true")
 _ZEROS = (b"0", b"-0")  # no digit may follow in an integer
 _QUOTE, _ESCAPE = ord('"'), ord("\\")
-_LONGEST_INT = 300  # digits
 
 
 class UniquePlaces:
@@ -38,35 +38,27 @@ class UniquePlaces:
     def __init__(self, document: Mapping[str, Any], first: str) -> None:
         self.document = document
         self.first = first
-        self._definitions = {f"#/$defs/{name}": schema for name, schema in document.get("$defs", {}).items()}
-        self._definitions["#"] = document
+        self._definitions = definitions_of(document)
         self._places: dict[tuple[int, ...], Place] = {}
 
     @property
     def root(self) -> "Place":
         """Return the place of the whole document."""
-        return self.place([self.document])
+        return self.place([self._definitions["#"]])
 
     def place(self, schemas: Iterable[Any]) -> "Place":
         """Return the place of a value that all of `schemas` concern, with the schemas that apply in place."""
-        found: dict[int, Mapping[str, Any]] = {}
-        waiting = list(schemas)
-        while waiting:
-            schema = waiting.pop()
-            if isinstance(schema, dict) and id(schema) not in found:
-                found[id(schema)] = schema
-                waiting += [each for key in _IN_PLACE for each in schema.get(key, ())]
-                waiting += [self._definitions[schema["$ref"]]] if "$ref" in schema else []
-        key = tuple(found)
+        found = applied(schemas, self._definitions, _IN_PLACE)
+        key = tuple(map(id, found))
         if key not in self._places:
-            self._places[key] = Place(self, tuple(found.values()))
+            self._places[key] = Place(self, found)
         return self._places[key]
 
 
 class Place:
     """A value's place. ``schemas``: all that concern it."""
 
-    def __init__(self, places: UniquePlaces, schemas: tuple[Mapping[str, Any], ...]) -> None:
+    def __init__(self, places: UniquePlaces, schemas: list[dict[str, Any]]) -> None:
         self._places, self._schemas = places, schemas
         self._below: dict[str | int | None, Place] = {}
         self.is_unique = any(MARK in schema for schema in schemas)  # whether the items of an array here must differ
@@ -258,13 +250,9 @@ def _value(text: bytes) -> Hashable:
     return the text itself.
     """
     try:
-        return _hashable(json.loads(text, parse_int=_integer))
+        return _hashable(json.loads(text, parse_int=Decimal))  # an int of some thousand digits is an error
     except RecursionError:
         return b"".join(text.split())
-
-
-def _integer(digits: str) -> Any:
-    return int(digits) if len(digits) <= _LONGEST_INT else Decimal(digits)
 
 
 def _hashable(value: Any) -> Hashable:

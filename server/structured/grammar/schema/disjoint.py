@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from server.structured.grammar.schema.keywords import APART, Schema, kind_of
+from server.structured.grammar.schema.keywords import APART, Schema, applied, kind_of
 
 MAX_DEPTH = 12  # references and nested schemas of one proof
 MAX_PAIRS = 20_000  # of schemas that are held against each other in one document
@@ -31,25 +31,13 @@ class Disjointness:
             return True
         if one is True or other is True or depth > MAX_DEPTH or self._left < 0:
             return False
-        ones, others = self._parts(one), self._parts(other)
+        ones, others = (applied([each], self._definitions, ["allOf"]) for each in (one, other))
         types = _EVERY.intersection(*map(_types_of, ones + others))
         if not types or self._values_differ(ones, others):
             return True
         if types == {"object"} and self._members_apart(ones, others, depth):
             return True
         return self._cases_apart(ones, other, depth) or self._cases_apart(others, one, depth)
-
-    def _parts(self, schema: Schema) -> list[dict[str, Any]]:
-        """Return all schemas that a value must match: the schema, its references and its `allOf`. False is left out."""
-        found: dict[int, dict[str, Any]] = {}
-        waiting: list[Schema] = [schema]
-        while waiting:
-            each = waiting.pop()
-            if not isinstance(each, bool) and id(each) not in found:
-                found[id(each)] = each
-                waiting += each.get("allOf", ())
-                waiting += [self._definitions[each["$ref"]]] if "$ref" in each else []
-        return list(found.values())
 
     def _cases_apart(self, parts: list[dict[str, Any]], other: Schema, depth: int) -> bool:
         """Return whether all cases that some keyword leaves are apart from the other schema."""

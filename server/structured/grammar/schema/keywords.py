@@ -2,7 +2,7 @@
 draft 4 to 2020-12. Everything else is an annotation.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 Schema: TypeAlias = dict[str, Any] | bool
@@ -44,6 +44,38 @@ def with_subschemas(schema: Mapping[str, Any], change: Callable[[Schema, str], S
         else:
             made[key] = change(value, f".{key}") if key in SINGLE else value
     return made
+
+
+def definitions_of(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the schemas that references in a normalized document name, by the full reference."""
+    own = {key: value for key, value in document.items() if key != "$defs"}
+    return {"#": own} | {f"#/$defs/{name}": schema for name, schema in document.get("$defs", {}).items()}
+
+
+def applied(schemas: Iterable[Any], definitions: Mapping[str, Any], keys: Iterable[str]) -> list[dict[str, Any]]:
+    """Return the schemas that apply to one value: `schemas`, their references and the lists below `keys`.
+
+    Booleans are left out.
+    """
+    found: dict[int, dict[str, Any]] = {}
+    waiting = list(schemas)
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, dict) and id(each) not in found:
+            found[id(each)] = each
+            waiting += [part for key in keys for part in each.get(key, ())]
+            waiting += [definitions[each["$ref"]]] if "$ref" in each else []
+    return list(found.values())
+
+
+def values_in(value: Any) -> Iterator[Any]:
+    """Yield a JSON value and every value inside it, in the order of the text."""
+    waiting = [value]
+    while waiting:
+        value = waiting.pop()
+        yield value
+        if isinstance(value, dict | list):
+            waiting += reversed(value.values() if isinstance(value, dict) else value)
 
 
 def kind_of(value: Any) -> str:

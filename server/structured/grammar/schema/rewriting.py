@@ -5,7 +5,7 @@ The result accepts only valid values. It may reject valid ones if a negation can
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import combinations
 from typing import Any
 
@@ -13,7 +13,7 @@ from server.errors import InvalidRequest
 from server.structured.grammar.schema.disjoint import Disjointness
 from server.structured.grammar.schema.document import unenforceable
 from server.structured.grammar.schema.formats import FORMATS
-from server.structured.grammar.schema.keywords import Schema, with_subschemas
+from server.structured.grammar.schema.keywords import Schema, definitions_of, values_in, with_subschemas
 from server.structured.grammar.schema.language import readable
 from server.structured.grammar.schema.negation import Negations, any_of
 from server.structured.grammar.unique_items import MARK
@@ -51,21 +51,22 @@ class Rewriter:
         self._what = what
         self._places = places
         self._exclusive = exclusive
-        self._root = {key: value for key, value in root.items() if key != "$defs"}
-        defs = root.get("$defs", {})
-        self._definitions: dict[str, Schema] = {"#": self._root} | {f"#/$defs/{name}": d for name, d in defs.items()}
-        self._defs = defs
+        self._definitions: dict[str, Schema] = definitions_of(root)
+        self._defs = root.get("$defs", {})
         self._negations = Negations(self._definitions)
         self._disjoint = Disjointness(self._definitions)
-        self._fractions = frozenset(map(math.floor, _fractions(root)))
-        self._bounds_integers = not _has_long_numbers(root)
+        bounds = (each.get(key) for each in values_in(root) if isinstance(each, dict) for key, _, _ in _BOUNDS)
+        fractions = (each for each in bounds if isinstance(each, float) and math.isfinite(each) and each % 1)
+        self._fractions = frozenset(map(math.floor, fractions))
+        numbers = (each for each in values_in(root) if isinstance(each, int | float))
+        self._bounds_integers = not any(abs(each) >= LARGEST_INTEGER for each in numbers)
         self._left = MAX_SCHEMAS
         self.narrowed = ""
         self.unique = ""
 
     def rewritten(self) -> dict[str, Any]:
         """Return the document. Raises InvalidRequest that names the keyword and its place."""
-        root = self._schema(self._root, self._what)
+        root = self._schema(self._definitions["#"], self._what)
         defs = {name: self._schema(schema, self._places[name]) for name, schema in self._defs.items()}
         whole = root if isinstance(root, dict) else {"allOf": [root]}
         return {**whole, "$defs": defs} if defs else whole
@@ -208,11 +209,10 @@ class Rewriter:
     def _numbers(self, own: dict[str, Any], place: str) -> list[Schema]:
         """llguidance's numbers are doubles: longer ones are refused, and bounds moved inwards to the next double."""
         for key in ("const", "enum"):
-            if key in own and (inexact := next(_inexact(own[key]), None)) is not None:
-                raise InvalidRequest(
-                    f"{place}: the keyword '{key}' cannot be enforced: {str(inexact)[:40]} is not a double",
-                    place,
-                )
+            for inexact in values_in(own[key]) if key in own else ():
+                if isinstance(inexact, int) and abs(inexact) > _EXACT and not _is_double(inexact):
+                    reason = f"{str(inexact)[:40]} is not a double"
+                    raise InvalidRequest(f"{place}: the keyword '{key}' cannot be enforced: {reason}", place)
         for key, inclusive, towards in _BOUNDS:
             way = 1 if towards > 0 else -1
             if abs(own.get(key, 0)) > _EXACT:
@@ -264,37 +264,6 @@ class Rewriter:
 def overlapping(place: str) -> InvalidRequest:
     """Return the error for a `oneOf` whose branches can't be told apart."""
     return InvalidRequest(f"{place}: 'oneOf' whose branches may overlap cannot be enforced, use 'anyOf'", place)
-
-
-def _fractions(value: Any) -> Iterator[float]:
-    """Yield the bounds in a schema that are no integers."""
-    if isinstance(value, list):
-        for each in value:
-            yield from _fractions(each)
-    elif isinstance(value, dict):
-        bounds = (value.get(key) for key, _, _ in _BOUNDS)
-        yield from (each for each in bounds if isinstance(each, float) and math.isfinite(each) and each % 1)
-        yield from _fractions(list(value.values()))
-
-
-def _has_long_numbers(value: Any) -> bool:
-    """Return whether a number exceeds the default integer bounds."""
-    if isinstance(value, int | float):
-        return abs(value) >= LARGEST_INTEGER
-    return any(
-        map(_has_long_numbers, value.values() if isinstance(value, dict) else value if isinstance(value, list) else ())
-    )
-
-
-def _inexact(value: Any) -> Iterator[int]:
-    """Yield the integers in a value that are no doubles."""
-    if isinstance(value, list):
-        for each in value:
-            yield from _inexact(each)
-    elif isinstance(value, dict):
-        yield from _inexact(list(value.values()))
-    elif isinstance(value, int) and abs(value) > _EXACT and not _is_double(value):
-        yield value
 
 
 def _is_double(value: int) -> bool:
