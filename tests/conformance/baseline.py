@@ -1,8 +1,7 @@
-"""Makes baseline.json out of runs of llama-server and one of the server that does nothing.
+"""Makes baseline.json out of runs of llama-server: ``python baseline.py RUN.json [RUN.json ...]``.
 
-    python baseline.py NULL.json RUN.json [RUN.json ...]
-
-A test counts as passed when every run passed it. Free texts that differ between runs are left out.
+A test counts as passed when every run passed it. Free texts that differ between runs are left out. The tests that also
+pass against a server that does nothing are those of the earlier baseline.json.
 """
 
 import json
@@ -12,14 +11,14 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 
 
-def main(null: str, *runs: str) -> None:
+def main(*runs: Path) -> None:
     """Write it."""
-    nothing, *results = (json.loads(Path(name).read_text())["tests"] for name in (null, *runs))
+    earlier, *results = (json.loads(path.read_text())["tests"] for path in (HERE / "baseline.json", *runs))
     lines = []
     for name, first in results[0].items():
         outcomes = {tests.get(name, {}).get("outcome", "missing") for tests in results}
         entry = {"outcome": first["outcome"] if len(outcomes) == 1 else "flaky"}
-        if nothing.get(name, {}).get("outcome") == "passed":
+        if earlier.get(name, {}).get("passes_null"):
             entry["passes_null"] = True
         texts = [[each["text"] for each in tests.get(name, {}).get("relaxed", [])] for tests in results]
         if texts[0] and all(other == texts[0] for other in texts):
@@ -30,4 +29,4 @@ def main(null: str, *runs: str) -> None:
     (HERE / "baseline.json").write_text(f"{head}{text}\n }}\n}}\n")
 
 
-main(*sys.argv[1:])
+main(*map(Path, sys.argv[1:]))

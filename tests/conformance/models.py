@@ -5,33 +5,15 @@
 DIR is llama.cpp's ``models`` folder, which has files of vocabularies alone. Each model that the suite's presets name is
 replaced by a tiny one.
 
-What is written (names follow the repositories the suite asks for):
-  hub/ggml-org/test-model-stories260K/stories260K-F32.gguf          tinyllama2
-  hub/ggml-org/test-model-stories260K-infill/stories260K-infill-F32.gguf
-  hub/ggml-org/models/bert-bge-small/ggml-model-f16.gguf            embeddings
-  hub/ggml-org/models/jina-reranker-v1-tiny-en/ggml-model-f16.gguf  rerank
-  hub/ggml-org/models/tinyllamas/split/stories15M-q8_0-0000N-of-00003.gguf
-  hub/ggml-org/stories15M_MOE/stories15M_MOE-F16.gguf               MoE
-  hub/ggml-org/stories15M_MOE/moe_shakespeare15M.gguf               LoRA
-  hub/ggml-org/tiny-llamas/stories15M-q4_0.gguf                     draft
-  hub/ggml-org/tinygemma3-GGUF/tinygemma3-Q8_0.gguf + mmproj-tinygemma3.gguf
-  hub/ggml-org/test-model-router-download/tiny-download-F16.gguf
-  hub/ggml-org/test-preset-ci/preset.ini
-  images/11_truck.png, images/91_cat.png
-  manifest.json
+`main` writes them into OUT/hub by the names that the suite asks for, two images, and a manifest with all sums.
 
-Design notes
-* The 512-piece SentencePiece vocabulary was fitted (simulated annealing over
-  merges) so that every prompt whose token count the suite hard-codes has that
-  very count (18, 46, 69, 77, 23, 104, 79, 8, 226, 21 ... tokens).  Hence the
-  suite's exact numbers for usage, timings, caches and slots stay meaningful.
-* "Permutation LM": row j of the output matrix leans towards the embedding of
-  perm^-1(j), where perm is one cycle over the printable tokens, plus noise from
-  real attention/FFN layers.  Output depends on context, does not collapse into
+- The 512-piece SentencePiece vocabulary was fitted (simulated annealing over merges) so that every prompt whose token
+  count the suite hard-codes has that very count. So its numbers for usage, timings, caches and slots stay meaningful.
+- "Permutation LM": row j of the output matrix leans towards the embedding of perm^-1(j), where perm is one cycle over
+  the printable tokens, plus noise from real attention and FFN layers. Output depends on context, does not collapse into
   a one-token loop, and its sharpness is a parameter.
-* Channel 0 of the residual stream is a constant that no layer writes to; the
-  output matrix uses it as a per-token bias, which keeps EOS/BOS/UNK/raw-byte
-  tokens out of free-running text (they stay available to grammars).
+- Channel 0 of the residual stream is a constant that no layer writes to. The output matrix uses it as a bias per token,
+  which keeps EOS, BOS, UNK and raw bytes out of free-running text; grammars may still choose them.
 """
 
 import argparse

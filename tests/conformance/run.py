@@ -2,7 +2,6 @@
 
     python run.py --python PY                      Llamapool of this checkout, run by the interpreter PY
     python run.py --target llama-server --binary PATH
-    python run.py --target null                    a server that does nothing: finds tests that prove nothing
 
 The tests come from llama-cpp-python's source distribution (``--suite``, or ``pip download``) and are not edited.
 `models` makes the models; the hub is a stand-in (`plugin`). The exit status is 1 where a test fails that llama-server
@@ -134,8 +133,8 @@ def _watch(process: "subprocess.Popen[bytes]", results: Path) -> None:
 def compare(baseline: Tests, tests: Tests, known: dict[str, Any], files: list[str], *, part: bool) -> bool:
     """Print what llama-server passes and this server does not; return whether `known` lists exactly those tests.
 
-    A test that passes against a server that does nothing is not counted. A test that did not run is a failure, unless
-    only a `part` of the tests was selected.
+    A test that passed against a server that does nothing (``passes_null``) is not counted. A test that did not run is a
+    failure, unless only a `part` of the tests was selected.
     """
     reasons = {**known["on_purpose"], **{test: what for what, them in known["not_there_yet"].items() for test in them}}
     per_file: dict[str, list[int]] = defaultdict(lambda: [0, 0])
@@ -170,7 +169,7 @@ def compare(baseline: Tests, tests: Tests, known: dict[str, Any], files: list[st
 def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", choices=["llama-server", "ours", "null"], default="ours")
+    parser.add_argument("--target", choices=["llama-server", "ours"], default="ours")
     parser.add_argument("--binary", help="llama-server executable")
     parser.add_argument("--python", default=sys.executable, help="interpreter that has the project's dependencies")
     parser.add_argument("--suite", default="", help="unpacked sdist or llama.cpp tree (default: pip download)")

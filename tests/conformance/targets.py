@@ -6,8 +6,6 @@ and ``hub_url``, where the substitutes are.
 """
 
 import os
-import sys
-from pathlib import Path
 from typing import Any
 
 Command = tuple[list[Any], dict[str, str], str]
@@ -83,7 +81,7 @@ ZERO_COUNTS = {"models_max", "spec_synth_len", "sleep_idle_seconds", "cache_ram"
 
 def command(settings: dict[str, Any], server: dict[str, Any]) -> Command:
     """How to start the target of `settings`, for what the suite says of its `server`."""
-    make = {"llama-server": _llama_server, "ours": _llamapool, "null": _nothing}[settings["target"]]
+    make = {"llama-server": _llama_server, "ours": _llamapool}[settings["target"]]
     return make(settings, server)
 
 
@@ -119,10 +117,3 @@ def _llamapool(settings: dict[str, Any], server: dict[str, Any]) -> Command:
         "127.0.0.1"  # where the stand-in has the pictures; nothing is fetched by default
     )
     return [settings["python"], "-m", "server", *argv[1:]], env, settings["project"]
-
-
-def _nothing(settings: dict[str, Any], server: dict[str, Any]) -> Command:
-    """A server that does nothing."""
-    host = server["server_host"].split(",")[0].strip()
-    script = str(Path(__file__).with_name("null_server.py"))
-    return [sys.executable, script, host, server["server_port"]], dict(os.environ), settings["tests_dir"]
