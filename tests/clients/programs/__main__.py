@@ -25,9 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.clients.programs.agents import AGENTS
-from tests.clients.programs.editors import EDITORS
 from tests.clients.programs.harness import LIMIT_S, Server, Workplace, real, scripted, workplace
-from tests.clients.programs.libraries import LIBRARIES
+from tests.clients.programs.libraries import EDITORS, LIBRARIES
 from tests.clients.programs.page import page
 from tests.clients.programs.program import Program, Run, Step
 from tests.clients.programs.scripted_model import Line

@@ -75,9 +75,42 @@ def answered(ended: Ended, text: str) -> bool:
     return ended.status == 0 and text in ended.out
 
 
-def thought(run: Run, ended: Ended, pattern: str) -> bool:
-    """Whether thoughts arrived, where the family has any."""
-    return run.family in WITHOUT_THOUGHTS or re.search(pattern, ended.out) is not None
+Turn = tuple[str, Sequence[str | Path], str | Callable[[Ended], object]]
+"""A step's name, its command, and the text that this shows; or whether it did what it should."""
+HELLO = "Hello from the script."
+RESUMED, GOES_ON = "a resumed session", "The session goes on."
+OVERFLOW = "a context overflow is reported"
+
+
+def talk(run: Run, *turns: Turn) -> bool:
+    """Check one step after another; whether the first is done, without which none of the others can be."""
+    for n, (name, command, wanted) in enumerate(turns):
+        ended = run.place.run(command)
+        done = run.check(name, answered(ended, wanted) if isinstance(wanted, str) else wanted(ended), ended)
+        if not n and not done:
+            return False
+    return True
+
+
+def opening(
+    run: Run, start: Sequence[str | Path], again: Sequence[str | Path], thoughts: str, *flags: str
+) -> list[Turn]:
+    """The turns that all coding agents begin with. ``thoughts``: what shows that there were some, for a family that has
+    any; ``flags`` ask for them.
+    """
+
+    def thought(ended: Ended) -> bool:
+        return answered(ended, "It is four.") and (
+            run.family in WITHOUT_THOUGHTS or re.search(thoughts, ended.out) is not None
+        )
+
+    return [
+        ("a streamed reply", [*start, "SAY-HELLO"], HELLO),
+        ("a tool call and its result", [*again, "READ-ONE of the notes"], "The first note was read."),
+        ("parallel calls", [*again, "READ-BOTH of the others"], "Both notes were read."),
+        ("reasoning", [*again, *flags, "THINK-FIRST"], thought),
+        ("an image in a tool result", [*again, "SHOW-PICTURE"], "I went on behind the picture."),
+    ]
 
 
 # --- Codex CLI
@@ -113,28 +146,25 @@ def codex(run: Run) -> None:
     flags = ["--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "--json"]
     start: list[str | Path] = [run.binary(CODEX_BINARY), "exec", *flags]
     again: list[str | Path] = [run.binary(CODEX_BINARY), "exec", "resume", *flags, "--last"]
-    ended = run.place.run([*start, "SAY-HELLO"])
-    if not run.check("a streamed reply", answered(ended, "Hello from the script."), ended):
-        return
-    ended = run.place.run([*again, "READ-ONE of the notes"])
-    run.check("a tool call and its result", answered(ended, "The first note was read."), ended)
-    ended = run.place.run([*again, "READ-BOTH of the others"])
-    run.check("parallel calls", answered(ended, "Both notes were read."), ended)
-    ended = run.place.run([*again, "THINK-FIRST"])
-    run.check("reasoning", answered(ended, "It is four.") and thought(run, ended, CODEX_THOUGHT), ended)
-    ended = run.place.run([*again, "SHOW-PICTURE"])
-    run.check("an image in a tool result", answered(ended, "I went on behind the picture."), ended)
-    ended = run.place.run([*again, "CALL-AGENTS"])
-    run.check("a tool of a namespace", answered(ended, "The agents were waited for."), ended)
-    ended = run.place.run([*again, "-m", "gpt-5.5", "PATCH-IT"])
     made = run.place.work / "made.txt"
-    run.check("a custom tool with a grammar", answered(ended, "The patch is in.") and made.exists(), ended)
+
+    def patched(ended: Ended) -> bool:
+        return answered(ended, "The patch is in.") and made.exists()
+
+    def overflowed(ended: Ended) -> bool:
+        codes = (one for one in run.server.asked() if "context_length_exceeded" in one["reply"])
+        return any(codes) and CODEX_OVERFLOW in ended.out
+
+    if not talk(
+        run,
+        *opening(run, start, again, CODEX_THOUGHT),
+        ("a tool of a namespace", [*again, "CALL-AGENTS"], "The agents were waited for."),
+        ("a custom tool with a grammar", [*again, "-m", "gpt-5.5", "PATCH-IT"], patched),
+    ):
+        return
     found_tool(run, [*start, "-m", "gpt-5.5", "-c", CODEX_DEFERS])
-    ended = run.place.run([*again, "GO-ON"])
-    run.check("a resumed session", answered(ended, "The session goes on."), ended)
-    ended = run.place.run([*again, LONG])
-    codes = [one["reply"] for one in run.server.asked() if "context_length_exceeded" in one["reply"]]
-    run.check("a context overflow is reported", codes and CODEX_OVERFLOW in ended.out, ended)
+    talk(run, (RESUMED, [*again, "GO-ON"], GOES_ON))
+    talk(run, (OVERFLOW, [*again, LONG], overflowed))
     stopped(run, [*start, "NEVER-END"])
 
 
@@ -201,22 +231,13 @@ def claude(run: Run) -> None:
     flags = ["--output-format", "stream-json", "--verbose", "--dangerously-skip-permissions"]
     start: list[str | Path] = [binary, "-p", *flags]
     again: list[str | Path] = [binary, "-p", *flags, "--continue"]
-    ended = place.run([*start, "--include-partial-messages", "SAY-HELLO"])
-    if not run.check("a streamed reply", answered(ended, "Hello from the script."), ended):
-        return
-    ended = place.run([*again, "READ-ONE of the notes"])
-    run.check("a tool call and its result", answered(ended, "The first note was read."), ended)
-    ended = place.run([*again, "READ-BOTH of the others"])
-    run.check("parallel calls", answered(ended, "Both notes were read."), ended)
-    ended = place.run([*again, "THINK-FIRST"])
-    run.check("reasoning", answered(ended, "It is four.") and thought(run, ended, '"type":"thinking"'), ended)
-    ended = place.run([*again, "SHOW-PICTURE"])
-    run.check("an image in a tool result", answered(ended, "I went on behind the picture."), ended)
-    ended = place.run([*again, "GO-ON"])
-    run.check("a resumed session", answered(ended, "The session goes on."), ended)
-    ended = place.run([*again, LONG])
-    run.check("a context overflow is reported", "too long" in ended.out, ended)
-    stopped(run, [*start, "NEVER-END"])
+    if talk(
+        run,
+        *opening(run, [*start, "--include-partial-messages"], again, '"type":"thinking"'),
+        (RESUMED, [*again, "GO-ON"], GOES_ON),
+        (OVERFLOW, [*again, LONG], lambda ended: "too long" in ended.out),
+    ):
+        stopped(run, [*start, "NEVER-END"])
 
 
 def exports(snippet: str, url: str) -> dict[str, str]:
@@ -263,22 +284,13 @@ def opencode(run: Run) -> None:
     place.environment = {"OPENCODE_DISABLE_MODELS_FETCH": "1", "OPENCODE_DISABLE_LSP_DOWNLOAD": "1"}
     start: list[str | Path] = [run.binary(OPENCODE_BINARY), "run", "--format", "json"]
     again: list[str | Path] = [*start, "--continue"]
-    ended = place.run([*start, "SAY-HELLO"])
-    if not run.check("a streamed reply", answered(ended, "Hello from the script."), ended):
-        return
-    ended = place.run([*again, "READ-ONE of the notes"])
-    run.check("a tool call and its result", answered(ended, "The first note was read."), ended)
-    ended = place.run([*again, "READ-BOTH of the others"])
-    run.check("parallel calls", answered(ended, "Both notes were read."), ended)
-    ended = place.run([*again, "--thinking", "THINK-FIRST"])
-    run.check("reasoning", answered(ended, "It is four.") and thought(run, ended, '"type":"reasoning"'), ended)
-    ended = place.run([*again, "SHOW-PICTURE"])
-    run.check("an image in a tool result", answered(ended, "I went on behind the picture."), ended)
-    ended = place.run([*again, "GO-ON"])
-    run.check("a resumed session", answered(ended, "The session goes on."), ended)
-    ended = place.run([*again, LONG])
-    run.check("a context overflow is reported", events(ended.out), ended)
-    stopped(run, [*start, "NEVER-END"])
+    if talk(
+        run,
+        *opening(run, start, again, '"type":"reasoning"', "--thinking"),
+        (RESUMED, [*again, "GO-ON"], GOES_ON),
+        (OVERFLOW, [*again, LONG], lambda ended: events(ended.out)),
+    ):
+        stopped(run, [*start, "NEVER-END"])
 
 
 OPENCODE_LINES = lines(

@@ -4,8 +4,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.clients.programs.agents import IDLE_S, LONG, answered, stopped
-from tests.clients.programs.harness import LIMIT_S
+from tests.clients.programs.agents import GOES_ON, HELLO, IDLE_S, LONG, OVERFLOW, RESUMED, stopped, talk
+from tests.clients.programs.harness import LIMIT_S, Ended
 from tests.clients.programs.program import Program, Run, calls, events, says
 from tests.clients.programs.scripted_model import Line
 
@@ -95,20 +95,16 @@ def llm(run: Run) -> None:
     binary = run.installed / "bin" / "llm"
     ask: list[str | Path] = [binary, "-m", "scripted"]
     tools = [*ask, "--functions", FUNCTION]
-    ended = place.run([*ask, "SAY-HELLO"])
-    if not run.check("a streamed reply", answered(ended, "Hello from the script."), ended):
-        return
-    ended = place.run([*tools, "WEATHER-PLEASE"])
-    run.check("a tool call and its result", answered(ended, "It is sunny."), ended)
-    ended = place.run([*tools, "-c", "BOTH-PLEASE"])
-    run.check("parallel calls", answered(ended, "One is sunny, one rainy."), ended)
-    ended = place.run([*ask, "-c", "GO-ON"])
-    run.check("a resumed session", answered(ended, "The session goes on."), ended)
-    ended = place.run([*ask, "--schema", "city, sunny bool", "REPORT-PLEASE"])
-    run.check("structured output", answered(ended, '"sunny": true'), ended)
-    ended = place.run([*ask, LONG])
-    run.check("a context overflow is reported", ended.status and "context" in ended.said, ended)
-    stopped(run, [*ask, "NEVER-END"])
+    if talk(
+        run,
+        ("a streamed reply", [*ask, "SAY-HELLO"], HELLO),
+        ("a tool call and its result", [*tools, "WEATHER-PLEASE"], "It is sunny."),
+        ("parallel calls", [*tools, "-c", "BOTH-PLEASE"], "One is sunny, one rainy."),
+        (RESUMED, [*ask, "-c", "GO-ON"], GOES_ON),
+        ("structured output", [*ask, "--schema", "city, sunny bool", "REPORT-PLEASE"], '"sunny": true'),
+        (OVERFLOW, [*ask, LONG], lambda ended: ended.status and "context" in ended.said),
+    ):
+        stopped(run, [*ask, "NEVER-END"])
 
 
 # --- aider
@@ -128,20 +124,23 @@ def aider(run: Run) -> None:
     place = run.place
     place.environment = {"OPENAI_API_BASE": f"{run.server.url}/v1", "OPENAI_API_KEY": "none", **QUIET}
     made = place.work / "hello.py"
-    made.write_text('print("old")\n', encoding="utf-8")
+    made.write_text('print("old")\n', "utf-8")
+
+    def edited(_: Ended) -> bool:
+        return made.read_text("utf-8") == 'print("new")\n'
+
     flags = ["--model", "openai/scripted", "--edit-format", "diff", "--no-git", "--yes-always", "--no-check-update"]
     flags += ["--no-show-model-warnings", "--no-analytics", "--no-show-release-notes", "--no-pretty", "--map-tokens=0"]
     ask: list[str | Path] = [run.installed / "bin" / "aider", *flags]
-    ended = place.run([*ask, "--message", "/ask SAY-HELLO"])
-    if not run.check("a streamed reply", answered(ended, "Hello from the script."), ended):
-        return
-    ended = place.run([*ask, "--message", "EDIT-IT", "hello.py"])
-    run.check("an edit of a file", made.read_text(encoding="utf-8") == 'print("new")\n', ended)
-    ended = place.run([*ask, "--restore-chat-history", "--message", "/ask GO-ON"])
-    run.check("a resumed session", answered(ended, "The session goes on."), ended)
-    ended = place.run([*ask, "--message", "/ask " + LONG])
-    run.check("a context overflow is reported", "context" in ended.said, ended)
-    stopped(run, [*ask, "--message", "/ask NEVER-END"])
+    again = [*ask, "--restore-chat-history"]
+    if talk(
+        run,
+        ("a streamed reply", [*ask, "--message", "/ask SAY-HELLO"], HELLO),
+        ("an edit of a file", [*ask, "--message", "EDIT-IT", "hello.py"], edited),
+        (RESUMED, [*again, "--message", "/ask GO-ON"], GOES_ON),
+        (OVERFLOW, [*ask, "--message", "/ask " + LONG], lambda ended: "context" in ended.said),
+    ):
+        stopped(run, [*ask, "--message", "/ask NEVER-END"])
 
 
 AGENTS_SDK = """\
@@ -221,3 +220,12 @@ LIBRARIES = (
         "aider", "0.86.2", "aider-chat", "aider", AIDER, [*COMMON, Line("EDIT-IT", says(EDIT))], aider, context=SMALL
     ),
 )  # fmt: skip
+FIM = """\
+" llama.vim
+let g:llama_config = {'endpoint_fim': '{url}/infill', 'endpoint_inst': '{url}/v1/chat/completions'}
+" llama.vscode: "llama-vscode.endpoint": "{url}"
+" Continue: provider: llama.cpp, apiBase: {url}
+"""
+FILLING = [*COMMON, Line("FILL-PLEASE", says("answer = 42"), plain=True)]
+EDITORS = (library("FIM editors", "as of 2026-11", "", "agents", FIM, "fim_editors", FILLING),)
+"""Editors that fill in the middle are no packages of a registry: `loops/fim_editors.py` sends what they send."""
