@@ -1,7 +1,7 @@
 """What `LlamaCppClient` does with a real server, whichever it is.
 
-`test_llamacpp_client` runs these over Llamapool, `tests/model/oracle/test_client.py` over llama-server. Each class
-needs a fixture ``client`` whose server was started as `Served` says.
+`test_llamacpp_client` runs these over Llamapool, `tests/model/oracle/test_client.py` over llama-server. Each needs a
+fixture ``client`` of a server of the class's ``MODEL``, whose alias is `ALIAS`.
 """
 
 import math
@@ -12,7 +12,7 @@ import pytest
 
 from llamapool.client import BadRequest, CompletionResponse, LlamaCppClient, NotSupported, StopType
 from tests.support.closeness import same_vectors
-from tests.support.ggufs import REPO_FIM
+from tests.support.ggufs import BERT, BERT_RERANKER, EMBED_NONE, REPO_FIM
 from tests.support.waiting import wait_until
 
 N_SLOTS, N_CTX = 4, 65_536
@@ -38,7 +38,9 @@ def idle_since(client: LlamaCppClient, before: float) -> float:
 
 
 class GeneratingContract:
-    """A server of `GENERATOR` with slots, metrics, props, a LoRA at scale 1 and a folder for slots."""
+    """A server with slots, metrics, props, a LoRA at scale 1 and a folder for slots."""
+
+    MODEL = GENERATOR
 
     def test_the_server_is_up(self, client: LlamaCppClient) -> None:
         assert client.health().status == "ok"
@@ -264,7 +266,9 @@ class GeneratingContract:
 
 
 class EmbeddingContract:
-    """A server of ``BERT``, which pools."""
+    """A server of a model that pools."""
+
+    MODEL = BERT
 
     def test_openai_embeddings_in_both_encodings(self, client: LlamaCppClient) -> None:
         texts = ["a quick fox", "another text"]
@@ -286,7 +290,9 @@ class EmbeddingContract:
 
 
 class PerTokenContract:
-    """A server of ``EMBED_NONE``, which does not pool."""
+    """A server of a model that does not pool."""
+
+    MODEL = EMBED_NONE
 
     def test_a_vector_for_each_token(self, client: LlamaCppClient) -> None:
         n_tokens = len(client.tokenize(PROMPT, add_special=True).ids)
@@ -299,7 +305,9 @@ class PerTokenContract:
 
 
 class RankingContract:
-    """A server of ``BERT_RERANKER``."""
+    """A server of a reranker."""
+
+    MODEL = BERT_RERANKER
 
     def test_documents_come_back_best_first(self, client: LlamaCppClient) -> None:
         documents = ["a quick fox", "two words", "something else again"]

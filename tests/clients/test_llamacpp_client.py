@@ -7,19 +7,11 @@ import pytest
 
 from llamapool.client import AuthenticationFailed, LlamaCppClient, NotFound, ServerUnreachable
 from tests.clients.conftest import API_KEY, QUIET
-from tests.clients.llamacpp_contract import (
-    ALIAS,
-    GENERATOR,
-    HELLO,
-    N_CTX,
-    N_SLOTS,
-    PROMPT,
-    EmbeddingContract,
-    GeneratingContract,
-    PerTokenContract,
-    RankingContract,
-)
-from tests.support.ggufs import BERT, BERT_RERANKER, EMBED_NONE, TinyModel, gguf_file, lora_file
+from tests.clients.llamacpp_contract import ALIAS, GENERATOR, HELLO, N_CTX, N_SLOTS, PROMPT, GeneratingContract
+from tests.clients.llamacpp_contract import EmbeddingContract as TestEmbedding  # noqa: F401 (pytest collects it)
+from tests.clients.llamacpp_contract import PerTokenContract as TestPerToken  # noqa: F401
+from tests.clients.llamacpp_contract import RankingContract as TestRanking  # noqa: F401
+from tests.support.ggufs import BERT_RERANKER, TinyModel, gguf_file, lora_file
 from tests.support.real_server import RealServer, free_port, llamapool
 
 
@@ -28,24 +20,19 @@ def client(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     """A client of Llamapool on the class's ``MODEL``."""
     model: TinyModel = request.cls.MODEL
     folder = tmp_path_factory.mktemp("client")
-    n_ctx = N_CTX if model == GENERATOR else 1024
-    flags = generating(folder) if model == GENERATOR else request.cls.FLAGS
-    sizes = ["-c", str(n_ctx), "-np", str(N_SLOTS), "-t", "1", "-a", ALIAS]
+    if model == GENERATOR:
+        (folder / "slots").mkdir()
+        flags = ["--lora", str(lora_file(folder)), "--slot-save-path", str(folder / "slots"), "--metrics", "--props"]
+    else:
+        flags = ["--reranking" if model == BERT_RERANKER else "--embedding"]
+    sizes = ["-c", str(N_CTX if model == GENERATOR else 1024), "-np", str(N_SLOTS), "-t", "1", "-a", ALIAS]
     server = llamapool(gguf_file(folder, model), *sizes, *flags, environment=QUIET)
     with server, LlamaCppClient(server.base_url, timeout=120.0) as found:
         yield found
 
 
-def generating(folder: Path) -> list[str]:
-    """What `GeneratingContract` wants."""
-    (folder / "slots").mkdir()
-    return ["--lora", str(lora_file(folder)), "--slot-save-path", str(folder / "slots"), "--metrics", "--props"]
-
-
 class TestGenerating(GeneratingContract):
     """And what llama-server does not have."""
-
-    MODEL = GENERATOR
 
     def test_a_text_is_scored(self, client: LlamaCppClient) -> None:
         scores = client.completions.score(PROMPT)
@@ -78,21 +65,6 @@ class TestGenerating(GeneratingContract):
         with client.models.events() as events:
             assert client.models.unload(ALIAS)
             assert next(events)["model"] == ALIAS
-
-
-class TestEmbedding(EmbeddingContract):
-    MODEL = BERT
-    FLAGS = ("--embedding",)
-
-
-class TestPerToken(PerTokenContract):
-    MODEL = EMBED_NONE
-    FLAGS = ("--embedding",)
-
-
-class TestRanking(RankingContract):
-    MODEL = BERT_RERANKER
-    FLAGS = ("--reranking",)
 
 
 def test_a_client_waits_for_a_server_that_starts_behind_a_prefix(model: Path) -> None:
