@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.media_files import png
-from tests.page.conftest import DEMO, FIREFOX, KEY, McpServer, Visit, chat_body, full_queue, tone, with_key
+from tests.page.conftest import DEMO, FIREFOX, KEY, McpServer, Visit, chat_body, enter_key, full_queue, tone, with_key
 from tests.support.real_server import ROOT, RealServer, llamapool
 
 expect.set_options(timeout=60_000)  # a busy machine takes its time; this decides how long a failure takes
@@ -59,35 +59,17 @@ def chat_file(folder: Path, n: int = 1, *, calls: str = "") -> Path:
     messages: list[dict[str, Any]] = []
     for i in range(n):
         parent = messages[-1]["id"] if messages else None
-        messages.append(
-            {"id": f"q{i}", "chat": "c", "parent": parent, "role": "user", "content": f"Question {i}", "created": 2 * i}
-        )
-        answer = ANSWER if i == n - 1 else f"Answer {i}"
-        messages.append(
-            {
-                "id": f"a{i}",
-                "chat": "c",
-                "parent": f"q{i}",
-                "role": "assistant",
-                "content": answer,
-                "created": 2 * i + 1,
-            }
-        )
+        question = {"id": f"q{i}", "parent": parent, "role": "user", "content": f"Question {i}"}
+        text = ANSWER if i == n - 1 else f"Answer {i}"
+        answer = {"id": f"a{i}", "parent": f"q{i}", "role": "assistant", "content": text}
+        messages += [{"chat": "c", "created": 2 * i} | question, {"chat": "c", "created": 2 * i + 1} | answer]
     if calls:
         messages[-1]["calls"] = [{"id": "call_1", "name": calls, "arguments": '{"city": "Bonn"}'}]
     settings = {"system": "", "thinking": "auto", "schema": "", "grammar": "", "tools": ""}
-    chat = {
-        "id": "c",
-        "title": "From a file",
-        "created": 1,
-        "updated": 2,
-        "leaf": messages[-1]["id"],
-        "settings": settings,
-    }
+    chat = {"id": "c", "title": "From a file", "created": 1, "updated": 2, "leaf": messages[-1]["id"]}
+    chats = [{"chat": chat | {"settings": settings}, "messages": messages}]
     place = folder / "chats.json"
-    place.write_text(
-        json.dumps({"format": "llamapool-chats", "version": 1, "chats": [{"chat": chat, "messages": messages}]})
-    )
+    place.write_text(json.dumps({"format": "llamapool-chats", "version": 1, "chats": chats}))
     return place
 
 
@@ -227,11 +209,8 @@ def test_a_file_of_chats_is_read_whole_or_not_at_all(visit: Visit, tmp_path: Pat
         expect(page.locator(".chat-list [role=alert]")).to_have_count(failed)
         expect(page.locator(".list li")).to_have_count(n)
     expect(page.locator(".chat-list [role=alert]")).to_contain_text("chat 1 of the file")
-    for text, reason in (
-        ("{", "not JSON"),
-        ("null", "not an export of chats"),
-        ('{"format": "others"}', "not an export of chats"),
-    ):
+    no_export = "not an export of chats"
+    for text, reason in (("{", "not JSON"), ("null", no_export), ('{"format": "others"}', no_export)):
         file.write_text(text)
         page.set_input_files("input[type=file]", str(file))
         expect(page.locator(".chat-list [role=alert]")).to_contain_text(reason)
@@ -965,22 +944,19 @@ def test_a_key_is_asked_for_and_a_wrong_one_is_said(browser: Any, guarded: RealS
     page = visit.open()
     box = page.locator("dialog").bounding_box()
     assert box["width"] > 300
-    page.fill("dialog input", "wrong")
-    page.click("dialog button[type=submit]")
+    enter_key(page, "wrong")
     page.wait_for_selector("dialog .wrong")
     page.keyboard.press("Escape")
     page.reload()
     page.wait_for_selector("dialog input")
     page.keyboard.press("Escape")
     page.click(".notice button:has-text('Enter a key')")
-    page.fill("dialog input", "schlüssel€")
-    page.click("dialog button[type=submit]")
+    enter_key(page, "schlüssel€")
     page.wait_for_selector("dialog .wrong")
     other = visit.context.new_page()
     other.goto(f"{visit.base}/#/engine")
     other.wait_for_selector("dialog")
-    page.fill("dialog input", KEY)
-    page.click("dialog button[type=submit]")
+    enter_key(page, KEY)
     page.wait_for_selector("dialog", state="detached")
     other.wait_for_selector("dialog", state="detached")
     other.wait_for_selector(".slot")

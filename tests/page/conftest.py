@@ -176,6 +176,11 @@ def chat_body(page: Any) -> Any:
     return page.wait_for_function("() => window.chats.shift()").json_value()
 
 
+def enter_key(page: Any, key: str) -> None:
+    page.fill("dialog input", key)
+    page.click("dialog button[type=submit]")
+
+
 def with_key(visit: "Visit") -> Any:
     """Open the chat with the tests' key in the browser's storage."""
     visit.context.add_init_script(f"if (location.host) localStorage.setItem('llamapool.key', '{KEY}')")

@@ -14,7 +14,7 @@ from typing import Any
 from PIL import Image
 from playwright.sync_api import sync_playwright
 
-from tests.page.conftest import CHROMIUM, KEY, Visit, full_queue, guarded_server
+from tests.page.conftest import CHROMIUM, KEY, Visit, enter_key, full_queue, guarded_server
 from tests.support.real_server import ROOT, RealServer, llamapool_config
 
 PLACE = ROOT / "docs" / "screenshots"
@@ -123,8 +123,7 @@ def state_lost(visit: Visit) -> None:
 def state_queue(visit: Visit) -> None:
     page = visit.open()
     page.wait_for_selector("dialog")
-    page.fill("dialog input", KEY)
-    page.click("dialog button[type=submit]")
+    enter_key(page, KEY)
     page.wait_for_selector(".model-picker select")
     say(page, "Is there a place for me?")
     page.wait_for_selector(".failure")
@@ -146,8 +145,7 @@ def state_unloaded(visit: Visit) -> None:
 def state_key(visit: Visit) -> None:
     page = visit.open()
     page.wait_for_selector("dialog")
-    page.fill("dialog input", "sk-wrong")
-    page.click("dialog button[type=submit]")
+    enter_key(page, "sk-wrong")
     page.wait_for_selector("dialog .wrong")
 
 
