@@ -13,22 +13,12 @@ from openai import OpenAI
 from openai.types.chat import ChatCompletionMessageFunctionToolCall
 
 from tests.support.real_server import ROOT, RealServer, free_port, llamapool
+from tests.support.tools import tool
 
 KEY, MASTER = "llp-gateway", "sk-gateway"
 QUESTION = "What is the capital of France?"
-TOOL = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "strict": True,
-        "parameters": {
-            "type": "object",
-            "properties": {"city": {"type": "string", "maxLength": 12}},
-            "required": ["city"],
-            "additionalProperties": False,
-        },
-    },
-}
+CITY = {"city": {"type": "string", "maxLength": 12}}
+TOOL = tool("get_weather", CITY, function={"strict": True}, additionalProperties=False)
 
 
 class Proxy(RealServer):

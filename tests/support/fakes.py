@@ -130,7 +130,7 @@ class FakeRunner:
     """One fake context. ``replies`` maps the end of a prompt to the text that follows it, then EOS.
 
     ``steps``: a semaphore that every decode takes one permit of, so that a test lets single steps through.
-    ``on_decode`` sees each batch before it runs and may raise.
+    ``on_decode`` sees each batch before it runs and may raise. ``n_state_bytes``, ``n_checkpoint_bytes``: at least.
     """
 
     def __init__(
@@ -150,8 +150,11 @@ class FakeRunner:
         together: bool = False,
         n_more_outputs: int = 512,
         encoder: MediaEncoder | None = None,
+        n_state_bytes: int = 0,
+        n_checkpoint_bytes: int = 0,
     ) -> None:
         self.together = together
+        self.n_state_bytes, self.n_checkpoint_bytes = n_state_bytes, n_checkpoint_bytes
         self.info = RunnerInfo(
             *(n_seq, n_ctx_seq, n_cells or n_seq * n_ctx_seq, n_batch, n_batch, unified, True, partial_removal, 64),
             turn_ends=FakeVocab.eog,
@@ -398,10 +401,8 @@ class FakeRunner:
         return len(FakeRunner.seq_checkpoint(self, seq) if partial else FakeRunner.seq_save(self, seq))
 
     def seq_save(self, seq: int) -> bytes:
-        return (
-            STATE_PREFIX
-            + json.dumps([self.cells[seq], self.computed_by[seq], self._at(seq), self.following[seq]]).encode()
-        )
+        state = [self.cells[seq], self.computed_by[seq], self._at(seq), self.following[seq]]
+        return (STATE_PREFIX + json.dumps(state).encode()).ljust(self.n_state_bytes)
 
     def seq_load(self, seq: int, state: bytes, n_pos: int) -> bool:
         try:
@@ -423,7 +424,7 @@ class FakeRunner:
         return 0 if self.partial_removal else max(self._at(seq), default=-1) + 1
 
     def seq_checkpoint(self, seq: int) -> bytes:
-        return json.dumps(self.cells[seq]).encode()
+        return json.dumps(self.cells[seq]).encode().ljust(self.n_checkpoint_bytes)
 
     def seq_rewind(self, seq: int, checkpoint: bytes, n_pos: int) -> bool:
         tokens = json.loads(checkpoint)

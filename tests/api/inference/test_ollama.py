@@ -14,6 +14,7 @@ from tests.api.conftest import Api, GoLive, Serve, until
 from tests.api.scripted import TURN, answering
 from tests.api.transport.test_keys import bearer, key_file
 from tests.support.fakes import FakeLoader
+from tests.support.tools import tool
 
 DEMO = {"path": "demo.gguf", "aliases": ["gpt-4o-mini"], "load": "startup"}
 EMBED = {"path": "e.gguf", "load": "startup", "embedding": True, "pooling": "mean"}
@@ -160,14 +161,7 @@ async def test_a_model_is_freed_behind_the_request_that_wants_it(serve: Serve) -
 
 CHAT, GENERATE = "/api/chat", "/api/generate"
 HI = {"role": "user", "content": "Hi"}
-LOOK = {
-    "type": "function",
-    "function": {
-        "name": "look",
-        "description": "Look somewhere",
-        "parameters": {"type": "object", "properties": {"at": {"type": "string"}}, "required": ["at"]},
-    },
-}
+LOOK = tool("look", {"at": {"type": "string"}}, function={"description": "Look somewhere"})
 THINKS = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"
     "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n{% endif %}"
@@ -210,16 +204,9 @@ async def test_results_of_tools_find_their_calls_without_ids(serve: Serve) -> No
         "{% endfor %}{% if m.tool_call_id %}<{{ m.tool_call_id }} {{ m.name }}>{% endif %}<|im_end|>\n{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
+    functions = ({"name": "look", "arguments": {"at": "sky"}}, {"name": "hear", "arguments": {}})
     history = [
-        HI,
-        {
-            "role": "assistant",
-            "content": "",
-            "tool_calls": [
-                {"function": {"name": "look", "arguments": {"at": "sky"}}},
-                {"function": {"name": "hear", "arguments": {}}},
-            ],
-        },
+        *(HI, {"role": "assistant", "content": "", "tool_calls": [{"function": each} for each in functions]}),
         {"role": "tool", "content": "birds", "tool_name": "hear"},
         {"role": "tool", "content": "blue"},
     ]

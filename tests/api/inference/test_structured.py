@@ -18,22 +18,12 @@ from tests.api.inference.dialects import Asked, Chat, Completions, Native
 from tests.api.scripted import CHATML, TURN, answering
 from tests.api.streams import events, posting
 from tests.support.fakes import FakeLoader
+from tests.support.tools import tool
 from tests.unit.structured.builders import exploding_schema
 
 URL = "/v1/chat/completions"
 HI = [{"role": "user", "content": "Hi"}]
-TOOL = {
-    "type": "function",
-    "function": {
-        "name": "f",
-        "parameters": {
-            "type": "object",
-            "properties": {"a": {"type": "integer", "enum": [1, 2]}},
-            "required": ["a"],
-            "additionalProperties": False,
-        },
-    },
-}
+TOOL = tool("f", {"a": {"type": "integer", "enum": [1, 2]}}, additionalProperties=False)
 WRONG = 'Let me <tool_see.\n<tool_call>\n{"name": "g", "arguments": {"a": "one", "b": 2}}\n</tool_call>'
 OPENED = {
     "hermes": WRONG,

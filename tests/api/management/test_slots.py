@@ -19,7 +19,7 @@ from server.pool.state import Status
 from tests.api.conftest import Api, GoLive, Serve, chat_request, idle, until
 from tests.api.management.test_models import RECORDED_PARAMS
 from tests.api.transport.test_keys import bearer, key_file
-from tests.support.fakes import FakeLoader, FakeRunner
+from tests.support.fakes import FakeLoader
 
 
 async def test_a_busy_slot_shows_its_request_but_not_its_text(live: GoLive) -> None:
@@ -156,21 +156,11 @@ async def test_a_reset_of_a_loaded_model_removes_every_file_or_says_which_stays(
                 await complete(api, 0)
 
 
-class LargeStates(FakeRunner):
-    """Its states have 400 KiB."""
-
-    def seq_save(self, seq: int) -> bytes:
-        return super().seq_save(seq).ljust(400 << 10)
-
-    def seq_size(self, seq: int, *, partial: bool = False) -> int:
-        return len(self.seq_save(seq))
-
-
 async def test_a_pinned_prefix_stays_until_its_time_is_over(serve: Serve) -> None:
     """Two states fit into RAM. The pinned one is found after any number of others, and not after its time."""
     chat = {"messages": [{"role": "system", "content": "Be brief. " * 8}, {"role": "user", "content": "Hi"}]}
     others = ["Another one " * 9, "And a third one " * 8, "The fourth is here " * 7, "Then a fifth one " * 8]
-    loader = FakeLoader(runner=lambda: LargeStates(n_seq=1, n_ctx_seq=1000))
+    loader = FakeLoader(n_seq=1, n_ctx_seq=1000, n_state_bytes=400 << 10)
     async with serve(loader, models={"demo": {**MODEL, "n_parallel": 1, "cache_ram": 1}}) as api:
 
         async def cached() -> int:
@@ -200,22 +190,10 @@ async def test_a_pinned_prefix_stays_until_its_time_is_over(serve: Serve) -> Non
         assert wrong.status_code == 400
 
 
-class LargeCheckpoints(FakeRunner):
-    """Its states have 150 KiB, its checkpoints 300."""
-
-    def seq_save(self, seq: int) -> bytes:
-        return super().seq_save(seq).ljust(150 << 10)
-
-    def seq_checkpoint(self, seq: int) -> bytes:
-        return super().seq_checkpoint(seq).ljust(300 << 10)
-
-    def seq_size(self, seq: int, *, partial: bool = False) -> int:
-        return len(self.seq_checkpoint(seq) if partial else self.seq_save(seq))
-
-
 async def test_a_prefix_that_does_not_fit_beside_checkpoints_is_not_pinned(serve: Serve) -> None:
     """It takes less than half of the RAM, but the checkpoints of other slots leave less."""
-    loader = FakeLoader(runner=lambda: LargeCheckpoints(n_seq=3, n_ctx_seq=1000, partial_removal=False))
+    sizes: dict[str, Any] = {"n_state_bytes": 150 << 10, "n_checkpoint_bytes": 300 << 10}
+    loader = FakeLoader(n_seq=3, n_ctx_seq=1000, partial_removal=False, **sizes)
     async with serve(loader, models={"demo": {**MODEL, "n_parallel": 3, "cache_ram": 1}}) as api:
         pin = {"prompt": "A prompt of its own " * 9, "ttl_s": 60}
         await api.expect("POST /cache/pin", pin)

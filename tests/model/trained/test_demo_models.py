@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 from tests.support.real_server import RealServer, llamapool
+from tests.support.tools import tool
 
 ROOT = Path(__file__).resolve().parents[3]
 MAX_TOTAL_BYTES = 16_000_000
@@ -36,14 +37,8 @@ FACTS = {
     "What is Llamapool?": "server",
     "What sound does a dog make?": "woof",
 }
-WEATHER = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "description": "Get the weather in a city",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
-    },
-}
+DESCRIBED = {"description": "Get the weather in a city"}
+WEATHER = tool("get_weather", {"city": {"type": "string"}}, function=DESCRIBED)
 
 
 def ask(server: RealServer, content: str, **options: Any) -> dict[str, Any]:
@@ -106,7 +101,7 @@ def test_every_call_fits_its_schema_at_a_high_temperature(default_server: RealSe
     properties = {"city": {"type": "string", "maxLength": 20}, "days": {"type": "integer", "minimum": 1, "maximum": 7}}
     parameters: dict[str, Any] = {"type": "object", "properties": properties, "required": ["city", "days"]}
     parameters["additionalProperties"] = False
-    tool = {"type": "function", "function": {**WEATHER["function"], "parameters": parameters}}  # type: ignore[dict-item]
+    tool = {"type": "function", "function": {**WEATHER["function"], "parameters": parameters}}
     n_calls = 0
     for seed in range(4):
         hot = {"tools": [tool], "tool_choice": choice, "temperature": 1.5 if choice != "auto" else 1.0, "seed": seed}

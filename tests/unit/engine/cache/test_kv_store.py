@@ -412,18 +412,9 @@ async def test_a_kept_state_comes_back_when_idle_caches_fill_the_cells() -> None
     assert reply.text == alone(again)
 
 
-class Large(FakeRunner):
-    """Its states have 400 KiB."""
-
-    def seq_save(self, seq: int) -> bytes:
-        return super().seq_save(seq).ljust(400 << 10)
-
-    def seq_size(self, seq: int, *, partial: bool = False) -> int:
-        return len(self.seq_save(seq))
-
-
 async def test_evictions_from_slots_and_from_ram_are_counted() -> None:
-    async with engine_over(Large(n_seq=1, n_ctx_seq=1024), cache_ram=1, clock=still) as engine:
+    runner = FakeRunner(n_seq=1, n_ctx_seq=1024, n_state_bytes=400 << 10)
+    async with engine_over(runner, cache_ram=1, clock=still) as engine:
         for name in "abcd":
             await run(engine, request(name * 100, max_tokens=1))
         await run(engine, request("d" * 100 + "!", max_tokens=1))  # continues in its slot
