@@ -5,7 +5,6 @@ and restore, a context that is full, and the very tokens of llama-server. Some m
 """
 
 import contextlib
-import ctypes
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from server.llama.library import C, start_backend
+from tests.model.native_fixtures import quantize
 from tests.support.ggufs import MODELS, TinyModel, gguf_file
 from tests.support.oracle import oracle
 from tests.support.peer import build as peer
@@ -139,10 +138,7 @@ def quantized(folder: Path, name: str) -> Path:
     """A file of random weights of this type. MXFP4 is for experts."""
     source = gguf_file(folder, replace(WIDE, n_expert=4) if name == "MXFP4" else WIDE)
     target = folder / f"{name}.gguf"
-    start_backend()
-    params = C.llama_model_quantize_default_params()
-    params.ftype, params.nthread = FTYPES[name], 1
-    assert C.llama_model_quantize(str(source).encode(), str(target).encode(), ctypes.byref(params)) == 0
+    quantize(source, target, FTYPES[name])
     return target
 
 

@@ -1,6 +1,7 @@
 """Tiny real models for the tests of the native side: files are written once a session, contexts once a test."""
 
 import asyncio
+import ctypes
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, closing, contextmanager
 from functools import partial
@@ -17,6 +18,7 @@ from server.engine.request import SamplingParams
 from server.engine.runner_api import BatchEntry
 from server.errors import ModelFailed
 from server.llama.context.runner import LlamaRunner
+from server.llama.library import C, start_backend
 from server.llama.loader import LlamaLoader
 from server.llama.vocab import LlamaVocab
 from server.llama.weights.model import LlamaWeights
@@ -35,6 +37,14 @@ Probabilities = npt.NDArray[np.float64]
 
 
 Entry = partial(BatchEntry, n_outputs=1)
+
+
+def quantize(source: Path, target: Path, ftype: int) -> None:
+    """Write a model with weights of another type. ``ftype``: of enum llama_ftype, 0 for F32."""
+    start_backend()
+    params = C.llama_model_quantize_default_params()
+    params.ftype, params.nthread, params.allow_requantize = ftype, 1, True
+    assert C.llama_model_quantize(str(source).encode(), str(target).encode(), ctypes.byref(params)) == 0
 
 
 def load(path: Path, **native: Any) -> LlamaWeights:
