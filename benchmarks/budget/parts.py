@@ -18,7 +18,7 @@ from server.dialects.chat.write import ChatWriter
 from server.engine.cache.kv_store import Cells
 from server.engine.engine import Engine
 from server.engine.loop import Instance
-from server.engine.requests import Mailbox
+from server.engine.requests import ModelQueue, Requests
 from server.engine.sampling import NextTokens
 from server.engine.scheduler import Scheduler
 from server.engine.text import TextStream
@@ -58,9 +58,9 @@ _STEP = [
     *_parts("step", Batch, fill="fill the batch"),
     *_parts("step", NextTokens, _take_one="token to event"),
     *_parts("step", TextStream, feed="bytes to text"),
-    *_parts("step", Mailbox, emit="mailbox, emit", post="mailbox, post"),
+    *_parts("step", Requests, emit="events, emit", post="events, post"),
 ]
-_OUT = [*_parts("loop", Mailbox, _deliver="deliver"), *_parts("loop", RequestResponseCycle, send="send")]
+_OUT = [*_parts("loop", ModelQueue, _deliver="deliver"), *_parts("loop", RequestResponseCycle, send="send")]
 TOKEN_PARTS = [
     *_STEP,
     *_parts("loop", ChatWriter, feed="dialect"),

@@ -105,8 +105,8 @@ def _mask(token: TokenLogprob) -> Json:
     """Return the tokens that a constraint forbade here, if the request has ``n_forbidden``."""
     if token.mask is None:
         return {}
-    forbidden = [_logprob(one) for one in token.mask.forbidden]
-    return {"mask": {"n_allowed": token.mask.n_allowed, "forbidden": forbidden}}
+    n_allowed, forbidden = token.mask
+    return {"mask": {"n_allowed": n_allowed, "forbidden": [_logprob(one) for one in forbidden]}}
 
 
 def _logprob(token: TokenLogprob) -> Json:

@@ -18,16 +18,27 @@ from server.engine.loop import Instance
 from server.engine.lora import MAX_ADAPTERS, Adapter, AdapterSet, adapter_set, default_set, rescaled
 from server.engine.media import Spans
 from server.engine.params import EngineParams
-from server.engine.queue import ModelQueue, has_place, preferred_instance
-from server.engine.request import BACKGROUND_PRIORITY, Adapters, Bounds, Event, Failed, Request, Sink
-from server.engine.requests import Command, Mailbox, Outlet
+from server.engine.queue import has_place, preferred_instance
+from server.engine.request import BACKGROUND_PRIORITY, Adapters, Bounds, Request, Sink, State
+from server.engine.requests import ModelQueue, Outlet
 from server.engine.runner_api import Runner
 from server.engine.sequence import Slot, Ticket
 from server.engine.snapshots import CachedText, ChoiceView, HeldText, InstanceView, SlotSnapshot, TierView
 from server.engine.stats import EngineStats
-from server.errors import InternalError, InvalidRequest, ModelFailed, NotFound, PermissionDenied, request_queue_full
+from server.errors import (
+    InternalError,
+    InvalidRequest,
+    ModelFailed,
+    NotFound,
+    PermissionDenied,
+    TooLate,
+    request_queue_full,
+)
 
 T = TypeVar("T")
+EXPIRY_CHECK_S = 0.1
+"""Interval between checks for expired requests."""
+RETRY_LATER_S = 5
 
 
 class Engine(Instances[Instance]):
@@ -58,22 +69,14 @@ class Engine(Instances[Instance]):
         self._tiers: dict[str, TierView] = {}
         self._tiers_at = 0.0
         self._tier_texts: list[CachedText] = []  # of the entries in `_tiers`
-        self._queue = ModelQueue(len(runners), runners[0].info.n_seq, self._wake_all)
         info = runners[0].info
+        self._queue = ModelQueue(loop, len(runners), info.n_seq, self._wake_all, self._left, outlet)
+        self._limits = params.queue_timeout_s or params.first_token_timeout_s or params.request_timeout_s
+        self._expires = False  # whether `_expire` is scheduled
         self._ram = state_cache(params.cache_ram, info.free_bytes)  # instances share their states
         self._own_cache_limit = self._ram.limit
         instances = [
-            Instance(
-                runner,
-                params,
-                self._queue,
-                self._ram,
-                i,
-                Mailbox(loop, self._left, outlet),
-                clock,
-                self.arriving,
-                self._encoder,
-            )
+            Instance(runner, params, self._queue, self._ram, i, clock, self.arriving, self._encoder)
             for i, runner in enumerate(runners)
         ]
         n_slots = info.n_seq * len(runners)
@@ -153,7 +156,8 @@ class Engine(Instances[Instance]):
     def submit(self, request: Request, sink: Sink) -> Ticket:
         """Queue `request`; its events go to `sink` on the event loop.
 
-        Raises ContextExceeded, InvalidRequest, QueueFull, ShuttingDown or Unavailable; nothing was queued then.
+        Raises `ContextExceeded`, `InvalidRequest`, `Unavailable`, or `InternalError` for a failed instance; nothing was
+        queued then.
         """
         self._check_open()
         self.bounds.check(request)
@@ -161,20 +165,24 @@ class Engine(Instances[Instance]):
         self._admit(request)
         now = self._clock()
         ticket = Ticket(request, sink, request.arrived_at or now, wanted, waits_since=now)
+        has_limits = self._limits or request.first_token_timeout_s or request.request_timeout_s
+        if has_limits and (missed := _missed_limit(ticket, self.params, now)):
+            raise TooLate(missed, RETRY_LATER_S)
         if request.id_slot >= 0:
             ticket.instance = request.id_slot // self.n_slots_each
         elif len(self._instances) > 1:
             slots = {i: one.scheduler.slots for i, one in enumerate(self._instances) if not one.failure}
             ticket.instance = preferred_instance(ticket, self._queue.open.values(), slots)
         self._expect()
-        if self._queue.add(ticket):
-            self._idle.clear()
-            if request.priority < BACKGROUND_PRIORITY:
-                for instance in self._instances:
-                    instance.runner.interrupt()
-        else:  # the requested instance has failed
-            gone: list[Event] = [Failed(has_failed(self._instances[ticket.instance].failure))]
-            self._loop.call_soon(sink, gone)
+        if not self._queue.add(ticket):  # the requested instance has failed
+            raise has_failed(self._instances[ticket.instance].failure)
+        self._idle.clear()
+        if has_limits and not self._expires:
+            self._expires = True
+            self._loop.call_later(EXPIRY_CHECK_S, self._expire)
+        if request.priority < BACKGROUND_PRIORITY:
+            for instance in self._instances:
+                instance.runner.interrupt()
         return ticket
 
     @property
@@ -183,29 +191,34 @@ class Engine(Instances[Instance]):
         return self._queue.n_load
 
     def _admit(self, request: Request) -> None:
-        """Raise `QueueFull` if there is no place; a request for a certain slot needs a place in that instance."""
-        n = len(self._instances)
-        if request.id_slot < 0 and self.n_load < n * (self.n_slots_each + self.params.max_queue):
+        """Raise `QueueFull` if there is no place."""
+        n_slots, max_queue = self.n_slots, len(self._instances) * self.params.max_queue
+        if self.n_load < n_slots + max_queue:
             return
-        open_ = list(self._queue.open.values())
-        if request.id_slot >= 0:
-            n, named = 1, request.id_slot // self.n_slots_each
-            open_ = [ticket for ticket in open_ if ticket.instance == named]
-        n_slots = n * self.n_slots_each
-        if not has_place(request, open_, n_slots, n * self.params.max_queue):
-            raise request_queue_full(sum(ticket.request.n for ticket in open_) - n_slots, self._retry_after_s())
+        if not has_place(request, self._queue.open.values(), n_slots, max_queue):
+            raise request_queue_full(self.n_load - n_slots, self._retry_after_s())
 
-    def _left(self, tickets: Sequence[Ticket]) -> None:
-        for ticket in tickets:
-            self._queue.left(ticket)
+    def _left(self) -> None:
         self._departed.set()
         self._one_is_idle()
         self._expect()
 
     def cancel(self, ticket: Ticket) -> None:
         """Stop a request; its slots are free at the next step. Harmless after its end."""
-        ticket.cancelled = True
+        ticket.cancelled = ticket.cancelled or State.CANCELLED
         self._wake_all()
+
+    def _expire(self) -> None:
+        """End requests that exceed their time limits. Check again until no requests are open."""
+        now = self._clock()
+        for ticket in list(self._queue.open.values()):
+            missed = _missed_limit(ticket, self.params, now)
+            if missed and not (ticket.ended or ticket.cancelled):
+                self._queue.fail(ticket, TooLate(missed, RETRY_LATER_S))
+                self._wake_all()
+        self._expires = self.busy
+        if self._expires:
+            self._loop.call_later(EXPIRY_CHECK_S, self._expire)
 
     def slots(self) -> list[SlotSnapshot]:
         """Return what every slot does; ids run on across instances."""
@@ -377,9 +390,8 @@ class Engine(Instances[Instance]):
     async def _command(self, id_slot: int, work: Callable[[Cells, Slot, float], T]) -> T:
         self._check_open()
         self.bounds.check_slot(id_slot)
-        command = Command(id_slot % self.n_slots_each, work)
-        self._instances[id_slot // self.n_slots_each].command(command)
-        return await asyncio.wrap_future(command.done)
+        instance = self._instances[id_slot // self.n_slots_each]
+        return await asyncio.wrap_future(instance.command(id_slot % self.n_slots_each, work))
 
     def check_integrity(self) -> None:
         """Verify that no slot, sequence or queue place is lost; only meaningful while idle."""
@@ -390,6 +402,25 @@ class Engine(Instances[Instance]):
         """Return the adapter set of the request. Raises `InvalidRequest` for an unknown adapter."""
         wanted = default_set(self.adapters) if request.adapters is None else request.adapters
         return adapter_set(wanted, self.adapters, request.prompt, request.cache_scope)
+
+
+def _missed_limit(ticket: Ticket, params: EngineParams, now: float) -> str:
+    """Return the message of the time limit that `ticket` has exceeded; "" if none."""
+    request, waited_s = ticket.request, now - ticket.submitted_at
+    total_s = _shorter(params.request_timeout_s, request.request_timeout_s)
+    has_begun = any(choice.output for choice in ticket.choices)
+    token_s = 0.0 if has_begun else _shorter(params.first_token_timeout_s, request.first_token_timeout_s)
+    if 0 < total_s <= waited_s:
+        return f"the request was not done within {total_s:g} s"
+    has_slot = any(choice.n_cached >= 0 for choice in ticket.choices)
+    if not has_slot and 0 < params.queue_timeout_s <= now - ticket.waits_since:
+        return f"no slot was free within {params.queue_timeout_s:g} s"
+    return f"there was no first token within {token_s:g} s" if 0 < token_s <= waited_s else ""
+
+
+def _shorter(one_s: float, other_s: float) -> float:
+    """Return the shorter of two limits; 0 is none."""
+    return min(one_s, other_s) or max(one_s, other_s)
 
 
 def _own(slot: Slot, owner: str) -> Slot:

@@ -3,7 +3,9 @@
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from typing import Any, TypeAlias, TypeVar
 
 from server.engine.cache.disk_cache import wait_s
 from server.engine.cache.kv_store import Cells, shift_sizes
@@ -11,19 +13,20 @@ from server.engine.cache.prefix_cache import StateCache
 from server.engine.encode import Encoder
 from server.engine.instances import StepThread, has_failed
 from server.engine.params import EngineParams
-from server.engine.queue import ModelQueue
 from server.engine.request import FinishReason, Progress
-from server.engine.requests import Command, Mailbox, Requests
+from server.engine.requests import ModelQueue, Requests
 from server.engine.runner_api import Runner
 from server.engine.sampling import NextTokens
 from server.engine.scheduler import Scheduler, TokenRun, batches, is_background
-from server.engine.sequence import Phase, Sequence, log_fields
+from server.engine.sequence import Phase, Sequence, Slot, log_fields
 from server.engine.snapshots import Snapshots, origin_of
 from server.engine.speculate.speculation import speculation
 from server.errors import CONTAINED, ContextExceeded, Interrupted, LlamapoolError, NotNumbers, ShuttingDown
 
 log = logging.getLogger(__name__)
-
+T = TypeVar("T")
+Command: TypeAlias = tuple[int, Callable[[Cells, Slot, float], Any], Future[Any]]
+"""An operation on a slot (its index) and the future of its result."""
 
 MAX_FAULTS = 2  # recomputations without progress after which a sequence is considered faulty
 MAX_NOT_FINITE = 8  # the same for non-finite logits, where an adapter may have left them in the cells
@@ -40,7 +43,6 @@ class Instance(StepThread):
         queue: ModelQueue,
         ram: StateCache,
         number: int,
-        mailbox: Mailbox,
         clock: Callable[[], float],
         arriving: Callable[[], bool],
         encoder: Encoder | None = None,
@@ -49,19 +51,16 @@ class Instance(StepThread):
         self.runner = runner
         self.scheduler = Scheduler(runner.info, params, queue.counters, ram)
         self._queue = queue
-        self._mailbox = mailbox
         first_slot = number * runner.info.n_seq
         self.snapshots = Snapshots(self.scheduler, clock, first_slot)
-        self._requests = Requests(
-            self.scheduler, queue, number, mailbox, self.stats, clock, self.snapshots, encoder, self.wake
-        )
+        self._requests = Requests(self.scheduler, queue, number, self.stats, clock, self.snapshots, encoder, self.wake)
         self.cells = Cells(runner, self.scheduler, clock, self.stats)
         self._shifts = params.context_shift and runner.info.can_shift
         self._speculation = speculation(params, runner, clock)
         self._next_tokens = NextTokens(
-            runner, params, first_slot, self.cells, self._requests, mailbox, self.stats, self._speculation, clock
+            runner, params, first_slot, self.cells, self._requests, self.stats, self._speculation, clock
         )
-        self._commands: deque[Command[Any]] = deque()  # appended on the event loop, executed on the step thread
+        self._commands: deque[Command] = deque()  # appended on the event loop, executed on the step thread
         self._stepped = False
         self._unseen = 0, 0.0  # tokens and seconds of decodes that the device may still be computing
 
@@ -70,22 +69,25 @@ class Instance(StepThread):
         """The speculation type in llama-server's words."""
         return "none" if self._speculation is None else self.params.asked_spec_type
 
-    def command(self, command: Command[Any]) -> None:
-        self._commands.append(command)
+    def command(self, slot: int, work: Callable[[Cells, Slot, float], T]) -> Future[T]:
+        """Execute `work` on a slot once it is idle; return the future of its result."""
+        done: Future[T] = Future()
+        self._commands.append((slot, work, done))
         if self.failure:
             self._refuse_commands(has_failed(self.failure))
         self.wake()
+        return done
 
     def _refuse_commands(self, error: Exception) -> None:
-        for command in self._commands.copy():
-            command.refuse(error)
+        for *_, done in self._commands.copy():
+            with suppress(InvalidStateError):  # it has ended
+                done.set_exception(error)
 
     def give_up(self, reason: str) -> None:
         self.failure = reason
         error = has_failed(reason)
         self._refuse_commands(error)
-        self._queue.close(self.number)
-        self._mailbox.give_up(error, self._queue.taken_by(self.number))
+        self._queue.give_up(self.number, error)
 
     # ---- the step thread
 
@@ -101,19 +103,17 @@ class Instance(StepThread):
         self.runner.close()
 
     def _turn(self) -> None:
-        if not self._stepped or self._woken.is_set() or self._commands or self._requests.due:
+        if not self._stepped or self._woken.is_set() or self._commands or self._queue:
             self._woken.clear()
             self._receive()
         self._stepped = self._step()
         if self._stepped:
             return
-        self._mailbox.post()
+        self._requests.post()
         while not self._is_wanted and self.cells.offer():
             pass
         if not self._is_wanted:
-            now = self._clock()
-            waits = (wait_s(self.scheduler.waiting, now), self._requests.next_look_s(now))
-            self._rest(min((s for s in waits if s is not None), default=None))
+            self._rest(wait_s(self.scheduler.waiting, self._clock()))
 
     def _fail_all(self, error: LlamapoolError) -> None:
         """Fail all requests and clear the cells, which are no longer trusted."""
@@ -123,16 +123,16 @@ class Instance(StepThread):
                 self.cells.clear(slot)
             except Exception:  # the thread must survive, otherwise later requests wait forever
                 log.exception("slot %d could not be cleared; this is a bug, please report it", slot.id)
-        self._mailbox.post()
+        self._requests.post()
 
     def _end_all(self, error: LlamapoolError) -> None:
         self._requests.take_no_more()
         self._requests.fail_all(error)
         self._refuse_commands(error)
-        self._mailbox.post()
+        self._requests.post()
 
     def _awaits(self) -> bool:
-        return self._mailbox.is_delivering or super()._awaits()
+        return bool(self._requests.delivering) or super()._awaits()
 
     def _receive(self) -> None:
         """Take new tickets and drop cancelled ones. While nothing runs, wait for requests that are arriving, also for
@@ -141,21 +141,28 @@ class Instance(StepThread):
         Running requests do not wait for them: they join the next step.
         """
         if not self.scheduler.n_active and len(self._queue) + len(self.scheduler.waiting) < len(self.scheduler.slots):
-            self._mailbox.post()
+            self._requests.post()
             self._gather()
         self._requests.receive()
-        self._requests.expire(self._clock())
         if self._commands:
-            self._mailbox.post()
+            self._requests.post()
             self._carry_out()
 
     def _carry_out(self) -> None:
         """Execute commands on idle slots; commands on a busy slot wait, as in llama-server."""
         for command in self._commands.copy():
-            slot = self.scheduler.slots[command.slot]
-            if slot.idle:
-                command.carry_out(self.cells, slot, self._clock())
-                self._commands.remove(command)
+            index, work, done = command
+            slot = self.scheduler.slots[index]
+            if not slot.idle:
+                continue
+            self._commands.remove(command)
+            with suppress(InvalidStateError):  # it was cancelled or refused meanwhile
+                try:
+                    result = None if done.done() else work(self.cells, slot, self._clock())
+                except Exception as error:  # noqa: BLE001 - the caller handles it
+                    done.set_exception(error)
+                else:
+                    done.set_result(result)
 
     def _step(self) -> bool:
         """Place, plan, decode, sample. Return False if there is nothing to do.
@@ -166,7 +173,7 @@ class Instance(StepThread):
         """
         moves = self.scheduler.move_budget
         if self.params.drafts or self.scheduler.waiting or moves.is_spent:
-            self._mailbox.post()
+            self._requests.post()
         if self.scheduler.waiting:
             self._place()
         changes = self.scheduler.kv_budget.changes
@@ -188,7 +195,7 @@ class Instance(StepThread):
 
     def _decode(self, entries: list[TokenRun]) -> bool:
         """Decode one library call and sample. Return False if that failed and a new plan is needed."""
-        self._mailbox.post()
+        self._requests.post()
         prompts = [entry for entry in entries if entry.sequence.phase is Phase.PREFILL]
         started = self._clock()
         try:
@@ -373,9 +380,9 @@ class Instance(StepThread):
 
     def _relocate(self) -> None:
         """Relocate sequences as long as that reduces evaluations profitably."""
-        asked_of = frozenset([command.slot for command in self._commands.copy()])
+        asked_of = frozenset([index for index, *_ in self._commands.copy()])
         while (slots := self.scheduler.relocation(asked_of)) is not None:
-            self._mailbox.post()
+            self._requests.post()
             self.cells.relocate(*slots, self._clock())
 
     def _shift(self) -> None:
@@ -386,7 +393,7 @@ class Instance(StepThread):
                 keep, discard = shift_sizes(sequence, self.runner.info.n_ctx_seq, add_bos=vocab.add_bos)
                 log.debug("context shift: %d tokens kept at the start, %d dropped", keep, discard)
                 slot = sequence.held
-                self._mailbox.post()
+                self._requests.post()
                 if not discard:
                     self._end_at_limit(sequence, self._clock())
                     continue
@@ -408,4 +415,4 @@ class Instance(StepThread):
             total = len(sequence.request.prompt)
             elapsed_ms = (now - sequence.placed_at) * 1e3
             done = min(sequence.n_computed, total)
-            self._mailbox.emit(sequence.ticket, Progress(sequence.index, total, sequence.n_cached, done, elapsed_ms))
+            self._requests.emit(sequence.ticket, Progress(sequence.index, total, sequence.n_cached, done, elapsed_ms))

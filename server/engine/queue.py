@@ -1,4 +1,4 @@
-"""Waiting requests: their order within an instance, and before an instance takes them. Pure, except for locks.
+"""Waiting requests: their order, the instance that each prefers, and admission. Pure, except for a lock.
 
 Lower `priority` first, as in vLLM. Within a priority: preempted sequences, then the client that was served least,
 then requests of a client in order of arrival. A single client without priorities therefore has a plain queue. One
@@ -11,10 +11,6 @@ smallest counter is served next. Tokens that are not computed after all are give
 pause starts at the current virtual time, as in start-time fair queueing (Goyal et al., SIGCOMM 1996). It
 accumulates no credit.
 
-Until an instance takes it, a request waits in the `ModelQueue`: the event loop adds, and step threads take as many
-as they have slots for, by the same rule. A request prefers the instance where it costs least (`preferred_instance`).
-Other instances take it while that one has no free slot. A single instance takes everything at once.
-
 Admission (`has_place`): the queue has `max_queue` places besides the slots, and as many again in reserve. So a
 client that filled the queue keeps no other client out. When all places are taken, a client above an equal share is
 refused, and a client below it uses the reserve. Requests that are more urgent than nearly all of their own client's
@@ -24,7 +20,7 @@ may use half of the reserve. An admitted request is never refused later.
 import threading
 import zlib
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import chain
 
 from server.engine.cache.prefix_cache import common_prefix, longest_match
@@ -143,121 +139,6 @@ class Queue:
         self.remove(sequence)
         self._counters.chose(sequence.request.client)
         self._n_placed += 1
-
-
-class ModelQueue:
-    """The queue of all instances of a model. ``open`` are the requests that wait or run; ``n_load`` counts their
-    choices. Both change on the event loop only.
-    """
-
-    def __init__(self, n_instances: int = 1, n_slots: int = 0, wake: Callable[[], None] = lambda: None) -> None:
-        """Create the queue of instances with `n_slots` slots each; `wake` lets all of them call `take` again."""
-        self.counters = TokenCounters()
-        self.open: dict[int, Ticket] = {}
-        self.n_load = 0
-        self._waiting: dict[int, Ticket] = {}
-        self._n_slots = n_slots
-        self._wake = wake
-        self._n_instances = n_instances
-        self._n_taken = 0
-        self._closed: set[int] = set()  # instances that take no more requests
-        self._lock = threading.Lock()
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    @property
-    def n_waiting(self) -> int:
-        """Choices of the waiting requests."""
-        return sum([ticket.request.n for ticket in list(self._waiting.values())])
-
-    # ---- on the event loop
-
-    def add(self, ticket: Ticket) -> bool:
-        """Add a request. Return False, without adding it, if no instance can take it."""
-        with self._lock:
-            if not self._has_taker(ticket):
-                return False
-            self.counters.asks(ticket.request.client)
-            self.open[id(ticket)] = self._waiting[id(ticket)] = ticket
-        self.n_load += ticket.request.n
-        return True
-
-    def left(self, ticket: Ticket) -> None:
-        """Record that a request, which an instance had taken, has ended."""
-        self.n_load -= ticket.request.n
-        del self.open[id(ticket)]
-
-    def taken_by(self, instance: int) -> list[Ticket]:
-        """Return the requests that run in `instance` or that it has taken."""
-        with self._lock:
-            return [t for t in self.open.values() if t.instance == instance and id(t) not in self._waiting]
-
-    # ---- on step threads
-
-    def take(self, instance: int, n_free: int) -> list[Ticket]:
-        """Take requests for `n_free` slots of `instance`, and cancelled ones. A single instance takes everything."""
-        if not self._waiting:
-            return []
-        with self._lock:
-            waiting = list(self._waiting.values())
-            if self._n_instances == 1:
-                return self._take(waiting, instance)
-            room = [0 if i in self._closed else self._n_slots for i in range(self._n_instances)]
-            for ticket in list(self.open.values()):
-                if id(ticket) not in self._waiting and ticket.request.priority < BACKGROUND_PRIORITY:
-                    room[ticket.instance] -= ticket.request.n
-            room[instance] = 0 if instance in self._closed else n_free
-            no_priority = self._n_taken % MAX_BYPASSES == MAX_BYPASSES - 1  # as in `Queue.candidates`
-            served = self.counters.served
-            waiting.sort(key=lambda t: (no_priority or t.request.priority, served(t.request.client), t.submitted_at))
-            taken = []
-            for ticket in waiting:
-                preferred = ticket.instance
-                is_free = ticket.request.id_slot < 0 and room[preferred] <= 0
-                if ticket.cancelled or (room[instance] > 0 and (preferred == instance or is_free)):
-                    taken.append(ticket)
-                    room[instance] -= ticket.request.n
-                else:
-                    room[preferred] -= ticket.request.n
-            self._take(taken, instance)
-        if taken and self._waiting:  # another instance may take what waits for this one
-            self._wake()
-        return taken
-
-    def _take(self, tickets: list[Ticket], instance: int) -> list[Ticket]:
-        for ticket in tickets:
-            del self._waiting[id(ticket)]
-            ticket.instance = instance
-            self._n_taken += 1
-        return tickets
-
-    def late(self, instance: int, is_late: Callable[[Ticket], bool]) -> list[Ticket]:
-        """Take the requests for which `is_late` is true."""
-        if not self._waiting:
-            return []
-        with self._lock:
-            return self._take([t for t in self._waiting.values() if is_late(t)], instance)
-
-    def close(self, instance: int) -> list[Ticket]:
-        """Stop `instance` from taking requests. Return those that no other instance may take; the caller refuses
-        them."""
-        with self._lock:
-            is_new = instance not in self._closed
-            self._closed.add(instance)
-            left = self._take([t for t in self._waiting.values() if not self._has_taker(t)], instance)
-        if is_new:
-            self._wake()
-        return left
-
-    def expected(self, instance: int) -> list[Ticket]:
-        """Return the waiting requests that prefer `instance`."""
-        with self._lock:
-            return [ticket for ticket in self._waiting.values() if ticket.instance == instance]
-
-    def _has_taker(self, ticket: Ticket) -> bool:
-        takers = (ticket.instance,) if ticket.request.id_slot >= 0 else range(self._n_instances)
-        return not self._closed.issuperset(takers)
 
 
 LOAD_TOKENS = 64

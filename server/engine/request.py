@@ -180,24 +180,18 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """One token with its log probability. ``piece`` is the token's bytes, possibly a part of a character."""
+    """One token with its log probability. ``piece`` is the token's bytes, possibly a part of a character.
+
+    ``mask``: if requested, how many tokens the constraint allowed at this position, and the most probable tokens it
+    masked, among the `MASK_LOOKS_AT` most probable ones.
+    """
 
     id: int
     piece: bytes
     logprob: float
     top: tuple["TokenLogprob", ...] = ()
     ends: bool = False  # an end-of-generation token, which has no text
-    mask: "MaskView | None" = None  # the constraint's mask at this position, if requested
-
-
-@dataclass(frozen=True, slots=True)
-class MaskView:
-    """How many tokens a constraint allowed, and the most probable tokens it masked, among the `MASK_LOOKS_AT` most
-    probable ones.
-    """
-
-    n_allowed: int
-    forbidden: tuple[TokenLogprob, ...]
+    mask: "tuple[int, tuple[TokenLogprob, ...]] | None" = None
 
 
 @dataclass(slots=True)

@@ -1,124 +1,183 @@
-"""The requests of one instance from arrival to end, and the messages between its step thread and the event loop:
-commands in, events out once per step. Requests arrive through the `ModelQueue`.
+"""Requests from arrival to end, between the event loop and the step threads: requests in, events out once per step.
+
+Until an instance takes it, a request waits in the `ModelQueue`: the event loop adds, and step threads take as many
+as they have slots for, by the rule of `queue`. A request prefers the instance where it costs least
+(`preferred_instance`). Other instances take it while that one has no free slot. A single instance takes everything at
+once. `Requests` are those that an instance has taken.
 """
 
 import asyncio
 import logging
-import math
+import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, InvalidStateError
-from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import TypeAlias
 
-from server.engine.cache.kv_store import Cells
 from server.engine.encode import Encoder
 from server.engine.instances import notify
-from server.engine.queue import ModelQueue
-from server.engine.request import Event, Failed, State
+from server.engine.queue import MAX_BYPASSES, TokenCounters
+from server.engine.request import BACKGROUND_PRIORITY, Event, Failed, State
 from server.engine.scheduler import Scheduler
-from server.engine.sequence import Phase, Sequence, Slot, Ticket, log_fields
+from server.engine.sequence import Phase, Sequence, Ticket, log_fields
 from server.engine.snapshots import Snapshots
 from server.engine.stats import EngineStats
-from server.errors import InternalError, LlamapoolError, TooLate
+from server.errors import InternalError, LlamapoolError
 
 log = logging.getLogger(__name__)
 
-
-T = TypeVar("T")
-
-
-@dataclass(eq=False, slots=True)
-class Command(Generic[T]):
-    """An operation on a slot, executed by the step thread once the slot is idle. ``done`` gets the result."""
-
-    slot: int  # index within its instance
-    work: Callable[[Cells, Slot, float], T]
-    done: "Future[T]" = field(default_factory=Future)
-
-    def carry_out(self, cells: Cells, slot: Slot, now: float) -> None:
-        """Execute it unless nobody waits for the result."""
-        if self.done.done():
-            return
-        try:
-            result = self.work(cells, slot, now)
-        except Exception as error:  # noqa: BLE001 - the caller handles it
-            self.refuse(error)
-        else:
-            with suppress(InvalidStateError):  # it was cancelled or refused meanwhile
-                self.done.set_result(result)
-
-    def refuse(self, error: Exception) -> None:
-        """Fail it unless it has ended."""
-        with suppress(InvalidStateError):
-            self.done.set_exception(error)
-
-
-Outlet = Callable[[list[tuple[Ticket, list[Event]]], bool], None]
+Events: TypeAlias = list[tuple[Ticket, list[Event]]]
+Outlet: TypeAlias = Callable[[Events, bool], None]
 """Receives a step's events on the step thread instead of the sinks; the flag says whether a request has ended."""
 
 
-@dataclass(eq=False)
-class Mailbox:
-    """Collects events; `on_ended` is called on the event loop with tickets that have ended."""
+class ModelQueue:
+    """The requests of all instances of a model, and the delivery of their events. ``open`` are the requests that wait
+    or run; ``n_load`` counts their choices. Both change on the event loop only.
+    """
 
-    _loop: asyncio.AbstractEventLoop
-    _on_ended: Callable[[list[Ticket]], None]
-    _outlet: Outlet | None = None
-    _outbox: dict[int, tuple[Ticket, list[Event]]] = field(default_factory=dict)
-    _ended: list[Ticket] = field(default_factory=list)
-    _given_up: bool = False  # the step thread does not return
-    _n_posted: int = 0  # posts in which a request ended
-    _n_delivered: int = 0  # of these
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        n_instances: int = 1,
+        n_slots: int = 0,
+        wake: Callable[[], None] = lambda: None,
+        on_left: Callable[[], None] = lambda: None,
+        outlet: Outlet | None = None,
+    ) -> None:
+        """Create the queue of instances with `n_slots` slots each. `wake` lets all of them call `take` again; `on_left`
+        is called on the event loop after requests have ended.
+        """
+        self.counters = TokenCounters()
+        self.open: dict[int, Ticket] = {}
+        self.n_load = 0
+        self._waiting: dict[int, Ticket] = {}
+        self._loop = loop
+        self._n_slots = n_slots
+        self._wake, self._on_left, self._outlet = wake, on_left, outlet
+        self._n_instances = n_instances
+        self._n_taken = 0
+        self._closed: set[int] = set()  # instances that take no more requests
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
 
     @property
-    def is_delivering(self) -> bool:
-        """Whether the event loop has not yet seen the end of a request."""
-        return self._n_posted != self._n_delivered
+    def n_waiting(self) -> int:
+        """Choices of the waiting requests."""
+        return sum([ticket.request.n for ticket in list(self._waiting.values())])
 
     # ---- on the event loop
 
-    def give_up(self, error: LlamapoolError, open_: list[Ticket]) -> None:
-        """Fail `open_`, because the step thread does not return; later events are dropped."""
-        self._given_up = True
-        for ticket in open_:
-            _hand(ticket, [Failed(error)])
-            ticket.cancelled = True
-        self._on_ended(open_)
+    def add(self, ticket: Ticket) -> bool:
+        """Add a request. Return False, without adding it, if no instance can take it."""
+        with self._lock:
+            if not self._has_taker(ticket):
+                return False
+            self.counters.asks(ticket.request.client)
+            self.open[id(ticket)] = self._waiting[id(ticket)] = ticket
+        self.n_load += ticket.request.n
+        return True
 
-    def _deliver(self, batch: list[tuple[Ticket, list[Event]]], ended: list[Ticket]) -> None:
-        if self._given_up:
-            return
+    def fail(self, ticket: Ticket, error: LlamapoolError) -> None:
+        """Send the last event of a request now; the instance that has it frees its slots at the next step."""
+        _hand(ticket, [Failed(error)])
+        ticket.cancelled = ticket.cancelled or State.FAILED
+
+    def left(self, tickets: Iterable[Ticket]) -> None:
+        """Record that requests, which an instance had taken, have ended. Those that have left already are ignored."""
+        for ticket in tickets:
+            if self.open.pop(id(ticket), None) is not None:
+                self.n_load -= ticket.request.n
+        self._on_left()
+
+    def give_up(self, instance: int, error: LlamapoolError) -> None:
+        """Fail the requests of `instance`, whose step thread does not return."""
+        self.close(instance)
+        taken = self.taken_by(instance)
+        for ticket in taken:
+            self.fail(ticket, error)
+        self.left(taken)
+
+    def _deliver(self, batch: Events, ended: list[Ticket]) -> None:
         for ticket, events in batch:
             _hand(ticket, events)
         if ended:
-            self._on_ended(ended)
-            self._n_delivered += 1
+            self.left(ended)
+            ended.clear()
 
-    # ---- on the step thread
+    def taken_by(self, instance: int) -> list[Ticket]:
+        """Return the requests that run in `instance` or that it has taken."""
+        with self._lock:
+            return [t for t in self.open.values() if t.instance == instance and id(t) not in self._waiting]
 
-    def emit(self, ticket: Ticket, event: Event) -> None:
-        """Add an event to this step's post."""
-        if not ticket.cancelled:
-            self._outbox.setdefault(id(ticket), (ticket, []))[1].append(event)
+    # ---- on step threads
 
-    def ended(self, ticket: Ticket) -> None:
-        """Record that every choice of `ticket` has ended."""
-        self._ended.append(ticket)
+    def take(self, instance: int, n_free: int) -> list[Ticket]:
+        """Take requests for `n_free` slots of `instance`, and cancelled ones. A single instance takes everything."""
+        if not self._waiting:
+            return []
+        with self._lock:
+            waiting = list(self._waiting.values())
+            if self._n_instances == 1:
+                return self._take(waiting, instance)
+            room = [0 if i in self._closed else self._n_slots for i in range(self._n_instances)]
+            for ticket in list(self.open.values()):
+                if id(ticket) not in self._waiting and ticket.request.priority < BACKGROUND_PRIORITY:
+                    room[ticket.instance] -= ticket.request.n
+            room[instance] = 0 if instance in self._closed else n_free
+            no_priority = self._n_taken % MAX_BYPASSES == MAX_BYPASSES - 1  # as in `Queue.candidates`
+            served = self.counters.served
+            waiting.sort(key=lambda t: (no_priority or t.request.priority, served(t.request.client), t.submitted_at))
+            taken = []
+            for ticket in waiting:
+                preferred = ticket.instance
+                is_free = ticket.request.id_slot < 0 and room[preferred] <= 0
+                if ticket.cancelled or (room[instance] > 0 and (preferred == instance or is_free)):
+                    taken.append(ticket)
+                    room[instance] -= ticket.request.n
+                else:
+                    room[preferred] -= ticket.request.n
+            self._take(taken, instance)
+        if taken and self._waiting:  # another instance may take what waits for this one
+            self._wake()
+        return taken
 
-    def post(self) -> None:
-        """Deliver everything of this step with one call into the event loop."""
-        if not (self._outbox or self._ended):
-            return
-        batch, self._outbox = list(self._outbox.values()), {}
-        ended, self._ended = self._ended, []
+    def _take(self, tickets: list[Ticket], instance: int) -> list[Ticket]:
+        for ticket in tickets:
+            del self._waiting[id(ticket)]
+            ticket.instance = instance
+            self._n_taken += 1
+        return tickets
+
+    def close(self, instance: int) -> list[Ticket]:
+        """Stop `instance` from taking requests. Return those that no other instance may take; the caller refuses
+        them."""
+        with self._lock:
+            is_new = instance not in self._closed
+            self._closed.add(instance)
+            left = self._take([t for t in self._waiting.values() if not self._has_taker(t)], instance)
+        if is_new:
+            self._wake()
+        return left
+
+    def expected(self, instance: int) -> list[Ticket]:
+        """Return the waiting requests that prefer `instance`."""
+        with self._lock:
+            return [ticket for ticket in self._waiting.values() if ticket.instance == instance]
+
+    def _has_taker(self, ticket: Ticket) -> bool:
+        takers = (ticket.instance,) if ticket.request.id_slot >= 0 else range(self._n_instances)
+        return not self._closed.issuperset(takers)
+
+    def post(self, batch: Events, ended: list[Ticket]) -> None:
+        """Deliver the events of a step, and the requests that `ended` in it, with one call into the event loop."""
         if self._outlet is not None:
             if batch:
                 self._outlet(batch, bool(ended))
                 batch = []
             if not ended:
                 return
-        self._n_posted += bool(ended)
         notify(self._loop, self._deliver, batch, ended)
 
 
@@ -128,69 +187,41 @@ def _hand(ticket: Ticket, events: list[Event]) -> None:
         try:
             ticket.sink(events)
         except Exception:
-            log.exception(
-                "events could not be taken; this is a bug, please report it",
-                extra=log_fields(ticket.request),
-            )
-
-
-def _shorter(one_s: float, other_s: float) -> float:
-    """Return the shorter of two limits; 0 is none."""
-    return min(one_s, other_s) or max(one_s, other_s)
-
-
-EXPIRY_CHECK_S = 0.1
-"""Interval between checks for expired requests."""
-RETRY_LATER_S = 5
+            about = log_fields(ticket.request)
+            log.exception("events could not be taken; this is a bug, please report it", extra=about)
 
 
 @dataclass(eq=False)
 class Requests:
-    """Open requests, used by the step thread. `wake` is called when media of `encoder` are ready."""
+    """The requests that an instance has taken, and the events of its step. Used by its step thread. `wake` is called
+    when media of `encoder` are ready.
+    """
 
     _scheduler: Scheduler
     _queue: ModelQueue
     _instance: int
-    _mailbox: Mailbox
     _stats: EngineStats
     _clock: Callable[[], float]
     _snapshots: Snapshots
     _encoder: Encoder | None = None
     _wake: Callable[[], None] = lambda: None
     _open: dict[int, Ticket] = field(default_factory=dict)
-    _look_at: float = -math.inf
+    _outbox: dict[int, tuple[Ticket, list[Event]]] = field(default_factory=dict)
+    _ended: list[Ticket] = field(default_factory=list)
+    delivering: list[Ticket] = field(default_factory=list)  # those whose end the event loop has not seen yet
 
-    @property
-    def due(self) -> bool:
-        """Whether `receive` or `expire` may have work although nobody woke the thread."""
-        return bool(self._queue) or self._clock() >= self._look_at
+    def emit(self, ticket: Ticket, event: Event) -> None:
+        """Add an event to this step's `post`."""
+        if not ticket.cancelled:
+            self._outbox.setdefault(id(ticket), (ticket, []))[1].append(event)
 
-    def next_look_s(self, now: float) -> float | None:
-        """Return the seconds until `expire` must run without a wake-up; None if it need not."""
-        return max(self._look_at - now, 0.0) if self._open or self._queue else None
-
-    def expire(self, now: float) -> None:
-        """End requests that exceed their time limits."""
-        if now < self._look_at:
-            return
-        self._look_at = now + EXPIRY_CHECK_S
-        self._own(self._queue.late(self._instance, lambda ticket: bool(self._missed_limit(ticket, now))))
-        for ticket in list(self._open.values()):
-            if missed := self._missed_limit(ticket, now):
-                self.fail(ticket, TooLate(missed, RETRY_LATER_S))
-
-    def _missed_limit(self, ticket: Ticket, now: float) -> str:
-        """Return the message of the time limit that `ticket` has exceeded; "" if none."""
-        request, params, waited_s = ticket.request, self._scheduler.params, now - ticket.submitted_at
-        total_s = _shorter(params.request_timeout_s, request.request_timeout_s)
-        has_begun = any(choice.output for choice in ticket.choices)
-        token_s = 0.0 if has_begun else _shorter(params.first_token_timeout_s, request.first_token_timeout_s)
-        if 0 < total_s <= waited_s:
-            return f"the request was not done within {total_s:g} s"
-        has_slot = any(choice.n_cached >= 0 for choice in ticket.choices)
-        if not has_slot and 0 < params.queue_timeout_s <= now - ticket.waits_since:
-            return f"no slot was free within {params.queue_timeout_s:g} s"
-        return f"there was no first token within {token_s:g} s" if 0 < token_s <= waited_s else ""
+    def post(self) -> None:
+        """Deliver everything of this step."""
+        if self._outbox or self._ended:
+            batch, ended = list(self._outbox.values()), self._ended
+            self._outbox, self._ended = {}, []
+            self.delivering = ended or self.delivering
+            self._queue.post(batch, ended)
 
     def receive(self) -> None:
         """Take requests that there are slots for, and end cancelled ones."""
@@ -202,8 +233,9 @@ class Requests:
                 self._enqueue(ticket)
             except Exception as error:  # noqa: BLE001 - `fail` logs what is not ours
                 self.fail(ticket, error)
-        for ticket in [ticket for ticket in self._open.values() if ticket.cancelled]:
-            self._end_all(ticket, State.CANCELLED)
+        for ticket in list(self._open.values()):
+            if ticket.cancelled is not None:
+                self._end_all(ticket, ticket.cancelled)
 
     def ask_for_media(self, sequence: Sequence) -> None:
         """Request the embeddings of the media of `sequence` that are not in the cells."""
@@ -258,7 +290,7 @@ class Requests:
             error = InternalError("the engine failed on this request; see the server's log")
         self._end_all(ticket, State.FAILED)
         self._close(ticket)
-        self._mailbox.emit(ticket, Failed(error))
+        self.emit(ticket, Failed(error))
 
     def _end_all(self, ticket: Ticket, state: State) -> None:
         for choice in ticket.choices:
@@ -282,7 +314,7 @@ class Requests:
                     extra=log_fields(ticket.request),
                 )
                 self._close(ticket)
-                self._mailbox.emit(ticket, Failed(error))
+                self.emit(ticket, Failed(error))
 
     def _enqueue(self, ticket: Ticket) -> None:
         request = ticket.request
@@ -297,5 +329,6 @@ class Requests:
     def _close(self, ticket: Ticket) -> None:
         """Report once that `ticket` holds nothing here, also if it never had sequences."""
         if self._open.pop(id(ticket), None) is not None:
-            ticket.choices, ticket.ended = [], True
-            self._mailbox.ended(ticket)
+            ticket.ended = True  # before its choices are gone, see `Engine._expire`
+            ticket.choices = []
+            self._ended.append(ticket)

@@ -19,13 +19,12 @@ from server.engine.request import (
     RANDOM_SEED,
     Finished,
     FinishReason,
-    MaskView,
     PromptLogprobs,
     Started,
     Text,
     TokenLogprob,
 )
-from server.engine.requests import Mailbox, Requests
+from server.engine.requests import Requests
 from server.engine.runner_api import Runner
 from server.engine.scheduler import TokenRun
 from server.engine.sequence import Phase, Sequence
@@ -148,7 +147,6 @@ class NextTokens:
     _first_slot: int
     _cells: Cells
     _requests: Requests
-    _mailbox: Mailbox
     _stats: EngineStats
     _speculation: Speculation | None
     _clock: Callable[[], float]
@@ -193,7 +191,7 @@ class NextTokens:
                 continue
             try:
                 if entry.scored:
-                    self._mailbox.emit(sequence.ticket, self._score(output, entry))
+                    self._requests.emit(sequence.ticket, self._score(output, entry))
                 if sequence.phase is Phase.DECODE:
                     self._take_checked(entry.next_output(output), entry)
             except NotNumbers:
@@ -314,12 +312,13 @@ class NextTokens:
             after = runner.logprobs(output, token, request.n_probs)
         return token, after if mask is None or after is None else replace(after, mask=mask)
 
-    def _mask(self, output: int, constraint: Constraint, n: int) -> MaskView:
+    def _mask(self, output: int, constraint: Constraint, n: int) -> tuple[int, tuple[TokenLogprob, ...]]:
+        """Return ``TokenLogprob.mask``."""
         best = self._runner.logprobs(output, 0, MASK_LOOKS_AT).top
         constraint.allows(best[0].id)  # a mask may depend on the last rejected token, so ask about one
         bits = int.from_bytes(constraint.mask(), "little")
         forbidden = [one for one in best if not bits >> one.id & 1]
-        return MaskView((bits & (1 << self._vocab.n_tokens) - 1).bit_count(), tuple(forbidden[:n]))
+        return (bits & (1 << self._vocab.n_tokens) - 1).bit_count(), tuple(forbidden[:n])
 
     def _emit_started(self, sequence: Sequence, now: float) -> None:
         sequence.prompt_done_at = now
@@ -338,12 +337,12 @@ class NextTokens:
             source=source,
             recompute=recompute,
         )
-        self._mailbox.emit(sequence.ticket, started)
+        self._requests.emit(sequence.ticket, started)
 
     def _emit_text(self, sequence: Sequence, text: Text, now: float) -> None:
         if sequence.request.timings_per_token:
             text.timings = sequence.timings(now)
-        self._mailbox.emit(sequence.ticket, text)
+        self._requests.emit(sequence.ticket, text)
 
     def _context_full(self, sequence: Sequence) -> bool:
         return len(sequence.request.prompt) + len(sequence.output) >= self._n_most
@@ -383,8 +382,6 @@ class NextTokens:
         rest = sequence.text.finish()
         if rest is not None:
             self._emit_text(sequence, rest, now)
-        timings = sequence.timings(now)
-        self._stats.predicted_seconds += timings.predicted_ms / 1e3
         assert sequence.sampler is not None
         finished = Finished(
             index=sequence.index,
@@ -393,7 +390,7 @@ class NextTokens:
             n_prompt=len(sequence.request.prompt),
             n_cached=sequence.n_cached,
             n_predicted=len(sequence.output),
-            timings=timings,
+            timings=sequence.timings(now),
             id_slot=self._first_slot + slot,
             seed=sequence.sampler.seed,
             truncated=context_full or sequence.shifted,
@@ -401,7 +398,7 @@ class NextTokens:
             n_tokens=len(sequence.content) - bool(sequence.output),
             context_full=context_full and not 0 <= sequence.request.max_tokens <= len(sequence.output),
         )
-        self._mailbox.emit(sequence.ticket, finished)
+        self._requests.emit(sequence.ticket, finished)
         self._requests.end(sequence)
 
 

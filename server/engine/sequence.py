@@ -8,7 +8,7 @@ from server.engine.cache.prefix_cache import CachedPrefix, CacheEntry, Fetch
 from server.engine.encode import Encoding
 from server.engine.lora import NO_ADAPTERS, AdapterSet
 from server.engine.media import Spans, below, check_spans, position, span_at
-from server.engine.request import Adapters, Request, Sink, Timings
+from server.engine.request import Adapters, Request, Sink, State, Timings
 from server.engine.runner_api import Sampler
 from server.engine.speculate.cost import DraftState
 from server.engine.text import TextStream
@@ -17,7 +17,8 @@ from server.structured.constraint import Constraint
 
 @dataclass(eq=False, slots=True)
 class Ticket:
-    """A submitted request, its event sink and its cancel flag.
+    """A submitted request and its event sink. ``cancelled``: the state in which its choices end at the next step; its
+    sink gets no more events.
 
     ``submitted_at`` is the time of the first submission. ``waits_since`` is the time it was queued here; the two
     differ if the request was retried after its worker process ended.
@@ -27,7 +28,7 @@ class Ticket:
     sink: Sink
     submitted_at: float
     adapter_set: AdapterSet = NO_ADAPTERS
-    cancelled: bool = False
+    cancelled: State | None = None
     choices: list["Sequence"] = field(default_factory=list)  # while an instance has it
     ended: bool = False  # all choices have ended
     instance: int = 0  # the preferred instance; after it left the `ModelQueue`, the one that took it

@@ -93,12 +93,13 @@ def _exit(status: int = 0) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Sink:
-    """Sends the events of request `number` that belong to no step."""
+    """Sends the last event of request `number` where it belongs to no step."""
 
     number: int
     worker: "Worker"
 
     def __call__(self, events: list[Event]) -> None:
+        self.worker.requests.pop(self.number, None)
         self.worker.deliver([(self.number, events)], over=True)
 
 

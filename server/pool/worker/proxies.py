@@ -14,7 +14,7 @@ import numpy as np
 from server.engine.embedding import check_input
 from server.engine.lora import Adapter, check_adapters, default_set, rescaled
 from server.engine.media import MediaPrompt
-from server.engine.request import Adapters, Event, Failed, Finished, Request, Sink
+from server.engine.request import Adapters, Event, Failed, Finished, Request, Sink, State
 from server.engine.runner_api import Vectors
 from server.engine.sequence import Ticket
 from server.engine.snapshots import ChoiceView, InstanceView, SlotSnapshot, TierView
@@ -148,7 +148,7 @@ class IsolatedEngine(EngineProxy):
 
     def cancel(self, ticket: Ticket) -> None:
         """Stop a request; its slots are free by the next step. Ignored when it has ended."""
-        ticket.cancelled = True
+        ticket.cancelled = State.CANCELLED
         if isinstance(ticket, _SentTicket) and self._open.pop(ticket.number, None) is not None:
             self.process.notify("cancel", ticket.number)
 

@@ -115,3 +115,13 @@ async def test_a_refused_request_leaves_nothing(monkeypatch: pytest.MonkeyPatch,
         while worker.requests:  # noqa: ASYNC110 - nothing announces it
             await asyncio.sleep(0.001)
         assert not found.failures
+
+
+async def test_a_request_that_exceeds_its_time_limit_during_a_step_leaves_nothing() -> None:
+    async with process() as found:
+        worker = found.worker
+        body = Encoder(VOCAB).pickled(Request("r7", [1] * 3, request_timeout_s=1e-6))
+        found.call("submit", 7, body, False)
+        while worker.requests:  # noqa: ASYNC110 - nothing announces it
+            await asyncio.sleep(0.001)
+        assert not found.failures
