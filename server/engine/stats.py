@@ -5,6 +5,8 @@ from dataclasses import dataclass, field, fields, replace
 from itertools import zip_longest
 from typing import Any, ClassVar
 
+MAX_TOKENS = "n_tokens_max"
+"""The one peak: a current value that outlives its engine."""
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 
 
@@ -21,56 +23,109 @@ class Histogram:
         self.sum += seconds
 
 
-def _gauge(nothing: Any = 0) -> Any:
+def _about(kind: str, metric: str, text: str, *, theirs: bool = False) -> dict[str, Any]:
+    """Return the metadata of a field that is published as `metric` with the help `text`; without a name it is not.
+    `theirs`: llama-server has that metric.
+    """
+    return {"kind": kind, "metric": metric, "text": text, "theirs": theirs}
+
+
+def _count(metric: str, text: str, *, theirs: bool = False) -> Any:
+    return field(default=0, metadata=_about("counter", metric, text, theirs=theirs))
+
+
+def _gauge(metric: str = "", text: str = "", *, theirs: bool = False, nothing: Any = 0) -> Any:
     """Return a field that holds a current value; `nothing` is its value for an engine that has ended."""
-    return field(default=nothing, metadata={"gauge": True})
+    return field(default=nothing, metadata=_about("gauge", metric, text, theirs=theirs))
 
 
 @dataclass(slots=True)
 class EngineStats:
-    """Totals since the model was loaded, as llama-server's ``server_metrics`` (tools/server/server-context.cpp)."""
+    """Totals since the model was loaded, as llama-server's ``server_metrics`` (tools/server/server-context.cpp).
 
-    prompt_tokens: int = 0  # computed, not cached
-    prompt_tokens_cached: int = 0
-    prompt_seconds: float = 0.0
-    predicted_tokens: int = 0
-    predicted_seconds: float = 0.0
-    n_decode: int = 0
+    `server.metrics.collector` publishes them under the names that the fields have here.
+    """
+
+    prompt_tokens: int = _count(
+        *("prompt_tokens_total", "Number of prompt tokens processed, excluding cached tokens"), theirs=True
+    )
+    prompt_tokens_cached: int = _count(
+        *("prompt_tokens_cached_total", "Number of prompt tokens reused from the cache"), theirs=True
+    )
+    prompt_seconds: float = _count("prompt_seconds_total", "Total time spent processing prompts", theirs=True)
+    predicted_tokens: int = _count("tokens_predicted_total", "Number of generation tokens processed", theirs=True)
+    n_decode: int = _count(
+        "n_decode_total",
+        "Total number of llama_decode() calls, excluding speculative decoding and multimodal decoding",
+        theirs=True,
+    )
     n_busy_slots: int = 0  # summed over decodes
-    n_tokens_max: int = 0
-    n_processing: int = _gauge()  # choices that hold a slot
-    n_deferred: int = _gauge()  # choices that wait for a slot
-    n_drafts: int = 0  # drafts that were verified
-    n_draft_tokens: int = 0
-    n_draft_accepted: int = 0
+    n_draft_tokens: int = _count(
+        "spec_decode_num_draft_tokens_total", "Speculative: Total draft tokens generated", theirs=True
+    )
+    n_draft_accepted: int = _count(
+        "spec_decode_num_accepted_tokens_total",
+        "Speculative: Total draft tokens accepted by the target model",
+        theirs=True,
+    )
+    n_drafts: int = _count(
+        "spec_decode_num_drafts_total", "Speculative: Total speculative decoding verification steps", theirs=True
+    )
     accepted_at: list[int] = field(default_factory=list)  # number of drafts whose token at this position was accepted
-    n_restarts: int = 0  # restarts of the model's worker process
-    n_preempted: int = 0  # requests that were preempted
-    cache_ram_bytes: int = _gauge()  # RAM tier: offloaded states, preempted requests, checkpoints
-    cache_ram_states: int = _gauge()
-    n_ram_hits: int = 0  # loads from the RAM tier
-    n_slot_evictions: int = 0  # prefixes that slots lost, saved or not, and that no other slot or entry has
-    n_ram_evictions: int = 0
-    n_disk_evictions: int = 0
-    n_cache_refused: int = 0  # states dropped because saving them would have stalled other requests
-    cache_disk_bytes: int = _gauge()
-    cache_disk_states: int = _gauge()
-    n_disk_hits: int = 0
-    n_disk_dropped: int = 0  # damaged files
-    n_checkpoints: int = 0  # checkpoints created
-    n_checkpoint_hits: int = 0  # prompts resumed from a checkpoint
-    n_media_encoded: int = 0  # images and audio chunks encoded
-    n_media_hits: int = 0  # embeddings found in a cache
-    media_cache_bytes: int = _gauge()  # bytes of embeddings, in RAM and on disk
+    n_tokens_max: int = _gauge(MAX_TOKENS, "Largest observed sequence length (prompt + generation)", theirs=True)
+    n_processing: int = _gauge("requests_processing", "Number of requests processing", theirs=True)  # choices
+    n_deferred: int = _gauge("requests_deferred", "Number of requests deferred", theirs=True)
+    n_restarts: int = _count("model_restarts_total", "Restarts of the process of a model with `isolation: process`")
+    n_preempted: int = _count("preempted_requests_total", "Preemptions of running requests, which resume later")
+    n_ram_hits: int = _count("cache_ram_hits_total", "Prompts whose KV state was loaded from RAM (`cache_ram`)")
+    n_cache_refused: int = _count(
+        "cache_refused_total",
+        "KV states that were not cached because saving would have delayed other requests",
+    )
+    n_disk_hits: int = _count("cache_disk_hits_total", "KV states that were read from disk (`cache_disk`)")
+    n_slot_evictions: int = _count(  # of prefixes that no other slot or entry has
+        "cache_slot_evictions_total",
+        "Cached prefixes that idle slots lost to other prompts, also those that were saved",
+    )
+    n_ram_evictions: int = _count(
+        "cache_ram_evictions_total", "KV states that left RAM for others, to disk if there is one"
+    )
+    n_disk_evictions: int = _count("cache_disk_evictions_total", "KV states that were deleted from disk for others")
+    n_disk_dropped: int = _count("cache_disk_dropped_total", "Damaged files on disk that were deleted")
+    n_checkpoints: int = _count("checkpoints_total", "Checkpoints of models whose KV cache cannot be truncated")
+    n_checkpoint_hits: int = _count("checkpoint_hits_total", "Prompts that continued from a checkpoint")
+    n_media_encoded: int = _count("media_encoded_total", "Images and audio segments that were encoded")
+    n_media_hits: int = _count("media_cache_hits_total", "Images and audio segments whose embeddings were cached")
+    cache_ram_bytes: int = _gauge(
+        "cache_ram_bytes", "KV states, preempted requests and checkpoints in RAM (`cache_ram`)"
+    )
+    cache_ram_states: int = _gauge("cache_ram_states", "KV states in RAM")
+    cache_disk_bytes: int = _gauge("cache_disk_bytes", "KV states on disk (`cache_disk`)")
+    media_cache_bytes: int = _gauge("media_cache_bytes", "Embeddings of images and audio, in RAM and on disk")
+    cache_disk_states: int = _gauge("cache_disk_states", "KV states on disk")
     kv_cells: int = _gauge()  # total
     kv_cells_running: int = _gauge()  # held by running requests
     kv_cells_cached: int = _gauge()  # held by idle caches
-    adapters_running: frozenset[str] = _gauge(frozenset())  # names of LoRA adapters of running requests
-    adapters_waiting: frozenset[str] = _gauge(frozenset())
-    time_to_first_token: Histogram = field(default_factory=Histogram)
-    inter_token: Histogram = field(default_factory=Histogram)
-    queue_time: Histogram = field(default_factory=Histogram)
-    request_duration: Histogram = field(default_factory=Histogram)
+    adapters_running: frozenset[str] = _gauge(nothing=frozenset())  # names of LoRA adapters of running requests
+    adapters_waiting: frozenset[str] = _gauge(nothing=frozenset())
+    time_to_first_token: Histogram = field(
+        default_factory=Histogram,
+        metadata=_about(
+            "histogram", "time_to_first_token_seconds", "From a request's arrival at the engine to its first token"
+        ),
+    )
+    inter_token: Histogram = field(
+        default_factory=Histogram,
+        metadata=_about("histogram", "inter_token_latency_seconds", "Between two tokens of a choice"),
+    )
+    queue_time: Histogram = field(
+        default_factory=Histogram,
+        metadata=_about("histogram", "queue_time_seconds", "From a request's arrival at the engine to its slot"),
+    )
+    request_duration: Histogram = field(
+        default_factory=Histogram,
+        metadata=_about("histogram", "request_duration_seconds", "From a request's arrival at the engine to its end"),
+    )
 
     def add_decode(self, n_busy: int, longest: int, n_prompt: int, seconds: float) -> None:
         """Count a decode as llama-server does (tools/server/server-context.cpp, metrics_post_decode).
@@ -104,7 +159,8 @@ def combined(one: EngineStats, other: EngineStats) -> EngineStats:
 
 def ended(stats: EngineStats) -> EngineStats:
     """Return the totals of an engine that no longer runs: gauges are 0."""
-    nothing: dict[str, Any] = {f.name: f.default for f in fields(stats) if f.metadata}
+    gauges = [f for f in fields(stats) if f.metadata.get("kind") == "gauge" and f.name != MAX_TOKENS]
+    nothing: dict[str, Any] = {f.name: f.default for f in gauges}
     return replace(stats, **nothing)
 
 
@@ -116,4 +172,4 @@ def _sum(name: str, one: Any, other: Any) -> Any:
         return [a + b for a, b in zip_longest(one, other, fillvalue=0)]
     if isinstance(one, frozenset):
         return one | other
-    return max(one, other) if name == "n_tokens_max" else one + other
+    return max(one, other) if name == MAX_TOKENS else one + other

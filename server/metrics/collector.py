@@ -7,84 +7,25 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import reduce
-from typing import Protocol
+from itertools import accumulate
+from operator import sub
+from typing import Any, Protocol, cast
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from server.engine.cache.prefix_cache import BLOCK
-from server.engine.stats import EngineStats, combined, ended
+from server.engine.stats import MAX_TOKENS, EngineStats, Histogram, combined, ended
 from server.pool.state import ModelState, Status
 
 _THEIRS, _OURS, _ALL = "llamacpp:", "llamapool_", "llamapool_server_"
-MAX_TOKENS = "n_tokens_max"
 MAX_TOKENS_NAMES = (_THEIRS + MAX_TOKENS, _OURS + MAX_TOKENS)
-Kind = type[CounterMetricFamily] | type[GaugeMetricFamily]
-_Table = tuple[tuple[str, str, str], ...]
-"""Name of a metric, its description, and the attribute of `EngineStats` that it shows."""
-
-_COUNTERS: _Table = (
-    ("prompt_tokens_total", "Number of prompt tokens processed, excluding cached tokens", "prompt_tokens"),
-    ("prompt_tokens_cached_total", "Number of prompt tokens reused from the cache", "prompt_tokens_cached"),
-    ("prompt_seconds_total", "Total time spent processing prompts", "prompt_seconds"),
-    ("tokens_predicted_total", "Number of generation tokens processed", "predicted_tokens"),
-    (
-        "n_decode_total",
-        "Total number of llama_decode() calls, excluding speculative decoding and multimodal decoding",
-        "n_decode",
-    ),
-    ("spec_decode_num_draft_tokens_total", "Speculative: Total draft tokens generated", "n_draft_tokens"),
-    (
-        "spec_decode_num_accepted_tokens_total",
-        "Speculative: Total draft tokens accepted by the target model",
-        "n_draft_accepted",
-    ),
-    ("spec_decode_num_drafts_total", "Speculative: Total speculative decoding verification steps", "n_drafts"),
-)
-_GAUGES: _Table = (
-    (MAX_TOKENS, "Largest observed sequence length (prompt + generation)", "n_tokens_max"),
-    ("requests_processing", "Number of requests processing", "n_processing"),
-    ("requests_deferred", "Number of requests deferred", "n_deferred"),
-)
-_OWN_COUNTERS: _Table = (
-    ("model_restarts_total", "Restarts of the process of a model with `isolation: process`", "n_restarts"),
-    ("preempted_requests_total", "Preemptions of running requests, which resume later", "n_preempted"),
-    ("parked_requests_total", "Deprecated name of preempted_requests_total", "n_preempted"),
-    ("cache_ram_hits_total", "Prompts whose KV state was loaded from RAM (`cache_ram`)", "n_ram_hits"),
-    (
-        "cache_refused_total",
-        "KV states that were not cached because saving would have delayed other requests",
-        "n_cache_refused",
-    ),
-    ("cache_disk_hits_total", "KV states that were read from disk (`cache_disk`)", "n_disk_hits"),
-    (
-        "cache_slot_evictions_total",
-        "Cached prefixes that idle slots lost to other prompts, also those that were saved",
-        "n_slot_evictions",
-    ),
-    ("cache_ram_evictions_total", "KV states that left RAM for others, to disk if there is one", "n_ram_evictions"),
-    ("cache_disk_evictions_total", "KV states that were deleted from disk for others", "n_disk_evictions"),
-    ("cache_disk_dropped_total", "Damaged files on disk that were deleted", "n_disk_dropped"),
-    ("checkpoints_total", "Checkpoints of models whose KV cache cannot be truncated", "n_checkpoints"),
-    ("checkpoint_hits_total", "Prompts that continued from a checkpoint", "n_checkpoint_hits"),
-    ("media_encoded_total", "Images and audio segments that were encoded", "n_media_encoded"),
-    ("media_cache_hits_total", "Images and audio segments whose embeddings were cached", "n_media_hits"),
-)
-_OWN_GAUGES: _Table = (
-    ("cache_ram_bytes", "KV states, preempted requests and checkpoints in RAM (`cache_ram`)", "cache_ram_bytes"),
-    ("cache_ram_states", "KV states in RAM", "cache_ram_states"),
-    ("cache_disk_bytes", "KV states on disk (`cache_disk`)", "cache_disk_bytes"),
-    ("media_cache_bytes", "Embeddings of images and audio, in RAM and on disk", "media_cache_bytes"),
-    ("cache_disk_states", "KV states on disk", "cache_disk_states"),
-)
-_HISTOGRAMS: _Table = (
-    ("time_to_first_token_seconds", "From a request's arrival at the engine to its first token", "time_to_first_token"),
-    ("inter_token_latency_seconds", "Between two tokens of a choice", "inter_token"),
-    ("queue_time_seconds", "From a request's arrival at the engine to its slot", "queue_time"),
-    ("request_duration_seconds", "From a request's arrival at the engine to its end", "request_duration"),
-)
+_PUBLISHED = [(each.name, each.metadata) for each in fields(EngineStats) if each.metadata.get("metric")]
+_KINDS = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "histogram": HistogramMetricFamily}
+Totals = tuple[float, float, float, float]
+"""Prompt tokens and their seconds, generated tokens and their seconds."""
 
 
 class Counted(Protocol):
@@ -126,17 +67,6 @@ WINDOW_S = 15.0
 _APART_S = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Sample:
-    """Totals of tokens, and of the seconds that they took."""
-
-    at: float = -math.inf
-    prompt: float = 0.0
-    prompt_s: float = 0.0
-    predicted: float = 0.0
-    predicted_s: float = 0.0
-
-
 class Windows:
     """Recent throughput of each model, which is the same for every scraper. Used on the event loop.
 
@@ -146,7 +76,7 @@ class Windows:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._samples: dict[str, deque[_Sample]] = {}
+        self._samples: dict[str, deque[tuple[float, Totals]]] = {}
 
     def rates(self, model: str, stats: EngineStats) -> tuple[float, float]:
         """Return prompt and generated tokens per second of computation, since the latest scrape that is at least
@@ -155,17 +85,14 @@ class Windows:
         A choice's first token comes from the prompt's last step, so it takes no time of its own and isn't counted.
         """
         gaps, at = stats.inter_token, self._clock()
-        now = _Sample(at, stats.prompt_tokens, stats.prompt_seconds, sum(gaps.counts), gaps.sum)
-        samples = self._samples.setdefault(model, deque((_Sample(),)))
-        while len(samples) > 1 and at - samples[1].at >= WINDOW_S:
+        now = stats.prompt_tokens, stats.prompt_seconds, sum(gaps.counts), gaps.sum
+        samples = self._samples.setdefault(model, deque([(-math.inf, (0, 0, 0, 0))]))
+        while len(samples) > 1 and at - samples[1][0] >= WINDOW_S:
             samples.popleft()
-        before = samples[0]
-        if at - samples[-1].at >= _APART_S:
-            samples.append(now)
-        return (
-            _rate(now.prompt - before.prompt, now.prompt_s - before.prompt_s),
-            _rate(now.predicted - before.predicted, now.predicted_s - before.predicted_s),
-        )
+        n_prompt, prompt_s, n_predicted, predicted_s = map(sub, now, samples[0][1])
+        if at - samples[-1][0] >= _APART_S:
+            samples.append((at, now))
+        return _rate(n_prompt, prompt_s), _rate(n_predicted, predicted_s)
 
 
 def _rate(n: float, seconds: float) -> float:
@@ -207,7 +134,7 @@ class _Families:
     labels: list[str]
 
     def llama_servers(self, windows: Windows) -> Iterator[Metric]:
-        yield from self._table(CounterMetricFamily, _COUNTERS)
+        yield from self._published("counter", theirs=True)
         yield self._family(
             CounterMetricFamily,
             "tokens_predicted_seconds_total",
@@ -216,7 +143,7 @@ class _Families:
             {model: stats.inter_token.sum for model, stats in self.models.items()},
         )
         yield from self._accepted_by_position()
-        yield from self._table(GaugeMetricFamily, _GAUGES)
+        yield from self._published("gauge", theirs=True)
         yield self._family(
             GaugeMetricFamily,
             "n_busy_slots_per_decode",
@@ -230,17 +157,11 @@ class _Families:
             yield self._family(GaugeMetricFamily, f"{kind}_tokens_seconds", text, values)
 
     def own(self) -> Iterator[Metric]:
-        yield from self._table(CounterMetricFamily, _OWN_COUNTERS)
-        yield from self._table(GaugeMetricFamily, _OWN_GAUGES)
-        for name, text, attribute in _HISTOGRAMS:
-            family = HistogramMetricFamily(self.prefix + name, text, labels=self.labels)
-            for model, stats in self.models.items():
-                histogram, n, buckets = getattr(stats, attribute), 0, []
-                for bound, count in zip((*map(str, histogram.bounds), "+Inf"), histogram.counts, strict=True):
-                    n += count
-                    buckets.append((bound, float(n)))
-                family.add_metric(self._values(model), buckets, histogram.sum)
-            yield family
+        yield from self._published("counter", theirs=False)
+        values: dict[str, float] = {model: stats.n_preempted for model, stats in self.models.items()}
+        text = "Deprecated name of preempted_requests_total"
+        yield self._family(CounterMetricFamily, "parked_requests_total", text, values)
+        yield from self._published("gauge", "histogram", theirs=False)
 
     def _accepted_by_position(self) -> Iterator[Metric]:
         """Nothing before the first draft, as in llama-server."""
@@ -253,15 +174,22 @@ class _Families:
                 family.add_metric([*self._values(model), str(position)], n)
         yield family
 
-    def _table(self, kind: Kind, table: _Table) -> Iterator[Metric]:
-        for name, text, attribute in table:
-            yield self._family(kind, name, text, {m: getattr(stats, attribute) for m, stats in self.models.items()})
+    def _published(self, *kinds: str, theirs: bool) -> Iterator[Metric]:
+        """Yield the fields of `EngineStats` of these kinds that are llama-server's or ours."""
+        for attribute, about in _PUBLISHED:
+            if about["theirs"] is theirs and about["kind"] in kinds:
+                values = {model: getattr(stats, attribute) for model, stats in self.models.items()}
+                yield self._family(_KINDS[about["kind"]], about["metric"], about["text"], values)
 
-    def _family(self, kind: Kind, name: str, text: str, values: Mapping[str, float]) -> Metric:
-        family = kind(self.prefix + name, text, labels=self.labels)
+    def _family(self, kind: type[Any], name: str, text: str, values: Mapping[str, float | Histogram]) -> Metric:
+        family: Any = kind(self.prefix + name, text, labels=self.labels)
         for model, value in values.items():
-            family.add_metric(self._values(model), value)
-        return family
+            if isinstance(value, Histogram):
+                buckets = zip((*map(str, value.bounds), "+Inf"), map(float, accumulate(value.counts)), strict=True)
+                family.add_metric(self._values(model), list(buckets), value.sum)
+            else:
+                family.add_metric(self._values(model), value)
+        return cast(Metric, family)
 
     def _values(self, model: str) -> list[str]:
         return [model] if self.labels else []
