@@ -200,7 +200,7 @@ class Session:
         self._lease = None  # nothing of this attempt counts
         self._events.clear()
         self._failure = None
-        self._usage.retry()
+        self._usage = self._record.usage = ModelUse(self._usage.model, retried=True)
         return await work()
 
     def _let_go(self) -> None:
@@ -287,7 +287,7 @@ class Session:
 
     def _cache_scope(self) -> str:
         """Return the cache namespace of the body's salt; without one, the header has it, as in vLLM."""
-        salt = self._salt or self._request.headers.get("x-cache-salt", "")
+        salt = self._salt or self._record.headers.get(b"x-cache-salt", b"").decode("latin-1")
         return cache_scope(self.services.cache_mode, self._key.owner, salt)
 
     def _timed(self, work: Generate, context: Context) -> Generation:

@@ -66,14 +66,6 @@ class ModelUse:
         self.reasons.append(event.reason.value)
         self.n_open -= 1
 
-    def retry(self) -> None:
-        """Reset the usage before a retry. The failed attempt is not counted."""
-        self.n_prompt = self.n_cached = self.n_predicted = self.n_draft = self.n_draft_accepted = self.n_open = 0
-        self.queue_s = self.placement_s = self.prefill_s = self.decode_s = self.decoding_since = 0.0
-        self.source = self.recompute = ""
-        self.slots, self.reasons = [], []
-        self.retried = True
-
     def cut_off(self, reason: State) -> None:
         """Choices that have not ended never will."""
         if self.n_open and self.decoding_since:
