@@ -251,9 +251,11 @@ def _fits_a_graph(p: SamplingParams, n_vocab: int) -> bool:
     return in_order and others and plain and narrow and few and warm
 
 
+_CHAIN_PARAMS = C.llama_sampler_chain_default_params()
+_CHAIN_PARAMS.no_perf = True
+
+
 def new_chain() -> int:
     """Return an empty native chain; the caller frees it."""
-    params = C.llama_sampler_chain_default_params()
-    params.no_perf = True
-    chain: int = C.llama_sampler_chain_init(params)
+    chain: int = fast.sampler_chain_init(_CHAIN_PARAMS)
     return chain
