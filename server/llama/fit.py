@@ -3,8 +3,8 @@ free (`room`), and what is chosen so that they fit (`choose`, which is pure).
 
 `choose` decides what the settings leave open, in llama-server's order (common/fit.cpp, common_params_fit_impl): the
 full context on the devices; a smaller context, down to ``fit_ctx``; experts on the CPU, first layers first; whole
-layers. In addition RAM is checked, and a model that cannot fit is refused with the numbers instead of being killed by
-the kernel.
+layers. In addition, ``n_ubatch`` is reduced before anything leaves a device, RAM is checked, and a model that cannot
+fit is refused with the numbers instead of being killed by the kernel.
 
 `Measure` lets the library load a model without allocating (``no_alloc``), as ``common_fit_params`` does. The library's
 function for the sizes of buffers (``llama_get_memory_breakdown``, src/llama-ext.h) is C++ and returns a ``std::map``: a
@@ -44,7 +44,7 @@ def fitted(
     """Return how to load `spec` within free memory, of which it may take what is `granted` of each device. Weights for
     which `is_loaded` is true take nothing more. Raises `ModelFailed`.
     """
-    native, shape = spec.native, _shape_of(files.header, spec.native)
+    native, shape = spec.native, _shape_of(spec, files.header)
     if not (_can_measure(native) and shape.n_ctx_train):
         return Fit(spec)
     with Measure(spec, files) as measure:
@@ -69,7 +69,7 @@ def least(spec: ModelSpec, files: ModelFiles) -> Footprint:
     if not _can_measure(native):
         return {}
     if native.fit and native.n_ctx == 0:
-        native = replace(native, n_ctx=_least_context(native, _shape_of(files.header, native)))
+        native = replace(native, n_ctx=_least_context(native, _shape_of(spec, files.header)))
     with Measure(spec, files) as measure:
         return measure(native)
 
@@ -90,6 +90,7 @@ class ModelShape:
     n_layer: int
     has_experts: bool
     n_streams: int = 1  # sequences with cells of their own
+    n_ubatches: tuple[int, ...] = ()  # smaller ones that may be chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +119,8 @@ def choose(spec: ModelSpec, shape: ModelShape, room: DeviceBudget, measure: Meas
         return chosen
     if native.n_ctx == 0:
         chosen = _less_context(chosen, shape, room, measure)
+    if not holds(room.ample, chosen.footprint):
+        chosen = _smaller_ubatch(chosen, shape, room, measure)
     if _can_place(native) and not holds(room.ample, chosen.footprint, host=False):
         chosen = _placed(chosen, shape, room, measure)
     if not holds(room.tight, chosen.footprint):
@@ -145,6 +148,18 @@ def _less_context(chosen: Fit, shape: ModelShape, room: DeviceBudget, measure: M
 def _least_context(native: LoadParams, shape: ModelShape) -> int:
     """Return the shortest that may be chosen."""
     return min(shape.n_ctx_train, native.fit_ctx) * shape.n_streams
+
+
+def _smaller_ubatch(chosen: Fit, shape: ModelShape, room: DeviceBudget, measure: Measured) -> Fit:
+    """Return `chosen` with fewer tokens evaluated at once if it fits then: prefill is slower, but decode is not."""
+    for n_ubatch in shape.n_ubatches:
+        native = replace(chosen.spec.native, n_ubatch=n_ubatch)
+        footprint = measure(native)
+        if holds(room.ample, footprint):
+            before = chosen.spec.native.n_ubatch
+            note = f"n_ubatch of {n_ubatch} instead of {before}: the buffers of more do not fit"
+            return _changed(chosen, native, footprint, note)
+    return chosen
 
 
 def _can_place(native: LoadParams) -> bool:
@@ -186,13 +201,21 @@ def _too_large(chosen: Fit, room: DeviceBudget, *, shortened: bool) -> str:
     )
 
 
-def _shape_of(header: GgufHeader, native: LoadParams) -> ModelShape:
-    """Return the shape of a model that is loaded with these parameters."""
+_UBATCHES = 256, 128
+
+
+def _shape_of(spec: ModelSpec, header: GgufHeader) -> ModelShape:
+    """Return the shape of a model that is loaded as `spec` says. ``n_ubatch`` bounds the length of an embedding's text
+    and of a medium, and only its default is changed.
+    """
+    native, kinds = spec.native, roles(header, spec.native)
+    is_open = native.n_ubatch == LoadParams().n_ubatch and not kinds.embeds and spec.mmproj is None
     return ModelShape(
         n_ctx_train=header.of_model("context_length"),
         n_layer=header.of_model("block_count"),
         has_experts=header.of_model("expert_count") > 0,
-        n_streams=1 if native.unified or not roles(header, native).generates else native.n_slots,
+        n_streams=1 if native.unified or not kinds.generates else native.n_slots,
+        n_ubatches=_UBATCHES if is_open else (),
     )
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from server.errors import ModelFailed
 from server.llama.fit import DeviceBudget, ModelShape, choose, holds
 from server.pool.memory import HOST, Bytes, Fit, Footprint
-from server.pool.spec import LoadParams, ModelSpec
+from server.pool.spec import ALL_THAT_FIT, LoadParams, ModelSpec
 
 GIB = 1 << 30
 N_LAYER, N_CTX_TRAIN = 8, 131072
@@ -23,8 +23,9 @@ SEPARATE = LoadParams(n_parallel=4, kv_unified=False)
 class Machine:
     """A layer weighs one GiB, three quarters of it experts if there are any; the last is the output's."""
 
-    def __init__(self, *devices: str, experts: bool = False) -> None:
+    def __init__(self, *devices: str, experts: bool = False, per_token: int = GIB // 64 // 512) -> None:
         self.devices = devices
+        self.per_token = per_token  # bytes of a layer's buffers
         self.experts = experts
         self.n_measured = 0
 
@@ -39,7 +40,7 @@ class Machine:
             heavy = GIB * 3 // 4 if self.experts else 0
             home = HOST if layer < native.n_cpu_moe else place
             cells = native.n_ctx * PER_CELL // n_layer
-            found[place] += Bytes(GIB - heavy, cells, GIB // 64)
+            found[place] += Bytes(GIB - heavy, cells, native.n_ubatch * self.per_token)
             found[home] += Bytes(heavy)
         return found
 
@@ -72,6 +73,18 @@ def test_experts_leave_a_device_before_layers_do() -> None:
     assert "experts of" in choice.notes[-1]
     tiny = chosen(Machine("CUDA0", experts=True), EXPERTS, CPU=64, CUDA0=3)
     assert (tiny.spec.native.n_cpu_moe, tiny.spec.native.n_gpu_layers > 0) == (N_LAYER, True)
+
+
+def test_fewer_tokens_are_evaluated_at_once_before_layers_leave_a_device() -> None:
+    machine = Machine("CUDA0", per_token=GIB // 9 // 128)  # 4 GiB with 512 tokens, 1 GiB with 128
+    shape = replace(DENSE, n_ubatches=(256, 128))
+    for free, expected in ((15, 512), (13, 256), (12, 128)):
+        choice = chosen(machine, shape, CPU=64, CUDA0=free)
+        assert (choice.spec.native.n_ubatch, choice.spec.native.n_gpu_layers) == (expected, ALL_THAT_FIT)
+    assert "n_ubatch of 128" in choice.notes[-1]
+    for least, free in ((DENSE, 12), (shape, 5)):  # it may not; it does not help
+        choice = chosen(machine, least, CPU=64, CUDA0=free)
+        assert (choice.spec.native.n_ubatch, choice.spec.native.n_gpu_layers >= 0) == (512, True)
 
 
 def test_the_processor_must_hold_what_the_devices_do_not() -> None:
