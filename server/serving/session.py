@@ -17,7 +17,7 @@ from server.dialects.vectors import VectorRequest
 from server.engine.cache.scope import cache_scope, is_lasting
 from server.engine.request import Event, Failed, Finished, Started, State, Text
 from server.engine.sequence import Ticket
-from server.errors import ModelEnded, NotFound, Unavailable, short
+from server.errors import ModelEnded, NotFound, QueueFull, Unavailable, short
 from server.media.bitmap import Document, Video, n_bytes_of
 from server.media.loader import MediaSupport
 from server.media.source import NO_MEDIA, FileContent, LoadedMedia, Media
@@ -121,12 +121,13 @@ class Session:
                 if self._names_adapter and any(request.adapters is None for request in result.requests):
                     raise NotFound(f"the LoRA adapter '{short(name or '')}' was unloaded meanwhile")
                 self._usage.submitted_at = time.perf_counter()
+                n_prompt = sum(len(request.prompt) for request in result.requests)
                 for number, request in enumerate(result.requests):
                     if request.sampling.backend_sampling and not model.spec.engine.backend_sampling:
                         self.warnings.append(_NOT_IN_GRAPH)
-                    self._tickets.append(model.engine.submit(request, partial(self._take, number)))
-                    self._usage.n_prompt += len(request.prompt)  # a refused one counts against no limit
+                    self._tickets.append(model.engine.submit(request, partial(self._take, number, n_prompt=n_prompt)))
                     self._usage.n_open += request.n
+                self._usage.n_prompt += n_prompt  # refused requests count against no limit
             for ticket in self._tickets:  # which are reached by their ids until `close`
                 self.services.running[ticket.request.id] = RunningCompletion(
                     model.spec.id, result.reasoning, self._abort, self._key.owner
@@ -143,14 +144,22 @@ class Session:
                 job = await self._in_thread(lambda: parsed.job(model, loaded))
                 computing = embedder.submit(job.inputs)
                 self._usage.n_prompt += sum(map(len, job.inputs))
-        found = await computing
+        try:
+            found = await computing
+        except QueueFull:  # as in `_take`
+            self._usage.n_prompt = 0
+            raise
         return await self._in_thread(lambda: job.reply(found))
 
-    def _take(self, number: int, events: list[Event]) -> None:
-        """Keep the events of request `number`, up to the first failure of any request, and wake their reader."""
+    def _take(self, number: int, events: list[Event], n_prompt: int = 0) -> None:
+        """Keep the events of request `number`, up to the first failure of any request, and wake their reader.
+        `n_prompt`: prompt tokens of all requests that were submitted with it.
+        """
         for event in events if self._failure is None else ():
             if isinstance(event, Failed):
                 self._failure = event.error
+                if isinstance(event.error, QueueFull):  # of a model's process, which refuses what was submitted
+                    self._usage.n_prompt -= n_prompt
                 break
             self._events.append((number, event))
         if self._arrival is not None and not self._arrival.done():

@@ -26,8 +26,7 @@ class Loaders:
         """`in_process` creates the loader in a worker process; None: there are none."""
         self.local = local
         self._in_process = in_process
-        self._kept: dict[str, tuple[ModelSpec, WorkerProcess, asyncio.TimerHandle]] = {}
-        self._processes: set[WorkerProcess] = set()  # that have not ended
+        self._processes: dict[WorkerProcess, ModelSpec | None] = {}  # that have not ended; what waits for its load
         self._closed = False
 
     def isolates(self, spec: ModelSpec) -> bool:
@@ -40,34 +39,29 @@ class Loaders:
         """Return the loader of a model: the process that has measured it, if it waits. Raises `ModelFailed`."""
         if not self.isolates(spec):
             return self.local
-        if spec.id in self._kept:
-            measured, loader, timer = self._kept[spec.id]
-            if measured == spec:
-                timer.cancel()
-                del self._kept[spec.id]
-                return loader
-            self._give_up(spec.id)
+        for process, measured in self._processes.items():
+            if measured is not None and process.name == spec.id:
+                self._processes[process] = None
+                if measured == spec and not process.kill_reason:
+                    return process
+                process.abandon()
         if self._in_process is None:
             raise ModelFailed(spec.id, "isolation: process needs a system with Unix sockets")
         process = WorkerProcess(spec.id, self._in_process, self.local)
-        self._processes.add(process)
-        process.ended.add_done_callback(lambda _: self._processes.discard(process))
+        self._processes[process] = None
+        process.ended.add_done_callback(lambda _: self._processes.pop(process))
         return process
 
     def keep(self, spec: ModelSpec, loader: Loader) -> None:
         """Let a process that has measured a model wait for the load, which mostly follows at once."""
-        if not isinstance(loader, WorkerProcess):
-            return
-        timer = asyncio.get_running_loop().call_later(KEPT_S, self._give_up, spec.id)
-        self._kept[spec.id] = spec, loader, timer
-        if self._closed:
-            self._give_up(spec.id)
+        if isinstance(loader, WorkerProcess) and loader in self._processes:
+            self._processes[loader] = spec
+            asyncio.get_running_loop().call_later(0 if self._closed else KEPT_S, self._give_up, loader)
 
-    def _give_up(self, model: str) -> None:
-        """End the process that has measured a model."""
-        _, loader, timer = self._kept.pop(model)
-        timer.cancel()
-        self.abandon(loader)
+    def _give_up(self, process: WorkerProcess) -> None:
+        """End a process that still waits for its load."""
+        if self._processes.get(process) is not None:
+            process.abandon()
 
     def abandon(self, loader: Loader) -> None:
         """Stop the process of a loader that is unwanted or has failed."""
@@ -99,8 +93,6 @@ class Loaders:
     def stop(self) -> None:
         """Keep no more processes, and end measuring and loading, which might never end."""
         self._closed = True
-        for model in list(self._kept):
-            self._give_up(model)
         for process in self._processes:
             if not process.is_loaded:
                 process.abandon()

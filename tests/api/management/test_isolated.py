@@ -18,15 +18,17 @@ import pytest
 from mcp.server.mcpserver import MCPServer
 
 from server.app import create_app, every
+from server.errors import request_queue_full
 from server.media import header
 from server.pool import scheduler
 from server.pool.block_events import BlocksStored
 from server.pool.memory import Fit, Footprint, Memory
 from server.pool.saved.state_cache import EMBEDDINGS_SUFFIX
 from server.pool.spec import ModelSpec
+from server.pool.state import Status
 from server.pool.worker import parent
 from server.pool.worker.parent import WorkerProcess
-from server.pool.worker.proxies import IsolatedEngine
+from server.pool.worker.proxies import IsolatedEmbedder, IsolatedEngine
 from tests.api.conftest import Api, check_nothing_leaked, make_settings, running, until
 from tests.api.streams import Exchange, posting, typed_events
 from tests.media_files import media_file
@@ -454,6 +456,29 @@ async def test_what_is_told_outside_crosses(start: Start) -> None:
         await until(lambda: 0 < engine(api).stats.kv_cells_cached < engine(api).stats.kv_cells)
 
 
+async def test_a_request_that_the_full_queue_of_the_process_refuses_uses_no_tokens(start: Start) -> None:
+    async with start(models={"demo": {**ONE["demo"], "max_queue": 1}}) as api:
+        running = [asyncio.create_task(api.expect(CHAT, chat("!wait 9!"))) for _ in range(5)]
+        await until(lambda: len(api.app.state.services.running) == 5)
+        await api.expect(CHAT, chat("Hi"), 429, "queue is full")
+        counts = [(await each).json()["usage"]["prompt_tokens"] for each in running]
+        (row,) = (await api.expect("GET /v1/usage")).json()["data"]
+        assert row["prompt_tokens"] == sum(counts)
+
+
+async def test_vectors_that_the_full_queue_of_the_process_refuses_use_no_tokens(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*_: object) -> None:
+        raise request_queue_full(1, 1)
+
+    monkeypatch.setattr(IsolatedEmbedder, "_embed", refuse)
+    async with start("plain", {"demo": {**ONE["demo"], "embedding": True, "pooling": "mean"}}) as api:
+        await api.expect("POST /v1/embeddings", {"input": "a"}, 429, "queue is full")
+        (row,) = (await api.expect("GET /v1/usage")).json()["data"]
+        assert row["prompt_tokens"] == 0
+
+
 @pytest.mark.usefixtures("new_processes")
 @pytest.mark.parametrize(("at", "unloads"), [("least", True), ("load", False)])
 async def test_a_load_that_never_ends_ends_with_an_unload_and_with_the_server(
@@ -491,6 +516,52 @@ async def test_a_load_that_gets_no_further_is_ended_by_the_watchdog(
         assert reply.status_code == 503
         assert "its load has not advanced for" in reply.json()["error"]["message"]
         await api.expect(CHAT, chat("Hi", model="good"))
+
+
+async def killed(api: Api) -> None:
+    """Kill the only process, wherever it is."""
+    await until(lambda: any(process.pid for process in api.pool._loaders._processes))
+    (pid,) = [process.pid for process in api.pool._loaders._processes]
+    os.kill(pid, signal.SIGKILL)
+    await until(lambda: pid not in {process.pid for process in api.pool._loaders._processes})
+
+
+async def test_a_process_that_is_killed_while_it_measures_is_replaced(start: Start) -> None:
+    async with start("hanging in least", models={"demo": {**ONE["demo"], "load": "on_demand"}}, memory="1GiB") as api:
+        asked = asyncio.create_task(api.expect(CHAT, chat("Hi")))
+        await killed(api)
+        await asked
+
+
+async def test_a_process_that_is_killed_while_its_load_waits_is_replaced(start: Start) -> None:
+    models = {"here": {"path": "here.gguf"}, "demo": {**ONE["demo"], "load": "on_demand"}}
+    async with start("sized", models, memory="1GiB", models_max=1) as api:
+        with await api.pool.acquire("here"):
+            asked = asyncio.create_task(api.expect(CHAT, chat("Hi", model="demo")))
+            await until(lambda: any(api.pool._loaders._processes.values()))
+            await killed(api)
+        await asked
+
+
+async def test_a_process_that_is_killed_while_it_loads_fails_the_load(start: Start) -> None:
+    async with start("hanging in load", models={"demo": {**ONE["demo"], "load": "on_demand"}}) as api:
+        asked = asyncio.create_task(api.expect(CHAT, chat("Hi"), 503, "SIGKILL"))
+        await until(lambda: api.pool.state("demo").status is Status.LOADING)
+        await killed(api)
+        await asked
+        await api.expect(CHAT, chat("Hi"), 503, "SIGKILL")  # it is not tried again at once
+
+
+async def test_a_process_that_is_killed_while_its_model_drains_is_not_replaced(start: Start) -> None:
+    async with start() as api:
+        with await api.pool.acquire("demo"):
+            await api.expect("POST /models/unload", {"model": "demo"})
+            waiting = asyncio.create_task(api.expect(CHAT, chat("Hi")))
+            await until(lambda: api.pool.state("demo").n_waiting == 1)
+            await killed(api)
+            assert (api.pool.state("demo").status, n_restarts(api)) == (Status.DRAINING, 0)
+        await waiting  # for the next load
+        assert n_restarts(api) == 0
 
 
 async def test_an_unload_ends_a_frozen_process(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
