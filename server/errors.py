@@ -214,7 +214,22 @@ class ShuttingDown(Unavailable):
 
 
 class InternalError(LlamapoolError):
-    """Our own fault, or the library's; nothing the client could have done."""
+    """Our own fault, or the library's; nothing the client could have done. ``reason``: see `unexpected`."""
+
+    reason = ""
+
+
+def unexpected(error: BaseException) -> InternalError:
+    """Return the error that a client gets for one that is none of ours. Its ``reason`` has the text of `error`, which
+    may quote files, so it is for the log and for the reason of a failed load.
+    """
+    if isinstance(error, ImportError):
+        package = f"'{error.name}'" if error.name else "a package"  # numpy gives no name, for one
+        found = InternalError(f"the server cannot import {package}; install Llamapool's packages again")
+    else:
+        found = InternalError("internal server error; the server's log has the details")
+    found.reason = f"{type(error).__name__}: {error}"
+    return found
 
 
 class Interrupted(InternalError):

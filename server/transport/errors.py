@@ -26,6 +26,7 @@ from server.errors import (
     PermissionDenied,
     QueueFull,
     Unavailable,
+    unexpected,
 )
 from server.telemetry.record import RECORD, Record, reason_of
 from server.transport.body import BodyTimeout, BodyTooLarge, TooManyValues, UnsupportedEncoding
@@ -137,11 +138,10 @@ def error_body(error: Exception) -> ErrorReply:
     if isinstance(error, HTTPException):
         return _http(error)
     if isinstance(error, ImportError):
-        package = f"'{error.name}'" if error.name else "a package"  # numpy gives no name, for one
-        logger.error("cannot import %s", package, exc_info=error)
-        return _known(InternalError(f"the server cannot import {package}; install Llamapool's packages again"))
-    logger.error("unhandled error in a request; this is a bug, please report it", exc_info=error)
-    return _reply(500, "server_error", "internal server error; the server's log has the details")
+        logger.error("cannot import %s", error.name or "a package", exc_info=error)
+    else:
+        logger.error("unhandled error in a request; this is a bug, please report it", exc_info=error)
+    return _known(unexpected(error))
 
 
 def error_response(error: Exception, scope: Scope) -> Response:

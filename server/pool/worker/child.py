@@ -41,7 +41,6 @@ from server.templates.template import ChatTemplate
 BUSY_HEARTBEAT_S, IDLE_HEARTBEAT_S = 0.5, 2.0
 STATUS_INTERVAL_S = 0.05
 """The least time between two status messages of step threads, except when a request ends."""
-VIEWS_INTERVAL_S = 0.35
 SEND_BYTES = 4 << 20
 ENGINE_CALLS = ("load_adapter", "unload_adapter", "limit_caches", "erase_slot", "reset_cache", "block_changes")
 """Methods of the generating engine that the server calls."""
@@ -117,12 +116,11 @@ class Worker(Connection):
     def __init__(self, end: socket.socket, lost: Callable[[], object] = _exit) -> None:
         self._threads = ThreadPoolExecutor(8, "model")
         self._grammars = ThreadPoolExecutor(1, "grammar")
-        self._loader: Loader | None = None
+        self._loader: Loader  # after `_start`
         self.model: LoadedModel | None = None
         self._engines: dict[str, ReportingEngine | EmbeddingEngine] = {}
         self.requests: dict[int, OpenRequest] = {}
         self._status_when_idle: asyncio.Task[None] | None = None
-        self._views: asyncio.Task[None] | None = None
         self._preparing: dict[str, Any] = {}
         self._was_late = False
         self._chunks: HandleTable[MediaChunk] = HandleTable()
@@ -204,20 +202,14 @@ class Worker(Connection):
             logging.getLogger(name).setLevel(level)
         self._loader = make_loader()
 
-    @property
-    def loader(self) -> Loader:
-        """The loader of this process; after `_start`."""
-        assert self._loader is not None
-        return self._loader
-
     async def _ask_loader(self, method: str, *arguments: Any) -> Any:
         """Call a method of `Loader` besides ``load``."""
-        return await self.in_thread(lambda: getattr(self.loader, method)(*arguments))
+        return await self.in_thread(lambda: getattr(self._loader, method)(*arguments))
 
     async def _load(self, spec: ModelSpec) -> LoadedFacts:
         factories = Factories(engine=partial(ReportingEngine, outlet=self._post_step), template=_no_template)
         load = Load(
-            *(spec, self.loader, factories, partial(self.notify, "progress"), lambda: not self.busy),
+            *(spec, self._loader, factories, partial(self.notify, "progress"), lambda: not self.busy),
             chosen=Fit(spec),
         )
         self.model = model = await assemble(load, await self.in_thread(load.run), self.in_thread)
@@ -332,16 +324,8 @@ class Worker(Connection):
 
     def _watch(self, engine: ReportingEngine, wanted: bool) -> None:
         engine.watch(wanted=wanted)
-        if wanted and self._views is None:
-            self._views = self._loop.create_task(self._send_views(engine))
-        elif not wanted and self._views is not None:
-            self._views.cancel()
-            self._views = None
-
-    async def _send_views(self, engine: ReportingEngine) -> None:
-        while True:
+        if wanted:
             self.notify("views", engine.views(), engine.ended(), engine.cached_states())
-            await asyncio.sleep(VIEWS_INTERVAL_S)
 
     # ---- other calls
 

@@ -38,7 +38,7 @@ from server.engine.request import Bounds, Event, Text
 from server.engine.runner_api import EmbedderInfo
 from server.engine.snapshots import SlotSnapshot
 from server.engine.stats import EngineStats
-from server.errors import InternalError, LlamapoolError
+from server.errors import InternalError, LlamapoolError, unexpected
 from server.media.bitmap import Bitmap, BitmapKind
 from server.pool.memory import Footprint
 from server.pool.protocols import ModelInfo
@@ -167,9 +167,6 @@ class HandleTable(dict[int, T]):
         super().__init__()
         self._numbers = itertools.count(1)
 
-    def __missing__(self, number: int) -> T:
-        raise InternalError(f"the other process holds no object number {number}")
-
     def add(self, value: T) -> int:
         """Return the new object's number."""
         number = next(self._numbers)
@@ -186,7 +183,9 @@ class HandleTable(dict[int, T]):
 
 @cache
 def _fields_of(kind: type) -> Callable[[Any], tuple[Any, ...]] | None:
-    """Return a getter of the constructor's arguments; None for a class that is no plain dataclass."""
+    """Return a getter of the constructor's arguments; None for a class that is no plain dataclass. Pickles of these are
+    half as large as Python's own, and made in less than half the time.
+    """
     if not dataclasses.is_dataclass(kind):
         return None
     fields = dataclasses.fields(kind)
@@ -301,13 +300,13 @@ def remote_error(name: str, message: str, fields: Mapping[str, Any]) -> Llamapoo
 
 
 def portable(error: BaseException) -> LlamapoolError:
-    """Return `error`, or an `InternalError` that quotes it if it is none of ours, which the log has."""
+    """Return `error`, or what a client gets for one that is none of ours, which the log has."""
     if isinstance(error, LlamapoolError):
         return error
     if isinstance(error, MemoryError):
         return InternalError("too little memory")
     log.error("a call of another process failed; this is a bug, please report it", exc_info=error)
-    return InternalError(f"{type(error).__name__}: {error}")
+    return unexpected(error)
 
 
 # ---- the connection

@@ -195,7 +195,7 @@ class IsolatedEngine(EngineProxy):
     # ---- views
 
     def watch(self, *, wanted: bool) -> None:
-        """Start or stop the publication of views."""
+        """Record steps and get new views, or stop recording."""
         self.process.notify("watch", wanted)
 
     def show(self, views: Sequence[InstanceView], ended: Sequence[ChoiceView], cached: Mapping[str, TierView]) -> None:

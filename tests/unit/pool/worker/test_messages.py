@@ -111,6 +111,7 @@ def test_an_error_that_the_server_does_not_know_is_an_internal_one() -> None:
     found = Decoder([pickle.dumps(Strange())]).load()
     assert (type(found), str(found), vars(found)) == (InternalError, "said", {"more": 1})
     assert portable(MemoryError()).message == "too little memory"
+    assert "cannot import 'numpy';" in portable(ImportError("/opt/venv/numpy: no such file", name="numpy")).message
 
 
 def to_worker(request: Request) -> tuple[Request, dict[int, ReasoningSwitch], ReasoningSwitch | None]:
@@ -250,8 +251,9 @@ async def test_a_call_raises_what_the_function_raises(caplog: pytest.LogCaptureF
             await ends.worker.call("fail", ContextExceeded(5, 4))
         assert vars(found.value) == vars(ContextExceeded(5, 4))
         assert not caplog.records
-        with pytest.raises(InternalError, match="RuntimeError: broken"):
+        with pytest.raises(InternalError) as hidden:
             await ends.worker.call("fail", None)
+        assert (hidden.value.reason, "broken" in hidden.value.message) == ("RuntimeError: broken", False)
         assert "this is a bug" in caplog.text
 
 
@@ -280,11 +282,9 @@ async def test_a_message_that_names_no_function_is_invalid() -> None:
     assert [type(error) for error in ends.invalid] == [KeyError]
 
 
-def test_a_handle_that_was_released_is_an_error() -> None:
+def test_a_handle_is_released_once() -> None:
     table = HandleTable[str]()
     first, second = table.add("a"), table.add("b")
     table.release(first)
     table.release(first)
-    assert table[second] == "b"
-    with pytest.raises(InternalError, match=f"no object number {first}"):
-        table[first]
+    assert dict(table) == {second: "b"}
