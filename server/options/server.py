@@ -390,8 +390,8 @@ class PoolSettings(SettingsModel, group="Model pool"):
     the process if such a machine stops answering.
     """
     watch_config: Bool = option(False)
-    """Reload the YAML file and the preset when they change, as SIGHUP does. Removed and changed models are unloaded;
-    the others are unaffected.
+    """Reload the YAML file and the preset when they change, as SIGHUP does. Removed and changed models are unloaded,
+    new and changed startup models are loaded; the others are unaffected.
     """
     models_max: Int = option(4, "--models-max", env=True, ge=0, also="max_loaded_models")
     """Maximum number of loaded models; the least recently used idle model is unloaded for another. 0 = unlimited."""

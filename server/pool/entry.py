@@ -54,7 +54,7 @@ class Entry:
     giving_way: bool = False
     pin: bool | None = None  # in place of the settings' pinned
     keep_alive_s: float | None = None  # in place of the settings' sleep_idle_s, while it is loaded
-    waiters: list[asyncio.Future[Lease]] = field(default_factory=list)
+    waiters: dict[asyncio.Future[Lease], bool] = field(default_factory=dict)  # whether it may load the model
     after_drain: Status = Status.UNLOADED
     task: asyncio.Task[None] | None = None  # the last load or drain
     sizing: asyncio.Task[None] | None = None  # measures it
@@ -139,8 +139,10 @@ class Entry:
 
     @property
     def by_itself(self) -> bool:
-        """It is loaded at the start, or again after its process has ended, and no request waits for it."""
-        return (self.starting or self.restarting) and not self.waiters
+        """No other model is unloaded for it: it is loaded at the start, again after its process has ended, or for
+        requests that may load no model.
+        """
+        return (self.starting or self.restarting or not self.asked) and not any(self.waiters.values())
 
     @property
     def serving(self) -> bool:
@@ -150,7 +152,7 @@ class Entry:
     def refuse(self, error: Callable[[], Exception]) -> None:
         """Give every waiter an `error` of its own, and forget that anybody wanted the model."""
         self.asked = False
-        waiters, self.waiters = self.waiters, []
+        waiters, self.waiters = self.waiters, {}
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_exception(error())
@@ -192,7 +194,6 @@ class Entry:
             failure=self.failure or (self.loaded.failure if self.loaded is not None else ""),
             facts=self.facts,
             loaded=self.loaded,
-            last_used=self.last_used,
             sleeps_in_s=self.sleeps_in_s(now),
             n_leases=len(self.leases),
             n_waiting=len(self.waiters),

@@ -54,10 +54,6 @@ class Names:
             return able[0]
         raise ModelNotFound(name or "", [s.id for s in self._specs])
 
-    def knows(self, name: str) -> bool:
-        """Return whether a model has this id or alias."""
-        return _first(name, self._by_name, self._asked) is not None
-
 
 def _first(name: str, *tables: Mapping[str, ModelSpec]) -> ModelSpec | None:
     repository, colon, quantization = name.partition(":")  # which is in capitals in the names of the hub's cache

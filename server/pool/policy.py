@@ -45,7 +45,7 @@ class Waiting:
 
     id: str
     since: float
-    by_itself: bool = False  # no request waits for it: no other model is unloaded for it
+    by_itself: bool = False  # no request that may load it waits: no other model is unloaded for it
 
 
 @dataclass(frozen=True, slots=True)

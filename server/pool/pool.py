@@ -101,14 +101,14 @@ class Pool:
         return self._adapted(name) is not None
 
     def _adapted(self, name: str | None) -> Entry | None:
-        if not name or self._names.knows(name):
+        if not name or self.knows(name):
             return None
         entries = self._entries.values()
         return next((e for e in entries if any(adapter.name == name for adapter in e.runtime_adapters)), None)
 
     def knows(self, name: str) -> bool:
         """Return whether a model has this id or alias."""
-        return self._names.knows(name)
+        return self._names.find(name) is not None
 
     def serves(self, name: str | None, task: Task = "generate") -> bool:
         """Return whether a request for it would not wait now. Raises `ModelNotFound`."""
@@ -228,9 +228,10 @@ class Pool:
             raise Unavailable(f"model '{entry.id}' is being downloaded")
         if (pause_s := self._scheduler.queue.get(entry.id, -inf) - self._clock()) > LONGEST_WAIT_S:
             raise ModelRestarting(entry.id, entry.failure, ceil(pause_s))
+        may_load = self.limits.autoload if autoload is None else autoload
         if entry.id not in self._scheduler.queue:
-            self._check_may_load(entry, self.limits.autoload if autoload is None else autoload)
-        return await self._scheduler.wait(entry)
+            self._check_may_load(entry, may_load)
+        return await self._scheduler.wait(entry, may_load=may_load)
 
     def _check_may_load(self, entry: Entry, autoload: bool) -> None:
         """Raise if this request may not load the model."""
@@ -242,12 +243,11 @@ class Pool:
         if not autoload and (being_unloaded or entry.status in (Status.UNLOADED, Status.DOWNLOADING)):
             raise InvalidRequest(f"model is not loaded: '{entry.id}'", "model")
 
-    async def load(self, name: str, *, wait: bool = False) -> None:
+    async def load(self, name: str) -> None:
         """Load or wake a model by id or alias, queued if ``models_max`` is reached. Returns at once, as ``POST
-        /models/load`` does, unless `wait`.
+        /models/load`` does.
 
-        Raises `ModelNotFound`, `InvalidRequest` if it is loaded or loading, `ShuttingDown`; with `wait` also what
-        `acquire` raises.
+        Raises `ModelNotFound`, `InvalidRequest` if it is loaded or loading, `ShuttingDown`.
         """
         if self._scheduler.stopped:
             raise ShuttingDown()
@@ -261,8 +261,6 @@ class Pool:
             raise InvalidRequest("model is already running", "model")
         entry.asked = True
         self._scheduler.enqueue(entry)
-        if wait:
-            (await self._scheduler.wait(entry)).release()
 
     def adapters_changed(self) -> None:
         """Count the memory of LoRA adapters that were loaded or unloaded at runtime."""
@@ -389,8 +387,8 @@ class Pool:
     async def reload(self, configured: Sequence[ModelSpec] | None = None) -> None:
         """Serve the models of the configuration, which is read again unless the caller has read it (`configured`).
 
-        Models that are gone or have changed are unloaded first, the others are left alone. Raises `ConfigError`, and
-        then nothing has changed.
+        Models that are gone or have changed are unloaded first, the others are left alone. New and changed ones are
+        loaded as at the start. Raises `ConfigError`, and then nothing has changed.
         """
         self._check_whole()
         if self._reread is None:
@@ -411,14 +409,16 @@ class Pool:
                 self._scheduler.queue.pop(entry.id, None)
                 entry.refuse(partial(Unavailable, f"model '{entry.id}' was configured again"))
             kept = {entry.id: entry for entry in self._entries.values() if entry not in stale}
+            fresh = [Entry(spec, self._clock()) for spec in specs.values() if spec.id not in kept]
+            kept |= {entry.id: entry for entry in fresh}
             self._entries.clear()
             for model_id, spec in specs.items():
-                entry = kept.pop(model_id) if model_id in kept else Entry(spec, self._clock())
-                self._entries[model_id] = entry
+                self._entries[model_id] = entry = kept.pop(model_id)
                 entry.spec = replace(entry.spec, aliases=spec.aliases)
             self._entries.update(kept)  # those that are being downloaded
             self._rename()
         self._fan_out.publish(ModelsReloaded())
+        self._load_startup_models(fresh, starting=len(specs) > 1)  # requests wait for the only model
         self._scheduler.advance()
 
     # ---- start and end
@@ -429,9 +429,12 @@ class Pool:
             return
         self._keeper = asyncio.create_task(self._scheduler.keep(), name="pool: keeper")
         self._keeper.add_done_callback(log_failure)
-        for entry in self._entries.values():
+        self._load_startup_models(list(self._entries.values()), starting=True)
+
+    def _load_startup_models(self, entries: Sequence[Entry], *, starting: bool) -> None:
+        for entry in entries:
             if entry.spec.load == "startup" and not entry.wanted:
-                entry.asked = entry.starting = True
+                entry.asked, entry.starting = True, starting
                 self._scheduler.enqueue(entry)
 
     def tick(self) -> float | None:

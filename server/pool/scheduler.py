@@ -135,7 +135,7 @@ class Scheduler:
 
     def _grant(self, entry: Entry) -> None:
         """Grant a lease to every waiter of a serving model."""
-        waiters, entry.waiters = entry.waiters, []
+        waiters, entry.waiters = entry.waiters, {}
         entry.asked = False
         self.queue.pop(entry.id, None)
         for waiter in waiters:
@@ -144,12 +144,14 @@ class Scheduler:
 
     # ---- the queue
 
-    async def wait(self, entry: Entry) -> Lease:
-        """Return a lease when it is the model's turn. Raises what ended the wait. May be cancelled at any time."""
+    async def wait(self, entry: Entry, *, may_load: bool = True) -> Lease:
+        """Return a lease when it is the model's turn. Raises what ended the wait. May be cancelled at any time.
+        Unless it `may_load` models, no other one is unloaded for it.
+        """
         waiter: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
-        if entry.restarting and not entry.waiters and entry.id in self.queue:
+        if may_load and entry.restarting and entry.by_itself and entry.id in self.queue:
             self.queue[entry.id] = max(self.queue.pop(entry.id), self._clock())  # it is queued like the request
-        entry.waiters.append(waiter)
+        entry.waiters[waiter] = may_load
         self.enqueue(entry)
         try:
             return await waiter
@@ -162,7 +164,7 @@ class Scheduler:
         if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
             waiter.result().release()
         if waiter in entry.waiters:
-            entry.waiters.remove(waiter)
+            del entry.waiters[waiter]
             if not entry.wanted:
                 self.queue.pop(entry.id, None)
             self.advance()
@@ -203,9 +205,10 @@ class Scheduler:
             budget=self.memory.budget,
         )
         for model in decision.left_out:
-            if entries[model].failure != NO_ROOM:
+            if entries[model].asked and entries[model].failure != NO_ROOM:
                 log.warning("'%s' is not loaded, as the others leave no room; a request loads it", model)
-            entries[model].asked = entries[model].starting = False
+            entries[model].starting = False
+            entries[model].refuse(partial(ModelFailed, model, NO_ROOM))
             self._leave_out(entries[model])
         for model in decision.evict:
             log.info("unloading '%s', which is idle: other models have no room", model)
@@ -554,7 +557,7 @@ class Scheduler:
         wait_s = self._limits.wait_s
         for model in [model for model, since in self.queue.items() if wait_s and now - since >= wait_s]:
             entry = self._entries[model]
-            if not (entry.starting or entry.by_itself):  # otherwise nobody asked for it with a request
+            if not entry.starting and (entry.waiters or not entry.by_itself):  # otherwise nobody asked for it
                 entry.refuse(partial(NoRoom, model, wait_s, RETRY_AFTER_S))
                 self._leave_out(entry)
         due_in_s = [s for entry in self._entries.values() if (s := entry.sleeps_in_s(now)) is not None]
@@ -572,8 +575,6 @@ def described(facts: ModelFacts) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    if isinstance(error, ModelFailed):
-        return error.reason
     if isinstance(error, LlamapoolError):
-        return error.message
+        return getattr(error, "reason", "") or error.message
     return f"{type(error).__name__}: {error}"

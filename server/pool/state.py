@@ -77,7 +77,6 @@ class ModelState:
     failure: str  # "" unless the status is FAILED, or an instance of a loaded model no longer steps
     facts: ModelFacts | None  # from the first load until the model is unloaded, also while it sleeps
     loaded: "LoadedModel | None"
-    last_used: float  # seconds on the pool's clock
     sleeps_in_s: float | None  # until it is freed if nobody asks it for anything; None = never
     n_leases: int
     n_waiting: int  # callers of acquire that wait for this model

@@ -82,7 +82,7 @@ def test_nothing_is_made_up_where_sizes_can_not_be_told() -> None:
 def state(model: str, status: Status, facts: ModelFacts | None = None, failure: str = "", **native: Any) -> ModelState:
     spec = ModelSpec(model, Path(f"{model}.gguf"), native=LoadParams(**native))
     loaded: Any = SimpleNamespace(serves=True) if facts else None
-    return ModelState(spec, status, 0.0, failure, facts, loaded, 0.0, None, 0, 0, queued=False, pinned=False)
+    return ModelState(spec, status, 0.0, failure, facts, loaded, None, 0, 0, queued=False, pinned=False)
 
 
 def facts(**info: Any) -> ModelFacts:

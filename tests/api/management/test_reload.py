@@ -86,6 +86,16 @@ async def test_sighup_reads_models_and_keys_again(tmp_path: Path, caplog: pytest
         await until(lambda: api.loader.loaded[0].closed)
 
 
+async def test_sighup_loads_a_changed_startup_model_again(tmp_path: Path) -> None:
+    first = models(tmp_path, "a", "b")
+    async with configured(tmp_path, first) as api:
+        changed, kept = [state.loaded for state in api.pool.states()]
+        configure(tmp_path, first.replace("a.gguf,", "a.gguf, n_ctx: 512,"))
+        os.kill(os.getpid(), signal.SIGHUP)
+        await until(lambda: api.pool.states()[0].loaded not in (None, changed))
+        assert api.pool.states()[1].loaded is kept
+
+
 @pytest.mark.parametrize("broken", ["models: {a: {path: 1, nonsense: 2}}", "models: [", "server: {port: x}"])
 async def test_a_bad_file_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture, broken: str) -> None:
     async with configured(tmp_path, models(tmp_path, "a")) as api:

@@ -122,7 +122,8 @@ async def test_a_reset_drops_what_an_unloaded_model_keeps_on_disk(serve: Serve, 
         assert (await api.client.post("/cache/reset", json={"model": "demo"})).json()["n_dropped"] > 100
         await api.expect("POST /cache/reset", {"model": "vectors"}, part={"n_dropped": 0})
         assert [state.status for state in api.pool.states()] == [Status.UNLOADED] * 2
-        await api.pool.load("demo", wait=True)
+        await api.expect("POST /models/load", {"model": "demo"})
+        await until(lambda: api.pool.serves("demo"))
         assert (await complete(api, -1, model="demo"))["timings"]["cache_n"] == 0
 
 

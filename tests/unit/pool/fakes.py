@@ -172,6 +172,7 @@ class Setup:
             *(specs, cast(Any, self.loader), PoolLimits(**limits), self.clock, self.factories),
             threads=self.threads,
             fetcher=fetcher,
+            reread=lambda: [each for each in specs if each.origin != "cache"],  # where `Pool.remove` has deleted them
         )
 
     async def work(self) -> None:
@@ -222,6 +223,6 @@ async def loaded(s: Setup, model: str) -> Lease:
     return await asyncio.wait_for(task, 60)
 
 
-def acquiring(s: Setup, model: str) -> "asyncio.Future[Lease]":
+def acquiring(s: Setup, model: str, *, autoload: bool | None = None) -> "asyncio.Future[Lease]":
     """A caller that waits for a lease."""
-    return asyncio.ensure_future(s.pool.acquire(model))
+    return asyncio.ensure_future(s.pool.acquire(model, autoload=autoload))

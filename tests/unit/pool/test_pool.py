@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from server.engine.lora import Adapter
-from server.errors import ConfigError, ModelFailed, ModelNotFound, NoRoom, ShuttingDown, Unavailable
+from server.errors import ConfigError, ModelFailed, ModelNotFound, NoRoom, ShuttingDown, Unavailable, unexpected
 from server.pool.events import StatusChanged
 from server.pool.memory import Amount, Budget, Footprint
+from server.pool.model import Lease
 from server.pool.protocols import FileProgress
 from server.pool.spec import ModelSpec, RemoteFiles
 from server.pool.state import Status
@@ -71,12 +72,15 @@ async def test_after_a_failure_requests_get_the_reason_until_one_may_try_again()
         assert s.pool.state("a").failure == ""
 
 
-async def test_a_panic_of_a_rust_library_is_a_failure_like_any_other() -> None:
-    class PanicException(BaseException):
-        """As pyo3's, which is no Exception."""
+class PanicException(BaseException):
+    """As pyo3's, which is no Exception."""
 
+
+@pytest.mark.parametrize("from_worker", [False, True])
+async def test_a_panic_of_a_rust_library_is_a_failure_like_any_other(from_worker: bool) -> None:
+    panic = PanicException("index out of bounds")
     async with pool_of("a") as s:
-        s.loader.failing["a"] = PanicException("index out of bounds")
+        s.loader.failing["a"] = unexpected(panic) if from_worker else panic
         with pytest.raises(ModelFailed, match="PanicException: index out of bounds"):
             await loaded(s, "a")
 
@@ -114,14 +118,20 @@ async def test_a_model_whose_process_ends_is_loaded_again_after_growing_pauses()
         assert s.status("a") is Status.READY
 
 
+async def lost(s: Setup) -> tuple[Lease, Lease]:
+    """End the process of a, whose place b gets. Return a lease on what is lost and one on b."""
+    held = await loaded(s, "a")
+    waiting = acquiring(s, "b")
+    await s.work()
+    s.end_process("a")
+    await s.work()
+    return held, await waiting
+
+
 async def test_no_model_leaves_for_one_whose_process_has_ended() -> None:
     async with pool_of("a", "b", models_max=1) as s:
-        held = await loaded(s, "a")
-        waiting = acquiring(s, "b")
-        await s.work()
-        s.end_process("a")
-        await s.work()
-        (await waiting).release()
+        held, of_b = await lost(s)
+        of_b.release()
         await s.work()
         assert s.statuses() == {"a": UNLOADED, "b": READY}
         (await loaded(s, "a")).release()  # a request evicts the other
@@ -131,12 +141,7 @@ async def test_no_model_leaves_for_one_whose_process_has_ended() -> None:
 @pytest.mark.parametrize("changes", [{"load": "startup"}, {"pinned": True}])
 async def test_a_model_that_is_always_to_be_loaded_is_loaded_again_once_there_is_room(changes: dict[str, Any]) -> None:
     async with pool_of(spec("a", **changes), "b", models_max=1, wait_s=5.0) as s:
-        held = await loaded(s, "a")
-        waiting = acquiring(s, "b")
-        await s.work()
-        s.end_process("a")
-        await s.work()
-        busy = await waiting
+        held, busy = await lost(s)
         refused = acquiring(s, "a")
         for _ in range(7):
             await s.later(1)
@@ -160,18 +165,40 @@ async def test_a_model_that_is_always_to_be_loaded_is_loaded_again_once_there_is
 
 async def test_an_explicit_load_unloads_others_for_a_model_that_waits_for_room() -> None:
     async with pool_of(spec("a", load="startup"), "b", models_max=1) as s:
-        held = await loaded(s, "a")
-        waiting = acquiring(s, "b")
-        await s.work()
-        s.end_process("a")
-        await s.work()
-        (await waiting).release()
+        held, of_b = await lost(s)
+        of_b.release()
         await s.later(60)
         assert s.statuses() == {"a": FAILED, "b": READY}
         await s.pool.load("a")
         await s.work()
         assert s.statuses() == {"a": READY, "b": UNLOADED}
         held.release()
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+async def test_a_request_that_may_load_no_model_unloads_none(is_lost: bool) -> None:
+    async with pool_of(spec("a", load="startup", sleep_idle_s=60), "b", models_max=1) as s:
+        if is_lost:
+            leases = await lost(s)
+        else:
+            (await loaded(s, "a")).release()
+            await s.later(60)
+            leases = (await loaded(s, "b"),) * 2
+        for lease in leases:
+            lease.release()
+        waiting = acquiring(s, "a", autoload=False)
+        await spin()
+        await s.later(1)
+        with pytest.raises(ModelFailed, match="the other models leave no room"):
+            await waiting
+        assert s.statuses() == {"a": FAILED if is_lost else SLEEPING, "b": READY}
+        may_load = acquiring(s, "a")
+        waiting = acquiring(s, "a", autoload=False)
+        await spin()
+        await s.later(1)
+        for each in (waiting, may_load):
+            (await each).release()
+        assert s.statuses() == {"a": READY, "b": UNLOADED}
 
 
 async def test_a_model_that_fails_every_reload_evicts_nobody() -> None:
@@ -322,15 +349,60 @@ async def test_a_model_that_nobody_wants_to_keep_goes_when_its_last_lease_does()
         assert s.status("a") is SLEEPING
 
 
+# ---- reload
+
+
+async def test_a_reload_loads_changed_and_new_startup_models_and_unloads_no_other_for_them() -> None:
+    async with pool_of(spec("a", load="startup"), spec("b", load="startup"), "c", models_max=3) as s:
+        await s.pool.start()
+        (await loaded(s, "c")).release()
+        kept, changed = s.pool.state("b").loaded, spec("a", load="startup", pinned=True)
+        configured = [changed, *(state.spec for state in s.pool.states()[1:]), spec("d", load="startup")]
+        reloading = asyncio.ensure_future(s.pool.reload(configured))
+        await s.work()
+        await reloading
+        await s.work()
+        assert s.statuses() == {"a": READY, "b": READY, "c": READY, "d": UNLOADED}
+        assert s.pool.state("b").loaded is kept
+
+
+async def test_requests_wait_for_the_only_model_while_a_reload_loads_it() -> None:
+    async with pool_of("a") as s:
+        (await loaded(s, "a")).release()
+        reloading = asyncio.ensure_future(s.pool.reload([spec("a", load="startup", pinned=True)]))
+        await spin()
+        while s.status("a") is not LOADING:
+            s.threads.run()
+            await spin()
+        waiting = acquiring(s, "a")
+        await s.work()
+        (await waiting).release()
+        await reloading
+
+
+async def test_a_reload_while_a_model_loads_cancels_the_load_of_what_has_changed() -> None:
+    async with pool_of(spec("a", load="startup"), "b") as s:
+        await s.pool.start()
+        waiting = acquiring(s, "a")
+        await spin()
+        assert s.status("a") is LOADING
+        reloading = asyncio.ensure_future(s.pool.reload([spec("a", load="startup", pinned=True), spec("b")]))
+        await s.work()
+        await reloading
+        with pytest.raises(Unavailable, match="was configured again"):
+            await waiting
+        await s.work()
+        assert (s.status("a"), len(s.loader.open), s.pool.state("a").pinned) == (READY, 1, True)
+
+
 # ---- load and unload
 
 
-async def test_load_and_unload_can_be_waited_for() -> None:
+async def test_an_unload_can_be_waited_for() -> None:
     async with pool_of("a", "b") as s:
-        task = asyncio.ensure_future(s.pool.load("a", wait=True))
+        await s.pool.load("a")
         await s.work()
-        assert task.done()
-        assert s.pool.state("a").n_leases == 0
+        assert (s.status("a"), s.pool.state("a").n_leases) == (READY, 0)
         task = asyncio.ensure_future(s.pool.unload("a", wait=True))
         await spin()
         assert not task.done()

@@ -269,9 +269,9 @@ class MemoryMachine(RuleBasedStateMachine):
 
         self.s = self.run(made())
 
-    @rule(model=st.sampled_from(list(LEAST)))
-    def acquire(self, model: str) -> None:
-        self.waiting.append(self.loop.create_task(self.s.pool.acquire(model)))
+    @rule(model=st.sampled_from(list(LEAST)), autoload=st.sampled_from([True, True, False]))
+    def acquire(self, model: str, autoload: bool) -> None:
+        self.waiting.append(self.loop.create_task(self.s.pool.acquire(model, autoload=autoload)))
 
     @precondition(lambda self: self.waiting)
     @rule(which=st.integers(0, 100))
