@@ -51,7 +51,7 @@ def show_list(words: Sequence[str]) -> None:
     if names:
         raise ConfigError("list takes no model names; write llamapool list")
     hub, _ = open_hub(flags)
-    models = hub.models()
+    models = hub.cache.models()
     if not models:
         print(f"no models in {hub.cache.folder}", file=sys.stderr)
         return

