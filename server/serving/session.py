@@ -210,6 +210,7 @@ class Session:
         self._events.clear()
         self._failure = None
         self._usage = self._record.usage = ModelUse(self._usage.model, retried=True)
+        await asyncio.sleep(0)  # then the pool knows, too; it could lend the lost model again
         return await work()
 
     def _let_go(self) -> None:

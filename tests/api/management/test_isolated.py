@@ -234,6 +234,20 @@ async def test_a_request_that_is_prepared_as_the_process_ends_is_retried(start: 
         await asked
 
 
+async def test_a_retry_does_not_get_the_lost_model_again(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = scheduler.Scheduler._ended
+
+    def after_the_request(self: scheduler.Scheduler, *arguments: Any) -> None:
+        asyncio.get_running_loop().call_soon(ended, self, *arguments)
+
+    monkeypatch.setattr(scheduler.Scheduler, "_ended", after_the_request)
+    async with start() as api:
+        asked = asyncio.create_task(api.expect(CHAT, chat("!wait 9!")))
+        await until(lambda: engine(api).busy)
+        os.kill(engine(api).process.pid, signal.SIGKILL)
+        await asked
+
+
 async def test_a_whole_reply_that_had_begun_is_asked_for_once_more_and_counts_once(
     start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
