@@ -11,9 +11,9 @@ written to both: those that RAM has dropped are read from disk, also after a res
 import hashlib
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from server.engine.instances import yield_to_steps
 from server.engine.media import MediaChunk
@@ -22,21 +22,17 @@ from server.errors import InternalError, LlamapoolError
 
 log = logging.getLogger(__name__)
 
-V = TypeVar("V")
-
 
 class EmbeddingFiles(Protocol):
     """File storage; `server.pool` implements it. Every method blocks and may raise `LlamapoolError`."""
 
-    def index(self) -> Iterable[tuple[bytes, int]]:
-        """Return keys and sizes in bytes, least recently used first."""
+    def limit_to(self, n_bytes: int) -> int:
+        """Remove the least recently used data beyond `n_bytes`; return the bytes that are left."""
 
     def read(self, key: bytes) -> bytes | None:
         """Return the data, None if it is absent or damaged."""
 
     def write(self, key: bytes, data: bytes) -> None: ...
-
-    def remove(self, key: bytes) -> None: ...
 
 
 class EmbeddingCache:
@@ -46,9 +42,9 @@ class EmbeddingCache:
         self.ram_limit = limit
         self._lock = threading.RLock()
         self._in_ram: dict[bytes, bytes] = {}  # least recently used first
-        self._on_disk: dict[bytes, int] = {}  # bytes; in the same order
         self._own_limit = limit  # RAM limit before other limits
         self._disk_limit = 0
+        self._disk_bytes = 0
         self._files: EmbeddingFiles | None = None
         self.n_hits = 0
 
@@ -56,32 +52,29 @@ class EmbeddingCache:
     def size(self) -> int:
         """Bytes in RAM and on disk."""
         with self._lock:
-            return sum(map(len, self._in_ram.values())) + sum(self._on_disk.values())
+            return sum(map(len, self._in_ram.values())) + self._disk_bytes
 
     def use_disk(self, files: EmbeddingFiles) -> None:
         """Also store copies in `files`. Blocks; call once, before anything is computed."""
+        half = self._own_limit // 2
         try:
-            found = list(files.index())
+            self._disk_bytes = files.limit_to(half)
         except LlamapoolError as error:
             log.warning(
                 "embeddings of media are not kept on disk; mend cache_disk_path and load the model again: %s", error
             )
             return
         with self._lock:
-            half = self._own_limit // 2
             self._own_limit -= half
-            self.ram_limit = min(self.ram_limit, self._own_limit)
             self._disk_limit = half
-            self._on_disk = dict(found)
-            gone = _shrink(self._on_disk, half, int)
             self._files = files
-        self._remove(gone)
+        self.limit_ram_to(self.ram_limit)
 
     def limit_ram_to(self, n_bytes: int) -> int:
         """Limit RAM to `n_bytes` within its own limit (negative: its own limit); return the new limit."""
         with self._lock:
             self.ram_limit = self._own_limit if n_bytes < 0 else min(n_bytes, self._own_limit)
-            _shrink(self._in_ram, self.ram_limit, len)
+            self._shrink()
             return self.ram_limit
 
     def get(self, key: bytes) -> bytes | None:
@@ -95,20 +88,12 @@ class EmbeddingCache:
 
     def read(self, key: bytes) -> bytes | None:
         """Return the data from disk."""
-        files = self._files
-        with self._lock:
-            if files is None or key not in self._on_disk:
-                return None
-            self._on_disk[key] = self._on_disk.pop(key)
         data = None
         try:
-            data = files.read(key)
+            data = None if self._files is None else self._files.read(key)
         except LlamapoolError as error:
             log.warning("embeddings could not be read, they are computed again; look at cache_disk_path: %s", error)
-        with self._lock:
-            if data is None:
-                self._on_disk.pop(key, None)
-                return None
+        if data is not None:
             self.n_hits += 1
             self.keep(key, data)
         return data
@@ -118,40 +103,23 @@ class EmbeddingCache:
         with self._lock:
             self._in_ram.pop(key, None)
             self._in_ram[key] = data
-            _shrink(self._in_ram, self.ram_limit, len)
+            self._shrink()
 
     def write(self, key: bytes, data: bytes) -> None:
         """Store `data` on disk, if there is one."""
-        files = self._files
-        if files is None or len(data) > self._disk_limit:
+        if self._files is None or len(data) > self._disk_limit:
             return
         try:
-            files.write(key, data)
+            self._files.write(key, data)
+            self._disk_bytes = self._files.limit_to(self._disk_limit)
         except LlamapoolError as error:
             log.warning("embeddings could not be written; look at the room in cache_disk_path: %s", error)
-            return
-        with self._lock:
-            self._on_disk.pop(key, None)
-            self._on_disk[key] = len(data)
-            gone = _shrink(self._on_disk, self._disk_limit, int)
-        self._remove(gone)
 
-    def _remove(self, keys: Iterable[bytes]) -> None:
-        for key in keys:
-            try:
-                if self._files is not None:
-                    self._files.remove(key)
-            except LlamapoolError as error:
-                log.warning("embeddings could not be removed; look at cache_disk_path: %s", error)
-
-
-def _shrink(kept: dict[bytes, V], limit: int, size_of: Callable[[V], int]) -> list[bytes]:
-    """Remove least recently used entries until at most `limit` bytes are left; return their keys."""
-    size, gone = sum(map(size_of, kept.values())), []
-    while size > limit:
-        gone.append(next(iter(kept)))
-        size -= size_of(kept.pop(gone[-1]))
-    return gone
+    def _shrink(self) -> None:
+        """Remove the least recently used data beyond the limit of RAM."""
+        size = sum(map(len, self._in_ram.values()))
+        while size > self.ram_limit:
+            size -= len(self._in_ram.pop(next(iter(self._in_ram))))
 
 
 MAX_BATCH = 64

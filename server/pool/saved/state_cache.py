@@ -192,7 +192,6 @@ class StateFolder:
 
 
 EMBEDDINGS_SUFFIX = ".embeddings"
-_EMBEDDINGS_NAME = re.compile(rf"((?:[0-9a-f]{{2}})+){re.escape(EMBEDDINGS_SUFFIX)}")
 _DIGEST_BYTES = 32
 
 
@@ -203,12 +202,16 @@ class EmbeddingFolder:
         self._path = root / folder_name(model_id) / "media"
         self._files = SlotFiles(self._path)
 
-    def index(self) -> list[tuple[bytes, int]]:
-        """Keys and bytes, what was used last at the end. Raises `InternalError`."""
+    def limit_to(self, n_bytes: int) -> int:
+        """Remove the files used longest ago beyond `n_bytes`; return the bytes left. Raises `InternalError`."""
         _create(self._path)
-        found = sorted(self._files.listed(), key=lambda one: one.age_s, reverse=True)
-        named = ((_EMBEDDINGS_NAME.fullmatch(one.name), one.n_bytes - _DIGEST_BYTES) for one in found)
-        return [(bytes.fromhex(name[1]), size) for name, size in named if name is not None and size > 0]
+        found = [one for one in self._files.listed() if one.name.endswith(EMBEDDINGS_SUFFIX)]
+        size = sum([one.n_bytes for one in found])
+        for one in sorted(found, key=lambda one: one.age_s, reverse=True):
+            if size > n_bytes:
+                self._files.remove(one.name)
+                size -= one.n_bytes
+        return size
 
     def read(self, key: bytes) -> bytes | None:
         """None for a file that is gone, or not what was written; then it is removed."""
@@ -219,7 +222,7 @@ class EmbeddingFolder:
             return None
         data, digest = content[:-_DIGEST_BYTES], content[-_DIGEST_BYTES:]
         if _embedding_digest(key, data) != digest:
-            self.remove(key)
+            self._files.remove(_name(key))
             return None
         self._files.used(_name(key))
         return data
@@ -227,10 +230,6 @@ class EmbeddingFolder:
     def write(self, key: bytes, data: bytes) -> None:
         """Whole or not at all. Raises `InternalError`."""
         self._files.write(_name(key), (data, _embedding_digest(key, data)))
-
-    def remove(self, key: bytes) -> None:
-        """Remove a file, if it exists. Raises `InternalError`."""
-        self._files.remove(_name(key))
 
 
 def _name(key: bytes) -> str:

@@ -1,6 +1,8 @@
 """Embeddings of media in RAM and on disk: never more than the limit, never other bytes than were computed."""
 
+import os
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +21,10 @@ class Files:
         self.files: dict[bytes, bytes] = {}
         self.broken = False
 
-    def index(self) -> list[tuple[bytes, int]]:
-        return [(key, len(data)) for key, data in self.files.items()]
+    def limit_to(self, n_bytes: int) -> int:
+        while sum(map(len, self.files.values())) > n_bytes:
+            del self.files[next(iter(self.files))]
+        return sum(map(len, self.files.values()))
 
     def read(self, key: bytes) -> bytes | None:
         if self.broken:
@@ -31,9 +35,6 @@ class Files:
         if self.broken:
             raise InternalError("no")
         self.files[key] = data
-
-    def remove(self, key: bytes) -> None:
-        self.files.pop(key, None)
 
 
 KEYS = [bytes([i]) for i in range(8)]
@@ -77,18 +78,29 @@ def test_a_disk_that_fails_costs_nothing_but_time() -> None:
 
 def test_files_are_checked(tmp_path: Path) -> None:
     folder = EmbeddingFolder("model", tmp_path)
-    assert folder.index() == []
+    assert folder.limit_to(1000) == 0
     folder.write(b"one", b"numbers")
     folder.write(b"two", b"others")
-    assert sorted(folder.index()) == [(b"one", 7), (b"two", 6)]
+    assert folder.limit_to(1000) == 7 + 6 + 2 * 32
     assert folder.read(b"one") == b"numbers"
     (path,) = tmp_path.rglob(f"{b'two'.hex()}{EMBEDDINGS_SUFFIX}")
     path.write_bytes(b"O" + path.read_bytes()[1:])
     assert folder.read(b"two") is None
     assert not path.exists()
     assert folder.read(b"three") is None
-    folder.remove(b"one")
-    assert folder.index() == []
+    assert folder.limit_to(38) == 0
+
+
+def test_the_file_that_was_used_longest_ago_is_removed(tmp_path: Path) -> None:
+    folder = EmbeddingFolder("model", tmp_path)
+    folder.limit_to(1000)
+    for age_s, key in ((30, b"read"), (20, b"old"), (10, b"new")):
+        folder.write(key, b"numbers")
+        (path,) = tmp_path.rglob(f"{key.hex()}{EMBEDDINGS_SUFFIX}")
+        os.utime(path, (time.time() - age_s,) * 2)
+    assert folder.read(b"read")
+    assert folder.limit_to(2 * (7 + 32)) == 2 * (7 + 32)
+    assert [folder.read(key) for key in (b"read", b"old", b"new")] == [b"numbers", None, b"numbers"]
 
 
 @dataclass(frozen=True)
