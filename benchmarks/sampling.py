@@ -12,6 +12,7 @@ from functools import partial
 
 import numpy as np
 
+from server.llama.context.runner import best_tokens
 from server.llama.library import C, fast
 from server.llama.sampling.candidates import Candidates, Logits, ParallelSampling, threads_for
 from server.llama.sampling.sampler import NativeSampler, new_chain
@@ -58,7 +59,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
     random = np.random.default_rng(1)
-    print("| vocabulary | one after the other, ms a step | on several cores, ms a step | chosen |\n|--:|--:|--:|--:|")
+    print("| vocabulary | one after the other, ms a step | on several cores, ms a step | chosen | 20 best, ms a row |")
+    print("|--:|--:|--:|--:|--:|")
     for n_vocab in args.vocabularies:
         chains = [default_chain(seed) for seed in range(args.slots)]
         logits: list[Logits] = [random.normal(0, 3, n_vocab).astype(np.float32) for _ in chains]
@@ -72,7 +74,8 @@ def main() -> None:
         several.close()
         chosen = threads_for(args.slots, several._chain_s, several._handing_s, several.n_cpus)
         together, n = min(found, default=(alone, 1))
-        print(f"| {n_vocab:,} | {alone:.2f} | {together:.2f} ({n} threads) | {chosen} |", flush=True)
+        best = median_ms(partial(best_tokens, logits[0], 20), args.steps, args.rounds)
+        print(f"| {n_vocab:,} | {alone:.2f} | {together:.2f} ({n} threads) | {chosen} | {best:.3f} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -51,6 +51,7 @@ class Interruption:
 
 # a chain over more candidates takes longer than getting the GIL back: let other threads run meanwhile
 _HOLD_GIL_UP_TO = 1 << 16
+_ROWS = 64  # of logits, when the best ones are looked for
 _LOWEST = -3.4028234663852886e38  # what llama-server prints for a probability of 0
 
 
@@ -223,7 +224,7 @@ class LlamaRunner(NativeSequences):
         np.subtract(logits, highest, out=self._scratch)
         np.exp(self._scratch, out=self._scratch)
         log_sum = float(highest) + math.log(float(self._scratch.sum(dtype=np.float64)))
-        top = tuple(self._entry(t, logits, log_sum) for t in _best(logits, min(n_top, len(logits))))
+        top = tuple(self._entry(t, logits, log_sum) for t in best_tokens(logits, min(n_top, len(logits))))
         return self._entry(token, logits, log_sum, top)
 
     def _entry(self, token: int, logits: Logits, log_sum: float, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
@@ -331,11 +332,17 @@ def _refuse_unless_number(highest: float) -> None:
         raise NotNumbers
 
 
-def _best(logits: Logits, n: int) -> list[int]:
+def best_tokens(logits: Logits, n: int) -> list[int]:
+    """Return the `n` tokens with the highest logits, best first."""
     if n <= 1:
         return [int(logits.argmax())] * n
-    candidates = np.argpartition(logits, -n)[-n:]
-    return [int(i) for i in candidates[np.lexsort((candidates, -logits[candidates]))]]
+    width, ids = len(logits) // _ROWS, np.arange(len(logits))
+    if n < width:  # the best are in the columns with the highest maxima, which takes a fifth of the time
+        highest = logits[: _ROWS * width].reshape(_ROWS, width).max(axis=0)
+        columns = np.argpartition(highest, -n)[-n:]
+        ids = np.append((columns + width * np.arange(_ROWS)[:, None]).ravel(), ids[_ROWS * width :])
+    ids = ids[np.argpartition(logits[ids], -n)[-n:]]
+    return [int(i) for i in ids[np.lexsort((ids, -logits[ids]))]]
 
 
 def _log(probability: float) -> float:

@@ -15,7 +15,7 @@ from server.engine.params import EngineParams
 from server.engine.request import PromptLogprobs, Request
 from server.engine.runner_api import BatchEntry
 from server.errors import InternalError, Interrupted
-from server.llama.context.runner import LlamaRunner
+from server.llama.context.runner import LlamaRunner, best_tokens
 from tests.model.native_fixtures import GREEDY, Entry, generate, load, open_runner, prefill, prompt_tokens, raw_logits
 from tests.support.closeness import LOGPROB_SPREAD, same_vectors
 from tests.support.ggufs import PLAIN, RECURRENT, SLIDING_WINDOW, TinyModel, gguf_file
@@ -141,6 +141,13 @@ def test_logprobs_are_a_distribution_in_order(runner: LlamaRunner) -> None:
     assert runner.logprobs(0, 17, 3).top == entry.top[:3]
     assert runner.logprobs(0, 17, 0).top == ()
     assert runner.logprobs(0, 17, 10_000).top == entry.top
+
+
+@pytest.mark.parametrize("n_vocab", [70, 1000, 49_153])
+def test_the_best_tokens_are_found_wherever_they_are(n_vocab: int) -> None:
+    logits = np.random.default_rng(n_vocab).permutation(n_vocab).astype(np.float32)
+    for n in (1, 2, 20, 64):
+        assert best_tokens(logits, n) == np.argsort(-logits)[:n].tolist()
 
 
 def test_a_sliding_window_forgets_and_says_so(swa_path: Path) -> None:
