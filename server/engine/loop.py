@@ -247,11 +247,8 @@ class Instance(StepThread):
         is_seen = True
         if self.runner.info.deferred:
             seconds, is_seen = self._seen(entries, seconds)
-        if self._speculation is not None:
-            if is_seen:
-                self._speculation.observe(entries, n_prompt, seconds)
-            if prompts:
-                self._speculation.prepare(e.sequence for e in prompts)
+        if self._speculation is not None and is_seen:
+            self._speculation.observe(entries, n_prompt, seconds)
         self.scheduler.commit(entries, seconds, is_seen=is_seen)
         self.cells.decoded(entries)
         if prompts:

@@ -49,7 +49,7 @@ class EngineParams:
     spec_draft_max: int = 16  # longest draft of the draft model
     spec_draft_min: int = 0  # shorter drafts are dropped
     spec_draft_p_min: float = 0.0  # the draft model stops at a less probable token
-    spec_synth: tuple[float, ...] = ()  # synthetic acceptance rates per position, for benchmarks
+    spec_synth: tuple[float, ...] = ()  # synthetic chance of each draft token after the one before it
     backend_sampling: bool = False  # requests may sample in the compute graph
     special: bool = False  # control tokens are rendered as text
     gather_ms: float = 4.0  # longest wait for requests that arrive together, so that they join one batch

@@ -86,18 +86,15 @@ class DraftRunner(Protocol):
         """Copy all of `source` to `target`, which must be empty."""
 
 
-class MtpHeads(Protocol):
+class MtpHeads(DraftRunner, Protocol):
     """A model's own draft heads (MTP). They follow what their runner decodes, removes and copies."""
 
-    @property
-    def info(self) -> RunnerInfo: ...
     def ready(self, seq: int, pos: int) -> bool:
         """Return whether drafts can be made after the first `pos` positions of `seq`."""
 
     def decode(self, entries: Sequence[BatchEntry]) -> bool:
         """Decode one token of each sequence, as `Runner.decode`: first the pending token, then the draft tokens."""
 
-    def best(self, output: int) -> tuple[int, float]: ...
     def end_draft(self, seqs: Sequence[int]) -> None:
         """Remove the draft tokens of `seqs`."""
 

@@ -1,12 +1,12 @@
 """From a model's settings to the plain values that the inside works with."""
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from typing import Any
 
 from server.engine.params import LOOKUP, EngineParams
 from server.engine.request import SAMPLER_LETTERS, SamplingParams
-from server.engine.speculate.cost import rates_of_length
 from server.errors import ConfigError
 from server.options.model import ModelDefaults, ModelSettings
 from server.options.presets import flags_of, preset_of
@@ -27,6 +27,9 @@ from server.templates.built_in import complaint, is_name, names
 
 WHOLE = (1 << 31) - 1
 """As ``fit_ctx``: no context is shortened. llama-server's meaning of ``-c 0`` (common/arg.cpp)."""
+
+
+FINE = 1 << 20  # steps between probabilities that are looked for
 
 
 def model_spec(model_id: str, settings: ModelSettings, origin: Origin) -> ModelSpec:
@@ -157,12 +160,20 @@ def _draft(settings: ModelSettings) -> DraftFile | None:
 
 def _engine_params(settings: ModelSettings) -> EngineParams:
     cpus = instance_cpus(settings.cpu_range, settings.cpu_mask)
-    synthetic = settings.spec_synth_rates
-    if settings.spec_synth_len:
-        synthetic = rates_of_length(settings.spec_synth_len, settings.spec_draft_max)
-    named = EngineParams(**_same_names(EngineParams, settings))
+    named = EngineParams(**_same_names(EngineParams, settings), spec_synth=_synthetic(settings))
     kinds = spec_type(settings)
-    return replace(named, cpus=cpus, spec_type=kinds, spec_ngram=_ngram(settings, kinds), spec_synth=synthetic)
+    return replace(named, cpus=cpus, spec_type=kinds, spec_ngram=_ngram(settings, kinds))
+
+
+def _synthetic(settings: ModelSettings) -> tuple[float, ...]:
+    """Return the probability that each draft token is accepted after the one before it, for benchmarks; () = off
+    (llama.cpp common/speculative.cpp, common_speculative_synth_rates_resolve).
+    """
+    rates, length, most = settings.spec_synth_rates, settings.spec_synth_len, settings.spec_draft_max
+    if length:  # of a step with its own token; all tokens have the same probability
+        at = bisect_left(range(FINE + 1), length - 1, key=lambda i: sum((i / FINE) ** n for n in range(1, most + 1)))
+        return (at / FINE,) * most
+    return tuple(rate / before if before > 0 else 0.0 for before, rate in zip((1.0, *rates), rates, strict=False))
 
 
 def _ngram(settings: ModelSettings, kinds: str) -> tuple[int, int]:

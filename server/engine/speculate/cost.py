@@ -10,7 +10,7 @@ less than a tenth gained by another. For a single sequence this is its tokens pe
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate
@@ -19,105 +19,68 @@ from random import Random
 
 from server.engine.speculate.lookup import Lookup
 
-UNKNOWN_SHARE = 0.5  # assumed upper bound of an additional token's cost, as a share of its even part of the step
-FORGET = 256  # steps after which an unused measurement is dropped, because it may have been disturbed
+UNKNOWN_SHARE, GPU_SHARE = 0.7, 0.1  # see `StepCost`; a GPU waits for weights, whatever it computes with them
+FORGET = 256  # steps after which the oldest measurement of each size is dropped, because it may have been disturbed
 SEEN = 8  # measurements kept per size
-_SAME = 8  # steps for which a curve of well-known sizes is used
 _EXACT = 32  # exact sizes up to here; larger ones in eighths of their power of two
-_FAR = 1 << 20  # tokens beyond the largest measured step
-_PART = 16  # least prefill tokens that show the cost of an additional token
+_NEAR, _FAR = 4, 1 << 20  # times the largest measured step, and tokens beyond that
+_SAME = 8  # steps for which a curve of well-known sizes is used
 
 LENGTHS = (*range(1, 17), 24, 32, 48, 64)  # of drafts
 LEAST, SURE = 0.02, 0.98  # bounds of an acceptance rate
 _MARGIN = 0.01  # required gain, because costs and rates are estimates
 
 
-def _quick(last: Collection[float]) -> float:
-    """Return the first quartile: other processes only make steps longer."""
-    return sorted(last)[len(last) // 4]
-
-
 @dataclass(slots=True)
 class StepCost:
     """Seconds of a step by its number of tokens, interpolated linearly between measured sizes.
 
-    A size costs what the fastest of its last steps took, and no less than a smaller size. Until it was measured
-    `SEEN` times, it costs no more than a larger size, and the expectation counts as one measurement. So one disturbed
-    step does not exclude it.
+    A size costs the first quartile of its last measurements, because other processes only make steps longer, and no
+    less than a smaller size. What was expected of it counts as a measurement, so that one disturbed step does not
+    exclude it. Up to `_NEAR` times the largest measured size, an additional token is assumed to cost at most
+    ``unknown_share`` of its even part of the smallest step: long drafts may pay where short ones don't.
     """
 
-    _seconds: dict[int, deque[float]] = field(default_factory=dict)  # last measurements per size
-    _last_seen: dict[int, int] = field(default_factory=dict)  # number of the last step of a size
+    unknown_share: float = UNKNOWN_SHARE
+    _last: dict[int, deque[float]] = field(default_factory=dict)  # measurements per size
     _n_steps: int = 0
-    _prompt_token_s: deque[float] = field(default_factory=lambda: deque(maxlen=SEEN))
     _curve: tuple[list[int], list[float]] | None = None  # sizes, and their seconds, which never fall
-    _asked: dict[int, float] = field(default_factory=dict)  # of the curve: consecutive steps ask for the same sizes
 
     def observe(self, n_tokens: int, seconds: float) -> None:
         """Record a step of `n_tokens`, each with logits."""
         grain = 1 if n_tokens <= _EXACT else 1 << n_tokens.bit_length() - 4
         size = n_tokens // grain * grain
-        last = self._seconds.setdefault(size, deque(maxlen=SEEN))
+        last = self._last.get(size)
+        if last is None:
+            is_larger = any(other < size for other in self._last)
+            last = self._last[size] = deque([self.of(size)] if is_larger else [], SEEN)
         last.append(seconds)
         self._n_steps += 1
-        self._last_seen[size] = self._n_steps
-        if len(last) < SEEN or not self._n_steps % _SAME:
-            self._curve = None
         if not self._n_steps % FORGET:
-            self._seconds = {n: s for n, s in self._seconds.items() if self._last_seen[n] > self._n_steps - FORGET}
-
-    def observe_prompt(self, n_tokens: int, seconds: float) -> None:
-        """Record a prefill of `n_tokens`: the initial assumption for the cost of an additional token."""
-        if n_tokens >= _PART:
-            self._prompt_token_s.append(seconds / n_tokens)
+            for each in self._last.values():
+                each.popleft()
+            self._last = {n: each for n, each in self._last.items() if each}
+        if len(last) < SEEN or not self._n_steps % _SAME:
             self._curve = None
 
     def of(self, n_tokens: int) -> float:
         """Return the seconds of a step of `n_tokens`; 0.0 before the first measurement."""
-        if not self._seconds:
+        if not self._last:
             return 0.0
         if self._curve is None:
-            self._curve = self._learned()
-            self._asked.clear()
-        seconds = self._asked.get(n_tokens)
-        if seconds is None:
-            sizes, known = self._curve
-            at = bisect_left(sizes, n_tokens)
-            share = (n_tokens - sizes[at - 1]) / (sizes[at] - sizes[at - 1])
-            self._asked[n_tokens] = seconds = known[at - 1] + share * (known[at] - known[at - 1])
-        return seconds
-
-    def _learned(self) -> tuple[list[int], list[float]]:
-        """Return the curve through the measured sizes, and two points that extend it to all sizes."""
-        sizes = sorted(self._seconds)
-        first, last = sizes[0], sizes[-1]
-        first_s = _quick(self._seconds[first])
-        token_s = UNKNOWN_SHARE * first_s / first  # of another token, before any but the smallest step was measured
-        if self._prompt_token_s:
-            token_s = min(_quick(self._prompt_token_s), token_s)
-        known = [first_s]
-        for size in sizes[1:]:
-            expected = [first_s + token_s * (size - first)] if len(self._seconds[size]) < SEEN else []
-            known.append(_quick([*self._seconds[size], *expected]))
-        for at in range(len(known) - 2, -1, -1):
-            if len(self._seconds[sizes[at]]) < SEEN:
-                known[at] = min(known[at], known[at + 1])
-        known = list(accumulate(known, max))
-        if last > first:
-            token_s = (known[-1] - known[0]) / (last - first)
-        # at least half of the smallest step is assumed to be reading weights
-        return [0, *sizes, last + _FAR], [known[0] / 2, *known, known[-1] + token_s * _FAR]
-
-
-@dataclass(frozen=True, slots=True)
-class DraftLength:
-    """Verify drafts of ``length`` tokens for the first ``count`` sequences. ``gain``: the sum of the logarithms of all
-    sequences' tokens per second, compared with no drafts.
-    """
-
-    count: int = 0
-    length: int = 0
-    gain: float = 0.0
+            sizes = sorted(self._last)
+            quick = [sorted(self._last[n])[len(self._last[n]) // 4] for n in sizes]
+            known, first, last = list(accumulate(quick, max)), sizes[0], sizes[-1]
+            token_s = self.unknown_share * known[0] / first
+            slope_s = (known[-1] - known[0]) / (last - first) if last > first else token_s
+            near_s = known[-1] + min(token_s, slope_s) * (_NEAR - 1) * last
+            # at least half of the smallest step is assumed to be reading weights
+            seconds = [known[0] / 2, *known, near_s, near_s + slope_s * _FAR]
+            self._curve = [0, *sizes, _NEAR * last, _NEAR * last + _FAR], seconds
+        sizes, known = self._curve
+        at = bisect_left(sizes, n_tokens)
+        share = (n_tokens - sizes[at - 1]) / (sizes[at] - sizes[at - 1])
+        return known[at - 1] + share * (known[at] - known[at - 1])
 
 
 def draft_length(
@@ -126,30 +89,30 @@ def draft_length(
     step_s: Callable[[int], float],
     most: int,
     room: int,
-    draft_s: Callable[[int], float] = lambda count: 0.0,
-) -> DraftLength:
-    """Return how many tokens to draft, at most `most` each and `room` in all, in a step of `n_tokens` otherwise.
+    draft_s: Callable[[int], float] | None = None,
+) -> tuple[int, int, float]:
+    """Return for how many sequences to draft how many tokens, at most `most` each and `room` in all, in a step of
+    `n_tokens` otherwise; and the gain: the sum of the logarithms of all sequences' tokens per second, compared with no
+    drafts.
 
     `chances`, never rising: the acceptance rate per sequence. `step_s`: seconds of a step of so many tokens.
     `draft_s`: seconds to propose one more token for so many sequences. All drafts have one length, because with
     separate KV each other length takes another graph evaluation.
     """
-    n, base_s, best = len(chances), step_s(n_tokens), DraftLength(gain=_MARGIN * (1 + n_tokens))
-    if base_s <= 0:  # not measured yet
-        return DraftLength()
+    n, base_s, best = len(chances), step_s(n_tokens), (0, 0, _MARGIN * (1 + n_tokens))
     rows = [_log_tokens(round(chance, 2)) for chance in chances]
     for count in sorted({1, n // 4, n // 2, n} - {0}):
         logs = list(map(sum, zip(*rows[:count], strict=True)))
         for length, gained in zip(LENGTHS, logs, strict=True):
             if length > most or count * length > room:
                 break
-            seconds = step_s(n_tokens + count * length) + length * draft_s(count)
+            seconds = step_s(n_tokens + count * length) + (length * draft_s(count) if draft_s else 0.0)
             gain = gained - n_tokens * log(seconds / base_s)
-            if gain > best.gain:
-                best = DraftLength(count, length, gain)
-            if logs[-1] - n_tokens * log(seconds / base_s) <= best.gain:
+            if gain > best[2]:
+                best = count, length, gain
+            if logs[-1] - n_tokens * log(seconds / base_s) <= best[2]:
                 break  # a longer draft costs no less
-    return best if best.count else DraftLength()
+    return best if best[0] else (0, 0, 0.0)
 
 
 @lru_cache(maxsize=128)
@@ -158,8 +121,6 @@ def _log_tokens(chance: float) -> tuple[float, ...]:
     p = min(max(chance, LEAST), SURE)
     return tuple(log1p(p * (1 - p**length) / (1 - p)) for length in LENGTHS)
 
-
-# ---- the speculation state of one sequence
 
 _WEIGHT, _DRAFT_WEIGHT = 0.2, 0.1  # weight of one token in the acceptance rate of text and of a draft model
 UNSEEN = 0.7  # initial acceptance rate of a draft model
@@ -172,8 +133,8 @@ class DraftState:
 
     At most ``most`` tokens are from the text, and ``least_drafted`` to ``most_drafted`` from a draft model, which
     stops at a token less probable than ``p_min``. ``acceptance`` is the recent acceptance rate of text drafts,
-    ``draft_acceptance`` that of the draft model. ``expected`` holds proposed tokens that were not sampled yet, next
-    one last. It includes text drafts that were not verified, so their acceptance rate is measured at no cost.
+    ``draft_acceptance`` that of the draft model. ``text`` and ``drafted`` hold their proposed tokens that were not
+    sampled yet, next one last. Text drafts that were not verified count, too: their rate is measured at no cost.
     """
 
     most: int
@@ -184,62 +145,27 @@ class DraftState:
     acceptance: float = _LOOKED_UP
     draft_acceptance: float = UNSEEN
     n_judged: int = 0  # tokens of a draft model that were compared with sampled ones
-    expected: list[int] = field(default_factory=list)
-    is_text: bool = False  # whether ``expected`` is from the text
-    dice: Random | None = None  # random acceptance for synthetic benchmarks (`rates_of_length`)
+    text: list[int] = field(default_factory=list)
+    drafted: list[int] = field(default_factory=list)
+    dice: Random | None = None  # random acceptance for synthetic benchmarks (`Speculation.takes`)
 
     def look_up(self, most: int) -> list[int]:
-        """Return a draft from the text."""
-        draft = self.lookup.propose(most) if self.lookup is not None else []
-        self.expected, self.is_text = draft[::-1], True
+        """Return a draft from the text of at most `most` tokens."""
+        draft = self.lookup.propose(most) if self.lookup is not None and most > 0 else []
+        self.text, self.drafted = draft[::-1], []
         return draft
-
-    def expect(self, drafted: Sequence[int]) -> None:
-        """Record the tokens that a draft model proposed."""
-        self.expected, self.is_text = list(drafted[::-1]), False
 
     def add(self, token: int) -> None:
         """Record that `token` was sampled."""
         if self.lookup is not None:
             self.lookup.add(token)
-        if not self.expected:
-            return
-        right = self.expected.pop() == token
-        if not right:
-            self.expected = []
-        if not self.is_text:
+        if self.text:
+            is_right = self.text.pop() == token
+            self.text = self.text if is_right else []
+            self.acceptance += _WEIGHT * (is_right - self.acceptance)
+        if self.drafted:
+            is_right = self.drafted.pop() == token
+            self.drafted = self.drafted if is_right else []
             self.n_judged += 1
             weight = max(_DRAFT_WEIGHT, 1 / (1 + self.n_judged))
-            self.draft_acceptance += weight * (right - self.draft_acceptance)
-        else:
-            self.acceptance += _WEIGHT * (right - self.acceptance)
-
-
-# ---- synthetic acceptance for benchmarks: draft tokens are accepted at random to measure a draft of a given quality.
-# The text is then not the model's (llama.cpp tools/server/server-context.cpp,
-# server_sample_and_accept_synth; common/speculative.cpp, common_speculative_synth_rates_resolve)
-
-_HALVINGS = 32
-
-
-def rates_of_length(length: float, most: int) -> tuple[float, ...]:
-    """Return acceptance rates of `most` draft tokens for which a step yields `length` tokens on average, including its
-    own.
-
-    Each token has the same conditional rate. `length` is between 1 and ``most + 1``.
-    """
-    low, high = 0.0, 1.0
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        if sum(middle**n for n in range(1, most + 1)) < length - 1:
-            low = middle
-        else:
-            high = middle
-    chance = 1.0 if length >= most + 1 else 0.0 if length <= 1 else (low + high) / 2
-    return tuple(chance**n for n in range(1, most + 1))
-
-
-def conditional(rates: Sequence[float]) -> tuple[float, ...]:
-    """Return the acceptance probability of each draft token given the one before it; `rates` never rise."""
-    before = (1.0, *rates)
-    return tuple(rate / given if given > 0 else 0.0 for given, rate in zip(before, rates, strict=False))
+            self.draft_acceptance += weight * (is_right - self.draft_acceptance)

@@ -9,64 +9,32 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-CHUNK = 2048
-"""Most tokens indexed at once (half a millisecond), so that a long prompt delays nobody."""
+CHUNK = 8192
+"""Most tokens indexed at once (2 ms), so that a long prompt delays nobody."""
 _MOST_COMPARED = 32  # context compared when two places match
 _MOST_APART = 3  # differing tokens after which a text is no longer followed
 _FEW = 12  # from here on numpy is faster
 _MOST_ENTRIES = 1 << 18  # entries of a table: 1 MiB
 
 
-class Ends:
-    """Where n-grams of `size` tokens ended last, in a hash table of 4 bytes per entry (a dict takes 130).
+class Lookup:
+    """Drafts of at most `longest` tokens from n-grams of `size` tokens of a text: `tokens`, and about `n_more` that
+    follow. Of a longer text the last ones are found.
 
-    A later n-gram with the same hash replaces an earlier one; readers compare tokens.
+    A hash table of 4 bytes per entry (a dict takes 130) holds where an n-gram ended last. A later n-gram with the same
+    hash replaces an earlier one, so tokens are compared. The first ``n_indexed`` of ``tokens`` are indexed.
     """
 
-    def __init__(self, size: int, n_text: int) -> None:
-        self.size = size
-        n_entries = min(1 << (2 * n_text).bit_length(), _MOST_ENTRIES)
+    def __init__(self, tokens: Sequence[int], size: int, longest: int = 1 << 30, n_more: int = 0) -> None:
+        self.tokens = list(tokens)
+        self.n_indexed = 0
+        self._size, self._longest = size, longest
+        n_entries = min(1 << (2 * (len(tokens) + n_more)).bit_length(), _MOST_ENTRIES)
         self._mask = n_entries - 1
         self._table: NDArray[np.int32] = np.zeros(n_entries, np.int32)
         self._entries = memoryview(self._table.data)  # a view for single entries: five times faster
-
-    def add(self, tokens: list[int], start: int, stop: int) -> None:
-        """Enter the n-grams that end before positions `start` to `stop`."""
-        size = self.size
-        start = max(start, size)
-        if stop - start < _FEW:
-            for end in range(start, stop):
-                self._entries[hash(tuple(tokens[end - size : end])) & self._mask] = end
-            return
-        runs = zip(*(tokens[start - size + i : stop - size + i] for i in range(size)), strict=True)
-        hashes = np.fromiter(map(hash, runs), np.int64, stop - start)
-        self._table[hashes & self._mask] = np.arange(start, stop, dtype=np.int32)
-
-    def find(self, tokens: list[int]) -> int:
-        """Return where the last `size` tokens ended before; 0 if never."""
-        last = tokens[-self.size :]
-        if len(last) < self.size:
-            return 0
-        end: int = self._entries[hash(tuple(last)) & self._mask]
-        return end if end and tokens[end - self.size : end] == last else 0
-
-
-class Lookup:
-    """Drafts of at most `longest` tokens from n-grams of `size` tokens of a text of about `n_text` tokens; of a longer
-    text the last ones. The first ``n_indexed`` of ``tokens`` are indexed.
-    """
-
-    def __init__(self, size: int, n_text: int, longest: int = 1 << 30) -> None:
-        self.tokens: list[int] = []
-        self.n_indexed = 0
-        self._longest = longest
-        self._ends = Ends(size, n_text)
         self._follows = 0  # next position in the text that the last draft came from; 0 = none
         self._n_apart = 0  # tokens that differed since then
-
-    def extend(self, tokens: Sequence[int]) -> None:
-        """Append `tokens`, to be indexed later."""
-        self.tokens.extend(tokens)
 
     def add(self, token: int) -> None:
         """Append a sampled token. If the followed text has another one here, it may be a replacement."""
@@ -78,21 +46,14 @@ class Lookup:
                 self._follows = 0
         self.tokens.append(token)
 
-    def catch_up(self, most: int = CHUNK) -> int:
-        """Index up to `most` tokens; return how many."""
-        start, stop = self.n_indexed, min(len(self.tokens), self.n_indexed + most)
-        self._ends.add(self.tokens, start, stop)
-        self.n_indexed = stop
-        return stop - start
-
     def propose(self, most: int) -> list[int]:
         """Return at most `most` draft tokens; none if nothing matches or the text is not indexed yet."""
         if self.n_indexed < len(self.tokens):
-            self.catch_up()
+            self._index()
             if self.n_indexed < len(self.tokens):
                 return []
         tokens, most = self.tokens, min(most, self._longest)
-        at = self._ends.find(tokens)
+        at = self._last_end()
         if not at and not self._follows:
             return []
         if not at or (self._follows and self._matching(self._follows) >= self._matching(at)):
@@ -105,6 +66,25 @@ class Lookup:
         while len(found) < most:  # the draft reaches its own start: a period continues
             found += found[-period:][: most - len(found)]
         return found
+
+    def _index(self) -> None:
+        """Index up to `CHUNK` tokens."""
+        tokens, size = self.tokens, self._size
+        start, stop = max(self.n_indexed, size), min(len(tokens), self.n_indexed + CHUNK)
+        self.n_indexed = stop
+        if stop - start < _FEW:
+            for end in range(start, stop):
+                self._entries[hash(tuple(tokens[end - size : end])) & self._mask] = end
+            return
+        runs = zip(*(tokens[start - size + i : stop - size + i] for i in range(size)), strict=True)
+        hashes = np.fromiter(map(hash, runs), np.int64, stop - start)
+        self._table[hashes & self._mask] = np.arange(start, stop, dtype=np.int32)
+
+    def _last_end(self) -> int:
+        """Return where the last n-gram ended before; 0 if never."""
+        last = self.tokens[-self._size :]
+        end: int = self._entries[hash(tuple(last)) & self._mask]
+        return end if end and self.tokens[end - self._size : end] == last else 0
 
     def _matching(self, at: int) -> int:
         """Return how many tokens before `at` equal those before the end, within a limit."""

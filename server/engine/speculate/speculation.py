@@ -1,8 +1,10 @@
 """Draft tokens of each step of one instance, and what is learned from them. Used by its step thread."""
 
-from collections.abc import Callable, Iterable
+import logging
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from math import expm1
 from random import Random
 
 from server.engine.media import text_of
@@ -11,135 +13,179 @@ from server.engine.request import RANDOM_SEED
 from server.engine.runner_api import Runner, RunnerInfo
 from server.engine.scheduler import TokenRun
 from server.engine.sequence import Sequence
-from server.engine.speculate.cost import DraftState, StepCost, conditional, draft_length
-from server.engine.speculate.draft_model import Draft, DraftCells, Drafting, MtpProposer
-from server.engine.speculate.lookup import CHUNK, Lookup
+from server.engine.speculate.cost import GPU_SHARE, UNKNOWN_SHARE, UNSEEN, DraftState, StepCost, draft_length
+from server.engine.speculate.draft_model import MIN_CHUNK, DraftModel
+from server.engine.speculate.lookup import Lookup
+
+log = logging.getLogger(__name__)
 
 _PAUSE = 32  # steps without drafts after a batch found no cells
 _AGAIN = 1.5  # cost factor if accepted tokens are decoded again after a rejection
 _USUAL = 1024  # reply tokens that an index has room for; older ones are dropped
 _SHORT = 3  # replies this short gain nothing: the token after a draft is the model's
 _ENOUGH = 0.5  # acceptance rate of text drafts that makes a draft model unnecessary: a token is expected
+_RECOVERS = 1 / 256  # recovery towards `UNSEEN` per step, so that a draft model is tried again
+_FIRST = 2  # tokens of a draft model's first draft, whose cost is unknown
+_UNTRIED_GAIN = 0.2  # assumed gain of a sequence from a draft model before its first draft
+_UNSEEN_SHARE = 0.15  # initial cost of a draft step, as a share of the model's step
+_READING = 0.1  # initial cost of a prefill token, as a share of a draft token
+_ANSWER = 128  # assumed tokens of a reply
+_CHUNK_SHARE = 0.5  # largest share of a step's time for prefill of the draft model
 
 
 def speculation(params: EngineParams, runner: Runner, clock: Callable[[], float]) -> "Speculation | None":
     """Return the speculation of an instance, None if it is off."""
-    drafting, eog = None, runner.vocab.eog
     if not runner.info.n_draft_max:
         return None
-    if params.drafts and runner.heads is not None:
-        drafting = Drafting(MtpProposer(runner.heads), eog, clock)
-    elif params.drafts and runner.draft is not None:
-        drafting = Drafting(DraftCells(runner.draft), eog, clock)
-    return Speculation(params, runner.info, drafting) if params.looks_up or drafting is not None else None
+    drafts = (runner.heads or runner.draft) if params.drafts else None
+    model = None if drafts is None else DraftModel(drafts, runner.vocab.eog, clock, runner.heads)
+    return Speculation(params, runner.info, model) if params.looks_up or model is not None else None
 
 
 @dataclass(eq=False)
 class Speculation:
-    """Proposes draft tokens for every decoding sequence of an instance."""
+    """Proposes draft tokens for every decoding sequence of an instance: from its text, or of the draft model."""
 
     _params: EngineParams
     _info: RunnerInfo
-    _drafting: Drafting | None
-    _cost: StepCost = field(default_factory=StepCost)
+    _model: DraftModel | None
     _pause: int = 0
+    _has_failed: bool = False
 
     def __post_init__(self) -> None:
-        self._synthetic = conditional(self._params.spec_synth)
+        share = GPU_SHARE if self._info.deferred else UNKNOWN_SHARE
+        self._cost = StepCost(share if self._info.can_cut else share / _AGAIN)
 
     def begin(self, sequence: Sequence) -> None:
         """Set up `sequence`, which got a slot for the first time."""
         params, request = self._params, sequence.request
         most = self._info.n_draft_max if request.spec_n_max < 0 else min(request.spec_n_max, self._info.n_draft_max)
-        if most < 1 or 0 <= request.max_tokens < _SHORT:
-            return
+        if 0 <= request.max_tokens < _SHORT:
+            most = 0
         sequence.draft_state = state = DraftState(most)
-        if params.looks_up:
-            size, longest = params.spec_ngram
+        if params.looks_up and most:
             n_more = _USUAL if request.max_tokens < 0 else min(request.max_tokens, _USUAL)
-            state.lookup = Lookup(size, len(request.prompt) + n_more, longest)
-            state.lookup.extend(text_of(request.prompt, request.media))
-        if self._drafting is not None:
+            state.lookup = Lookup(text_of(request.prompt, request.media), *params.spec_ngram, n_more)
+        if self._model is not None and not request.media:  # draft models process no media
             state.most_drafted = min(most, params.spec_draft_max)
             state.least_drafted = params.spec_draft_min if request.spec_n_min < 0 else request.spec_n_min
             state.p_min = params.spec_draft_p_min if request.spec_p_min < 0 else request.spec_p_min
-            if self._synthetic:
+            if params.spec_synth:
                 seed = request.sampling.seed
                 state.dice = Random(None if seed == RANDOM_SEED else seed)  # noqa: S311 - no secret
-
-    def prepare(self, sequences: Iterable[Sequence]) -> None:
-        """Index a part of the prompts that are being prefilled, to spread the work."""
-        left = CHUNK
-        for sequence in sequences:
-            state = sequence.draft_state
-            if state is not None and state.lookup is not None and left > 0:
-                left -= state.lookup.catch_up(left)
 
     def propose(self, generating: Seq[Sequence], room: int) -> list[list[int]]:
         """Return draft tokens after each sequence's next token, at most `room` in total.
 
-        A step with prefill tokens is treated as if it had none, because these pay for themselves.
+        A step with prefill tokens is treated as if it had none, because these pay for themselves. Never fails: after an
+        error of the draft model the sequences get no more of its drafts, which is logged once.
         """
-        n = len(generating)
-        drafts: list[list[int]] = [[] for _ in generating]
-        found = [self._look_up(sequence) for sequence in generating]
+        texts = [self._look_up(sequence) for sequence in generating]
         self._pause = max(self._pause - 1, 0)
-        if self._pause or room < 1 or (self._drafting is None and not any(found)):
-            return drafts
-        if self._synthetic:
-            most = [min(len(self._synthetic), room // n)] * n
-            self._draft(generating, most, room, None, drafts)
-            return drafts
-        if not self._cost.of(n):  # step costs are not measured yet
-            return drafts
-        step_s, states = self._step_s(n), [sequence.draft_state for sequence in generating]
-        rates = [state.acceptance if state and found[i] else 0.0 for i, state in enumerate(states)]
-        most = [self._params.spec_draft_max if rate < _ENOUGH else 0 for rate in rates]
-        self._draft(generating, most, room, step_s, drafts)
-        repeating = sorted([i for i in range(n) if rates[i] and not drafts[i]], key=lambda i: -rates[i])
-        if repeating:
-            longest, room = max([len(found[i]) for i in repeating]), room - sum(map(len, drafts))
-            chosen = draft_length([rates[i] for i in repeating], n, step_s, longest, room)
-            for i in repeating[: chosen.count]:
-                drafts[i] = found[i][: chosen.length]
-        return drafts
+        if self._pause or room < 1 or not (self._model is not None or any(texts)):
+            return [[] for _ in generating]
+        try:
+            return self._chosen(generating, texts, room)
+        except Exception as error:  # a draft must never fail a request
+            if not self._has_failed:
+                log.warning("the draft model failed; the current requests continue without it", exc_info=error)
+                self._has_failed = True
+        for sequence in generating:
+            _state(sequence).most_drafted = 0
+        if self._model is not None:
+            self._model.forget(generating)
+        return [[] for _ in generating]
 
     def _look_up(self, sequence: Sequence) -> list[int]:
         """Return a draft from the text, whose tokens are compared with sampled ones also if it is not verified."""
-        state = sequence.draft_state
-        if state is None or sequence.n_rolled_back:
-            return []
-        most = self._most(sequence, state.most)
-        return state.look_up(most) if most > 0 else []
+        state = _state(sequence)
+        return state.look_up(0 if sequence.n_rolled_back else self._most(sequence, state.most))
 
-    def _draft(
-        self,
-        generating: Seq[Sequence],
-        most: Seq[int],
-        room: int,
-        step_s: Callable[[int], float] | None,
-        drafts: list[list[int]],
-    ) -> None:
-        """Add to `drafts` those of a draft model, with at most `most` tokens each and `room` in all."""
-        wanted: dict[int, Draft] = {}
-        for i, sequence in enumerate(generating):
-            state = sequence.draft_state
-            if state is not None and not (sequence.n_rolled_back or sequence.media):  # draft models process no media
-                n = min(self._most(sequence, state.most_drafted), most[i])
-                if n > 0:
-                    wanted[i] = Draft(sequence, state, n)
-        if wanted and self._drafting is not None:
-            self._drafting.propose(list(wanted.values()), len(generating), room, step_s)
-        for i, draft in wanted.items():
-            if draft.tokens:
-                drafts[i] = draft.tokens
-                draft.state.expect(draft.tokens)
+    def _chosen(self, generating: Seq[Sequence], texts: Seq[list[int]], room: int) -> list[list[int]]:
+        """Return the drafts that pay, from `texts` or the draft model."""
+        n, synthetic = len(generating), self._params.spec_synth
+        drafts: list[list[int]] = [[] for _ in generating]
+        if not (synthetic or self._cost.of(n)):  # step costs are not measured yet
+            return drafts
+        by_model = {} if self._model is None else self._by_model(self._model, generating, texts)
+        offers = []  # acceptance rate, place, longest draft
+        for i, (sequence, text) in enumerate(zip(generating, texts, strict=True)):
+            state = _state(sequence)
+            if sequence in by_model:
+                offers.append((-state.draft_acceptance, i, by_model[sequence]))
+            elif text and not synthetic:
+                offers.append((-state.acceptance, i, len(text)))
+        if not offers:
+            return drafts
+        offers.sort()
+        count, length = len(offers), min(len(synthetic), room // n)
+        if not synthetic:
+            rates, most = [-rate for rate, _, _ in offers], max([most for _, _, most in offers])
+            draft_s = self._draft_s(self._cost.of(n)) if by_model else None
+            count, length, _ = draft_length(rates, n, self._step_s(n), most, room, draft_s)
+            if not count and self._is_untried and generating[offers[0][1]] in by_model:
+                count, length = 1, min(_FIRST, room)
+        wanted: dict[Sequence, int] = {}
+        for _, i, most in offers[:count]:
+            sequence = generating[i]
+            if sequence not in by_model:
+                drafts[i] = texts[i][:length]
+            elif length:
+                wanted[sequence] = min(most, max(length, _state(sequence).least_drafted), room // count)
+        if wanted and self._model is not None:
+            for sequence, draft in self._model.draft(wanted).items():
+                if synthetic or len(draft) >= _state(sequence).least_drafted:
+                    drafts[generating.index(sequence)] = draft
+                    _state(sequence).drafted = draft[::-1]
+        return drafts
+
+    def _by_model(self, model: DraftModel, generating: Seq[Sequence], texts: Seq[list[int]]) -> dict[Sequence, int]:
+        """Return the sequences that the draft model drafts for now if that pays, and how many tokens at most: not those
+        whose text has a high acceptance rate. Prefill a part of the text of one of the others.
+        """
+        is_synthetic = bool(self._params.spec_synth)
+        wanted: dict[Sequence, int] = {}
+        for sequence, text in zip(generating, texts, strict=True):
+            state = _state(sequence)
+            most = 0 if sequence.n_rolled_back else self._most(sequence, state.most_drafted)
+            if most > 0 and (is_synthetic or not text or state.acceptance < min(_ENOUGH, state.draft_acceptance)):
+                state.draft_acceptance += _RECOVERS * (UNSEEN - state.draft_acceptance)
+                wanted[sequence] = most
+        near, far = model.ready(list(wanted), reads_all=is_synthetic)
+        if far and not is_synthetic:
+            self._read_ahead(model, far[0], len(wanted), len(generating))
+        return {sequence: wanted[sequence] for sequence in near}
+
+    def _read_ahead(self, model: DraftModel, sequence: Sequence, n_wanted: int, n: int) -> None:
+        """Prefill a part of a long text if the rest of the reply is expected to repay it. The estimate assumes drafts
+        for all `n_wanted` sequences, which makes each cheaper.
+        """
+        base_s, request, n_out = self._cost.of(n), sequence.request, len(sequence.output)
+        token_s = model.token_s or _READING * _UNSEEN_SHARE * base_s / n
+        most = self._most(sequence, _state(sequence).most_drafted)
+        rates, draft_s = [_state(sequence).draft_acceptance] * n_wanted, self._draft_s(base_s)
+        _, _, gain = draft_length(rates, n, self._step_s(n), most, n_wanted * most, draft_s)
+        gain = max(gain, _UNTRIED_GAIN * n_wanted if self._is_untried else 0.0)
+        left = max(_ANSWER - n_out, _ANSWER // 4)
+        if request.max_tokens >= 0:
+            left = min(left, request.max_tokens - n_out)
+        if left * base_s * -expm1(-gain / n_wanted) > model.n_missing(sequence) * token_s:
+            model.read(sequence, max(MIN_CHUNK, int(_CHUNK_SHARE * base_s / token_s)))
+
+    @property
+    def _is_untried(self) -> bool:
+        """Whether the draft model has made no draft yet, so that its cost is unknown."""
+        return self._model is not None and not self._model.cost.of(1)
 
     def _step_s(self, n: int) -> Callable[[int], float]:
         """Return a function of the seconds of a step with so many tokens, `n` of them without drafts."""
         cost, base_s = self._cost, self._cost.of(n)
         again = 1.0 if self._info.can_cut else _AGAIN
         return lambda n_tokens: base_s + again * max(cost.of(n_tokens) - base_s, 0.0)
+
+    def _draft_s(self, base_s: float) -> Callable[[int], float]:
+        """Return a function of the seconds of one more token of so many drafts of the draft model."""
+        return lambda count: (self._model.cost.of(count) if self._model else 0.0) or _UNSEEN_SHARE * base_s
 
     def _most(self, sequence: Sequence, most: int) -> int:
         """Limit a draft so that the next token still fits into the context and ``max_tokens``."""
@@ -149,10 +195,8 @@ class Speculation:
 
     def takes(self, sequence: Sequence, n: int) -> bool | None:
         """Return whether the `n`-th draft token is accepted in a synthetic benchmark; None = sampling decides."""
-        state = sequence.draft_state
-        if state is None or state.dice is None:
-            return None
-        return n < len(self._synthetic) and state.dice.random() < self._synthetic[n]
+        dice, chances = _state(sequence).dice, self._params.spec_synth
+        return None if dice is None else n < len(chances) and dice.random() < chances[n]
 
     def no_room(self) -> None:
         """Pause speculation after a batch with drafts found no cells."""
@@ -160,8 +204,10 @@ class Speculation:
 
     def observe(self, entries: Seq[TokenRun], n_prompt: int, seconds: float) -> None:
         """Record that a step with `entries`, of which `n_prompt` tokens were prefill, took `seconds`."""
-        n_tokens = sum([len(e.tokens) for e in entries])
-        if n_prompt == n_tokens:
-            self._cost.observe_prompt(n_prompt, seconds)
-        elif not n_prompt:
-            self._cost.observe(n_tokens, seconds)
+        if not n_prompt:
+            self._cost.observe(sum([len(e.tokens) for e in entries]), seconds)
+
+
+def _state(sequence: Sequence) -> DraftState:
+    assert sequence.draft_state is not None
+    return sequence.draft_state

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from server.engine.request import Request, SamplingParams, Timings
 from server.engine.runner_api import BatchEntry
-from server.engine.speculate.cost import FORGET, DraftState, StepCost, conditional, draft_length, rates_of_length
+from server.engine.speculate.cost import FORGET, GPU_SHARE, SEEN, UNKNOWN_SHARE, DraftState, StepCost, draft_length
 from server.engine.speculate.lookup import CHUNK, Lookup
 from server.errors import InternalError
 from tests.support.fakes import FakeRunner
@@ -46,10 +46,8 @@ async def test_wrong_guesses_without_a_way_back_are_computed_again(monkeypatch: 
     assert reply.text == said[:150]
 
 
-def over(tokens: list[int], size: int = 2, n_text: int = 4096) -> Lookup:
-    lookup = Lookup(size, n_text)
-    lookup.extend(tokens)
-    return lookup
+def over(tokens: list[int], size: int = 2) -> Lookup:
+    return Lookup(tokens, size, n_more=4096)
 
 
 def test_what_followed_the_same_tokens_last_is_guessed() -> None:
@@ -75,20 +73,17 @@ def test_a_text_is_not_followed_for_long_when_it_differs() -> None:
 
 
 def test_a_long_prompt_is_indexed_in_parts() -> None:
-    lookup = over([*range(3 * CHUNK), 5, 6], n_text=4 * CHUNK)
-    assert lookup.catch_up(10) == 10
-    found = [bool(lookup.propose(1)) for _ in range(4)]
-    assert found == [False, False, True, True]
-    assert lookup.propose(1) == [7]
-    assert lookup.catch_up() == 0
+    lookup = over([*range(3 * CHUNK), 5, 6])
+    found = [lookup.propose(1) for _ in range(5)]
+    assert found == [[], [], [], [7], [7]]
 
 
 @given(st.lists(st.integers(0, 3), max_size=80), st.integers(1, 10), st.integers(1, 30))
 def test_a_guess_follows_an_earlier_occurrence(tokens: list[int], size: int, part: int) -> None:
-    lookup = Lookup(size, 256)
+    lookup = Lookup([], size, n_more=256)
     for start in range(0, len(tokens), part):
-        lookup.extend(tokens[start : start + part])
-        lookup.catch_up()
+        lookup.tokens += tokens[start : start + part]
+        lookup._index()
     guess = lookup.propose(8)
     whole = tokens + guess
     joined = [whole[i : i + size + len(guess)] for i in range(len(tokens) - size)]
@@ -114,21 +109,9 @@ async def test_what_is_always_taken_is_the_drafts_and_not_the_models() -> None:
 async def test_the_same_seed_takes_the_same_guesses() -> None:
     sampling = SamplingParams(temperature=0, seed=7, ignore_eos=True)
     wanted = replace(request("hello", max_tokens=60), sampling=sampling)
-    first, again = await answer((0.75, 0.5, 0.25), wanted, replace(wanted, id="again"))
+    first, again = await answer((0.75, 0.7, 0.5), wanted, replace(wanted, id="again"))
     assert (first[1].draft_n, first[1].draft_n_accepted) == (again[1].draft_n, again[1].draft_n_accepted)
     assert 0 < first[1].draft_n_accepted < first[1].draft_n
-
-
-@pytest.mark.parametrize(("length", "rates"), [(1.0, (0, 0, 0)), (4.0, (1, 1, 1))])
-def test_the_shortest_and_the_longest_step(length: float, rates: tuple[float, ...]) -> None:
-    assert rates_of_length(length, 3) == rates
-
-
-@pytest.mark.parametrize("length", [1.5, 2.0, 3.9])
-def test_a_step_has_the_length_that_was_asked_for(length: float) -> None:
-    rates = rates_of_length(length, 3)
-    assert 1 + sum(rates) == pytest.approx(length)
-    assert conditional(rates) == pytest.approx([rates[0]] * 3)
 
 
 @pytest.fixture
@@ -281,12 +264,15 @@ def test_a_step_between_two_known_ones_lies_on_their_line() -> None:
     assert cost.of(100) == pytest.approx(0.31, rel=0.05)
 
 
-def test_until_a_larger_step_was_seen_a_prompts_tokens_tell_what_one_more_costs() -> None:
-    cost = StepCost()
-    cost.observe(1, 0.012)
-    assert cost.of(2) == pytest.approx(0.018)
-    cost.observe_prompt(512, 0.512)
-    assert cost.of(2) == pytest.approx(0.013)
+@pytest.mark.parametrize("share", [UNKNOWN_SHARE, GPU_SHARE])
+def test_what_was_not_measured_costs_no_more_than_is_assumed_of_tokens(share: float) -> None:
+    cost = StepCost(share)
+    cost.observe(1, 0.01)
+    assert cost.of(2) == pytest.approx(0.01 * (1 + share))
+    for _ in range(SEEN):
+        cost.observe(2, 0.025)
+    assert cost.of(2) == pytest.approx(0.025)
+    assert cost.of(8) == pytest.approx(0.025 + 6 * 0.01 * share)  # long drafts may pay where short ones don't
 
 
 def test_steps_that_are_disturbed_now_and_then_count_little() -> None:
@@ -310,7 +296,7 @@ def test_a_size_that_was_not_seen_for_long_is_forgotten() -> None:
     cost = StepCost()
     cost.observe(1, 0.01)
     cost.observe(8, 5.0)
-    for _ in range(2 * FORGET):
+    for _ in range(SEEN * FORGET):
         cost.observe(1, 0.01)
     assert cost.of(8) < 0.1
 
@@ -319,10 +305,7 @@ def test_a_size_that_was_not_seen_for_long_is_forgotten() -> None:
 
 
 def looking_up(tokens: list[int]) -> DraftState:
-    state = DraftState(16, Lookup(2, 4096))
-    assert state.lookup is not None
-    state.lookup.extend(tokens)
-    return state
+    return DraftState(16, Lookup(tokens, 2))
 
 
 def test_what_the_text_suggests_is_judged_for_nothing_by_what_is_sampled() -> None:
@@ -352,15 +335,15 @@ def test_no_more_is_drafted_than_there_is_room_for(
     chances: list[float], most: int, room: int, base_s: float, token_s: float
 ) -> None:
     chances.sort(reverse=True)
-    chosen = draft_length(chances, len(chances), per_token(base_s, token_s), most, room)
-    assert chosen.length <= most
-    assert chosen.count * chosen.length <= room
-    assert chosen.count <= len(chances)
+    count, length, _ = draft_length(chances, len(chances), per_token(base_s, token_s), most, room)
+    assert length <= most
+    assert count * length <= room
+    assert count <= len(chances)
 
 
 def test_a_draft_is_longer_the_cheaper_and_the_better_it_is() -> None:
     def length(p: float, draft_s: float) -> int:
-        return draft_length([p], 1, per_token(0.009, 0.001), 16, 99, lambda n: draft_s).length
+        return draft_length([p], 1, per_token(0.009, 0.001), 16, 99, lambda n: draft_s)[1]
 
     assert length(0.9, 0.0002) > length(0.9, 0.002) > 0
     assert length(0.9, 0.0002) > length(0.5, 0.0002)
