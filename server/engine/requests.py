@@ -128,7 +128,13 @@ class ModelQueue:
             room[instance] = 0 if instance in self._closed else n_free
             no_priority = self._n_taken % MAX_BYPASSES == MAX_BYPASSES - 1  # as in `Queue.candidates`
             served = self.counters.served
-            waiting.sort(key=lambda t: (no_priority or t.request.priority, served(t.request.client), t.submitted_at))
+
+            def order(ticket: Ticket) -> tuple[int, float, float]:
+                request = ticket.request
+                priority = 0 if no_priority and request.priority < BACKGROUND_PRIORITY else request.priority
+                return priority, served(request.client), ticket.submitted_at
+
+            waiting.sort(key=order)
             taken = []
             for ticket in waiting:
                 preferred = ticket.instance

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from server.engine.params import EngineParams
+from server.engine.queue import MAX_BYPASSES
 from server.engine.request import BACKGROUND_PRIORITY
 from server.engine.requests import ModelQueue, Requests
 from server.engine.runner_api import BatchEntry
@@ -69,6 +70,16 @@ async def test_a_request_is_taken_elsewhere_once_the_instance_that_it_prefers_is
     first, second = (desk.ask(f"cached in the other {i}", instance=1) for i in range(2))
     assert desk.receive() == [second]
     assert desk.queue.take(1, 1) == [first]
+
+
+async def test_a_batch_request_is_never_taken_before_a_live_one() -> None:
+    queue = Desk().queue
+    queue.add(Ticket(request("batch", priority=BACKGROUND_PRIORITY), lambda events: None, 0.0))
+    for i in range(2 * MAX_BYPASSES):  # one placement in `MAX_BYPASSES` ignores priority
+        live = Ticket(request(f"live {i}"), lambda events: None, 1.0 + i)
+        queue.add(live)
+        assert queue.take(0, 1) == [live]
+        queue.left([live])
 
 
 async def test_who_names_an_instance_that_takes_no_more_is_its_own_or_refused() -> None:
