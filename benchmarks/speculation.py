@@ -51,7 +51,7 @@ RENAMED = (  # a function; its new name; the file
     ("turn_ends", "ends_of_turns", "server/llama/files/roles.py"),
     ("spec_type", "kinds", "server/options/specs.py"),
 )
-QUOTED = ("0001-separate-slots-by-default", "0004-one-step-thread-and-a-mailbox", "0007-prompt-states-on-disk")
+QUOTED = ("0001-kv-layout-as-llama-server", "0004-one-step-thread-and-a-mailbox", "0007-prompt-states-on-disk")
 OTHER = (
     "Tell me a story about a lighthouse keeper who finds a bottle on the beach.",
     "Explain how rain forms, to a child of ten.",
