@@ -42,9 +42,9 @@ class RunnerInfo:
 @dataclass(eq=False, slots=True)
 class BatchEntry:
     """A run of tokens of one sequence in a batch, at positions ``pos`` and following. Not frozen, because one is
-    created per token.
+    created per sequence and step, and `Cells.prepare_rollback` may shorten it.
 
-    Entries with media are decoded separately; non-causal ones one at a time.
+    Entries with media are decoded separately; non-causal ones are decoded together only if they are of equal size.
     """
 
     seq: int

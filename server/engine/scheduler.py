@@ -45,7 +45,8 @@ def in_order(
     prompts: Iterable[Sequence], rate: float, served: Callable[[str], float], inherited: Mapping[Sequence, int]
 ) -> list[Sequence]:
     """Return `prompts` in prefill order: by tokens left to compute, so that short prompts do not wait for long ones;
-    plus what the client was served more than others; minus an aging term, so that no prompt starves.
+    plus what the client was served more than others; plus a term that is smaller the earlier the prompt was placed, so
+    that none starves.
 
     `rate`: prefill tokens per second (0 = unknown). `served`: tokens served per client. `inherited`: priorities that
     prompts inherit from more urgent requests waiting for their prefix.

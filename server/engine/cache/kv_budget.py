@@ -4,11 +4,12 @@
 |---|---|---|
 | cells for a prompt (unified KV) | the request waits; others may bypass it | `KvBudget.fits`, `allows_bypass` |
 | cells for a batch | the idle slot with the lowest eviction priority is evicted | `KvBudget.victim` |
-| the same, all slots busy | the least urgent sequence is preempted until another one ends | `KvBudget.victim` |
-| the same, one sequence | smaller batches; if one token does not fit, its reply ends | `KvBudget.victim` |
-| RAM for an evicted slot | entries of lower priority per byte go to disk or are dropped | `StateCache.make_room` |
-| RAM for a preempted sequence | the same; if that is not enough, it is recomputed | `StateCache.reserve` |
-| RAM for a checkpoint | the same, then idle slots lose theirs, then none is created | `Cells._checkpoint` |
+| cells for a batch, no idle slot has any | the least urgent sequence is preempted until one ends | `KvBudget.victim` |
+| cells for a batch of the only sequence | it retries with half of the batch | `KvBudget.victim` |
+| the same, and the batch cannot be split | the reply ends; without output, `ContextExceeded` | `KvBudget.victim` |
+| RAM for an evicted slot | states of least value per byte go to disk or are dropped | `StateCache.make_room` |
+| RAM for a preempted sequence | such states are evicted; if too few, it is recomputed | `StateCache.reserve` |
+| RAM for a checkpoint | such states are evicted, then checkpoints of idle slots | `Cells._room_for_checkpoint` |
 
 A slot is offloaded to RAM only if that gains more time than it takes, and stalls nobody (`Cells.offload`).
 Separate KV has cells for every slot, so only the RAM rows apply to it. Models are unloaded by `server.pool.policy`.
