@@ -227,7 +227,7 @@ def first_to_evict(
 ) -> Slot:
     """Return an empty slot, otherwise the one with the lowest eviction priority; `spare` only as a last resort.
 
-    `price` returns the cost of using a slot besides its contents, in the unit of `eviction_priority`, and its rank
+    `price` returns the cost of using a slot besides its contents, in the unit of `keep_value`, and its rank
     among equals.
     """
     slots = list(idle)
@@ -235,7 +235,7 @@ def first_to_evict(
 
     def key(slot: Slot) -> tuple[bool, float, int, float, int]:
         extra, rank = price(slot)
-        return slot is spare, slot.eviction_priority(now) + extra, rank, slot.last_used, slot.id
+        return slot is spare, slot.keep_value(now) + extra, rank, slot.last_used, slot.id
 
     return min(slots, key=key)
 

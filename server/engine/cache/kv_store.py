@@ -222,7 +222,7 @@ class Cells:
         ram = self._scheduler.ram
         slots = [slot for slot in self._scheduler.slots if _is_reusable(slot) and not ram.holds(slot)]
         wanted: list[CacheEntry | Slot] = [one for one in (*ram, *slots) if self.disk.wants(one)]
-        for one in sorted(wanted, key=lambda one: one.eviction_priority(now), reverse=True):
+        for one in sorted(wanted, key=lambda one: one.keep_value(now), reverse=True):
             size = size_of(self._size(one), len(one.tokens), one.checkpoints) if isinstance(one, Slot) else one.size
             if self.disk.wait_for_room(size):
                 entry = self._entry_of(one) if isinstance(one, Slot) else one

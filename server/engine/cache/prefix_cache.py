@@ -150,7 +150,7 @@ class CachedPrefix:
             return min(n, len(self.tokens))
         return max((place for place in self.checkpoints if place <= n), default=0)
 
-    def eviction_priority(self, now: float) -> float:
+    def keep_value(self, now: float) -> float:
         """Return the value of keeping it: its length over the time since its last use. The lowest is evicted first.
 
         The number of uses does not count: in `benchmarks.simulation`, counting uses keeps finished conversations and
@@ -326,7 +326,7 @@ class StateCache:
         n_over = self.n_bytes + n_bytes - self.limit
         if self.limit < 0 or n_over <= 0:
             return
-        for entry in sorted(self._evictable(now), key=lambda e: e.eviction_priority(now) / max(e.size, 1)):
+        for entry in sorted(self._evictable(now), key=lambda e: e.keep_value(now) / max(e.size, 1)):
             if n_over <= 0:
                 break
             n_over -= entry.size
