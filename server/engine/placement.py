@@ -275,7 +275,7 @@ class Placer:
         return self._cheapest(source)
 
     def _cheapest(self, spare: Slot | None) -> Slot:
-        """Return the idle slot with the lowest eviction priority, preferably next to a running one; `spare` only as a
+        """Return the idle slot with the lowest keep value, preferably next to a running one; `spare` only as a
         last resort.
         """
         idle = (slot for slot in self.slots if slot.idle)
@@ -284,7 +284,7 @@ class Placer:
     def _price(self) -> Callable[[Slot], tuple[float, int]]:
         """Return the price of each idle slot for `first_to_evict`.
 
-        It is the cost of more evaluations per step in the unit of eviction priority: prefill tokens per second.
+        It is the cost of more evaluations per step in the unit of keep value: prefill tokens per second.
         """
         running, moves = self._running, self.move_budget
         evaluation = moves.computed * self._evaluation_s / moves.step_s if moves.step_s else 0.0

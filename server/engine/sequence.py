@@ -225,7 +225,7 @@ def first_to_evict(
     spare: Slot | None = None,
     price: Callable[[Slot], tuple[float, int]] = lambda slot: (0.0, 0),
 ) -> Slot:
-    """Return an empty slot, otherwise the one with the lowest eviction priority; `spare` only as a last resort.
+    """Return an empty slot, otherwise the one with the lowest keep value; `spare` only as a last resort.
 
     `price` returns the cost of using a slot besides its contents, in the unit of `keep_value`, and its rank
     among equals.

@@ -24,7 +24,7 @@ MAX_STEPS = 1000  # steps kept for observers
 MAX_ENDED = 200
 KEPT_S = 2.0
 """Seconds for which a snapshot of cached entries is reused."""
-MAX_STATES = 60  # entries of a tier listed individually, highest eviction priority first
+MAX_STATES = 60  # entries of a tier listed individually, highest keep value first
 
 CachedText: TypeAlias = tuple[int, AdapterSet, Seq[int]]
 """A slot's number, or a cached entry's negative one; what computed its tokens; the tokens."""
@@ -260,13 +260,13 @@ class HeldText:
 
 Entry: TypeAlias = tuple[int, int, int, float, int, float]
 """A cached entry without a slot: a number while it is cached, its tokens and bytes, the time of its last use by the
-engine's clock, its number of uses, and its eviction priority.
+engine's clock, its number of uses, and its keep value.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class TierView:
-    """A cache tier: number of entries, bytes, and the `MAX_STATES` entries of highest eviction priority."""
+    """A cache tier: number of entries, bytes, and the `MAX_STATES` entries of highest keep value."""
 
     n: int
     n_bytes: int

@@ -524,9 +524,9 @@ def test_kept_states_are_told_one_by_one(visit: Visit, server: RealServer) -> No
     page.get_by_role("listbox").focus()
     page.keyboard.press("ArrowRight")
     expect(tiles.nth(1)).to_have_attribute("aria-selected", "true")
-    expect(page.locator(".chosen-state")).to_have_text(re.compile(r"tokens, .+ last used .+ uses?, priority "))
+    expect(page.locator(".chosen-state")).to_have_text(re.compile(r"tokens, .+ last used .+ uses?, value "))
     page.click("summary:has-text('Show as a table')")
-    expect(page.locator(".kept-table th")).to_have_text(["Tokens", "Size", "Last used", "Uses", "Eviction priority"])
+    expect(page.locator(".kept-table th")).to_have_text(["Tokens", "Size", "Last used", "Uses", "Value"])
     expect(page.locator(".tree .leaf.kept").first).to_have_text("RAM")
 
 

@@ -3,11 +3,11 @@
 | what is short | what happens | decided by |
 |---|---|---|
 | cells for a prompt (unified KV) | the request waits; others may bypass it | `KvBudget.fits`, `allows_bypass` |
-| cells for a batch | the idle slot with the lowest eviction priority is evicted | `KvBudget.victim` |
+| cells for a batch | the idle slot with the lowest keep value is evicted | `KvBudget.victim` |
 | cells for a batch, no idle slot has any | the least urgent sequence is preempted until one ends | `KvBudget.victim` |
 | cells for a batch of the only sequence | it retries with half of the batch | `KvBudget.victim` |
 | the same, and the batch cannot be split | the reply ends; without output, `ContextExceeded` | `KvBudget.victim` |
-| RAM for an evicted slot | states of least value per byte go to disk or are dropped | `StateCache.make_room` |
+| RAM for an evicted slot | states of lowest keep value per byte go to disk or are dropped | `StateCache.make_room` |
 | RAM for a preempted sequence | such states are evicted; if too few, it is recomputed | `StateCache.reserve` |
 | RAM for a checkpoint | such states are evicted, then checkpoints of idle slots | `Cells._room_for_checkpoint` |
 

@@ -212,7 +212,7 @@ class Cells:
         return False
 
     def save_all(self, now: float) -> None:
-        """Write RAM entries and slots to disk before they are freed, highest eviction priority first.
+        """Write RAM entries and slots to disk before they are freed, highest keep value first.
 
         Slots are copied one at a time, when less data waits to be written.
         """
@@ -365,7 +365,7 @@ class Cells:
         slot.checkpoints = added(slot.checkpoints, n, state, most, its_part)
 
     def _room_for_checkpoint(self, slot: Slot, n_bytes: int, now: float) -> bool:
-        """Make room in RAM for a checkpoint of `slot`; idle slots lose theirs first, lowest eviction priority first."""
+        """Make room in RAM for a checkpoint of `slot`; idle slots lose theirs first, lowest keep value first."""
         ram = self._scheduler.ram
         while not ram.make_room(n_bytes, now):
             others = [other for other in self._others(slot) if other.idle and other.checkpoints]

@@ -313,7 +313,7 @@ class StateCache:
         return self.offloads and self.fits(n_bytes, now)
 
     def make_room(self, n_bytes: int, now: float) -> bool:
-        """Evict entries with the lowest eviction priority per byte until `n_bytes` more fit. Return False, with nothing
+        """Evict entries with the lowest keep value per byte until `n_bytes` more fit. Return False, with nothing
         changed, if they cannot.
         """
         with self._lock:

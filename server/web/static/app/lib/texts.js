@@ -244,17 +244,17 @@ tier_ram: RAM | RAM
 tier_disk: Disk | Disk
 tierHolds: {0} {0|state|states}, {1}, {2} {2|hit|hits} | {0} {0|Zustand|Zustände}, {1}, {2} Treffer
 tierMap: {0} cached {0|state|states}; arrow keys select one | {0} {0|Zustand|Zustände} im Cache; Pfeiltasten wählen einen aus
-tierState: {0} {0|token|tokens}, {1}, last used {2} ago, {3} {3|use|uses}, priority {4} | {0} {0|Token|Tokens}, {1}, zuletzt vor {2}, {3}-mal benutzt, Priorität {4}
-tierLegend: Width: bytes. Pale: not used recently. Line: eviction priority, from the state's tokens and last use; the state with the lowest priority per byte is evicted first. Uses count since the state was cached.
-  | Breite: Bytes. Blass: länger nicht benutzt. Linie: Priorität im Cache, aus Tokens und letzter Nutzung; der Zustand mit der niedrigsten Priorität je Byte wird zuerst verdrängt. Nutzungen zählen, seit der Zustand im Cache ist.
-tierMore: {0} {0|token|tokens}, priority {1} | {0} {0|Token|Tokens}, Priorität {1}
+tierState: {0} {0|token|tokens}, {1}, last used {2} ago, {3} {3|use|uses}, value {4} | {0} {0|Token|Tokens}, {1}, zuletzt vor {2}, {3}-mal benutzt, Wert {4}
+tierLegend: Width: bytes. Pale: not used recently. Line: value of keeping the state, from its tokens and last use; the state with the lowest value per byte is evicted first. Uses count since the state was cached.
+  | Breite: Bytes. Blass: länger nicht benutzt. Linie: Wert im Cache, aus Tokens und letzter Nutzung; der Zustand mit dem niedrigsten Wert je Byte wird zuerst verdrängt. Nutzungen zählen, seit der Zustand im Cache ist.
+tierMore: {0} {0|token|tokens}, value {1} | {0} {0|Token|Tokens}, Wert {1}
 uses: {0} {0|use|uses} | {0}-mal
 asTable: Show as a table | Als Tabelle anzeigen
 keptTokens: Tokens | Tokens
 keptBytes: Size | Größe
 keptAge: Last used | Zuletzt benutzt
 keptUses: Uses | Nutzungen
-keptWorth: Eviction priority | Priorität im Cache
+keptWorth: Value | Wert
 
 # models
 parameters: Parameters | Parameter

@@ -1,5 +1,5 @@
 // Offloaded KV states in RAM and on disk. A map shows each as a tile: its width is its bytes, its shade its last use, the line
-// below it its eviction priority. The selected state is described in text; a table lists all.
+// below it its keep value. The selected state is described in text; a table lists all.
 import { classes, html, useRef, useState } from "../../lib/dom.js";
 import { bytes, number, seconds, short } from "../../lib/format.js";
 import { t } from "../../lib/texts.js";
