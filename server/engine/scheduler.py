@@ -58,8 +58,8 @@ def in_order(
     least, rate = min(counts), rate or UNSEEN_RATE
     keys = []
     for i, (s, n_served) in enumerate(zip(order, counts, strict=True)):
-        waits_since = s.placed_at + PRIORITY_S * inherited.get(s, s.request.priority)
-        aged = len(s.target) - s.n_computed + n_served - least + WAIT_WEIGHT * rate * waits_since
+        aging_start = s.placed_at + PRIORITY_S * inherited.get(s, s.request.priority)
+        aged = len(s.target) - s.n_computed + n_served - least + WAIT_WEIGHT * rate * aging_start
         keys.append((aged, s.arrival, i))
     return [order[i] for *_, i in sorted(keys)]
 
