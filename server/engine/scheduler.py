@@ -42,16 +42,16 @@ CUT = 0.75  # factor of a reduction: the saving must exceed noise
 
 
 def in_order(
-    prompts: Iterable[Sequence], rate: float, served: Callable[[str], float], inherited: Mapping[Sequence, int]
+    prefilling: Iterable[Sequence], rate: float, served: Callable[[str], float], inherited: Mapping[Sequence, int]
 ) -> list[Sequence]:
-    """Return `prompts` in prefill order: by tokens left to compute, so that short prompts do not wait for long ones;
+    """Return `prefilling` in prefill order: by tokens left to compute, so that short prompts do not wait for long ones;
     plus what the client was served more than others; plus a term that is smaller the earlier the prompt was placed, so
     that none starves.
 
     `rate`: prefill tokens per second (0 = unknown). `served`: tokens served per client. `inherited`: priorities that
     prompts inherit from more urgent requests waiting for their prefix.
     """
-    order = list(prompts)
+    order = list(prefilling)
     if len(order) < 2:
         return order
     counts = [served(s.request.client) for s in order]
@@ -253,8 +253,8 @@ class Scheduler:
         decoding = [s for s in members if s.phase is Phase.DECODE]
         runs = self._decode_runs(decoding, propose)
         if len(decoding) < len(members):  # otherwise, as in nearly all steps, runs are in slot order
-            prompts = [s for s in members if s.phase is Phase.PREFILL]
-            runs = in_batch_order(runs, self._prefill_runs(prompts, runs), is_split=not self.info.unified)
+            prefilling = [s for s in members if s.phase is Phase.PREFILL]
+            runs = in_batch_order(runs, self._prefill_runs(prefilling, runs), is_split=not self.info.unified)
         return runs
 
     def _decode_runs(self, decoding: list[Sequence], propose: Proposer | None) -> list[TokenRun]:
@@ -290,14 +290,14 @@ class Scheduler:
         # with separate KV, prefill is evaluated separately: decode tokens do not reduce the budget
         return max(size - n_decode if self.info.unified else size, self.params.min_chunk if n_decode else 1)
 
-    def _prefill_runs(self, prompts: list[Sequence], decode: list[TokenRun]) -> list[TokenRun]:
+    def _prefill_runs(self, prefilling: list[Sequence], decode: list[TokenRun]) -> list[TokenRun]:
         """Return the prefill tokens of the step besides the `decode` runs, in the order of `in_order`.
 
         With separate KV, a prompt between two sequences of the step gets at least one token, so that its neighbours
         share an evaluation. In `benchmarks.simulation`, 64 slots would generate an eighth of the tokens otherwise.
         """
         n_decode = sum([len(run.tokens) for run in decode])
-        budget = self._prefill_budget(n_decode, is_live=not all(map(is_background, prompts)))
+        budget = self._prefill_budget(n_decode, is_live=not all(map(is_background, prefilling)))
         room = self.kv_budget.max_batch - n_decode
         budget = min(budget, room)
         if n_decode and self.params.max_prefill_tokens:
@@ -305,10 +305,10 @@ class Scheduler:
         n_to_score = self.info.n_more_outputs - sum([run.n_outputs - 1 for run in decode])
         joining: set[int] = set()
         if decode and not self.info.unified:
-            ids = {s.held.id for s in prompts}
+            ids = {s.held.id for s in prefilling}
             joining = set(sorted(self._joining(ids, ids | {run.seq for run in decode}))[: budget // 2])
         runs: list[TokenRun] = []
-        for s in in_order(prompts, self.move_budget.computed, self._counters.served, self.placer.inherited()):
+        for s in in_order(prefilling, self.move_budget.computed, self._counters.served, self.placer.inherited()):
             if budget <= len(joining) and s.held.id not in joining:
                 continue
             joining.discard(s.held.id)
