@@ -34,7 +34,7 @@ class Unsorted(Scheduler):
     """Which slots are next to each other is not looked at."""
 
     @staticmethod
-    def _joining(prompts: AbstractSet[int], members: AbstractSet[int]) -> AbstractSet[int]:
+    def _bridging(prefilling: AbstractSet[int], members: AbstractSet[int]) -> AbstractSet[int]:
         return frozenset()
 
     def relocation(self, fixed: AbstractSet[int]) -> tuple[Slot, Slot] | None:

@@ -303,22 +303,22 @@ class Scheduler:
         if n_decode and self.params.max_prefill_tokens:
             room = budget
         n_to_score = self.info.n_more_outputs - sum([run.n_outputs - 1 for run in decode])
-        joining: set[int] = set()
+        bridging: set[int] = set()
         if decode and not self.info.unified:
             ids = {s.held.id for s in prefilling}
-            joining = set(sorted(self._joining(ids, ids | {run.seq for run in decode}))[: budget // 2])
+            bridging = set(sorted(self._bridging(ids, ids | {run.seq for run in decode}))[: budget // 2])
         runs: list[TokenRun] = []
         for s in in_order(prefilling, self.move_budget.computed, self._counters.served, self.placer.inherited()):
-            if budget <= len(joining) and s.held.id not in joining:
+            if budget <= len(bridging) and s.held.id not in bridging:
                 continue
-            joining.discard(s.held.id)
-            most = max(budget - len(joining), 1)
+            bridging.discard(s.held.id)
+            most = max(budget - len(bridging), 1)
             if not s.media:  # their runs end where a medium does
-                most = _leaving_a_tile(most, len(s.target) - s.n_computed, room - len(joining))
+                most = _leaving_a_tile(most, len(s.target) - s.n_computed, room - len(bridging))
             run = self._prefill_run(s, most, n_to_score, n_decode)
             if not run.tokens:  # this step's outputs are used up
                 continue
-            budget = max(budget - len(run.tokens), len(joining))  # a run that leaves no partial tile may be longer
+            budget = max(budget - len(run.tokens), len(bridging))  # a run that leaves no partial tile may be longer
             room -= len(run.tokens)
             n_to_score -= run.n_outputs if run.scored else 0
             runs.append(run)
@@ -327,9 +327,9 @@ class Scheduler:
         return runs
 
     @staticmethod
-    def _joining(prompts: AbstractSet[int], members: AbstractSet[int]) -> AbstractSet[int]:
-        """Return those of `prompts` with a neighbour of `members` on both sides."""
-        return {seq for seq in prompts if {seq - 1, seq + 1} <= members}
+    def _bridging(prefilling: AbstractSet[int], members: AbstractSet[int]) -> AbstractSet[int]:
+        """Return the ids of `prefilling` slots whose neighbour ids are both in the step (`members`)."""
+        return {seq for seq in prefilling if {seq - 1, seq + 1} <= members}
 
     def _prefill_run(self, s: Sequence, most: int, n_to_score: int, n_decode: int) -> TokenRun:
         """Return the next run of a prompt: at most `most` tokens, or a whole medium. `n_to_score`: outputs for the log
