@@ -12,7 +12,7 @@ CPU_ITL_MS, GPU_ITL_MS = 300.0, 60.0
 """Automatic targets. A GPU decodes a token in 5 to 30 ms, so a step of 300 ms would be a visible pause."""
 
 
-ALONE_S = 3.0
+PREFILL_ONLY_S = 3.0
 """Target step time while no sequence decodes: bounds how long new and cancelled requests wait. Shorter steps would be
 smaller than what the library evaluates at once: 512 tokens took 3 s at a depth of 12,000 tokens on two cores
 (benchmarks/experiments.md).

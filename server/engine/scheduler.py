@@ -21,7 +21,7 @@ from server.engine.cache.kv_budget import KvBudget
 from server.engine.cache.move_budget import MoveBudget
 from server.engine.cache.prefix_cache import StateCache, state_cache
 from server.engine.media import MediaInput, MediaSpan, span_at
-from server.engine.params import ALONE_S, EngineParams
+from server.engine.params import PREFILL_ONLY_S, EngineParams
 from server.engine.placement import Placement, Placer
 from server.engine.queue import OUTPUT_WEIGHT, Queue, TokenCounters
 from server.engine.request import BACKGROUND_PRIORITY, Adapters
@@ -167,7 +167,7 @@ class Scheduler:
         self.waiting = Queue(self._counters)
         sizes = min(params.min_chunk, info.n_batch), info.n_batch, info.n_ubatch
         self.step_size = StepSize(params.target_s, *sizes)
-        self.step_size_alone = StepSize(ALONE_S, *sizes, size=min(info.n_ubatch, info.n_batch))
+        self.step_size_prefill_only = StepSize(PREFILL_ONLY_S, *sizes, size=min(info.n_ubatch, info.n_batch))
         self._turn: StepSharers = ((), -1)  # the LoRA set whose turn it is
         self._turn_s = self._last_s = 0.0  # seconds of the current turn, and of its last step
 
@@ -284,7 +284,7 @@ class Scheduler:
         live = [s for s in self.active() if not is_background(s)]
         others_wait = n_decode or not is_live or any(s.phase is Phase.DECODE for s in live)
         n_spent = self.move_budget.spent_s * self.move_budget.computed
-        size = self.step_size.after(n_spent) if others_wait else self.step_size_alone.size
+        size = self.step_size.after(n_spent) if others_wait else self.step_size_prefill_only.size
         if n_decode and self.params.max_prefill_tokens:
             return min(size, self.params.max_prefill_tokens)
         # with separate KV, prefill is evaluated separately: decode tokens do not reduce the budget
@@ -371,7 +371,8 @@ class Scheduler:
             return active
         sets = sorted({_turn_of(s) for s in active})
         waited_s = (self._turn_s + self._last_s) * (len(sets) - 1)
-        goes_on = all(alone < 0 for _, alone in sets) and waited_s <= min(self.params.target_s, ALONE_S) * TURN
+        longest_s = min(self.params.target_s, PREFILL_ONLY_S) * TURN
+        goes_on = waited_s <= longest_s and all(quarantined < 0 for _, quarantined in sets)
         if self._turn not in sets or not goes_on:
             self._turn = next((one for one in sets if one > self._turn), sets[0])
             self._turn_s = self._last_s = 0.0
@@ -410,7 +411,7 @@ class Scheduler:
             self.move_budget.observe_step(seconds)
         else:
             self.move_budget.observe_computed(n_of_prompts, seconds, decodes=n_prompts < len(entries))
-            size = self.step_size_alone if n_prompts == len(entries) else self.step_size
+            size = self.step_size_prefill_only if n_prompts == len(entries) else self.step_size
             size.observe(n_tokens if self.info.unified else n_of_prompts, seconds)
 
     def release(self, sequence: Sequence, now: float) -> None:

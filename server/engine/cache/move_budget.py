@@ -13,7 +13,7 @@ Otherwise the tokens are recomputed, a part in each step.
 import math
 from dataclasses import dataclass, field
 
-from server.engine.params import ALONE_S
+from server.engine.params import PREFILL_ONLY_S
 from server.engine.sequence import Phase, Slot
 
 NEGLIGIBLE_S = 0.002  # quicker moves are always made
@@ -59,7 +59,7 @@ class MoveBudget:
     @property
     def prompt_step_s(self) -> float:
         """Seconds that a step may take while no sequence decodes."""
-        return max(self.target_s, ALONE_S)
+        return max(self.target_s, PREFILL_ONLY_S)
 
     def _others_step_s(self) -> float:
         """Return how long a step may take for the slot holders; infinity without any."""

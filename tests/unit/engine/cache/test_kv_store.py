@@ -13,7 +13,7 @@ from server.engine.cache.disk_cache import DiskCache
 from server.engine.cache.kv_store import Cells, shift_sizes
 from server.engine.cache.move_budget import MoveBudget
 from server.engine.cache.prefix_cache import CacheEntry, common_prefix
-from server.engine.params import ALONE_S, EngineParams
+from server.engine.params import PREFILL_ONLY_S, EngineParams
 from server.engine.placement import Placement, moved_runs
 from server.engine.scheduler import Scheduler
 from server.engine.sequence import Phase, Sequence, Slot
@@ -241,7 +241,7 @@ def test_a_state_is_loaded_where_that_is_quicker_than_computing(setup: Setup, co
 def test_a_load_holds_nobody_up_for_longer_than_a_step(
     setup: Setup, phase: Phase, steps: float, *, loads: bool
 ) -> None:
-    step_s = STEP_S if phase is Phase.DECODE else ALONE_S
+    step_s = STEP_S if phase is Phase.DECODE else PREFILL_ONLY_S
     setup.computes(1000.0)  # however much it saves
     setup.runner.seconds = steps * step_s
     assert setup.keep(0)
@@ -259,7 +259,7 @@ def test_a_victim_is_saved_only_where_that_takes_no_longer_than_a_step(
     setup: Setup, phase: Phase, steps: float, *, saves: bool
 ) -> None:
     setup.computes(1000.0)
-    setup.runner.seconds = steps * (STEP_S if phase is Phase.DECODE else ALONE_S)
+    setup.runner.seconds = steps * (STEP_S if phase is Phase.DECODE else PREFILL_ONLY_S)
     setup.keep(1)
     setup.scheduler.move_budget.spent_s = 0.0
     setup.generate(phase)

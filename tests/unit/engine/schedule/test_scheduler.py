@@ -145,7 +145,7 @@ def test_a_picture_beside_streams_leaves_them_the_time_of_their_own_batch(
     step_s: float, n_streams: int, n: int
 ) -> None:
     s = scheduler(2, target_itl_ms=300.0)
-    s.step_size.size, s.step_size_alone.size, s.move_budget.step_s = 192, 512, step_s
+    s.step_size.size, s.step_size_prefill_only.size, s.move_budget.step_s = 192, 512, step_s
     s.move_budget.observe_computed(1000, 1.0)
     for _ in range(n_streams):
         running = waiting(s, [3])
@@ -419,7 +419,7 @@ def test_a_batch_request_is_placed_only_when_no_live_one_waits() -> None:
 
 def test_a_batch_prompt_is_prefilled_in_short_steps() -> None:
     s = scheduler(1)
-    s.step_size.size, s.step_size_alone.size = 64, 512
+    s.step_size.size, s.step_size_prefill_only.size = 64, 512
     batch_request(s, list(range(500)))
     place(s)
     [run] = s.plan()
