@@ -85,7 +85,7 @@ class StepSize:
             self.size = self.largest
         self.size = self.size or min(max(2 * TILE, self.smallest), self.largest)
 
-    def after(self, n_tokens: float) -> int:
+    def left_after(self, n_tokens: float) -> int:
         """Return the budget of a step that has already used the time of `n_tokens`."""
         if self.target_s == inf or not n_tokens:
             return self.size
@@ -284,7 +284,7 @@ class Scheduler:
         live = [s for s in self.active() if not is_background(s)]
         others_wait = n_decode or not is_live or any(s.phase is Phase.DECODE for s in live)
         n_spent = self.move_budget.spent_s * self.move_budget.computed
-        size = self.step_size.after(n_spent) if others_wait else self.step_size_prefill_only.size
+        size = self.step_size.left_after(n_spent) if others_wait else self.step_size_prefill_only.size
         if n_decode and self.params.max_prefill_tokens:
             return min(size, self.params.max_prefill_tokens)
         # with separate KV, prefill is evaluated separately: decode tokens do not reduce the budget
@@ -341,7 +341,7 @@ class Scheduler:
         is_medium = span is not None and span.start <= at  # decoded in a separate batch
         if is_medium and n_decode:  # decode tokens are decoded before it in a separate batch
             moves = self.move_budget
-            most = min(most, self.step_size.after((moves.spent_s + moves.step_s) * moves.computed))
+            most = min(most, self.step_size.left_after((moves.spent_s + moves.step_s) * moves.computed))
         scored = s.unscored and at >= s.n_scored
         tokens = s.target[at : _run_end(s, span, at, at + most, n_to_score)]
         is_last = at + len(tokens) == len(s.target) and not s.output  # with output, the next token is known

@@ -135,7 +135,7 @@ def test_without_a_target_every_step_may_be_as_large_as_it_can() -> None:
 
 @pytest.mark.parametrize(("n_spent", "size"), [(0, 128), (32.5, 64), (77, 51), (128, 32), (5000, 32)])
 def test_what_a_step_has_spent_before_its_decode_is_taken_from_its_size(n_spent: float, size: int) -> None:
-    assert step_size(0.1).after(n_spent) == size
+    assert step_size(0.1).left_after(n_spent) == size
 
 
 def step_gaps(target_s: float, seconds: Callable[[int], float], steps: int = 2000) -> list[float]:
