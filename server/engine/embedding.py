@@ -168,7 +168,7 @@ class EmbeddingInstance(StepThread):
     def _free(self) -> None:
         self.runner.close()
 
-    def _turn(self) -> None:
+    def _iterate(self) -> None:
         self._woken.clear()
         info = self.runner.info
         if self._arriving() and sum(len(job.inputs) - job.n_taken for job in self._queue) < info.n_seq:

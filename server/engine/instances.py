@@ -81,12 +81,12 @@ class StepThread(ABC):
     # ---- the step thread
 
     @abstractmethod
-    def _turn(self) -> None:
+    def _iterate(self) -> None:
         """Run one step; if there is nothing to do, `_rest`."""
 
     @abstractmethod
     def _fail_all(self, error: LlamapoolError) -> None:
-        """Fail all open requests after an unexpected error in a turn."""
+        """Fail all open requests after an unexpected error in an iteration."""
 
     @abstractmethod
     def _end_all(self, error: LlamapoolError) -> None:
@@ -103,7 +103,7 @@ class StepThread(ABC):
             while not self._stopping and not self.failure:
                 try:
                     self.heartbeat += 1
-                    self._turn()
+                    self._iterate()
                 except Exception:
                     log.exception("a step failed; every request of this instance ends; this is a bug, please report it")
                     self._fail_all(InternalError("the engine failed; see the server's log"))

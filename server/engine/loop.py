@@ -102,7 +102,7 @@ class Instance(StepThread):
             self._end_all(ShuttingDown("model"))  # requests that arrived meanwhile
         self.runner.close()
 
-    def _turn(self) -> None:
+    def _iterate(self) -> None:
         if not self._stepped or self._woken.is_set() or self._commands or self._queue:
             self._woken.clear()
             self._receive()

@@ -125,12 +125,12 @@ class Queue:
             first = min(heads, key=lambda head: (served(head.request.client), head.ticket.submitted_at))
             yield first
 
-        def turn(key: tuple[int, str | None]) -> tuple[int, bool, float, float]:
+        def line_order(key: tuple[int, str | None]) -> tuple[int, bool, float, float]:
             priority, client = key
             n_served = served(client) if client is not None else 0.0
             return priority, client is not None, n_served, lines[key][0].ticket.submitted_at
 
-        for key in sorted(lines, key=turn) if len(lines) > 1 else lines:
+        for key in sorted(lines, key=line_order) if len(lines) > 1 else lines:
             for sequence in lines[key]:
                 if sequence is not first:
                     yield sequence

@@ -119,7 +119,7 @@ StepSharers = tuple[Adapters, int]
 Proposer = Callable[[list[Sequence], int], list[list[int]]]
 """Returns draft tokens for each of these decoding sequences, at most so many in total."""
 MAX_BYPASS_SEARCHES = 32  # sequences checked after one that does not fit; each check searches for a prefix
-TURN = 0.5  # share of the target step time that a sequence may wait while other LoRA sets compute
+TURN_SHARE = 0.5  # share of the target step time that a sequence may wait while other LoRA sets compute
 
 
 @dataclass(eq=False, slots=True)
@@ -362,7 +362,7 @@ class Scheduler:
         quarantined sequences.
 
         A turn lasts several steps, because the library plans its memory again after each change of the set. It lasts
-        as long as the other sets can wait, all their turns together (`TURN`). The next set in order follows.
+        as long as the other sets can wait, all their turns together (`TURN_SHARE`). The next set in order follows.
         """
         active = [s for slot in self.slots if (s := slot.sequence) and not (s.encodings and s.awaits_media)]
         if [s for s in active if s.phase is Phase.PREFILL and not is_background(s)]:
@@ -371,7 +371,7 @@ class Scheduler:
             return active
         sets = sorted({_turn_of(s) for s in active})
         waited_s = (self._turn_s + self._last_s) * (len(sets) - 1)
-        longest_s = min(self.params.target_s, PREFILL_ONLY_S) * TURN
+        longest_s = min(self.params.target_s, PREFILL_ONLY_S) * TURN_SHARE
         goes_on = waited_s <= longest_s and all(quarantined < 0 for _, quarantined in sets)
         if self._turn not in sets or not goes_on:
             self._turn = next((one for one in sets if one > self._turn), sets[0])

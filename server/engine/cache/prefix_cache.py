@@ -235,7 +235,7 @@ class CacheEntry(CachedPrefix):
 class Fetch:
     """A disk read that a sequence waits for until ``wait_until``: ``n`` tokens of ``entry``.
 
-    ``future`` is None until its turn. Its result is None if the file is damaged.
+    ``future`` is None until `start_reading`. Its result is None if the file is damaged.
     """
 
     entry: CacheEntry
