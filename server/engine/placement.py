@@ -92,15 +92,13 @@ class Placement:
         return 0 if isinstance(self.source, CacheEntry) else self.n_kept
 
 
-def n_runs(ids: AbstractSet[int]) -> int:
-    """Return the number of runs of consecutive ids, which is the number of evaluations for one token each."""
+def n_id_groups(ids: AbstractSet[int]) -> int:
+    """Return the number of groups of consecutive ids, which is the number of evaluations for one token each."""
     return sum([seq - 1 not in ids for seq in ids])
 
 
-def n_more_runs(seq: int, others: AbstractSet[int]) -> int:
-    """Return how `seq` changes the number of runs of `others`: 1 if separate, 0 at the end of a run, -1 between two
-    runs.
-    """
+def n_more_id_groups(seq: int, others: AbstractSet[int]) -> int:
+    """Return how `seq` changes the number of groups of `others`: 1 if separate, 0 next to one, -1 between two."""
     return 1 - (seq - 1 in others) - (seq + 1 in others)
 
 
@@ -290,7 +288,7 @@ class Placer:
         evaluation = moves.computed * self._evaluation_s / moves.step_s if moves.step_s else 0.0
 
         def price(slot: Slot) -> tuple[float, int]:
-            n = n_more_runs(slot.id, running)
+            n = n_more_id_groups(slot.id, running)
             return n * evaluation, n
 
         return price
@@ -313,7 +311,7 @@ class Placer:
         half of a step, because the other sequences wait for it in addition to their step.
         """
         running, moves, evaluation_s = self._running, self.move_budget, self._evaluation_s
-        self.has_changed = n_runs(running) > 1
+        self.has_changed = n_id_groups(running) > 1
         if not self.has_changed or not evaluation_s:
             return None
         longest_s = moves.target_s / 2 - moves.spent_s
@@ -325,13 +323,13 @@ class Placer:
         targets = [(slot, moves.lost_s(len(slot.tokens), is_kept=self.ram.offloads)) for slot in movable if slot.idle]
         best, most_s = None, 0.0
         for source in movable:
-            n_less, take_s = n_more_runs(source.id, running), moves.take_s(len(source.tokens))
+            n_less, take_s = n_more_id_groups(source.id, running), moves.take_s(len(source.tokens))
             # a sequence between two others would split them, which saves nothing
             if (s := source.sequence) is None or s.phase is not Phase.DECODE or n_less < 0 or take_s > longest_s:
                 continue
             others, saves_s = running - {source.id}, _steps_left(s) * evaluation_s
             for target, lost_s in targets:
-                saved_s = (n_less - n_more_runs(target.id, others)) * saves_s - take_s - lost_s
+                saved_s = (n_less - n_more_id_groups(target.id, others)) * saves_s - take_s - lost_s
                 if saved_s > most_s:
                     best, most_s = (source, target), saved_s
         return best

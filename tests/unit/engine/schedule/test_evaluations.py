@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from server.engine.cache.kv_store import Cells
 from server.engine.params import EngineParams
-from server.engine.placement import n_more_runs, n_runs
+from server.engine.placement import n_id_groups, n_more_id_groups
 from server.engine.scheduler import Scheduler, TokenRun, in_batch_order
 from server.engine.sequence import Phase, Sequence
 from tests.support.fakes import FakeRunner, evaluations
@@ -27,9 +27,9 @@ def apart(ids: Iterable[int]) -> int:
 
 @given(st.sets(st.integers(0, 40)), st.integers(0, 40))
 def test_runs_are_evaluations_of_one_token_each(ids: set[int], seq: int) -> None:
-    assert n_runs(ids) == apart(ids)
+    assert n_id_groups(ids) == apart(ids)
     others = ids - {seq}
-    assert n_runs(others | {seq}) == n_runs(others) + n_more_runs(seq, others)
+    assert n_id_groups(others | {seq}) == n_id_groups(others) + n_more_id_groups(seq, others)
 
 
 def token_run(seq: int, n: int) -> TokenRun:
@@ -130,7 +130,7 @@ def test_streams_that_are_left_over_are_brought_together() -> None:
     bench.end(eight[::2])
     contents = [slot.tokens for slot in bench.scheduler.slots if slot.idle]
     bench.steps(4)
-    assert n_runs(bench.ids()) == bench.n_evaluations == 1
+    assert n_id_groups(bench.ids()) == bench.n_evaluations == 1
     assert bench.n_relocations <= 3
     assert [s.slot.tokens for s in eight[1::2] if s.slot] == [s.content[:-1] for s in eight[1::2]]
     left = [slot.tokens for slot in bench.scheduler.slots if slot.idle] + [e.tokens for e in bench.scheduler.ram]
@@ -149,7 +149,7 @@ def test_a_cache_that_may_be_computed_again_later_is_no_pause_now(rate: float, n
     slots = bench.scheduler.relocation(frozenset())
     if slots is not None:
         bench.cells.relocate(*slots, bench.now)
-    assert n_runs(bench.ids()) == n
+    assert n_id_groups(bench.ids()) == n
 
 
 def test_a_copy_that_costs_more_than_the_gap_is_not_made() -> None:
