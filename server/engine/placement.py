@@ -43,16 +43,16 @@ from server.engine.params import EngineParams
 from server.engine.runner_api import RunnerInfo
 from server.engine.sequence import Phase, Sequence, Slot, first_to_evict
 
-MAX_MOVE_SOURCES = 4  # slots that are searched for runs to move
+MAX_SHIFT_SOURCES = 4  # slots that are searched for runs to shift
 MIN_WAIT = 64  # tokens; fewer are recomputed instead of read from disk or waited for
 
 
-def moved_runs(cached: Seq[int], prompt: Seq[int], prefix: int, smallest: int) -> list[range]:
+def runs_to_shift(cached: Seq[int], prompt: Seq[int], prefix: int, smallest: int) -> list[range]:
     """Return the runs of at least `smallest` tokens of `cached` that continue `prompt` after the common `prefix`, one
     after the other (llama-server's ``n_cache_reuse``).
 
-    Greedy as in llama-server (server-context.cpp, update_slots): each run is the next one in the cache. A moved run was
-    computed after other text, so tokens after it are an approximation. It is never reused as an exact prefix.
+    Greedy as in llama-server (server-context.cpp, update_slots): each run is the next one in the cache. Tokens after
+    a shifted run are an approximation, since it was computed after other text. It is never reused as an exact prefix.
     """
     found: list[range] = []
     held, wanted = "".join(map(chr, cached)), "".join(map(chr, prompt))  # `str.find` is a thousand times faster
@@ -72,19 +72,19 @@ class Placement:
     """Put `sequence` into `slot`, whose cells must then hold the first `n_reuse` tokens of `source`: the slot itself,
     another slot, a cached entry, or None.
 
-    ``moved``: further runs of its cells (then `source` is `slot`) that move down to follow these (`moved_runs`).
+    ``shifted``: further runs of its cells (then `source` is `slot`) that are shifted to follow these (`runs_to_shift`).
     """
 
     sequence: Sequence
     slot: Slot
     source: Slot | CacheEntry | None
     n_reuse: int
-    moved: tuple[range, ...] = ()
+    shifted: tuple[range, ...] = ()
 
     @property
     def n_kept(self) -> int:
         """Prompt tokens that need no prefill."""
-        return self.n_reuse + sum(map(len, self.moved))
+        return self.n_reuse + sum(map(len, self.shifted))
 
     @property
     def n_in_cells(self) -> int:
@@ -172,11 +172,11 @@ class Placer:
             source, n = (slot, own) if own else (None, 0)
         placement = Placement(sequence, slot, source, n)
         # a recurrent state cannot drop its middle, and a medium cannot be split
-        movable = self.info.can_shift and self.info.can_cut and not sequence.media
-        return self._with_moves(placement, wanted) if sequence.request.n_cache_reuse > 0 and movable else placement
+        can_shift = self.info.can_shift and self.info.can_cut and not sequence.media
+        return self._with_shifts(placement, wanted) if sequence.request.n_cache_reuse > 0 and can_shift else placement
 
-    def _with_moves(self, placement: Placement, wanted: Slot | None) -> Placement:
-        """Return the placement in the idle slot with the most reusable tokens if runs may move; otherwise `placement`.
+    def _with_shifts(self, placement: Placement, wanted: Slot | None) -> Placement:
+        """Return the placement in the idle slot with the most tokens that are reusable by shifts; otherwise `placement`.
 
         Only the most recently used slots are checked, because each check reads the whole context.
         """
@@ -185,9 +185,9 @@ class Placer:
         idle = [slot for slot in self.slots if slot.idle] if wanted is None else [wanted]
         candidates = [s for s in idle if s.adapter_set == sequence.adapter_set and s.tokens and not s.media]
         candidates.sort(key=lambda slot: (slot is not placement.slot, -slot.last_used))
-        for slot in candidates[:MAX_MOVE_SOURCES]:
+        for slot in candidates[:MAX_SHIFT_SOURCES]:
             n = slot.reusable(common_prefix(prompt, slot.tokens), sequence.adapter_set)
-            runs = moved_runs(slot.tokens, prompt, n, sequence.request.n_cache_reuse)
+            runs = runs_to_shift(slot.tokens, prompt, n, sequence.request.n_cache_reuse)
             found = Placement(sequence, slot, slot, n, tuple(runs))
             if found.n_kept > best.n_kept:
                 best = found
@@ -305,7 +305,7 @@ class Placer:
     def relocation(self, fixed: AbstractSet[int]) -> tuple[Slot, Slot] | None:
         """Return (source, target) of the relocation that saves the most time, or None.
 
-        A sequence in `source` moves to the idle slot `target` so that steps need fewer evaluations. Slots in `fixed`,
+        A sequence in `source` goes to the idle slot `target` so that steps need fewer evaluations. Slots in `fixed`,
         and slots requested by id, do not take part. A decoding sequence is expected to generate as many tokens again as
         it has generated, but not past its limit. The contents of `target` are lost, or moved. The copy takes at most
         half of a step, because the other sequences wait for it in addition to their step.

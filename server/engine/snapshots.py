@@ -233,7 +233,7 @@ def _recompute_reason(placement: Placement, held: Seq[int], n: int, slots: Seq[S
     if n >= sequence.n_reusable:
         return "scored"
     following = target[n : n + 1]  # slots with another token here need no comparison
-    if not placement.moved and held[n : n + 1] == following:
+    if not placement.shifted and held[n : n + 1] == following:
         return "uncut"
     others = [slot for slot in slots if slot.tokens[n : n + 1] == following]
     shared = ((common_prefix(target, slot.tokens), slot.adapter_set == sequence.adapter_set) for slot in others)

@@ -398,8 +398,8 @@ class Cells:
             self._bring_entry(slot, source, sequence, now)
         elif source is not None and source is not slot:
             self._copy(source, slot)
-        if placement.moved:
-            self._move(placement, now)
+        if placement.shifted:
+            self._shift_runs(placement, now)
             return
         self._cut(slot, placement.n_reuse)
         if isinstance(source, Slot) and len(slot.tokens) >= MIN_PROMPT:
@@ -417,15 +417,15 @@ class Cells:
         elif entry in ram:  # otherwise it came from disk
             ram.touch(entry, now)
 
-    def _move(self, placement: Placement, now: float) -> None:
-        """Move runs of the slot's cells to their places in the new prompt."""
+    def _shift_runs(self, placement: Placement, now: float) -> None:
+        """Shift runs of the slot's cells to their places in the new prompt (``n_cache_reuse``)."""
         slot = placement.slot
-        if not self._own(slot, placement.moved[0].start, now):
+        if not self._own(slot, placement.shifted[0].start, now):
             return
         kept, shift = slot.tokens[: placement.n_reuse], 0
-        for run in placement.moved:
+        for run in placement.shifted:
             target = len(kept)
-            if run.start - shift > target:  # otherwise it is in place after earlier moves
+            if run.start - shift > target:  # otherwise it is in place after earlier shifts
                 self._runner.seq_drop(slot.id, target, run.start - shift)
             kept += slot.tokens[run.start : run.stop]
             shift = run.start - target
@@ -458,7 +458,7 @@ class Cells:
             target.n_shared, target.shares_with = len(target.tokens), source
 
     def relocate(self, source: Slot, target: Slot, now: float) -> None:
-        """Move the sequence in `source` to the idle slot `target`, whose contents are evicted."""
+        """Relocate the sequence in `source` to the idle slot `target`, whose contents are evicted."""
         self.evict(target, now, self._moves.take_s(len(source.tokens)))
         self._copy(source, target)
         slots = self._scheduler.slots
@@ -469,7 +469,7 @@ class Cells:
         self._look(source)
 
     def shift(self, sequence: Sequence, keep: int, discard: int, now: float) -> None:
-        """Drop `discard` tokens after the first `keep` (context shift); later tokens move down and generation
+        """Drop `discard` tokens after the first `keep` (context shift); later tokens are shifted and generation
         continues.
         """
         slot = sequence.held
@@ -488,10 +488,10 @@ class Cells:
         slot.media = dropped(slot.media, keep, keep + discard)
 
     def _own(self, slot: Slot, start: int, now: float) -> bool:
-        """Give `slot` its own cells from `start` on if others share them, because moving shared cells would move them
-        for all. Return False if it is empty now.
+        """Give `slot` its own cells from `start` on if others share them, because a shift of shared cells would shift
+        them for all. Return False if it is empty now.
 
-        If nothing that moves is shared, the library only changes positions, as in llama-server.
+        If nothing that is shifted is shared, the library only changes positions, as in llama-server.
         """
         if self.n_held_elsewhere(slot) <= start:
             return True

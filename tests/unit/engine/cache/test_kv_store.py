@@ -14,7 +14,7 @@ from server.engine.cache.kv_store import Cells, shift_sizes
 from server.engine.cache.move_budget import MoveBudget
 from server.engine.cache.prefix_cache import CacheEntry, common_prefix
 from server.engine.params import PREFILL_ONLY_S, EngineParams
-from server.engine.placement import Placement, moved_runs
+from server.engine.placement import Placement, runs_to_shift
 from server.engine.scheduler import Scheduler
 from server.engine.sequence import Phase, Sequence, Slot
 from tests.support.fakes import FakeRunner
@@ -470,4 +470,4 @@ def in_python(cached: list[int], prompt: list[int], prefix: int, smallest: int) 
 )
 def test_runs_are_those_that_the_reference_finds(cached: list[int], prompt: list[int], smallest: int) -> None:
     prefix = common_prefix(cached, prompt)
-    assert moved_runs(cached, prompt, prefix, smallest) == in_python(cached, prompt, prefix, smallest)
+    assert runs_to_shift(cached, prompt, prefix, smallest) == in_python(cached, prompt, prefix, smallest)
