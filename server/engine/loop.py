@@ -182,106 +182,106 @@ class Instance(StepThread):
         if self._shifts:
             self._shift()
         self._requests.fail_unencoded()
-        entries = self.scheduler.plan(self._speculation.propose if self._speculation is not None else None)
-        if not entries:
+        runs = self.scheduler.plan(self._speculation.propose if self._speculation is not None else None)
+        if not runs:
             self._unseen = 0, 0.0  # the device is idle
             has_room = moves.is_spent or self.scheduler.kv_budget.changes > changes  # requests may fit only now
             moves.spent_s = 0.0
             return has_room and bool(self.scheduler.waiting or self._commands)
-        for batch in batches(entries, self.runner.info.n_ubatch):
+        for batch in batches(runs, self.runner.info.n_ubatch):
             if not self._decode(batch):
                 break
         return True
 
-    def _decode(self, entries: list[TokenRun]) -> bool:
+    def _decode(self, runs: list[TokenRun]) -> bool:
         """Decode one library call and sample. Return False if that failed and a new plan is needed."""
         self._requests.post()
-        prompts = [entry for entry in entries if entry.sequence.phase is Phase.PREFILL]
+        prefill_runs = [run for run in runs if run.sequence.phase is Phase.PREFILL]
         started = self._clock()
         try:
             if self._speculation is not None:
-                self.cells.prepare_rollback(entries)
-            self.runner.use_adapters(entries[0].sequence.next_adapters)
+                self.cells.prepare_rollback(runs)
+            self.runner.use_adapters(runs[0].sequence.next_adapters)
             if self.params.backend_sampling:
-                self._next_tokens.choose_places(entries)
-            decoded = self._decoded_by_runner(entries, prompts)
+                self._next_tokens.choose_places(runs)
+            decoded = self._decoded_by_runner(runs, prefill_runs)
         except Interrupted:
-            for entry in entries:  # what it left in the cells is planned again
-                self.cells.truncate(entry.sequence.held, entry.at)
+            for run in runs:  # what it left in the cells is planned again
+                self.cells.truncate(run.sequence.held, run.at)
             return False
         except CONTAINED as error:
-            self._recover(entries, error)
+            self._recover(runs, error)
             return False
         if not decoded:
-            if self._speculation is not None and any(entry.draft_tokens for entry in entries):
+            if self._speculation is not None and any(run.draft_tokens for run in runs):
                 self._speculation.no_room()  # no sequence is preempted for a draft
-            elif (ending := self.cells.make_room(entries, self._clock())) is not None:
+            elif (ending := self.cells.make_room(runs, self._clock())) is not None:
                 self._end_at_limit(ending, self._clock())
             return False
         self.heartbeat += 1
-        all_stay = self._take_results(entries, prompts, self._clock() - started)
+        all_stay = self._take_results(runs, prefill_runs, self._clock() - started)
         if self.params.check_integrity:
             self.scheduler.check_integrity()
         return all_stay
 
-    def _decoded_by_runner(self, entries: list[TokenRun], prompts: list[TokenRun]) -> bool:
+    def _decoded_by_runner(self, runs: list[TokenRun], prefill_runs: list[TokenRun]) -> bool:
         """Decode. A live request interrupts a step that prefills background requests, so it does not wait for it."""
-        if not (prompts and self.runner.info.can_cut and is_background(prompts[0].sequence)):
-            return self.runner.decode(entries)
+        if not (prefill_runs and self.runner.info.can_cut and is_background(prefill_runs[0].sequence)):
+            return self.runner.decode(runs)
         self.runner.interruptible(wanted=True)
         try:
-            return self.runner.decode(entries)
+            return self.runner.decode(runs)
         finally:
             self.runner.interruptible(wanted=False)
 
-    def _take_results(self, entries: list[TokenRun], prompts: list[TokenRun], seconds: float) -> bool:
-        """Commit the decoded `entries`, some of them `prompts`, and sample their next tokens. Return False if all cells
-        had to be wiped.
+    def _take_results(self, runs: list[TokenRun], prefill_runs: list[TokenRun], seconds: float) -> bool:
+        """Commit the decoded `runs`, among them `prefill_runs`, and sample their next tokens. Return False if all
+        cells had to be wiped.
         """
-        n_prompt = sum([len(e.tokens) for e in prompts]) if prompts else 0
-        longest = max([e.at + len(e.tokens) for e in entries])
+        n_prompt = sum([len(e.tokens) for e in prefill_runs]) if prefill_runs else 0
+        longest = max([e.at + len(e.tokens) for e in runs])
         self.last_s = seconds
         self.stats.add_decode(self.scheduler.n_active, longest, n_prompt, seconds)
         if self.snapshots.watched:
-            self.snapshots.step(entries, n_prompt, seconds)
+            self.snapshots.step(runs, n_prompt, seconds)
         is_seen = True
         if self.runner.info.deferred:
-            seconds, is_seen = self._seen(entries, seconds)
+            seconds, is_seen = self._seen(runs, seconds)
         if self._speculation is not None and is_seen:
-            self._speculation.observe(entries, n_prompt, seconds)
-        self.scheduler.commit(entries, seconds, is_seen=is_seen)
-        self.cells.decoded(entries)
-        if prompts:
+            self._speculation.observe(runs, n_prompt, seconds)
+        self.scheduler.commit(runs, seconds, is_seen=is_seen)
+        self.cells.decoded(runs)
+        if prefill_runs:
             now = self._clock()
-            for entry in prompts:
-                self._report_progress(entry.sequence, now)
-        not_finite = self._next_tokens.take([e for e in entries if e.n_outputs])
+            for run in prefill_runs:
+                self._report_progress(run.sequence, now)
+        not_finite = self._next_tokens.take([e for e in runs if e.n_outputs])
         if not_finite:
             self._wipe(not_finite)
         return not not_finite
 
-    def _recover(self, entries: list[TokenRun], error: Exception) -> None:
-        """Decode each of `entries` alone after the library rejected their batch, so that only faulty ones fail.
+    def _recover(self, runs: list[TokenRun], error: Exception) -> None:
+        """Decode each of `runs` alone after the library rejected their batch, so that only faulty ones fail.
 
         If the model's memory cannot be truncated, the sequence is preempted and recomputed. It is in quarantine (alone
         in its steps) until it is past the fault, at most `MAX_FAULTS` times. The same holds for a medium that was
         decoded in part.
         """
-        about = log_fields(*(entry.sequence.request for entry in entries))
+        about = log_fields(*(run.sequence.request for run in runs))
         log.error(
             "a decode of %d sequences failed, each is tried by itself; a smaller n_batch takes less memory: %r",
-            len(entries),
+            len(runs),
             error,
             extra=about,
         )
-        kept = [entry for entry in entries if self._rewind(entry, error)]
-        if len(entries) == 1:
-            for entry in kept:
-                self._requests.fail(entry.sequence.ticket, error)
+        kept = [run for run in runs if self._rewind(run, error)]
+        if len(runs) == 1:
+            for run in kept:
+                self._requests.fail(run.sequence.ticket, error)
             return
-        for entry in kept:
-            if entry.sequence.slot is not None:  # otherwise another choice of its request failed
-                self._decode([entry])
+        for run in kept:
+            if run.sequence.slot is not None:  # otherwise another choice of its request failed
+                self._decode([run])
 
     def _wipe(self, not_finite: list[Sequence]) -> None:
         """Recover from logits of `not_finite` that are not numbers. The cause is their own computation (an extreme LoRA
@@ -319,9 +319,9 @@ class Instance(StepThread):
             self.cells.drop_cached(sequence)
         self.runner.wipe()
 
-    def _rewind(self, entry: TokenRun, error: Exception) -> bool:
+    def _rewind(self, run: TokenRun, error: Exception) -> bool:
         """Remove what a failed decode may have left. Return False if the sequence cannot continue from there."""
-        sequence = entry.sequence
+        sequence = run.sequence
         slot = sequence.slot
         if slot is None:  # another choice of its request has failed
             return False
@@ -332,20 +332,20 @@ class Instance(StepThread):
         if not can_forget:
             self.cells.clear(slot)
         sequence.n_faults += 1
-        sequence.quarantined_until = max(sequence.quarantined_until, entry.at + len(entry.tokens))
+        sequence.quarantined_until = max(sequence.quarantined_until, run.at + len(run.tokens))
         if sequence.n_faults > MAX_FAULTS:
             self._requests.fail(sequence.ticket, error)
         elif not can_forget:
             self.scheduler.requeue(sequence, self._clock())
         return False
 
-    def _seen(self, entries: list[TokenRun], seconds: float) -> tuple[float, bool]:
-        """Return the duration of `entries` and whether it is known. A decode without outputs returns before the device
+    def _seen(self, runs: list[TokenRun], seconds: float) -> tuple[float, bool]:
+        """Return the duration of `runs` and whether it is known. A decode without outputs returns before the device
         is done, so its time is split with the following ones by token count.
         """
         n_before, before_s = self._unseen
-        n_tokens = sum([len(e.tokens) for e in entries])
-        if not any(e.n_outputs for e in entries):
+        n_tokens = sum([len(e.tokens) for e in runs])
+        if not any(e.n_outputs for e in runs):
             self._unseen = n_before + n_tokens, before_s + seconds
             return seconds, False
         self._unseen = 0, 0.0

@@ -176,7 +176,7 @@ class Placer:
         return self._with_shifts(placement, wanted) if sequence.request.n_cache_reuse > 0 and can_shift else placement
 
     def _with_shifts(self, placement: Placement, wanted: Slot | None) -> Placement:
-        """Return the placement in the idle slot with the most tokens that are reusable by shifts; otherwise `placement`.
+        """Return the placement in the idle slot with the most tokens reusable by shifts; otherwise `placement`.
 
         Only the most recently used slots are checked, because each check reads the whole context.
         """

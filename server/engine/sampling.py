@@ -69,10 +69,10 @@ class Constrained:
         """
         self._proposals.clear()
         wanted: list[tuple[int, Sequence, Constraint]] = []
-        for output, entry in rows:
-            sequence = entry.sequence
+        for output, run in rows:
+            sequence = run.sequence
             if sequence.constraint is not None and sequence.phase is Phase.DECODE and sequence.request.max_tokens:
-                wanted.append((entry.next_output(output), sequence, sequence.constraint))
+                wanted.append((run.next_output(output), sequence, sequence.constraint))
         if len(wanted) < 2:
             return
         refused = []
@@ -168,41 +168,41 @@ class NextTokens:
         if self._speculation is not None:
             self._speculation.begin(sequence)
 
-    def choose_places(self, entries: list[TokenRun]) -> None:
+    def choose_places(self, runs: list[TokenRun]) -> None:
         """Before a decode: choose which sequences sample in the graph, because nothing else needs their logits."""
-        for entry in entries:
-            sampler = entry.sequence.sampler
-            if entry.n_outputs and sampler is not None:
-                in_graph = _needs_no_logits(entry.sequence) and not self._runner.adapters
-                self._runner.sample_in_graph(entry.seq, sampler if in_graph else None)
+        for run in runs:
+            sampler = run.sequence.sampler
+            if run.n_outputs and sampler is not None:
+                in_graph = _needs_no_logits(run.sequence) and not self._runner.adapters
+                self._runner.sample_in_graph(run.seq, sampler if in_graph else None)
 
-    def take(self, entries: list[TokenRun]) -> list[Sequence]:
-        """Sample the next tokens of `entries`, which have logits, in output order.
+    def take(self, runs: list[TokenRun]) -> list[Sequence]:
+        """Sample the next tokens of `runs`, which have logits, in output order.
 
         Return the sequences whose logits are not finite, unchanged.
         """
-        firsts = accumulate([entry.n_outputs for entry in entries], initial=0)
-        rows = list(zip(firsts, entries, strict=False))  # each run with its first output
+        firsts = accumulate([run.n_outputs for run in runs], initial=0)
+        rows = list(zip(firsts, runs, strict=False))  # each run with its first output
         self._sample_together(rows)
         not_finite: list[Sequence] = []
-        for output, entry in rows:
-            sequence = entry.sequence
+        for output, run in rows:
+            sequence = run.sequence
             if sequence.phase is Phase.ENDED:  # another choice of its request failed in this step
                 continue
             try:
-                if entry.scored:
-                    self._requests.emit(sequence.ticket, self._score(output, entry))
+                if run.scored:
+                    self._requests.emit(sequence.ticket, self._score(output, run))
                 if sequence.phase is Phase.DECODE:
-                    self._take_checked(entry.next_output(output), entry)
+                    self._take_checked(run.next_output(output), run)
             except NotNumbers:
                 not_finite.append(sequence)
             except Exception as error:  # noqa: BLE001 - `Requests.fail` logs what is not ours
                 self._requests.fail(sequence.ticket, error)
         return not_finite
 
-    def _take_checked(self, output: int, entry: TokenRun) -> None:
+    def _take_checked(self, output: int, run: TokenRun) -> None:
         """Sample until a draft token is rejected, then take one more token; roll back the rest."""
-        sequence, draft_tokens = entry.sequence, entry.draft_tokens
+        sequence, draft_tokens = run.sequence, run.draft_tokens
         n_right, is_right, reason = 0, True, None
         sequence.n_draft += len(draft_tokens)
         while is_right and reason is None:
@@ -215,22 +215,22 @@ class NextTokens:
         if draft_tokens:
             # as llama-server counts: an end token with draft tokens after it is not an accepted one
             uncounted = reason and is_right and n_right < len(draft_tokens) and sequence.output[-1] in self._vocab.eog
-            self._record_draft(entry, n_right, n_right - bool(uncounted))
+            self._record_draft(run, n_right, n_right - bool(uncounted))
         if reason is not None:
             context_full = reason is FinishReason.LIMIT and self._context_full(sequence)
-            self.finish(sequence, entry.seq, reason, now, context_full=context_full)
+            self.finish(sequence, run.seq, reason, now, context_full=context_full)
 
     def _takes(self, sequence: Sequence, draft: int, n: int) -> bool | None:
         """Return whether the `n`-th draft token is accepted regardless of sampling; None = sampling decides."""
         takes = None if self._speculation is None else self._speculation.takes(sequence, n)
         return takes and draft not in self._vocab.eog
 
-    def _record_draft(self, entry: TokenRun, n_right: int, n_accepted: int) -> None:
-        sequence, n_drafted = entry.sequence, len(entry.draft_tokens)
+    def _record_draft(self, run: TokenRun, n_right: int, n_accepted: int) -> None:
+        sequence, n_drafted = run.sequence, len(run.draft_tokens)
         sequence.n_draft_accepted += n_accepted
         self._stats.add_draft(n_drafted, n_accepted)
         if n_right < n_drafted:
-            self._cells.roll_back(entry, n_drafted - n_right, self._clock())
+            self._cells.roll_back(run, n_drafted - n_right, self._clock())
 
     def _take_one(self, output: int, sequence: Sequence, now: float, given: int | None) -> FinishReason | None:
         """Take the next token from the `output`-th logits. Return why the choice ends with it, if it does.
@@ -271,14 +271,14 @@ class NextTokens:
             self._emit_text(sequence, shown, now)
         return FinishReason.EOS if is_end else self._end_reason(sequence, had_new_line, shown, now)
 
-    def _score(self, output: int, entry: TokenRun) -> PromptLogprobs:
-        """Return the log probabilities of the prompt tokens after those of `entry`, whose logits start at `output`."""
-        sequence, runner = entry.sequence, self._runner
-        end = entry.at + len(entry.tokens)
-        following = sequence.request.prompt[entry.at + 1 : end + 1]
+    def _score(self, output: int, run: TokenRun) -> PromptLogprobs:
+        """Return the log probabilities of the prompt tokens after those of `run`, whose logits start at `output`."""
+        sequence, runner = run.sequence, self._runner
+        end = run.at + len(run.tokens)
+        following = sequence.request.prompt[run.at + 1 : end + 1]
         n_top = sequence.request.n_probs
         sequence.n_scored = end
-        first = output + entry.n_outputs - len(entry.tokens)  # only a medium's last token has logits
+        first = output + run.n_outputs - len(run.tokens)  # only a medium's last token has logits
         tokens = [
             runner.logprobs(at, token, n_top) if token >= 0 else None for at, token in enumerate(following, first)
         ]
@@ -287,7 +287,7 @@ class NextTokens:
     def _sample_together(self, rows: list[tuple[int, TokenRun]]) -> None:
         """Sample what can be sampled in parallel, before each sequence takes its own."""
         self._constrained.propose(rows)
-        free = [(output, entry.sequence.sampler) for output, entry in rows if _is_free(entry)] if len(rows) > 1 else []
+        free = [(output, run.sequence.sampler) for output, run in rows if _is_free(run)] if len(rows) > 1 else []
         self._drawn = self._runner.sample_together(free) if len(free) > 1 else {}
 
     def _next_token(self, output: int, sequence: Sequence) -> tuple[int, TokenLogprob | None]:
@@ -412,9 +412,9 @@ def _needs_no_logits(sequence: Sequence) -> bool:
     return request.sampling.backend_sampling and not asked and not by_chance
 
 
-def _is_free(entry: TokenRun) -> bool:
+def _is_free(run: TokenRun) -> bool:
     """Return whether its one token is sampled freely and will be accepted in any case."""
-    sequence = entry.sequence
+    sequence = run.sequence
     request = sequence.request
-    bound = sequence.constraint is not None or entry.n_outputs > 1 or entry.scored or request.want_logprobs
+    bound = sequence.constraint is not None or run.n_outputs > 1 or run.scored or request.want_logprobs
     return not bound and request.max_tokens != 0 and sequence.phase is Phase.DECODE

@@ -1,14 +1,15 @@
 """How a batch is built: which request gets a slot, and which tokens the next step decodes. Pure: no threads, clock or
 native calls.
 
-One step: `place` until nothing can be placed, `plan`, decode, `commit` (`KvBudget.victim` if cells ran out), sample,
-`release` ended sequences.
+One step: `place` until nothing can be placed or the step's time for moves is spent, `plan`, decode, `commit`
+(`KvBudget.victim` if cells ran out), sample, `release` ended sequences.
 
-`plan` takes one token of every decoding sequence, with its draft tokens. It then fills the step's budget with prefill
-tokens, of one prompt after the other (`in_order`), because many short runs cost more than one long run. Sequences that
-cannot share the step's decode take turns (`_members`). The budget adapts to measured step times (`StepSize`). On a CPU,
-ggml computes attention in tiles of 64 tokens; a partial tile takes as long as a full one (ggml-cpu/common.h,
-GGML_FA_TILE_Q). So budgets are multiples of these tiles, and of `n_ubatch`, which the library evaluates at once.
+`plan` takes the next tokens of the decoding sequences whose turn it is (`_members`), with draft tokens. It then fills
+the step's budget with prefill tokens, of one prompt after the other (`in_order`), because many short runs cost more
+than one long run. `batches` splits the runs into library calls. The budget adapts to measured step times
+(`StepSize`). On a CPU, ggml computes attention in tiles of 64 tokens; a partial tile takes as long as a full one
+(ggml-cpu/common.h, GGML_FA_TILE_Q). So budgets are multiples of these tiles, and of `n_ubatch`, which the library
+evaluates at once.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -246,8 +247,8 @@ class Scheduler:
             sequence.phase = Phase.DECODE
 
     def plan(self, propose: Proposer | None = None) -> list[TokenRun]:
-        """Return the next batch: one token of every decoding sequence with draft tokens from `propose`, then prefill
-        tokens.
+        """Return the runs of the next step: the next tokens of decoding sequences, with draft tokens from `propose`,
+        then prefill tokens. `batches` splits them.
         """
         members = self._members()
         decoding = [s for s in members if s.phase is Phase.DECODE]
@@ -378,21 +379,19 @@ class Scheduler:
             self._turn_s = self._last_s = 0.0
         return [s for s in active if _turn_of(s) == self._turn]
 
-    def commit(self, entries: list[TokenRun], seconds: float, *, is_seen: bool = True) -> None:
-        """Record that the batch was decoded in `seconds`: its tokens are in the cells. `is_seen`: the time is
-        meaningful.
-        """
+    def commit(self, runs: list[TokenRun], seconds: float, *, is_seen: bool = True) -> None:
+        """Record that `runs` were decoded in `seconds`: their tokens are in the cells. `is_seen`: the time is known."""
         self.kv_budget.decoded()
         self.move_budget.spent_s = 0.0  # other sequences got their tokens; the next work has a full step's time
         self._turn_s, self._last_s = self._turn_s + seconds, seconds
         n_tokens, n_of_prompts, n_prompts, generating = 0, 0, 0, Phase.DECODE
-        for entry in entries:
-            sequence, tokens = entry.sequence, entry.tokens
+        for run in runs:
+            sequence, tokens = run.sequence, run.tokens
             slot, n = sequence.slot, len(tokens)
             assert slot is not None
             slot.tokens.extend(tokens)
-            if entry.media is not None and not entry.media.first:
-                slot.media = (*slot.media, entry.media.span.kept)
+            if run.media is not None and not run.media.first:
+                slot.media = (*slot.media, run.media.span.kept)
             n_tokens += n
             if sequence.quarantined_until and len(slot.tokens) >= sequence.quarantined_until:
                 sequence.quarantined_until = sequence.n_faults = 0
@@ -410,8 +409,8 @@ class Scheduler:
         if not n_prompts:
             self.move_budget.observe_step(seconds)
         else:
-            self.move_budget.observe_computed(n_of_prompts, seconds, decodes=n_prompts < len(entries))
-            size = self.step_size_prefill_only if n_prompts == len(entries) else self.step_size
+            self.move_budget.observe_computed(n_of_prompts, seconds, decodes=n_prompts < len(runs))
+            size = self.step_size_prefill_only if n_prompts == len(runs) else self.step_size
             size.observe(n_tokens if self.info.unified else n_of_prompts, seconds)
 
     def release(self, sequence: Sequence, now: float) -> None:
@@ -482,26 +481,26 @@ def in_batch_order(decode: list[TokenRun], prefill: list[TokenRun], *, is_split:
     return sorted([*decode, *prefill], key=key)
 
 
-def batches(entries: list[TokenRun], n_ubatch: int) -> Iterator[list[TokenRun]]:
-    """Split `entries` into library calls: text, causal media, and non-causal media of equal size as many as one
-    evaluation holds (llama-batch.cpp, split_equal would cut a longer one).
+def batches(runs: list[TokenRun], n_ubatch: int) -> Iterator[list[TokenRun]]:
+    """Split the `runs` of a step into batches, one library call each: text, causal media, and non-causal media of equal
+    size, as many as one evaluation holds (llama-batch.cpp, split_equal would cut a longer one).
     """
-    if not [entry for entry in entries if entry.media is not None]:
-        yield entries
+    if not [run for run in runs if run.media is not None]:
+        yield runs
         return
-    text = [entry for entry in entries if entry.media is None]
-    causal = [entry for entry in entries if entry.media is not None and entry.media.causal]
+    text = [run for run in runs if run.media is None]
+    causal = [run for run in runs if run.media is not None and run.media.causal]
     by_size: dict[int, list[TokenRun]] = {}
-    for entry in entries:
-        if entry.media is not None and not entry.media.causal:
-            by_size.setdefault(len(entry.tokens), []).append(entry)
+    for run in runs:
+        if run.media is not None and not run.media.causal:
+            by_size.setdefault(len(run.tokens), []).append(run)
     others = [
         group[start : start + max(n_ubatch // n, 1)]
         for n, group in by_size.items()
         for start in range(0, len(group), max(n_ubatch // n, 1))
     ]
     for batch in (text, causal, *others):
-        live = [entry for entry in batch if entry.sequence.slot is not None]  # otherwise it ended with an earlier batch
+        live = [run for run in batch if run.sequence.slot is not None]  # otherwise it ended with an earlier batch
         if live:
             yield live
 

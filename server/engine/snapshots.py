@@ -112,11 +112,11 @@ class Snapshots:
 
     # ---- the step thread
 
-    def step(self, entries: Seq[TokenRun], n_prompt: int, seconds: float) -> None:
-        """Record that `entries` were decoded."""
+    def step(self, runs: Seq[TokenRun], n_prompt: int, seconds: float) -> None:
+        """Record that `runs` were decoded."""
         self._n_steps += 1
-        n_drafted = sum([len(entry.draft_tokens) for entry in entries])
-        n_decode = sum([len(entry.tokens) for entry in entries]) - n_prompt - n_drafted
+        n_drafted = sum([len(run.draft_tokens) for run in runs])
+        n_decode = sum([len(run.tokens) for run in runs]) - n_prompt - n_drafted
         self._steps.append((self._n_steps, self._clock(), seconds, n_decode, n_drafted, n_prompt))
 
     def end(self, sequence: Sequence, now: float, state: State) -> None:

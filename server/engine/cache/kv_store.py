@@ -95,12 +95,12 @@ class Cells:
                 "raise it, or wait until others expire"
             )
 
-    def make_room(self, entries: list[TokenRun], now: float) -> Sequence | None:
-        """Free cells after a decode of `entries` found none (`KvBudget.victim`). Return the sequence that has to end,
+    def make_room(self, runs: list[TokenRun], now: float) -> Sequence | None:
+        """Free cells after a decode of `runs` found none (`KvBudget.victim`). Return the sequence that has to end,
         because nothing else can give up cells and the batch cannot be smaller.
         """
-        n_tokens = sum(len(entry.tokens) for entry in entries)
-        can_split = n_tokens > 1 and not any(e.media is not None and not e.media.causal for e in entries)
+        n_tokens = sum(len(run.tokens) for run in runs)
+        can_split = n_tokens > 1 and not any(run.media is not None and not run.media.causal for run in runs)
         victim = self._scheduler.kv_budget.victim(n_tokens, can_split=can_split)
         if isinstance(victim, Slot):
             self.evict(victim, now)
@@ -282,8 +282,8 @@ class Cells:
         self._ends_at(slot, n)
         return True
 
-    def prepare_rollback(self, entries: list[TokenRun]) -> None:
-        """Make it possible to roll back the draft tokens of `entries`, which are about to be decoded.
+    def prepare_rollback(self, runs: list[TokenRun]) -> None:
+        """Make it possible to roll back the draft tokens of `runs`, which are about to be decoded.
 
         A micro-batch replaces no cell in the window of its first token (llama-kv-cache.cpp, find_slot). So a sliding
         window can be truncated after a decode in one piece. Several sequences with separate KV are decoded in
@@ -291,31 +291,31 @@ class Cells:
         """
         if self._can_cut:
             return
-        for entry in entries:
-            slot = entry.sequence.slot
-            if entry.draft_tokens and slot is not None:
-                in_one = self._runner.info.unified or len(entries) == 1
+        for run in runs:
+            slot = run.sequence.slot
+            if run.draft_tokens and slot is not None:
+                in_one = self._runner.info.unified or len(runs) == 1
                 if slot.floor < len(slot.tokens) and in_one:
                     continue
                 try:
-                    entry.undo = len(slot.tokens), self._runner.seq_checkpoint(slot.id)
+                    run.undo = len(slot.tokens), self._runner.seq_checkpoint(slot.id)
                 except CONTAINED as error:
                     log.warning("slot %d: draft tokens are skipped, they could not be rolled back: %r", slot.id, error)
-                    entry.tokens, entry.n_outputs = entry.tokens[: -len(entry.draft_tokens)], 1
+                    run.tokens, run.n_outputs = run.tokens[: -len(run.draft_tokens)], 1
 
-    def roll_back(self, entry: TokenRun, n: int, now: float) -> None:
-        """Roll back the last `n` tokens of `entry`, which were rejected drafts.
+    def roll_back(self, run: TokenRun, n: int, now: float) -> None:
+        """Roll back the last `n` tokens of `run`, which were rejected drafts.
 
         If the memory cannot be truncated, accepted tokens that are lost with them are decoded again with the next
         token.
         """
-        sequence = entry.sequence
+        sequence = run.sequence
         slot = sequence.held
         n_left = len(slot.tokens) - n
         if self.truncate(slot, n_left):
             return
-        if entry.undo is not None and self._rewind(slot, *entry.undo):
-            sequence.n_rolled_back = n_left - entry.undo[0]
+        if run.undo is not None and self._rewind(slot, *run.undo):
+            sequence.n_rolled_back = n_left - run.undo[0]
             return
         about = log_fields(sequence.request)
         what = "slot %d: rejected draft tokens could not be rolled back; recomputing its %d tokens"
@@ -328,14 +328,14 @@ class Cells:
         if not self._can_cut:
             slot.floor = n_up_to(slot.media, self._runner.seq_floor(slot.id))
 
-    def decoded(self, entries: list[TokenRun]) -> None:
-        """Create the checkpoints that are due after `entries` were decoded."""
+    def decoded(self, runs: list[TokenRun]) -> None:
+        """Create the checkpoints that are due after `runs` were decoded."""
         if self._can_cut:
             return
-        for entry in entries:
-            slot = entry.sequence.held
+        for run in runs:
+            slot = run.sequence.held
             self._look(slot)
-            if len(slot.tokens) in entry.sequence.checkpoint_positions:
+            if len(slot.tokens) in run.sequence.checkpoint_positions:
                 self._checkpoint(slot)
 
     def _checkpoint(self, slot: Slot) -> None:

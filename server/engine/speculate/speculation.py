@@ -202,10 +202,10 @@ class Speculation:
         """Pause speculation after a batch with drafts found no cells."""
         self._pause = _PAUSE
 
-    def observe(self, entries: Seq[TokenRun], n_prompt: int, seconds: float) -> None:
-        """Record that a step with `entries`, of which `n_prompt` tokens were prefill, took `seconds`."""
+    def observe(self, runs: Seq[TokenRun], n_prompt: int, seconds: float) -> None:
+        """Record that a step with `runs`, of which `n_prompt` tokens were prefill, took `seconds`."""
         if not n_prompt:
-            self._cost.observe(sum([len(e.tokens) for e in entries]), seconds)
+            self._cost.observe(sum([len(e.tokens) for e in runs]), seconds)
 
 
 def _state(sequence: Sequence) -> DraftState:
