@@ -54,7 +54,7 @@ class AdapterSet:
 NO_ADAPTERS = AdapterSet()
 
 
-def reusable(n: int, cells: AdapterSet, wanted: AdapterSet) -> int:
+def n_valid(n: int, cells: AdapterSet, wanted: AdapterSet) -> int:
     """Return how many of the first `n` cells, computed under `cells`, are valid under `wanted`. Zero for another
     namespace.
     """

@@ -37,7 +37,7 @@ from server.engine.cache.prefix_cache import (
     longest_common,
     longest_match,
 )
-from server.engine.lora import reusable
+from server.engine.lora import n_valid
 from server.engine.media import whole
 from server.engine.params import EngineParams
 from server.engine.runner_api import RunnerInfo
@@ -228,7 +228,7 @@ class Placer:
                 continue
             if s.target[longest : longest + 1] != target[longest : longest + 1]:
                 continue
-            n = reusable(common_prefix(target, s.target), s.adapter_set, sequence.adapter_set)
+            n = n_valid(common_prefix(target, s.target), s.adapter_set, sequence.adapter_set)
             n = whole(sequence.media, min(n, sequence.n_reusable))
             if n > longest and (self.info.can_cut or (n > s.n_computed and self.params.ctx_checkpoints)):
                 longest, computing = n, s

@@ -24,7 +24,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import chain
 
 from server.engine.cache.prefix_cache import common_prefix, longest_match
-from server.engine.lora import reusable
+from server.engine.lora import n_valid
 from server.engine.request import BACKGROUND_PRIORITY, Request
 from server.engine.sequence import Phase, Sequence, Slot, Ticket
 
@@ -164,7 +164,7 @@ def preferred_instance(ticket: Ticket, open_: Iterable[Ticket], slots: Mapping[i
         n_known = longest_match(held, request.prompt, ticket.adapter_set, 0, len(request.prompt))[1]
         for other in others[i][-MAX_COMPARED:]:
             n_same = common_prefix(request.prompt, other.request.prompt)
-            n_known = max(n_known, reusable(n_same, other.adapter_set, ticket.adapter_set))
+            n_known = max(n_known, n_valid(n_same, other.adapter_set, ticket.adapter_set))
         n_own = len(request.prompt) - (n_known if request.cache_prompt else 0)
         prefills = (s for slot in held if (s := slot.sequence) is not None and s.phase is Phase.PREFILL)
         n_before = sum(max(len(s.target) - s.n_computed, 0) for s in prefills)

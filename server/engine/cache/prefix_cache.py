@@ -17,7 +17,7 @@ from math import inf
 from operator import attrgetter
 from typing import TypeVar
 
-from server.engine.lora import NEVER, NO_ADAPTERS, AdapterSet, reusable
+from server.engine.lora import NEVER, NO_ADAPTERS, AdapterSet, n_valid
 from server.engine.media import Spans, whole
 
 BEFORE_END = 4
@@ -145,7 +145,7 @@ class CachedPrefix:
 
     def reusable(self, n: int, wanted: AdapterSet) -> int:
         """Return how many of its first `n` tokens a sequence with the adapter set `wanted` may reuse."""
-        n = whole(self.media, reusable(min(n, self.n_exact), self.adapter_set, wanted))
+        n = whole(self.media, n_valid(min(n, self.n_exact), self.adapter_set, wanted))
         if n >= self.floor:
             return min(n, len(self.tokens))
         return max((place for place in self.checkpoints if place <= n), default=0)
