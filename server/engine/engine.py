@@ -131,8 +131,8 @@ class Engine(Instances[Instance]):
         total.cache_ram_bytes, total.cache_ram_states = self._ram.n_bytes, len(self._ram)
         total.n_ram_hits, total.n_ram_evictions = self._ram.n_hits, self._ram.n_evictions
         if self._disk is not None:
-            total.cache_disk_bytes, total.cache_disk_states = self._disk.kept.size, len(self._disk.kept)
-            total.n_disk_hits, total.n_disk_evictions = self._disk.kept.n_hits, self._disk.kept.n_evictions
+            total.cache_disk_bytes, total.cache_disk_states = self._disk.index.size, len(self._disk.index)
+            total.n_disk_hits, total.n_disk_evictions = self._disk.index.n_hits, self._disk.index.n_evictions
             total.n_disk_dropped = self._disk.n_dropped
         for instance in self._instances:
             if not instance.failure:
@@ -267,7 +267,7 @@ class Engine(Instances[Instance]):
         """
         now = self._clock()
         if not self._tiers or now - self._tiers_at >= snapshots.KEPT_S:
-            caches = {"ram": self._ram} | ({} if self._disk is None else {"disk": self._disk.kept})
+            caches = {"ram": self._ram} | ({} if self._disk is None else {"disk": self._disk.index})
             found = {name: snapshots.tier_view(cache, now) for name, cache in caches.items()}
             self._tiers_at, self._tiers = now, {name: view for name, (view, _) in found.items()}
             self._tier_texts = [text for _, texts in found.values() for text in texts]

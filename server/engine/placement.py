@@ -208,7 +208,7 @@ class Placer:
         """
         if self.disk is not None and sequence.fetch is None:
             prompt, most = sequence.target, sequence.n_reusable
-            entry, n_disk = self.disk.kept.match(prompt, sequence.adapter_set, n + MIN_WAIT, most)
+            entry, n_disk = self.disk.index.match(prompt, sequence.adapter_set, n + MIN_WAIT, most)
             if entry is not None and self.move_budget.pays(entry.size, n_disk - n):
                 sequence.fetch = Fetch(entry, n_disk)
         fetch = sequence.fetch

@@ -61,7 +61,7 @@ class StateFiles(Protocol):
 
 
 class DiskCache:
-    """At most `limit` bytes in `files`, shared by the instances of a model; ``kept`` indexes them."""
+    """At most `limit` bytes in `files`, shared by the instances of a model; ``index`` has an entry for each file."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class DiskCache:
         self._wake = wake
         self._can_cut = can_cut
         self._gone: list[CacheEntry] = []  # their files are still to be removed, by the thread that writes
-        self.kept = StateCache(limit, spill=self._gone.append)
+        self.index = StateCache(limit, spill=self._gone.append)
         self._lock = threading.Condition()  # notified when less data waits to be written
         self._writer = writer or ThreadPoolExecutor(1, "llamapool-disk-write")
         self._reader = reader or ThreadPoolExecutor(1, "llamapool-disk-read")
@@ -102,7 +102,7 @@ class DiskCache:
 
     def wants(self, one: CachedPrefix) -> bool:
         """Return whether `one` is long enough, and neither on disk nor being written."""
-        wanted = self._usable and len(one.tokens) >= MIN_TOKENS and not self.kept.holds(one)
+        wanted = self._usable and len(one.tokens) >= MIN_TOKENS and not self.index.holds(one)
         with self._lock:
             return wanted and not any(
                 s.adapter_set == one.adapter_set and s.tokens == one.tokens for s in self._writing
@@ -111,7 +111,7 @@ class DiskCache:
     def takes(self, n_bytes: int) -> bool:
         """Return whether a state of `n_bytes` would be written: it fits, and not too much waits already."""
         with self._lock:
-            return self._usable and self._has_room(n_bytes) and self.kept.fits(n_bytes, self._clock())
+            return self._usable and self._has_room(n_bytes) and self.index.fits(n_bytes, self._clock())
 
     def _has_room(self, n_bytes: int) -> bool:
         return not self._writing or sum(state.size for state in self._writing) + n_bytes <= MAX_PENDING
@@ -119,14 +119,14 @@ class DiskCache:
     def put(self, state: CacheEntry) -> None:
         """Write `state` soon, unless it is present, too large, or too much waits already."""
         with self._lock:
-            if not self.takes(state.size) or self.kept.holds(state):
+            if not self.takes(state.size) or self.index.holds(state):
                 return
             self._writing.append(state)
         self._writer.submit(self._write, state)
 
     def drop(self, entry: CacheEntry) -> None:
         """Drop `entry` and delete its file soon."""
-        self.kept.remove(entry)
+        self.index.remove(entry)
         self._gone.append(entry)
         self._writer.submit(self._sweep)
 
@@ -156,7 +156,7 @@ class DiskCache:
             while (
                 self._usable
                 and (left_s := self._close_by - self._clock()) > 0
-                and self.kept.fits(n_bytes, self._clock())
+                and self.index.fits(n_bytes, self._clock())
             ):
                 if self._has_room(n_bytes):
                     return True
@@ -188,10 +188,10 @@ class DiskCache:
         once.
         """
         now, gone = self._clock(), set(names_gone)
-        for entry in [entry for entry in self.kept if entry.name in gone]:
-            self.kept.remove(entry)
+        for entry in [entry for entry in self.index if entry.name in gone]:
+            self.index.remove(entry)
         for entry in sorted(entries, key=lambda e: e.last_used):
-            if self.shared and self.kept.holds(entry):
+            if self.shared and self.index.holds(entry):
                 continue
             entry.last_used += now
             entry.floor = 0 if self._can_cut else len(entry.tokens)
@@ -199,8 +199,8 @@ class DiskCache:
 
     def _keep(self, entry: CacheEntry, now: float) -> None:
         """Add `entry` to the index and delete the files it replaces."""
-        self._gone += self.kept.replace(entry, now)
-        self.kept.put(entry, now)
+        self._gone += self.index.replace(entry, now)
+        self.index.put(entry, now)
         self._sweep()
 
     def _follow(self) -> None:
@@ -213,16 +213,16 @@ class DiskCache:
             if self._usable:
                 entries, names_gone = self._files.others()
                 # Two processes that each replaced the other's equal state would lose both.
-                self._take_up([each for each in entries if not self.kept.holds(each)], names_gone)
+                self._take_up([each for each in entries if not self.index.holds(each)], names_gone)
         except LlamapoolError as error:  # the next check may succeed
             log.warning("what others keep on disk is not known: %s", error)
         except Exception as error:  # noqa: BLE001 - as above
             self._give_up(error)
 
     def _drop_all(self, unwritten: Iterable[CacheEntry]) -> int:
-        dropped = [*self.kept, *(state for state in unwritten if not self.kept.holds(state))]
-        for entry in self.kept:
-            self.kept.remove(entry)
+        dropped = [*self.index, *(state for state in unwritten if not self.index.holds(state))]
+        for entry in self.index:
+            self.index.remove(entry)
             self._gone.append(entry)
         self._sweep()
         return sum(len(state.tokens) for state in dropped)
@@ -243,18 +243,18 @@ class DiskCache:
 
     def _write_file(self, state: CacheEntry) -> None:
         now = self._clock()
-        if self.kept.holds(state) or not self.kept.make_room(state.size + _DESCRIPTION_BYTES, now):
+        if self.index.holds(state) or not self.index.make_room(state.size + _DESCRIPTION_BYTES, now):
             return
         self._sweep()
         name = f"{secrets.token_hex(8)}.state"
-        used = {entry.name for entry in self.kept}
+        used = {entry.name for entry in self.index}
         self._keep(state.in_file(name, self._files.write(name, state, used)), now)
 
     def _read(self, entry: CacheEntry) -> CacheEntry | None:
         try:
             found = self._files.read(entry.name)
             if (found.tokens, found.adapter_set) == (entry.tokens, entry.adapter_set):
-                self.kept.touch(entry, self._clock())
+                self.index.touch(entry, self._clock())
                 self._files.used(entry.name)
                 found.last_used, found.floor = entry.last_used, entry.floor
                 return found
@@ -270,7 +270,7 @@ class DiskCache:
         finally:
             with self._lock:
                 self._reading.pop(entry.name, None)
-        if entry in self.kept:  # otherwise it was evicted meanwhile
+        if entry in self.index:  # otherwise it was evicted meanwhile
             log.warning("%s: %s; it is dropped", entry.name, fault)
             self.n_dropped += 1
             self.drop(entry)
@@ -290,7 +290,7 @@ class DiskCache:
         )
         with self._lock:
             self._usable = False
-            self.kept = StateCache(0)
+            self.index = StateCache(0)
             self._lock.notify_all()
 
 

@@ -181,7 +181,7 @@ class Cells:
         tokens, adapter_set, disk = sequence.content, sequence.adapter_set, self.disk
         while (entry := self._scheduler.ram.match(tokens, adapter_set, 0)[0]) is not None:
             self._scheduler.ram.remove(entry)
-        while disk is not None and (entry := disk.kept.match(tokens, adapter_set, 0)[0]) is not None:
+        while disk is not None and (entry := disk.index.match(tokens, adapter_set, 0)[0]) is not None:
             disk.drop(entry)
 
     def start_reading(self) -> None:

@@ -290,13 +290,13 @@ class StateCache:
         return id(entry) in self._entries
 
     @property
-    def n_held(self) -> int:
+    def n_checkpoint_bytes(self) -> int:
         """Bytes of the checkpoints of slots."""
         return sum({id(state): len(state) for slot in self.slots for state in slot.checkpoints.values()}.values())
 
     @property
     def n_bytes(self) -> int:
-        return self.size + self.n_held
+        return self.size + self.n_checkpoint_bytes
 
     def holds(self, one: CachedPrefix) -> bool:
         """Return whether nearly all of its tokens are available from an entry."""
@@ -305,7 +305,7 @@ class StateCache:
     def fits(self, n_bytes: int, now: float) -> bool:
         """Return whether `n_bytes` more fit if entries are evicted as needed."""
         with self._lock:
-            n_fixed = self.n_held + sum([e.size for e in self._entries.values() if e.pinned_until > now])
+            n_fixed = self.n_checkpoint_bytes + sum([e.size for e in self._entries.values() if e.pinned_until > now])
         return self.limit < 0 or n_fixed + n_bytes <= self.limit
 
     def takes(self, n_bytes: int, now: float) -> bool:

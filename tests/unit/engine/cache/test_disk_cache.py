@@ -101,15 +101,15 @@ def test_what_was_put_there_is_found_and_read() -> None:
     with disk_over(files) as disk:
         disk.put(state(TEXT))
         disk._writer.submit(lambda: None).result(60)
-        assert (len(disk.kept), disk.kept.size) == (1, SIZE)
-        entry, n = disk.kept.match([*TEXT, 7], NO_ADAPTERS, 0)
+        assert (len(disk.index), disk.index.size) == (1, SIZE)
+        entry, n = disk.index.match([*TEXT, 7], NO_ADAPTERS, 0)
         assert entry is not None
         assert n == 100
         assert not disk.wants(state(TEXT))
         found = disk.read(entry).result(60)
         assert found is not None
         assert (found.tokens, found.state) == (TEXT, state(TEXT).state)
-        assert disk.kept.n_hits == 1
+        assert disk.index.n_hits == 1
 
 
 def test_the_least_valuable_files_go_when_there_is_no_room() -> None:
@@ -117,7 +117,7 @@ def test_the_least_valuable_files_go_when_there_is_no_room() -> None:
     put(files, *(state([i, *TEXT], float(i)) for i in range(5)), limit=3 * SIZE)
     assert sorted(s.tokens[0] for s in files.saved.values()) == [2, 3, 4]
     with disk_over(files, 2 * SIZE) as disk:
-        assert len(disk.kept) == 2
+        assert len(disk.index) == 2
     assert len(files.saved) == 2
 
 
@@ -127,7 +127,7 @@ def test_a_file_that_holds_other_tokens_than_its_index_is_dropped() -> None:
     with disk_over(files) as disk:
         (name,) = files.saved
         files.saved[name] = replace(files.saved[name], tokens=TEXT[::-1])
-        entry, _ = disk.kept.match(TEXT, NO_ADAPTERS, 0)
+        entry, _ = disk.index.match(TEXT, NO_ADAPTERS, 0)
         assert entry is not None
         assert disk.read(entry).result(60) is None
     assert not files.saved
@@ -140,7 +140,7 @@ def test_without_a_folder_it_keeps_nothing(error: Exception) -> None:
     with disk_over(files) as disk:
         disk.put(state(TEXT))
         assert not disk.wants(state(TEXT))
-        assert disk.kept.match(TEXT, NO_ADAPTERS, 0) == (None, 0)
+        assert disk.index.match(TEXT, NO_ADAPTERS, 0) == (None, 0)
 
 
 # ---- with an engine
@@ -243,12 +243,12 @@ def test_what_other_processes_write_and_remove_is_seen() -> None:
     other = state([1] * 40)
     with disk_over(files) as disk:
         files.saved["other.state"] = other
-        wait_until(lambda: len(disk.kept) == 1, "the file of the other process")
+        wait_until(lambda: len(disk.index) == 1, "the file of the other process")
         assert not disk.wants(other)
-        entry, n = disk.kept.match([*other.tokens, 7], NO_ADAPTERS, 0)
+        entry, n = disk.index.match([*other.tokens, 7], NO_ADAPTERS, 0)
         assert (entry and entry.name, n) == ("other.state", 40)
         del files.saved["other.state"]
-        wait_until(lambda: not disk.kept, "its end")
+        wait_until(lambda: not disk.index, "its end")
 
 
 class Disk:

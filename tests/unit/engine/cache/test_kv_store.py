@@ -210,7 +210,7 @@ def test_a_state_on_disk_is_waited_for_where_loading_it_is_quicker_than_computin
     disk = DiskCache(Files(), 1 << 30, still, lambda: None, can_cut=True)
     try:
         disk.ready.result(60)
-        disk.kept.put(entry, 0.0)
+        disk.index.put(entry, 0.0)
         setup.scheduler.placer.disk = disk
         assert (setup.scheduler.placer.find(sequence([5] * 200 + [9]), 0.0) is None) == waits
     finally:
