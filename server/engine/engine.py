@@ -10,7 +10,7 @@ from typing import TypeVar
 from server.engine import snapshots
 from server.engine.cache.disk_cache import DiskCache, StateFiles
 from server.engine.cache.kv_store import Cells
-from server.engine.cache.prefix_cache import MIB, CacheEntry, min_limit, state_cache
+from server.engine.cache.prefix_cache import MIB, CacheEntry, min_limit, ram_tier
 from server.engine.cache.scope import owner_of
 from server.engine.encode import EmbeddingCache, EmbeddingFiles, Encoder
 from server.engine.instances import Instances, has_failed
@@ -73,7 +73,7 @@ class Engine(Instances[Instance]):
         self._queue = ModelQueue(loop, len(runners), info.n_seq, self._wake_all, self._left, outlet)
         self._limits = params.queue_timeout_s or params.first_token_timeout_s or params.request_timeout_s
         self._expires = False  # whether `_expire` is scheduled
-        self._ram = state_cache(params.cache_ram, info.free_bytes)  # instances share their states
+        self._ram = ram_tier(params.cache_ram, info.free_bytes)  # instances share their states
         self._own_cache_limit = self._ram.limit
         instances = [
             Instance(runner, params, self._queue, self._ram, i, clock, self.arriving, self._encoder)

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from server.engine.cache.disk_cache import wait_s
 from server.engine.cache.kv_store import Cells, shift_sizes
-from server.engine.cache.prefix_cache import StateCache
+from server.engine.cache.prefix_cache import CacheTier
 from server.engine.encode import Encoder
 from server.engine.instances import StepThread, has_failed
 from server.engine.params import EngineParams
@@ -41,7 +41,7 @@ class Instance(StepThread):
         runner: Runner,
         params: EngineParams,
         queue: ModelQueue,
-        ram: StateCache,
+        ram: CacheTier,
         number: int,
         clock: Callable[[], float],
         arriving: Callable[[], bool],

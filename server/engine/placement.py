@@ -30,8 +30,8 @@ from server.engine.cache.move_budget import MoveBudget
 from server.engine.cache.prefix_cache import (
     MIN_TOKENS,
     CacheEntry,
+    CacheTier,
     Fetch,
-    StateCache,
     checkpoint_positions,
     common_prefix,
     longest_common,
@@ -110,7 +110,7 @@ class Placer:
     """
 
     slots: list[Slot]
-    ram: StateCache
+    ram: CacheTier
     info: RunnerInfo
     params: EngineParams
     move_budget: MoveBudget

@@ -20,7 +20,7 @@ from math import inf
 
 from server.engine.cache.kv_budget import KvBudget
 from server.engine.cache.move_budget import MoveBudget
-from server.engine.cache.prefix_cache import StateCache, state_cache
+from server.engine.cache.prefix_cache import CacheTier, ram_tier
 from server.engine.media import MediaInput, MediaSpan, span_at
 from server.engine.params import PREFILL_ONLY_S, EngineParams
 from server.engine.placement import Placement, Placer
@@ -152,12 +152,12 @@ class Scheduler:
         info: RunnerInfo,
         params: EngineParams,
         counters: TokenCounters | None = None,
-        ram: StateCache | None = None,
+        ram: CacheTier | None = None,
     ) -> None:
         """Create the scheduler of an instance. Instances of a model share `counters` and `ram`."""
         params = params.on_device(is_gpu=info.deferred)
         self.info = info
-        self.ram = state_cache(params.cache_ram, info.free_bytes) if ram is None else ram
+        self.ram = ram_tier(params.cache_ram, info.free_bytes) if ram is None else ram
         self.params = params
         self.slots = [Slot(id=i) for i in range(info.n_seq)]
         self.ram.slots += self.slots

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from heapq import nlargest
 from typing import Literal, TypeAlias
 
-from server.engine.cache.prefix_cache import BLOCK, CacheEntry, StateCache, common_prefix
+from server.engine.cache.prefix_cache import BLOCK, CacheEntry, CacheTier, common_prefix
 from server.engine.lora import AdapterSet
 from server.engine.placement import Placement
 from server.engine.request import Adapters, Request, State
@@ -273,7 +273,7 @@ class TierView:
     states: tuple[Entry, ...]
 
 
-def tier_view(cache: StateCache, now: float) -> tuple[TierView, list[CachedText]]:
+def tier_view(cache: CacheTier, now: float) -> tuple[TierView, list[CachedText]]:
     """Return the view of a cache tier, and the texts of the entries in it."""
     n, n_bytes = len(cache), cache.size  # read first: a step thread may add entries
     found = nlargest(MAX_STATES, cache, key=lambda state: state.keep_value(now))

@@ -16,7 +16,7 @@ from math import inf
 from typing import Protocol
 
 from server.engine.cache.move_budget import MoveBudget
-from server.engine.cache.prefix_cache import MIB, MIN_TOKENS, CachedPrefix, CacheEntry, Fetch, StateCache
+from server.engine.cache.prefix_cache import MIB, MIN_TOKENS, CachedPrefix, CacheEntry, CacheTier, Fetch
 from server.engine.sequence import Sequence
 from server.errors import CONTAINED, LlamapoolError
 
@@ -82,7 +82,7 @@ class DiskCache:
         self._wake = wake
         self._can_cut = can_cut
         self._gone: list[CacheEntry] = []  # their files are still to be removed, by the thread that writes
-        self.index = StateCache(limit, spill=self._gone.append)
+        self.index = CacheTier(limit, spill=self._gone.append)
         self._lock = threading.Condition()  # notified when less data waits to be written
         self._writer = writer or ThreadPoolExecutor(1, "llamapool-disk-write")
         self._reader = reader or ThreadPoolExecutor(1, "llamapool-disk-read")
@@ -290,7 +290,7 @@ class DiskCache:
         )
         with self._lock:
             self._usable = False
-            self.index = StateCache(0)
+            self.index = CacheTier(0)
             self._lock.notify_all()
 
 

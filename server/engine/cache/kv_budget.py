@@ -7,8 +7,8 @@
 | cells for a batch, no idle slot has any | the least urgent sequence is preempted until one ends | `KvBudget.victim` |
 | cells for a batch of the only sequence | it retries with half of the batch | `KvBudget.victim` |
 | the same, and the batch cannot be split | the reply ends; without output, `ContextExceeded` | `KvBudget.victim` |
-| RAM for an evicted slot | states of lowest keep value per byte go to disk or are dropped | `StateCache.make_room` |
-| RAM for a preempted sequence | such states are evicted; if too few, it is recomputed | `StateCache.reserve` |
+| RAM for an evicted slot | states of lowest keep value per byte go to disk or are dropped | `CacheTier.make_room` |
+| RAM for a preempted sequence | such states are evicted; if too few, it is recomputed | `CacheTier.reserve` |
 | RAM for a checkpoint | such states are evicted, then checkpoints of idle slots | `Cells._room_for_checkpoint` |
 
 A slot is offloaded to RAM only if that gains more time than it takes, and stalls nobody (`Cells.offload`).

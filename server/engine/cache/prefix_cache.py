@@ -261,11 +261,11 @@ def size_of(n_state: int, n_tokens: int, checkpoints: Checkpoints) -> int:
 
 
 @dataclass(slots=True)
-class StateCache:
-    """Cached states of at most `limit` bytes; negative = unlimited.
+class CacheTier:
+    """Entries of at most `limit` bytes (negative = unlimited): the RAM tier, or the index of the disk tier.
 
     The checkpoints of ``slots`` lie in the same memory. They count towards the limit, each state once however many
-    slots hold it, and entries are evicted for them. If it does not `offload`, only these and the states of preempted
+    slots hold it, and entries are evicted for them. If not ``offloads``, only these and the states of preempted
     sequences are in it. ``spill`` gets what is evicted or has no room.
     """
 
@@ -430,9 +430,9 @@ class StateCache:
             assert self.limit < 0 or self.size == n_reserved or self.n_bytes <= self.limit
 
 
-def state_cache(mib: int, free_bytes: int) -> StateCache:
-    """Return a cache of `mib` MiB; `AUTOMATIC` is llama-server's default or a quarter of free memory if less, also for
-    one that does not offload (0). `free_bytes` 0 = unknown.
+def ram_tier(mib: int, free_bytes: int) -> CacheTier:
+    """Return the RAM tier of `mib` MiB. `AUTOMATIC`: llama-server's default, or a quarter of free memory if less (0 =
+    unknown). 0 turns offloading off; checkpoints and preempted sequences then get the automatic limit.
     """
     automatic = min(_DEFAULT_MIB * MIB, free_bytes // 4 or _DEFAULT_MIB * MIB)
-    return StateCache(automatic if mib in (AUTOMATIC, 0) else mib * MIB, offloads=mib != 0)
+    return CacheTier(automatic if mib in (AUTOMATIC, 0) else mib * MIB, offloads=mib != 0)

@@ -10,13 +10,13 @@ from server.engine.cache.prefix_cache import (
     AUTOMATIC,
     BLOCK,
     CacheEntry,
+    CacheTier,
     Checkpoints,
-    StateCache,
     added,
     checkpoint_positions,
     common_prefix,
     longest_common,
-    state_cache,
+    ram_tier,
 )
 from server.engine.lora import NEVER, NO_ADAPTERS, AdapterSet
 from server.engine.placement import Placement
@@ -47,7 +47,7 @@ def test_cached_entries_are_searched_for_the_longest(
     kept: list[tuple[list[int], AdapterSet, bool]], prompt: list[int], wanted: AdapterSet, at_least: int, most: int
 ) -> None:
     """Entries that cannot be truncated have checkpoints after 8 and 32 tokens."""
-    cache, most = StateCache(-1), min(most, len(prompt))
+    cache, most = CacheTier(-1), min(most, len(prompt))
     checkpoints = {8: b"", 32: b""}
     for tokens, adapter_set, can_cut in kept:
         cache.put(CacheEntry(tokens, adapter_set, NEVER, checkpoints, floor=0 if can_cut else len(tokens)), 0.0)
@@ -57,7 +57,7 @@ def test_cached_entries_are_searched_for_the_longest(
     assert (found is None) == (n == 0)
     same = (common_prefix(prompt, e.tokens) for e in cache if e.adapter_set == wanted)
     assert longest_common(cache, prompt, wanted) == max(same, default=0)
-    cache.match([1], wanted, -15)  # a shorter text than what is worth keeping, as `StateCache.holds` asks
+    cache.match([1], wanted, -15)  # a shorter text than what is worth keeping, as `CacheTier.holds` asks
 
 
 MIB = 1 << 20
@@ -70,7 +70,7 @@ def ram_state(
 
 
 def test_length_is_worth_what_it_takes() -> None:
-    cache = StateCache(2500)
+    cache = CacheTier(2500)
     cache.put(ram_state([1] * 90, size=1800), 0.0)
     cache.put(ram_state([2] * 30, size=600, used_at=5.0), 5.0)
     cache.put(ram_state([3] * 30, size=600, used_at=10.0), 10.0)
@@ -78,7 +78,7 @@ def test_length_is_worth_what_it_takes() -> None:
 
 
 def test_kept_states_and_others_stay_within_the_limit() -> None:
-    cache = StateCache(1000)
+    cache = CacheTier(1000)
     assert cache.pin(ram_state([1] * 9, size=500), until=60.0, now=0.0)
     larger, spilled = ram_state([2] * 9, size=600), list[CacheEntry]()
     cache.spill = spilled.append
@@ -93,22 +93,22 @@ def test_kept_states_and_others_stay_within_the_limit() -> None:
 @pytest.mark.parametrize(("other", "kept"), [(NO_ADAPTERS, True), (LORA, False)])
 def test_a_prompt_that_is_kept_again_counts_once_with_each_set_of_adapters(other: AdapterSet, kept: bool) -> None:
     """Half of the limit is for such entries."""
-    cache = StateCache(1000)
+    cache = CacheTier(1000)
     assert cache.pin(ram_state([1] * 9, size=400), until=60.0, now=0.0)
     assert cache.pin(ram_state([1] * 9, size=400, adapter_set=other), until=90.0, now=1.0) is kept
     assert cache.size == 400
 
 
 def test_the_automatic_limit_leaves_the_machine_its_memory() -> None:
-    assert state_cache(AUTOMATIC, 400 * MIB).limit == 100 * MIB
-    assert state_cache(AUTOMATIC, 0).limit == 8192 * MIB
-    assert state_cache(16, 0).limit == 16 * MIB
-    assert state_cache(-1, 0).limit < 0
+    assert ram_tier(AUTOMATIC, 400 * MIB).limit == 100 * MIB
+    assert ram_tier(AUTOMATIC, 0).limit == 8192 * MIB
+    assert ram_tier(16, 0).limit == 16 * MIB
+    assert ram_tier(-1, 0).limit < 0
 
 
 @given(st.lists(st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=20), st.integers(200, 900)), max_size=20))
 def test_the_bytes_add_up_and_keep_to_the_limit(puts: list[tuple[list[int], int]]) -> None:
-    cache = StateCache(2000)
+    cache = CacheTier(2000)
     for now, (tokens, size) in enumerate(puts):
         entry = ram_state(tokens, size, float(now))
         cache.put(entry, float(now))
