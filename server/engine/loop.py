@@ -110,7 +110,7 @@ class Instance(StepThread):
         if self._stepped:
             return
         self._requests.post()
-        while not self._is_wanted and self.cells.offer():
+        while not self._is_wanted and self.cells.write_for_others():
             pass
         if not self._is_wanted:
             self._rest(wait_s(self.scheduler.waiting, self._clock()))
@@ -215,7 +215,7 @@ class Instance(StepThread):
         if not decoded:
             if self._speculation is not None and any(run.draft_tokens for run in runs):
                 self._speculation.no_room()  # no sequence is preempted for a draft
-            elif (ending := self.cells.make_room(runs, self._clock())) is not None:
+            elif (ending := self.cells.free_cells(runs, self._clock())) is not None:
                 self._end_at_limit(ending, self._clock())
             return False
         self.heartbeat += 1

@@ -186,7 +186,7 @@ class Slot(CachedPrefix):
     shares_with: "Slot | None" = None  # the slot whose cells it shares
     n_requests: int = 0
     last: Sequence | None = None  # the last holder, for GET /slots
-    offered: Sequence | None = None  # the last sequence whose state was written for other processes
+    written_for_others: Sequence | None = None  # the last sequence whose state was written for other processes
 
     @property
     def idle(self) -> bool:

@@ -1,4 +1,4 @@
-"""What happens when memory for KV states runs short. Pure; `kv_store` carries it out (`Cells.make_room`).
+"""What happens when memory for KV states runs short. Pure; `kv_store` carries it out (`Cells.free_cells`).
 
 | what is short | what happens | decided by |
 |---|---|---|

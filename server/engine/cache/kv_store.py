@@ -79,7 +79,7 @@ class Cells:
             log.debug("slot %d: %d tokens are not offloaded, saving them would stall other requests", slot.id, n)
             return
         if to_ram:
-            ram.replace(slot, now)
+            ram.remove_shorter(slot, now)
             ram.make_room(size, now)
         if (entry := self._entry_of(slot)) is not None:
             ram.put(entry, now)  # spills it to disk if it does not fit
@@ -95,7 +95,7 @@ class Cells:
                 "raise it, or wait until others expire"
             )
 
-    def make_room(self, runs: list[TokenRun], now: float) -> Sequence | None:
+    def free_cells(self, runs: list[TokenRun], now: float) -> Sequence | None:
         """Free cells after a decode of `runs` found none (`KvBudget.victim`). Return the sequence that has to end,
         because nothing else can give up cells and the batch cannot be smaller.
         """
@@ -131,9 +131,9 @@ class Cells:
         """Return the state of `slot`, without an incomplete medium."""
         if slot.ends_inside and not self.truncate(slot, len(slot.tokens)):
             self.clear(slot)
-        return self._swap_out(slot)
+        return self._copy_state(slot)
 
-    def _swap_out(self, slot: Slot) -> CacheEntry:
+    def _copy_state(self, slot: Slot) -> CacheEntry:
         """Return the state of `slot`. Raises one of `CONTAINED` if the library fails or there is no memory."""
         started = self._clock()
         state = self._runner.seq_save(slot.id)
@@ -163,7 +163,7 @@ class Cells:
     def _entry_of(self, slot: Slot) -> CacheEntry | None:
         """Return the state of `slot`; None if the library fails or there is no memory."""
         try:
-            return self._swap_out(slot)
+            return self._copy_state(slot)
         except CONTAINED as error:
             log.warning("slot %d: its state could not be kept: %s", slot.id, str(error) or repr(error))
             return None
@@ -190,7 +190,7 @@ class Cells:
         if self.disk is not None:
             start_reading(scheduler.waiting.candidates(), self.disk, self._moves, self._clock())
 
-    def offer(self) -> bool:
+    def write_for_others(self) -> bool:
         """Write an idle slot for other processes if nothing runs or waits and it is fast enough. Return whether one was
         written.
         """
@@ -199,13 +199,13 @@ class Cells:
             return False
         for slot in scheduler.slots:
             n = len(slot.tokens)
-            if slot.offered is slot.last or not _is_reusable(slot) or not disk.wants(slot):
+            if slot.written_for_others is slot.last or not _is_reusable(slot) or not disk.wants(slot):
                 continue
             n_bytes = self._size(slot)
             if not n_bytes or self._moves.move_s(n_bytes) > self._moves.prompt_step_s:
                 continue
             if disk.takes(size_of(n_bytes, n, slot.checkpoints)):
-                slot.offered = slot.last
+                slot.written_for_others = slot.last
                 if (entry := self._entry_of(slot)) is not None:
                     disk.put(entry)
                 return True
@@ -444,7 +444,7 @@ class Cells:
         is_there, quicker = False, moves.round_trip_s(len(source.tokens)) < moves.copy_s
         if quicker and not (runner.info.unified or moves.n_copies or runner.heads is not None):
             try:
-                is_there = self._load(target, self._swap_out(source).state, len(source.tokens), source.media)
+                is_there = self._load(target, self._copy_state(source).state, len(source.tokens), source.media)
             except CONTAINED as error:
                 log.warning("slot %d: its sequence could not be brought to slot %d: %r", source.id, target.id, error)
                 self.clear(target)
@@ -453,7 +453,7 @@ class Cells:
         if not (is_there or runner.info.unified):
             moves.n_copies += 1
             moves.spent_s += moves.copy_s
-        self._contains(target, source)
+        self._record_contents(target, source)
         if runner.info.unified:
             target.n_shared, target.shares_with = len(target.tokens), source
 
@@ -499,7 +499,7 @@ class Cells:
             self.clear(slot)
             return False
         try:
-            own = self._swap_out(slot)
+            own = self._copy_state(slot)
             self.clear(slot)
             return self._put(slot, own, now)
         except CONTAINED as error:
@@ -556,7 +556,7 @@ class Cells:
             # without free cells the library is not called, which would log an error
             is_full = info.unified and info.can_cut and n + _own_cells(others) > info.n_cells
             if not is_full and self._load(slot, saved.state, n, saved.media):
-                self._contains(slot, saved)
+                self._record_contents(slot, saved)
                 return True
             cached = [s for s in others if s.idle]
             has_room = info.can_cut and n + sum(len(s.tokens) for s in others) <= info.n_cells
@@ -565,7 +565,7 @@ class Cells:
                 return False  # nothing to evict, refused for another reason, or it would not help
             self.evict(first_to_evict(cached), now)
 
-    def _contains(self, slot: Slot, contents: CachedPrefix) -> None:
+    def _record_contents(self, slot: Slot, contents: CachedPrefix) -> None:
         """Record that the cells of `slot` have these `contents` now."""
         slot.tokens, slot.media, slot.n_exact = list(contents.tokens), contents.media, contents.n_exact
         n_bytes = 0 if isinstance(contents, Slot) else n_bytes_of(contents.checkpoints)

@@ -343,7 +343,7 @@ class CacheTier:
             self.limit = limit
             self._evict(0, now)
 
-    def replace(self, one: CachedPrefix, now: float) -> list[CacheEntry]:
+    def remove_shorter(self, one: CachedPrefix, now: float) -> list[CacheEntry]:
         """Remove and return shorter entries of the same text before storing it, except pinned ones."""
         with self._lock:
             n, tokens = len(one.tokens), one.tokens
@@ -367,7 +367,7 @@ class CacheTier:
             if not self.takes(entry.size, now):
                 self.spill(entry)
                 return
-            self.replace(entry, now)
+            self.remove_shorter(entry, now)
             self._evict(entry.size, now)
             self._add(entry)
 

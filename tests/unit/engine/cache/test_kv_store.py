@@ -280,10 +280,10 @@ def test_idle_slots_are_written_once_for_other_processes(setup: Setup) -> None:
     for slot in setup.slots[:2]:
         slot.last = sequence(slot.tokens)
     setup.generate()
-    assert not cells.offer()  # others are at work
+    assert not cells.write_for_others()  # others are at work
     setup.slots[2].sequence = None
-    assert cells.offer()
-    assert not cells.offer()  # slot 0's went there with RAM's copy
+    assert cells.write_for_others()
+    assert not cells.write_for_others()  # slot 0's went there with RAM's copy
     disk.close()
     assert sorted(saved.tokens[0] for saved in files.saved.values()) == [0, 1]
 
