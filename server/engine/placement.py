@@ -137,7 +137,7 @@ class Placer:
         stored, n_stored = self._stored(sequence, n)
         if stored is not None:
             n_bytes, moves = len(stored.state), self.move_budget
-            if moves.refuses(n_bytes) or not moves.pays(n_bytes, n_stored - n):
+            if moves.move_stalls(n_bytes) or not moves.pays(n_bytes, n_stored - n):
                 stored, n_stored = None, 0
         n_available = max(n, n_stored)
         if self._awaits_disk(sequence, n_available, now) or self._awaits_prefill(sequence, n_available):

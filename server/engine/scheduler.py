@@ -193,7 +193,7 @@ class Scheduler:
                 continue
             if not budget.allows_bypass(blocked):
                 return None
-            if budget.refuses(sequence):
+            if budget.surely_lacks_cells(sequence):
                 blocked.append(sequence)
                 continue
             n_searches += bool(blocked)

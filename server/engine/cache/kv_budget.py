@@ -49,7 +49,7 @@ class KvBudget:
         n_needed = self._needed[sequence] = max(len(sequence.target), n_offloaded) - n_kept + REPLY_CELLS
         return n_needed <= self.free
 
-    def refuses(self, sequence: Sequence) -> bool:
+    def surely_lacks_cells(self, sequence: Sequence) -> bool:
         """Return whether it is known without a prefix search that `sequence` does not fit."""
         return sequence in self._victims or self._needed.get(sequence, 0) > self.free
 

@@ -73,7 +73,7 @@ class Cells:
         to_ram = ram.takes(size, now)
         if not to_ram and (disk is None or not disk.wants(slot) or not disk.takes(size)):
             return
-        if self._moves.refuses(n_bytes, then_s):
+        if self._moves.move_stalls(n_bytes, then_s):
             self._stats.n_cache_refused += 1
             self._moves.n_unsaved += 1
             log.debug("slot %d: %d tokens are not offloaded, saving them would stall other requests", slot.id, n)
@@ -118,7 +118,7 @@ class Cells:
         self._stats.n_preempted += 1
         self._scheduler.requeue(sequence, now)
         n_bytes = 0 if slot.ends_inside else self._size(slot)
-        has_room = n_bytes and not self._moves.refuses(n_bytes) and ram.make_room(n_bytes, now)
+        has_room = n_bytes and not self._moves.move_stalls(n_bytes) and ram.make_room(n_bytes, now)
         entry = self._entry_of(slot) if has_room else None
         self.clear(slot)  # first, so that checkpoints count once
         if entry is not None and ram.reserve(entry, now):
@@ -350,7 +350,7 @@ class Cells:
         started = self._clock()
         try:
             n_bytes = self._runner.seq_size(slot.id, partial=True)
-            if not self._checkpoint_s and self._moves.refuses(n_bytes):
+            if not self._checkpoint_s and self._moves.move_stalls(n_bytes):
                 return
             if not self._room_for_checkpoint(slot, n_bytes, started):
                 return
@@ -411,7 +411,7 @@ class Cells:
         if resumes:
             sequence.offloaded = None
             ram.remove(entry)
-        if (resumes and self._moves.refuses(len(entry.state))) or not self._put(slot, entry, now):
+        if (resumes and self._moves.move_stalls(len(entry.state))) or not self._put(slot, entry, now):
             what, about = "slot %d: no room or time for a cached state of %d tokens", log_fields(sequence.request)
             log.info(what, slot.id, len(entry.tokens), extra=about)
         elif entry in ram:  # otherwise it came from disk

@@ -5,7 +5,7 @@ A move stops every sequence of the instance, and the library moves a state in on
 
 - A state is moved if that is faster than recomputing its tokens: loaded if the load is (`pays`), saved if so many moves
   are as an expected use needs (`admits`).
-- No move stalls others for longer than a step (`refuses`).
+- No move stalls others for longer than a step (`move_stalls`).
 
 Otherwise the tokens are recomputed, a part in each step.
 """
@@ -74,7 +74,7 @@ class MoveBudget:
         """
         return self.spent_s + seconds > self._others_step_s()
 
-    def refuses(self, n_bytes: int, then_s: float = 0.0) -> bool:
+    def move_stalls(self, n_bytes: int, then_s: float = 0.0) -> bool:
         """Return whether moving `n_bytes`, and `then_s` after it, would stall others for more than a step."""
         return self.stalls_others(self.move_s(n_bytes) + then_s)
 

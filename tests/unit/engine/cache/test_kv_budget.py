@@ -38,12 +38,12 @@ def test_a_request_fits_exactly_into_the_free_cells() -> None:
     assert budget.free == 1000 - 300 - REPLY_CELLS
     n = 1000 - 300 - 2 * REPLY_CELLS
     assert budget.fits(exact := sequence([1] * n), 0)
-    assert not budget.refuses(exact)
+    assert not budget.surely_lacks_cells(exact)
     assert not budget.fits(large := sequence([1] * (n + 1)), 0)
     assert budget.fits(sequence([1] * (n + 10)), 10)
-    assert budget.refuses(large)  # known without another search, until a slot has another holder
+    assert budget.surely_lacks_cells(large)  # known without another search, until a slot has another holder
     budget.changed()
-    assert not budget.refuses(large)
+    assert not budget.surely_lacks_cells(large)
 
 
 def test_a_sequence_that_resumes_needs_the_cells_of_its_state() -> None:
@@ -93,7 +93,7 @@ def test_a_preempted_sequence_returns_where_nobody_else_is_left() -> None:
     assert budget.victim(8, can_split=True) is newest
     slots[0].sequence = slots[1].sequence = None
     budget.measure()
-    assert not budget.refuses(newest)
+    assert not budget.surely_lacks_cells(newest)
 
 
 def test_the_least_urgent_and_of_these_the_newest_is_preempted() -> None:
@@ -101,8 +101,8 @@ def test_the_least_urgent_and_of_these_the_newest_is_preempted() -> None:
     urgent = holding(slots[1], 100, 100, at=9.0, priority=-1)
     newest = holding(slots[2], 100, 100, at=5.0)
     assert budget.victim(8, can_split=True) is newest
-    assert budget.refuses(newest)
-    assert not budget.refuses(urgent)
+    assert budget.surely_lacks_cells(newest)
+    assert not budget.surely_lacks_cells(urgent)
     # 280 cells are held in truth and 8 were wanted, so something else holds the other 712 until a sequence ends
     slots[2].sequence = None
     budget.measure()
@@ -110,7 +110,7 @@ def test_the_least_urgent_and_of_these_the_newest_is_preempted() -> None:
     budget.ended()
     budget.measure()
     assert budget.free == 1000 - 300 - 100 - 2 * REPLY_CELLS
-    assert not budget.refuses(newest)
+    assert not budget.surely_lacks_cells(newest)
 
 
 def crowded(n_cells: int = 2000) -> tuple[Scheduler, Sequence, Sequence]:

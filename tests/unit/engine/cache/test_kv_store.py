@@ -219,10 +219,10 @@ def test_a_state_on_disk_is_waited_for_where_loading_it_is_quicker_than_computin
 
 def test_the_first_move_stalls_nobody_for_longer_than_a_step_either(setup: Setup) -> None:
     budget = setup.scheduler.move_budget
-    assert not budget.refuses(4 << 30)
+    assert not budget.move_stalls(4 << 30)
     setup.generate()
-    assert not budget.refuses(64 << 20)
-    assert budget.refuses(4 << 30)
+    assert not budget.move_stalls(64 << 20)
+    assert budget.move_stalls(4 << 30)
 
 
 @pytest.mark.parametrize(("compute_s", "n_reuse"), [(0.3, 200), (0.05, 0)])
@@ -247,9 +247,9 @@ def test_a_load_holds_nobody_up_for_longer_than_a_step(
     assert setup.keep(0)
     (entry,) = setup.scheduler.ram
     setup.scheduler.move_budget.spent_s = 0.0
-    assert not setup.scheduler.move_budget.refuses(len(entry.state))
+    assert not setup.scheduler.move_budget.move_stalls(len(entry.state))
     setup.generate(phase)
-    assert setup.scheduler.move_budget.refuses(len(entry.state)) != loads
+    assert setup.scheduler.move_budget.move_stalls(len(entry.state)) != loads
     assert setup.keep(1) == loads
 
 
