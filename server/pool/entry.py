@@ -138,7 +138,7 @@ class Entry:
         return self.asked or bool(self.waiters)
 
     @property
-    def by_itself(self) -> bool:
+    def without_request(self) -> bool:
         """No other model is unloaded for it: it is loaded at the start, again after its process has ended, or for
         requests that may load no model.
         """

@@ -45,7 +45,7 @@ class Waiting:
 
     id: str
     since: float
-    by_itself: bool = False  # no request that may load it waits: no other model is unloaded for it
+    without_request: bool = False  # no request that may load it waits: no other model is unloaded for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class _Plan:
         model = self.by_id[waiting.id]
         need = self._need(model)
         fits = _fits(need, self._room())
-        if waiting.by_itself and not fits:
+        if waiting.without_request and not fits:
             if not self._is_loading:  # that one may take less than it was given
                 self._left_out.append(model.id)
             return

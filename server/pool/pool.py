@@ -252,7 +252,7 @@ class Pool:
         if self._scheduler.stopped:
             raise ShuttingDown()
         entry = self._entries[self._names.exact(name).id]
-        if entry.status is Status.FAILED and entry.failure == NO_ROOM and entry.by_itself:
+        if entry.status is Status.FAILED and entry.failure == NO_ROOM and entry.without_request:
             self._scheduler.queue.pop(entry.id, None)  # it is asked for now, so others are unloaded for it
             self._scheduler.forget(entry)
             entry.asked = False

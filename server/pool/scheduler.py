@@ -149,7 +149,7 @@ class Scheduler:
         Unless it `may_load` models, no other one is unloaded for it.
         """
         waiter: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
-        if may_load and entry.restarting and entry.by_itself and entry.id in self.queue:
+        if may_load and entry.restarting and entry.without_request and entry.id in self.queue:
             self.queue[entry.id] = max(self.queue.pop(entry.id), self._clock())  # it is queued like the request
         entry.waiters[waiter] = may_load
         self.enqueue(entry)
@@ -198,7 +198,7 @@ class Scheduler:
         sized, shared = self._limits.budget is not None, self.memory.shared()
         decision = policy.decide(
             [entry.candidate(shared.get(entry.id, {}), sized=sized) for entry in entries.values()],
-            [policy.Waiting(model, since, by_itself=entries[model].by_itself) for model, since in due.items()],
+            [policy.Waiting(model, since, entries[model].without_request) for model, since in due.items()],
             models_max=self._limits.models_max,
             now=now,
             patience_s=self._limits.patience_s,
@@ -557,7 +557,7 @@ class Scheduler:
         wait_s = self._limits.wait_s
         for model in [model for model, since in self.queue.items() if wait_s and now - since >= wait_s]:
             entry = self._entries[model]
-            if not entry.starting and (entry.waiters or not entry.by_itself):  # otherwise nobody asked for it
+            if not entry.starting and (entry.waiters or not entry.without_request):  # otherwise nobody asked for it
                 entry.refuse(partial(NoRoom, model, wait_s, RETRY_AFTER_S))
                 self._leave_out(entry)
         due_in_s = [s for entry in self._entries.values() if (s := entry.sleeps_in_s(now)) is not None]

@@ -33,7 +33,7 @@ def test_a_busy_model_gives_way_only_to_a_queue_that_lost_its_patience() -> None
 
 
 def test_a_model_without_a_request_that_finds_no_room_is_left_out_once_the_others_are_loaded() -> None:
-    start = [Waiting("x", 0, by_itself=True)]
+    start = [Waiting("x", 0, without_request=True)]
     others = [
         Candidate("a", Status.LOADING, taken={"CPU": 60}, fitting=True),
         Candidate("x", Status.UNLOADED, need={"CPU": 60}),
