@@ -1,12 +1,13 @@
 """Where a prefix comes from: the slot of a waiting sequence, and the source of its cached tokens (`Placer.find`). Pure;
 `kv_store` carries it out (`Cells.prepare`).
 
-A preempted sequence resumes from its own state. For others the source is the first of these that has the most tokens:
+A preempted sequence resumes from its own state. For others these sources are checked in this order; an earlier one
+must give at least `MIN_TOKENS` (RAM) or `MIN_WAIT` (a wait) more than later ones:
 
 | source | condition |
 |---|---|
 | nothing, for now: the sequence waits | its prefix is read from disk, or a running prefill computes it (ADR 3) |
-| a state in RAM, or read from disk | loading it is faster than computing what no slot has, and stalls nobody |
+| a state in RAM, or read from disk | loading is faster than computing what it adds to a slot, and stalls nobody |
 | the idle slot that holds the prefix, in place | not much else would be lost (``slot_prompt_similarity``) |
 | another slot, whose cells are copied | copying is faster than computing (`MoveBudget.copy_pays`) |
 
@@ -120,8 +121,8 @@ class Placer:
     """Per waiting sequence: the sequence that prefills its prefix, and the number of tokens."""
 
     def find(self, sequence: Sequence, now: float) -> Placement | None:
-        """Return the placement with the longest cached prefix. None: the sequence waits, because its slot is busy or
-        its prefix is being computed or read. Others may be placed first.
+        """Return the placement with the longest cached prefix. None: the sequence waits, because the slot
+        of its `id_slot` is busy or its prefix is being computed or read. Others may be placed first.
         """
         id_slot = sequence.request.id_slot
         wanted = self.slots[id_slot % self.info.n_seq] if id_slot >= 0 else None  # ids run on across instances

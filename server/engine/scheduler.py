@@ -38,7 +38,7 @@ PRIORITY_S = 600.0
 UNSEEN_RATE = 1000.0  # assumed prefill tokens per second before the first measurement
 
 TILE = 64
-AIM = 0.9  # of the target: the next step is deeper in the prompt and may contain several prompts
+AIM = 0.9  # share of the target step time that is aimed at: the next step is deeper in its prompts, so usually slower
 CUT = 0.75  # factor of a reduction: the saving must exceed noise
 
 
@@ -95,8 +95,8 @@ class StepSize:
     def observe(self, n_tokens: int, seconds: float) -> None:
         """Learn from a nearly full step and choose the next budget: at most twice the last one, or at most `CUT` of it.
 
-        Of two steps the faster one counts; the slower one may have been disturbed by other processes. One that leaves a
-        tile for the next step (`_leaving_a_tile`) only enlarges the budget.
+        Of two steps the faster one counts; the slower one may have been disturbed by other processes. A step shortened
+        by `_leaving_a_tile` may enlarge the budget, but not reduce it.
         """
         is_full = n_tokens * 8 >= self.size * 7
         if self.target_s == inf or seconds <= 0 or not (is_full or n_tokens > max(self.size - TILE, TILE)):
@@ -280,7 +280,7 @@ class Scheduler:
         """Return the prefill tokens of a step that also has `n_decode` decode tokens.
 
         Steps are short while live sequences decode, and while only background sequences run, because a live request
-        may arrive. Background sequences wait for a live prefill of any length.
+        may arrive. A live prefill may be long, since background sequences do not take part in its steps (`_members`).
         """
         live = [s for s in self.active() if not is_background(s)]
         others_wait = n_decode or not is_live or any(s.phase is Phase.DECODE for s in live)
@@ -345,7 +345,7 @@ class Scheduler:
             most = min(most, self.step_size.left_after((moves.spent_s + moves.step_s) * moves.computed))
         scored = s.unscored and at >= s.n_scored
         tokens = s.target[at : _run_end(s, span, at, at + most, n_to_score)]
-        is_last = at + len(tokens) == len(s.target) and not s.output  # with output, the next token is known
+        is_last = at + len(tokens) == len(s.target) and not s.output  # a resumed sequence already has its next token
         n_outputs = len(tokens) if scored and not is_medium else int(scored or is_last)
         media = _input(s, span, at) if span is not None and is_medium else None
         return TokenRun(slot.id, slot.pos, tokens, n_outputs, media, at=at, sequence=s, scored=scored)

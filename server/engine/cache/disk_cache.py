@@ -1,7 +1,8 @@
 """The disk tier (``cache_disk``): states evicted from RAM, loaded again when a prompt starts with them, also after a
 restart.
 
-States that waiting requests need are read once each while others run, and for a bounded time, in queue order.
+Each state that waiting requests need is read once, in queue order, while other sequences run. A request waits for a
+bounded time.
 
 Threads of this module read, write and hash files. Step threads only copy states out of and into cells. Several step
 threads may call `match`, `put` and `read`.

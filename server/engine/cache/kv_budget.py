@@ -29,7 +29,7 @@ class KvBudget:
         self._slots = slots
         self._info = info
         self._victims: list[Sequence] = []  # preempted since the last sequence ended
-        self._lost = 0  # cells that are occupied although no sequence accounts for them, until a sequence ends
+        self._lost = 0  # cells that count as free although a decode did not find them, until a sequence ends
         self._needed: dict[Sequence, int] = {}  # cells for each sequence that was checked since the last change
         self.max_batch = info.n_batch  # tokens of the next batch
         self.changes = 0  # counts changes of slot holders

@@ -31,8 +31,8 @@ second number counts before the first measurement. Without moves the bandwidth w
 single disturbed move was, or however large all states are.
 """
 SHARE = 0.1
-"""Share of a step that may be spent on moving states, besides the last one. In `benchmarks.simulation`, 0.1 halves the
-longest inter-token gap compared with 1.0, at equal throughput and time to first token.
+"""Share of a step after which no further move starts; a single move may exceed it. In `benchmarks.simulation`, 0.1
+halves the longest inter-token gap compared with 1.0, at equal throughput and time to first token.
 """
 
 
@@ -54,7 +54,7 @@ class MoveBudget:
     @property
     def is_spent(self) -> bool:
         """Whether this step has spent its share while others wait; the rest waits for the next step."""
-        return 0 < self.spent_s > self._others_step_s() * SHARE
+        return self.spent_s > self._others_step_s() * SHARE
 
     @property
     def prompt_step_s(self) -> float:
@@ -85,7 +85,7 @@ class MoveBudget:
         return admits
 
     def pays(self, n_bytes: int, n_tokens: int, n_moves: float = 1.0) -> bool:
-        """Return whether moving a state of `n_bytes` so many times is faster than recomputing `n_tokens` once. Yes,
+        """Return whether moving a state of `n_bytes` `n_moves` times is faster than recomputing `n_tokens` once. True
         before both were measured.
         """
         compute_s = self.compute_s(n_tokens)

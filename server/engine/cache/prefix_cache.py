@@ -344,7 +344,7 @@ class CacheTier:
             self._evict(0, now)
 
     def remove_shorter(self, one: CachedPrefix, now: float) -> list[CacheEntry]:
-        """Remove and return shorter entries of the same text before storing it, except pinned ones."""
+        """Remove and return the entries whose tokens are a prefix of those of `one`, except pinned ones."""
         with self._lock:
             n, tokens = len(one.tokens), one.tokens
             replaced = [
