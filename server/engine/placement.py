@@ -2,7 +2,7 @@
 `kv_store` carries it out (`Cells.prepare`).
 
 A preempted sequence resumes from its own state. For others these sources are checked in this order; an earlier one
-must give at least `MIN_TOKENS` (RAM) or `MIN_WAIT` (a wait) more than later ones:
+must give more tokens than later ones, by `MIN_TOKENS` or `_least_gain`, from disk by `MIN_WAIT`:
 
 | source | condition |
 |---|---|

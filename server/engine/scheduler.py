@@ -98,17 +98,19 @@ class StepSize:
         Of two steps the faster one counts; the slower one may have been disturbed by other processes. A step shortened
         by `_leaving_a_tile` may enlarge the budget, but not reduce it.
         """
-        is_full = n_tokens * 8 >= self.size * 7
-        if self.target_s == inf or seconds <= 0 or not (is_full or n_tokens > max(self.size - TILE, TILE)):
+        is_full, leaves_a_tile = n_tokens * 8 >= self.size * 7, n_tokens > max(self.size - TILE, TILE)
+        if self.target_s == inf or seconds <= 0 or not (is_full or leaves_a_tile):
             return
-        token_s = seen_s = seconds / n_tokens
+        token_s = seconds / n_tokens
         if is_full:
-            token_s, self._token_s = min(seen_s, self._token_s or seen_s), seen_s
+            token_s, self._token_s = min(token_s, self._token_s or token_s), token_s
         wanted = int(self.target_s * AIM / token_s)
         if wanted >= self.size:
-            self.size = max(min(_whole(min(wanted, self.size * 2), self.n_ubatch), self.largest), self.size)
+            size = _whole(min(wanted, self.size * 2), self.n_ubatch)
+            self.size = max(min(size, self.largest), self.size)
         elif is_full:
-            self.size = max(_whole(min(wanted, int(self.size * CUT)), self.n_ubatch), self.smallest)
+            size = _whole(min(wanted, int(self.size * CUT)), self.n_ubatch)
+            self.size = max(size, self.smallest)
 
 
 def _whole(size: int, n_ubatch: int) -> int:
@@ -270,10 +272,10 @@ class Scheduler:
         while n_pending > self.info.n_batch:  # decode the others in a later step
             n_pending -= 1 + fitting[-1].n_rolled_back
             fitting = fitting[:-1]
-        room = min(self.kv_budget.max_batch - n_pending, self.info.n_more_outputs)
+        draft_room = min(self.kv_budget.max_batch - n_pending, self.info.n_more_outputs)
         return [
             TokenRun(s.held.id, s.held.pos, [*s.pending, *draft], 1 + len(draft), at=s.n_computed, sequence=s)
-            for s, draft in zip(fitting, propose(fitting, room), strict=True)
+            for s, draft in zip(fitting, propose(fitting, draft_room), strict=True)
         ]
 
     def _prefill_budget(self, n_decode: int, *, is_live: bool) -> int:
@@ -298,11 +300,10 @@ class Scheduler:
         share an evaluation. In `benchmarks.simulation`, 64 slots would generate an eighth of the tokens otherwise.
         """
         n_decode = sum([len(run.tokens) for run in decode])
-        budget = self._prefill_budget(n_decode, is_live=not all(map(is_background, prefilling)))
-        room = self.kv_budget.max_batch - n_decode
-        budget = min(budget, room)
+        longest = self.kv_budget.max_batch - n_decode  # what the budget may grow to, to leave no partial tile
+        budget = min(self._prefill_budget(n_decode, is_live=not all(map(is_background, prefilling))), longest)
         if n_decode and self.params.max_prefill_tokens:
-            room = budget
+            longest = budget
         n_to_score = self.info.n_more_outputs - sum([run.n_outputs - 1 for run in decode])
         bridging: set[int] = set()
         if decode and not self.info.unified:
@@ -310,17 +311,17 @@ class Scheduler:
             bridging = set(sorted(self._bridging(ids, ids | {run.seq for run in decode}))[: budget // 2])
         runs: list[TokenRun] = []
         for s in in_order(prefilling, self.move_budget.computed, self._counters.served, self.placer.inherited()):
-            if budget <= len(bridging) and s.held.id not in bridging:
+            if budget <= len(bridging) and s.held.id not in bridging:  # the rest is for bridging prompts, a token each
                 continue
             bridging.discard(s.held.id)
             most = max(budget - len(bridging), 1)
             if not s.media:  # their runs end where a medium does
-                most = _leaving_a_tile(most, len(s.target) - s.n_computed, room - len(bridging))
+                most = _leaving_a_tile(most, len(s.target) - s.n_computed, longest - len(bridging))
             run = self._prefill_run(s, most, n_to_score, n_decode)
             if not run.tokens:  # this step's outputs are used up
                 continue
             budget = max(budget - len(run.tokens), len(bridging))  # a run that leaves no partial tile may be longer
-            room -= len(run.tokens)
+            longest -= len(run.tokens)
             n_to_score -= run.n_outputs if run.scored else 0
             runs.append(run)
             if budget <= 0 or (n_decode and len(runs) == self.params.max_prefills):
@@ -458,25 +459,26 @@ class Scheduler:
 def in_batch_order(decode: list[TokenRun], prefill: list[TokenRun], *, is_split: bool) -> list[TokenRun]:
     """Return the runs of a step in the order of the batch: by sequence.
 
-    With separate KV (`is_split`) the library evaluates a run together with the one before it in the batch. So
-    neighbouring prefills that are longer than all `decode` runs go where they are evaluated apart from these.
-    Together, all of them would attend to as many cells as the prompt has. They stay if both of their neighbours are
-    in the step, which they join to one evaluation.
+    With separate KV (`is_split`) the library evaluates a run together with the one before it in the batch, if their
+    ids are adjacent, and all of them then attend to as many cells as the longest. So adjacent prefills that are longer
+    than all `decode` runs go to the start of the batch, or to its end if the step has no run to their left. They stay
+    between two runs of the step, which they bridge.
     """
+    at_start, by_id, at_end = range(3)
     least = 1 + max([len(run.tokens) for run in decode], default=0)
     is_long = {run.seq: len(run.tokens) >= least for run in (*decode, *prefill)}
 
     def key(run: TokenRun) -> tuple[int, int]:
         if not (is_split and decode and is_long[run.seq]):
-            return 1, run.seq
+            return by_id, run.seq
         first = last = run.seq
         while is_long.get(first - 1):
             first -= 1
         while is_long.get(last + 1):
             last += 1
         if first - 1 in is_long and last + 1 in is_long:
-            return 1, run.seq
-        return (0 if first - 1 in is_long else 2), run.seq
+            return by_id, run.seq
+        return (at_start if first - 1 in is_long else at_end), run.seq
 
     return sorted([*decode, *prefill], key=key)
 
@@ -505,15 +507,15 @@ def batches(runs: list[TokenRun], n_ubatch: int) -> Iterator[list[TokenRun]]:
             yield live
 
 
-def _leaving_a_tile(most: int, left: int, room: int) -> int:
+def _leaving_a_tile(most: int, left: int, longest: int) -> int:
     """Return how many of a prompt's `left` tokens to compute, about `most`, so that the last run is no partial tile.
 
-    After 1,800 tokens, 62 tokens take 270 ms of a CPU on which 64 take 170: ggml computes them one by one. `room`:
-    tokens that the batch may have in all.
+    After 1,800 tokens, 62 tokens take 270 ms of a CPU on which 64 take 170: ggml computes them one by one. `longest`:
+    tokens that still fit into the batch.
     """
     if not TILE <= most < left < most + TILE:
         return most
-    return left if left < 2 * TILE and left <= room else max(left - TILE, TILE)
+    return left if left < 2 * TILE and left <= longest else max(left - TILE, TILE)
 
 
 def _run_end(s: Sequence, span: MediaSpan | None, at: int, end: int, n_to_score: int) -> int:

@@ -60,18 +60,18 @@ class KvBudget:
         return not blocked or (self.free > REPLY_CELLS and all(one.n_bypasses < MAX_BYPASSES for one in blocked))
 
     def victim(self, n_tokens: int, *, can_split: bool) -> Slot | Sequence | None:
-        """Return what gives up its cells after a batch of `n_tokens` found none: an idle slot, or the least urgent
-        sequence, among equals the newest.
-
-        None: the only sequence retries with a smaller batch. If the batch cannot be split, it is the victim itself.
+        """Return what gives up its cells after a batch of `n_tokens` found none: an idle slot to evict; the sequence to
+        preempt, which is the least urgent one, among equals the newest; or the only sequence, which ends. None: the
+        only sequence retries with half of the batch.
         """
         if cached := [slot for slot in self._slots if slot.idle and slot.tokens]:
             return first_to_evict(cached)
         active = [s for slot in self._slots if (s := slot.sequence) is not None]
         if len(active) == 1:
-            if can_split:
-                self.max_batch = n_tokens // 2
-            return None if can_split else active[0]
+            if not can_split:
+                return active[0]
+            self.max_batch = n_tokens // 2
+            return None
         victim = max(active, key=lambda s: (s.request.priority, s.arrival))
         self._victims.append(victim)
         n_held = sum(s.n_computed - s.held.n_shared for s in active)

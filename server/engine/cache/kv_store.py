@@ -97,17 +97,17 @@ class Cells:
 
     def free_cells(self, runs: list[TokenRun], now: float) -> Sequence | None:
         """Free cells after a decode of `runs` found none (`KvBudget.victim`). Return the sequence that has to end,
-        because nothing else can give up cells and the batch cannot be smaller.
+        because it is the only one and its batch cannot be smaller.
         """
         n_tokens = sum(len(run.tokens) for run in runs)
         can_split = n_tokens > 1 and not any(run.media is not None and not run.media.causal for run in runs)
         victim = self._scheduler.kv_budget.victim(n_tokens, can_split=can_split)
         if isinstance(victim, Slot):
             self.evict(victim, now)
-        elif victim is not None and self._scheduler.n_active > 1:
-            self.preempt(victim, now)
-        else:
+        elif victim is None or self._scheduler.n_active == 1:
             return victim
+        else:
+            self.preempt(victim, now)
         return None
 
     def preempt(self, sequence: Sequence, now: float) -> None:
@@ -512,8 +512,9 @@ class Cells:
         return max([slot.n_shared, *(o.n_shared for o in self._scheduler.slots if o.shares_with is slot)])
 
     def _share(self, slot: Slot, n: int) -> None:
-        """Record that `slot` keeps its first `n` cells only. Of its copies, the longest one now owns the rest, and the
-        others share with it.
+        """Record that `slot` keeps its first `n` cells only. Its longest copy becomes the heir, with which the other
+        copies share: if slots 1 and 2 share 100 and 80 cells of slot 0 and that is truncated to 50, slot 1 shares 50
+        with slot 0, and slot 2 shares 80 with slot 1.
         """
         copies = [other for other in self._scheduler.slots if other.shares_with is slot and other.n_shared > n]
         n_shared, source = slot.n_shared, slot.shares_with
