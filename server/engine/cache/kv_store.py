@@ -234,7 +234,7 @@ class Cells:
     def clear(self, slot: Slot) -> None:
         """Remove everything from `slot`."""
         self._runner.seq_remove(slot.id, 0)
-        self._share(slot, 0)
+        self._unshare(slot, 0)
         slot.tokens, slot.media, slot.checkpoints = [], (), {}
         slot.n_exact, slot.floor = NEVER, 0
 
@@ -255,7 +255,7 @@ class Cells:
 
     def _ends_at(self, slot: Slot, n: int) -> None:
         """Update `slot` after everything but its first `n` tokens was removed."""
-        self._share(slot, n)
+        self._unshare(slot, n)
         del slot.tokens[n:]
         slot.media = below(slot.media, n)
         if n <= slot.n_exact:
@@ -430,7 +430,7 @@ class Cells:
             kept += slot.tokens[run.start : run.stop]
             shift = run.start - target
         slot.n_exact = min(slot.n_exact, placement.n_reuse)
-        self._share(slot, placement.n_reuse)
+        self._unshare(slot, placement.n_reuse)
         slot.checkpoints = up_to(slot.checkpoints, placement.n_reuse)
         self._runner.seq_remove(slot.id, len(kept))
         slot.tokens = kept
@@ -482,7 +482,7 @@ class Cells:
             return
         self._runner.seq_drop(slot.id, keep, keep + discard)
         slot.n_exact = min(slot.n_exact, keep)
-        self._share(slot, keep)
+        self._unshare(slot, keep)
         slot.checkpoints = up_to(slot.checkpoints, keep)
         slot.tokens = list(sequence.base)
         slot.media = dropped(slot.media, keep, keep + discard)
@@ -511,7 +511,7 @@ class Cells:
         """Return how many of its first tokens another slot holds in the same cells."""
         return max([slot.n_shared, *(o.n_shared for o in self._scheduler.slots if o.shares_with is slot)])
 
-    def _share(self, slot: Slot, n: int) -> None:
+    def _unshare(self, slot: Slot, n: int) -> None:
         """Record that `slot` keeps its first `n` cells only. Its longest copy becomes the heir, with which the other
         copies share: if slots 1 and 2 share 100 and 80 cells of slot 0 and that is truncated to 50, slot 1 shares 50
         with slot 0, and slot 2 shares 80 with slot 1.
