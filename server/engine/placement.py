@@ -56,10 +56,10 @@ def runs_to_shift(cached: Seq[int], prompt: Seq[int], prefix: int, smallest: int
     a shifted run are an approximation, since it was computed after other text. It is never reused as an exact prefix.
     """
     found: list[range] = []
-    held, wanted = "".join(map(chr, cached)), "".join(map(chr, prompt))  # `str.find` is a thousand times faster
+    text, wanted = "".join(map(chr, cached)), "".join(map(chr, prompt))  # `str.find` is a thousand times faster
     head, at = prefix, prefix
     while at + smallest <= len(prompt):
-        head = held.find(wanted[at : at + smallest], head)
+        head = text.find(wanted[at : at + smallest], head)
         if head < 0:
             break
         n = common_prefix(cached[head:], prompt[at:])
@@ -83,14 +83,14 @@ class Placement:
     shifted: tuple[range, ...] = ()
 
     @property
-    def n_kept(self) -> int:
+    def n_cached(self) -> int:
         """Prompt tokens that need no prefill."""
         return self.n_reuse + sum(map(len, self.shifted))
 
     @property
     def n_in_cells(self) -> int:
         """Those of them that need no additional cells; a cached entry needs cells."""
-        return 0 if isinstance(self.source, CacheEntry) else self.n_kept
+        return 0 if isinstance(self.source, CacheEntry) else self.n_cached
 
 
 def n_id_groups(ids: AbstractSet[int]) -> int:
@@ -190,7 +190,7 @@ class Placer:
             n = slot.reusable(common_prefix(prompt, slot.tokens), sequence.adapter_set)
             runs = runs_to_shift(slot.tokens, prompt, n, sequence.request.n_cache_reuse)
             found = Placement(sequence, slot, slot, n, tuple(runs))
-            if found.n_kept > best.n_kept:
+            if found.n_cached > best.n_cached:
                 best = found
         return best
 

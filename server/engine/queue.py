@@ -160,13 +160,13 @@ def preferred_instance(ticket: Ticket, open_: Iterable[Ticket], slots: Mapping[i
     for other in open_:
         if other.instance in others:
             others[other.instance].append(other)
-    for i, held in slots.items():
-        n_known = longest_match(held, request.prompt, ticket.adapter_set, 0, len(request.prompt))[1]
+    for i, own_slots in slots.items():
+        n_known = longest_match(own_slots, request.prompt, ticket.adapter_set, 0, len(request.prompt))[1]
         for other in others[i][-MAX_COMPARED:]:
             n_same = common_prefix(request.prompt, other.request.prompt)
             n_known = max(n_known, n_valid(n_same, other.adapter_set, ticket.adapter_set))
         n_own = len(request.prompt) - (n_known if request.cache_prompt else 0)
-        prefills = (s for slot in held if (s := slot.sequence) is not None and s.phase is Phase.PREFILL)
+        prefills = (s for slot in own_slots if (s := slot.sequence) is not None and s.phase is Phase.PREFILL)
         n_before = sum(max(len(s.target) - s.n_computed, 0) for s in prefills)
         costs[i] = 2 * n_own + n_before + LOAD_TOKENS * sum(other.request.n for other in others[i])
     best = min(costs, key=lambda i: (costs[i], i))

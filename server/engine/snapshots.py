@@ -212,18 +212,18 @@ def origin_of(placement: Placement, slots: Seq[Slot]) -> tuple[Source, int, Reco
     """Return the source of the cached prefix, its slot within the instance (-1 = none), and why the rest is computed.
     Call it before `placement` changes cells.
     """
-    sequence, n = placement.sequence, placement.n_kept
+    sequence, n = placement.sequence, placement.n_cached
     source = placement.source if n else None
     where: Source = "none"
     if isinstance(source, CacheEntry):
         where = "disk" if sequence.fetch is not None and sequence.fetch.found is source else "ram"
     elif source is not None:
         where = "slot" if source is placement.slot else "copy"
-    held = () if source is None else source.tokens
-    return where, source.id if isinstance(source, Slot) else -1, _recompute_reason(placement, held, n, slots)
+    cached = () if source is None else source.tokens
+    return where, source.id if isinstance(source, Slot) else -1, _recompute_reason(placement, cached, n, slots)
 
 
-def _recompute_reason(placement: Placement, held: Seq[int], n: int, slots: Seq[Slot]) -> RecomputeReason:
+def _recompute_reason(placement: Placement, cached: Seq[int], n: int, slots: Seq[Slot]) -> RecomputeReason:
     sequence = placement.sequence
     target = sequence.target
     if n >= len(target) - 1:
@@ -233,7 +233,7 @@ def _recompute_reason(placement: Placement, held: Seq[int], n: int, slots: Seq[S
     if n >= sequence.n_reusable:
         return "scored"
     following = target[n : n + 1]  # slots with another token here need no comparison
-    if not placement.shifted and held[n : n + 1] == following:
+    if not placement.shifted and cached[n : n + 1] == following:
         return "uncut"
     others = [slot for slot in slots if slot.tokens[n : n + 1] == following]
     shared = ((common_prefix(target, slot.tokens), slot.adapter_set == sequence.adapter_set) for slot in others)
@@ -242,7 +242,7 @@ def _recompute_reason(placement: Placement, held: Seq[int], n: int, slots: Seq[S
         return "short" if same else "other"
     if not n:
         return "nothing"
-    return "ends" if n >= len(held) else "differs"
+    return "ends" if n >= len(cached) else "differs"
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,10 +43,10 @@ class KvBudget:
         if self._info.unified:
             self.free = self._info.n_cells - self._lost - sum(map(_cells, active)) if active else inf
 
-    def fits(self, sequence: Sequence, n_kept: int) -> bool:
-        """Return whether enough cells are free for `sequence`, whose first `n_kept` tokens are in cells already."""
+    def fits(self, sequence: Sequence, n_in_cells: int) -> bool:
+        """Return whether enough cells are free for `sequence`, whose first `n_in_cells` tokens are in cells already."""
         n_offloaded = len(sequence.offloaded.tokens) if sequence.offloaded else 0
-        n_needed = self._needed[sequence] = max(len(sequence.target), n_offloaded) - n_kept + REPLY_CELLS
+        n_needed = self._needed[sequence] = max(len(sequence.target), n_offloaded) - n_in_cells + REPLY_CELLS
         return n_needed <= self.free
 
     def surely_lacks_cells(self, sequence: Sequence) -> bool:

@@ -60,8 +60,8 @@ class Cells:
         ram, disk, n = self._scheduler.ram, self.disk, len(slot.tokens)
         if n_lost < MIN_TOKENS or not _is_reusable(slot):
             return
-        held = (*self._others(slot), *ram)
-        n_lost = min(n_lost, n - longest_match(held, slot.tokens, slot.adapter_set, 0, n)[1])
+        elsewhere = (*self._others(slot), *ram)
+        n_lost = min(n_lost, n - longest_match(elsewhere, slot.tokens, slot.adapter_set, 0, n)[1])
         if n_lost < MIN_TOKENS:
             return
         self._stats.n_slot_evictions += 1
@@ -380,7 +380,7 @@ class Cells:
         on failure.
         """
         slot, source = placement.slot, placement.source
-        n_lost = len(slot.tokens) - (placement.n_kept if source is slot else 0)
+        n_lost = len(slot.tokens) - (placement.n_cached if source is slot else 0)
         load_s = self._moves.move_s(len(source.state)) if isinstance(source, CacheEntry) else 0.0
         self.offload(slot, n_lost, now, load_s)
         try:

@@ -163,7 +163,7 @@ H = TypeVar("H", bound=CachedPrefix)
 
 
 def longest_match(
-    held: Iterable[H], prompt: Sequence[int], wanted: AdapterSet, at_least: int, most: int
+    prefixes: Iterable[H], prompt: Sequence[int], wanted: AdapterSet, at_least: int, most: int
 ) -> tuple[H | None, int]:
     """Return the one with the most reusable tokens of `prompt`, more than `at_least` and at most `most`, and how many.
 
@@ -174,7 +174,7 @@ def longest_match(
     if longest >= most:
         return None, 0
     following = prompt[longest]
-    for one in held:
+    for one in prefixes:
         tokens = one.tokens
         if len(tokens) <= longest or tokens[longest] != following:
             continue
@@ -192,9 +192,9 @@ def longest_match(
     return best, longest if best is not None else 0
 
 
-def longest_common(held: Iterable[CachedPrefix], tokens: Sequence[int], adapter_set: AdapterSet) -> int:
-    """Return the longest prefix that `tokens` shares with one of `held`, whether it can be reused or not."""
-    return max((common_prefix(tokens, one.tokens) for one in held if one.adapter_set == adapter_set), default=0)
+def longest_common(prefixes: Iterable[CachedPrefix], tokens: Sequence[int], adapter_set: AdapterSet) -> int:
+    """Return the longest prefix that `tokens` shares with one of `prefixes`, whether it can be reused or not."""
+    return max((common_prefix(tokens, one.tokens) for one in prefixes if one.adapter_set == adapter_set), default=0)
 
 
 AUTOMATIC = -2
