@@ -7,10 +7,8 @@ from pathlib import Path
 LOOKUP = "lookup"
 """The default speculation type: n-gram lookup in the text so far, used where it pays."""
 
-
 CPU_ITL_MS, GPU_ITL_MS = 300.0, 60.0
 """Automatic targets. A GPU decodes a token in 5 to 30 ms, so a step of 300 ms would be a visible pause."""
-
 
 PREFILL_ONLY_S = 3.0
 """Target step time while no sequence decodes: bounds how long new and cancelled requests wait. Shorter steps would be

@@ -274,9 +274,7 @@ class Placer:
         return self._cheapest(source)
 
     def _cheapest(self, spare: Slot | None) -> Slot:
-        """Return the idle slot with the lowest keep value, preferably next to a running one; `spare` only as a
-        last resort.
-        """
+        """Return the idle slot with the lowest keep value, preferably next to a running one; `spare` only at last."""
         idle = (slot for slot in self.slots if slot.idle)
         return first_to_evict(idle, spare) if self.info.unified else first_to_evict(idle, spare, self._price())
 

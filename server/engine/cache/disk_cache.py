@@ -23,7 +23,6 @@ from server.errors import CONTAINED, LlamapoolError
 
 log = logging.getLogger(__name__)
 
-
 MAX_PENDING = 512 * MIB  # bytes waiting to be written; further states are dropped
 CLOSE_S = 5.0  # longest time to write states when the model is unloaded
 LEAST_S = 0.05
