@@ -127,9 +127,7 @@ TURN_SHARE = 0.5  # share of the target step time that a sequence may wait while
 
 @dataclass(eq=False, slots=True)
 class TokenRun(BatchEntry):
-    """A run of tokens of one sequence in the step's batch. ``n_outputs``: decode 1 plus drafts; prefill none, one or
-    all.
-    """
+    """A run of tokens of one sequence in a step. ``n_outputs``: decode 1 plus drafts; prefill none, one or all."""
 
     at: int = field(kw_only=True)  # tokens of the sequence before these
     sequence: Sequence = field(kw_only=True)
@@ -360,7 +358,7 @@ class Scheduler:
         return self.placer.relocation(fixed) if _may_share_a_step(list(self.active())) else None
 
     def _members(self) -> list[Sequence]:
-        """Return the sequences of the next batch. One LoRA set computes a batch, so sets take turns, and so do
+        """Return the sequences of the next step. One LoRA set computes a step, so sets take turns, and so do
         quarantined sequences.
 
         A turn lasts several steps, because the library plans its memory again after each change of the set. It lasts
@@ -519,8 +517,8 @@ def _leaving_a_tile(most: int, left: int, longest: int) -> int:
 
 
 def _run_end(s: Sequence, span: MediaSpan | None, at: int, end: int, n_to_score: int) -> int:
-    """Return where a prefill run from `at` to `end` must stop: where an aLoRA starts; at a checkpoint; text before the
-    medium `span`; a medium at its end, and a non-causal one nowhere else; where `n_to_score` outputs are used up.
+    """Return the end of a prefill run from `at`, at most `end`. It stops where an aLoRA starts, at a checkpoint,
+    before the medium `span` or at its end, and after `n_to_score` outputs. A non-causal medium is always one run.
     """
     if at < s.adapter_set.start < end:
         end = s.adapter_set.start
