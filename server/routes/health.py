@@ -75,7 +75,7 @@ async def livez(request: Request) -> Response:
     if services(request).pool.hangs:
         raise Unavailable("a step hangs; only a restart ends it")
     body = {"status": "ok"}
-    if knows_all(request) and (short := services(request).memory.short):
+    if knows_all(request) and (short := services(request).memory.shortage):
         body["memory"] = short
     return json_reply(body)
 
@@ -92,8 +92,8 @@ async def readyz(request: Request) -> Response:
     if used.draining.is_set() or used.leaving.is_set():
         raise ShuttingDown
     with shown_reasons(request):
-        if used.memory.short:
-            raise Unavailable(used.memory.short)
+        if used.memory.shortage:
+            raise Unavailable(used.memory.shortage)
         failed = failed_models(used.pool.states())
     return json_reply({"status": "ok", "failed": failed} if failed and knows_all(request) else {"status": "ok"})
 

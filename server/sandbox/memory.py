@@ -53,7 +53,7 @@ def available_bytes() -> int:
 
 
 class MemoryWatch:
-    """``at_work``: returns the sandbox processes that work for requests. ``reserve_bytes``: 0 = no limit. ``short``:
+    """``at_work``: returns the sandbox processes that work for requests. ``reserve_bytes``: 0 = no limit. ``shortage``:
     why the server should get no more requests, "" while memory is sufficient.
     """
 
@@ -64,20 +64,20 @@ class MemoryWatch:
         available: Callable[[], int] = available_bytes,
     ) -> None:
         self._reserve, self._at_work, self._available = reserve_bytes, at_work, available
-        self.short = ""
+        self.shortage = ""
 
     def check(self) -> bool:
         """Check once and return whether memory is low. Logs the start, each killed process, and the end."""
         left = self._available()
         if not 0 < left < self._reserve:
-            if self.short:
+            if self.shortage:
                 log.warning("memory is enough again: %d MiB are left", left >> 20)
-            self.short = ""
+            self.shortage = ""
             return False
         said = f"memory is short: {left >> 20} MiB are left, {self._reserve >> 20} are kept free (memory_reserve)"
-        if not self.short:
+        if not self.shortage:
             log.error("%s", said)
-        self.short = said
+        self.shortage = said
         sizes = [(process.resident_bytes, process) for process in self._at_work()]
         size, process = max(sizes, key=lambda each: each[0], default=(0, None))
         if process is not None and size >= _LEAST_BYTES:

@@ -213,7 +213,7 @@ def test_several_models_share_the_processes(sandbox: Sandbox) -> None:
 def test_no_reserve_is_never_short() -> None:
     watch = MemoryWatch(0, lambda: (), lambda: 1)
     watch.check()
-    assert not watch.short
+    assert not watch.shortage
 
 
 @pytest.mark.parametrize(
