@@ -61,6 +61,7 @@ class Loaders:
     def _give_up(self, process: WorkerProcess) -> None:
         """End a process that still waits for its load."""
         if self._processes.get(process) is not None:
+            self._processes[process] = None  # it is killed later
             process.abandon()
 
     def abandon(self, loader: Loader) -> None:

@@ -1,14 +1,17 @@
 """When the server considers a worker process as hanging."""
 
+import asyncio
 import os
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from server.pool.worker import parent
+from server.pool.spec import ModelSpec
+from server.pool.worker import loaders, parent
 from tests.support.fakes import FakeLoader
 from tests.support.real_server import ROOT
 
@@ -70,6 +73,15 @@ async def test_a_slow_load_is_not_killed(monkeypatch: pytest.MonkeyPatch) -> Non
     process.loads((4, 0, 0))
     process.check(1.0, 1.0)
     assert process.check(1.0, 1.0)
+
+
+async def test_a_process_that_waited_too_long_for_its_load_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loaders, "KEPT_S", 0.0)
+    lent, spec = loaders.Loaders(FakeLoader(), FakeLoader), ModelSpec("demo", Path(), isolation="process")
+    lent.keep(spec, process := lent.of(spec))
+    found: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+    asyncio.get_running_loop().call_later(0.0, lambda: found.set_result(lent.of(spec)))  # before it is killed
+    assert await found is not process
 
 
 async def test_a_process_gets_none_of_the_servers_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
