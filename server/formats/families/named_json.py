@@ -276,10 +276,18 @@ The code after <|python_tag|> is a call of the function ``python`` if there is o
 _TO = ">>>"
 
 
+def _functionary32(turn: StreamParser) -> Steps[None]:
+    while True:
+        opening = yield from turn.content_until(_TO)
+        yield from turn.attempt(opening, _recipient(turn))
+
+
 def _recipient(turn: StreamParser) -> Steps[None]:
-    """Parse a message to a function; a line that is no recipient is content."""
+    """Parse a message. The recipient ``all`` is the user; a line that is no recipient is content."""
     name, _ = yield from turn.word("\n")
-    if not turn.knows(name):
+    if name == "all":
+        return
+    if not turn.how.callable or not turn.knows(name):
         raise NotMarkup
     if name == "python" and (yield from turn.peek()) != "{":
         yield from _code(turn)
@@ -290,8 +298,7 @@ FUNCTIONARY_32 = ToolFormat(
     "functionary-v3.2",
     ToolCallSyntax("", ("\n",), joint=_TO, openings=(_TO,), starts=("",), by_name=True),
     recognised_by=((">>>all", ">>>${recipient}"),),
-    calls={_TO: _recipient},
-    silent=(f"{_TO}all\n",),
+    parser=_functionary32,  # a recipient that is cut off is markup
     leads=("all\n",),
     turn_start="assistant<|end_header_id|>\n\n",
 )
@@ -302,5 +309,5 @@ FUNCTIONARY_32 = ToolFormat(
     {"city": "Paris"}>>>get_time
     {"zone": "Europe/Paris"}
 
-The recipient ``all`` is the user. Text for ``python`` is code.
+Text for ``python`` is code.
 """

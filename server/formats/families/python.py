@@ -56,9 +56,9 @@ _FENCE, _FENCE_END = "```tool_code", "```"
 
 
 def _line(turn: StreamParser) -> Steps[None]:
-    """Parse a call, which may be the argument of print."""
+    """Parse a call or a list of calls, which may be the argument of print."""
     printed = yield from turn.take("print(")
-    yield from python_calls.call(turn)
+    yield from python_calls.calls(turn) if (yield from turn.peek()) == "[" else python_calls.call(turn)
     if printed:
         yield from turn.spaces()
         yield from turn.expect(")")

@@ -36,6 +36,8 @@ def read_as(form: str, text: str, cuts: list[int], *, parallel: bool = True) -> 
 
 ODD = '{"b":  [1, {"c": "}]\\"</tool_call>"}] , "é": null}'
 CASES: list[tuple[str, str, Meant]] = [
+    ("gemma3", "```tool_code\nprint([f(), g()])\n```", ("", [("f", "{}"), ("g", "{}")])),
+    ("gemma3", "```tool_code\n[f()]\n[g()]\n```", ("", [("f", "{}"), ("g", "{}")])),
     ("hermes", '<tool_call>\n{"name": "f", "arguments": ' + ODD + "}\n</tool_call>", ("", [("f", ODD)])),
     ("hermes", '<tool_call>{"name":"f","arguments":{}}</tool_call>\n\n', ("", [("f", "{}")])),
     ("hermes", '<tool_call>{"name":"f","arguments":{}, "id": {"x": "}"}}</tool_call> ok', (" ok", [("f", "{}")])),
@@ -155,6 +157,13 @@ def test_half_a_marker_is_text_where_the_reply_is_cut(written: str) -> None:
         assert cut(parser("hermes"), written, in_one_piece=in_one_piece).content == written
         thought = cut(parser("hermes", sign="</think>"), f"<think>{written.strip()}</thi", in_one_piece=in_one_piece)
         assert (thought.reasoning, thought.content) == (f"{written.strip()}</thi", "")
+
+
+@pytest.mark.parametrize("written", ["a", "all", 'get_time\n{}>>>al'])
+def test_half_a_recipient_is_markup_where_the_reply_is_cut(written: str) -> None:
+    for in_one_piece in (False, True):
+        made = parser("functionary-v3.2", prompt=prompt_of("functionary-v3.2"))
+        assert cut(made, written, in_one_piece=in_one_piece).content == ""
 
 
 def test_reasoning_before_a_forced_call_stays_where_it_is() -> None:
