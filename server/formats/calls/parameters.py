@@ -34,11 +34,11 @@ def parameter_calls(form: ToolCallSyntax) -> Parse:
     """Return the parser of all calls after an opening; of one call if its name follows the opening at once."""
     call = parameter_call(form)
     before = str(form.before) if form.open else str(form.before).removeprefix(form.openings[0]).strip()
-    return block_calls(before, form.close.strip() or form.after.strip(), call) if before else call
+    return block_calls(before, (form.close.strip() or form.after.strip(),), call) if before else call
 
 
-def block_calls(before: str, closing: str, call: Parse) -> Parse:
-    """Return the parser of calls up to `closing`, each parsed by `call` after `before`."""
+def block_calls(before: str, closings: tuple[str, ...], call: Parse) -> Parse:
+    """Return the parser of calls up to one of `closings`, each parsed by `call` after `before`."""
 
     def calls(turn: StreamParser) -> Steps[None]:
         yield from turn.spaces()
@@ -47,7 +47,7 @@ def block_calls(before: str, closing: str, call: Parse) -> Parse:
             yield from call(turn)
             turn.end_call()
             yield from turn.spaces()
-            if (yield from turn.expect(before, closing)) == closing:
+            if (yield from turn.expect(before, *closings)) in closings:
                 return
 
     return calls

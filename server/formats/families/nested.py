@@ -138,7 +138,7 @@ MINIMAX_M3 = ToolFormat(
         arguments=Elements(_NS, _INVOKE_END),
     ),
     recognised_by=((_NS, "<invoke"),),
-    calls={_CALLS_OPEN: block_calls(_INVOKE, _CALLS_CLOSE, _invoke)},
+    calls={_CALLS_OPEN: block_calls(_INVOKE, (_CALLS_CLOSE,), _invoke)},
     tags=(_NS,),
 )
 """MiniMax M3: a namespace token before every tag, parameters and the parts of their values as elements::

@@ -5,7 +5,7 @@ Each constant is followed by its models and an example of their output.
 
 import re
 
-from server.formats.calls.parameters import invoke_syntax, parameter_call
+from server.formats.calls.parameters import block_calls, invoke_syntax, parameter_call
 from server.formats.parsing.reader import NotMarkup, Steps
 from server.formats.parsing.stream_parser import StreamParser
 from server.formats.tool_call_syntax import TOOL_NAME, Parameters, ToolCallSyntax, json_calls
@@ -214,6 +214,7 @@ _LINES = Parameters(
     _PARAMETER, ">\n", f"\n{_PARAMETER_END}", joint="\n", end=_FUNCTION_END, never=(f"{_PARAMETER_END}\n<",)
 )
 _tagged = {**parsers_of(_qwen_syntax(_LINES)), **parsers_of(_qwen_syntax(_LINES, "seed:"))}
+_functions = block_calls(_FUNCTION, ("</tool_call>", "</seed:tool_call>"), parameter_call(_qwen_syntax(_LINES)))
 
 
 def _untagged(turn: StreamParser) -> Steps[None]:
@@ -222,7 +223,7 @@ def _untagged(turn: StreamParser) -> Steps[None]:
     if name not in turn.how.functions:
         raise NotMarkup
     turn.back(f"{_FUNCTION}{name}")
-    yield from _tagged["<tool_call>"](turn)
+    yield from _functions(turn)
 
 
 QWEN3_CODER = ToolFormat(

@@ -36,6 +36,7 @@ def read_as(form: str, text: str, cuts: list[int], *, parallel: bool = True) -> 
 
 ODD = '{"b":  [1, {"c": "}]\\"</tool_call>"}] , "é": null}'
 CASES: list[tuple[str, str, Meant]] = [
+    ("qwen3-coder", "<function=f>\n</function>\n</seed:tool_call>", ("", [("f", "{}")])),
     ("gemma3", "```tool_code\nprint([f(), g()])\n```", ("", [("f", "{}"), ("g", "{}")])),
     ("gemma3", "```tool_code\n[f()]\n[g()]\n```", ("", [("f", "{}"), ("g", "{}")])),
     ("hermes", '<tool_call>\n{"name": "f", "arguments": ' + ODD + "}\n</tool_call>", ("", [("f", ODD)])),
@@ -159,7 +160,7 @@ def test_half_a_marker_is_text_where_the_reply_is_cut(written: str) -> None:
         assert (thought.reasoning, thought.content) == (f"{written.strip()}</thi", "")
 
 
-@pytest.mark.parametrize("written", ["a", "all", 'get_time\n{}>>>al'])
+@pytest.mark.parametrize("written", ["a", "all", "get_time\n{}>>>al"])
 def test_half_a_recipient_is_markup_where_the_reply_is_cut(written: str) -> None:
     for in_one_piece in (False, True):
         made = parser("functionary-v3.2", prompt=prompt_of("functionary-v3.2"))
