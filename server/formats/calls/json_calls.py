@@ -54,6 +54,8 @@ def several(call: Parse, *openings: str, close: str = "", separators: tuple[str,
                 listed = False
                 continue
             if (yield from turn.take(*separators)):
+                if listed:
+                    turn.certain()
                 yield from turn.spaces()
                 if (yield from turn.take(*openings)):
                     yield from turn.spaces()

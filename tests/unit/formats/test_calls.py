@@ -160,6 +160,17 @@ def test_half_a_marker_is_text_where_the_reply_is_cut(written: str) -> None:
         assert (thought.reasoning, thought.content) == (f"{written.strip()}</thi", "")
 
 
+@pytest.mark.parametrize("end", [",", ", "])
+def test_a_comma_in_a_list_of_calls_is_markup_where_the_reply_is_cut(end: str) -> None:
+    for form, written in (
+        ("apertus", '<|tools_prefix|>[{"get_weather": {}}'),
+        ("granite3", '<|tool_call|>[{"name": "get_weather", "arguments": {}}'),
+    ):
+        for in_one_piece in (False, True):
+            found = cut(parser(form), written + end, in_one_piece=in_one_piece)
+            assert (found.content, found.calls) == ("", [("get_weather", "{}")])
+
+
 @pytest.mark.parametrize("written", ["a", "all", "get_time\n{}>>>al"])
 def test_half_a_recipient_is_markup_where_the_reply_is_cut(written: str) -> None:
     for in_one_piece in (False, True):
