@@ -26,6 +26,7 @@ class DraftModel:
         """`ends`: tokens that end a text."""
         self.cost = StepCost()
         self.token_s = 0.0
+        self.n_ctx_seq = runner.info.n_ctx_seq
         self._n_batch = runner.info.n_batch
         self._runner, self._heads = runner, heads
         self._ends = ends

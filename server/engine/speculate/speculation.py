@@ -148,6 +148,7 @@ class Speculation:
         for sequence, text in zip(generating, texts, strict=True):
             state = _state(sequence)
             most = 0 if sequence.n_rolled_back else self._most(sequence, state.most_drafted)
+            most = min(most, model.n_ctx_seq - sequence.n_computed - 2)
             if most > 0 and (is_synthetic or not text or state.acceptance < min(_ENOUGH, state.draft_acceptance)):
                 state.draft_acceptance += _RECOVERS * (UNSEEN - state.draft_acceptance)
                 wanted[sequence] = most

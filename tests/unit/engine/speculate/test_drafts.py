@@ -173,6 +173,18 @@ async def test_a_failing_draft_model_fails_no_request_and_is_logged_once(
     ) == 1
 
 
+async def test_a_draft_model_drafts_to_the_end_of_its_own_shorter_context(
+    machine: Machine, caplog: pytest.LogCaptureFixture
+) -> None:
+    runner = drafted(machine, n_ctx_seq=512, replies={"sing": VERSE * 2})
+    assert isinstance(runner.draft, FakeDraft)
+    runner.draft.info = replace(runner.draft.info, n_ctx_seq=100)
+    (reply,) = await answers(machine, runner, request("sing", max_tokens=200))
+    assert reply.text == (VERSE * 2)[:200]
+    assert timings(reply).draft_n_accepted > 30
+    assert "the draft model failed" not in caplog.text
+
+
 @pytest.mark.parametrize(
     ("limits", "most"),
     [({"spec_n_max": 0}, 0), ({"spec_n_max": 2}, 2), ({"spec_p_min": 0.95}, 0), ({"spec_n_min": 50}, 0)],
