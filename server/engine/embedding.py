@@ -295,8 +295,8 @@ class EmbeddingEngine(Instances[EmbeddingInstance]):
         job.done.add_done_callback(lambda _: self._left(job))
         self._idle.clear()
         self._open.add(job)
-        self._expect()
         self._queue.add(job)
+        self._expect()
         return job.done
 
     def _left(self, job: EmbeddingJob) -> None:

@@ -173,9 +173,9 @@ class Engine(Instances[Instance]):
         elif len(self._instances) > 1:
             slots = {i: one.scheduler.slots for i, one in enumerate(self._instances) if not one.failure}
             ticket.instance = preferred_instance(ticket, self._queue.open.values(), slots)
-        self._expect()
         if not self._queue.add(ticket):  # the requested instance has failed
             raise has_failed(self._instances[ticket.instance].failure)
+        self._expect()
         self._idle.clear()
         if has_limits and not self._expires:
             self._expires = True

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import threading
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -88,6 +89,18 @@ async def test_two_instances_share_the_work() -> None:
             gate.open()
         await asyncio.gather(*requests)
     assert sorted(gate.runner.batches for gate in gates) == [[[3]], [[5]]]
+
+
+async def test_a_step_thread_that_wakes_at_once_finds_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    add = EmbeddingQueue.add
+
+    def late(queue: EmbeddingQueue, job: EmbeddingJob) -> None:
+        time.sleep(0.05)  # the step thread has the interpreter's lock
+        add(queue, job)
+
+    monkeypatch.setattr(EmbeddingQueue, "add", late)
+    async with engine_over(FakeEmbeddingRunner(n_seq=1)) as engine, asyncio.timeout(10):
+        assert len(await engine.submit(texts("one"))) == 1
 
 
 # ---- what ends early
