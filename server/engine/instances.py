@@ -183,6 +183,7 @@ class Instances(ABC, Generic[M]):
         self._n_preparing = 0
         self._n_turns = 0  # of the event loop, until the step threads are woken; 0 = they are not to be woken
         self._join_by = 0.0  # on the event loop's clock; what arrives later waits for no more turns
+        self._turn: asyncio.Handle | None = None  # the next turn, while there is one
         self._closing = False
         self._idle = asyncio.Event()
         self._instances: Sequence[M] = ()
@@ -290,20 +291,22 @@ class Instances(ABC, Generic[M]):
         """
         now = self._loop.time()
         if self.n_load >= self.n_slots:
+            if self._n_turns and self._turn is not None:
+                self._turn.cancel()  # otherwise it would count down beside a later one, past 0
             self._n_turns = 0
             self._wake_all()
         elif not self._n_turns:
             last_s, most_s = max(instance.last_s for instance in self._instances), self.params.gather_ms / 1e3
             wait_s = min(JOIN_SHARE * last_s, most_s)
             self._join_by, self._n_turns = now + most_s, JOIN_TURNS
-            self._loop.call_later(wait_s, self._next_turn)
+            self._turn = self._loop.call_later(wait_s, self._next_turn)
         elif now < self._join_by:
             self._n_turns = JOIN_TURNS
 
     def _next_turn(self) -> None:
         self._n_turns = self._n_turns - 1 if self.n_load < self.n_slots else 0
         if self._n_turns:
-            self._loop.call_soon(self._next_turn)
+            self._turn = self._loop.call_soon(self._next_turn)
         else:
             self._wake_all()
 
