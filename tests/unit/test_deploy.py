@@ -200,6 +200,11 @@ def test_the_service_stores_its_state_in_its_state_directory(monkeypatch: pytest
     assert default_path().parent == Path("%S") / service()["Service"]["StateDirectory"]
 
 
+def test_the_service_may_filter_system_calls() -> None:
+    """systemd kills a process at a call that is in none of the sets; @system-service has no seccomp."""
+    assert "seccomp" in service()["Service"]["SystemCallFilter"].split()
+
+
 def test_nobody_is_served_without_a_key() -> None:
     image = (ROOT / "Dockerfile").read_text(encoding="utf-8")
     assert "LLAMAPOOL_SERVER__CLOSED=true" in image
