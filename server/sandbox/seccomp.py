@@ -26,7 +26,7 @@ _ARCHES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}  # linux/audit.h
 _FIRST_NEW = 424  # from here on both machines have the same numbers; above are x86-64's calls with short pointers (x32)
 _CLONE_THREAD, _NEW_NAMESPACES = 0x10000, 0x7E020000  # linux/sched.h
 _NO_NEW_PRIVILEGES = 38  # linux/prctl.h
-_SET_FILTER, _IS_AVAILABLE, _ALL_THREADS = 1, 2, 1  # linux/seccomp.h
+_SET_FILTER, _ALL_THREADS = 1, 1  # linux/seccomp.h
 _LOAD, _RETURN, _EQUAL, _AT_LEAST, _HAS_BITS = 0x20, 0x06, 0x15, 0x35, 0x45  # linux/bpf_common.h
 _ALLOW, _ERROR = 0x7FFF0000, 0x00050000
 _NUMBER, _ARCH, _FIRST_ARGUMENT, _NEW_LIMIT = 0, 4, 16, 32  # offsets in struct seccomp_data
@@ -71,7 +71,8 @@ def problem() -> str:
     """Return a warning if this system cannot install the filter, otherwise ""."""
     system = f"{sys.platform} on {os.uname().machine}"
     if sys.platform == "linux" and os.uname().machine in _ARCHES and sys.maxsize > 1 << 32:
-        if not _seccomp(_IS_AVAILABLE, 0, c_uint32(_ERROR)):
+        _seccomp(None)
+        if ctypes.get_errno() == errno.EFAULT:  # it reads the filter only if it has the call and its flag
             return ""
         system = "this kernel"
     return f"{system} has no system call filter: a fault in a media decoder may delete files and end processes"
@@ -84,14 +85,15 @@ def confine() -> None:
     code = _program(os.uname().machine)
     made = (_Instruction * len(code))(*(_Instruction(*each) for each in code))
     library = ctypes.CDLL(None, use_errno=True)
-    if library.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0) or _seccomp(_SET_FILTER, _ALL_THREADS, _Program(len(code), made)):
+    if library.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0) or _seccomp(_Program(len(code), made)):
         raise OSError(ctypes.get_errno(), "the seccomp filter cannot be installed")
 
 
-def _seccomp(operation: int, flags: int, argument: Structure | c_uint32) -> int:
+def _seccomp(program: _Program | None) -> int:
     number = _SECCOMP[list(_ARCHES).index(os.uname().machine)]
     call = ctypes.CDLL(None, use_errno=True).syscall
-    return int(call(c_long(number), c_long(operation), c_long(flags), ctypes.byref(argument)))
+    at = None if program is None else ctypes.byref(program)
+    return int(call(c_long(number), c_long(_SET_FILTER), c_long(_ALL_THREADS), at))
 
 
 def _program(machine: str) -> list[tuple[int, int, int, int]]:

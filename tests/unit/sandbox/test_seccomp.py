@@ -6,6 +6,7 @@ import fcntl
 import mmap
 import os
 import resource
+import subprocess
 import sys
 import termios
 from collections.abc import Callable, Iterator
@@ -123,6 +124,27 @@ def test_a_sandbox_process_reaches_nothing_outside_itself(processes: Processes, 
     assert int(answer) in ((0,) if name in ALLOWED else (errno.EPERM, errno.ENOSYS))
     assert [each.name for each in tmp_path.iterdir()] == ["file"]
     assert file.read_text() == "kept"
+
+
+def test_a_kernel_that_tells_no_actions_gets_the_filter() -> None:
+    """gVisor and Linux before 4.14 refuse SECCOMP_GET_ACTION_AVAIL, and nothing else of it."""
+    code = """
+import errno, os
+from server.sandbox import seccomp as s
+call = s._SECCOMP[list(s._ARCHES).index(os.uname().machine)]
+code = [(s._LOAD, 0, 0, s._NUMBER), (s._EQUAL, 0, 3, call), (s._LOAD, 0, 0, s._FIRST_ARGUMENT), (s._EQUAL, 0, 1, 2)]
+code += [(s._RETURN, 0, 0, s._ERROR | errno.EINVAL), (s._RETURN, 0, 0, s._ALLOW)]
+complete, s._program = s._program, lambda _: code
+s.confine()
+s._program = complete
+s.confine()
+try:
+    os.fork()
+except PermissionError:
+    print(s.problem() or "confined")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == "confined\n", done.stderr
 
 
 @pytest.mark.parametrize("machine", seccomp._ARCHES)
