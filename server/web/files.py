@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from server import __version__
 from server.errors import NotFound
 from server.transport.endpoints import TARGET, Target
+from server.transport.sse import HEAD_ONLY
 
 STATIC = Path(__file__).parent / "static"
 KEPT = "public, max-age=31536000, immutable"
@@ -31,6 +32,7 @@ _TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".mjs": "text/javascript; charset=utf-8",
     ".css": "text/css; charset=utf-8",
+    ".gz": "application/gzip",
     ".json": "application/json",
     ".svg": "image/svg+xml",
     ".txt": "text/plain; charset=utf-8",
@@ -76,6 +78,8 @@ class FileSource:
             if target is None or not target.is_page:
                 await app(scope, receive, send)
                 return
+            if scope.get(HEAD_ONLY):  # no file is read for it
+                scope = {**scope, "method": "HEAD"}
             reply = await asyncio.to_thread(self.reply, target.path, scope)
             if reply is None:
                 raise NotFound("File Not Found")

@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.responses import FileResponse
 
 from server.dialects.fields import parse
 from server.errors import ConfigError, InvalidRequest
@@ -127,6 +128,11 @@ async def test_a_file_of_a_folder_is_sent_in_parts_and_ranges(
         assert (part.status_code, part.content) == (206, b"56789")
         again = await api.client.get("/large.txt", headers={"If-None-Match": whole.headers["etag"]})
         assert (again.status_code, again.content) == (304, b"")
+        (tmp_path / "data.json.gz").write_bytes(gzip.compress(b"{}"))
+        assert (await api.client.get("/data.json.gz")).headers["content-type"] == "application/gzip"
+        monkeypatch.setattr(FileResponse, "_open_file", None)
+        head = await api.client.head("/large.txt")
+        assert (head.status_code, head.headers["content-length"], head.content) == (200, "200000", b"")
 
 
 async def test_nothing_beside_the_folder_is_served(serve: Serve, tmp_path: Path) -> None:
