@@ -163,6 +163,10 @@ async def program(*words: str, env: dict[str, str] | None = None, **more: Any) -
     finally:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)  # it leads its own process group
+        pipes: asyncio.SubprocessTransport = process._transport  # type: ignore[attr-defined]
+        for number in (1, 2):  # `wait` waits for their end, too, which unread output or a child's own session delays
+            if pipe := pipes.get_pipe_transport(number):
+                pipe.close()
         await process.wait()
 
 
@@ -194,11 +198,15 @@ async def _shell(params: Json, folder: Path | None) -> AsyncGenerator[str, None]
         async with program("sh", "-c", params["command"], stdin=DEVNULL, stderr=STDOUT, cwd=folder) as process:
             assert process.stdout is not None
             try:
-                while chunk := await asyncio.wait_for(process.stdout.read(_READ_BYTES), deadline - time.monotonic()):
+                chunk = b"-"
+                while chunk:  # `wait_for` would lose a cancellation if there is output
+                    async with asyncio.timeout(deadline - time.monotonic()):
+                        chunk = await process.stdout.read(_READ_BYTES)
                     if text := decoder.decode(chunk[:left]):
                         yield text
                     cut, left = cut or len(chunk) > left, max(left - len(chunk), 0)
-                await asyncio.wait_for(process.wait(), deadline - time.monotonic())
+                async with asyncio.timeout(deadline - time.monotonic()):
+                    await process.wait()
             except TimeoutError:
                 over = True
     except (OSError, ValueError) as error:

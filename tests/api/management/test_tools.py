@@ -1,5 +1,6 @@
 """``--tools``: who may use them, and what their processes do."""
 
+import asyncio
 import json
 import os
 from pathlib import Path
@@ -8,6 +9,7 @@ import httpx
 import pytest
 
 from server.app import cors_origins
+from server.web.tools.catalogue import SHELL, PageTools
 from tests.api.conftest import Serve, make_settings, until
 from tests.api.streams import posting
 from tests.api.transport.test_keys import bearer, key_file
@@ -57,6 +59,21 @@ async def test_a_command_ends_when_its_client_disconnects(serve: Serve, tmp_path
             await until(pid.exists)
         with pytest.raises(ProcessLookupError):
             os.kill(int(pid.read_text()), 0)
+
+
+async def test_a_command_with_output_ends_when_it_is_cancelled() -> None:
+    task = asyncio.create_task(PageTools([SHELL]).call(SHELL, {"command": "yes", "timeout": 8}, {}, lambda _: True))
+    await asyncio.sleep(0.3)
+    task.cancel()
+    await asyncio.wait((task,), timeout=4)
+    assert task.cancelled()
+
+
+@pytest.mark.parametrize("command", ["yes", "setsid -w sleep 12"])
+async def test_a_command_ends_whose_output_does_not(serve: Serve, command: str) -> None:
+    async with serve(server=ALL) as api, asyncio.timeout(8):
+        said = (await use(api.client, "exec_shell_command", {"command": command, "timeout": 1})).json()
+        assert said["plain_text_response"].endswith("[exit code: -9] [exit due to timed out]")
 
 
 async def test_output_comes_as_it_is_written(serve: Serve) -> None:
