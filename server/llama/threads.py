@@ -4,6 +4,7 @@ The number follows llama.cpp's rule (common/common.cpp, common_cpu_get_num_math)
 use. Instances share them, because more threads than cores wait for each other in every operation.
 """
 
+import contextlib
 import ctypes
 import math
 import os
@@ -18,10 +19,10 @@ from server.errors import InternalError, ModelFailed
 from server.llama.library import C
 from server.llama.library import bind as bind_function
 from server.pool.spec import LoadParams, ModelSpec, ThreadPlacement
+from server.sandbox.memory import control_groups
 
 _CPUS = Path("/sys/devices/system/cpu")
 _PERFORMANCE_CORES = Path("/sys/devices/cpu_core/cpus")  # exists on hybrid Intel CPUs only
-_CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 
 
 def bound(spec: ModelSpec) -> ModelSpec:
@@ -104,15 +105,13 @@ def n_threads(wanted: int) -> int:
 
 
 def usable_cpus() -> int:
-    """Return the number of logical CPUs this process may use: affinity mask and control group quota."""
+    """Return the number of logical CPUs this process may use: affinity mask and control group quotas."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = _CPU_MAX.read_text().split()[:2]
-    except (OSError, ValueError):
-        return allowed
-    if not quota.isdigit():
-        return allowed
-    return max(1, min(allowed, math.ceil(int(quota) / int(period))))
+    for group in control_groups():
+        with contextlib.suppress(OSError, ValueError):  # "max" = no quota
+            quota, period = map(int, (group / "cpu.max").read_text().split()[:2])
+            allowed = min(allowed, math.ceil(quota / period))
+    return max(1, allowed)
 
 
 def physical_cores() -> int:

@@ -6,17 +6,39 @@ server itself (weights, KV cells, prompts, compiled grammars) can't be attribute
 it.
 """
 
+import contextlib
 import logging
-from collections.abc import Callable, Iterable
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path, PurePosixPath
 
 from server.sandbox.process import Process
 
 _MEMINFO = Path("/proc/meminfo")
-_CGROUP = Path("/sys/fs/cgroup")
+_CGROUP, _OWN_GROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 _LEAST_BYTES = 64 << 20
 """Of a process that is ended: a smaller one is not why memory is short."""
 log = logging.getLogger(__name__)
+
+
+def control_groups() -> Iterator[Path]:
+    """Yield the folders of this process's control group (cgroup v2) and of those that contain it, the root last.
+
+    A container sees its own group as the root; limits of a systemd service (MemoryMax, CPUQuota) are not in the root.
+    """
+    try:
+        named = [line.removeprefix("0::") for line in _OWN_GROUP.read_text().splitlines() if line.startswith("0::/")]
+    except OSError:
+        named = []
+    own = PurePosixPath(named[0] if named else "/")
+    for group in (own, *own.parents):
+        yield _CGROUP / group.relative_to("/")
+
+
+def _limits() -> Iterator[tuple[Path, int]]:
+    """Yield the control groups that limit memory, with their limits in bytes."""
+    for group in control_groups():
+        with contextlib.suppress(OSError, ValueError):
+            yield group, int((group / "memory.max").read_text())
 
 
 def total_bytes(otherwise: int) -> int:
@@ -25,14 +47,11 @@ def total_bytes(otherwise: int) -> int:
         total = int(_MEMINFO.read_text().split()[1]) * 1024
     except (OSError, IndexError, ValueError):
         return otherwise
-    try:
-        return min(total, int((_CGROUP / "memory.max").read_text()))
-    except (OSError, ValueError):
-        return total
+    return min([total, *(limit for _, limit in _limits())])
 
 
 def available_bytes() -> int:
-    """Return the memory that can be allocated without swapping, within this process's control group; 0 if unknown.
+    """Return the memory that can be allocated without swapping, within this process's control groups; 0 if unknown.
 
     ``memory.current`` (cgroup v2) counts cached files, but the kernel evicts them under pressure, and a GGUF that
     was just read or downloaded is one. So they count as available here, as in ``MemAvailable``.
@@ -42,14 +61,13 @@ def available_bytes() -> int:
         available = int(fields["MemAvailable"].split()[0]) * 1024
     except (OSError, KeyError, ValueError):
         return 0
-    try:
-        limit = int((_CGROUP / "memory.max").read_text())
-        used = int((_CGROUP / "memory.current").read_text())
-        stat = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
-        cached = int(stat.get("active_file", 0)) + int(stat.get("inactive_file", 0))
-    except (OSError, ValueError):
-        return available
-    return max(1, min(available, limit - used + cached))
+    for group, limit in _limits():
+        with contextlib.suppress(OSError, ValueError):
+            used = int((group / "memory.current").read_text())
+            stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+            cached = int(stat.get("active_file", 0)) + int(stat.get("inactive_file", 0))
+            available = min(available, limit - used + cached)
+    return max(1, available)
 
 
 class MemoryWatch:

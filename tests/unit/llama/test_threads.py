@@ -12,6 +12,7 @@ from server.errors import ModelFailed
 from server.llama import threads
 from server.llama.threads import INTERVAL_S, ComputeThreads, Use, measured
 from server.pool.spec import DraftFile, LoadParams, ModelSpec
+from server.sandbox import memory
 
 
 def test_a_given_number_is_taken() -> None:
@@ -24,14 +25,26 @@ def test_automatic_is_within_what_the_process_may_use() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"), [("150000 100000", 2), ("max 100000", 64), ("", 64), ("50000 100000", 1)]
+    ("text", "above", "expected"),
+    [
+        ("150000 100000", "max 100000", 2),
+        ("max 100000", "max 100000", 64),
+        ("", "", 64),
+        ("50000 100000", "", 1),
+        ("max 100000", "400000 100000", 4),
+        ("800000 100000", "400000 100000", 4),
+    ],
 )
-def test_a_control_groups_quota_bounds_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str, expected: int
+def test_the_quotas_of_its_control_groups_bound_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str, above: str, expected: int
 ) -> None:
-    quota = tmp_path / "cpu.max"
-    quota.write_text(text)
-    monkeypatch.setattr(threads, "_CPU_MAX", quota)
+    service = tmp_path / "groups" / "system.slice" / "llamapool.service"
+    service.mkdir(parents=True)
+    (service / "cpu.max").write_text(text)
+    (service.parent / "cpu.max").write_text(above)
+    (tmp_path / "own").write_text("1:name=systemd:/\n0::/system.slice/llamapool.service\n")
+    monkeypatch.setattr(memory, "_CGROUP", tmp_path / "groups")
+    monkeypatch.setattr(memory, "_OWN_GROUP", tmp_path / "own")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(64)))
     assert threads.usable_cpus() == expected
 

@@ -1,0 +1,43 @@
+"""What memory a process may take: of the machine, and of the control groups that contain it."""
+
+from pathlib import Path
+
+import pytest
+
+from server.sandbox import memory
+
+MIB = 1 << 20
+
+
+def limit_group(group: Path, limit: str, used_mib: int, cached_mib: int) -> None:
+    group.mkdir(parents=True, exist_ok=True)
+    (group / "memory.max").write_text(limit)
+    (group / "memory.current").write_text(str(used_mib * MIB))
+    (group / "memory.stat").write_text(f"anon 1\nactive_file {cached_mib * MIB}\ninactive_file 0\n")
+
+
+@pytest.mark.parametrize(
+    ("own", "service", "above", "expected"),
+    [
+        ("0::/system.slice/llamapool.service\n", 512, 2048, (512, 412)),
+        ("0::/system.slice/llamapool.service\n", 512, 256, (256, 156)),
+        ("0::/system.slice/other.service\n", 512, 2048, (2048, 1948)),
+        ("0::/\n", 512, 2048, (8192, 4096)),
+        ("4:memory:/system.slice/llamapool.service\n", 512, 2048, (8192, 4096)),
+        ("", 512, 2048, (8192, 4096)),
+    ],
+)
+def test_a_process_may_take_what_every_group_around_it_has_left(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, own: str, service: int, above: int, expected: tuple[int, int]
+) -> None:
+    groups = tmp_path / "groups"
+    limit_group(groups, "max", 0, 0)
+    limit_group(groups / "system.slice", str(above * MIB), 150, 50)
+    limit_group(groups / "system.slice" / "llamapool.service", str(service * MIB), 150, 50)
+    (tmp_path / "meminfo").write_text(f"MemTotal: {8192 << 10} kB\nMemAvailable: {4096 << 10} kB\n")
+    if own:
+        (tmp_path / "own").write_text(own)
+    monkeypatch.setattr(memory, "_MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(memory, "_CGROUP", groups)
+    monkeypatch.setattr(memory, "_OWN_GROUP", tmp_path / "own")
+    assert (memory.total_bytes(0) // MIB, memory.available_bytes() // MIB) == expected
