@@ -209,7 +209,7 @@ def _shape_of(spec: ModelSpec, header: GgufHeader) -> ModelShape:
     and of a medium, and only its default is changed.
     """
     native, kinds = spec.native, roles(header, spec.native)
-    is_open = native.n_ubatch == LoadParams().n_ubatch and not kinds.embeds and spec.mmproj is None
+    is_open = native.fit_ubatch and not kinds.embeds and spec.mmproj is None
     return ModelShape(
         n_ctx_train=header.of_model("context_length"),
         n_layer=header.of_model("block_count"),

@@ -241,4 +241,6 @@ class LlamaVariables(LlamaOptions):
         elif text or name not in FOREIGN:
             on = name.startswith(_NEGATED) or text not in FALSE
             if not self.skip(name, name, "unset it", on=on):
-                raise ConfigError(f"unknown variable {name}" + nearest(name, [*TABLE.by_env], "; unset it"))
+                meant = TABLE.meant_by(name.removeprefix(_LLAMA).lower())
+                own = f"; did you mean '{meant.own_variable}'?" if meant is not None and not meant.env else ""
+                raise ConfigError(f"unknown variable {name}" + (own or nearest(name, [*TABLE.by_env], "; unset it")))

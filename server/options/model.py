@@ -550,7 +550,7 @@ class HardwareSettings(SettingsModel, group="Loading and hardware"):
     """Devices for offloading: names from --list-devices separated by commas, none, or auto = all GPUs. With several
     instances, semicolons separate one set per instance (YAML: a list); each distinct set loads its own weights.
     """
-    sleep_idle_seconds: Int = option(-1, "--sleep-idle-seconds", ge=-1, check=without_zero, also="keep_alive")
+    sleep_idle_seconds: Int = option(-1, "--sleep-idle-seconds", ge=-1, check=without_zero, also="keep_alive ttl")
     """Seconds without a request before the model is unloaded until the next one; -1 = never."""
     n_threads: Int = option(-1, "-t --threads", env=True, ge=-1, also="num_thread num_threads")
     """CPU threads per instance for decoding; -1 or 0 = physical cores divided by instances. Fewer are used while other

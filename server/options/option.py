@@ -77,6 +77,11 @@ class Option:
         return descriptions(self.owner)[self.key]
 
     @property
+    def own_variable(self) -> str:
+        """Llamapool's variable for the field, of every model if it is a model's."""
+        return f"LLAMAPOOL_{'SERVER' if self.section == 'server' else 'DEFAULTS'}__{self.key.upper()}"
+
+    @property
     def plain_flags(self) -> list[str]:
         """The flags without those of ``forms``."""
         return [flag for flag in self.flags if flag not in self.forms]

@@ -14,6 +14,7 @@ from server.mcp.config import read_servers
 from server.options.option import SettingsModel, option
 from server.options.values import (
     MIB,
+    AmountText,
     AutoBool,
     Bool,
     FilePath,
@@ -395,9 +396,9 @@ class PoolSettings(SettingsModel, group="Model pool"):
     """
     models_max: Int = option(4, "--models-max", env=True, ge=0, also="max_loaded_models")
     """Maximum number of loaded models; the least recently used idle model is unloaded for another. 0 = unlimited."""
-    memory: str = option("", metavar="AMOUNT", check=read_budget, also="gpu_memory_utilization")
-    """Memory budget of all models: 80%, 12GiB, or per device CPU=12GiB,CUDA0=80%. Empty = the memory free at the first
-    load, minus 1 GiB or a quarter. Idle models with the lowest value per byte are unloaded first.
+    memory: AmountText = option("", metavar="AMOUNT", check=read_budget, also="gpu_memory_utilization")
+    """Memory budget of all models: 80%, 12GiB, 4096 (MiB), or per device CPU=12GiB,CUDA0=80%. Empty = the memory free
+    at the first load, minus 1 GiB or a quarter. Idle models with the lowest value per byte are unloaded first.
     """
     caches_ram: Int = option(-2, metavar="MIB", ge=-2)
     """MiB of the budget for the RAM caches of all models: cache_ram, and media_cache (at most a quarter of it). -1 =

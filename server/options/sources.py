@@ -191,9 +191,7 @@ class OwnVariables(OptionSource):
     def _read(self, name: str, text: str) -> None:
         family, _, rest = name.removeprefix(_OWN).partition("__")
         if family not in ("SERVER", "DEFAULTS", "MODELS") or not rest:
-            fields = [f"{_OWN}SERVER__{key.upper()}" for key in TABLE.keys("server")]
-            fields += [f"{_OWN}DEFAULTS__{key.upper()}" for key in TABLE.keys("model")]
-            meant = [each for each in fields if each.endswith("__" + name.removeprefix(_OWN))]
+            meant = [row.own_variable for row in TABLE if row.key.upper() == name.removeprefix(_OWN)]
             forms = (
                 f"; write {CONFIG_VARIABLE}, {_OWN}SERVER__<FIELD>, {_OWN}DEFAULTS__<FIELD> or "
                 f"{_OWN}MODELS__<ID>__<FIELD>, or unset it"

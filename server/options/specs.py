@@ -84,6 +84,7 @@ def _load_params(settings: ModelSettings) -> LoadParams:
     values["mmap"] = mode in ("auto", "mmap", "mmap+mlock") if settings.mmap is None else settings.mmap
     values["mlock"] = mode in ("mlock", "mmap+mlock") if settings.mlock is None else settings.mlock
     values["fit"] = settings.fit == "on"
+    values["fit_ubatch"] = "n_ubatch" not in settings.model_fields_set
     values["n_ctx"] = max(settings.n_ctx, 0)
     if settings.n_ctx < 0:  # as llama-server sizes the cache (tools/server/server.cpp)
         values["n_ctx"] = settings.kv_unified_per_slot * LoadParams(n_parallel=settings.n_parallel).n_slots

@@ -150,6 +150,11 @@ OnOff = Annotated[
 ]
 Int = Annotated[int, BeforeValidator(read_number)]
 Float = Annotated[float, BeforeValidator(read_number)]
+AmountText = Annotated[
+    str,
+    BeforeValidator(lambda value: str(value) if type(value) is int else value),  # of YAML
+    WithJsonSchema({"type": ["string", "integer"]}),
+]
 GpuLayers = Annotated[
     int,
     BeforeValidator(lambda value: {"auto": -1, "all": -2}.get(str(value).strip().lower(), read_number(value))),

@@ -79,6 +79,7 @@ class LoadParams:
     placement: ThreadPlacement | None = None
     n_batch: int = 2048
     n_ubatch: int = 512
+    fit_ubatch: bool = True  # n_ubatch is the default, so that fewer tokens may be chosen
     devices: tuple[tuple[str, ...] | None, ...] = (None,)  # of all instances, or a set for each; None = every GPU
     n_gpu_layers: int = ALL_THAT_FIT  # or `ALL_LAYERS`
     fit: bool = True  # what is left open above and below is chosen to fit the memory

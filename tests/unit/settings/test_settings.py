@@ -123,7 +123,9 @@ def test_every_field_of_the_inside_can_be_configured() -> None:
     derived = {
         ChatParams: {"template", "template_kwargs"},
         EngineParams: {"cpus", "spec_ngram", "spec_synth", "cache_disk_secret"},
-        LoadParams: {"devices", "placement", "tensor_overrides", "metadata_overrides", "n_ctx_slot", "mtp"},
+        LoadParams: {
+            *("devices", "placement", "tensor_overrides", "metadata_overrides", "n_ctx_slot", "mtp", "fit_ubatch")
+        },
     }
     names = {key for section, key in TABLE.entries if section == "model"}
     for inside in (LoadParams, EngineParams, SamplingParams, ChatParams):
