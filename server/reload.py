@@ -15,7 +15,7 @@ from server.errors import ConfigError, LlamapoolError
 from server.options.server import ServerSettings
 from server.pool.names import Names
 from server.pool.pool import Pool
-from server.pool.spec import ModelSpec
+from server.pool.spec import ModelSpec, Stamps, stamps
 from server.settings import Settings, check_files, model_specs
 from server.transport.keys import Key, KeyStore, plain_key, read_keys
 from server.uvicorn_config import certificate_of, use_certificate
@@ -27,32 +27,19 @@ EVERY_S = 1.0
 _APPLIED = frozenset({"api_keys", "api_key_file", "keys_file", "ssl_key_file", "ssl_cert_file"})
 
 
-async def follow_files(files: Sequence[Path | None], changed: Callable[[], None]) -> None:
-    """Call `changed` when one of the files was replaced or modified. Endless if there is a file.
+async def follow_files(files: Callable[[], Sequence[Path | None]], changed: Callable[[], None]) -> None:
+    """Call `changed` when one of the files was replaced or modified, or others are to be followed. Endless.
 
     They are polled: links, mounted folders and ConfigMaps send no notification of a change.
     """
-    paths = [path for path in files if path is not None]
-    if not paths:
-        return
-    before = await asyncio.to_thread(_stamps, paths)
+    before: tuple[list[Path], Stamps] | None = None
     while True:
-        await asyncio.sleep(EVERY_S)
-        now = await asyncio.to_thread(_stamps, paths)
-        if now != before:
-            before = now
+        paths = [path for path in files() if path is not None]
+        now = paths, await asyncio.to_thread(stamps, paths) if paths else []
+        if before is not None and now != before:
             changed()
-
-
-def _stamps(paths: Sequence[Path]) -> list[tuple[int, int, int] | None]:
-    found: list[tuple[int, int, int] | None] = []
-    for path in paths:
-        try:
-            status = path.stat()
-            found.append((status.st_mtime_ns, status.st_size, status.st_ino))
-        except OSError:
-            found.append(None)
-    return found
+        before = now
+        await asyncio.sleep(EVERY_S)
 
 
 def read_all_keys(server: ServerSettings) -> list[Key]:
@@ -128,16 +115,24 @@ class Reload:
     # ---- files
 
     async def follow(self) -> None:
-        """Follow the files of keys and certificates, and with ``watch_config`` the configuration. Endless."""
-        server = self._settings.server
-        certificate = certificate_of(server)
-        config = [self._settings.config_path, server.models_preset] if server.watch_config else []
-        keys = [server.api_key_file, server.keys_file]
+        """Follow the files of keys and certificates, and with ``watch_config`` the configuration: those of the settings
+        that were read last. Endless."""
         await asyncio.gather(
-            follow_files(keys, self._keys_again),
-            follow_files([] if certificate is None else certificate.files, self._certificate_again),
-            follow_files(config, self.begin),
+            follow_files(self._key_files, self._keys_again),
+            follow_files(self._certificate_files, self._certificate_again),
+            follow_files(self._config_files, self.begin),
         )
+
+    def _key_files(self) -> list[Path | None]:
+        return [self._settings.server.api_key_file, self._settings.server.keys_file]
+
+    def _certificate_files(self) -> list[Path]:
+        certificate = certificate_of(self._settings.server)
+        return [] if certificate is None else certificate.files
+
+    def _config_files(self) -> list[Path | None]:
+        settings = self._settings
+        return [settings.config_path, settings.server.models_preset] if settings.server.watch_config else []
 
     def _keys_again(self) -> None:
         try:

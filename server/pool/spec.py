@@ -152,6 +152,21 @@ _OF_WEIGHTS = (
     "lazy_mode",
 )
 
+Stamps = list[tuple[int, int, int] | None]
+
+
+def stamps(paths: Iterable[Path]) -> Stamps:
+    """Return for each file what changes once it is replaced or modified; None for one that is missing."""
+    found: Stamps = []
+    for path in paths:
+        try:
+            status = path.stat()
+            found.append((status.st_mtime_ns, status.st_size, status.st_ino))
+        except OSError:
+            found.append(None)
+    return found
+
+
 NOT_HERE = Path()
 """The place of a file that is not on this machine."""
 
@@ -236,6 +251,11 @@ class ModelSpec:
             return False
         named = [self.path, self.draft.path if self.draft else None, self.mmproj if self.remote.mmproj_url else None]
         return not all(path.is_file() for path in named if path is not None)
+
+    def stamps(self) -> "Stamps":
+        """Return the `stamps` of the model's own files, its projector's and its draft model's."""
+        named = [self.path, self.mmproj, self.draft.path if self.draft else None]
+        return stamps([path for path in named if path is not None])
 
     def with_adapters(self, adapters: Iterable[Adapter]) -> Self:
         """Return the specification that also loads those of `adapters` that were loaded at runtime, with their ids."""

@@ -86,6 +86,20 @@ async def test_sighup_reads_models_and_keys_again(tmp_path: Path, caplog: pytest
         await until(lambda: api.loader.loaded[0].closed)
 
 
+async def test_a_file_of_keys_that_a_reload_names_is_followed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    extra = f", api_key_file: {tmp_path}/keys"
+    (tmp_path / "keys").write_text("one\n")
+    (tmp_path / "moved").write_text("one\ntwo\n")
+    async with configured(tmp_path, models(tmp_path, "a", extra=extra)) as api:
+        configure(tmp_path, models(tmp_path, "a", extra=f", api_key_file: {tmp_path}/moved"))
+        os.kill(os.getpid(), signal.SIGHUP)
+        await until(lambda: "reloaded: 2 keys, 1 models" in caplog.text)
+        (tmp_path / "moved").write_text("two\n")
+        await until(lambda: "the API keys were read again: there are 1" in caplog.text)
+        await api.expect("GET /v1/models", headers={"X-Api-Key": "two"})
+
+
 async def test_sighup_loads_a_changed_startup_model_again(tmp_path: Path) -> None:
     first = models(tmp_path, "a", "b")
     async with configured(tmp_path, first) as api:
