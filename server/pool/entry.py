@@ -14,7 +14,7 @@ from server.pool.memory import HOST, Fit, without
 from server.pool.model import Lease, LoadedModel
 from server.pool.policy import Candidate
 from server.pool.protocols import FileProgress
-from server.pool.spec import ModelSpec
+from server.pool.spec import ModelSpec, Stamps
 from server.pool.state import ModelFacts, ModelState, Status
 
 log = logging.getLogger(__name__)
@@ -64,7 +64,8 @@ class Entry:
     limits: Mapping[str, int] = field(default_factory=dict)  # bytes by device of the pool, as it was measured
     taken: Mapping[str, int] = field(default_factory=dict)  # bytes by device: ``need`` until its load says more
     n_adapter_bytes: int = 0  # in ``taken``: of the adapters that it had when it fell asleep
-    fit: Fit | None = None  # as what it was last loaded, of the same files
+    fit: Fit | None = None  # as what it was last loaded
+    stamps: Stamps = field(default_factory=list)  # of the files of that load
     shared: Mapping[str, int] = field(default_factory=dict)  # of both: weights that other entries may load, too
     weights: Hashable = None  # equal in entries that share them; None = its process is its own
     fitting: bool = False  # its load has not said yet what it takes

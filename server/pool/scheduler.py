@@ -245,7 +245,7 @@ class Scheduler:
 
         spec = entry.spec if entry.adapters is None else entry.spec.with_adapters(entry.adapters)
         loader = self._loaders.of(entry.spec)
-        load = Load(spec, loader, self._factories, report, self._quiet, granted or {}, entry.fit)
+        load = Load(spec, loader, self._factories, report, self._quiet, granted or {}, entry.fit, entry.stamps)
         entry.load = load
         entry.fitting = granted is not None
         entry.taken = (entry.need or {}) if entry.fitting else {}
@@ -273,7 +273,7 @@ class Scheduler:
             self._not_loaded(entry, load, error)
         else:
             entry.load, entry.load_s = None, self._clock() - begun
-            self._loaded(entry, model)
+            self._loaded(entry, load, model)
         finally:
             entry.starting = False
             self.memory.share_caches()
@@ -285,13 +285,15 @@ class Scheduler:
                     self._restart(entry)
             self.advance()
 
-    def _loaded(self, entry: Entry, model: LoadedModel) -> None:
+    def _loaded(self, entry: Entry, load: Load, model: LoadedModel) -> None:
         woke = entry.facts is not None
+        if entry.fit is not None and load.stamps != entry.stamps:
+            entry.measured = None  # of files that were replaced
         entry.loaded = model
         if entry.adapters is not None and model.generator is not None:
             model.generator.set_adapter_scales(default_set(entry.adapters))
         entry.adapters = None
-        entry.fit = model.fit
+        entry.fit, entry.stamps = model.fit, load.stamps
         measured = model.weights.footprint()
         footprint = held(measured, model.fit)
         entry.facts = ModelFacts(

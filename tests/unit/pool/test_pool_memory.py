@@ -185,6 +185,24 @@ async def test_a_model_that_had_all_it_could_have_is_not_measured_again() -> Non
         assert loader.fitted == ["m0", "m4", "m4", "m4"]
 
 
+async def test_a_model_whose_file_was_replaced_is_measured_again(tmp_path: Path) -> None:
+    file = tmp_path / "m4.gguf"
+    file.write_bytes(b"GGUF")
+    loader = Sized()
+    async with sized_pool(replace(spec("m4"), path=file), loader=loader, budget=400) as s:
+        for n_bytes in (100, 200, 200):
+            if n_bytes != loader.sizes["m4"]:
+                file.write_bytes(bytes(n_bytes))
+                loader.sizes = {"m4": n_bytes}
+            (await loaded(s, "m4")).release()
+            assert loader.held == n_bytes + min(WISHES["m4"], 400 - n_bytes)
+            await s.pool.unload("m4")
+            await s.work()
+        assert loader.fitted == ["m4", "m4"]
+        needed = s.pool._entries["m4"].need  # no endpoint shows it; the policy decides by it
+        assert needed == {HOST: 200}
+
+
 @pytest.mark.parametrize("lacking", [0, 1])
 async def test_a_model_is_measured_again_when_its_reserve_is_no_longer_free(lacking: int) -> None:
     async with sized_pool("m4", budget=400) as s:
