@@ -1,13 +1,13 @@
 """Every configured model, its state, and the leases on it. See `Pool`."""
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from copy import copy
 from dataclasses import replace
-from functools import partial
 from math import ceil, inf
 
 from server.errors import (
@@ -40,6 +40,10 @@ LONGEST_WAIT_S = 5.0
 """A request waits for a restart if it is at most this far away; otherwise it gets an error."""
 
 
+class _Replaced(Exception):
+    """The entry of a request is being removed or replaced."""
+
+
 class Pool:
     """Loads models on demand, shares loads, unloads idle models for others, and lets unused ones sleep. All methods run
     on the event loop's thread. ``policy`` decides, ``scheduler`` keeps the queue and the leases, loads and
@@ -63,9 +67,10 @@ class Pool:
         of configured models are downloaded.
         """
         self.limits = limits or PoolLimits()
-        self._names = Names(specs)
+        self._may_use: Callable[[ModelSpec], bool] | None = None  # None: all
+        self._every_name = Names(specs)
         self._clock = clock
-        self._entries = {spec.id: Entry(spec, clock()) for spec in specs}
+        self._every = {spec.id: Entry(spec, clock()) for spec in specs}
         n_startup = sum(spec.load == "startup" for spec in specs)
         if 0 < self.limits.models_max < n_startup:
             raise ConfigError(
@@ -80,14 +85,25 @@ class Pool:
         self._factories = factories or Factories()
         self._loaders = Loaders(loader, self._factories.in_process)
         self._scheduler = Scheduler(
-            *(self._entries, self.limits, self._loaders, self._factories, self._fan_out, self._threads),
+            *(self._every, self.limits, self._loaders, self._factories, self._fan_out, self._threads),
             *(clock, fetcher),
         )
         self._reloading = asyncio.Lock()
         self._keeper: asyncio.Task[None] | None = None
-        self._is_part = False
 
     # ---- looking
+
+    @property
+    def _entries(self) -> Mapping[str, Entry]:
+        may_use = self._may_use
+        return self._every if may_use is None else {id_: e for id_, e in self._every.items() if may_use(e.spec)}
+
+    @property
+    def _names(self) -> Names:
+        if self._may_use is None:
+            return self._every_name
+        seen = self._entries
+        return Names([entry.spec for entry in seen.values()], is_part=len(seen) < len(self._every))
 
     def resolve(self, name: str | None, task: Task = "generate") -> ModelSpec:
         """Return the model that a request means; see `Names.resolve`. The name of a LoRA adapter that was loaded at
@@ -186,17 +202,15 @@ class Pool:
     def seen_by(self, may_use: Callable[[ModelSpec], bool]) -> "Pool":
         """Return the pool restricted to the models that a key may use. It cannot change the list of models."""
         seen = copy(self)
-        seen._entries = {name: entry for name, entry in self._entries.items() if may_use(entry.spec)}
-        seen._is_part = True
-        seen._names = Names([e.spec for e in seen._entries.values()], is_part=len(seen._entries) < len(self._entries))
+        seen._may_use = may_use
         return seen
 
     def sees(self, model_id: str) -> bool:
         """Return whether a model's events are visible to the holder of this pool."""
-        return not self._is_part or model_id in self._entries
+        return self._may_use is None or model_id in self._entries
 
     def _check_whole(self) -> None:
-        if self._is_part:
+        if self._may_use is not None:
             raise PermissionDenied("this API key is for some models: it may not change which ones there are")
 
     # ---- using
@@ -209,10 +223,18 @@ class Pool:
         `autoload`); `ModelFailed` with the reason; `ModelLoading` while the only model loads at startup;
         `Unavailable` if the model was unloaded meanwhile; `ShuttingDown`.
         """
-        if self._scheduler.stopped:
-            raise ShuttingDown()
-        entry = self._entries[self.resolve(name, task).id]
-        lease = self._scheduler.lease(entry) if entry.serving else await self._awaited(entry, autoload)
+        lease = None
+        while lease is None:
+            if self._scheduler.stopped:
+                raise ShuttingDown()
+            entry = self._entries[self.resolve(name, task).id]
+            if entry.replaced is not None:
+                await entry.replaced.wait()
+            elif entry.serving:
+                lease = self._scheduler.lease(entry)
+            else:
+                with contextlib.suppress(_Replaced):
+                    lease = await self._awaited(entry, autoload)
         if self.limits.linger_s and len(self._entries) > 1:
             try:
                 await asyncio.sleep(self.limits.linger_s)
@@ -247,11 +269,14 @@ class Pool:
         """Load or wake a model by id or alias, queued if ``models_max`` is reached. Returns at once, as ``POST
         /models/load`` does.
 
-        Raises `ModelNotFound`, `InvalidRequest` if it is loaded or loading, `ShuttingDown`.
+        Raises `ModelNotFound`, `InvalidRequest` if it is loaded or loading, `Unavailable` while it is reconfigured, and
+        `ShuttingDown`.
         """
         if self._scheduler.stopped:
             raise ShuttingDown()
         entry = self._entries[self._names.exact(name).id]
+        if entry.replaced is not None:
+            raise Unavailable(f"model '{entry.id}' is being unloaded and configured again; load it after that")
         if entry.status is Status.FAILED and entry.failure == NO_ROOM and entry.without_request:
             self._scheduler.queue.pop(entry.id, None)  # it is asked for now, so others are unloaded for it
             self._scheduler.forget(entry)
@@ -326,7 +351,7 @@ class Pool:
         self._check_new(name)  # another request may have been quicker
         spec = ModelSpec(name, NOT_HERE, remote=RemoteFiles(hf=name, asked=True), origin="cache", source="POST /models")
         entry = Entry(spec, self._clock(), transient=True)
-        self._entries[name] = entry
+        self._every[name] = entry
         self._rename()
         self._scheduler.fetch(entry, self._downloaded)
 
@@ -365,24 +390,24 @@ class Pool:
         several = sorted(each for each in self._entries if each.startswith(f"{repository}:"))
         if entry.id != repository and len(several) > 1:
             raise InvalidRequest(f"model: '{name}' may be one of several: {', '.join(several)}", "model")
-        while entry.status not in (Status.UNLOADED, Status.FAILED) or entry.id in self._scheduler.queue:
+        with self._replacing([entry]):
+            await self._unloaded([entry])
             if self._scheduler.stopped:
                 raise ShuttingDown
-            await self.unload(entry.id, wait=True)  # again where somebody has asked for it meanwhile
-        self._drop(entry)  # so that nobody loads it meanwhile
+            self._drop(entry)
         await asyncio.to_thread(self._fetcher.remove, entry.id)
         self._fan_out.publish(ModelRemoved(entry.id))
         await self._look_again()
 
     def _drop(self, entry: Entry) -> None:
-        if self._entries.get(entry.id) is entry:
-            del self._entries[entry.id]
+        if self._every.get(entry.id) is entry:
+            del self._every[entry.id]
             self._scheduler.queue.pop(entry.id, None)
             self._rename()
         entry.refuse(lambda: Unavailable(f"model '{entry.id}' is no longer there"))
 
     def _rename(self) -> None:
-        self._names = Names([entry.spec for entry in self._entries.values()])
+        self._every_name = Names([entry.spec for entry in self._every.values()])
 
     async def reload(self, configured: Sequence[ModelSpec] | None = None) -> None:
         """Serve the models of the configuration, which is read again unless the caller has read it (`configured`).
@@ -397,29 +422,45 @@ class Pool:
             found = await asyncio.to_thread(self._reread) if configured is None else configured
             specs = {spec.id: spec for spec in found}
             Names(list(specs.values()))
-            stale = [entry for entry in self._entries.values() if _is_stale(entry, specs.get(entry.id))]
-            while busy := [entry for entry in stale if entry.status is Status.READY or entry.under_way]:
-                for entry in busy:
-                    self._scheduler.queue.pop(entry.id, None)
-                    self._begin_unload(entry, self.limits.stop_timeout_s)
-                await self._settled(busy)
-            if self._scheduler.stopped:
-                return
-            for entry in stale:
-                self._scheduler.queue.pop(entry.id, None)
-                entry.refuse(partial(Unavailable, f"model '{entry.id}' was configured again"))
-            kept = {entry.id: entry for entry in self._entries.values() if entry not in stale}
-            fresh = [Entry(spec, self._clock()) for spec in specs.values() if spec.id not in kept]
-            kept |= {entry.id: entry for entry in fresh}
-            self._entries.clear()
-            for model_id, spec in specs.items():
-                self._entries[model_id] = entry = kept.pop(model_id)
-                entry.spec = replace(entry.spec, aliases=spec.aliases)
-            self._entries.update(kept)  # those that are being downloaded
-            self._rename()
+            stale = [entry for entry in self._every.values() if _is_stale(entry, specs.get(entry.id))]
+            with self._replacing(stale):
+                await self._unloaded(stale)
+                if self._scheduler.stopped:
+                    return
+                kept = {entry.id: entry for entry in self._every.values() if entry not in stale}
+                pins, now = {entry.id: entry.pin for entry in stale}, self._clock()
+                fresh = [Entry(spec, now, pin=pins.get(id_)) for id_, spec in specs.items() if id_ not in kept]
+                kept |= {entry.id: entry for entry in fresh}
+                self._every.clear()
+                for model_id, spec in specs.items():
+                    self._every[model_id] = entry = kept.pop(model_id)
+                    entry.spec = spec
+                self._every.update(kept)  # those that are being downloaded
+                self._rename()
         self._fan_out.publish(ModelsReloaded())
         self._load_startup_models(fresh, starting=len(specs) > 1)  # requests wait for the only model
         self._scheduler.advance()
+
+    @contextlib.contextmanager
+    def _replacing(self, entries: Collection[Entry]) -> Iterator[None]:
+        """Load none of `entries` inside: requests for them wait for the end, and then look for their model again."""
+        done = asyncio.Event()
+        for entry in entries:
+            entry.replaced = done
+            self._scheduler.queue.pop(entry.id, None)
+            entry.refuse(_Replaced)
+        try:
+            yield
+        finally:
+            done.set()
+            for entry in entries:
+                if entry.replaced is done:
+                    entry.replaced = None
+
+    async def _unloaded(self, entries: Sequence[Entry]) -> None:
+        for entry in entries:
+            self._begin_unload(entry, self.limits.stop_timeout_s)
+        await self._settled(entries)
 
     # ---- start and end
 

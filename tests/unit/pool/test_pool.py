@@ -1,7 +1,6 @@
 """Loads, places, sleep, unloads and removals of models in the pool."""
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -389,10 +388,82 @@ async def test_a_reload_while_a_model_loads_cancels_the_load_of_what_has_changed
         reloading = asyncio.ensure_future(s.pool.reload([spec("a", load="startup", pinned=True), spec("b")]))
         await s.work()
         await reloading
-        with pytest.raises(Unavailable, match="was configured again"):
-            await waiting
         await s.work()
         assert (s.status("a"), len(s.loader.open), s.pool.state("a").pinned) == (READY, 1, True)
+        with await waiting as lease:
+            assert lease.model.spec.pinned
+
+
+async def test_a_reload_ends_while_requests_arrive_which_get_the_model_as_it_is_configured_now() -> None:
+    async with pool_of("a", "b") as s:
+        held = await loaded(s, "a")
+        reloading = asyncio.ensure_future(s.pool.reload([spec("a", tags=("new",)), spec("b")]))
+        await spin()
+        assert s.status("a") is DRAINING
+        with pytest.raises(Unavailable, match="configured again"):
+            await s.pool.load("a")
+        waiting = acquiring(s, "a")
+        await s.work()
+        held.release()
+        late = []
+        while not reloading.done():
+            late.append(acquiring(s, "a"))  # one more whenever something has happened
+            await spin(1)
+            while s.threads.jobs:
+                s.threads.run()
+        await s.work()
+        for lease in await asyncio.gather(waiting, *late):
+            assert lease.model.spec.tags == ("new",)
+            lease.release()
+        assert [one.closed for one in s.loader.weights] == [True, False]
+
+
+async def test_a_request_that_waits_for_a_model_that_a_reload_removes_is_refused() -> None:
+    async with pool_of("a", "b", "c") as s:
+        held = await loaded(s, "a")
+        reloading = asyncio.ensure_future(s.pool.reload([spec("b"), spec("c")]))
+        await spin()
+        waiting = acquiring(s, "a")
+        await s.work()
+        held.release()
+        await s.work()
+        await reloading
+        with pytest.raises(ModelNotFound):
+            await waiting
+
+
+async def test_a_reload_keeps_pins_and_takes_what_does_not_define_a_model() -> None:
+    async with pool_of("a", "b") as s:
+        s.pool.pin("a", pinned=True)
+        s.pool.pin("b", pinned=True)
+        (await loaded(s, "a")).release()
+        (await loaded(s, "b")).release()
+        kept = s.pool.state("b").loaded
+        await s.work()
+        reloading = asyncio.ensure_future(
+            s.pool.reload([spec("a", tags=("new",)), spec("b", aliases=("other",), args=("llamapool", "-m", "b"))])
+        )
+        await s.work()
+        await reloading
+        a, b = s.pool.states()
+        assert (a.pinned, a.spec.tags, b.pinned, b.loaded is kept) == (True, ("new",), True, True)
+        assert (b.spec.aliases, b.spec.args) == (("other",), ("llamapool", "-m", "b"))
+
+
+async def test_the_pool_of_a_key_follows_a_reload() -> None:
+    async with pool_of("a", "b") as s:
+        seen = s.pool.seen_by(lambda spec: spec.id != "b")
+        reloading = asyncio.ensure_future(s.pool.reload([spec("b"), spec("c"), spec("d", aliases=("a",))]))
+        await s.work()
+        await reloading
+        assert [state.spec.id for state in seen.states()] == ["c", "d"]
+        assert seen.sees("c")
+        task = asyncio.ensure_future(seen.acquire("a"))  # of a request that came before
+        await s.work()
+        with await task as lease:
+            assert lease.model.spec.id == "d"
+        with pytest.raises(ModelNotFound):
+            await seen.acquire("b")
 
 
 # ---- load and unload
@@ -513,11 +584,11 @@ class Files:
 
 async def test_a_model_that_is_asked_for_while_it_is_removed_does_not_stay_in_memory() -> None:
     files = Files()
-    async with pool_of(spec("a", origin="cache"), "b", fetcher=files) as s:
+    async with pool_of(spec("a", origin="cache"), "b", "c", fetcher=files) as s:
 
         async def use() -> None:
-            with contextlib.suppress(Unavailable, ModelNotFound):
-                (await s.pool.acquire("a")).release()
+            with pytest.raises(ModelNotFound):
+                await s.pool.acquire("a")
 
         held = await loaded(s, "a")
         removing = asyncio.ensure_future(s.pool.remove("a"))
@@ -530,8 +601,9 @@ async def test_a_model_that_is_asked_for_while_it_is_removed_does_not_stay_in_me
             await s.work()
         await removing
         assert s.loader.open == []
+        assert len(s.loader.weights) == 1
         assert files.removed == ["a"]
-        assert [state.spec.id for state in s.pool.states()] == ["b"]
+        assert [state.spec.id for state in s.pool.states()] == ["b", "c"]
 
 
 async def test_a_model_whose_file_goes_while_it_sleeps_is_fetched_again(tmp_path: Path) -> None:
