@@ -28,14 +28,18 @@ class MemoryAdmission:
         loaders: Loaders,
         in_thread: InThread,
         changed: Callable[[], None],
+        unreadable: Callable[[Entry, ModelFailed], bool],
     ) -> None:
-        """`changed` is called after a model was measured."""
+        """`changed` is called after a model was measured, `unreadable` if its file cannot be loaded: return False to
+        load it in any case.
+        """
         self.limit = limit
         self.budget: Mapping[str, int] = {}  # bytes by device, known once the first model was measured
         self._entries = entries
         self._loaders = loaders
         self._in_thread = in_thread
         self._changed = changed
+        self._unreadable = unreadable
 
     def measure(self, entry: Entry) -> None:
         """Begin to measure a model, unless that is done or under way."""
@@ -45,7 +49,12 @@ class MemoryAdmission:
             entry.sizing.add_done_callback(lambda _: self._end_measure(entry))
 
     async def _measure(self, entry: Entry, limit: Budget) -> None:
-        least, memory = await self.size(entry.spec)
+        try:
+            least, memory = await self.size(entry.spec)
+        except ModelFailed as error:
+            if self._unreadable(entry, error):
+                return
+            least, memory = {}, {}
         self._share(entry, Fit(entry.spec, least))
         self.budget = self.budget or (limit.limits(memory) if memory else {})
         entry.measured, entry.limits = needed(entry.spec, least, self.budget), self.budget
@@ -79,8 +88,8 @@ class MemoryAdmission:
         return found
 
     async def size(self, spec: ModelSpec) -> tuple[Footprint, Mapping[str, Memory]]:
-        """Return the least memory a model takes and the memory there is; nothing for an unreadable model, whose load
-        reports why.
+        """Return the least memory a model takes and the memory there is; nothing if it cannot be measured. Raises
+        `ModelFailed` for a file that cannot be loaded.
         """
         try:
             loader = self._loaders.of(spec)
@@ -153,6 +162,7 @@ def _measured(loader: Loader, spec: ModelSpec) -> tuple[Footprint, Mapping[str, 
         memory = loader.memory()
         return loader.least(spec), memory
     except LlamapoolError:
+        loader.describe(spec)
         return {}, memory
     except Exception:  # no retry: requests for the model would wait forever
         log.exception("model '%s' could not be measured; this is a bug, please report it", spec.id)

@@ -74,7 +74,9 @@ class Scheduler:
         self.queue: dict[str, float] = {}  # model -> since when it may be loaded, in order of arrival
         self.freeing: set[asyncio.Task[None]] = set()  # models whose processes have ended
         self.stopped = False
-        self.memory = MemoryAdmission(limits.budget, entries, loaders, self.in_thread, self.advance)
+        self.memory = MemoryAdmission(
+            limits.budget, entries, loaders, self.in_thread, self.advance, self._fail_unreadable
+        )
         self._entries = entries
         self._limits = limits
         self._loaders = loaders
@@ -280,9 +282,7 @@ class Scheduler:
             if entry.status is Status.READY:
                 self._grant(entry)
             elif entry.status is Status.FAILED:
-                entry.refuse(lambda: ModelFailed(entry.id, entry.failure))
-                if entry.restarting:
-                    self._restart(entry)
+                self._end_failed(entry)
             self.advance()
 
     def _loaded(self, entry: Entry, load: Load, model: LoadedModel) -> None:
@@ -324,6 +324,27 @@ class Scheduler:
         said = error if isinstance(error, ModelFailed) else f"model '{entry.id}' failed to load: {error}"
         log.error("%s", said, exc_info=None if expected else error)
         self._fail(entry, load.spec.by_name(_reason(error)))
+
+    def _fail_unreadable(self, entry: Entry, error: ModelFailed) -> bool:
+        """Fail a queued model whose file cannot be loaded, before others are unloaded for it; return whether it was
+        queued.
+        """
+        if entry.id not in self.queue or entry.status not in LOADABLE:
+            return False
+        del self.queue[entry.id]
+        self._move(entry, Status.LOADING)
+        log.error("%s", error)
+        entry.facts = entry.fit = entry.adapters = None
+        self._fail(entry, error.reason)
+        self._end_failed(entry)
+        return True
+
+    def _end_failed(self, entry: Entry) -> None:
+        """Refuse the requests for a model that was not loaded; load it again if its process had ended."""
+        entry.starting = False
+        entry.refuse(lambda: ModelFailed(entry.id, entry.failure))
+        if entry.restarting:
+            self._restart(entry)
 
     def _progressed(self, entry: Entry, load: Load, value: float) -> None:
         if entry.load is load and not load.cancelled:

@@ -16,6 +16,7 @@ from server.engine.lora import Adapter
 from server.errors import InvalidRequest, LlamapoolError, ModelFailed, NoRoom
 from server.pool.memory import HOST, Amount, Budget, Bytes, Fit, Footprint, Memory
 from server.pool.model import Lease
+from server.pool.protocols import ModelInfo
 from server.pool.spec import LoadParams, ModelSpec
 from server.pool.state import Status
 from tests.support.fakes import FakeWeights
@@ -183,6 +184,52 @@ async def test_a_model_that_had_all_it_could_have_is_not_measured_again() -> Non
             await s.pool.unload("m4")
             await s.work()
         assert loader.fitted == ["m0", "m4", "m4", "m4"]
+
+
+class OneUnreadable(Sized):
+    """The file of m1 cannot be loaded."""
+
+    def least(self, spec: ModelSpec) -> Footprint:
+        self.describe(spec)
+        return super().least(spec)
+
+    def describe(self, spec: ModelSpec) -> ModelInfo:
+        if spec.id == "m1":
+            raise ModelFailed("m1", "truncated")
+        return ModelInfo()
+
+
+async def test_no_model_is_unloaded_for_one_whose_file_cannot_be_loaded() -> None:
+    async with sized_pool("m0", "m1", loader=OneUnreadable(), models_max=1) as s:
+        (await loaded(s, "m0")).release()
+        kept = s.pool.state("m0").loaded
+        for _ in range(2):
+            task = acquiring(s, "m1")
+            await s.work()
+            with pytest.raises(ModelFailed, match="truncated"):
+                await task
+            assert (s.status("m1"), s.pool.state("m1").failure) == (Status.FAILED, "truncated")
+            await s.later(s.pool.limits.retry_failed_s)
+        assert s.pool.state("m0").loaded is kept
+
+
+async def test_a_model_that_sleeps_and_whose_file_is_damaged_meanwhile_fails() -> None:
+    loader = OneUnreadable()
+    async with sized_pool(spec("m0", sleep_idle_s=1), loader=loader) as s:
+        (await loaded(s, "m0")).release()
+        await s.later(1)
+        assert s.status("m0") is Status.SLEEPING
+        s.pool._entries["m0"].measured = None  # as where it was never measured
+
+        def damaged(spec: ModelSpec) -> Footprint:
+            raise ModelFailed(spec.id, "truncated")
+
+        loader.least = loader.describe = damaged  # type: ignore[method-assign, assignment]
+        task = acquiring(s, "m0")
+        await s.work()
+        with pytest.raises(ModelFailed, match="truncated"):
+            await task
+        assert (s.status("m0"), s.pool.state("m0").facts) == (Status.FAILED, None)
 
 
 async def test_a_model_whose_file_was_replaced_is_measured_again(tmp_path: Path) -> None:
