@@ -19,16 +19,17 @@ from random import Random
 
 from server.engine.speculate.lookup import Lookup
 
-UNKNOWN_SHARE, GPU_SHARE = 0.7, 0.1  # see `StepCost`; a GPU waits for weights, whatever it computes with them
-FORGET = 256  # steps after which the oldest measurement of each size is dropped, because it may have been disturbed
-SEEN = 8  # measurements kept per size
-_EXACT = 32  # exact sizes up to here; larger ones in eighths of their power of two
-_NEAR, _FAR = 4, 1 << 20  # times the largest measured step, and tokens beyond that
-_SAME = 8  # steps for which a curve of well-known sizes is used
+# assumed cost of a further token, as a share of a step's even part; a GPU waits for weights, whatever it computes
+TOKEN_COST, GPU_TOKEN_COST = 0.7, 0.1
+FORGET_STEPS = 256  # after these the oldest measurement of each size is dropped, because it may have been disturbed
+N_MEASUREMENTS = 8  # measurements kept per size
+_EXACT_SIZES = 32  # exact sizes up to here; larger ones in eighths of their power of two
+_NEAR_FACTOR, _FAR_TOKENS = 4, 1 << 20  # times the largest measured step, and tokens beyond that
+_CURVE_STEPS = 8  # steps for which a curve of well-known sizes is used
 
 LENGTHS = (*range(1, 17), 24, 32, 48, 64)  # of drafts
-LEAST, SURE = 0.02, 0.98  # bounds of an acceptance rate
-_MARGIN = 0.01  # required gain, because costs and rates are estimates
+MIN_RATE, MAX_RATE = 0.02, 0.98  # bounds of an acceptance rate
+_MIN_GAIN = 0.01  # required gain, because costs and rates are estimates
 
 
 @dataclass(slots=True)
@@ -37,30 +38,30 @@ class StepCost:
 
     A size costs the first quartile of its last measurements, because other processes only make steps longer, and no
     less than a smaller size. What was expected of it counts as a measurement, so that one disturbed step does not
-    exclude it. Up to `_NEAR` times the largest measured size, an additional token is assumed to cost at most
-    ``unknown_share`` of its even part of the smallest step: long drafts may pay where short ones don't.
+    exclude it. Up to `_NEAR_FACTOR` times the largest measured size, an additional token is assumed to cost at most
+    ``token_cost`` of its even part of the smallest step: long drafts may pay where short ones don't.
     """
 
-    unknown_share: float = UNKNOWN_SHARE
+    token_cost: float = TOKEN_COST
     _last: dict[int, deque[float]] = field(default_factory=dict)  # measurements per size
     _n_steps: int = 0
     _curve: tuple[list[int], list[float]] | None = None  # sizes, and their seconds, which never fall
 
     def observe(self, n_tokens: int, seconds: float) -> None:
         """Record a step of `n_tokens`, each with logits."""
-        grain = 1 if n_tokens <= _EXACT else 1 << n_tokens.bit_length() - 4
+        grain = 1 if n_tokens <= _EXACT_SIZES else 1 << n_tokens.bit_length() - 4
         size = n_tokens // grain * grain
         last = self._last.get(size)
         if last is None:
             is_larger = any(other < size for other in self._last)
-            last = self._last[size] = deque([self.of(size)] if is_larger else [], SEEN)
+            last = self._last[size] = deque([self.of(size)] if is_larger else [], N_MEASUREMENTS)
         last.append(seconds)
         self._n_steps += 1
-        if not self._n_steps % FORGET:
+        if not self._n_steps % FORGET_STEPS:
             for each in self._last.values():
                 each.popleft()
             self._last = {n: each for n, each in self._last.items() if each}
-        if len(last) < SEEN or not self._n_steps % _SAME:
+        if len(last) < N_MEASUREMENTS or not self._n_steps % _CURVE_STEPS:
             self._curve = None
 
     def of(self, n_tokens: int) -> float:
@@ -71,12 +72,12 @@ class StepCost:
             sizes = sorted(self._last)
             quick = [sorted(self._last[n])[len(self._last[n]) // 4] for n in sizes]
             known, first, last = list(accumulate(quick, max)), sizes[0], sizes[-1]
-            token_s = self.unknown_share * known[0] / first
+            token_s = self.token_cost * known[0] / first
             slope_s = (known[-1] - known[0]) / (last - first) if last > first else token_s
-            near_s = known[-1] + min(token_s, slope_s) * (_NEAR - 1) * last
+            near_s = known[-1] + min(token_s, slope_s) * (_NEAR_FACTOR - 1) * last
             # at least half of the smallest step is assumed to be reading weights
-            seconds = [known[0] / 2, *known, near_s, near_s + slope_s * _FAR]
-            self._curve = [0, *sizes, _NEAR * last, _NEAR * last + _FAR], seconds
+            seconds = [known[0] / 2, *known, near_s, near_s + slope_s * _FAR_TOKENS]
+            self._curve = [0, *sizes, _NEAR_FACTOR * last, _NEAR_FACTOR * last + _FAR_TOKENS], seconds
         sizes, known = self._curve
         at = bisect_left(sizes, n_tokens)
         share = (n_tokens - sizes[at - 1]) / (sizes[at] - sizes[at - 1])
@@ -99,7 +100,7 @@ def draft_length(
     `draft_s`: seconds to propose one more token for so many sequences. All drafts have one length, because with
     separate KV each other length takes another graph evaluation.
     """
-    n, base_s, best = len(chances), step_s(n_tokens), (0, 0, _MARGIN * (1 + n_tokens))
+    n, base_s, best = len(chances), step_s(n_tokens), (0, 0, _MIN_GAIN * (1 + n_tokens))
     rows = [_log_tokens(round(chance, 2)) for chance in chances]
     for count in sorted({1, n // 4, n // 2, n} - {0}):
         logs = list(map(sum, zip(*rows[:count], strict=True)))
@@ -118,13 +119,13 @@ def draft_length(
 @lru_cache(maxsize=128)
 def _log_tokens(chance: float) -> tuple[float, ...]:
     """Return the logarithm of the tokens that a step is expected to yield, for each of `LENGTHS`."""
-    p = min(max(chance, LEAST), SURE)
+    p = min(max(chance, MIN_RATE), MAX_RATE)
     return tuple(log1p(p * (1 - p**length) / (1 - p)) for length in LENGTHS)
 
 
-_WEIGHT, _DRAFT_WEIGHT = 0.2, 0.1  # weight of one token in the acceptance rate of text and of a draft model
-UNSEEN = 0.7  # initial acceptance rate of a draft model
-_LOOKED_UP = 0.3  # initial acceptance rate of text drafts: too low to pay on most machines
+_TEXT_WEIGHT, _MODEL_WEIGHT = 0.2, 0.1  # weight of one token in the acceptance rate of text and of a draft model
+MODEL_RATE = 0.7  # initial acceptance rate of a draft model
+_TEXT_RATE = 0.3  # initial acceptance rate of text drafts: too low to pay on most machines
 
 
 @dataclass(eq=False, slots=True)
@@ -142,8 +143,8 @@ class DraftState:
     most_drafted: int = 0
     least_drafted: int = 0
     p_min: float = 0.0
-    acceptance: float = _LOOKED_UP
-    draft_acceptance: float = UNSEEN
+    acceptance: float = _TEXT_RATE
+    draft_acceptance: float = MODEL_RATE
     n_judged: int = 0  # tokens of a draft model that were compared with sampled ones
     text: list[int] = field(default_factory=list)
     drafted: list[int] = field(default_factory=list)
@@ -162,10 +163,10 @@ class DraftState:
         if self.text:
             is_right = self.text.pop() == token
             self.text = self.text if is_right else []
-            self.acceptance += _WEIGHT * (is_right - self.acceptance)
+            self.acceptance += _TEXT_WEIGHT * (is_right - self.acceptance)
         if self.drafted:
             is_right = self.drafted.pop() == token
             self.drafted = self.drafted if is_right else []
             self.n_judged += 1
-            weight = max(_DRAFT_WEIGHT, 1 / (1 + self.n_judged))
+            weight = max(_MODEL_WEIGHT, 1 / (1 + self.n_judged))
             self.draft_acceptance += weight * (is_right - self.draft_acceptance)

@@ -8,10 +8,10 @@ from server.engine.runner_api import BatchEntry, DraftRunner, MtpHeads
 from server.engine.sequence import Sequence
 from server.engine.speculate.cost import StepCost
 
-_TAKEN_OVER = 32  # additional tokens for which a slot copies another slot's cells
-NEAR = 16  # tokens that may be missing when a draft starts: tokens since the last draft, or a short prompt
+_MIN_COPIED = 32  # additional tokens for which a slot copies another slot's cells
+MAX_MISSING = 16  # tokens that may be missing when a draft starts: tokens since the last draft, or a short prompt
 MIN_CHUNK = 32  # smallest prefill chunk
-_RECENT = 256  # last tokens of a slot that may have changed since its last draft: more than the longest draft
+_RECENT_TOKENS = 256  # last tokens of a slot that may have changed since its last draft: more than the longest draft
 
 
 class DraftModel:
@@ -35,6 +35,11 @@ class DraftModel:
         self._owners: list[Sequence | None] = [None for _ in self._held]
         self._missing: dict[int, list[int]] = {}  # by slot
 
+    @property
+    def name(self) -> str:
+        """How the log names it."""
+        return "the draft model" if self._heads is None else "the model's MTP heads"
+
     def ready(self, wanted: Seq[Sequence], *, reads_all: bool = False) -> tuple[list[Sequence], list[Sequence]]:
         """Return the sequences for which a draft can start now, and those whose text must be prefilled before that
         (`read`). `reads_all`: prefill it at once.
@@ -43,9 +48,9 @@ class DraftModel:
         self._missing = {}
         for sequence in wanted:
             missing = self._missing[sequence.held.id] = self._not_held(sequence)
-            while reads_all and len(missing) > NEAR and self.read(sequence, self._n_batch):
+            while reads_all and len(missing) > MAX_MISSING and self.read(sequence, self._n_batch):
                 pass
-            if len(missing) > NEAR:
+            if len(missing) > MAX_MISSING:
                 far.append(sequence)
             elif 0 < len(missing) <= room:
                 near.append(sequence)
@@ -117,9 +122,9 @@ class DraftModel:
         if self._heads is not None:  # the hidden state is unknown if it was loaded from RAM, until the next decode
             return pending if self._heads.ready(slot.id, slot.pos) else []
         held, text = self._held[slot.id], slot.tokens
-        start = max(len(held) - _RECENT, 0)
+        start = max(len(held) - _RECENT_TOKENS, 0)
         n = start + common_prefix(held[start:], [*text[start:], *pending])
-        if self._owners[slot.id] is not sequence or (start and n < start + NEAR):  # or its context was shifted
+        if self._owners[slot.id] is not sequence or (start and n < start + MAX_MISSING):  # or its context was shifted
             n = self._take_over(slot.id, text)
             self._owners[slot.id] = sequence
         # the last token is decoded again if it was a draft token and removed
@@ -133,7 +138,7 @@ class DraftModel:
         """
         best, source = max((common_prefix(held, text), i) for i, held in enumerate(self._held))
         own = common_prefix(self._held[seq], text)
-        if best < own + _TAKEN_OVER:
+        if best < own + _MIN_COPIED:
             return own
         self._cut(seq, 0)
         self._runner.seq_copy(source, seq)

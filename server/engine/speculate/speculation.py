@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from math import expm1
+from math import expm1, inf
 from random import Random
 
 from server.engine.media import text_of
@@ -13,24 +13,25 @@ from server.engine.request import RANDOM_SEED
 from server.engine.runner_api import Runner, RunnerInfo
 from server.engine.scheduler import TokenRun
 from server.engine.sequence import Sequence
-from server.engine.speculate.cost import GPU_SHARE, UNKNOWN_SHARE, UNSEEN, DraftState, StepCost, draft_length
+from server.engine.speculate.cost import GPU_TOKEN_COST, MODEL_RATE, TOKEN_COST, DraftState, StepCost, draft_length
 from server.engine.speculate.draft_model import MIN_CHUNK, DraftModel
 from server.engine.speculate.lookup import Lookup
 
 log = logging.getLogger(__name__)
 
-_PAUSE = 32  # steps without drafts after a batch found no cells
-_AGAIN = 1.5  # cost factor if accepted tokens are decoded again after a rejection
-_USUAL = 1024  # reply tokens that an index has room for; older ones are dropped
-_SHORT = 3  # replies this short gain nothing: the token after a draft is the model's
-_ENOUGH = 0.5  # acceptance rate of text drafts that makes a draft model unnecessary: a token is expected
-_RECOVERS = 1 / 256  # recovery towards `UNSEEN` per step, so that a draft model is tried again
-_FIRST = 2  # tokens of a draft model's first draft, whose cost is unknown
+_LOG_AGAIN_S = 60.0  # after which a fault is logged again
+_PAUSE_STEPS = 32  # steps without drafts after a batch found no cells
+_REDECODE_FACTOR = 1.5  # cost factor if accepted tokens are decoded again after a rejection
+_INDEXED_REPLY = 1024  # reply tokens that an index has room for; older ones are dropped
+_MIN_REPLY = 3  # replies this short gain nothing: the token after a draft is the model's
+_GOOD_TEXT_RATE = 0.5  # acceptance rate of text drafts that makes a draft model unnecessary: a token is expected
+_RATE_RECOVERY = 1 / 256  # recovery towards `MODEL_RATE` per step, so that a draft model is tried again
+_FIRST_DRAFT = 2  # tokens of a draft model's first draft, whose cost is unknown
 _UNTRIED_GAIN = 0.2  # assumed gain of a sequence from a draft model before its first draft
-_UNSEEN_SHARE = 0.15  # initial cost of a draft step, as a share of the model's step
-_READING = 0.1  # initial cost of a prefill token, as a share of a draft token
-_ANSWER = 128  # assumed tokens of a reply
-_CHUNK_SHARE = 0.5  # largest share of a step's time for prefill of the draft model
+_DRAFT_COST = 0.15  # initial cost of a draft step, as a share of the model's step
+_PREFILL_COST = 0.1  # initial cost of a prefill token, as a share of a draft token
+_REPLY_TOKENS = 128  # assumed tokens of a reply
+_MAX_PREFILL_SHARE = 0.5  # largest share of a step's time for prefill of the draft model
 
 
 def speculation(params: EngineParams, runner: Runner, clock: Callable[[], float]) -> "Speculation | None":
@@ -39,7 +40,7 @@ def speculation(params: EngineParams, runner: Runner, clock: Callable[[], float]
         return None
     drafts = (runner.heads or runner.draft) if params.drafts else None
     model = None if drafts is None else DraftModel(drafts, runner.vocab.eog, clock, runner.heads)
-    return Speculation(params, runner.info, model) if params.looks_up or model is not None else None
+    return Speculation(params, runner.info, model, clock) if params.looks_up or model is not None else None
 
 
 @dataclass(eq=False)
@@ -49,22 +50,23 @@ class Speculation:
     _params: EngineParams
     _info: RunnerInfo
     _model: DraftModel | None
+    _clock: Callable[[], float]
     _pause: int = 0
-    _has_failed: bool = False
+    _logged_at: float = -inf  # when a fault was logged last
 
     def __post_init__(self) -> None:
-        share = GPU_SHARE if self._info.deferred else UNKNOWN_SHARE
-        self._cost = StepCost(share if self._info.can_cut else share / _AGAIN)
+        share = GPU_TOKEN_COST if self._info.deferred else TOKEN_COST
+        self._cost = StepCost(share if self._info.can_cut else share / _REDECODE_FACTOR)
 
     def begin(self, sequence: Sequence) -> None:
         """Set up `sequence`, which got a slot for the first time."""
         params, request = self._params, sequence.request
         most = self._info.n_draft_max if request.spec_n_max < 0 else min(request.spec_n_max, self._info.n_draft_max)
-        if 0 <= request.max_tokens < _SHORT:
+        if 0 <= request.max_tokens < _MIN_REPLY:
             most = 0
         sequence.draft_state = state = DraftState(most)
         if params.looks_up and most:
-            n_more = _USUAL if request.max_tokens < 0 else min(request.max_tokens, _USUAL)
+            n_more = _INDEXED_REPLY if request.max_tokens < 0 else min(request.max_tokens, _INDEXED_REPLY)
             state.lookup = Lookup(text_of(request.prompt, request.media), *params.spec_ngram, n_more)
         if self._model is not None and not request.media:  # draft models process no media
             state.most_drafted = min(most, params.spec_draft_max)
@@ -78,23 +80,31 @@ class Speculation:
         """Return draft tokens after each sequence's next token, at most `room` in total.
 
         A step with prefill tokens is treated as if it had none, because these pay for themselves. Never fails: after an
-        error of the draft model the sequences get no more of its drafts, which is logged once.
+        error the sequences get no more drafts of the draft model, or of their text if there is no model.
         """
-        texts = [self._look_up(sequence) for sequence in generating]
-        self._pause = max(self._pause - 1, 0)
-        if self._pause or room < 1 or not (self._model is not None or any(texts)):
-            return [[] for _ in generating]
         try:
+            texts = [self._look_up(sequence) for sequence in generating]
+            self._pause = max(self._pause - 1, 0)
+            if self._pause or room < 1 or not (self._model is not None or any(texts)):
+                return [[] for _ in generating]
             return self._chosen(generating, texts, room)
-        except Exception as error:  # a draft must never fail a request
-            if not self._has_failed:
-                log.warning("the draft model failed; the current requests continue without it", exc_info=error)
-                self._has_failed = True
-        for sequence in generating:
-            _state(sequence).most_drafted = 0
-        if self._model is not None:
-            self._model.forget(generating)
+        except Exception as error:  # noqa: BLE001 - logged; a draft must never fail a request
+            self._stop(generating, error)
         return [[] for _ in generating]
+
+    def _stop(self, generating: Seq[Sequence], error: Exception) -> None:
+        model, now = self._model, self._clock()
+        if now >= self._logged_at + _LOG_AGAIN_S:
+            self._logged_at = now
+            name = "n-gram speculation" if model is None else model.name
+            log.warning("%s failed; the current requests continue without it", name, exc_info=error)
+        for sequence in generating:
+            state = _state(sequence)
+            state.most_drafted = 0
+            if model is None:
+                state.lookup = None
+        if model is not None:
+            model.forget(generating)
 
     def _look_up(self, sequence: Sequence) -> list[int]:
         """Return a draft from the text, whose tokens are compared with sampled ones also if it is not verified."""
@@ -124,7 +134,7 @@ class Speculation:
             draft_s = self._draft_s(self._cost.of(n)) if by_model else None
             count, length, _ = draft_length(rates, n, self._step_s(n), most, room, draft_s)
             if not count and self._is_untried and generating[offers[0][1]] in by_model:
-                count, length = 1, min(_FIRST, room)
+                count, length = 1, min(_FIRST_DRAFT, room)
         wanted: dict[Sequence, int] = {}
         for _, i, most in offers[:count]:
             sequence = generating[i]
@@ -149,8 +159,10 @@ class Speculation:
             state = _state(sequence)
             most = 0 if sequence.n_rolled_back else self._most(sequence, state.most_drafted)
             most = min(most, model.n_ctx_seq - sequence.n_computed - 2)
-            if most > 0 and (is_synthetic or not text or state.acceptance < min(_ENOUGH, state.draft_acceptance)):
-                state.draft_acceptance += _RECOVERS * (UNSEEN - state.draft_acceptance)
+            if most > 0 and (
+                is_synthetic or not text or state.acceptance < min(_GOOD_TEXT_RATE, state.draft_acceptance)
+            ):
+                state.draft_acceptance += _RATE_RECOVERY * (MODEL_RATE - state.draft_acceptance)
                 wanted[sequence] = most
         near, far = model.ready(list(wanted), reads_all=is_synthetic)
         if far and not is_synthetic:
@@ -162,16 +174,16 @@ class Speculation:
         for all `n_wanted` sequences, which makes each cheaper.
         """
         base_s, request, n_out = self._cost.of(n), sequence.request, len(sequence.output)
-        token_s = model.token_s or _READING * _UNSEEN_SHARE * base_s / n
+        token_s = model.token_s or _PREFILL_COST * _DRAFT_COST * base_s / n
         most = self._most(sequence, _state(sequence).most_drafted)
         rates, draft_s = [_state(sequence).draft_acceptance] * n_wanted, self._draft_s(base_s)
         _, _, gain = draft_length(rates, n, self._step_s(n), most, n_wanted * most, draft_s)
         gain = max(gain, _UNTRIED_GAIN * n_wanted if self._is_untried else 0.0)
-        left = max(_ANSWER - n_out, _ANSWER // 4)
+        left = max(_REPLY_TOKENS - n_out, _REPLY_TOKENS // 4)
         if request.max_tokens >= 0:
             left = min(left, request.max_tokens - n_out)
         if left * base_s * -expm1(-gain / n_wanted) > model.n_missing(sequence) * token_s:
-            model.read(sequence, max(MIN_CHUNK, int(_CHUNK_SHARE * base_s / token_s)))
+            model.read(sequence, max(MIN_CHUNK, int(_MAX_PREFILL_SHARE * base_s / token_s)))
 
     @property
     def _is_untried(self) -> bool:
@@ -181,12 +193,12 @@ class Speculation:
     def _step_s(self, n: int) -> Callable[[int], float]:
         """Return a function of the seconds of a step with so many tokens, `n` of them without drafts."""
         cost, base_s = self._cost, self._cost.of(n)
-        again = 1.0 if self._info.can_cut else _AGAIN
+        again = 1.0 if self._info.can_cut else _REDECODE_FACTOR
         return lambda n_tokens: base_s + again * max(cost.of(n_tokens) - base_s, 0.0)
 
     def _draft_s(self, base_s: float) -> Callable[[int], float]:
         """Return a function of the seconds of one more token of so many drafts of the draft model."""
-        return lambda count: (self._model.cost.of(count) if self._model else 0.0) or _UNSEEN_SHARE * base_s
+        return lambda count: (self._model.cost.of(count) if self._model else 0.0) or _DRAFT_COST * base_s
 
     def _most(self, sequence: Sequence, most: int) -> int:
         """Limit a draft so that the next token still fits into the context and ``max_tokens``."""
@@ -201,7 +213,7 @@ class Speculation:
 
     def no_room(self) -> None:
         """Pause speculation after a batch with drafts found no cells."""
-        self._pause = _PAUSE
+        self._pause = _PAUSE_STEPS
 
     def observe(self, runs: Seq[TokenRun], n_prompt: int, seconds: float) -> None:
         """Record that a step with `runs`, of which `n_prompt` tokens were prefill, took `seconds`."""

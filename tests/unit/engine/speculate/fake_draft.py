@@ -84,6 +84,9 @@ class Machine:
         """Of the draft model."""
         self._spend(self._draft_ms, entries)
 
+    def wait(self, seconds: float) -> None:
+        self._now += seconds
+
     def _spend(self, ms: tuple[float, float], entries: Sequence[BatchEntry]) -> None:
         self._now += (ms[0] + ms[1] * sum(len(entry.tokens) for entry in entries)) / 1e3
 

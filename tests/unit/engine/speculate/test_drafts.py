@@ -1,6 +1,5 @@
 """Draft tokens of lookup, draft models and chance: they save steps and never change a text; what they cost and gain."""
 
-import logging
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -11,7 +10,15 @@ from hypothesis import strategies as st
 
 from server.engine.request import Request, SamplingParams, Timings
 from server.engine.runner_api import BatchEntry
-from server.engine.speculate.cost import FORGET, GPU_SHARE, SEEN, UNKNOWN_SHARE, DraftState, StepCost, draft_length
+from server.engine.speculate.cost import (
+    FORGET_STEPS,
+    GPU_TOKEN_COST,
+    N_MEASUREMENTS,
+    TOKEN_COST,
+    DraftState,
+    StepCost,
+    draft_length,
+)
 from server.engine.speculate.lookup import CHUNK, Lookup
 from server.errors import InternalError
 from tests.support.fakes import FakeRunner
@@ -154,8 +161,9 @@ async def test_a_long_prompt_of_a_short_answer_is_not_read_at_all(machine: Machi
     assert runner.draft.batches == []
 
 
-async def test_a_failing_draft_model_fails_no_request_and_is_logged_once(
-    machine: Machine, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(("spec_type", "name"), [("draft-simple", "the draft model"), ("lookup", "n-gram speculation")])
+async def test_drafting_that_fails_fails_no_request_and_is_logged_once_a_minute(
+    spec_type: str, name: str, machine: Machine, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(entries: Sequence[BatchEntry]) -> None:
         machine.draft(entries)
@@ -163,14 +171,18 @@ async def test_a_failing_draft_model_fails_no_request_and_is_logged_once(
             raise InternalError("llama_decode returned -3")
 
     runner = FakeRunner(on_decode=machine.step)
-    runner.draft = FakeDraft(runner, on_decode=fail)
+    if spec_type == "draft-simple":
+        runner.draft = FakeDraft(runner, on_decode=fail)
+    else:
+        monkeypatch.setattr(Lookup, "propose", lambda self, most: 1 // 0)
     wanted = [request(f"prompt {i}", max_tokens=50) for i in range(6)]
-    with caplog.at_level(logging.WARNING):
-        replies = await answers(machine, runner, *wanted)
-    assert [reply.text for reply in replies] == [alone(each) for each in wanted]
-    assert [record.message for record in caplog.records].count(
-        "the draft model failed; the current requests continue without it"
-    ) == 1
+    said = f"{name} failed; the current requests continue without it"
+    async with engine_over(runner, clock=machine, spec_type=spec_type) as engine:
+        for n in (1, 2):
+            replies = await run(engine, *wanted)
+            assert [reply.text for reply in replies] == [alone(each) for each in wanted]
+            assert [record.message for record in caplog.records] == [said] * n
+            machine.wait(60.0)
 
 
 async def test_a_draft_model_drafts_to_the_end_of_its_own_shorter_context(
@@ -276,12 +288,12 @@ def test_a_step_between_two_known_ones_lies_on_their_line() -> None:
     assert cost.of(100) == pytest.approx(0.31, rel=0.05)
 
 
-@pytest.mark.parametrize("share", [UNKNOWN_SHARE, GPU_SHARE])
+@pytest.mark.parametrize("share", [TOKEN_COST, GPU_TOKEN_COST])
 def test_what_was_not_measured_costs_no_more_than_is_assumed_of_tokens(share: float) -> None:
     cost = StepCost(share)
     cost.observe(1, 0.01)
     assert cost.of(2) == pytest.approx(0.01 * (1 + share))
-    for _ in range(SEEN):
+    for _ in range(N_MEASUREMENTS):
         cost.observe(2, 0.025)
     assert cost.of(2) == pytest.approx(0.025)
     assert cost.of(8) == pytest.approx(0.025 + 6 * 0.01 * share)  # long drafts may pay where short ones don't
@@ -308,7 +320,7 @@ def test_a_size_that_was_not_seen_for_long_is_forgotten() -> None:
     cost = StepCost()
     cost.observe(1, 0.01)
     cost.observe(8, 5.0)
-    for _ in range(SEEN * FORGET):
+    for _ in range(N_MEASUREMENTS * FORGET_STEPS):
         cost.observe(1, 0.01)
     assert cost.of(8) < 0.1
 
