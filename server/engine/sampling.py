@@ -258,18 +258,17 @@ class NextTokens:
         if sequence.draft_state is not None:
             sequence.draft_state.add(token)
         self._stats.predicted_tokens += 1
-        had_new_line = stream.has_new_line
         special = self._params.special  # control tokens are rendered
         is_end = token in self._vocab.eog and not request.sampling.ignore_eos
         if is_end:
             piece = self._vocab.piece(token) if special else b""
-            shown = stream.feed(token, piece, logprob and replace(logprob, piece=piece, ends=True))
+            logprob = logprob and replace(logprob, piece=piece, ends=True)
         else:
             piece = self._vocab.piece(token, special=special or token in request.print_special)
-            shown = stream.feed(token, piece, logprob)
-        if shown is not None and not (is_end and not piece):
+        shown = stream.feed(token, piece, logprob)
+        if shown is not None:
             self._emit_text(sequence, shown, now)
-        return FinishReason.EOS if is_end else self._end_reason(sequence, had_new_line, shown, now)
+        return FinishReason.EOS if is_end else self._end_reason(sequence, shown, now)
 
     def _score(self, output: int, run: TokenRun) -> PromptLogprobs:
         """Return the log probabilities of the prompt tokens after those of `run`, whose logits start at `output`."""
@@ -347,9 +346,7 @@ class NextTokens:
     def _context_full(self, sequence: Sequence) -> bool:
         return len(sequence.request.prompt) + len(sequence.output) >= self._n_most
 
-    def _end_reason(
-        self, sequence: Sequence, had_new_line: bool, shown: Text | None, now: float
-    ) -> FinishReason | None:
+    def _end_reason(self, sequence: Sequence, shown: Text | None, now: float) -> FinishReason | None:
         """Return why the choice ends with its last token, if it does (server-context.cpp, process_token)."""
         request = sequence.request
         if sequence.text.stopping_word:
@@ -361,7 +358,7 @@ class NextTokens:
         if 0 <= request.max_tokens <= len(sequence.output) or self._context_full(sequence):
             return FinishReason.LIMIT
         over_time = request.deadline_s > 0 and now - sequence.prompt_done_at > request.deadline_s
-        if over_time and had_new_line and shown is not None and "\n" in shown.text:
+        if over_time and shown is not None and "\n" in shown.text:
             return FinishReason.LIMIT
         return None
 

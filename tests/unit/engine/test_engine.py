@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from server.engine.loop import Instance
-from server.engine.request import Event, Failed, SamplingParams
+from server.engine.request import Event, Failed, FinishReason, SamplingParams
 from server.engine.runner_api import BatchEntry
 from server.engine.scheduler import TokenRun
 from server.errors import ContextExceeded, InternalError, InvalidRequest, ShuttingDown
 from tests.support.fakes import FakeRunner, FakeSampler
-from tests.unit.engine.builders import alone, engine_over, request, run
+from tests.unit.engine.builders import alone, engine_over, request, run, ticking
 from tests.unit.engine.events import events_of
 
 
@@ -27,6 +27,13 @@ async def test_a_sequence_whose_token_can_not_be_sampled_fails_alone() -> None:
     async with engine_over(Faulty(together=True)) as engine:
         replies = await run(engine, *(request(f"prompt {i}") for i in range(3)))
     assert [reply.error is None for reply in replies] == [False, True, True]
+
+
+async def test_generation_past_its_deadline_ends_with_the_line() -> None:
+    runner = FakeRunner(replies={"sing": "row row row\nyour boat\n"})
+    async with engine_over(runner, clock=ticking()) as engine:
+        (reply,) = await run(engine, request("sing", max_tokens=40, deadline_s=0.001))
+    assert (reply.text, reply.finished[0].reason) == ("row row row\n", FinishReason.LIMIT)
 
 
 async def test_a_long_prompt_does_not_stall_running_slots() -> None:

@@ -69,6 +69,14 @@ def test_a_request_may_bring_its_own(held: Pair) -> None:
     assert 100 <= int(text) <= 999
 
 
+def test_a_deadline_ends_generation_with_the_line(pair: Pair) -> None:
+    grammar = 'root ::= "words of a line that takes more than a millisecond\\n" root'
+    body = {"prompt": "the fox", "grammar": grammar, "t_max_predict_ms": 1, "n_predict": 200}
+    ours, theirs = pair.post("/completion", body)
+    assert ours["content"] == theirs["content"]
+    assert ours["content"].count("\n") == 1
+
+
 def _text(reply: Any) -> str:
     if "content" in reply:
         return str(reply["content"])
