@@ -172,6 +172,11 @@ class Runner(Protocol):
     ) -> TokenLogprob:
         """Sample without accepting; return log probabilities after the sampler chain with the `n_top` best tokens."""
 
+    def prepare_logprobs(self, wanted: Sequence[tuple[int, int]]) -> None:
+        """Compute in parallel, where that is faster, what `logprobs` will return of these outputs with so many top
+        tokens.
+        """
+
     def logprobs(self, output: int, token: int, n_top: int) -> TokenLogprob:
         """Return the raw log probability of `token` at that output, with the `n_top` best tokens."""
 

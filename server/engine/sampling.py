@@ -20,6 +20,7 @@ from server.engine.request import (
     Finished,
     FinishReason,
     PromptLogprobs,
+    Request,
     Started,
     Text,
     TokenLogprob,
@@ -284,32 +285,39 @@ class NextTokens:
         return PromptLogprobs(sequence.index, tuple(tokens))
 
     def _sample_together(self, rows: list[tuple[int, TokenRun]]) -> None:
-        """Sample what can be sampled in parallel, before each sequence takes its own."""
+        """Compute in parallel what can be, before each sequence takes its own."""
         self._constrained.propose(rows)
+        probs = [
+            (output, run.sequence.request.n_probs)
+            for first, run in rows
+            if run.scored or _wants_logprobs(run.sequence.request)
+            for output in range(first, first + (run.n_outputs if run.scored else 1))
+        ]
+        if len(probs) > 1:
+            self._runner.prepare_logprobs(probs)
         free = [(output, run.sequence.sampler) for output, run in rows if _is_free(run)] if len(rows) > 1 else []
         self._drawn = self._runner.sample_together(free) if len(free) > 1 else {}
 
     def _next_token(self, output: int, sequence: Sequence) -> tuple[int, TokenLogprob | None]:
         runner, sampler, request = self._runner, sequence.sampler, sequence.request
         assert sampler is not None
-        if sequence.constraint is None and not request.want_logprobs:  # the usual case
-            drawn = self._drawn.get(output)
-            if isinstance(drawn, Exception):
-                raise drawn
-            return runner.sample(output, sampler) if drawn is None else drawn, None
-        mask = None
+        mask = after = None
         if sequence.constraint is not None:
             if request.want_logprobs and request.n_forbidden:
                 mask = self._mask(output, sequence.constraint, request.n_forbidden)
             token, after = self._constrained.sample(output, sequence)
-        elif request.post_sampling_probs:
+        elif request.want_logprobs and request.post_sampling_probs:
             after = runner.propose_probs(output, sampler, request.n_probs)
             runner.accept(sampler, token := after.id)
         else:
-            token, after = runner.sample(output, sampler), None
-        if request.want_logprobs and after is None:
-            after = runner.logprobs(output, token, request.n_probs)
-        return token, after if mask is None or after is None else replace(after, mask=mask)
+            drawn = self._drawn.get(output)
+            if isinstance(drawn, Exception):
+                raise drawn
+            token = runner.sample(output, sampler) if drawn is None else drawn
+        if not request.want_logprobs:
+            return token, None
+        after = after or runner.logprobs(output, token, request.n_probs)
+        return token, after if mask is None else replace(after, mask=mask)
 
     def _mask(self, output: int, constraint: Constraint, n: int) -> tuple[int, tuple[TokenLogprob, ...]]:
         """Return ``TokenLogprob.mask``."""
@@ -409,9 +417,14 @@ def _needs_no_logits(sequence: Sequence) -> bool:
     return request.sampling.backend_sampling and not asked and not by_chance
 
 
+def _wants_logprobs(request: Request) -> bool:
+    return request.want_logprobs and not request.post_sampling_probs
+
+
 def _is_free(run: TokenRun) -> bool:
     """Return whether its one token is sampled freely and will be accepted in any case."""
     sequence = run.sequence
     request = sequence.request
-    bound = sequence.constraint is not None or run.n_outputs > 1 or run.scored or request.want_logprobs
+    after_chain = request.want_logprobs and request.post_sampling_probs
+    bound = sequence.constraint is not None or run.n_outputs > 1 or run.scored or after_chain
     return not bound and request.max_tokens != 0 and sequence.phase is Phase.DECODE

@@ -350,6 +350,9 @@ class FakeRunner:
             raise InternalError("no token is allowed")
         return token if token in allowed else allowed[0]
 
+    def prepare_logprobs(self, wanted: Sequence[tuple[int, int]]) -> None:
+        pass
+
     def logprobs(self, output: int, token: int, n_top: int) -> TokenLogprob:
         best = self.outputs[output]
         order = [best, *(t for t in range(ord("a"), ord("z") + 1) if t != best)][:n_top]

@@ -5,6 +5,7 @@ import math
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
 
@@ -52,6 +53,8 @@ class Interruption:
 # a chain over more candidates takes longer than getting the GIL back: let other threads run meanwhile
 _HOLD_GIL_UP_TO = 1 << 16
 _ROWS = 64  # of logits, when the best ones are looked for
+Distribution: TypeAlias = tuple[float, tuple[TokenLogprob, ...]]
+"""The logarithm of the sum of an output's exponentiated logits, and its most probable tokens."""
 _LOWEST = -3.4028234663852886e38  # what llama-server prints for a probability of 0
 
 
@@ -92,19 +95,19 @@ class LlamaRunner(NativeSequences):
         self._on_close = on_close
         self._batch = Batch(info.n_batch, info.n_seq, vocab.n_tokens, info.n_more_outputs)
         self._media = EmbeddingBatch(info.n_batch, info.n_seq, encoder.n_embd, mrope=encoder.mrope) if encoder else None
-        self._checked: dict[int, Logits] = {}  # by output: those of this decode that are known to be numbers
         self._samplers = SamplerFactory(vocab, info.n_ctx_seq)
         small = vocab.n_tokens <= _HOLD_GIL_UP_TO
         self._sample = fast.sampler_sample if small else C.llama_sampler_sample
         self._candidates = Candidates(vocab.n_tokens, fast.sampler_apply if small else C.llama_sampler_apply)
         self._parallel = ParallelSampling(vocab.n_tokens)
         self._graph = GraphSampling(lambda: self._context)
-        self._scratch = np.empty(vocab.n_tokens, np.float32)
+        self._distributions: dict[tuple[int, int], Distribution] = {}  # of the last decode, by output and top tokens
         stop = Interruption(context)
         self.interruptible, self.interrupt = stop.allow, stop.request
         self.load_adapter, self.free_adapter = adapters.load, adapters.free
-        self._rows: list[Logits] = []  # of the last decode, once somebody has asked for any
-        self._seen: tuple[int, list[Logits]] = 0, []  # where such were last, and the views of them
+        self._all_logits = np.empty((0, vocab.n_tokens), np.float32)  # a view of the library's, since they last moved
+        self._seen = 0, 0  # its address and number of rows
+        self._highest: dict[int, int] = {}  # the tokens with the highest logits of the outputs that were read
 
     def decode(self, entries: Sequence[BatchEntry]) -> bool:
         """Decode in one call. True: done. False: no KV room, and nothing was changed.
@@ -124,8 +127,8 @@ class LlamaRunner(NativeSequences):
 
     def _decode_entries(self, entries: Sequence[BatchEntry]) -> bool:
         context = self._open()
-        self._outputs, self._rows = [], []
-        self._checked.clear()
+        self._outputs, self._highest = [], {}
+        self._distributions.clear()
         if (threads := self._threads.change()) is not None:
             C.llama_set_n_threads(context, *threads)
         if entries and entries[0].media is not None:
@@ -176,9 +179,9 @@ class LlamaRunner(NativeSequences):
     def sample(self, output: int, sampler: NativeSampler) -> int:
         if sampler in self._graph:
             return self._graph.sample(self._outputs[output], sampler)
-        if sampler.lowered is not None and (best := self._highest(output)) not in sampler.lowered:
-            return best
         self._logits(output)
+        if sampler.lowered is not None and (best := self._highest[output]) not in sampler.lowered:
+            return best
         token: int = self._sample(sampler.chain, self._context, self._outputs[output])
         return token
 
@@ -216,16 +219,26 @@ class LlamaRunner(NativeSequences):
         top = tuple(TokenLogprob(t, self._plain(t), _log(p)) for t, p in best)
         return TokenLogprob(token, self._plain(token), _log(probability), top)
 
+    def prepare_logprobs(self, wanted: Sequence[tuple[int, int]]) -> None:
+        n_threads = self._parallel.n_threads(len(wanted))
+        if n_threads > 1:
+            found = self._parallel.spread(lambda _, row: self._distribution(*row), wanted, n_threads)
+            pairs = zip(wanted, found, strict=True)
+            self._distributions = {row: each for row, each in pairs if not isinstance(each, Exception)}
+
     def logprobs(self, output: int, token: int, n_top: int) -> TokenLogprob:
         """Return the token's log probability by the output's raw logits, and the `n_top` best tokens, best first."""
         self.vocab.check(token)
+        log_sum, top = self._distributions.get((output, n_top)) or self._distribution(output, n_top)
+        return self._entry(token, self._logits(output), log_sum, top)
+
+    def _distribution(self, output: int, n_top: int) -> Distribution:
         logits = self._logits(output)
-        highest = logits.max()
-        np.subtract(logits, highest, out=self._scratch)
-        np.exp(self._scratch, out=self._scratch)
-        log_sum = float(highest) + math.log(float(self._scratch.sum(dtype=np.float64)))
-        top = tuple(self._entry(t, logits, log_sum) for t in best_tokens(logits, min(n_top, len(logits))))
-        return self._entry(token, logits, log_sum, top)
+        highest = logits[self._highest[output]]
+        shifted = logits - highest
+        log_sum = float(highest) + math.log(np.exp(shifted, out=shifted).sum())
+        best = best_tokens(logits, min(n_top, len(logits)))
+        return log_sum, tuple(self._entry(token, logits, log_sum) for token in best)
 
     def _entry(self, token: int, logits: Logits, log_sum: float, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
         return TokenLogprob(token, self._plain(token), max(float(logits[token]) - log_sum, _LOWEST), top)
@@ -287,62 +300,47 @@ class LlamaRunner(NativeSequences):
         super().close()
         self._on_close(self)
 
-    def _highest(self, output: int) -> int:
-        """Return the token with the highest logit, without building candidates."""
-        logits = self._view(output)
-        token = int(logits.argmax())
-        _refuse_unless_number(float(logits[token]))
-        self._checked[output] = logits
-        return token
-
     def _logits(self, output: int) -> Logits:
-        """Return the `_view`. Refuse logits that are not numbers, because samplers would read out of bounds."""
-        self._open()
-        logits = self._checked.get(output)
-        if logits is None:
-            logits = self._view(output)
-            _refuse_unless_number(np.maximum.reduce(logits))
-            self._checked[output] = logits
+        """Return a view into the context, valid until the next decode. Raises `NotNumbers` for logits that are not
+        numbers, because samplers would read out of bounds.
+        """
+        context = self._open()
+        if not 0 <= output < len(self._outputs):
+            raise InternalError(f"output {output} of a decode with {len(self._outputs)}")
+        if not self._highest:
+            self._map_logits(context)
+        logits: Logits = self._all_logits[output]
+        if (highest := self._highest.get(output)) is None:
+            highest = self._highest[output] = int(logits.argmax())
+        if not math.isfinite(logits[highest]):  # a logit that is no number counts as the highest
+            raise NotNumbers
         return logits
 
-    def _view(self, output: int) -> Logits:
-        """Return a view into the context, valid until the next decode.
+    def _map_logits(self, context: int) -> None:
+        """Map the logits of the last decode, if they have moved.
 
         The library keeps the rows of all outputs in one piece, in the batch's order (its `output_reorder`).
         """
-        context = self._open()
-        n = len(self._outputs)
-        if not 0 <= output < n:
-            raise InternalError(f"output {output} of a decode with {n}")
-        if not self._rows:
-            logits = fast.get_logits(context)
-            if not logits:
-                raise InternalError("the library has no logits for a token that asked for them")
-            address = ctypes.addressof(logits.contents)
-            if self._seen[0] != address or len(self._seen[1]) != n:
-                n_vocab = self.vocab.n_tokens
-                whole = (ctypes.c_float * (n * n_vocab)).from_address(address)
-                self._seen = address, list(np.frombuffer(memoryview(whole), np.float32).reshape(n, n_vocab))
-            self._rows = self._seen[1]
-        return self._rows[output]
-
-
-def _refuse_unless_number(highest: float) -> None:
-    if not math.isfinite(highest):  # also when any logit is no number: numpy's maximum is not either, then
-        raise NotNumbers
+        logits = fast.get_logits(context)
+        if not logits:
+            raise InternalError("the library has no logits for a token that asked for them")
+        seen = address, n = ctypes.addressof(logits.contents), len(self._outputs)
+        if self._seen != seen:
+            whole = (ctypes.c_float * (n * self.vocab.n_tokens)).from_address(address)
+            self._all_logits = np.frombuffer(memoryview(whole), np.float32).reshape(n, -1)
+            self._seen = seen
 
 
 def best_tokens(logits: Logits, n: int) -> list[int]:
     """Return the `n` tokens with the highest logits, best first."""
     if n <= 1:
         return [int(logits.argmax())] * n
-    width, ids = len(logits) // _ROWS, np.arange(len(logits))
-    if n < width:  # the best are in the columns with the highest maxima, which takes a fifth of the time
-        highest = logits[: _ROWS * width].reshape(_ROWS, width).max(axis=0)
-        columns = np.argpartition(highest, -n)[-n:]
-        ids = np.append((columns + width * np.arange(_ROWS)[:, None]).ravel(), ids[_ROWS * width :])
-    ids = ids[np.argpartition(logits[ids], -n)[-n:]]
-    return [int(i) for i in ids[np.lexsort((ids, -logits[ids]))]]
+    width = len(logits) // _ROWS
+    # at least `n` logits reach the `n`-th highest maximum of the columns, and few others do
+    columns = logits[: _ROWS * width].reshape(_ROWS, width).max(axis=0) if n <= width else logits
+    ids = (logits >= np.partition(columns, -n)[-n]).nonzero()[0]
+    best: list[int] = ids[np.lexsort((ids, -logits[ids]))][:n].tolist()
+    return best
 
 
 def _log(probability: float) -> float:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -104,6 +105,8 @@ _NEW = 0.1  # weight of a new measurement
 _MOST_THREADS = 64
 
 Draw = tuple[NativeSampler, Logits]
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 def threads_for(n_chains: int, chain_s: float, handing_s: float, n_cpus: int) -> int:
@@ -137,8 +140,7 @@ class ParallelSampling:
         chains are left out.
         """
         chains = [(output, sampler) for output, sampler in wanted if sampler.lowered is None]
-        n_threads = threads_for(len(chains), self._chain_s, self._handing_s, self.n_cpus) if len(chains) > 1 else 1
-        if n_threads < 2:
+        if (n_threads := self.n_threads(len(chains))) < 2:
             self._handing_s += 0.01 * (HANDING_S - self._handing_s)  # one bad measurement is not for ever
             return {}
         drawn: dict[int, int | Exception] = {}
@@ -155,17 +157,25 @@ class ParallelSampling:
                 fast.sampler_accept(sampler.chain, token)
         return drawn
 
+    def n_threads(self, n_rows: int) -> int:
+        """Return how many threads end the chains of `n_rows` first."""
+        return threads_for(n_rows, self._chain_s, self._handing_s, self.n_cpus) if n_rows > 1 else 1
+
     def choose(self, wanted: Sequence[Draw], n_threads: int) -> list[int | Exception]:
         """Sample without accepting; return each chain's token or its error."""
-        n = max(1, min(n_threads, len(wanted)))
+        return self.spread(lambda scratch, draw: scratch.choose(*draw), wanted, n_threads)
+
+    def spread(self, work: Callable[[Candidates, T], R], rows: Sequence[T], n_threads: int) -> list[R | Exception]:
+        """Do `work` for each of `rows` in several threads, each with its own candidates; return results or errors."""
+        n = max(1, min(n_threads, len(rows)))
         while len(self._scratch) < n:
             self._scratch.append(Candidates(self._n_vocab, C.llama_sampler_apply))
         began = time.perf_counter()
-        others = [self._threads.submit(_run, self._scratch[i], wanted[i::n]) for i in range(1, n)]
-        parts = [_run(self._scratch[0], wanted[::n]), *(other.result() for other in others)]
+        others = [self._threads.submit(_run, work, self._scratch[i], rows[i::n]) for i in range(1, n)]
+        parts = [_run(work, self._scratch[0], rows[::n]), *(other.result() for other in others)]
         if n > 1:
-            self._learn(time.perf_counter() - began, [seconds for _, seconds in parts], len(wanted))
-        return [parts[i % n][0][i // n] for i in range(len(wanted))]
+            self._learn(time.perf_counter() - began, [seconds for _, seconds in parts], len(rows))
+        return [parts[i % n][0][i // n] for i in range(len(rows))]
 
     def _learn(self, took_s: float, parts_s: Sequence[float], n_chains: int) -> None:
         self._chain_s += _NEW * (sum(parts_s) / n_chains - self._chain_s)
@@ -178,13 +188,15 @@ class ParallelSampling:
             self._threads.shutdown()
 
 
-def _run(scratch: Candidates, wanted: Sequence[Draw]) -> tuple[list[int | Exception], float]:
-    """Run the chains; return their tokens, and the CPU seconds in total."""
-    chosen: list[int | Exception] = []
+def _run(
+    work: Callable[[Candidates, T], R], scratch: Candidates, rows: Sequence[T]
+) -> tuple[list[R | Exception], float]:
+    """Return the results of `work` or its errors, and the CPU seconds in total."""
+    done: list[R | Exception] = []
     began = time.thread_time()
-    for sampler, logits in wanted:
+    for row in rows:
         try:
-            chosen.append(scratch.choose(sampler, logits))
+            done.append(work(scratch, row))
         except Exception as error:  # noqa: BLE001 - it is the sequence's own; raised where it is sampled
-            chosen.append(error)
-    return chosen, time.thread_time() - began
+            done.append(error)
+    return done, time.thread_time() - began

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from server.engine.request import PARAMETERS, RANDOM_SEED, SAMPLERS, SamplingParams
-from server.errors import InternalError, InvalidRequest
+from server.errors import InternalError, InvalidRequest, NotNumbers
 from server.llama.context.runner import LlamaRunner
 from server.llama.sampling import candidates as parallel_sampling
 from server.llama.sampling.sampler import NativeSampler
@@ -310,14 +310,28 @@ def test_the_tokens_are_those_of_one_after_the_other(large: LlamaRunner) -> None
         assert [drawn.get(o, large.sample(o, together[o]) if o not in drawn else -1) for o in range(4)] == wanted
 
 
+def test_log_probabilities_computed_together_are_those_of_one_after_the_other(large: LlamaRunner) -> None:
+    _decoded(large)
+    alone = [large.logprobs(output, 7, 5) for output in range(4)]
+    large._logits(2)[5] = np.nan
+    large._highest = {}  # read them again
+    large.prepare_logprobs([(output, 5) for output in range(4)])
+    assert len(large._distributions) == 3
+    with pytest.raises(NotNumbers):
+        large.logprobs(2, 7, 5)
+    assert [large.logprobs(output, 7, 5) for output in (0, 1, 3)] == [alone[0], alone[1], alone[3]]
+    assert large.logprobs(0, 7, 2).top == alone[0].top[:2]
+
+
 @pytest.mark.parametrize("bad", [{1}, {0, 1, 2, 3}])
 def test_logits_that_are_no_numbers_fail_their_own_sequence(large: LlamaRunner, bad: set[int]) -> None:
     prompts = _decoded(large)
     samplers = [large.sampler(PLAIN, prompt) for prompt in prompts]
     for output in bad:
-        view = large._view(output)
+        view = large._logits(output)
         view.flags.writeable = True
         view[5] = np.nan
+    large._highest = {}  # read them again
     drawn = large.sample_together(list(enumerate(samplers)))
     assert {output for output, token in drawn.items() if isinstance(token, InternalError)} == bad
     assert set(drawn) == {0, 1, 2, 3}
