@@ -28,10 +28,10 @@ _SAME_NAMES = (  # of `LoadParams` and llama_context_params
     *("yarn_ext_factor", "yarn_attn_factor", "yarn_beta_slow", "yarn_beta_fast"),
 )
 MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ
-_MORE_LOGITS = 1 << 22
-"""Numbers of logits that a batch may have for prompt tokens whose log probabilities are wanted: 16 MB of buffers, and
-some milliseconds of the step that reads them; 27 tokens of a vocabulary of 152k."""
-_MOST_MORE = 128
+_SCORED_TOKENS, _MOST_LARGE = 64, 1 << 15
+"""Prompt tokens of a batch that may have log probabilities: a tile of ggml's attention, two if the vocabulary is not
+large. A CPU takes the memory of their logits with the first request that wants them, 68 MB for 152k tokens.
+"""
 AUTO_INPUTS = 64
 """Inputs of one decode where ``n_parallel`` is automatic: they share one cache, so that each costs its tokens only."""
 _MOST_LOGITS = 1 << 27
@@ -47,7 +47,7 @@ def more_outputs(n_vocab: int, n_seq: int, engine: EngineParams) -> int:
     """Return the outputs of a batch besides one per sequence: for drafts and prompt log probabilities. Default
     speculation uses those for prompts, so it needs no memory.
     """
-    of_prompts = max(1, min(_MOST_MORE, _MORE_LOGITS // n_vocab))
+    of_prompts = _SCORED_TOKENS * (2 if n_vocab <= _MOST_LARGE else 1)
     return of_prompts if engine.spec_type == LOOKUP else max(of_prompts, n_seq * engine.n_draft_max)
 
 
