@@ -216,7 +216,11 @@ class NextTokens:
         if draft_tokens:
             # as llama-server counts: an end token with draft tokens after it is not an accepted one
             uncounted = reason and is_right and n_right < len(draft_tokens) and sequence.output[-1] in self._vocab.eog
-            self._record_draft(run, n_right, n_right - bool(uncounted))
+            n_accepted = n_right - bool(uncounted)
+            sequence.n_draft_accepted += n_accepted
+            self._stats.add_draft(len(draft_tokens), n_accepted)
+            if n_right < len(draft_tokens):
+                self._cells.roll_back(run, len(draft_tokens) - n_right, self._clock())
         if reason is not None:
             context_full = reason is FinishReason.LIMIT and self._context_full(sequence)
             self.finish(sequence, run.seq, reason, now, context_full=context_full)
@@ -225,13 +229,6 @@ class NextTokens:
         """Return whether the `n`-th draft token is accepted regardless of sampling; None = sampling decides."""
         takes = None if self._speculation is None else self._speculation.takes(sequence, n)
         return takes and draft not in self._vocab.eog
-
-    def _record_draft(self, run: TokenRun, n_right: int, n_accepted: int) -> None:
-        sequence, n_drafted = run.sequence, len(run.draft_tokens)
-        sequence.n_draft_accepted += n_accepted
-        self._stats.add_draft(n_drafted, n_accepted)
-        if n_right < n_drafted:
-            self._cells.roll_back(run, n_drafted - n_right, self._clock())
 
     def _take_one(self, output: int, sequence: Sequence, now: float, given: int | None) -> FinishReason | None:
         """Take the next token from the `output`-th logits. Return why the choice ends with it, if it does.

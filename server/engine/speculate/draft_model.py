@@ -24,6 +24,7 @@ class DraftModel:
         self, runner: DraftRunner, ends: frozenset[int], clock: Callable[[], float], heads: MtpHeads | None = None
     ) -> None:
         """`ends`: tokens that end a text."""
+        self.name = "the draft model" if heads is None else "the model's MTP heads"
         self.cost = StepCost()
         self.token_s = 0.0
         self.n_ctx_seq = runner.info.n_ctx_seq
@@ -34,11 +35,6 @@ class DraftModel:
         self._held: list[list[int]] = [[] for _ in range(runner.info.n_seq)]  # tokens in the cells of each slot
         self._owners: list[Sequence | None] = [None for _ in self._held]
         self._missing: dict[int, list[int]] = {}  # by slot
-
-    @property
-    def name(self) -> str:
-        """How the log names it."""
-        return "the draft model" if self._heads is None else "the model's MTP heads"
 
     def ready(self, wanted: Seq[Sequence], *, reads_all: bool = False) -> tuple[list[Sequence], list[Sequence]]:
         """Return the sequences for which a draft can start now, and those whose text must be prefilled before that

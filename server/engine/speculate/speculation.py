@@ -93,16 +93,16 @@ class Speculation:
         return [[] for _ in generating]
 
     def _stop(self, generating: Seq[Sequence], error: Exception) -> None:
+        """Log `error` unless one was logged lately, and stop the drafts that it concerns."""
         model, now = self._model, self._clock()
         if now >= self._logged_at + _LOG_AGAIN_S:
             self._logged_at = now
             name = "n-gram speculation" if model is None else model.name
             log.warning("%s failed; the current requests continue without it", name, exc_info=error)
         for sequence in generating:
-            state = _state(sequence)
-            state.most_drafted = 0
+            _state(sequence).most_drafted = 0
             if model is None:
-                state.lookup = None
+                _state(sequence).lookup = None
         if model is not None:
             model.forget(generating)
 
