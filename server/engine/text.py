@@ -11,15 +11,6 @@ _WHITE = " \t"
 
 
 @dataclass(slots=True)
-class _Pending:
-    """A token whose text is not final: it starts at ``start`` of the held text."""
-
-    token: int
-    start: int
-    logprob: TokenLogprob | None
-
-
-@dataclass(slots=True)
 class TextStream:
     """Incremental detokenizer of choice number `index`, with its stop strings.
 
@@ -39,7 +30,9 @@ class TextStream:
         default_factory=lambda: codecs.getincrementaldecoder("utf-8")(errors="replace")
     )
     _held: str = ""
-    _pending: list[_Pending] = field(default_factory=list)
+    _n_shown: int = 0  # characters that the held text has released
+    _pending: list[tuple[int, int, TokenLogprob | None]] = field(default_factory=list)
+    """Tokens whose text is held: id, start in the text, log probability."""
     _inside: bool = False  # the decoder holds an incomplete character
     _indent: int = -1  # indentation of a line with only white space so far; -1 = within a line
 
@@ -50,7 +43,7 @@ class TextStream:
             if text:
                 self.has_new_line = self.has_new_line or "\n" in text
                 return Text(self.index, text, (token,))
-        self._pending.append(_Pending(token, len(self._held), logprob))
+        self._pending.append((token, self._n_shown + len(self._held), logprob))
         new = self._decoder.decode(piece)
         self._inside = bool(self._decoder.getstate()[0])
         if not new:
@@ -81,9 +74,8 @@ class TextStream:
             return False
         at, self.stopping_word = min(hits, key=lambda hit: hit[0])
         self._held = self._held[:at]
-        for pending in self._pending:
-            if pending.start >= at:
-                pending.logprob = None
+        end = self._n_shown + at
+        self._pending = [(token, start, logprob if start < end else None) for token, start, logprob in self._pending]
         return True
 
     def _partial_stop(self) -> int:
@@ -101,13 +93,13 @@ class TextStream:
         if n == 0 and not last:
             return None
         text, self._held = self._held[:n], self._held[n:]
-        done = self._pending if not self._held else [p for p in self._pending if p.start < n]
-        self._pending = [] if not self._held else [p for p in self._pending if p.start >= n]
-        for pending in self._pending:
-            pending.start -= n
+        self._n_shown += n
+        done = [each for each in self._pending if each[1] < self._n_shown] if self._held else self._pending
+        self._pending = self._pending[len(done) :]
         self.has_new_line = self.has_new_line or "\n" in text
-        logprobs = tuple(p.logprob for p in done if p.logprob is not None)
-        return Text(self.index, self._indented(text) if self.n_indent else text, tuple(p.token for p in done), logprobs)
+        text = self._indented(text) if self.n_indent else text
+        logprobs = tuple([logprob for _, _, logprob in done if logprob is not None])
+        return Text(self.index, text, tuple([token for token, _, _ in done]), logprobs)
 
     def _indented(self, text: str) -> str:
         """Return `text` up to the first line that is indented too little."""
