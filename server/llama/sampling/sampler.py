@@ -192,7 +192,7 @@ class SamplerFactory:
 
     def _biases(self, params: SamplingParams) -> list[tuple[int, float]]:
         biases = list(params.logit_bias)
-        if params.ignore_eos and self._vocab.eos != -1:
+        if params.ignore_eos:
             biases.extend((token, float("-inf")) for token in sorted(self._vocab.eog))
         biases.extend((token, float("-inf")) for token in self._vocab.suppressed)
         return biases

@@ -181,6 +181,13 @@ def test_extreme_but_finite_numbers_do_not_stop_the_process(ready: LlamaRunner) 
             assert 0 <= ready.propose(0, sampler) < ready.vocab.n_tokens
 
 
+def test_end_tokens_are_ignored_also_without_an_eos_token(runner: LlamaRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner.vocab, "eos", -1)
+    prefill(runner, 0, prompt_tokens(runner.vocab))
+    sampler = runner.sampler(replace(GREEDY, ignore_eos=True, logit_bias=((runner.vocab.eot, 1000.0),)), [])
+    assert runner.sample(0, sampler) not in runner.vocab.eog
+
+
 def test_infill_needs_an_end_token(runner: LlamaRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without one the library would abort."""
     monkeypatch.setattr(runner.vocab, "eot", -1)
