@@ -100,7 +100,9 @@ class Constrained:
         if made.allowed:
             runner.accept(sampler, token)
         else:
-            mask = constraint.mask() if made.mask is None else made.mask
+            if made.mask is None:
+                constraint.allows(token)  # a mask may depend on the last rejected token, and `_mask` asks about others
+            mask = made.mask or constraint.mask()
             if probs is None:
                 token = runner.sample_constrained(output, sampler, mask)
             else:

@@ -45,6 +45,40 @@ async def test_together_each_says_what_it_says_alone(options: dict[str, Any]) ->
         assert sorted(map(repr, probs[0])) == sorted(map(repr, probs[1]))
 
 
+class NoVowels:
+    """Masks the vowel that was refused last, as a constraint with triggers masks the token that would start one."""
+
+    finished = False
+
+    def __init__(self) -> None:
+        self._refused = -1
+
+    def fork(self) -> "NoVowels":
+        return NoVowels()
+
+    def allows(self, token: int) -> bool:
+        self._refused = token if token in b"aeiou" else -1
+        return self._refused < 0
+
+    def mask(self) -> bytes:
+        return bytes(0 if 8 * at <= self._refused < 8 * at + 8 else 255 for at in range(64))
+
+    def masked_by(self) -> None:
+        return None
+
+    def accept(self, token: int) -> None:
+        assert token not in b"aeiou"
+
+
+async def test_a_report_of_masked_tokens_leaves_the_mask_to_the_sampled_one() -> None:
+    sampling = SamplingParams(temperature=1.0, seed=5)
+    options = {"sampling": sampling, "max_tokens": 60, "n_probs": 2, "n_forbidden": 1}
+    async with engine_over(FakeRunner(n_seq=2)) as engine:
+        replies = await run(engine, *(request(f"prompt {i}", constraint=NoVowels(), **options) for i in range(2)))
+    assert [reply.error for reply in replies] == [None, None]
+    assert not set("".join(reply.text for reply in replies)) & set("aeiou")
+
+
 async def test_one_that_cannot_go_on_fails_alone() -> None:
     requests = wanted(3)
     broken = requests[1].constraint
