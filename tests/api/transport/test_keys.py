@@ -22,7 +22,7 @@ CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}
 
 
 def key_file(folder: Path, **entries: dict[str, Any]) -> Path:
-    """Of keys whose names are the keys."""
+    """Of keys whose names, unless given, are the keys."""
     file = folder / "keys.yaml"
     keys = [{"name": name, "hash": hash_of(name), **fields} for name, fields in entries.items()]
     part = folder / "part"
@@ -140,7 +140,7 @@ async def test_a_key_that_may_not_use_models_loads_none(serve: Serve, tmp_path: 
 
 async def test_a_keys_successor_of_the_same_name_has_its_conversations(serve: Serve, tmp_path: Path) -> None:
     """A key is changed for another: both are valid for a while, then the old one goes."""
-    file = file_of(tmp_path, {"old": "ada", "new": "ada", "other": "bert"})
+    file = key_file(tmp_path, old={"name": "ada"}, new={"name": "ada"}, other={"name": "bert"})
     async with serve(server=server(file)) as api:
         asked = {"input": "Hi", "max_output_tokens": 3}
         first = (await api.expect("POST /v1/responses", asked, headers=bearer("old"))).json()["id"]
@@ -153,16 +153,9 @@ async def test_a_keys_successor_of_the_same_name_has_its_conversations(serve: Se
             await api.expect("GET /v1/stream?conv_id=a", None, 200 if found else 404, headers=bearer(key))
 
 
-def file_of(folder: Path, names: dict[str, str]) -> Path:
-    """A file of keys, each with a name."""
-    file = folder / "keys.yaml"
-    file.write_text(yaml.safe_dump({"keys": [{"name": name, "hash": hash_of(key)} for key, name in names.items()]}))
-    return file
-
-
 async def test_no_name_of_a_file_owns_what_a_key_without_a_name_has(serve: Serve, tmp_path: Path) -> None:
     """The log calls a key without a name by the beginning of its hash; a file may hold that name, too."""
-    file = file_of(tmp_path, {"thief": plain_key("master").name})
+    file = key_file(tmp_path, thief={"name": plain_key("master").name})
     async with serve(server=server(file, api_keys=["master", "second"])) as api:
         asked = {"input": "Hi", "max_output_tokens": 3}
         made = (await api.expect("POST /v1/responses", asked, headers=bearer("master"))).json()["id"]
