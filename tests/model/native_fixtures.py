@@ -47,27 +47,28 @@ def quantize(source: Path, target: Path, ftype: int) -> None:
     assert C.llama_model_quantize(str(source).encode(), str(target).encode(), ctypes.byref(params)) == 0
 
 
-def load(path: Path, **native: Any) -> LlamaWeights:
+def load(path: Path, *, mmproj: Path | None = None, engine: EngineParams | None = None, **native: Any) -> LlamaWeights:
     """Weights with a small context, unless `native` says otherwise."""
     params = {"n_ctx": 1024, "n_parallel": 4, "n_threads": 1, "warmup": False} | native
-    spec = ModelSpec("tiny", path, native=LoadParams(**params))
+    spec = ModelSpec("tiny", path, mmproj=mmproj, native=LoadParams(**params), engine=engine or EngineParams())
     weights = LlamaLoader().load(spec, lambda _fraction: True)
     assert isinstance(weights, LlamaWeights)  # one set of devices
     return weights
 
 
-def failure(path: Path, **native: Any) -> str:
-    """Return the reason for which a model cannot be loaded."""
+def failure(path: Path, *, mmproj: Path | None = None, **native: Any) -> str:
+    """Return the reason for which a model cannot be loaded: one line."""
     with pytest.raises(ModelFailed) as caught:
-        load(path, **native).runner()
+        load(path, mmproj=mmproj, **native).runner()
     assert caught.value.model == "tiny"
+    assert "\n" not in caught.value.reason
     return caught.value.reason
 
 
 @contextmanager
-def open_runner(path: Path, **native: Any) -> Iterator[LlamaRunner]:
-    """A runner over its own weights, closed at the end."""
-    with closing(load(path, **native)) as weights, closing(weights.runner()) as runner:
+def open_runner(path: Path, **given: Any) -> Iterator[LlamaRunner]:
+    """A runner over its own weights, closed at the end. Takes what `load` takes."""
+    with closing(load(path, **given)) as weights, closing(weights.runner()) as runner:
         yield runner
 
 

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -15,14 +15,10 @@ from server.errors import NotNumbers
 from server.llama.context.runner import LlamaRunner
 from server.llama.files.model_file import check_files
 from server.llama.fit import Measure, breakdown
-from server.llama.loader import LlamaLoader
 from server.llama.sampling.graph import GraphSampling
 from server.llama.sampling.sampler import NativeSampler
-from server.llama.weights.model import LlamaWeights
 from server.pool.memory import HOST
-from server.pool.spec import LoadParams, ModelSpec
-from tests.model.native_fixtures import F32, Entry, engine_on
-from tests.model.test_speculation import token_ids
+from tests.model.native_fixtures import F32, Entry, engine_on, load, open_runner
 from tests.support.ggufs import PLAIN, TinyModel, gguf_file
 from tests.support.ggufs.catalogue import HYBRID
 from tests.unit.engine.builders import Reply, run
@@ -33,19 +29,13 @@ SEEDED = SamplingParams(seed=6, top_k=2, ignore_eos=True, backend_sampling=True)
 PROMPTS = ([5, 9, 300, 17] * 5, [*range(20, 180, 3)], [*range(60, 200)], [7, 8])
 
 
-def load(path: Path, engine: EngineParams = ENGINE, **native: Any) -> LlamaWeights:
-    params = {"n_ctx": 2048, "n_parallel": 4, "n_threads": 1, "n_threads_batch": 1, **F32, **native}
-    spec = ModelSpec("tiny", path, native=LoadParams(**params), engine=engine)
-    return cast(LlamaWeights, LlamaLoader().load(spec, lambda _: True))
+NATIVE: dict[str, Any] = {"n_ctx": 2048, "n_threads_batch": 1, **F32}
 
 
 @pytest.fixture
 def runner(gguf_folder: Path) -> Iterator[LlamaRunner]:
-    weights = load(gguf_file(gguf_folder, PLAIN))
-    opened = weights.runner()
-    yield opened
-    opened.close()
-    weights.close()
+    with open_runner(gguf_file(gguf_folder, PLAIN), engine=ENGINE, **NATIVE) as opened:
+        yield opened
 
 
 def asked(i: int, sampling: SamplingParams, **options: Any) -> Request:
@@ -54,7 +44,7 @@ def asked(i: int, sampling: SamplingParams, **options: Any) -> Request:
 
 def tokens_of(replies: list[Reply]) -> list[list[int]]:
     assert not [reply.error for reply in replies if reply.error]
-    return [token_ids(reply) for reply in replies]
+    return [reply.tokens for reply in replies]
 
 
 @pytest.fixture
@@ -76,7 +66,8 @@ async def test_greedy_replies_are_the_same(
     gguf_folder: Path, in_graph: Counter[str], model: TinyModel, spec_type: str, *, unified: bool
 ) -> None:
     params = replace(ENGINE, spec_type=spec_type)
-    async with engine_on(load(gguf_file(gguf_folder, model), params, kv_unified=unified), params) as engine:
+    weights = load(gguf_file(gguf_folder, model), engine=params, **NATIVE, kv_unified=unified)
+    async with engine_on(weights, params) as engine:
         plain = await run(engine, *(asked(i, replace(GREEDY, backend_sampling=False)) for i in range(4)))
         assert not in_graph["tokens"]
         chosen = await run(engine, *(asked(i, GREEDY) for i in range(4)))
@@ -86,7 +77,8 @@ async def test_greedy_replies_are_the_same(
 
 async def test_preempted_and_cancelled_sequences_leave_no_chain(gguf_folder: Path, in_graph: Counter[str]) -> None:
     """With cells for one and a half sequences: they are preempted and resume in other slots."""
-    async with engine_on(load(gguf_file(gguf_folder, PLAIN), kv_unified=True, n_ctx=320), ENGINE) as engine:
+    weights = load(gguf_file(gguf_folder, PLAIN), engine=ENGINE, **{**NATIVE, "n_ctx": 320}, kv_unified=True)
+    async with engine_on(weights, ENGINE) as engine:
         wanted = [asked(i % 4, SEEDED, max_tokens=100) for i in range(6)]
         alone = [tokens_of(await run(engine, one))[0] for one in wanted[:4]]
         replies = await run(engine, *wanted)
@@ -167,7 +159,7 @@ def test_a_chain_continues_in_another_slot_and_on_the_cpu(runner: LlamaRunner) -
 def test_a_context_has_memory_for_the_largest_chain_from_the_start(gguf_folder: Path) -> None:
     """If a request's chain finds no memory, the library ends the process."""
     path, params = gguf_file(gguf_folder, PLAIN), replace(ENGINE, spec_type="ngram-simple", spec_ngram=(12, 48))
-    weights, without = load(path, params), load(path, replace(params, backend_sampling=False))
+    weights, without = (load(path, engine=each, **NATIVE) for each in (params, replace(params, backend_sampling=False)))
     runner, plain = weights.runner(), without.runner()
     taken = weights.footprint()[HOST].compute
     assert taken > without.footprint()[HOST].compute

@@ -3,11 +3,12 @@
 import asyncio
 import base64
 import ctypes
+import re
 import signal
 import subprocess
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from contextlib import asynccontextmanager, closing
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,7 +21,7 @@ from server.engine.embedding import EmbeddingEngine
 from server.engine.engine import Engine
 from server.engine.media import MediaInput
 from server.engine.params import EngineParams
-from server.engine.request import Event, Failed, Finished, Request, SamplingParams, Text
+from server.engine.request import Request, SamplingParams
 from server.errors import InternalError, InvalidRequest, ModelFailed
 from server.llama.context.runner import LlamaRunner
 from server.llama.files.gguf_header import read_header
@@ -32,11 +33,12 @@ from server.media.decode import Decoder
 from server.pool.protocols import Weights
 from server.pool.spec import LoadParams, ModelSpec
 from tests.media_files import SOUNDS, media_file, pdf, png
-from tests.model.native_fixtures import F32, Entry, engine_on, raw_logits
+from tests.model.native_fixtures import F32, Entry, engine_on, failure, load, raw_logits
 from tests.support.ggufs import PLAIN, SLIDING_WINDOW, TinyModel, damaged, gguf_file, truncated
 from tests.support.ggufs.catalogue import MROPE
 from tests.support.ggufs.projector import TinyProjector, projector_file
 from tests.support.real_server import EXACT, RealServer, llamapool
+from tests.unit.engine.builders import Reply, run
 
 MODELS = {
     "mlp": (PLAIN, TinyProjector("mlp")),
@@ -64,13 +66,6 @@ def specification(folder: Path, kind: str, **native: Any) -> ModelSpec:
     )
 
 
-@dataclass(slots=True)
-class Answer:
-    n_prompt: int
-    n_cached: int
-    tokens: list[int] = field(default_factory=list)
-
-
 class Bench:
     def __init__(self, weights: Weights, engine: Engine) -> None:
         self.weights = weights
@@ -86,23 +81,10 @@ class Bench:
         prompt = self.projector.tokenize(parts, add_special=True, parse_special=True)
         return Request("r", prompt.tokens, GREEDY, media=prompt.spans, **{"max_tokens": 8} | fields)
 
-    async def ask(self, parts: Parts, **fields: Any) -> Answer:
-        events: asyncio.Queue[Event] = asyncio.Queue()
-
-        def sink(came: list[Event]) -> None:
-            for event in came:
-                events.put_nowait(event)
-
-        self.engine.submit(self.request(parts, **fields), sink)
-        tokens: list[int] = []
-        while True:
-            match await asyncio.wait_for(events.get(), 60):
-                case Text(tokens=more):
-                    tokens += more
-                case Failed(error=error):
-                    raise error
-                case Finished(n_prompt=n_prompt, n_cached=n_cached):
-                    return Answer(n_prompt, n_cached, tokens)
+    async def ask(self, parts: Parts, **fields: Any) -> Reply:
+        (reply,) = await run(self.engine, self.request(parts, **fields))
+        assert reply.error is None
+        return reply
 
     @property
     def n_encoded(self) -> int:
@@ -133,8 +115,7 @@ async def test_several_at_once_say_what_each_alone_says(gguf_folder: Path, kind:
 def test_pictures_of_several_sequences_are_seen_at_once(gguf_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each sees all of its own, and nothing of the others'. The threads are counted before, too."""
     weights = LlamaLoader().load(specification(gguf_folder, "gemma3", kv_unified=True), lambda _: True)
-    runner = cast(LlamaRunner, weights.runner())
-    try:
+    with closing(weights), closing(cast(LlamaRunner, weights.runner())) as runner:
         inputs = [media_input(weights, picture(number)) for number in range(3)]
         size = inputs[0].span.n_tokens
         entries = [Entry(seq, 0, [-2] * size, media=given) for seq, given in enumerate(inputs)]
@@ -150,9 +131,6 @@ def test_pictures_of_several_sequences_are_seen_at_once(gguf_folder: Path, monke
         assert np.abs(np.subtract(together[0], together[1])).max() > 0.1
         with pytest.raises(InternalError):
             runner.decode([entries[0], Entry(1, 0, [-2] * (size - 1), media=inputs[1])])
-    finally:
-        runner.close()
-        weights.close()
 
 
 def media_input(weights: Weights, seen: Bitmap) -> MediaInput:
@@ -166,10 +144,10 @@ def media_input(weights: Weights, seen: Bitmap) -> MediaInput:
 @pytest.mark.parametrize("most", [1024, 40])
 def test_pictures_of_several_requests_are_encoded_together(gguf_folder: Path, most: int) -> None:
     """As far as the library takes them into a batch: 16 embeddings each."""
-    weights = LlamaLoader().load(specification(gguf_folder, "internvl", mtmd_batch_max_tokens=most), lambda _: True)
-    projector = weights.media
-    assert isinstance(projector, Projector)
-    try:
+    spec = specification(gguf_folder, "internvl", mtmd_batch_max_tokens=most)
+    with closing(LlamaLoader().load(spec, lambda _: True)) as weights:
+        projector = weights.media
+        assert isinstance(projector, Projector)
         prompts = [projector.tokenize([picture(n, 64, 64)], add_special=False, parse_special=False) for n in range(3)]
         chunks = [cast(NativeChunk, span.chunk) for prompt in prompts for span in prompt.spans]
         assert [chunk.n_tokens for chunk in chunks if isinstance(chunk, NativeChunk)] == [16] * 3
@@ -180,8 +158,6 @@ def test_pictures_of_several_requests_are_encoded_together(gguf_folder: Path, mo
             numbers, expected = (np.frombuffer(each, np.float32) for each in (found, alone))
             assert np.abs(numbers - expected).max() < 1e-3 * np.abs(expected).max()
         assert together[0] != together[1]
-    finally:
-        weights.close()
 
 
 @dataclass(slots=True)
@@ -217,9 +193,10 @@ async def test_a_model_that_takes_two_frames_of_a_video_together_is_given_them_s
         assert b.n_encoded == 5
         together = await b.ask(["Video:", *frames])
         assert b.n_encoded == 5 + 3
-        assert together.n_prompt < alone.n_prompt
+        assert together.finished[0].n_prompt < alone.finished[0].n_prompt
         known = await other.ask(["Video:", *map(asked, frames)])
-        assert (known.tokens, known.n_prompt, other.n_encoded) == (together.tokens, together.n_prompt, 3)
+        assert (known.tokens, other.n_encoded) == (together.tokens, 3)
+        assert known.finished[0].n_prompt == together.finished[0].n_prompt
         assert n_asked == 5
         await other.ask(["Video:", *map(asked, frames)])
         assert n_asked == 5
@@ -265,10 +242,7 @@ def test_a_projector_that_cannot_work_is_one_clear_line(gguf_folder: Path, tmp_p
         projector_file(gguf_folder, TinyProjector("qwen3a", positions="F16")): r"a\.position_embd\.weight .* as F32",
     }
     for path, message in cases.items():
-        spec = ModelSpec("tiny", model, mmproj=path, native=LoadParams(n_ctx=256, warmup=False, fit=False))
-        with pytest.raises(ModelFailed, match=message) as caught:
-            LlamaLoader().load(spec, lambda _: True)
-        assert "\n" not in str(caught.value)
+        assert re.search(message, failure(model, mmproj=path)), path
 
 
 _NO_FIT = r"and those of tensors, do not fit each other \(GGML_ASSERT\("
@@ -291,20 +265,15 @@ def test_a_projector_with_a_value_that_would_end_the_process_is_refused(
     """The library asserts it while it reads the file, builds the graph or computes."""
     whole = projector_file(tmp_path, TinyProjector("gemma3"))
     path = damaged(whole, whole.read_bytes().index(key.encode()) + len(key) + at, value.to_bytes(4, "little"))
-    native = LoadParams(n_ctx=256, warmup=False, fit=False)
-    spec = ModelSpec("tiny", gguf_file(gguf_folder, PLAIN), mmproj=path, native=native)
-    with pytest.raises(ModelFailed, match=message) as caught:
-        LlamaLoader().load(spec, lambda _: True)
-    assert "\n" not in str(caught.value)
+    assert re.search(message, failure(gguf_file(gguf_folder, PLAIN), mmproj=path))
 
 
 def test_a_projector_with_fewer_positions_than_patches_is_refused(gguf_folder: Path, tmp_path: Path) -> None:
     """The library ended the process at the first image."""
     whole = projector_file(tmp_path, TinyProjector("mlp"))
     at = whole.read_bytes().index(b"clip.vision.patch_size") + len("clip.vision.patch_size") + 4
-    spec = ModelSpec("tiny", gguf_file(gguf_folder, PLAIN), mmproj=damaged(whole, at, bytes([7])))
-    with pytest.raises(ModelFailed, match=r"v\.position_embd\.weight has 64 rows, fewer than the image's 81 positions"):
-        LlamaLoader().load(spec, lambda _: True)
+    reason = failure(gguf_file(gguf_folder, PLAIN), mmproj=damaged(whole, at, bytes([7])))
+    assert "v.position_embd.weight has 64 rows, fewer than the image's 81 positions" in reason
     header = read_header(whole)
     check_is_projector("tiny", whole, header)
     tensors = (*header.tensors, replace(header.tensors[0], name="v.class_embd"))
@@ -324,11 +293,7 @@ def test_a_trial_that_did_not_take_place_refuses_no_projector(
         return subprocess.CompletedProcess(command, outcome, b"", b"")
 
     monkeypatch.setattr(subprocess, "run", run)
-    path = projector_file(tmp_path, TinyProjector("mlp"))
-    native = LoadParams(n_ctx=256, warmup=False, fit=False)
-    LlamaLoader().load(
-        ModelSpec("tiny", gguf_file(gguf_folder, PLAIN), mmproj=path, native=native), lambda _: True
-    ).close()
+    load(gguf_file(gguf_folder, PLAIN), mmproj=projector_file(tmp_path, TinyProjector("mlp"))).close()
 
 
 def test_a_projector_whose_graph_is_never_built_is_refused(
@@ -339,18 +304,13 @@ def test_a_projector_whose_graph_is_never_built_is_refused(
 
     monkeypatch.setattr(subprocess, "run", run)
     path = projector_file(tmp_path, TinyProjector("mlp"))
-    spec = ModelSpec("tiny", gguf_file(gguf_folder, PLAIN), mmproj=path, native=LoadParams(warmup=False, fit=False))
-    with pytest.raises(ModelFailed, match="it is not done after 60 s"):
-        LlamaLoader().load(spec, lambda _: True)
+    assert "it is not done after 60 s" in failure(gguf_file(gguf_folder, PLAIN), mmproj=path)
 
 
 def test_an_image_need_not_be_a_whole_number_of_patches(gguf_folder: Path) -> None:
     """SigLIP's 384 pixels are 27.4 patches of 14."""
     path = projector_file(gguf_folder, TinyProjector("gemma3", image_size=60))
-    native = LoadParams(n_ctx=256, warmup=False, fit=False)
-    LlamaLoader().load(
-        ModelSpec("tiny", gguf_file(gguf_folder, PLAIN), mmproj=path, native=native), lambda _: True
-    ).close()
+    load(gguf_file(gguf_folder, PLAIN), mmproj=path).close()
 
 
 @pytest.mark.parametrize(("kind", "pooling"), [("mlp", "mean"), ("gemma3", "none"), ("qwen2vl", "last")])
@@ -393,7 +353,8 @@ async def test_sounds_are_heard_in_pieces_of_half_a_minute(gguf_folder: Path) ->
         computed = await b.ask(parts, cache_prompt=False, id_slot=3)
         await b.ask(parts, id_slot=0)
         copied = await b.ask(parts, id_slot=1)
-        assert (copied.tokens, copied.n_cached) == (computed.tokens, computed.n_prompt - 1)
+        assert copied.tokens == computed.tokens
+        assert copied.finished[0].n_cached == computed.finished[0].n_prompt - 1
         assert b.n_encoded == 1
         one, other = (cast(NativeChunk, b.request(["", sound(number, 1.0)]).media[0].chunk) for number in (1, 2))
         assert b.projector.encode([one]) != b.projector.encode([other])

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -121,7 +121,7 @@ WITHOUT_BOUNDS = ((0, 1e5),)
 @pytest.mark.parametrize(("kv_unified", "flash_attn"), [(False, "on"), (True, "off")])
 async def test_others_get_what_they_get_alone(kv_unified: bool, flash_attn: str) -> None:
     lora = ScaledFile(PIRATE, 0.0)
-    native = {"n_ctx": 2048, "n_parallel": 2, "kv_unified": kv_unified, "flash_attn": flash_attn}
+    native: dict[str, Any] = {"n_ctx": 2048, "n_parallel": 2, "kv_unified": kv_unified, "flash_attn": flash_attn}
     weights = load(DEMO, lora=(lora,), **native)
 
     def asked(n_tokens: int, adapters: Adapters = ()) -> Request:

@@ -13,7 +13,7 @@ import pytest
 
 from server.engine.engine import Engine
 from server.engine.params import EngineParams
-from server.engine.request import Request, SamplingParams, Text
+from server.engine.request import Request, SamplingParams
 from server.engine.runner_api import BatchEntry
 from server.engine.sequence import Sequence as Generating
 from server.engine.speculate.speculation import Speculation
@@ -84,10 +84,6 @@ def numbered(n: int, n_tokens: int) -> list[Request]:
     return [Request(f"{i}", PROMPTS[i], sampling=greedy, max_tokens=n_tokens) for i in range(n)]
 
 
-def token_ids(reply: Reply) -> list[int]:
-    return [token for event in reply.events if isinstance(event, Text) for token in event.tokens]
-
-
 # ---- a draft model
 
 
@@ -109,7 +105,7 @@ def parted_by(weights: LlamaWeights, said: str, one: Reply, other: Reply) -> flo
 
     Logits of a batch of another size differ by hundredths: either of two tokens that are as near may be the highest.
     """
-    tokens = token_ids(one), token_ids(other)
+    tokens = one.tokens, other.tokens
     n = next((i for i, (a, b) in enumerate(zip(*tokens, strict=False)) if a != b), None)
     if n is None:
         assert one.text == other.text
@@ -175,7 +171,7 @@ async def test_rejected_tokens_change_no_token(
         gguf_file(tmp_path, model), replace(NATIVE, kv_unified=unified, **F32), spec_type="lookup", cache_ram=0
     )
     plain, n_plain = await answers(weights.runner(), numbered(n, n_tokens), spec_type="none", cache_ram=0)
-    said = {f"{i}": token_ids(reply) for i, reply in enumerate(plain)}
+    said = {f"{i}": reply.tokens for i, reply in enumerate(plain)}
 
     def propose(_: Speculation, generating: Sequence[Generating], room: int) -> list[list[int]]:
         """Propose what will be said, except for a token that is wrong in most drafts."""
@@ -191,7 +187,7 @@ async def test_rejected_tokens_change_no_token(
     drafted, n_drafted = await answers(weights.runner(), numbered(n, n_tokens), spec_type="lookup", cache_ram=0)
     weights.close()
     for one, other in zip(plain, drafted, strict=True):
-        assert token_ids(one) == token_ids(other)
+        assert one.tokens == other.tokens
         timings = other.finished[0].timings
         assert timings.draft_n > timings.draft_n_accepted > n_tokens // 4
     assert n_drafted < 0.8 * n_plain
@@ -219,7 +215,7 @@ async def test_heads_change_no_token_and_save_steps(tmp_path: Path, model: TinyM
     drafting = with_heads(tmp_path, model, unified=unified)
     said, n_plain = await answers(plain.runner(), numbered(n, n_tokens), Machine(*machine), spec_type="none")
     again, n_drafting = await answers(drafting.runner(), numbered(n, n_tokens), Machine(*machine), **MTP)
-    assert [token_ids(reply) for reply in again] == [token_ids(reply) for reply in said]
+    assert [reply.tokens for reply in again] == [reply.tokens for reply in said]
     timings = [reply.finished[0].timings for reply in again]
     n_drafted, n_right = sum(t.draft_n for t in timings), sum(t.draft_n_accepted for t in timings)
     assert n_drafted > n_right > n * n_tokens // 8

@@ -1,6 +1,7 @@
 """Built-in templates write what llama.cpp's own code (src/llama-chat.cpp) writes under the same names."""
 
 import ctypes
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,9 +12,10 @@ from server.errors import ModelFailed
 from server.llama.files.description import built_in_template
 from server.llama.loader import LlamaLoader
 from server.pool.loading import chat_template
-from server.pool.spec import ChatParams, LoadParams, MetadataOverride, ModelSpec
+from server.pool.spec import ChatParams, MetadataOverride, ModelSpec
 from server.templates.built_in import names, source_of
 from server.templates.jinja import environment
+from tests.model.native_fixtures import load
 from tests.support.ggufs import TinyModel, gguf_file
 
 Chat = list[tuple[str, str]]
@@ -90,19 +92,15 @@ def test_without_jinja_a_source_is_known_by_its_signs(source: str, name: str) ->
 def test_a_model_without_jinja(gguf_folder: Path) -> None:
     path = gguf_file(gguf_folder, TinyModel(chat_template="{{ raise_exception('never rendered') }}<|im_start|>"))
     spec = ModelSpec("tiny", path, chat=ChatParams(jinja=False))
-    weights = LlamaLoader().load(spec, lambda _: True)
-    try:
+    with closing(LlamaLoader().load(spec, lambda _: True)) as weights:
         assert chat_template(weights.info, spec).source == source_of("chatml")
         unknown = replace(spec, chat=ChatParams(jinja=False, template="{{ messages }}"))
         with pytest.raises(ModelFailed, match=r"none that llama.cpp has built in; leave out --no-jinja"):
             chat_template(replace(weights.info, built_in_template=""), unknown)
-    finally:
-        weights.close()
 
 
 def test_a_model_without_a_template_has_the_one_that_the_library_names(gguf_folder: Path) -> None:
     path = gguf_file(gguf_folder, TinyModel(n_layer=40, chat_template=None))
-    tekken = LoadParams(metadata_overrides=(MetadataOverride("tokenizer.ggml.pre", "tekken"),))
-    weights = LlamaLoader().load(ModelSpec("m", path, native=tekken), lambda _: True)
-    assert weights.info.built_in_template == "mistral-v7-tekken"
-    weights.close()
+    tekken = (MetadataOverride("tokenizer.ggml.pre", "tekken"),)
+    with closing(load(path, metadata_overrides=tekken)) as weights:
+        assert weights.info.built_in_template == "mistral-v7-tekken"

@@ -260,7 +260,8 @@ def test_files_that_are_none_are_refused(tiny_path: Path, tmp_path: Path, lora: 
         (truncated(lora), "truncated"),
     ):
         for option in ("lora", "control_vectors"):
-            found = failure(tiny_path, **{option: (ScaledFile(path),)})
+            files: dict[str, Any] = {option: (ScaledFile(path),)}
+            found = failure(tiny_path, **files)
             assert found.startswith(str(path))
             assert expected in found
 

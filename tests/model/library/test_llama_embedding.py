@@ -38,7 +38,7 @@ EMBEDDERS = [name for name, model in MODELS.items() if model.pooling is not None
 @contextmanager
 def embedder(path: Path, **native: Any) -> Iterator[LlamaEmbeddingRunner]:
     """A context over its own weights, closed at the end. Without flash attention, which rounds as batches are cut."""
-    params = {"embedding": True, "n_ctx": 0, "n_parallel": 8, "flash_attn": "off"} | native
+    params: dict[str, Any] = {"embedding": True, "n_ctx": 0, "n_parallel": 8, "flash_attn": "off"} | native
     with closing(load(path, **params)) as weights, closing(weights.embedding_runner()) as runner:
         yield runner
 

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -315,7 +315,7 @@ def test_a_missing_part_of_a_split_model_is_named(tiny_path: Path, tmp_path: Pat
     ],
 )
 def test_settings_that_the_library_would_abort_on_are_refused(
-    tiny_path: Path, native: dict[str, object], expected: str
+    tiny_path: Path, native: dict[str, Any], expected: str
 ) -> None:
     assert expected in failure(tiny_path, **native)
 
@@ -448,10 +448,7 @@ FACTS = (
 def test_the_header_says_what_the_library_says(name: str) -> None:
     spec, loader = ModelSpec("m", Path(ROOT / "models" / name)), LlamaLoader()
     described = loader.describe(spec)
-    weights = loader.load(spec, lambda _: True)
-    try:
+    with closing(loader.load(spec, lambda _: True)) as weights:
         known = weights.info
-    finally:
-        weights.close()
     for fact in FACTS:
         assert getattr(described, fact) == getattr(known, fact), fact

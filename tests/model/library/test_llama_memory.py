@@ -14,13 +14,13 @@ from server.errors import ConfigError, ModelFailed
 from server.llama import fit as measure
 from server.llama.context.runner import LlamaRunner
 from server.llama.devices import add_remote_devices
-from server.llama.library import C, start_backend
+from server.llama.library import C
 from server.llama.loader import LlamaLoader
 from server.llama.weights import params as loading
 from server.pool.memory import HOST, Footprint, held, totals
 from server.pool.protocols import Weights
 from server.pool.spec import DraftFile, LoadParams, ModelSpec, ScaledFile
-from tests.model.native_fixtures import F32, Entry, engine_on, load, open_runner, raw_logits
+from tests.model.native_fixtures import F32, Entry, engine_on, load, open_runner, quantize, raw_logits
 from tests.support.ggufs import MODELS, TinyModel, gguf_file, truncated
 from tests.unit.engine.builders import request, run
 
@@ -144,10 +144,7 @@ def test_repacked_weights_count_once(gguf_folder: Path) -> None:
     """In 4 bits most processors repack them; the mapped file is the page cache's then."""
     source, target = gguf_file(gguf_folder, TinyModel(n_embd=256)), gguf_folder / "q4_0.gguf"
     if not target.exists():
-        start_backend()
-        params = C.llama_model_quantize_default_params()
-        params.ftype, params.nthread = 2, 1  # LLAMA_FTYPE_MOSTLY_Q4_0
-        assert C.llama_model_quantize(str(source).encode(), str(target).encode(), ctypes.byref(params)) == 0
+        quantize(source, target, ftype=2)  # LLAMA_FTYPE_MOSTLY_Q4_0
     fit = LlamaLoader().fit(spec_of(target))
     n_bytes = fit.footprint[HOST].weights
     assert n_bytes <= target.stat().st_size

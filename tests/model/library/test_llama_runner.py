@@ -1,8 +1,7 @@
 """Decoding, the sequences of a KV cache, and log probabilities of prompts, on real tiny models."""
 
-import asyncio
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -10,13 +9,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from server.engine.engine import Engine
 from server.engine.params import EngineParams
 from server.engine.request import PromptLogprobs, Request
 from server.engine.runner_api import BatchEntry
 from server.errors import InternalError, Interrupted
 from server.llama.context.runner import LlamaRunner, best_tokens
-from tests.model.native_fixtures import GREEDY, Entry, generate, load, open_runner, prefill, prompt_tokens, raw_logits
+from tests.model.native_fixtures import (
+    GREEDY,
+    Entry,
+    engine_on,
+    generate,
+    load,
+    open_runner,
+    prefill,
+    prompt_tokens,
+    raw_logits,
+)
 from tests.support.closeness import LOGPROB_SPREAD, same_vectors
 from tests.support.ggufs import PLAIN, RECURRENT, SLIDING_WINDOW, TinyModel, gguf_file
 from tests.unit.engine.builders import run
@@ -207,24 +215,18 @@ async def test_each_is_that_of_the_logits_before_it(gguf_folder: Path, model: Ti
     """Read one token at a time, and as a request whose prompt is in the cache and goes through in several steps."""
     path = gguf_file(gguf_folder, model)
     weights = load(path, flash_attn="off")
-    runner = weights.runner()
-    tokens = prompt_tokens(runner.vocab, TEXT)
-    n_outputs = runner.info.n_more_outputs
-    assert 1 < n_outputs < len(tokens)
-    alone = []
-    for at, (token, following) in enumerate(pairwise(tokens)):
-        assert runner.decode([Entry(0, at, [token])])
-        alone.append(runner.logprobs(0, following, 3))
-    runner.seq_remove(0, 0)
-    engine = Engine([runner], EngineParams(check_integrity=True), asyncio.get_running_loop())
-    try:
-        plain = Request("plain", tokens, GREEDY, max_tokens=2)
-        scored = Request("scored", tokens, GREEDY, max_tokens=1, n_probs=3, want_logprobs=True, prompt_logprobs=True)
+    with closing(weights.runner()) as runner:
+        tokens = prompt_tokens(runner.vocab, TEXT)
+        assert 1 < runner.info.n_more_outputs < len(tokens)
+        alone = []
+        for at, (token, following) in enumerate(pairwise(tokens)):
+            assert runner.decode([Entry(0, at, [token])])
+            alone.append(runner.logprobs(0, following, 3))
+    plain = Request("plain", tokens, GREEDY, max_tokens=2)
+    scored = Request("scored", tokens, GREEDY, max_tokens=1, n_probs=3, want_logprobs=True, prompt_logprobs=True)
+    async with engine_on(weights, EngineParams(check_integrity=True)) as engine:
         await run(engine, plain)
         first, second = await run(engine, scored, scored)
-    finally:
-        await engine.close()
-    weights.close()
     for reply in (first, second):
         found = [
             token for event in reply.events if isinstance(event, PromptLogprobs) for token in event.tokens if token

@@ -22,11 +22,12 @@ from tests.media_files import IMAGE_DECODER, SOUNDS, media_file
 from tests.model.native_fixtures import F32
 from tests.model.oracle.comparison import Pair
 from tests.model.oracle.conftest import WAIT_QUIETLY, start_pair
-from tests.model.test_media import Answer, Parts, bench, specification
+from tests.model.test_media import Parts, bench, specification
 from tests.support.ggufs import PLAIN, gguf_file
 from tests.support.ggufs.projector import TinyProjector, projector_file
 from tests.support.oracle import oracle
 from tests.support.real_server import RealServer
+from tests.unit.engine.builders import Reply
 
 MARKER = "<__media__>"
 N_PREDICT = 12
@@ -100,7 +101,7 @@ def parts_of(prompt: list[str | Png]) -> Parts:
 def test_the_same_tokens_and_the_same_text(kind: str, folder: Path, theirs: RealServer) -> None:
     expected = [asked_there(theirs, prompt) for prompt in PROMPTS]
 
-    async def ask() -> list[list[Answer]]:
+    async def ask() -> list[list[Reply]]:
         native: dict[str, Any] = {**F32, "n_ctx": 8192, "n_parallel": len(PROMPTS)}
         async with bench(folder, kind, EngineParams(spec_type="none"), **native) as b:
             fields = {"max_tokens": N_PREDICT}
@@ -110,7 +111,7 @@ def test_the_same_tokens_and_the_same_text(kind: str, folder: Path, theirs: Real
             return [alone, list(together), cached]
 
     for answers in asyncio.run(ask()):
-        assert [(answer.n_prompt, answer.tokens) for answer in answers] == expected
+        assert [(answer.finished[0].n_prompt, answer.tokens) for answer in answers] == expected
 
 
 FILES = Path(media_files.__file__).parent

@@ -73,6 +73,11 @@ class Reply:
         """The text of the only choice."""
         return self.texts.get(0, "")
 
+    @property
+    def tokens(self) -> list[int]:
+        """The tokens of all texts."""
+        return [token for event in self.events if isinstance(event, Text) for token in event.tokens]
+
     def add(self, events: Seq[Event]) -> None:
         """Sort events in."""
         self.events.extend(events)
