@@ -14,7 +14,7 @@ from openai.types.audio import Translation, TranslationVerbose
 from pydantic import TypeAdapter
 
 from tests.api.conftest import Api, Serve
-from tests.media_files import IMAGE_DECODER, PHOTOS, SOUNDS, VIDEOS, damaged, media_file, wav
+from tests.media_files import media_file, wav
 from tests.support.fakes import ASSISTANT, FakeLoader
 
 PICTURE = f"data:image/png;base64,{base64.b64encode(media_file('tiny.png')).decode()}"
@@ -241,14 +241,3 @@ async def test_a_form_is_bounded_as_other_bodies_are(serve: Serve) -> None:
     async with serve(FakeLoader(media=frozenset({"audio"})), server={"max_body_bytes": 1024}) as api:
         reply: httpx.Response = await api.client.post("/v1/audio/transcriptions", files={"file": SOUND})
     assert reply.status_code == 413
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [*IMAGE_DECODER, *SOUNDS, *PHOTOS, *VIDEOS])
-async def test_a_damaged_file_in_a_request_is_read_or_refused(hearing: Api, name: str) -> None:
-    rng = random.Random(name)
-    for _ in range(6):
-        data = base64.b64encode(damaged(media_file(name), rng)).decode()
-        part = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
-        reply = await hearing.client.post("/v1/chat/completions/input_tokens", json=chat(part))
-        assert reply.status_code in (200, 400), reply.text
