@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from gguf import GGUFType, GGUFValueType, GGUFWriter
 
-from tests.support.ggufs.model import PLAIN, TinyModel
+from tests.support.ggufs.model import PLAIN
 from tests.support.ggufs.writing import finish
 
 RANK = 4
@@ -17,18 +17,17 @@ def lora_file(
     folder: Path,
     name: str = "lora",
     *,
-    model: TinyModel = PLAIN,
     seed: int = 11,
     task_name: str = "",
     prompt_prefix: str = "",
     invocation_tokens: Sequence[int] = (),
 ) -> Path:
-    """``NAME.gguf``, a LoRA of rank 4 that changes what `model` writes; another `seed` changes it otherwise.
+    """``NAME.gguf``, a LoRA of rank 4 that changes what `PLAIN` writes; another `seed` changes it otherwise.
 
     With `invocation_tokens` it is an aLoRA: it acts from the last place in the prompt where these stand.
     """
     path = folder / f"{name}.gguf"
-    writer = GGUFWriter(path, model.arch)
+    writer = GGUFWriter(path, PLAIN.arch)
     writer.add_type(GGUFType.ADAPTER)
     writer.add_name(name)
     writer.add_string("adapter.type", "lora")
@@ -41,26 +40,26 @@ def lora_file(
         key, array, element = "adapter.alora.invocation_tokens", GGUFValueType.ARRAY, GGUFValueType.UINT32
         writer.add_key_value(key, list(invocation_tokens), array, element)
     rng = np.random.default_rng(seed)
-    for layer in range(model.n_layer):
+    for layer in range(PLAIN.n_layer):
         for target in TARGETS:
-            n_in = model.n_ff if target == "ffn_down" else model.n_embd
+            n_in = PLAIN.n_ff if target == "ffn_down" else PLAIN.n_embd
             tensor = f"blk.{layer}.{target}.weight"
             down = rng.standard_normal((RANK, n_in), np.float32) / np.float32(np.sqrt(n_in))
-            up = rng.standard_normal((model.n_embd, RANK), np.float32)
+            up = rng.standard_normal((PLAIN.n_embd, RANK), np.float32)
             writer.add_tensor(f"{tensor}.lora_a", down)
             writer.add_tensor(f"{tensor}.lora_b", up)
     finish(writer)
     return path
 
 
-def control_vector_file(folder: Path, name: str = "control", *, model: TinyModel = PLAIN, seed: int = 21) -> Path:
+def control_vector_file(folder: Path, name: str = "control", *, seed: int = 21) -> Path:
     """``NAME.gguf``: one direction for each layer from 1 on (layer 0 has none, by the format's definition)."""
     path = folder / f"{name}.gguf"
     writer = GGUFWriter(path, "controlvector")
-    writer.add_string("controlvector.model_hint", model.arch)
-    writer.add_uint32("controlvector.layer_count", model.n_layer - 1)
+    writer.add_string("controlvector.model_hint", PLAIN.arch)
+    writer.add_uint32("controlvector.layer_count", PLAIN.n_layer - 1)
     rng = np.random.default_rng(seed)
-    for layer in range(1, model.n_layer):
-        writer.add_tensor(f"direction.{layer}", rng.standard_normal(model.n_embd, np.float32) * np.float32(2))
+    for layer in range(1, PLAIN.n_layer):
+        writer.add_tensor(f"direction.{layer}", rng.standard_normal(PLAIN.n_embd, np.float32) * np.float32(2))
     finish(writer)
     return path

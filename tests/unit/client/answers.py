@@ -31,7 +31,7 @@ class Asked:
         return json.loads(self.last.content)
 
 
-def served_by(handler: Handler, base_url: str = BASE_URL) -> Asked:
+def served_by(handler: Handler) -> Asked:
     """A client over `handler`."""
     requests: list[httpx.Request] = []
 
@@ -39,17 +39,15 @@ def served_by(handler: Handler, base_url: str = BASE_URL) -> Asked:
         requests.append(request)
         return handler(request)
 
-    http = httpx.Client(transport=httpx.MockTransport(answer), base_url=base_url)
+    http = httpx.Client(transport=httpx.MockTransport(answer), base_url=BASE_URL)
     return Asked(LlamaCppClient.with_http_client(http), requests)
 
 
-def answering(
-    reply: object, status: int = 200, headers: dict[str, str] | None = None, base_url: str = BASE_URL
-) -> Asked:
+def answering(reply: object, status: int = 200, headers: dict[str, str] | None = None) -> Asked:
     """A client whose every call gets `reply` as JSON, or as it is when it is text."""
     if isinstance(reply, str):
-        return served_by(lambda _: httpx.Response(status, text=reply, headers=headers), base_url)
-    return served_by(lambda _: httpx.Response(status, json=reply, headers=headers), base_url)
+        return served_by(lambda _: httpx.Response(status, text=reply, headers=headers))
+    return served_by(lambda _: httpx.Response(status, json=reply, headers=headers))
 
 
 class Chunks(httpx.SyncByteStream):

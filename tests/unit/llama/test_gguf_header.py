@@ -48,13 +48,9 @@ def test_every_truncation_is_noticed(good: Path, folder: Path) -> None:
         (24, b"\xff" * 8, "truncated"),
     ],
 )
-def test_a_damaged_preamble_is_named(good: Path, folder: Path, at: int, replacement: bytes, expected: str) -> None:
-    data = bytearray(good.read_bytes())
-    data[at : at + len(replacement)] = replacement
-    path = folder / "damaged.gguf"
-    path.write_bytes(bytes(data))
+def test_a_damaged_preamble_is_named(good: Path, at: int, replacement: bytes, expected: str) -> None:
     with pytest.raises(BrokenFileError, match=expected):
-        read_header(path)
+        read_header(damaged(good, at, replacement))
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
