@@ -10,6 +10,7 @@ from typing import Any
 
 from server.errors import InvalidRequest
 from server.formats.grammar.lark_text import ANY_TEXT
+from server.structured.grammar.schema.language import alternatives, without_look_aheads
 
 KINDS = ("object", "array", "string", "number", "integer", "boolean", "null")
 ANY = frozenset(KINDS)
@@ -124,7 +125,7 @@ def text_limits(schema: Mapping[str, Any]) -> list[str]:
     limits = [f"(?s:.{{{least},{most}}})"] if least or most != "" else []
     pattern = schema.get("pattern")
     if isinstance(pattern, str):
-        limits.append(_whole(pattern))
+        limits += map(_whole, without_look_aheads(pattern))
     return limits
 
 
@@ -132,7 +133,7 @@ def _whole(pattern: str) -> str:
     """Convert a pattern that is searched to one that matches the whole text."""
     begins, ends = pattern.startswith("^"), pattern.endswith("$") and not pattern.endswith("\\$")
     inner = pattern[begins : len(pattern) - ends]
-    if "|" in inner and (begins or ends) and not re.fullmatch(r"\((?:[^()\\]|\\.)*\)[^|]*", inner):
+    if (begins or ends) and len(alternatives(inner)) > 1:
         raise InvalidRequest(
             "tools: a pattern with anchors and alternatives cannot be enforced in a tool call", "tools"
         )

@@ -56,6 +56,8 @@ CASES: list[tuple[Any, str, str, Any]] = [
     (one({"type": "string", "minLength": 2, "maxLength": 3}), "{a:'x'}", "<a>x</a>", None),
     (one({"type": "string", "pattern": "^[a-c]+$"}), "{a:'abc'}", "<a>abc</a>", {"a": "abc"}),
     (one({"type": "string", "pattern": "^[a-c]+$"}), "{a:'abd'}", "<a>abd</a>", None),
+    (one({"type": "string", "pattern": "^(?!ab|b$)[a-c]+$"}), "{a:'ba'}", "<a>ba</a>", {"a": "ba"}),
+    (one({"type": "string", "pattern": "^(?!ab|b$)[a-c]+$"}), "{a:'abc'}", "<a>b</a>", None),
     (one({"type": "integer", "maximum": 9}), "{a:7}", "<a>7</a>", {"a": 7}),
     (one({"type": "integer", "maximum": 9}), "{a:70}", "<a>70</a>", None),
     (one({"type": "boolean"}), "{a:true}", "<a>true</a>", {"a": True}),

@@ -1,9 +1,14 @@
-"""Operations on regular expressions: complements of word lists, and patterns that llguidance reads correctly."""
+"""Operations on regular expressions: complements of word lists, patterns without look-aheads, and patterns that
+llguidance reads correctly.
+"""
 
 import re
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 
 MAX_WORD = 100  # characters: each is a level of groups in the expression
+MAX_CHARS = 10_000  # of a pattern whose look-aheads are rewritten
+MAX_LOOK_AHEADS = 16  # of one pattern, each alternative of a negative one by itself
 ANYTHING = "(?s:.*)"
 SOMETHING = "(?s:.+)"
 _END = ""  # a key of the tree: a word ends here
@@ -15,6 +20,10 @@ _COUNT = r"(?P<count>[*+?]|\{(?P<least>\d{1,4})(?:,\d*)?\})\??"
 _BEFORE = r"(?P<before>(?:\\.|\[(?:[^\]\\]|\\.)+\]|[^\\\[])*?)"
 _COUNTED_AT_END = re.compile(rf"{_BEFORE}{_ATOM}{_COUNT}(?P<after>)", re.DOTALL)
 _COUNTED_AT_START = re.compile(rf"(?P<before>){_ATOM}{_COUNT}(?P<after>.*)", re.DOTALL)
+_CHAR = r"(?:\\[wWsSdDtnr]|\\[^a-zA-Z0-9]|\[(?:[^\]\\\[]|\\[wWsSdDtnr]|\\[^a-zA-Z0-9])+\]|[^\\\[\](){}|*+?^$.])"
+_AT_START = re.compile(rf"(?P<chars>(?:{_CHAR})+)(?P<count>[*+])?(?P<end>\$)?", re.DOTALL)
+_LITERAL = r"(\\[^a-zA-Z0-9\n]|[^\\\[\](){}|*+?^$.\n])"
+_ANYWHERE = re.compile(rf"\.\*\??{_LITERAL}{_LITERAL}")
 
 
 def none_of(words: Iterable[str]) -> str:
@@ -22,10 +31,10 @@ def none_of(words: Iterable[str]) -> str:
     return f"^{_all_but(_tree(words))}$"
 
 
-def _syntax(pattern: str) -> Iterator[str]:
-    """Yield the characters that are neither escaped nor in a class."""
+def _syntax(pattern: str) -> Iterator[tuple[int, str]]:
+    """Yield the characters that are neither escaped nor in a class, and their places."""
     escaped = in_class = False
-    for char in pattern:
+    for at, char in enumerate(pattern):
         if escaped:
             escaped = False
         elif char == "\\":
@@ -35,7 +44,62 @@ def _syntax(pattern: str) -> Iterator[str]:
         elif char == "[":
             in_class = True
         else:
-            yield char
+            yield at, char
+
+
+def without_look_aheads(pattern: str) -> list[str]:
+    """Return patterns that match together what `pattern` matches: its rest, and one for each look-ahead at its start.
+
+    Negative look-aheads are supported for a text of few characters, ``(?!.*..)`` for two, and ``(?!\\s*$)``. Others
+    stay in the first pattern.
+    """
+    rest, others = pattern[1:], list[str]()
+    if not pattern.startswith(("^(?=", "^(?!")) or len(pattern) > MAX_CHARS or len(alternatives(pattern)) > 1:
+        return [pattern]
+    while rest.startswith(("(?=", "(?!")):
+        inner, *after = alternatives(rest, ")")
+        found = [f"^(?:{inner[3:]})"] if rest[2] == "=" else list(map(_refusing, alternatives(inner[3:])))
+        if "" in found or not after or len(others) + len(found) > MAX_LOOK_AHEADS:
+            break
+        others += found
+        rest = ")".join(after)
+    return [f"^{rest}", *others]
+
+
+def alternatives(pattern: str, end: str = "|") -> list[str]:
+    """Split a pattern at each `end` outside of its groups."""
+    depth, cuts = 0, [-1]
+    for at, char in _syntax(pattern):
+        depth += (char == "(") - (char == ")")
+        if char == end and not depth:
+            cuts.append(at)
+    return [pattern[start + 1 : at] for start, at in pairwise([*cuts, len(pattern)])]
+
+
+def _refusing(pattern: str) -> str:
+    """Return a pattern of the texts that do not begin with a match of `pattern`, "" if it is not supported."""
+    if found := _ANYWHERE.fullmatch(pattern):
+        first, last = (_char(char[-1]) for char in found.groups())
+        some = first if first == last else f"{first}+"
+        return f"^(?:[^{first}\\n]|{some}[^{first}{last}\\n])*(?:{some})?(?:\\n{ANYTHING})?$"
+    found = _AT_START.fullmatch(pattern)
+    chars = [] if found is None else re.findall(_CHAR, found["chars"], re.DOTALL)
+    if found is None or len(chars) > MAX_WORD or (found["count"] and not (len(chars) == 1 and found["end"])):
+        return ""
+    others = list(map(_other, chars))
+    if found["count"]:
+        return others[0] if found["count"] == "*" else f"^(?:{ANYTHING}{others[0]}{ANYTHING})?$"
+    rest = SOMETHING if found["end"] else ""
+    for char, other in zip(reversed(chars), reversed(others), strict=True):
+        rest = f"(?:{other}{ANYTHING}{f'|{char}{rest}' if rest else ''})?"
+    return f"^{rest}$"
+
+
+def _other(char: str) -> str:
+    """Return the class of all characters besides those of a class, or besides a character or an escape."""
+    if char[0] != "[":
+        return f"[^{char}]"
+    return f"[{char[2:]}" if char[1] == "^" else f"[^{char[1:]}"
 
 
 def readable(pattern: str) -> str:
@@ -48,7 +112,7 @@ def _without_outer_counts(pattern: str) -> str:
 
     Without anchors ``[a-z]{1,255}`` matches wherever ``[a-z]`` does. Only a bare class or escape is shortened.
     """
-    if any(char in "|()" for char in _syntax(pattern)):
+    if any(char in "|()" for _, char in _syntax(pattern)):
         return pattern
     for expression in (_COUNTED_AT_END, _COUNTED_AT_START):
         found = expression.fullmatch(pattern)

@@ -14,7 +14,7 @@ from server.structured.grammar.schema.disjoint import Disjointness
 from server.structured.grammar.schema.document import unenforceable
 from server.structured.grammar.schema.formats import FORMATS
 from server.structured.grammar.schema.keywords import Schema, definitions_of, values_in, with_subschemas
-from server.structured.grammar.schema.language import readable
+from server.structured.grammar.schema.language import readable, without_look_aheads
 from server.structured.grammar.schema.negation import Negations, any_of
 from server.structured.grammar.unique_items import MARK
 
@@ -204,7 +204,11 @@ class Rewriter:
         return []
 
     def _text(self, own: dict[str, Any], _: str) -> list[Schema]:
-        return [{"pattern": each} for each in FORMATS.get(own.pop("format", ""), ())]
+        patterns = [*FORMATS.get(own.pop("format", ""), ())]
+        if "pattern" in own:
+            own["pattern"], *more = without_look_aheads(own["pattern"])
+            patterns += more
+        return [{"pattern": each} for each in patterns]
 
     def _numbers(self, own: dict[str, Any], place: str) -> list[Schema]:
         """llguidance's numbers are doubles: longer ones are refused, and bounds moved inwards to the next double."""
