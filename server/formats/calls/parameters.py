@@ -14,7 +14,7 @@ from server.formats.calls.json_text import encodable, escaped
 from server.formats.parameter_schema import NOT_STRING, STRING, kind_of, member, types_of
 from server.formats.parsing.reader import EndOfText, NotMarkup, Reader, Steps
 from server.formats.parsing.stream_parser import Parse, StreamParser
-from server.formats.tool_call_syntax import TOOL_NAME, Markup, Parameters, ToolCallSyntax, parts
+from server.formats.tool_call_syntax import Markup, Parameters, ToolCallSyntax, parts
 
 _TAG = re.compile("<[^<>]+>")
 _TYPE = re.compile(r'\s*(?:(?:string|type)="|<\S*arg_type>\s*)(\w+)')
@@ -72,7 +72,7 @@ def parameter_call(form: ToolCallSyntax) -> Parse:
             name, _ = yield from _name(turn, name_ends)
         else:
             yield from turn.spaces()
-            name = yield from turn.match(TOOL_NAME)
+            name = yield from turn.name()
             yield from turn.spaces()
             yield from turn.take(*name_ends)
             yield from turn.spaces()

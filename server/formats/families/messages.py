@@ -9,7 +9,7 @@ from server.formats.calls.json_calls import call_object, json_arguments
 from server.formats.calls.parameters import invoke_syntax, parameter_calls
 from server.formats.parsing.reader import NotMarkup, Steps
 from server.formats.parsing.stream_parser import Parse, StreamParser
-from server.formats.tool_call_syntax import TOOL_NAME, ToolCallSyntax
+from server.formats.tool_call_syntax import ToolCallSyntax
 from server.formats.tool_format import ToolFormat
 
 _START, _CHANNEL, _MESSAGE = "<|start|>assistant", "<|channel|>", "<|message|>"
@@ -105,7 +105,7 @@ _BLOCK_ENDS = ("<|end_message|>", "<|content_model_end_sampling|>")
 
 
 def _block(turn: StreamParser) -> Steps[None]:
-    name = yield from turn.match(TOOL_NAME)
+    name = yield from turn.name()
     kind = yield from turn.expect(_CALL) if name else turn.expect(_THINKING, _TEXT, _CALL)
     if kind == _THINKING:
         yield from turn.tagged_reasoning(kind, _BLOCK_ENDS, (_MODEL, _TEXT))

@@ -214,7 +214,7 @@ def _glm4(turn: StreamParser) -> Steps[None]:
 
 def _glm4_call(turn: StreamParser) -> Steps[None]:
     yield from turn.spaces()
-    name = yield from turn.match(TOOL_NAME)
+    name = yield from turn.name()
     if name not in turn.how.functions:
         raise NotMarkup
     yield from turn.expect("\n", " \n")

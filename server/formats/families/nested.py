@@ -11,7 +11,7 @@ from server.formats.calls.parameters import Argument, block_calls, members, type
 from server.formats.parameter_schema import member, referred, types_of
 from server.formats.parsing.reader import NotMarkup, Steps
 from server.formats.parsing.stream_parser import Parse, StreamParser
-from server.formats.tool_call_syntax import TOOL_NAME, Braces, Elements, ToolCallSyntax
+from server.formats.tool_call_syntax import Braces, Elements, ToolCallSyntax
 from server.formats.tool_format import ToolFormat
 
 
@@ -19,7 +19,7 @@ def _call(close: str, quote: str) -> Parse:
     """Create a parser of a call after the opening. ``close`` follows a call, ``quote`` surrounds strings."""
 
     def call(turn: StreamParser) -> Steps[None]:
-        name = yield from turn.match(TOOL_NAME)
+        name = yield from turn.name()
         if not name or (yield from turn.peek()) != "{":
             raise NotMarkup
         turn.begin(name)

@@ -8,7 +8,7 @@ import re
 from server.formats.calls.parameters import block_calls, invoke_syntax, parameter_call
 from server.formats.parsing.reader import NotMarkup, Steps
 from server.formats.parsing.stream_parser import StreamParser
-from server.formats.tool_call_syntax import TOOL_NAME, Parameters, ToolCallSyntax, json_calls
+from server.formats.tool_call_syntax import Parameters, ToolCallSyntax, json_calls
 from server.formats.tool_format import ToolFormat, parsers_of
 
 _DSML = "｜DSML｜"
@@ -219,7 +219,7 @@ _functions = block_calls(_FUNCTION, ("</tool_call>", "</seed:tool_call>"), param
 
 def _untagged(turn: StreamParser) -> Steps[None]:
     """Parse calls of known functions without their tag."""
-    name = yield from turn.match(TOOL_NAME)
+    name = yield from turn.name()
     if name not in turn.how.functions:
         raise NotMarkup
     turn.back(f"{_FUNCTION}{name}")

@@ -14,6 +14,7 @@ from typing import Any
 from server.formats.calls import json_text
 from server.formats.parsing.pieces import ContentText, Piece, Reasoning, ToolCallArguments, ToolCallBegin
 from server.formats.parsing.reader import EndOfText, NotMarkup, Reader, Steps, pieces_of
+from server.formats.tool_call_syntax import TOOL_NAME
 
 _ALPHABET = string.ascii_letters + string.digits
 Schema = Mapping[str, Any]
@@ -313,6 +314,13 @@ class StreamParser(Reader):
     def knows(self, name: str) -> bool:
         """Return whether a function may have that name."""
         return bool(name) and (name in self.how.functions or not self.how.functions)
+
+    def name(self) -> Steps[str]:
+        """Return a function's name in markup without quotes. Only a known one contains spaces."""
+        name = yield from self.match(TOOL_NAME)
+        while any(known.startswith(f"{name} ") for known in self.how.functions) and (yield from self.take(" ")):
+            name = f"{name} {(yield from self.match(TOOL_NAME))}"
+        return name
 
     def certain(self) -> None:
         """Commit: the text since `attempt` is a call."""

@@ -19,7 +19,16 @@ from server.formats.tool_call_syntax import ToolCallSyntax
 from server.formats.tool_format import ToolFormat
 from server.structured.grammar.limits import MAX_CALLS_CHARS
 from server.structured.text_grammar import TextGrammar
-from tests.unit.formats.reading import Read, chat_format, forced_calls, functions_of, parser, prompt_of, read
+from tests.unit.formats.reading import (
+    Read,
+    chat_format,
+    every_character,
+    forced_calls,
+    functions_of,
+    parser,
+    prompt_of,
+    read,
+)
 from tests.unit.formats.recorded import RECORDED, Recorded, tool
 from tests.unit.formats.test_call_grammars import TOOLS, VARIANTS, walk
 from tests.unit.structured.builders import BYTES
@@ -188,6 +197,22 @@ def test_reasoning_before_a_forced_call_stays_where_it_is() -> None:
         made = hermes.parser(functions_of(TOOLS), reasoning_format=reasoning_format, forced=True)
         found = cut(made, said, in_one_piece=False)
         assert (found.content.strip(), found.reasoning, found.calls) == (content, reasoning, [])
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        ("qwen3-coder", "<tool_call>\n<function=get it now>\n</function>\n</tool_call>"),
+        ("qwen3-coder", "<function=get it now>\n</function>\n</tool_call>"),
+        ("glm", "<tool_call>get it now\n</tool_call>"),
+        ("gemma4", "<|tool_call>call:get it now{}<tool_call|>"),
+        ("glm4", "get it now\n{}"),
+    ],
+)
+def test_a_known_name_in_bare_markup_may_contain_spaces(form: str, text: str) -> None:
+    made = parser(form, tools=[tool(name, {}) for name in ("get it", "get it now")])
+    found = read(made, text, every_character(text))
+    assert (found.content, found.calls) == ("", [("get it now", "{}")])
 
 
 PARAMETERS = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
