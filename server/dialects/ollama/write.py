@@ -42,7 +42,7 @@ class Reply:
 
 
 class OllamaWriter(Writer):
-    """Writes a reply as lines; a whole reply is one object with the members of all lines.
+    """Writes a reply as lines, or as one object.
 
     A call is written when the next item starts, because clients expect whole calls. `began`, `loaded`: when the request
     arrived and its model was loaded, in seconds of `time.perf_counter`. `prompt`: its tokens if the last line has the
@@ -56,31 +56,31 @@ class OllamaWriter(Writer):
         self._said = Assembler(parser())
         self._open: Item | None = None  # the call that is being written
         self._generated: list[int] = []
-        self._all: list[Json] = []
 
     def feed(self, _prompt: int, event: Event) -> list[bytes]:
         """Return the lines that follow from one event."""
         lines: list[Json] = []
         if isinstance(event, Text):
             self._generated += event.tokens
-            lines = self._written(self._said.feed(event), self._said.rest() if event.logprobs else ())
+            deltas = self._said.feed(event)
+            if self.streams:
+                lines = self._written(deltas, self._said.rest() if event.logprobs else ())
         elif isinstance(event, Finished):
-            lines = [*self._written(self._said.finish(event)), *self._called()]
-            lines.append(self._reply.line() | self._last(event))
-        if self.streams:
-            return [orjson.dumps(line) + b"\n" for line in lines]
-        self._all += lines
-        return []
+            deltas = self._said.finish(event)
+            if self.streams:
+                lines = [*self._written(deltas), *self._called(), self._reply.line() | self._last(event)]
+        return [orjson.dumps(line) + b"\n" for line in lines]
 
     def body(self) -> Json:
         """Return the whole reply, after it has finished."""
-        whole = dict(self._all[-1])
-        if "message" in whole:
-            whole["message"] = _joined([line["message"] for line in self._all], "content")
-        else:
-            whole |= _joined(self._all, "response")
-        logprobs = [entry for line in self._all for entry in line.get("logprobs", ())]
-        return {**whole, "logprobs": logprobs} if logprobs else whole
+        said, more = self._said, dict[str, object]()
+        if reasoning := said.said(Kind.REASONING):
+            more["thinking"] = reasoning
+        if said.calls:
+            more["tool_calls"] = list(map(_call, said.calls))
+        whole = self._reply.line(said.said(Kind.TEXT), **more) | self._last(said.finished)
+        logprobs = [*(each for item in said.items for each in item.logprobs), *said.rest()]
+        return whole | _logprobs(logprobs) if logprobs else whole
 
     def _last(self, end: Finished) -> Json:
         """Return the members of the last line."""
@@ -117,20 +117,12 @@ class OllamaWriter(Writer):
     def _called(self) -> list[Json]:
         """Return the call that is complete."""
         call, self._open = self._open, None
-        if call is None:
-            return []
-        arguments = orjson.Fragment(object_text(call.text, whole=True))
-        function = {"index": call.index, "name": call.name, "arguments": arguments}
-        return [self._reply.line(tool_calls=[{"id": call.id, "function": function}])]
+        return [] if call is None else [self._reply.line(tool_calls=[_call(call)])]
 
 
-def _joined(lines: list[Json], text: str) -> Json:
-    """Return the text, reasoning and calls of all lines."""
-    found: Json = {"role": "assistant"} if text == "content" else {}
-    found[text] = "".join(line[text] for line in lines)
-    reasoning = "".join(line.get("thinking", "") for line in lines)
-    calls = [call for line in lines for call in line.get("tool_calls", ())]
-    return found | ({"thinking": reasoning} if reasoning else {}) | ({"tool_calls": calls} if calls else {})
+def _call(item: Item) -> Json:
+    arguments = orjson.Fragment(object_text(item.text, whole=True))
+    return {"id": item.id, "function": {"index": item.index, "name": item.name, "arguments": arguments}}
 
 
 def _logprobs(tokens: Sequence[TokenLogprob]) -> Json:
