@@ -115,7 +115,7 @@ _PART = _members(_PART_NAMES, _PART_TYPES, content=_members(_PART_NAMES, _PART_T
 """The names of all dialects, because clients mix them."""
 _MESSAGE = _members(
     "role name tool_call_id tool_name images refusal annotations audio thinking reasoning reasoning_content "
-    "reasoning_details provider_specific_fields output_config type id status phase",
+    "reasoning_details provider_specific_fields output_config type id status phase function_call",
     "message",
     content=_PART,
     tool_calls=_members("type id index custom", "function custom", function=_FUNCTION),

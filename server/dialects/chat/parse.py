@@ -77,7 +77,11 @@ def _message(given: object, path: str, parts: PartReader) -> Message:
     reasoning = _reasoning(given, path, parts)
     name, call_id = (text_of(given, key, path) for key in ("name", "tool_call_id"))
     listed = [] if given.get("tool_calls") is None else objects_in(given["tool_calls"], f"{path}.tool_calls")
-    calls = (_call(call, at, parts.omitted) for call, at in listed)
+    calls = [_call(call, at, parts.omitted) for call, at in listed]
+    if given.get("function_call") is not None:
+        calls.append(_function_call(given["function_call"], f"{path}.function_call"))
+    if role == "function":  # a result, in the form that OpenAI had before tools
+        role = "tool"
     return Message(role, content, reasoning, tuple(call for call in calls if call is not None), call_id, name)
 
 
@@ -104,12 +108,18 @@ def _call(given: dict[str, Any], path: str, omitted: Omitted) -> Call | None:
     if kind not in ("function", "custom"):
         omitted.add("tool calls", kind)
         return None
-    called = as_object(given.get(kind), f"{path}.{kind}")
-    name, call_id = string_of(called, "name", f"{path}.{kind}"), text_of(given, "id", path)
-    if kind == "custom":
-        return Call(name, input_arguments(text_of(called, "input", f"{path}.custom")), call_id)
+    at, call_id = f"{path}.{kind}", text_of(given, "id", path)
+    if kind == "function":
+        return _function_call(given.get(kind), at, call_id)
+    called = as_object(given.get(kind), at)
+    return Call(string_of(called, "name", at), input_arguments(text_of(called, "input", at)), call_id)
+
+
+def _function_call(given: object, path: str, call_id: str = "") -> Call:
+    called = as_object(given, path)
+    name = string_of(called, "name", path)
     if "arguments" not in called:
-        raise invalid(f"{path}.function.arguments", "is required")
+        raise invalid(f"{path}.arguments", "is required")
     arguments = {} if called["arguments"] is None else called["arguments"]
     return Call(name, arguments if isinstance(arguments, str) else json_text(arguments), call_id)
 
