@@ -5,16 +5,21 @@ lost. Streams contain the text as the model writes it.
 """
 
 import json
+import re
 from typing import Any
 
 import orjson
 import pydantic_core
+
+_LAST_NUMBER = re.compile(r"-?\d[\d.eE+-]*$")  # digits may be missing
 
 
 def object_of(text: str, *, whole: bool = False) -> dict[str, Any]:
     """Return the arguments as an object. ``whole``: only the complete members of truncated text, because half a value
     is no argument to act on.
     """
+    if whole and text.lstrip()[:1] == "{":
+        text = _LAST_NUMBER.sub("", text)
     if not text.strip():
         return {}
     value: Any

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import orjson
+import pydantic_core
 
 from server.formats.calls import python_calls
 from server.formats.calls.json_calls import json_arguments
@@ -17,6 +18,8 @@ from server.formats.parsing.stream_parser import Parse, StreamParser
 from server.formats.tool_call_syntax import Markup, Parameters, ToolCallSyntax, parts
 
 _TAG = re.compile("<[^<>]+>")
+_CUT_TAG = re.compile("<[^<>]{0,32}$")
+_SCALAR = re.compile(r"[\w.+-]*", re.ASCII)
 _TYPE = re.compile(r'\s*(?:(?:string|type)="|<\S*arg_type>\s*)(\w+)')
 """A parameter's attribute with its type: ``string``, ``str``, ``true`` (for a string) or another one."""
 
@@ -180,7 +183,7 @@ def typed_value(turn: StreamParser, types: frozenset[str], ends: tuple[str, ...]
     try:
         end = yield from turn.until(ends, parts.append)
     except EndOfText:
-        turn.arguments("".join(parts).strip())  # truncated: the text so far
+        turn.arguments(_begun("".join(parts), types))
         raise
     turn.arguments(as_json("".join(parts), types))
     return end
@@ -200,6 +203,21 @@ def as_json(text: str, types: frozenset[str]) -> str:
     if stripped.lower() in ("true", "false") and "boolean" in types and "string" not in types:
         return stripped.lower()
     return f'"{escaped(text)}"'
+
+
+def _begun(text: str, types: frozenset[str]) -> str:
+    """Return the start of a value that is cut off, also within the markup after it, as the start of JSON."""
+    text = _CUT_TAG.sub("", text).strip()
+    if text[:1] in ("{", "["):
+        try:
+            pydantic_core.from_json(text, allow_partial=True)
+        except ValueError:
+            pass
+        else:
+            return text
+    if "string" in types:
+        return f'"{escaped(text)}'
+    return text if _SCALAR.fullmatch(text) else ""
 
 
 def _from_python(text: str) -> str:

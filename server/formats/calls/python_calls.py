@@ -90,6 +90,8 @@ def value(reader: Reader, emit: Emit, *, begun: str = "", depth: int = 0, quote:
         emit("}" if first == "{" else "]")
     else:
         text = begun + (yield from reader.match(_SCALAR, limit=None)).rstrip()
+        if not reader.text:  # cut off within the value
+            raise EndOfText
         if not text and depth >= MAX_DEPTH:
             text = reader.consume(1)
         known = _WORDS.get(text) or (text if _NUMBER.fullmatch(text) else "")

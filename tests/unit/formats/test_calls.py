@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from server import formats
 from server.formats import FORMATS
+from server.formats.arguments import object_of
 from server.formats.grammar.call_grammar import calls_lark
 from server.formats.grammar.lark_text import LarkText
 from server.formats.parsing.pieces import Piece, ToolCallArguments
@@ -185,6 +186,24 @@ def test_half_a_recipient_is_markup_where_the_reply_is_cut(written: str) -> None
     for in_one_piece in (False, True):
         made = parser("functionary-v3.2", prompt=prompt_of("functionary-v3.2"))
         assert cut(made, written, in_one_piece=in_one_piece).content == ""
+
+
+@pytest.mark.parametrize(
+    ("form", "written", "whole"),
+    [
+        ("pythonic", "[get_weather(", {}),
+        ("pythonic", "[get_weather(ci", {}),
+        ("pythonic", "[get_weather(city='Paris', exact=Tru", {"city": "Paris"}),
+        ("gemma4", "<|tool_call>call:get_weather{", {}),
+        ("gemma4", '<|tool_call>call:get_weather{city:<|"|>Paris<|"|>,da', {"city": "Paris"}),
+        ("minimax-m2", '<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="days">3</p', {}),
+        ("minimax-m2", '<minimax:tool_call>\n<invoke name="get_time">\n<parameter name="zone">Eur', {}),
+    ],
+)
+def test_half_an_argument_is_none_where_the_reply_is_cut(form: str, written: str, whole: dict[str, str]) -> None:
+    for in_one_piece in (False, True):
+        [(_, arguments)] = cut(parser(form), written, in_one_piece=in_one_piece).calls
+        assert object_of(arguments, whole=True) == whole
 
 
 def test_reasoning_before_a_forced_call_stays_where_it_is() -> None:
