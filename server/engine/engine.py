@@ -14,7 +14,7 @@ from server.engine.cache.prefix_cache import MIB, CacheEntry, min_limit, ram_tie
 from server.engine.cache.scope import owner_of
 from server.engine.encode import EmbeddingCache, EmbeddingFiles, Encoder
 from server.engine.instances import Instances, has_failed
-from server.engine.loop import Instance
+from server.engine.loop import ANY_SLOT, Instance
 from server.engine.lora import MAX_ADAPTERS, Adapter, AdapterSet, adapter_set, default_set, rescaled
 from server.engine.media import Spans
 from server.engine.params import EngineParams
@@ -378,13 +378,23 @@ class Engine(Instances[Instance]):
     async def reset_cache(self) -> int:
         """Drop every cached KV state in slots, in RAM and on disk; return the number of dropped tokens.
 
-        A busy slot is cleared once it is idle.
+        No later request reuses what a busy slot holds now. It is cleared once it is idle, which is not waited for.
         """
-        commands = [self._command(i, lambda cells, slot, now: _erase(cells, slot)) for i in range(self.n_slots)]
-        n_tokens = sum(await asyncio.gather(*commands))
+        self._check_open()
+        n_tokens = await self._drop_stored()
+        commands = [each.command(ANY_SLOT, lambda cells, slot, now: cells.invalidate()) for each in self._instances]
+        n_tokens += sum(await asyncio.gather(*map(asyncio.wrap_future, commands)))
+        for instance in self._instances:
+            for i in range(self.n_slots_each):
+                instance.command(i, lambda cells, slot, now: 0 if slot.n_exact else _erase(cells, slot))
+        return n_tokens + await self._drop_stored()  # what was offloaded meanwhile
+
+    async def _drop_stored(self) -> int:
+        """Drop the states in RAM and on disk; return the number of tokens."""
+        n_tokens = 0
         for entry in self._ram:
-            self._ram.remove(entry)
-            n_tokens += len(entry.tokens)
+            self._ram.drop(entry)
+            n_tokens += len(entry.tokens) if entry not in self._ram else 0
         return n_tokens if self._disk is None else n_tokens + await asyncio.wrap_future(self._disk.drop_all())
 
     async def _command(self, id_slot: int, work: Callable[[Cells, Slot, float], T]) -> T:

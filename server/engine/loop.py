@@ -26,7 +26,8 @@ from server.errors import CONTAINED, ContextExceeded, Interrupted, LlamapoolErro
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 Command: TypeAlias = tuple[int, Callable[[Cells, Slot, float], Any], Future[Any]]
-"""An operation on a slot (its index) and the future of its result."""
+"""An operation on a slot (its index), or on all (`ANY_SLOT`), and the future of its result."""
+ANY_SLOT = -1
 
 MAX_FAULTS = 2  # recomputations without progress after which a sequence is considered faulty
 MAX_NOT_FINITE = 8  # the same for non-finite logits, where an adapter may have left them in the cells
@@ -70,7 +71,9 @@ class Instance(StepThread):
         return "none" if self._speculation is None else self.params.asked_spec_type
 
     def command(self, slot: int, work: Callable[[Cells, Slot, float], T]) -> Future[T]:
-        """Execute `work` on a slot once it is idle; return the future of its result."""
+        """Execute `work` on a slot once it is idle, or before the next step for `ANY_SLOT`; return the future of its
+        result.
+        """
         done: Future[T] = Future()
         self._commands.append((slot, work, done))
         if self.failure:
@@ -153,7 +156,7 @@ class Instance(StepThread):
         for command in self._commands.copy():
             index, work, done = command
             slot = self.scheduler.slots[index]
-            if not slot.idle:
+            if index != ANY_SLOT and not slot.idle:
                 continue
             self._commands.remove(command)
             with suppress(InvalidStateError):  # it was cancelled or refused meanwhile

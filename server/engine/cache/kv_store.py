@@ -180,7 +180,7 @@ class Cells:
         """Drop the RAM and disk entries that share a prefix with `sequence`: they may be the cause of its fault."""
         tokens, adapter_set, disk = sequence.content, sequence.adapter_set, self.disk
         while (entry := self._scheduler.ram.match(tokens, adapter_set, 0)[0]) is not None:
-            self._scheduler.ram.remove(entry)
+            self._scheduler.ram.drop(entry)
         while disk is not None and (entry := disk.index.match(tokens, adapter_set, 0)[0]) is not None:
             disk.drop(entry)
 
@@ -237,6 +237,19 @@ class Cells:
         self._unshare(slot, 0)
         slot.tokens, slot.media, slot.checkpoints = [], (), {}
         slot.n_exact, slot.floor = NEVER, 0
+
+    def invalidate(self) -> int:
+        """Let no later request reuse what the slots hold, and clear the idle ones. Return the number of tokens."""
+        n_tokens = 0
+        for slot in self._scheduler.slots:
+            n_tokens += len(slot.tokens)
+            if slot.idle:
+                self.clear(slot)
+            elif slot.tokens:
+                slot.n_exact = 0
+        for sequence in self._scheduler.waiting:
+            sequence.fetch = None  # it may have been read already
+        return n_tokens
 
     def evict(self, slot: Slot, now: float, then_s: float = 0.0) -> None:
         """Remove the cells of the idle `slot`, offloading them first if that is useful."""

@@ -422,12 +422,19 @@ class CacheTier:
             if self._entries.pop(id(entry), None) is not None:
                 self.size -= entry.size
 
+    def drop(self, entry: CacheEntry) -> None:
+        """Let no sequence reuse `entry`. A reserved one stays, for the sequence that resumes from it."""
+        with self._lock:
+            entry.n_exact = 0
+            if entry.pinned_until < inf:
+                self.remove(entry)
+
     def check_integrity(self) -> None:
         """Verify that the bytes add up and respect the limit. Raises AssertionError."""
         with self._lock:
             assert self.size == sum(e.size for e in self._entries.values())
-            n_reserved = sum(e.size for e in self._entries.values() if e.pinned_until == inf)
-            assert self.limit < 0 or self.size == n_reserved or self.n_bytes <= self.limit
+            n_pinned = sum(e.size for e in self._entries.values() if e.pinned_until > -inf)
+            assert self.limit < 0 or self.size == n_pinned or self.n_bytes <= self.limit
 
 
 def ram_tier(mib: int, free_bytes: int) -> CacheTier:

@@ -352,6 +352,8 @@ class Scenario:
             return closed
         if isinstance(error, TooLate):
             return self.hurried
+        if one.request.pin_s and "was not pinned" in str(error):
+            return True
         if self.encoder is not None:
             names = {span.chunk.name for span in one.request.media if isinstance(span.chunk, FakeChunk)}
             if names & set(self.encoder.faults.felt):
@@ -363,7 +365,12 @@ class Scenario:
         self._open_gate(wanted=rng.random() < 0.5)
         for _ in range(rng.choice([0, 1, 1, 2, 4])):
             one = Asked(request=self._request())
-            one.ticket = engine.submit(one.request, one.put)
+            try:
+                one.ticket = engine.submit(one.request, one.put)
+            except InternalError:  # the instance of its slot has died
+                assert one.request.id_slot >= 0
+                assert any(runner.died for runner in self.runners)
+                continue
             self.asked.append(one)
         if self.asked:
             one, what = rng.choice(self.asked), rng.choice(["came", "ended", "cancel", "cancel", *[""] * 8])
@@ -413,6 +420,7 @@ class Scenario:
             cache_prompt=rng.random() < 0.9,
             n_cache_reuse=rng.choice([0, 0, 0, 8]),
             prompt_logprobs=rng.random() < 0.15,
+            pin_s=1.0 if rng.random() < 0.05 else 0.0,
             n_probs=rng.choice([0, 0, 2]),
             post_sampling_probs=rng.random() < 0.1,
             return_progress=rng.random() < 0.2,
@@ -426,7 +434,7 @@ class Scenario:
         rng = self.rng
         slot, what, nth, leaves = (
             rng.randrange(self.n_slots),
-            rng.choice(["save", "erase", "restore"]),
+            rng.choice(["save", "erase", "restore", "reset"]),
             rng.random(),
             rng.random() < 0.2,
         )
@@ -435,6 +443,8 @@ class Scenario:
         work: Coroutine[Any, Any, object]
         if what == "save":
             work = engine.save_slot(slot)
+        elif what == "reset":
+            work = engine.reset_cache()
         elif what == "erase" or not saved:
             work = engine.erase_slot(slot)
         else:

@@ -99,3 +99,29 @@ async def test_a_shift_that_the_library_refuses_ends_that_request_alone(monkeypa
     assert isinstance(long.error, InternalError)
     assert other.text == alone(request("xyz", max_tokens=26))
     assert again.text == alone(request("abcdefgh", max_tokens=5))
+
+
+async def test_nothing_from_before_a_reset_is_reused_although_its_request_still_runs() -> None:
+    steps, prompt, first = threading.Semaphore(0), "a" * 100, Reply()
+    runner = FakeRunner(n_seq=2, n_ctx_seq=512, n_batch=256, steps=steps)
+    async with engine_over(runner, gather_ms=0.0) as engine:
+        running = events_of(engine, request(prompt, max_tokens=40))
+        steps.release()
+        first.add(await anext(running))
+        reset = asyncio.ensure_future(engine.reset_cache())
+        for _ in range(5):
+            steps.release()
+            first.add(await anext(running))
+        assert reset.done()
+        assert await reset >= len(prompt)
+        late = asyncio.ensure_future(run(engine, request(prompt + "b", max_tokens=1)))
+        steps.release(200)
+        [reply] = await late
+        async for events in running:
+            first.add(events)
+        await engine.save_slot(0)  # by then earlier commands of the slots were carried out
+        await engine.save_slot(1)
+        left = [len(slot.tokens) for slot in engine._instances[0].scheduler.slots]
+    assert first.text == alone(request(prompt, max_tokens=40))
+    assert reply.started.n_cached == 0
+    assert sorted(left) == [0, len(prompt) + 2]
