@@ -69,9 +69,9 @@ class Cells:
             return
         if not self._moves.admits(n_bytes, n_lost):
             return
-        size = size_of(n_bytes, n, slot.checkpoints)
-        to_ram = ram.takes(size, now)
-        if not to_ram and (disk is None or not disk.wants(slot) or not disk.takes(size)):
+        size = size_of(n_bytes, len(slot.tokens), {})  # RAM has the checkpoints already
+        to_ram, on_disk = ram.takes(size, now), size + n_bytes_of(slot.checkpoints)
+        if not to_ram and (disk is None or not disk.wants(slot) or not disk.takes(on_disk)):
             return
         if self._moves.move_stalls(n_bytes, then_s):
             self._stats.n_cache_refused += 1
@@ -582,9 +582,9 @@ class Cells:
     def _record_contents(self, slot: Slot, contents: CachedPrefix) -> None:
         """Record that the cells of `slot` have these `contents` now."""
         slot.tokens, slot.media, slot.n_exact = list(contents.tokens), contents.media, contents.n_exact
-        n_bytes = 0 if isinstance(contents, Slot) else n_bytes_of(contents.checkpoints)
-        if self._scheduler.ram.make_room(n_bytes, slot.last_used):
-            slot.checkpoints = contents.checkpoints
+        slot.checkpoints = contents.checkpoints
+        if not self._scheduler.ram.make_room(0, slot.last_used):
+            slot.checkpoints = {}
         self._look(slot)
 
     def _others(self, slot: Slot) -> list[Slot]:

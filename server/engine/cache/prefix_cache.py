@@ -265,8 +265,8 @@ class CacheTier:
     """Entries of at most `limit` bytes (negative = unlimited): the RAM tier, or the index of the disk tier.
 
     The checkpoints of ``slots`` lie in the same memory. They count towards the limit, each state once however many
-    slots hold it, and entries are evicted for them. If not ``offloads``, only these and the states of preempted
-    sequences are in it. ``spill`` gets what is evicted or has no room.
+    slots share it, also with an entry, and entries are evicted for them. If not ``offloads``, only these and the states
+    of preempted sequences are in it. ``spill`` gets what is evicted or has no room.
     """
 
     limit: int
@@ -290,49 +290,56 @@ class CacheTier:
         return id(entry) in self._entries
 
     @property
-    def n_checkpoint_bytes(self) -> int:
-        """Bytes of the checkpoints of slots."""
-        return sum({id(state): len(state) for slot in self.slots for state in slot.checkpoints.values()}.values())
-
-    @property
     def n_bytes(self) -> int:
-        return self.size + self.n_checkpoint_bytes
+        """Bytes of the entries and of the slots' checkpoints."""
+        return self.size + self._n_bytes_besides(self)
+
+    def _n_bytes_besides(self, entries: Iterable[CacheEntry]) -> int:
+        """Return the bytes of the slots' checkpoints that none of `entries` has."""
+        states = {id(state): len(state) for slot in self.slots for state in slot.checkpoints.values()}
+        for entry in entries if states else ():
+            for state in entry.checkpoints.values():
+                states.pop(id(state), None)
+        return sum(states.values())
 
     def holds(self, one: CachedPrefix) -> bool:
         """Return whether nearly all of its tokens are available from an entry."""
         return self.match(one.tokens, one.adapter_set, len(one.tokens) - MIN_TOKENS)[0] is not None
 
-    def fits(self, n_bytes: int, now: float) -> bool:
-        """Return whether `n_bytes` more fit if entries are evicted as needed."""
+    def fits(self, n_bytes: int, now: float, *new: CacheEntry) -> bool:
+        """Return whether `n_bytes` and the `new` entries fit if others are evicted as needed."""
         with self._lock:
-            n_fixed = self.n_checkpoint_bytes + sum([e.size for e in self._entries.values() if e.pinned_until > now])
-        return self.limit < 0 or n_fixed + n_bytes <= self.limit
+            kept = [*(entry for entry in self._entries.values() if entry.pinned_until > now), *new]
+        return self.limit < 0 or sum([e.size for e in kept]) + self._n_bytes_besides(kept) + n_bytes <= self.limit
 
     def takes(self, n_bytes: int, now: float) -> bool:
-        """Return whether a state of `n_bytes` that a slot loses would be stored."""
+        """Return whether a state that a slot loses would be stored; `n_bytes` without the slot's checkpoints."""
         return self.offloads and self.fits(n_bytes, now)
 
-    def make_room(self, n_bytes: int, now: float) -> bool:
-        """Evict entries with the lowest keep value per byte until `n_bytes` more fit. Return False, with nothing
-        changed, if they cannot.
+    def make_room(self, n_bytes: int, now: float, *new: CacheEntry) -> bool:
+        """Evict entries with the lowest keep value per byte until `n_bytes` and the `new` entries fit. Return False,
+        with nothing changed, if they cannot.
         """
         with self._lock:
-            if not self.fits(n_bytes, now):
-                return False
-            self._evict(n_bytes, now)
-        return True
+            has_room = self.fits(n_bytes, now, *new)
+            if has_room:
+                self._evict(n_bytes, now, *new)
+            return has_room
 
-    def _evict(self, n_bytes: int, now: float) -> None:
-        n_over = self.n_bytes + n_bytes - self.limit
-        if self.limit < 0 or n_over <= 0:
+    def _evict(self, n_bytes: int, now: float, *new: CacheEntry) -> None:
+        def n_over() -> int:
+            every = [*self._entries.values(), *new]
+            return sum([e.size for e in every]) + self._n_bytes_besides(every) + n_bytes - self.limit
+
+        if self.limit < 0 or (n_left := n_over()) <= 0:
             return
         for entry in sorted(self._evictable(now), key=lambda e: e.keep_value(now) / max(e.size, 1)):
-            if n_over <= 0:
-                break
-            n_over -= entry.size
+            n_left -= entry.size
             self.n_evictions += 1
             self.remove(entry)
             self.spill(entry)
+            if n_left <= 0 and (n_left := n_over()) <= 0:  # a slot may still have its checkpoints
+                break
 
     def _evictable(self, now: float) -> list[CacheEntry]:
         return [entry for entry in self._entries.values() if entry.pinned_until <= now]
@@ -364,11 +371,11 @@ class CacheTier:
         spilled.
         """
         with self._lock:
-            if not self.takes(entry.size, now):
+            if not (self.offloads and self.fits(0, now, entry)):
                 self.spill(entry)
                 return
             self.remove_shorter(entry, now)
-            self._evict(entry.size, now)
+            self._evict(0, now, entry)
             self._add(entry)
 
     def _add(self, entry: CacheEntry) -> None:
@@ -378,7 +385,7 @@ class CacheTier:
     def reserve(self, entry: CacheEntry, now: float) -> bool:
         """Store `entry` until it is removed. Return False, with nothing stored, if there is no room."""
         with self._lock:
-            has_room = self.make_room(entry.size, now)
+            has_room = self.make_room(0, now, entry)
             if has_room:
                 entry.pinned_until = inf
                 self._add(entry)
@@ -391,8 +398,9 @@ class CacheTier:
         with self._lock:
             pinned = [e for e in self._entries.values() if now < e.pinned_until < inf]
             same = [e for e in pinned if e.tokens == entry.tokens and e.adapter_set == entry.adapter_set]
-            n_more = entry.size - sum(e.size for e in same)
-            if 0 <= self.limit < 2 * (sum(e.size for e in pinned) + n_more) or not self.takes(n_more, now):
+            n_replaced, n_pinned = sum(e.size for e in same), sum(e.size for e in pinned) + entry.size
+            has_room = self.offloads and self.fits(-n_replaced, now, entry)
+            if not has_room or 0 <= self.limit < 2 * (n_pinned - n_replaced):
                 return False
             for other in same:
                 self.remove(other)

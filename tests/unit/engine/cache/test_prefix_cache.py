@@ -117,6 +117,43 @@ def test_the_bytes_add_up_and_keep_to_the_limit(puts: list[tuple[list[int], int]
         assert cache.match([*tokens, 9], NO_ADAPTERS, 0)[1] >= len(tokens)
 
 
+def test_checkpoints_of_a_slot_that_is_offloaded_count_once() -> None:
+    slot, checkpoints = Slot(tokens=[1] * 9, checkpoints={8: bytes(500)}), {8: bytes(500)}
+    cache = CacheTier(1000, slots=[slot])
+    other = CacheEntry([2] * 9, checkpoints=checkpoints, state=bytes(300))
+    cache.put(other, 0.0)
+    assert other not in cache  # there is no room for both
+    entry = CacheEntry(slot.tokens, checkpoints=slot.checkpoints, state=bytes(300))
+    assert cache.takes(300 + 8 * 9, 0.0)
+    cache.put(entry, 0.0)
+    assert entry in cache
+    assert cache.n_bytes == entry.size
+    cache.remove(entry)
+    assert cache.n_bytes == 500
+
+
+def test_what_slots_share_with_entries_is_not_freed_with_these() -> None:
+    slot = Slot(tokens=[1] * 9, checkpoints={8: bytes(500)})
+    cache = CacheTier(1300, slots=[slot])
+    shared, other = CacheEntry(slot.tokens, checkpoints=slot.checkpoints), ram_state([2] * 99, size=300)
+    cache.put(other, 1.0)
+    cache.put(shared, 0.0)
+    assert cache.make_room(600, 2.0)
+    assert not list(cache)
+    assert not cache.make_room(801, 2.0)
+
+
+def test_a_reserved_state_that_is_dropped_stays_for_its_sequence_only() -> None:
+    cache = CacheTier(1000)
+    reserved, other = ram_state([1] * 9, size=300), ram_state([1] * 20, size=300)
+    assert cache.reserve(reserved, 0.0)
+    cache.put(other, 0.0)
+    cache.drop(reserved)
+    cache.drop(other)
+    assert cache.match([1] * 20, NO_ADAPTERS, 0) == (None, 0)
+    assert (list(cache), cache.size) == ([reserved], 300)
+
+
 async def test_embeddings_of_media_have_a_quarter_of_it_at_most() -> None:
     async with engine_over(FakeRunner(encoder=FakeEncoder()), cache_ram=100, media_cache=1) as engine:
         assert engine._encoder is not None
