@@ -230,7 +230,7 @@ class Placer:
             if s.target[longest : longest + 1] != target[longest : longest + 1]:
                 continue
             n = n_valid(common_prefix(target, s.target), s.adapter_set, sequence.adapter_set)
-            n = whole(sequence.media, min(n, sequence.n_reusable))
+            n = whole(sequence.media, min(n, slot.n_exact, sequence.n_reusable))
             if n > longest and (self.info.can_cut or (n > s.n_computed and self.params.ctx_checkpoints)):
                 longest, computing = n, s
         if computing is None or not self._copy_pays(longest, longest):

@@ -366,7 +366,8 @@ class Scheduler:
         """
         active = [s for slot in self.slots if (s := slot.sequence) and not (s.encodings and s.awaits_media)]
         if [s for s in active if s.phase is Phase.PREFILL and not is_background(s)]:
-            active = [s for s in active if not is_background(s)]
+            inherited = self.placer.inherited()  # a live request may wait for the prefix that a background one computes
+            active = [s for s in active if inherited.get(s, s.request.priority) < BACKGROUND_PRIORITY]
         if _may_share_a_step(active):
             return active
         sets = sorted({_turn_of(s) for s in active})

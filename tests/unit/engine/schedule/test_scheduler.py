@@ -92,6 +92,15 @@ def test_a_prefix_that_is_being_computed_is_waited_for_and_others_go_first() -> 
     assert placement.n_reuse == 200
 
 
+def test_nobody_waits_for_tokens_that_were_shifted() -> None:
+    s = scheduler()
+    first = waiting(s, list(range(300)))
+    place(s)
+    first.held.n_exact = 20
+    waiting(s, [*range(200), 5])
+    assert place(s).n_reuse == 0
+
+
 @pytest.mark.parametrize(("n_waiting", "n_left"), [(7, 43), (2, 14), (1, 14)])
 def test_for_the_last_tokens_of_a_prefix_nobody_waits(n_waiting: int, n_left: int) -> None:
     """Eight clients with one picture each waited for the words that their questions began with, one after the other."""
@@ -407,6 +416,17 @@ def test_no_step_has_batch_sequences_while_a_live_prompt_is_prefilled() -> None:
     assert {run.sequence for run in s.plan()} == {live}
     live.phase, live.output = Phase.DECODE, [8]
     assert {run.sequence for run in s.plan()} == {decoding, prefilling, live}
+
+
+def test_a_batch_prompt_that_a_live_one_waits_for_is_prefilled_beside_others() -> None:
+    s = scheduler(3, n_cells=6000)
+    batch = batch_request(s, list(range(500)))
+    place(s)
+    waiting(s, [*range(400), 7])
+    other = waiting(s, [3] * 900)
+    assert place(s).sequence is other
+    assert s.place(0.0) is None
+    assert {run.sequence for run in s.plan()} == {batch, other}
 
 
 def test_a_batch_request_is_placed_only_when_no_live_one_waits() -> None:
