@@ -124,8 +124,7 @@ class Placer:
         """Return the placement with the longest cached prefix. None: the sequence waits, because the slot
         of its `id_slot` is busy or its prefix is being computed or read. Others may be placed first.
         """
-        id_slot = sequence.request.id_slot
-        wanted = self.slots[id_slot % self.info.n_seq] if id_slot >= 0 else None  # ids run on across instances
+        wanted = self.wanted_slot(sequence)
         if (wanted is not None and not wanted.idle) or self._keeps_waiting(sequence, now):
             return None
         free = wanted or self._cheapest(None)
@@ -146,6 +145,11 @@ class Placer:
         if stored is not None:
             return Placement(sequence, free, stored, n_stored)
         return self._in_cells(sequence, source, n, wanted)
+
+    def wanted_slot(self, sequence: Sequence) -> Slot | None:
+        """Return the slot of its `id_slot`; these ids run on across instances. None: any slot."""
+        id_slot = sequence.request.id_slot
+        return self.slots[id_slot % self.info.n_seq] if id_slot >= 0 else None
 
     def _keeps_waiting(self, sequence: Sequence, now: float) -> bool:
         """Return whether the awaited prefix may still arrive; so a long prompt is compared once, not in every step. The

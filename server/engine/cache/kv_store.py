@@ -185,10 +185,12 @@ class Cells:
             disk.drop(entry)
 
     def start_reading(self) -> None:
-        """Start the disk reads that waiting sequences need."""
+        """Start the disk reads that waiting sequences need, except those whose `id_slot` is busy."""
         scheduler = self._scheduler
         if self.disk is not None:
-            start_reading(scheduler.waiting.candidates(), self.disk, self._moves, self._clock())
+            wanted_slot = scheduler.placer.wanted_slot
+            waiting = (s for s in scheduler.waiting.candidates() if (slot := wanted_slot(s)) is None or slot.idle)
+            start_reading(waiting, self.disk, self._moves, self._clock())
 
     def write_for_others(self) -> bool:
         """Write an idle slot for other processes if nothing runs or waits and it is fast enough. Return whether one was

@@ -3,7 +3,7 @@ cells that several slots share.
 """
 
 import random
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from server.engine.cache.disk_cache import DiskCache
 from server.engine.cache.kv_store import Cells, shift_sizes
 from server.engine.cache.move_budget import MoveBudget
-from server.engine.cache.prefix_cache import CacheEntry, common_prefix
+from server.engine.cache.prefix_cache import CacheEntry, Fetch, common_prefix
 from server.engine.params import PREFILL_ONLY_S, EngineParams
 from server.engine.placement import Placement, runs_to_shift
 from server.engine.scheduler import Scheduler
 from server.engine.sequence import Phase, Sequence, Slot
 from tests.support.fakes import FakeRunner
 from tests.unit.engine.builders import alone, engine_over, request, run, sequence
-from tests.unit.engine.cache.test_disk_cache import Files, on_disk, still
+from tests.unit.engine.cache.test_disk_cache import Disk, Files, on_disk, still
 
 STEP_S = 0.25
 
@@ -266,6 +266,18 @@ def test_a_victim_is_saved_only_where_that_takes_no_longer_than_a_step(
     victim = setup.preempt()
     assert ([] if victim.offloaded is None else victim.offloaded.tokens) == ([0] * 200 if saves else [])
     assert not setup.slots[0].tokens
+
+
+def test_reads_for_a_busy_slot_delay_no_other_reads(setup: Setup) -> None:
+    disk = Disk()
+    setup.scheduler.placer.disk = cast(DiskCache, disk)
+    setup.slots[1].sequence = sequence([1] * 200, phase=Phase.DECODE, slot=setup.slots[1])
+    for at, (name, id_slot) in enumerate([("a", 1), ("b", 1), ("c", -1), ("d", 2)]):
+        waiting = sequence([1], at=at, id_slot=id_slot)
+        waiting.fetch = Fetch(CacheEntry([1], name=name), 100)
+        setup.scheduler.waiting.append(waiting)
+    setup.cells.start_reading()
+    assert disk.asked == ["c", "d"]
 
 
 def test_idle_slots_are_written_once_for_other_processes(setup: Setup) -> None:
