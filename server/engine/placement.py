@@ -1,8 +1,10 @@
 """Where a prefix comes from: the slot of a waiting sequence, and the source of its cached tokens (`Placer.find`). Pure;
-`kv_store` carries it out (`Cells.prepare`).
+`Cells.prepare` (cache/kv_store.py) carries it out.
 
-A preempted sequence resumes from its own state. For others these sources are checked in this order; an earlier one
-must give more tokens than later ones, by `MIN_TOKENS` or `_least_gain`, from disk by `MIN_WAIT`:
+How much of a match counts depends on LoRA set, cache namespace, media, and whether the memory can be truncated
+(`CachedPrefix.reusable`, cache/prefix_cache.py). A preempted sequence resumes from its own state. For others these
+sources are checked in this order; an earlier one must give more tokens than later ones, by `MIN_TOKENS` or
+`_least_gain`, from disk by `MIN_WAIT`:
 
 | source | condition |
 |---|---|
@@ -12,20 +14,13 @@ must give more tokens than later ones, by `MIN_TOKENS` or `_least_gain`, from di
 | another slot, whose cells are copied | copying is faster than computing (`MoveBudget.copy_pays`) |
 
 Prompts are compared token by token, and not in a radix tree: see docs/adr/0002.
-
-Running sequences are brought together in adjacent slots (`Placer.relocation`). With separate KV streams the library
-evaluates together only sequences with adjacent ids and equal token counts (llama-batch.cpp, split_equal with
-``sequential``; llama-kv-cache.cpp, init_batch). Each gap between ids and each additional length reads all weights once
-more: 4 sequences in slots 0, 2, 4 and 6 run at about half the speed of 4 in slots 0 to 3. The runner pads runs of
-similar length (`server.llama.context.batch`).
 """
 
-import math
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
+from server.engine.adjacency import ids_in_use, n_id_groups, relocation, slot_price
 from server.engine.cache.disk_cache import DiskCache
 from server.engine.cache.move_budget import MoveBudget
 from server.engine.cache.prefix_cache import (
@@ -93,16 +88,6 @@ class Placement:
         return 0 if isinstance(self.source, CacheEntry) else self.n_cached
 
 
-def n_id_groups(ids: AbstractSet[int]) -> int:
-    """Return the number of groups of consecutive ids, which is the number of evaluations for one token each."""
-    return sum([seq - 1 not in ids for seq in ids])
-
-
-def n_more_id_groups(seq: int, others: AbstractSet[int]) -> int:
-    """Return how `seq` changes the number of groups of `others`: 1 if separate, 0 next to one, -1 between two."""
-    return 1 - (seq - 1 in others) - (seq + 1 in others)
-
-
 @dataclass(eq=False)
 class Placer:
     """Chooses among the slots of one instance and the RAM and disk tiers.
@@ -134,16 +119,12 @@ class Placer:
             return Placement(sequence, free, None, 0)
         self._awaited.pop(sequence, None)
         source, n = longest_match(self.slots, sequence.target, sequence.adapter_set, 0, sequence.n_reusable)
-        stored, n_stored = self._stored(sequence, n)
-        if stored is not None:
-            n_bytes, moves = len(stored.state), self.move_budget
-            if moves.move_stalls(n_bytes) or not moves.pays(n_bytes, n_stored - n):
-                stored, n_stored = None, 0
+        entry, n_stored = self._stored(sequence, n)
         n_available = max(n, n_stored)
         if self._awaits_disk(sequence, n_available, now) or self._awaits_prefill(sequence, n_available):
             return None
-        if stored is not None:
-            return Placement(sequence, free, stored, n_stored)
+        if entry is not None:
+            return Placement(sequence, free, entry, n_stored)
         return self._in_cells(sequence, source, n, wanted)
 
     def wanted_slot(self, sequence: Sequence) -> Slot | None:
@@ -199,13 +180,17 @@ class Placer:
         return best
 
     def _stored(self, sequence: Sequence, n: int) -> tuple[CacheEntry | None, int]:
-        """Return a cached entry that saves considerably more than the `n` tokens of a slot."""
-        prompt, most = sequence.target, sequence.n_reusable
-        stored, n_stored = self.ram.match(prompt, sequence.adapter_set, n + MIN_TOKENS, most)
-        if sequence.fetch is not None and (fetched := sequence.fetch.found) is not None:
-            found = longest_match([fetched], prompt, sequence.adapter_set, max(n_stored, n + MIN_TOKENS), most)
-            return found if found[0] is not None else (stored, n_stored)
-        return stored, n_stored
+        """Return a cached entry that saves considerably more than the `n` tokens of a slot, and how many tokens it
+        gives. Loading it is faster than computing what it adds, and stalls nobody.
+        """
+        prompt, most, moves = sequence.target, sequence.n_reusable, self.move_budget
+        entry, n_stored = self.ram.match(prompt, sequence.adapter_set, n + MIN_TOKENS, most)
+        if sequence.fetch is not None and (from_disk := sequence.fetch.found) is not None:
+            found, n_found = longest_match([from_disk], prompt, sequence.adapter_set, n + MIN_TOKENS, most)
+            entry, n_stored = (found, n_found) if n_found > n_stored else (entry, n_stored)
+        if entry is None or moves.move_stalls(len(entry.state)) or not moves.pays(len(entry.state), n_stored - n):
+            return None, 0
+        return entry, n_stored
 
     def _awaits_disk(self, sequence: Sequence, n: int, now: float) -> bool:
         """Return whether to wait for a state on disk that gives considerably more than the `n` available tokens, and
@@ -280,62 +265,16 @@ class Placer:
     def _cheapest(self, spare: Slot | None) -> Slot:
         """Return the idle slot with the lowest keep value, preferably next to a running one; `spare` only at last."""
         idle = (slot for slot in self.slots if slot.idle)
-        return first_to_evict(idle, spare) if self.info.unified else first_to_evict(idle, spare, self._price())
-
-    def _price(self) -> Callable[[Slot], tuple[float, int]]:
-        """Return the price of each idle slot for `first_to_evict`.
-
-        It is the cost of more evaluations per step in the unit of keep value: prefill tokens per second.
-        """
-        running, moves = self._running, self.move_budget
-        evaluation = moves.computed * self._evaluation_s / moves.step_s if moves.step_s else 0.0
-
-        def price(slot: Slot) -> tuple[float, int]:
-            n = n_more_id_groups(slot.id, running)
-            return n * evaluation, n
-
-        return price
-
-    @property
-    def _running(self) -> AbstractSet[int]:
-        return {slot.id for slot in self.slots if not slot.idle}
-
-    @property
-    def _evaluation_s(self) -> float:
-        """Seconds of an additional evaluation; never more than a measured step."""
-        return min(self.info.evaluation_s, self.move_budget.step_s or math.inf)
+        if self.info.unified:
+            return first_to_evict(idle, spare)
+        return first_to_evict(idle, spare, slot_price(self.slots, self.info, self.move_budget))
 
     def relocation(self, fixed: AbstractSet[int]) -> tuple[Slot, Slot] | None:
-        """Return (source, target) of the relocation that saves the most time, or None.
-
-        A sequence in `source` goes to the idle slot `target` so that steps need fewer evaluations. Slots in `fixed`,
-        and slots requested by id, do not take part. A decoding sequence is expected to generate as many tokens again as
-        it has generated, but not past its limit. The contents of `target` are lost, or moved. The copy takes at most
-        half of a step, because the other sequences wait for it in addition to their step.
-        """
-        running, moves, evaluation_s = self._running, self.move_budget, self._evaluation_s
-        self.has_changed = n_id_groups(running) > 1
-        if not self.has_changed or not evaluation_s:
+        """Return the slots of the next `adjacency.relocation`, if slots in use have changed and are not adjacent."""
+        self.has_changed = self.has_changed and n_id_groups(ids_in_use(self.slots)) > 1
+        if not self.has_changed:
             return None
-        longest_s = moves.target_s / 2 - moves.spent_s
-        movable = [
-            slot
-            for slot in self.slots
-            if slot.id not in fixed and not any(s and s.request.id_slot >= 0 for s in (slot.sequence, slot.last))
-        ]
-        targets = [(slot, moves.lost_s(len(slot.tokens), is_kept=self.ram.offloads)) for slot in movable if slot.idle]
-        best, most_s = None, 0.0
-        for source in movable:
-            n_less, take_s = n_more_id_groups(source.id, running), moves.take_s(len(source.tokens))
-            # a sequence between two others would split them, which saves nothing
-            if (s := source.sequence) is None or s.phase is not Phase.DECODE or n_less < 0 or take_s > longest_s:
-                continue
-            others, saves_s = running - {source.id}, _steps_left(s) * evaluation_s
-            for target, lost_s in targets:
-                saved_s = (n_less - n_more_id_groups(target.id, others)) * saves_s - take_s - lost_s
-                if saved_s > most_s:
-                    best, most_s = (source, target), saved_s
-        return best
+        return relocation(self.slots, self.info, self.move_budget, fixed, is_kept=self.ram.offloads)
 
     def _copy_pays(self, n: int, n_held: int) -> bool:
         """Return whether to copy `n` tokens of a slot that holds `n_held`. Unified cells are shared; a separate stream
@@ -344,8 +283,3 @@ class Placer:
         if n < MIN_TOKENS:
             return False
         return self.info.unified or self.move_budget.copy_pays(n, n_held)
-
-
-def _steps_left(sequence: Sequence) -> int:
-    n, most = len(sequence.output), sequence.ticket.request.max_tokens
-    return n if most < 0 else min(n, most - n)

@@ -350,7 +350,7 @@ class Scheduler:
         return TokenRun(slot.id, slot.pos, tokens, n_outputs, media, at=at, sequence=s, scored=scored)
 
     def relocation(self, fixed: AbstractSet[int]) -> tuple[Slot, Slot] | None:
-        """Return (source, target) of `Placer.relocation`. Slots in `fixed` and requested slots stay.
+        """Return (source, target) of `adjacency.relocation`. Slots in `fixed` and requested slots stay.
 
         Also runs while requests wait: an idle slot that they cannot use now would split the decoding sequences
         meanwhile.

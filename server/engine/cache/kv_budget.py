@@ -1,4 +1,4 @@
-"""What happens when memory for KV states runs short. Pure; `kv_store` carries it out (`Cells.free_cells`).
+"""What happens when memory for KV states runs short. Pure; `Cells.free_cells` (kv_store.py) carries it out.
 
 | what is short | what happens | decided by |
 |---|---|---|
@@ -11,7 +11,8 @@
 | RAM for a preempted sequence | such states are evicted; if too few, it is recomputed | `CacheTier.reserve` |
 | RAM for a checkpoint | such states are evicted, then checkpoints of idle slots | `Cells._room_for_checkpoint` |
 
-A slot is offloaded to RAM only if that gains more time than it takes, and stalls nobody (`Cells.offload`).
+`CacheTier` is in prefix_cache.py. A slot is offloaded to RAM only if that gains more time than it takes, and stalls
+nobody (`Cells.offload`).
 Separate KV has cells for every slot, so only the RAM rows apply to it. Models are unloaded by `server.pool.policy`.
 """
 

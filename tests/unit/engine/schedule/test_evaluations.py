@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from server.engine.adjacency import n_id_groups, n_more_id_groups
 from server.engine.cache.kv_store import Cells
 from server.engine.params import EngineParams
-from server.engine.placement import n_id_groups, n_more_id_groups
 from server.engine.scheduler import Scheduler, TokenRun, in_batch_order
 from server.engine.sequence import Phase, Sequence
 from tests.support.fakes import FakeRunner, evaluations
