@@ -473,9 +473,17 @@ class Cells:
             target.n_shared, target.shares_with = len(target.tokens), source
 
     def relocate(self, source: Slot, target: Slot, now: float) -> None:
-        """Relocate the sequence in `source` to the idle slot `target`, whose contents are evicted."""
+        """Relocate the sequence in `source` to the idle slot `target`, whose contents are evicted. It stays if the
+        library fails or there is no memory.
+        """
         self.evict(target, now, self._moves.take_s(len(source.tokens)))
-        self._copy(source, target)
+        try:
+            self._copy(source, target)
+        except CONTAINED as error:
+            log.warning("slot %d: its sequence could not be brought to slot %d: %r", source.id, target.id, error)
+            self.clear(target)
+            self._scheduler.placer.has_changed = False  # the next change is reason to try again
+            return
         slots = self._scheduler.slots
         slots[source.id], slots[target.id] = target, source
         source.id, target.id = target.id, source.id

@@ -15,6 +15,7 @@ from server.engine.cache.kv_store import Cells
 from server.engine.params import EngineParams
 from server.engine.scheduler import Scheduler, TokenRun, in_batch_order
 from server.engine.sequence import Phase, Sequence
+from server.errors import InternalError
 from tests.support.fakes import FakeRunner, evaluations
 from tests.unit.engine.builders import sequence
 
@@ -254,4 +255,27 @@ def test_a_sequence_whose_state_cannot_be_loaded_elsewhere_is_copied_there(
     assert bench.scheduler.move_budget.n_copies == 1
     bench.check()
     bench.steps(4)
+    assert [s.slot.tokens for s in eight[1::2] if s.slot] == [s.content[:-1] for s in eight[1::2]]
+
+
+def test_a_sequence_that_cannot_be_copied_stays_and_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+    eight = bench.ask(8)
+    bench.steps(20)
+    bench.end(eight[::2])
+    tried: list[int] = []
+
+    def refuse(seq: int, *rest: object) -> bool:
+        tried.append(seq)
+        raise InternalError("injected")
+
+    monkeypatch.setattr(bench.runner, "seq_load", refuse)
+    monkeypatch.setattr(bench.runner, "seq_copy", refuse)
+    bench.steps(4)
+    assert len(tried) == 2  # once in each of the two ways
+    assert bench.n_evaluations == 4
+    monkeypatch.undo()
+    bench.end(bench.ask(1))
+    bench.steps(4)
+    assert bench.n_evaluations == 1
     assert [s.slot.tokens for s in eight[1::2] if s.slot] == [s.content[:-1] for s in eight[1::2]]
