@@ -57,7 +57,7 @@ class Cells:
 
         `then_s`: seconds of the moves that follow in the same step.
         """
-        ram, disk, n = self._scheduler.ram, self.disk, len(slot.tokens)
+        ram, disk, n = self._scheduler.ram, self.disk, min(len(slot.tokens), slot.n_exact)
         if n_lost < MIN_TOKENS or not _is_reusable(slot):
             return
         elsewhere = (*self._others(slot), *ram)
@@ -603,7 +603,7 @@ class Cells:
 
 def _is_reusable(slot: Slot) -> bool:
     """Return whether a later request may continue from what `slot` holds."""
-    return not slot.ends_inside and is_lasting(slot.adapter_set.scope)
+    return not slot.ends_inside and slot.n_exact >= MIN_TOKENS and is_lasting(slot.adapter_set.scope)
 
 
 def _own_cells(slots: Iterable[Slot]) -> int:

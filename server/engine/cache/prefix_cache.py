@@ -151,12 +151,13 @@ class CachedPrefix:
         return max((place for place in self.checkpoints if place <= n), default=0)
 
     def keep_value(self, now: float) -> float:
-        """Return the value of keeping it: its length over the time since its last use. The lowest is evicted first.
+        """Return the value of keeping it: its exact tokens over the time since its last use. The lowest is evicted
+        first.
 
         The number of uses does not count: in `benchmarks.simulation`, counting uses keeps finished conversations and
         gives fewer hits.
         """
-        return len(self.tokens) / (1.0 + max(now - self.last_used, 0.0))
+        return min(len(self.tokens), self.n_exact) / (1.0 + max(now - self.last_used, 0.0))
 
 
 H = TypeVar("H", bound=CachedPrefix)

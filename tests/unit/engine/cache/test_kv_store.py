@@ -123,6 +123,18 @@ def test_moves_of_one_step_hold_others_up_for_no_longer_than_a_step_together(set
     assert setup.keep(1)
 
 
+@pytest.mark.parametrize(("n_exact", "saves"), [(10, False), (50, False), (150, True)])
+def test_tokens_that_were_shifted_are_not_lost_since_nobody_can_reuse_them(
+    setup: Setup, n_exact: int, *, saves: bool
+) -> None:
+    setup.runner.seconds = 0.01
+    setup.keep(1)
+    setup.computes(0.08)
+    setup.slots[0].n_exact = n_exact
+    assert setup.keep(0) == saves
+    assert setup.slots[0].keep_value(0.0) == n_exact
+
+
 @pytest.mark.parametrize(("n_elsewhere", "saves"), [(0, True), (50, True), (100, False), (190, False)])
 @pytest.mark.parametrize("in_ram", [False, True])
 def test_tokens_that_another_slot_or_ram_holds_are_not_lost(
