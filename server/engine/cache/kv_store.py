@@ -4,6 +4,7 @@ between cells, RAM and disk. Used by the step thread. `MoveBudget` decides wheth
 
 import logging
 from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Seq
 
 from server.engine.cache.disk_cache import DiskCache, start_reading
 from server.engine.cache.prefix_cache import (
@@ -414,7 +415,7 @@ class Cells:
         elif source is not None and source is not slot:
             self._copy(source, slot)
         if placement.shifted:
-            self._shift_runs(placement, now)
+            self._join(slot, [range(placement.n_reuse), *placement.shifted], now)
             return
         self._cut(slot, placement.n_reuse)
         if isinstance(source, Slot) and len(slot.tokens) >= MIN_PROMPT:
@@ -432,23 +433,28 @@ class Cells:
         elif entry in ram:  # otherwise it came from disk
             ram.touch(entry, now)
 
-    def _shift_runs(self, placement: Placement, now: float) -> None:
-        """Shift runs of the slot's cells to their places in the new prompt (``n_cache_reuse``)."""
-        slot = placement.slot
-        if not self._own(slot, placement.shifted[0].start, now):
-            return
-        kept, shift = slot.tokens[: placement.n_reuse], 0
-        for run in placement.shifted:
-            target = len(kept)
-            if run.start - shift > target:  # otherwise it is in place after earlier shifts
-                self._runner.seq_drop(slot.id, target, run.start - shift)
-            kept += slot.tokens[run.start : run.stop]
+    def _join(self, slot: Slot, runs: Seq[range], now: float) -> bool:
+        """Keep only these runs of cells: the first, from the start, and the others, shifted to follow it. Return False
+        if `slot` is empty now.
+        """
+        n = runs[0].stop
+        if not self._own(slot, runs[1].start, now):
+            return False
+        joined, media, shift = slot.tokens[:n], slot.media, 0
+        for run in runs[1:]:
+            start, target = run.start - shift, len(joined)
+            if start > target:  # otherwise it is in place after earlier shifts
+                self._runner.seq_drop(slot.id, target, start)
+                media = dropped(media, target, start)
+            joined += slot.tokens[run.start : run.stop]
             shift = run.start - target
-        slot.n_exact = min(slot.n_exact, placement.n_reuse)
-        self._unshare(slot, placement.n_reuse)
-        slot.checkpoints = up_to(slot.checkpoints, placement.n_reuse)
-        self._runner.seq_remove(slot.id, len(kept))
-        slot.tokens = kept
+        if runs[-1].stop < len(slot.tokens):
+            self._runner.seq_remove(slot.id, len(joined))
+        slot.n_exact = min(slot.n_exact, n)
+        self._unshare(slot, n)
+        slot.checkpoints = up_to(slot.checkpoints, n)
+        slot.tokens, slot.media = joined, media
+        return True
 
     def _copy(self, source: Slot, target: Slot) -> None:
         """Copy what `source` holds to the empty `target`. A separate stream is copied whole, so its state is moved
@@ -500,15 +506,8 @@ class Cells:
         sequence.base = tokens[:keep] + tokens[keep + discard :]
         sequence.media = dropped(sequence.media, keep, keep + discard)
         sequence.base_output = len(sequence.output) - len(sequence.pending)
-        if not self._own(slot, keep + discard, now):
+        if not self._join(slot, [range(keep), range(keep + discard, len(tokens))], now):
             self._scheduler.requeue(sequence, now)
-            return
-        self._runner.seq_drop(slot.id, keep, keep + discard)
-        slot.n_exact = min(slot.n_exact, keep)
-        self._unshare(slot, keep)
-        slot.checkpoints = up_to(slot.checkpoints, keep)
-        slot.tokens = list(sequence.base)
-        slot.media = dropped(slot.media, keep, keep + discard)
 
     def _own(self, slot: Slot, start: int, now: float) -> bool:
         """Give `slot` its own cells from `start` on if others share them, because a shift of shared cells would shift
