@@ -54,7 +54,7 @@ class Cells:
 
     def offload(self, slot: Slot, n_lost: int, now: float, then_s: float = 0.0) -> None:
         """Save an idle slot that is about to lose `n_lost` tokens, if that pays (`MoveBudget.admits`). Tokens that
-        another slot or RAM holds, too, are not lost.
+        another slot or RAM holds, too, and tokens that nobody can reuse, are not lost.
 
         `then_s`: seconds of the moves that follow in the same step.
         """
@@ -71,8 +71,10 @@ class Cells:
         if not self._moves.admits(n_bytes, n_lost):
             return
         size = size_of(n_bytes, len(slot.tokens), {})  # RAM has the checkpoints already
-        to_ram, on_disk = ram.takes(size, now), size + n_bytes_of(slot.checkpoints)
-        if not to_ram and (disk is None or not disk.wants(slot) or not disk.takes(on_disk)):
+        to_ram = ram.offloads and ram.fits(size, now)
+        if not to_ram and not (
+            disk is not None and disk.wants(slot) and disk.takes(size + n_bytes_of(slot.checkpoints))
+        ):
             return
         if self._moves.move_stalls(n_bytes, then_s):
             self._stats.n_cache_refused += 1

@@ -313,10 +313,6 @@ class CacheTier:
             kept = [*(entry for entry in self._entries.values() if entry.pinned_until > now), *new]
         return self.limit < 0 or sum([e.size for e in kept]) + self._n_bytes_besides(kept) + n_bytes <= self.limit
 
-    def takes(self, n_bytes: int, now: float) -> bool:
-        """Return whether a state that a slot loses would be stored; `n_bytes` without the slot's checkpoints."""
-        return self.offloads and self.fits(n_bytes, now)
-
     def make_room(self, n_bytes: int, now: float, *new: CacheEntry) -> bool:
         """Evict entries with the lowest keep value per byte until `n_bytes` and the `new` entries fit. Return False,
         with nothing changed, if they cannot.

@@ -124,7 +124,7 @@ def test_checkpoints_of_a_slot_that_is_offloaded_count_once() -> None:
     cache.put(other, 0.0)
     assert other not in cache  # there is no room for both
     entry = CacheEntry(slot.tokens, checkpoints=slot.checkpoints, state=bytes(300))
-    assert cache.takes(300 + 8 * 9, 0.0)
+    assert cache.fits(300 + 8 * 9, 0.0)
     cache.put(entry, 0.0)
     assert entry in cache
     assert cache.n_bytes == entry.size
