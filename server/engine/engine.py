@@ -382,6 +382,7 @@ class Engine(Instances[Instance]):
         """
         self._check_open()
         n_tokens = await self._drop_stored()
+        self._check_open()  # after its end, an instance carries out no command
         commands = [each.command(ANY_SLOT, lambda cells, slot, now: cells.invalidate()) for each in self._instances]
         n_tokens += sum(await asyncio.gather(*map(asyncio.wrap_future, commands)))
         for instance in self._instances:

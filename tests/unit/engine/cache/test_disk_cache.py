@@ -17,7 +17,7 @@ from server.engine.cache.prefix_cache import CacheEntry, Fetch
 from server.engine.engine import Engine
 from server.engine.lora import NO_ADAPTERS
 from server.engine.sequence import Sequence
-from server.errors import InternalError, InvalidRequest
+from server.errors import InternalError, InvalidRequest, ShuttingDown
 from tests.support.fakes import FakeRunner
 from tests.support.waiting import wait_until
 from tests.unit.engine.builders import alone, engine_over, request, run, sequence
@@ -191,32 +191,53 @@ async def test_a_damaged_file_costs_a_computation_and_no_more() -> None:
     assert reply.text == alone(request("a" * 300 + "b"))
 
 
+class SlowlyWritten(Files):
+    """Every write waits for ``may_write``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writing, self.may_write = threading.Event(), threading.Event()
+
+    def write(self, name: str, entry: CacheEntry, used: Collection[str]) -> int:
+        self.writing.set()
+        assert self.may_write.wait(60)
+        return super().write(name, entry, used)
+
+
 async def test_a_reset_drops_what_is_being_written_too() -> None:
-    writing, gate = threading.Event(), threading.Event()
-
-    class Slow(Files):
-        def write(self, name: str, entry: CacheEntry, used: Collection[str]) -> int:
-            writing.set()
-            assert gate.wait(60)
-            return super().write(name, entry, used)
-
-    files = Slow()
+    files = SlowlyWritten()
     async with engine_over(FakeRunner(n_seq=1, n_ctx_seq=1024), cache_ram=0, cache_disk=1, clock=still) as engine:
         await engine.use_disk(files)
         for text in "abc":  # one is being written, the next waits for that, and a slot has the last
             await run(engine, request(text * 100, max_tokens=1))
-        assert await asyncio.to_thread(writing.wait, 60)
+        assert await asyncio.to_thread(files.writing.wait, 60)
         disk = engine._disk
         assert disk is not None
         reset = asyncio.create_task(engine.reset_cache())
         await asyncio.to_thread(wait_until, lambda: reset.done() or not disk._writing, "dropped")
-        gate.set()
+        files.may_write.set()
         assert await reset > 3 * 100
         disk._writer.submit(lambda: None).result(60)
         assert not files.saved
         await run(engine, request("d" * 100, max_tokens=1), request("e" * 100, max_tokens=1))
         disk._writer.submit(lambda: None).result(60)
         assert len(files.saved) == 1  # later states are written
+
+
+async def test_a_reset_that_the_end_of_the_model_overtakes_is_refused() -> None:
+    files, runner = SlowlyWritten(), FakeRunner(n_seq=1, n_ctx_seq=1024)
+    async with engine_over(runner, cache_ram=0, cache_disk=1, clock=still) as engine:
+        await engine.use_disk(files)
+        for text in "ab":
+            await run(engine, request(text * 100, max_tokens=1))
+        reset = asyncio.create_task(engine.reset_cache())
+        end = asyncio.create_task(engine.close())
+        await asyncio.to_thread(wait_until, lambda: runner.closed, "the end of the step thread")
+        assert not reset.done()
+        files.may_write.set()
+        with pytest.raises(ShuttingDown):
+            await reset
+        await end
 
 
 async def test_the_wait_is_bounded() -> None:
