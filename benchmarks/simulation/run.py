@@ -143,7 +143,7 @@ class Simulation:
         request = Request(id="", prompt=session.history.copy(), client=self._client(number))
         sequence = Sequence(Ticket(request, _nobody, at), number)
         self._sessions[number] = session
-        self.scheduler.waiting.append(sequence)
+        self.scheduler.enqueue(sequence)
 
     @property
     def n_requests(self) -> int:

@@ -22,6 +22,7 @@ import zlib
 from collections import OrderedDict, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import chain
+from typing import Generic, TypeVar
 
 from server.engine.cache.prefix_cache import common_prefix, longest_match
 from server.engine.lora import n_valid
@@ -75,14 +76,17 @@ class TokenCounters:
             self._now = max(self._now, self.served(client))
 
 
-class Queue:
-    """The queue of one instance."""
+W = TypeVar("W", Ticket, Sequence)
+
+
+class Queue(Generic[W]):
+    """Requests that wait for an instance, or their choices that wait for a slot of it, in one order."""
 
     def __init__(self, counters: TokenCounters) -> None:
         self._counters = counters
-        self._lines: dict[tuple[int, str | None], deque[Sequence]] = {}
+        self._lines: dict[tuple[int, str | None], deque[W]] = {}
         """By priority and client; preempted sequences of all clients share one line (None)."""
-        self._n_placed = 0
+        self._n_bypasses = 0  # placements since the last one that priority did not decide
 
     def __len__(self) -> int:
         return sum(map(len, self._lines.values()))
@@ -90,55 +94,65 @@ class Queue:
     def __bool__(self) -> bool:
         return bool(self._lines)  # asked in every step
 
-    def __iter__(self) -> Iterator[Sequence]:
-        """Iterate over a copy of all waiting sequences, in no particular order. Thread-safe: no Python code runs."""
+    def __iter__(self) -> Iterator[W]:
+        """Iterate over a copy of everything that waits, in no particular order. Thread-safe: no Python code runs."""
         return iter(list(chain.from_iterable(list(self._lines.values()))))
 
-    def append(self, sequence: Sequence) -> None:
-        """Add a new choice after the others of its client and priority."""
-        client = sequence.request.client
-        self._counters.asks(client, again=all(client != other for _, other in self._lines))
-        self._lines.setdefault((sequence.request.priority, client), deque()).append(sequence)
+    def has(self, client: str) -> bool:
+        """Return whether something of `client` waits that was never placed."""
+        return any(client == other for _, other in self._lines)
 
-    def requeue(self, sequence: Sequence) -> None:
+    def append(self, new: W) -> None:
+        """Add `new` after the others of its client and priority."""
+        self._lines.setdefault((new.request.priority, new.request.client), deque()).append(new)
+
+    def requeue(self, preempted: W) -> None:
         """Add a preempted choice before all others of its priority; among preempted ones the oldest is first."""
-        preempted = self._lines.setdefault((sequence.request.priority, None), deque())
-        preempted.insert(sum(other.arrival < sequence.arrival for other in preempted), sequence)
+        line = self._lines.setdefault((preempted.request.priority, None), deque())
+        line.insert(sum(other.arrival < preempted.arrival for other in line), preempted)
 
-    def remove(self, sequence: Sequence) -> bool:
-        """Remove `sequence`; return whether it was queued."""
-        for key in ((sequence.request.priority, None), (sequence.request.priority, sequence.request.client)):
+    def remove(self, one: W) -> bool:
+        """Remove `one`; return whether it was queued."""
+        for key in ((one.request.priority, None), (one.request.priority, one.request.client)):
             line = self._lines.get(key)
-            if line is not None and sequence in line:
-                line.remove(sequence)
+            if line is not None and one in line:
+                line.remove(one)
                 if not line:
                     del self._lines[key]
                 return True
         return False
 
-    def candidates(self) -> Iterator[Sequence]:
+    def candidates(self) -> Iterator[W]:
         """Iterate in placement order. The queue must not change meanwhile."""
-        lines, served, first = self._lines, self._counters.served, None
-        if len({priority for priority, _ in lines}) > 1 and self._n_placed % MAX_BYPASSES == MAX_BYPASSES - 1:
-            live = [line[0] for (priority, _), line in lines.items() if priority < BACKGROUND_PRIORITY]
-            heads = live or [line[0] for line in lines.values()]
-            first = min(heads, key=lambda head: (served(head.request.client), head.ticket.submitted_at))
+        lines, served = self._lines, self._counters.served
+        first = self._first_without_priority() if self._n_bypasses >= MAX_BYPASSES - 1 else None
+        if first is not None:
             yield first
 
-        def line_order(key: tuple[int, str | None]) -> tuple[int, bool, float, float]:
+        def line_order(key: tuple[int, str | None]) -> tuple[int, bool, float, tuple[float, int]]:
             priority, client = key
             n_served = served(client) if client is not None else 0.0
-            return priority, client is not None, n_served, lines[key][0].ticket.submitted_at
+            return priority, client is not None, n_served, lines[key][0].arrival
 
         for key in sorted(lines, key=line_order) if len(lines) > 1 else lines:
-            for sequence in lines[key]:
-                if sequence is not first:
-                    yield sequence
+            for one in lines[key]:
+                if one is not first:
+                    yield one
 
-    def place(self, sequence: Sequence) -> None:
-        self.remove(sequence)
-        self._counters.chose(sequence.request.client)
-        self._n_placed += 1
+    def _first_without_priority(self) -> W | None:
+        """Return what would be first if all priorities but the background's were equal; None if they are."""
+        lines = self._lines
+        if len({priority for priority, _ in lines}) < 2:
+            return None
+        live = [line[0] for (priority, _), line in lines.items() if priority < BACKGROUND_PRIORITY]
+        heads = live or [line[0] for line in lines.values()]
+        return min(heads, key=lambda head: (self._counters.served(head.request.client), head.arrival))
+
+    def place(self, one: W) -> None:
+        """Remove `one`, which gets what it waited for."""
+        first = self._first_without_priority()
+        self._n_bypasses = 0 if first in (None, one) else self._n_bypasses + 1
+        self.remove(one)
 
 
 LOAD_TOKENS = 64

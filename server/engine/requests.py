@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from server.engine.encode import Encoder
 from server.engine.instances import notify
-from server.engine.queue import MAX_BYPASSES, TokenCounters
+from server.engine.queue import Queue, TokenCounters
 from server.engine.request import BACKGROUND_PRIORITY, Event, Failed, State
 from server.engine.scheduler import Scheduler
 from server.engine.sequence import Phase, Sequence, Ticket, log_fields
@@ -50,12 +50,11 @@ class ModelQueue:
         self.counters = TokenCounters()
         self.open: dict[int, Ticket] = {}
         self.n_load = 0
-        self._waiting: dict[int, Ticket] = {}
+        self._waiting: Queue[Ticket] = Queue(self.counters)
         self._loop = loop
         self._n_slots = n_slots
         self._wake, self._on_left, self._outlet = wake, on_left, outlet
         self._n_instances = n_instances
-        self._n_taken = 0
         self._closed: set[int] = set()  # instances that take no more requests
         self._lock = threading.Lock()
 
@@ -65,7 +64,7 @@ class ModelQueue:
     @property
     def n_waiting(self) -> int:
         """Choices of the waiting requests."""
-        return sum([ticket.request.n for ticket in list(self._waiting.values())])
+        return sum([ticket.request.n for ticket in self._waiting])
 
     # ---- on the event loop
 
@@ -75,7 +74,8 @@ class ModelQueue:
             if not self._has_taker(ticket):
                 return False
             self.counters.asks(ticket.request.client)
-            self.open[id(ticket)] = self._waiting[id(ticket)] = ticket
+            self._waiting.append(ticket)
+            self.open[id(ticket)] = ticket
         self.n_load += ticket.request.n
         return True
 
@@ -109,7 +109,7 @@ class ModelQueue:
     def taken_by(self, instance: int) -> list[Ticket]:
         """Return the requests that run in `instance` or that it has taken."""
         with self._lock:
-            return [t for t in self.open.values() if t.instance == instance and id(t) not in self._waiting]
+            return [t for t in self.open.values() if t.taken and t.instance == instance]
 
     # ---- on step threads
 
@@ -118,25 +118,15 @@ class ModelQueue:
         if not self._waiting:
             return []
         with self._lock:
-            waiting = list(self._waiting.values())
             if self._n_instances == 1:
-                return self._take(waiting, instance)
+                return self._take(self._waiting, instance)
             room = [0 if i in self._closed else self._n_slots for i in range(self._n_instances)]
             for ticket in list(self.open.values()):
-                if id(ticket) not in self._waiting and ticket.request.priority < BACKGROUND_PRIORITY:
+                if ticket.taken and ticket.request.priority < BACKGROUND_PRIORITY:
                     room[ticket.instance] -= ticket.request.n
             room[instance] = 0 if instance in self._closed else n_free
-            no_priority = self._n_taken % MAX_BYPASSES == MAX_BYPASSES - 1  # as in `Queue.candidates`
-            served = self.counters.served
-
-            def order(ticket: Ticket) -> tuple[int, float, float]:
-                request = ticket.request
-                priority = 0 if no_priority and request.priority < BACKGROUND_PRIORITY else request.priority
-                return priority, served(request.client), ticket.submitted_at
-
-            waiting.sort(key=order)
             taken = []
-            for ticket in waiting:
+            for ticket in self._waiting.candidates():
                 preferred = ticket.instance
                 is_free = ticket.request.id_slot < 0 and room[preferred] <= 0
                 if ticket.cancelled or (room[instance] > 0 and (preferred == instance or is_free)):
@@ -149,12 +139,12 @@ class ModelQueue:
             self._wake()
         return taken
 
-    def _take(self, tickets: list[Ticket], instance: int) -> list[Ticket]:
-        for ticket in tickets:
-            del self._waiting[id(ticket)]
-            ticket.instance = instance
-            self._n_taken += 1
-        return tickets
+    def _take(self, tickets: Iterable[Ticket], instance: int) -> list[Ticket]:
+        taken = list(tickets)
+        for ticket in taken:
+            self._waiting.place(ticket)
+            ticket.instance, ticket.taken = instance, True
+        return taken
 
     def close(self, instance: int) -> list[Ticket]:
         """Stop `instance` from taking requests. Return those that no other instance may take; the caller refuses
@@ -162,7 +152,7 @@ class ModelQueue:
         with self._lock:
             is_new = instance not in self._closed
             self._closed.add(instance)
-            left = self._take([t for t in self._waiting.values() if not self._has_taker(t)], instance)
+            left = self._take([t for t in self._waiting if not self._has_taker(t)], instance)
         if is_new:
             self._wake()
         return left
@@ -170,7 +160,7 @@ class ModelQueue:
     def expected(self, instance: int) -> list[Ticket]:
         """Return the waiting requests that prefer `instance`."""
         with self._lock:
-            return [ticket for ticket in self._waiting.values() if ticket.instance == instance]
+            return [ticket for ticket in self._waiting if ticket.instance == instance]
 
     def _has_taker(self, ticket: Ticket) -> bool:
         takers = (ticket.instance,) if ticket.request.id_slot >= 0 else range(self._n_instances)
@@ -330,7 +320,7 @@ class Requests:
                 constraint = constraint.fork()
             sequence = Sequence(ticket, index, constraint=constraint)
             ticket.choices.append(sequence)
-            self._scheduler.waiting.append(sequence)
+            self._scheduler.enqueue(sequence)
 
     def _close(self, ticket: Ticket) -> None:
         """Report once that `ticket` holds nothing here, also if it never had sequences."""

@@ -165,7 +165,7 @@ class Scheduler:
         self.placer = Placer(self.slots, self.ram, info, params, self.move_budget)
         self.kv_budget = KvBudget(self.slots, info)
         self._counters = TokenCounters() if counters is None else counters
-        self.waiting = Queue(self._counters)
+        self.waiting: Queue[Sequence] = Queue(self._counters)
         sizes = min(params.min_chunk, info.n_batch), info.n_batch, info.n_ubatch
         self.step_size = StepSize(params.target_s, *sizes)
         self.step_size_prefill_only = StepSize(PREFILL_ONLY_S, *sizes, size=min(info.n_ubatch, info.n_batch))
@@ -178,6 +178,12 @@ class Scheduler:
     @property
     def n_active(self) -> int:
         return sum([slot.sequence is not None for slot in self.slots])
+
+    def enqueue(self, sequence: Sequence) -> None:
+        """Queue a new choice for a slot."""
+        client = sequence.request.client
+        self._counters.asks(client, again=not self.waiting.has(client))
+        self.waiting.append(sequence)
 
     def place(self, now: float) -> Placement | None:
         """Remove the next sequence that can be placed from the queue and return its placement, or None."""
@@ -206,6 +212,7 @@ class Scheduler:
                 for one in blocked:
                     one.n_bypasses += 1
                 self.waiting.place(sequence)
+                self._counters.chose(sequence.request.client)
                 return placement
             blocked.append(sequence)
         return None

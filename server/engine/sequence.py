@@ -31,8 +31,14 @@ class Ticket:
     cancelled: State | None = None
     choices: list["Sequence"] = field(default_factory=list)  # while an instance has it
     ended: bool = False  # all choices have ended
-    instance: int = 0  # the preferred instance; after it left the `ModelQueue`, the one that took it
+    instance: int = 0  # the preferred instance; once it is `taken`, the one that took it from the `ModelQueue`
+    taken: bool = False
     waits_since: float = 0.0
+
+    @property
+    def arrival(self) -> tuple[float, int]:
+        """Sort key: an earlier arrival is smaller."""
+        return self.submitted_at, 0
 
 
 class Phase(Enum):
@@ -110,7 +116,7 @@ class Sequence:
 
     @property
     def arrival(self) -> tuple[float, int]:
-        """Sort key: an earlier arrival is smaller."""
+        """Sort key, as `Ticket.arrival`."""
         return self.ticket.submitted_at, self.index
 
     @property

@@ -74,7 +74,7 @@ class Bench:
         for _ in range(n):
             prompt = [self._next() % 256 for _ in range(40)]
             asked.append(sequence(prompt, at=self.now, **options))
-            self.scheduler.waiting.append(asked[-1])
+            self.scheduler.enqueue(asked[-1])
         self.steps(1)
         return asked
 
@@ -206,7 +206,7 @@ def with_prompts_between(*lengths: int) -> Bench:
     bench.scheduler.step_size.size = 64
     for n in lengths:
         prompt = [bench._next() % 256 for _ in range(n)]
-        bench.scheduler.waiting.append(sequence(prompt, at=bench.now))
+        bench.scheduler.enqueue(sequence(prompt, at=bench.now))
     return bench
 
 

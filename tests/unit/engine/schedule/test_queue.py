@@ -18,11 +18,12 @@ class Named:
 
     def __init__(self, most: int = 100) -> None:
         self.counters = TokenCounters(most)
-        self.waiting = Queue(self.counters)
+        self.waiting: Queue[Sequence] = Queue(self.counters)
         self.n = 0
 
     def ask(self, client: str = "", *, priority: int = 0) -> Sequence:
         self.n += 1
+        self.counters.asks(client, again=not self.waiting.has(client))
         self.waiting.append(made := sequence([self.n], at=float(self.n), client=client, priority=priority))
         return made
 
@@ -30,6 +31,7 @@ class Named:
         """Place who is first; its client is charged."""
         first = next(self.waiting.candidates())
         self.waiting.place(first)
+        self.counters.chose(first.request.client)
         self.counters.serve(first.request.client, cost)
         return first
 
@@ -94,6 +96,18 @@ def test_urgent_requests_without_end_do_not_starve_the_rest() -> None:
         taken.append(q.take(1.0))
     assert {patient, preempted} <= set(taken)
     assert len([s for s in taken if s.request.priority == 100]) == 2
+
+
+def test_a_request_that_does_not_fit_when_priorities_do_not_count_stays_first() -> None:
+    q = Named()
+    large = q.ask(priority=100)
+    for _ in range(MAX_BYPASSES - 1):
+        q.ask()
+        assert q.take() is not large
+    for _ in range(2):
+        urgent = q.ask()
+        assert next(q.waiting.candidates()) is large
+        q.waiting.place(urgent)
 
 
 @pytest.mark.parametrize("n", [5, 500])

@@ -26,7 +26,7 @@ def scheduler(n_seq: int = 2, *, unified: bool = False, n_cells: int = 2000, **p
 
 
 def waiting(s: Scheduler, prompt: list[int], *, at: float = 0.0, **options: Any) -> Sequence:
-    s.waiting.append(made := sequence(prompt, at=at, **options))
+    s.enqueue(made := sequence(prompt, at=at, **options))
     return made
 
 

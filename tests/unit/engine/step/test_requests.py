@@ -82,6 +82,17 @@ async def test_a_batch_request_is_never_taken_before_a_live_one() -> None:
         queue.left([live])
 
 
+async def test_urgent_requests_that_are_taken_in_pairs_do_not_starve_the_rest() -> None:
+    desk = Desk(n_seq=2)
+    patient = Ticket(request("patient", priority=5), lambda events: None, 0.0)
+    desk.queue.add(patient)
+    for _ in range(MAX_BYPASSES):
+        desk.ask("urgent")
+        desk.ask("urgent")
+        desk.queue.left(desk.queue.take(0, 2))
+    assert patient.taken
+
+
 async def test_who_names_an_instance_that_takes_no_more_is_its_own_or_refused() -> None:
     desk = Desk()
     bound, free = desk.ask("bound", id_slot=0), desk.ask("free")
