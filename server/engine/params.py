@@ -28,7 +28,7 @@ class EngineParams:
     target_itl_ms: float = -1.0  # target step time for prefill chunks while slots decode; 0 = none, -1 = automatic
     max_prefill_tokens: int = 0  # most prefill tokens of a step that also decodes; 0 = no other limit
     max_prefills: int = 0  # most prompts that such a step prefills; 0 = unlimited
-    min_chunk: int = 64  # least prefill budget of a step: smaller chunks are computed token by token (`scheduler.TILE`)
+    min_chunk: int = 64  # least prefill budget of a step: smaller chunks take as long (`scheduler.TILE_TOKENS`)
     cache_prompt: bool = True
     slot_prompt_similarity: float = 0.1
     cache_disk: int = 0  # MiB of the disk tier, for all instances; 0 = off

@@ -29,17 +29,18 @@ from server.engine.request import BACKGROUND_PRIORITY, Adapters
 from server.engine.runner_api import BatchEntry, RunnerInfo
 from server.engine.sequence import Phase, Sequence, Slot
 
-WAIT_WEIGHT = 0.25
+AGING_WEIGHT = 0.25
 """Aging: share of the tokens that could be computed while a prompt waits. Shorter prompts can delay a long one to at
 most four times its own prefill time. In `benchmarks.simulation`, 0.1 gives longer first tokens at p99, 1.0 at p50.
 """
-PRIORITY_S = 600.0
+PRIORITY_LEVEL_S = 600.0
 """Seconds of waiting that one priority level counts as."""
-UNSEEN_RATE = 1000.0  # assumed prefill tokens per second before the first measurement
+ASSUMED_TOKENS_PER_S = 1000.0  # prefill rate until one is measured
 
-TILE = 64
-AIM = 0.9  # share of the target step time that is aimed at: the next step is deeper in its prompts, so usually slower
-CUT = 0.75  # factor of a reduction: the saving must exceed noise
+TILE_TOKENS = 64
+STEP_TARGET_SHARE = 0.9
+"""Budgets aim at this share of the target step time: the next step is deeper in its prompts, so usually slower."""
+REDUCTION_FACTOR = 0.75  # a budget is reduced to at most this share of itself, so that the saving exceeds noise
 
 
 def in_order(
@@ -56,11 +57,11 @@ def in_order(
     if len(order) < 2:
         return order
     counts = [served(s.request.client) for s in order]
-    least, rate = min(counts), rate or UNSEEN_RATE
+    least, rate = min(counts), rate or ASSUMED_TOKENS_PER_S
     keys = []
     for i, (s, n_served) in enumerate(zip(order, counts, strict=True)):
-        aging_start = s.placed_at + PRIORITY_S * inherited.get(s, s.request.priority)
-        aged = len(s.target) - s.n_computed + n_served - least + WAIT_WEIGHT * rate * aging_start
+        aging_start = s.placed_at + PRIORITY_LEVEL_S * inherited.get(s, s.request.priority)
+        aged = len(s.target) - s.n_computed + n_served - least + AGING_WEIGHT * rate * aging_start
         keys.append((aged, s.arrival, i))
     return [order[i] for *_, i in sorted(keys)]
 
@@ -84,7 +85,7 @@ class StepSize:
         self.largest = max(self.largest, self.smallest)
         if self.target_s == inf:
             self.size = self.largest
-        self.size = self.size or min(max(2 * TILE, self.smallest), self.largest)
+        self.size = self.size or min(max(2 * TILE_TOKENS, self.smallest), self.largest)
 
     def left_after(self, n_tokens: float) -> int:
         """Return the budget of a step that has already used the time of `n_tokens`."""
@@ -93,28 +94,29 @@ class StepSize:
         return max(_whole(int(max(self.size - n_tokens, 0)), self.n_ubatch), self.smallest)
 
     def observe(self, n_tokens: int, seconds: float) -> None:
-        """Learn from a nearly full step and choose the next budget: at most twice the last one, or at most `CUT` of it.
+        """Learn from a nearly full step and choose the next budget: at most twice the last one, or at most
+        `REDUCTION_FACTOR` of it.
 
         Of two steps the faster one counts; the slower one may have been disturbed by other processes. A step shortened
         by `_leaving_a_tile` may enlarge the budget, but not reduce it.
         """
-        is_full, leaves_a_tile = n_tokens * 8 >= self.size * 7, n_tokens > max(self.size - TILE, TILE)
+        is_full, leaves_a_tile = n_tokens * 8 >= self.size * 7, n_tokens > max(self.size - TILE_TOKENS, TILE_TOKENS)
         if self.target_s == inf or seconds <= 0 or not (is_full or leaves_a_tile):
             return
         token_s = seconds / n_tokens
         if is_full:
             token_s, self._token_s = min(token_s, self._token_s or token_s), token_s
-        wanted = int(self.target_s * AIM / token_s)
+        wanted = int(self.target_s * STEP_TARGET_SHARE / token_s)
         if wanted >= self.size:
             size = _whole(min(wanted, self.size * 2), self.n_ubatch)
             self.size = max(min(size, self.largest), self.size)
         elif is_full:
-            size = _whole(min(wanted, int(self.size * CUT)), self.n_ubatch)
+            size = _whole(min(wanted, int(self.size * REDUCTION_FACTOR)), self.n_ubatch)
             self.size = max(size, self.smallest)
 
 
 def _whole(size: int, n_ubatch: int) -> int:
-    return size - size % (n_ubatch if size >= n_ubatch else TILE if size >= TILE else 1)
+    return size - size % (n_ubatch if size >= n_ubatch else TILE_TOKENS if size >= TILE_TOKENS else 1)
 
 
 StepSharers = tuple[Adapters, int]
@@ -122,7 +124,7 @@ StepSharers = tuple[Adapters, int]
 Proposer = Callable[[list[Sequence], int], list[list[int]]]
 """Returns draft tokens for each of these decoding sequences, at most so many in total."""
 MAX_BYPASS_SEARCHES = 32  # sequences checked after one that does not fit; each check searches for a prefix
-TURN_SHARE = 0.5  # share of the target step time that a sequence may wait while other LoRA sets compute
+SET_WAIT_SHARE = 0.5  # share of the target step time that a sequence may wait while other LoRA sets compute
 
 
 @dataclass(eq=False, slots=True)
@@ -369,7 +371,7 @@ class Scheduler:
         quarantined sequences.
 
         A turn lasts several steps, because the library plans its memory again after each change of the set. It lasts
-        as long as the other sets can wait, all their turns together (`TURN_SHARE`). The next set in order follows.
+        as long as the other sets can wait, all their turns together (`SET_WAIT_SHARE`). The next set in order follows.
         """
         active = [s for slot in self.slots if (s := slot.sequence) and not (s.encodings and s.awaits_media)]
         if [s for s in active if s.phase is Phase.PREFILL and not is_background(s)]:
@@ -379,7 +381,7 @@ class Scheduler:
             return active
         sets = sorted({_turn_of(s) for s in active})
         waited_s = (self._turn_s + self._last_s) * (len(sets) - 1)
-        longest_s = min(self.params.target_s, PREFILL_ONLY_S) * TURN_SHARE
+        longest_s = min(self.params.target_s, PREFILL_ONLY_S) * SET_WAIT_SHARE
         goes_on = waited_s <= longest_s and all(quarantined < 0 for _, quarantined in sets)
         if self._turn not in sets or not goes_on:
             self._turn = next((one for one in sets if one > self._turn), sets[0])
@@ -519,9 +521,9 @@ def _leaving_a_tile(most: int, left: int, longest: int) -> int:
     After 1,800 tokens, 62 tokens take 270 ms of a CPU on which 64 take 170: ggml computes them one by one. `longest`:
     tokens that still fit into the batch.
     """
-    if not TILE <= most < left < most + TILE:
+    if not TILE_TOKENS <= most < left < most + TILE_TOKENS:
         return most
-    return left if left < 2 * TILE and left <= longest else max(left - TILE, TILE)
+    return left if left < 2 * TILE_TOKENS and left <= longest else max(left - TILE_TOKENS, TILE_TOKENS)
 
 
 def _run_end(s: Sequence, span: MediaSpan | None, at: int, end: int, n_to_score: int) -> int:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.engine.scheduler import WAIT_WEIGHT, StepSize
+from server.engine.scheduler import AGING_WEIGHT, StepSize
 from server.engine.scheduler import in_order as ordered
 from server.engine.sequence import Sequence, Slot
 from tests.unit.engine.builders import sequence
@@ -35,7 +35,7 @@ def test_a_short_prompt_does_not_stand_behind_a_long_one() -> None:
 def test_short_prompts_without_end_do_not_starve_a_long_one() -> None:
     """They pass it for four times as long as computing it takes, and no longer."""
     long = prompt(10_000, at=0.0)
-    passes_s = 10_000 / RATE / WAIT_WEIGHT
+    passes_s = 10_000 / RATE / AGING_WEIGHT
     assert in_order([long, prompt(50, at=passes_s * 0.9)], RATE)[0] is not long
     assert in_order([long, prompt(50, at=passes_s * 1.1)], RATE)[0] is long
 
