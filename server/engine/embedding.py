@@ -15,6 +15,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from server.engine.arrivals import Arrivals
 from server.engine.instances import Instances, StepThread, has_failed, notify
 from server.engine.media import MediaPrompt, text_of
 from server.engine.params import EngineParams
@@ -116,9 +117,9 @@ class EmbeddingInstance(StepThread):
         number: int,
         loop: asyncio.AbstractEventLoop,
         clock: Callable[[], float],
-        arriving: Callable[[], bool],
+        arrivals: Arrivals,
     ) -> None:
-        super().__init__("llamapool-embed", number, params, clock, arriving)
+        super().__init__("llamapool-embed", number, params, clock, arrivals)
         self.runner = runner
         self.running: Sequence[Piece] = ()  # in the current decode
         self._queue = queue
@@ -171,7 +172,7 @@ class EmbeddingInstance(StepThread):
     def _iterate(self) -> None:
         self._woken.clear()
         info = self.runner.info
-        if self._arriving() and sum(len(job.inputs) - job.n_taken for job in self._queue) < info.n_seq:
+        if sum(len(job.inputs) - job.n_taken for job in self._queue) < info.n_seq:
             self._gather()
         self.running = self._queue.take(info.n_seq, info.n_pack)
         if self.running:
@@ -273,7 +274,7 @@ class EmbeddingEngine(Instances[EmbeddingInstance]):
         self._open: set[EmbeddingJob] = set()
         self._start(
             [
-                EmbeddingInstance(runner, params, self._queue, i, loop, clock, self.arriving)
+                EmbeddingInstance(runner, params, self._queue, i, loop, clock, self._arrivals)
                 for i, runner in enumerate(runners)
             ]
         )
@@ -296,7 +297,7 @@ class EmbeddingEngine(Instances[EmbeddingInstance]):
         self._idle.clear()
         self._open.add(job)
         self._queue.add(job)
-        self._expect()
+        self._arrivals.expect()
         return job.done
 
     def _left(self, job: EmbeddingJob) -> None:

@@ -76,7 +76,7 @@ class Engine(Instances[Instance]):
         self._ram = ram_tier(params.cache_ram, info.free_bytes)  # instances share their states
         self._own_cache_limit = self._ram.limit
         instances = [
-            Instance(runner, params, self._queue, self._ram, i, clock, self.arriving, self._encoder)
+            Instance(runner, params, self._queue, self._ram, i, clock, self._arrivals, self._encoder)
             for i, runner in enumerate(runners)
         ]
         n_slots = info.n_seq * len(runners)
@@ -175,7 +175,7 @@ class Engine(Instances[Instance]):
             ticket.instance = preferred_instance(ticket, self._queue.open.values(), slots)
         if not self._queue.add(ticket):  # the requested instance has failed
             raise has_failed(self._instances[ticket.instance].failure)
-        self._expect()
+        self._arrivals.expect()
         self._idle.clear()
         if has_limits and not self._expires:
             self._expires = True
@@ -201,7 +201,7 @@ class Engine(Instances[Instance]):
     def _left(self) -> None:
         self._departed.set()
         self._one_is_idle()
-        self._expect()
+        self._arrivals.expect()
 
     def cancel(self, ticket: Ticket) -> None:
         """Stop a request; its slots are free at the next step. Harmless after its end."""

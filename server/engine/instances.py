@@ -9,10 +9,12 @@ import sys
 import threading
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import reduce
 from typing import Generic, TypeVar
 
+from server.engine.arrivals import Arrivals
 from server.engine.params import EngineParams
 from server.engine.stats import EngineStats, combined
 from server.errors import InternalError, LlamapoolError, ShuttingDown, Unavailable
@@ -20,10 +22,6 @@ from server.errors import InternalError, LlamapoolError, ShuttingDown, Unavailab
 log = logging.getLogger(__name__)
 
 MAX_RETRY_AFTER_S = 60
-JOIN_SHARE, JOIN_TURNS = 0.02, 12
-"""How long an engine without running requests waits for others after a request arrived or ended (`Instances._expect`):
-this share of its last step, then until so many turns of the event loop bring none.
-"""
 ENGINE_THREADS = ("llamapool-step", "llamapool-embed", "llamapool-encode")
 """Prefixes of the names of threads that call into the native library: step threads, and encoders of media."""
 JOIN_POLL_S = 5.0
@@ -38,9 +36,8 @@ class StepThread(ABC):
     """
 
     def __init__(
-        self, name: str, number: int, params: EngineParams, clock: Callable[[], float], arriving: Callable[[], bool]
+        self, name: str, number: int, params: EngineParams, clock: Callable[[], float], arrivals: Arrivals
     ) -> None:
-        """Create the thread. `arriving`: see `Instances.arriving`."""
         self.number = number
         self.params = params
         self.stats = EngineStats()
@@ -49,7 +46,7 @@ class StepThread(ABC):
         self.at_rest = False
         self.last_s = 0.0  # seconds of its last decode
         self._clock = clock
-        self._arriving = arriving
+        self._arrivals = arrivals
         self._woken = threading.Event()  # new work, a cancellation, a stop, or a finished preparation
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -140,14 +137,10 @@ class StepThread(ABC):
         self.at_rest = False
         self.heartbeat += 1
 
-    def _awaits(self) -> bool:
-        """Return whether further requests may arrive soon."""
-        return self._arriving()
-
     def _gather(self) -> None:
-        """Wait for requests that are arriving, at most ``gather_ms``."""
+        """Wait for requests that are expected, at most ``gather_ms``."""
         deadline = self._clock() + self.params.gather_ms / 1e3
-        while self._awaits() and not self._stopping and (left := deadline - self._clock()) > 0:
+        while self._arrivals.expected and not self._stopping and (left := deadline - self._clock()) > 0:
             self._woken.wait(left)
             self._woken.clear()
 
@@ -180,10 +173,13 @@ class Instances(ABC, Generic[M]):
         self.n_slots_each = n_slots_each
         self._loop = loop
         self._clock = clock
-        self._n_preparing = 0
-        self._n_turns = 0  # of the event loop, until the step threads are woken; 0 = they are not to be woken
-        self._join_by = 0.0  # on the event loop's clock; what arrives later waits for no more turns
-        self._turn: asyncio.Handle | None = None  # the next turn, while there is one
+        self._arrivals = Arrivals(
+            loop,
+            params.gather_ms / 1e3,
+            last_step_s=lambda: max(instance.last_s for instance in self._instances),
+            is_full=lambda: self.n_load >= self.n_slots,
+            wake=self._wake_all,
+        )
         self._closing = False
         self._idle = asyncio.Event()
         self._instances: Sequence[M] = ()
@@ -267,48 +263,9 @@ class Instances(ABC, Generic[M]):
         if self.busy:
             await self._idle.wait()
 
-    # ---- requests that arrive together share a batch
-
-    @contextlib.contextmanager
-    def preparing(self) -> Iterator[None]:
-        """Context manager around the preparation of a request: idle step threads wait briefly for it."""
-        self._n_preparing += 1
-        try:
-            yield
-        finally:
-            self._n_preparing -= 1
-            self._expect()
-
-    def arriving(self) -> bool:
-        """Return whether a request is in preparation, or has just arrived so that others may follow."""
-        return self._n_preparing > 0 or self._n_turns > 0
-
-    def _expect(self) -> None:
-        """Wake the step threads soon, once for all requests that arrive together; full slots end the wait.
-
-        Called when a request has arrived or ended. Clients that got replies of one batch send their next requests
-        within a few turns of the event loop.
-        """
-        now = self._loop.time()
-        if self.n_load >= self.n_slots:
-            if self._n_turns and self._turn is not None:
-                self._turn.cancel()  # otherwise it would count down beside a later one, past 0
-            self._n_turns = 0
-            self._wake_all()
-        elif not self._n_turns:
-            last_s, most_s = max(instance.last_s for instance in self._instances), self.params.gather_ms / 1e3
-            wait_s = min(JOIN_SHARE * last_s, most_s)
-            self._join_by, self._n_turns = now + most_s, JOIN_TURNS
-            self._turn = self._loop.call_later(wait_s, self._next_turn)
-        elif now < self._join_by:
-            self._n_turns = JOIN_TURNS
-
-    def _next_turn(self) -> None:
-        self._n_turns = self._n_turns - 1 if self.n_load < self.n_slots else 0
-        if self._n_turns:
-            self._turn = self._loop.call_soon(self._next_turn)
-        else:
-            self._wake_all()
+    def preparing(self) -> AbstractContextManager[None]:
+        """Return a context manager around the preparation of a request: idle step threads wait briefly for it."""
+        return self._arrivals.preparing()
 
     async def close(self, drain_s: float = 0.0) -> None:
         """Refuse new requests, give running ones `drain_s` seconds, then fail them and free the contexts."""

@@ -7,6 +7,7 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from typing import Any, TypeAlias, TypeVar
 
+from server.engine.arrivals import Arrivals
 from server.engine.cache.disk_cache import wait_s
 from server.engine.cache.kv_store import Cells, shift_sizes
 from server.engine.cache.prefix_cache import CacheTier
@@ -45,10 +46,10 @@ class Instance(StepThread):
         ram: CacheTier,
         number: int,
         clock: Callable[[], float],
-        arriving: Callable[[], bool],
+        arrivals: Arrivals,
         encoder: Encoder | None = None,
     ) -> None:
-        super().__init__("llamapool-step", number, params, clock, arriving)
+        super().__init__("llamapool-step", number, params, clock, arrivals)
         self.runner = runner
         self.scheduler = Scheduler(runner.info, params, queue.counters, ram)
         self._queue = queue
@@ -134,16 +135,13 @@ class Instance(StepThread):
         self._refuse_commands(error)
         self._requests.post()
 
-    def _awaits(self) -> bool:
-        return bool(self._requests.delivering) or super()._awaits()
-
     def _receive(self) -> None:
-        """Take new tickets and drop cancelled ones. While nothing runs, wait for requests that are arriving, also for
-        those that clients send after replies which are on their way. Otherwise two groups of clients take turns.
-
-        Running requests do not wait for them: they join the next step.
+        """Take new tickets and drop cancelled ones. While nothing runs and slots stay free, first wait for requests
+        that are expected, also those that follow the last replies. Running requests do not wait: others join them.
         """
         if not self.scheduler.n_active and len(self._queue) + len(self.scheduler.waiting) < len(self.scheduler.slots):
+            if self._requests.ended:
+                self._arrivals.replied()
             self._requests.post()
             self._gather()
         self._requests.receive()

@@ -104,7 +104,6 @@ class ModelQueue:
             _hand(ticket, events)
         if ended:
             self.left(ended)
-            ended.clear()
 
     def taken_by(self, instance: int) -> list[Ticket]:
         """Return the requests that run in `instance` or that it has taken."""
@@ -203,8 +202,7 @@ class Requests:
     _wake: Callable[[], None] = lambda: None
     _open: dict[int, Ticket] = field(default_factory=dict)
     _outbox: dict[int, tuple[Ticket, list[Event]]] = field(default_factory=dict)
-    _ended: list[Ticket] = field(default_factory=list)
-    delivering: list[Ticket] = field(default_factory=list)  # those whose end the event loop has not seen yet
+    ended: list[Ticket] = field(default_factory=list)  # since the last `post`
 
     def emit(self, ticket: Ticket, event: Event) -> None:
         """Add an event to this step's `post`."""
@@ -213,10 +211,9 @@ class Requests:
 
     def post(self) -> None:
         """Deliver everything of this step."""
-        if self._outbox or self._ended:
-            batch, ended = list(self._outbox.values()), self._ended
-            self._outbox, self._ended = {}, []
-            self.delivering = ended or self.delivering
+        if self._outbox or self.ended:
+            batch, ended = list(self._outbox.values()), self.ended
+            self._outbox, self.ended = {}, []
             self._queue.post(batch, ended)
 
     def receive(self) -> None:
@@ -327,4 +324,4 @@ class Requests:
         if self._open.pop(id(ticket), None) is not None:
             ticket.ended = True  # before its choices are gone, see `Engine._expire`
             ticket.choices = []
-            self._ended.append(ticket)
+            self.ended.append(ticket)

@@ -108,18 +108,6 @@ async def test_requests_that_are_refused_in_every_turn_keep_nobody_waiting() -> 
         assert [one.text for one in await reply] == [alone(request("one"))]
 
 
-async def test_the_event_loop_is_at_rest_after_slots_were_full_for_a_moment() -> None:
-    async with engine_over(FakeRunner(n_seq=2), gather_ms=50.0) as engine, asyncio.timeout(30):
-        for instance in engine._instances:
-            instance.last_s = 60.0  # requests wait for others as long as they may
-        with engine.preparing():
-            for text in ("one", "two"):
-                engine.submit(request(text, max_tokens=1), lambda events: None)
-        await engine.wait_idle()  # before that time is over
-        await asyncio.sleep(0.2)
-        assert engine._n_turns == 0
-
-
 async def test_eight_cold_requests_compute_a_shared_prefix_once() -> None:
     runner = FakeRunner(n_seq=8, n_ctx_seq=1024)
     prefix = "p" * 500
