@@ -269,7 +269,7 @@ class Requests:
         ticket = sequence.ticket
         if all(choice.phase is Phase.ENDED for choice in ticket.choices):
             self._close(ticket)
-            if not ticket.cancelled:
+            if ticket.cancelled is not State.CANCELLED:
                 self._stats.request_duration.observe(now - ticket.submitted_at)
 
     def fail(self, ticket: Ticket, error: Exception) -> None:

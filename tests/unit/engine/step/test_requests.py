@@ -167,6 +167,7 @@ async def test_a_request_that_takes_too_long_ends_in_its_middle(n: int) -> None:
         for _ in range(400):
             steps.release()
         await engine.wait_idle()
+        assert sum(engine.stats.request_duration.counts) == 1
         clock.now = 6.0
         (after,) = await run(engine, request("after"))
         assert after.text == alone(request("after"))
