@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 from fastapi import FastAPI
-from starlette.middleware.gzip import GZipMiddleware
 
 from server import __version__, logs
 from server.dialects.fields import build_validators
@@ -41,7 +40,7 @@ from server.pool.events import StatusChanged, Subscription
 from server.pool.protocols import Loader
 from server.pool.saved.store import SavedFiles, SlotFiles, UrlFiles
 from server.reload import Reload, key_store
-from server.routes import include_routes
+from server.routes import Dispatch, include_routes
 from server.routes.responses import fail_interrupted
 from server.sandbox import seccomp
 from server.sandbox.memory import MemoryWatch
@@ -61,7 +60,6 @@ from server.state.usage import DatabaseUsage, RedisUsage, UsageLedger
 from server.structured.grammar.sandbox import Sandbox
 from server.telemetry.record import Record
 from server.transport.admission import ConcurrencyLimiter
-from server.transport.errors import add_error_handlers
 from server.transport.internal import InternalReply, post_json, revoked_key
 from server.transport.limits import Rates
 from server.transport.middleware import Middleware
@@ -173,6 +171,7 @@ def create_app(
         version=__version__,
         openapi_url=None,  # `routes.openapi` serves it, and the page that shows it
         redirect_slashes=False,  # as in llama-server, a path with another slash is another path
+        telemetry={"tracing": False, "metrics": False, "logs": False},  # `telemetry.tracing` has the server's own
         lifespan=lifespan_of(
             *(services, server, models, addresses, redis, gpus),
             Reload(settings, keys, pool, reread),
@@ -181,7 +180,6 @@ def create_app(
     )
     app.state.services, app.state.events = services, events
     include_routes(app)
-    add_error_handlers(app)
     page = page_of(ui=server.ui, folder=server.path, connect=server.ui_connect)
 
     def ended(record: Record) -> None:
@@ -189,15 +187,12 @@ def create_app(
         if tracing is not None:
             tracing.ended(record)
 
-    app.add_middleware(services.bodies.around)
-    app.add_middleware(page.around)
-    app.add_middleware(GZipMiddleware, minimum_size=1024, compresslevel=3, thread_minimum_size=16 * 1024)
-    app.add_middleware(
-        Middleware,
-        options=services.options,
-        draining=services.draining,
-        ended=ended,
-        is_page=page.has,
+    app.middleware_stack = Middleware(  # instead of FastAPI's, which would wrap each message of a reply five times
+        services.bodies.around(Dispatch(app.router)),
+        services.options,
+        services.draining,
+        ended,
+        page=page,
         keys=keys,
         rates=services.rates,
     )

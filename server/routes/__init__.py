@@ -5,12 +5,13 @@ path; docs/endpoints.md is generated from it and from the handlers.
 """
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import cache
 
 from fastapi import FastAPI, Request
+from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
+from fastapi.responses import Response
 from fastapi.routing import APIRoute
-from starlette.routing import BaseRoute, Match, request_response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.routes import (
@@ -36,6 +37,7 @@ from server.routes import (
     web,
 )
 from server.transport.endpoints import TARGET, Target
+from server.transport.sse import compressed, is_sent_as_it_is
 
 _MODULES = (  # those that generate first
     chat,  # OpenAI's /v1/chat/completions, its token count and control; /apply-template
@@ -66,38 +68,49 @@ def include_routes(app: FastAPI) -> None:
     """Add every route to `app`. The middleware has removed ``--api-prefix`` from the path before they see it."""
     for router in ROUTERS:
         app.include_router(router)
-    app.router.routes.insert(0, Dispatch(each for router in ROUTERS for each in router.routes))
     app.openapi = cache(lambda: openapi.document(app, ROUTERS))  # type: ignore[method-assign]
 
 
-class Dispatch(BaseRoute):
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+@cache
+def handlers() -> Mapping[tuple[str, str], tuple[APIRoute, Handler | None, ASGIApp]]:
+    """Return by method and path: the route, its handler if that needs only the request, otherwise FastAPI's application
+    around it."""
+    found: dict[tuple[str, str], tuple[APIRoute, Handler | None, ASGIApp]] = {}
+    for route in (each for router in ROUTERS for each in router.routes):
+        if isinstance(route, APIRoute):
+            kinds = [each.annotation for each in inspect.signature(route.endpoint).parameters.values()]
+            is_plain = kinds == [Request] and inspect.iscoroutinefunction(route.endpoint)
+            app = compressed(AsyncExitStackMiddleware(route.app))
+            row = route, route.endpoint if is_plain else None, app
+            found |= {(method, route.path): row for method in route.methods or ()}
+    return found
+
+
+class Dispatch:
     """Calls the handler of the endpoint that the middleware has found, so that no other endpoint answers than the one
     that was checked.
 
     It is also fast: FastAPI would try its routers and routes one after the other. It wraps each call in exit stacks and
-    dependencies, which a handler that needs only the request can do without.
+    dependencies, which a handler that needs only the request can do without. `router` serves the lifespan and
+    WebSockets.
     """
 
-    def __init__(self, routes: Iterable[BaseRoute]) -> None:
-        self._routes: dict[tuple[str, str], tuple[APIRoute, ASGIApp]] = {}
-        for route in routes:
-            if isinstance(route, APIRoute):
-                kinds = [each.annotation for each in inspect.signature(route.endpoint).parameters.values()]
-                is_plain = kinds == [Request] and inspect.iscoroutinefunction(route.endpoint)
-                handler = request_response(route.endpoint) if is_plain else route.app
-                self._routes |= {(method, route.path): (route, handler) for method in route.methods or ()}
+    def __init__(self, router: ASGIApp) -> None:
+        self._router = router
+        self._handlers = handlers()
 
-    def _found(self, scope: Scope) -> tuple[APIRoute, ASGIApp] | None:
-        target: Target | None = scope.get(TARGET)  # none for a lifespan
-        return None if target is None else self._routes.get((target.endpoint.method, target.endpoint.path))
-
-    def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """Return whether the request is one for a known endpoint, and its path parameters."""
-        found = self._found(scope)
-        return (Match.NONE, {}) if found is None else found[0].matches(scope)
-
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer the request."""
-        found = self._found(scope)
-        assert found is not None, "matches said so"
-        await found[1](scope, receive, send)
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer the request. Raises what the handler raises."""
+        if scope["type"] != "http":
+            await self._router(scope, receive, send)
+            return
+        target: Target = scope[TARGET]
+        route, handler, app = self._handlers[target.endpoint.method, target.endpoint.path]
+        if handler is None:
+            await app({**scope, **route.matches(scope)[1]}, receive, send)
+            return
+        reply = await handler(Request(scope, receive, send))
+        await (reply if is_sent_as_it_is(reply) else compressed(reply))(scope, receive, send)

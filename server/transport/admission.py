@@ -1,6 +1,6 @@
 """The one admission path of requests: caller, rates, body bytes, concurrency.
 
-The middleware enters `AdmissionControl.admit` for the whole life of a request. The request's scope has its `Admission`.
+The middleware calls `AdmissionControl.admit`, and `Admission.release` at the end of the request, whose scope has it.
 Each refusal is an exception of `server.errors`, which `telemetry.record.reason_of` names in logs and metrics.
 
 A request that needs a model then holds a place in the `ConcurrencyLimiter` while it waits for its `Lease`
@@ -83,6 +83,7 @@ class Admission:
 
     def release(self) -> None:
         """End the counting of the request and its body."""
+        self._control.n_running -= 1
         self.give_back(self.n_body_bytes)
         self.detach()()
 
@@ -103,33 +104,27 @@ class AdmissionControl:
         self._admin_port = options.admin_port
         self._draining = draining
         self._max_running = options.max_connections
-        self._n_running = 0
+        self.n_running = 0
 
-    @asynccontextmanager
-    async def admit(self, scope: Scope, headers: Mapping[bytes, bytes]) -> AsyncGenerator[None, None]:
-        """Admit a request or a WebSocket for as long as the context lasts; `scope` gets its `Admission`.
+    async def admit(self, scope: Scope, headers: Mapping[bytes, bytes]) -> None:
+        """Admit a request or a WebSocket; `scope` gets its `Admission`, which the caller releases in any case.
 
         Raises the reason for a refusal.
         """
         target: Target = scope[TARGET]
         scope[ADMISSION] = admission = Admission(self)
-        self._n_running += 1
-        try:
-            if target.path not in OPEN_PATHS:
-                if self._draining.is_set():
-                    raise ShuttingDown
-                if self._n_running > self._max_running:
-                    raise TooManyConnections
-            admission.caller = scope.get(INTERNAL)
-            if admission.caller is None:  # otherwise the client's own request was admitted
-                self._authorize(scope, headers, target, admission)
-                caller = admission.caller
-                if caller is not None and caller.is_limited and target.endpoint.is_work and scope["type"] == "http":
-                    await admission.count(caller)
-            yield
-        finally:
-            self._n_running -= 1
-            admission.release()
+        self.n_running += 1
+        if target.path not in OPEN_PATHS:
+            if self._draining.is_set():
+                raise ShuttingDown
+            if self.n_running > self._max_running:
+                raise TooManyConnections
+        admission.caller = scope.get(INTERNAL)
+        if admission.caller is None:  # otherwise the client's own request was admitted
+            self._authorize(scope, headers, target, admission)
+            caller = admission.caller
+            if caller is not None and caller.is_limited and target.endpoint.is_work and scope["type"] == "http":
+                await admission.count(caller)
 
     def _authorize(self, scope: Scope, headers: Mapping[bytes, bytes], target: Target, admission: Admission) -> None:
         """Raise unless the key may reach the endpoint, or the server has no keys and no other site's page asks."""

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import orjson
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
-from starlette.requests import HTTPConnection, Request
+from starlette.requests import ClientDisconnect, HTTPConnection, Request
 
 from server.errors import InvalidRequest, short
 from server.telemetry.record import RECORD
@@ -95,13 +95,8 @@ async def read_array(request: Request) -> Any:
 
 async def _parsed(request: Request, parse: Callable[[list[bytes]], T]) -> T:
     """Return what `parse` makes of the body. The body is alone in a list, so that `parse` can release its memory."""
-    held = [await _read_limited(request)]
-    is_long = len(held[0]) > _LONG_BYTES
-
-    def work() -> T:
-        return parse([bytes(held.pop())])
-
-    return await read_later(request, work) if is_long else work()
+    held = [await read_body(request)]
+    return parse(held) if len(held[0]) <= _LONG_BYTES else await read_later(request, lambda: parse(held))
 
 
 def _undisturbed(read: Callable[[], T]) -> T:
@@ -119,36 +114,38 @@ def _undisturbed(read: Callable[[], T]) -> T:
 async def read_body(request: Request) -> bytes:
     """Return the raw body. Raises `TooManyBodies` if the bodies of all requests are above their limit, and what
     `read_as` raises for a body that is too large or too slow."""
-    return bytes(await _read_limited(request))
-
-
-async def _read_limited(request: Request) -> bytearray:
     options: HttpOptions = request.app.state.services.options
-    encoding = request.headers.get("content-encoding", "identity")
+    headers, receive, admission = request.scope[RECORD].headers, request.receive, admission_of(request.scope)
+    encoding = headers.get(b"content-encoding", b"").decode("latin-1")
     if encoding.lower() not in ("", "identity"):
         raise UnsupportedEncoding(encoding)
-    declared = request.headers.get("content-length", "0")  # uvicorn rejects invalid ones
-    if declared.isdecimal() and int(declared) > options.max_body_bytes:
+    declared = headers.get(b"content-length", b"0")  # uvicorn rejects invalid ones
+    if declared.isdigit() and int(declared) > options.max_body_bytes:
         raise BodyTooLarge(options.max_body_bytes)
     body = bytearray()  # not a list of pieces: a client may send a byte at a time
-    admission = admission_of(request.scope)
     now = asyncio.get_running_loop().time
     due = now() + options.timeout_s
     # One limit for the whole body and for each piece: two cost more than reading a short body.
     limit = asyncio.timeout_at(min(due, now() + options.idle_s))
     try:
         async with limit:
-            async for piece in request.stream():
+            while (message := await receive())["type"] == "http.request":
+                piece: bytes = message.get("body", b"")
                 if len(body) + len(piece) > options.max_body_bytes:
                     raise BodyTooLarge(options.max_body_bytes)
                 admission.take(len(piece))
+                is_last = not message.get("more_body", False)
+                if is_last and not body:
+                    return piece
                 body += piece
+                if is_last:
+                    return bytes(body)
                 limit.reschedule(min(due, now() + options.idle_s))
     except TimeoutError:
         if not limit.expired():
             raise
         raise BodyTimeout(options.timeout_s if now() >= due else options.idle_s) from None
-    return body
+    raise ClientDisconnect
 
 
 def parse_object(body: bytes) -> dict[str, Any]:

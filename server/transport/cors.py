@@ -222,6 +222,7 @@ def is_foreign_host(host: str, allowed: Collection[str]) -> bool:
     return not (name == _own_name() or "*" in allowed or name in allowed or is_below)
 
 
+@functools.lru_cache(64)  # the names that clients write into Host
 def _is_address(name: str) -> bool:
     try:
         ipaddress.ip_address(name)

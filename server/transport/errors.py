@@ -6,10 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import orjson
-from fastapi import FastAPI
-from sse_starlette.sse import SendTimeoutError
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Scope
 
@@ -152,22 +149,6 @@ def error_response(error: Exception, scope: Scope) -> Response:
         record.error = reason_of(error)
     status, body, headers = error_body(error)
     return json_reply(error_of_api(target.path, status, body), status=status, headers=headers)
-
-
-def add_error_handlers(app: FastAPI) -> None:
-    """Register handlers for every error that a route raises. `transport.middleware` answers the rest."""
-
-    async def answer(request: Request, error: Exception) -> Response:
-        if isinstance(error, SendTimeoutError):  # the reply has begun, nothing more is sent; the middleware logs it
-            return Response(status_code=408)
-        return error_response(error, request.scope)
-
-    async def forget(_: Request, __: Exception) -> None:
-        """Do nothing: the client is gone; the middleware records it."""
-
-    app.add_exception_handler(ClientDisconnect, forget)  # type: ignore[arg-type]  # None = no reply
-    for kind in (*EXPECTED, Exception):
-        app.add_exception_handler(kind, answer)
 
 
 def _known(error: LlamapoolError) -> ErrorReply:

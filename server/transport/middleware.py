@@ -9,6 +9,7 @@ import random
 import re
 import time
 from collections.abc import Callable, Mapping
+from typing import Protocol
 from urllib.parse import quote
 
 from sse_starlette.sse import SendTimeoutError
@@ -19,10 +20,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.errors import AuthenticationFailed, LlamapoolError, NotFound
 from server.telemetry.record import RECORD, REQUEST_ID, Record, reason_of
-from server.transport.admission import ADMISSION, Admission, AdmissionControl
+from server.transport.admission import ADMISSION, Admission, AdmissionControl, admission_of
 from server.transport.cors import CorsPolicy
 from server.transport.endpoints import OPEN_PATHS, TARGET, UNKNOWN, Resolver, Target, methods_of
-from server.transport.errors import error_response
+from server.transport.errors import EXPECTED, error_response
 from server.transport.keys import KeyStore, given_name
 from server.transport.limits import Rates
 from server.transport.options import HttpOptions
@@ -35,6 +36,15 @@ audit = logging.getLogger("server.audit")
 
 OnEnd = Callable[[Record], None]
 """Called for each request when it has ended."""
+
+
+class Page(Protocol):
+    """The web UI's files: an ASGI application, and whether it `has` a path."""
+
+    def has(self, path: str) -> bool: ...
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
+
 
 UNMATCHED = "unmatched"
 CLIENT_GONE = 499
@@ -52,9 +62,7 @@ _QUIET = frozenset(
 
 
 class Middleware:
-    """Wraps the application. While `draining` is set, new requests are refused. `is_page` recognizes the web UI's
-    files.
-    """
+    """Wraps the application. While `draining` is set, new requests are refused. `page` serves the web UI's files."""
 
     def __init__(
         self,
@@ -62,14 +70,16 @@ class Middleware:
         options: HttpOptions,
         draining: asyncio.Event,
         ended: OnEnd,
-        is_page: Callable[[str], bool] = lambda _: False,
-        keys: KeyStore | None = None,
-        rates: Rates | None = None,
+        *,
+        page: Page,
+        keys: KeyStore,
+        rates: Rates,
     ) -> None:
         self._app = app
+        self._page = page
         self._cors = CorsPolicy(options)
-        self._resolver = Resolver(options.api_prefix, is_page, options.aliases)
-        self._control = AdmissionControl(options, KeyStore() if keys is None else keys, rates or Rates(), draining)
+        self._resolver = Resolver(options.api_prefix, page.has, options.aliases)
+        self._control = AdmissionControl(options, keys, rates, draining)
         self._ended = ended
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -89,9 +99,9 @@ class Middleware:
         try:
             if target.path not in SOCKET_PATHS:
                 raise NotFound("File Not Found")
-            async with self._control.admit(checked, dict(scope["headers"])):
-                admitted = True
-                await self._app(checked, receive, send)
+            await self._control.admit(checked, dict(scope["headers"]))
+            admitted = True
+            await self._app(checked, receive, send)
         except LlamapoolError as error:
             if admitted:
                 raise
@@ -101,6 +111,9 @@ class Middleware:
                 await error_response(error, checked)(scope, receive, send)
             else:
                 await send({"type": "websocket.close", "code": 1008})
+        finally:
+            if ADMISSION in checked:
+                admission_of(checked).release()
 
     async def _http(self, received: Scope, receive: Receive, send: Send) -> None:
         headers: dict[bytes, bytes] = dict(received["headers"])
@@ -130,19 +143,21 @@ class Middleware:
                     message = {**message, "body": b""}
             await send(message)
 
+        admitted = False
         try:
             if method == "OPTIONS":
                 await Response(b"", media_type="text/html")(scope, receive, reply)
             else:
-                async with self._control.admit(scope, headers):
-                    await self._application(target, scope)(scope, receive, reply)
+                await self._control.admit(scope, headers)
+                admitted = True
+                await self._application(target, scope)(scope, receive, reply)
         except ClientDisconnect:
             record.status = record.status or CLIENT_GONE
         except SendTimeoutError as error:
             record.error = reason_of(error)
             logger.warning("the client stopped reading for idle_s, dropped")
-        except Exception as error:  # noqa: BLE001 (the last net: logged and answered in _fail)
-            await self._fail(error, scope, receive, reply)
+        except Exception as error:  # noqa: BLE001 (the only net: answered and, if it is unexpected, logged)
+            await self._fail(error, scope, receive, reply, closes=not (admitted and isinstance(error, EXPECTED)))
         finally:
             self._end(scope, record)
 
@@ -150,14 +165,17 @@ class Middleware:
         """Return what answers a request: the routes, unless they lack its path or its method."""
         if not target.path:
             return _outside(target)
+        if target.is_page:
+            return self._page
         if target.endpoint is not UNKNOWN:
             return self._app
         methods = methods_of(target.path)
         refusal = HTTPException(405, headers={"Allow": ", ".join(methods)}) if methods else HTTPException(404)
         return error_response(refusal, scope)
 
-    async def _fail(self, error: Exception, scope: Scope, receive: Receive, reply: Send) -> None:
-        """Answer an error that no handler answered, or end the connection if the reply has started."""
+    async def _fail(self, error: Exception, scope: Scope, receive: Receive, reply: Send, *, closes: bool) -> None:
+        """Answer an error, or end the connection if the reply has started. `closes`: end it after the answer, because
+        the request's body may be unread."""
         record: Record = scope[RECORD]
         record.error = record.error or reason_of(error)
         if isinstance(error, AuthenticationFailed):
@@ -171,7 +189,8 @@ class Middleware:
             )
         if record.status == 0:
             response = error_response(error, scope)
-            response.headers.setdefault("Connection", "close")  # the request's body may be unread
+            if closes:
+                response.headers.setdefault("Connection", "close")
             await response(scope, receive, reply)
         elif record.finished:
             logger.error("a request failed: %s", type(error).__name__)  # answered and logged inside
@@ -186,8 +205,9 @@ class Middleware:
         record.elapsed_s = time.perf_counter() - record.started_at
         record.status = record.status or CLIENT_GONE
         admission: Admission | None = scope.get(ADMISSION)
-        if admission is not None and admission.caller is not None:
-            record.key = admission.caller.name
+        if admission is not None:
+            admission.release()
+            record.key = admission.caller.name if admission.caller is not None else ""
         record.route = endpoint.path or UNMATCHED
         record.polled = target.is_page or target.path in _QUIET
         self._ended(record)

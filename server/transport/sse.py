@@ -3,13 +3,15 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import aclosing, suppress
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from sse_starlette.sse import EventSourceResponse, SendTimeoutError
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from server.transport.options import HttpOptions
 
@@ -20,6 +22,16 @@ EVENTS_TYPE = "text/event-stream"
 NDJSON_TYPE = "application/x-ndjson"
 PING = b":\n\n"
 """A comment line, which clients ignore (llama-server sends the same)."""
+
+
+MIN_COMPRESSED_BYTES = 1024
+compressed = partial(GZipMiddleware, minimum_size=MIN_COMPRESSED_BYTES, compresslevel=3, thread_minimum_size=16 * 1024)
+"""Return a reply, or another ASGI application, whose bodies of a kilobyte and more are compressed."""
+
+
+def is_sent_as_it_is(reply: Response) -> bool:
+    """Return whether `reply` is a stream of small parts, or too short to be compressed."""
+    return isinstance(reply, EventStream) or (type(reply) is Response and len(reply.body) < MIN_COMPRESSED_BYTES)
 
 
 async def written(items: AsyncGenerator[T, None], write: Callable[[T], bytes]) -> AsyncGenerator[bytes, None]:
@@ -111,9 +123,8 @@ class EventStream(EventSourceResponse):
         self._send_timeout_s = options.idle_s
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        self._n_sending = 0  # events and pings may be on their way together
-        self._send_began = 0.0  # the time of the first one
-        self._sent_at = self._loop.time()  # the time of the last one
+        self._sending_since = 0.0  # 0 = nothing is being sent
+        self._sent_at = self._loop.time()  # the end of the last send
         self._ended = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -127,47 +138,50 @@ class EventStream(EventSourceResponse):
                 return
             with suppress(ClientDisconnect), Watch(receive) as watch:
                 self._look(watch, send)
-                start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
-                await self._send(send, start)
-                async for chunk in self._chunks:
-                    await self._send(send, {"type": "http.response.body", "body": chunk, "more_body": True})
-                self._ended = True
-                await self._send(send, {"type": "http.response.body", "body": b"", "more_body": False})
+                # Each token resumes every coroutine of its task: here three, in this one a dozen with the middleware.
+                await asyncio.create_task(self._send_all(send))
         finally:
             for each in (self._timer, self._pinging):
                 if each is not None:
                     each.cancel()
             try:
-                await self._chunks.aclose()
+                await self._chunks.aclose()  # it may not have been started
             finally:
                 if self._on_close is not None:
                     self._on_close()
 
-    async def _send(self, send: Send, message: Message) -> None:
-        if not self._n_sending:
-            self._send_began = self._loop.time()
-        self._n_sending += 1
-        try:
-            await send(message)
-        finally:
-            self._n_sending -= 1
-            self._sent_at = self._loop.time()
+    async def _send_all(self, send: Send) -> None:
+        now = self._loop.time
+        self._sending_since = self._sending_since or now()
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        self._sending_since = 0.0
+        async with aclosing(self._chunks) as chunks:
+            async for chunk in chunks:
+                self._sending_since = self._sending_since or now()  # a ping may be on its way
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                self._sending_since, self._sent_at = 0.0, now()
+        self._ended = True
+        self._sending_since = self._sending_since or now()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     def _look(self, watch: Watch, send: Send) -> None:
         """Ping where nothing was sent for a while, end the stream where one send has lasted too long; look again when
         the next of these may be due."""
-        now = self._loop.time()
-        due = (self._send_began if self._n_sending else now) + self._send_timeout_s
+        now, since, interval_s = self._loop.time(), self._sending_since, self.ping_interval
+        due = (since or now) + self._send_timeout_s
         if due <= now:
             watch.interrupt(SendTimeoutError())
             return
-        if self.ping_interval > 0:
-            if not self._n_sending and self._sent_at + self.ping_interval <= now:
+        if interval_s > 0:
+            if not since and self._sent_at + interval_s <= now:
                 self._sent_at = now
                 self._pinging = asyncio.create_task(self._send_ping(send))
-            due = min(due, (now if self._n_sending else self._sent_at) + self.ping_interval)
+            due = min(due, (now if since else self._sent_at) + interval_s)
         self._timer = self._loop.call_at(due, self._look, watch, send)
 
     async def _send_ping(self, send: Send) -> None:
+        """Send a ping. An event that is sent meanwhile waits for the same client."""
         if not self._ended:
-            await self._send(send, {"type": "http.response.body", "body": self._ping_message(), "more_body": True})
+            self._sending_since = self._sending_since or self._loop.time()
+            await send({"type": "http.response.body", "body": self._ping_message(), "more_body": True})
+            self._sending_since, self._sent_at = 0.0, self._loop.time()

@@ -1,4 +1,4 @@
-"""The files of the web UI, the built-in ones or a folder's (``--path``), served by a middleware.
+"""The files of the web UI, the built-in ones or a folder's (``--path``).
 
 A name under ``_app/`` contains the hash of all modules, so that browsers cache it forever and never mix two
 versions; modules import each other by relative addresses. Browsers revalidate all other files by ETag.
@@ -15,12 +15,12 @@ from pathlib import Path, PurePosixPath
 from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from server import __version__
 from server.errors import NotFound
 from server.transport.endpoints import TARGET, Target
-from server.transport.sse import HEAD_ONLY
+from server.transport.sse import HEAD_ONLY, compressed
 
 STATIC = Path(__file__).parent / "static"
 KEPT = "public, max-age=31536000, immutable"
@@ -70,22 +70,15 @@ class FileSource:
         """Return the reply with the file at `path`. Blocking."""
         return Response(REMOVE_WORKER, media_type=_TYPES[".js"], headers=self._headers) if path == "/sw.js" else None
 
-    def around(self, app: ASGIApp) -> ASGIApp:
-        """Return `app` with the files in front. A file that cannot be read is a 404, never the endpoint of its name."""
-
-        async def serve(scope: Scope, receive: Receive, send: Send) -> None:
-            target: Target | None = scope.get(TARGET)  # none for a lifespan
-            if target is None or not target.is_page:
-                await app(scope, receive, send)
-                return
-            if scope.get(HEAD_ONLY):  # no file is read for it
-                scope = {**scope, "method": "HEAD"}
-            reply = await asyncio.to_thread(self.reply, target.path, scope)
-            if reply is None:
-                raise NotFound("File Not Found")
-            await reply(scope, receive, send)
-
-        return serve
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer with the file of the request's target, compressed. Raises `NotFound` if it cannot be read."""
+        target: Target = scope[TARGET]
+        if scope.get(HEAD_ONLY):  # no file is read for it
+            scope = {**scope, "method": "HEAD"}
+        reply = await asyncio.to_thread(self.reply, target.path, scope)
+        if reply is None:
+            raise NotFound("File Not Found")
+        await compressed(reply)(scope, receive, send)
 
 
 class BuiltIn(FileSource):

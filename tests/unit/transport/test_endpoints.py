@@ -6,11 +6,10 @@ import pytest
 from fastapi.routing import APIRoute
 from starlette.routing import Match
 
-from server.routes import ROUTERS, Dispatch
+from server.routes import ROUTERS, handlers
 from server.transport.endpoints import ENDPOINTS, UNKNOWN, Endpoint, Resolver, endpoint_of
 
 ROUTES = [route for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)]
-DISPATCH = Dispatch(ROUTES)
 
 
 def test_the_table_lists_every_route_and_nothing_else() -> None:
@@ -25,8 +24,9 @@ def test_each_path_of_the_table_is_found_and_leads_to_its_own_route(endpoint: En
     path = re.sub(r"\{\w+(:path)?\}", "x1", endpoint.path)
     assert endpoint_of(endpoint.method, path) == endpoint
     scope = {"type": "http", "method": endpoint.method, "path": path, "root_path": "", "query_string": b""}
-    match, found = DISPATCH.matches(Resolver().target(scope).scope(scope))
-    assert (match, found["route"].path) == (Match.FULL, endpoint.path)
+    target = Resolver().target(scope)
+    route = handlers()[target.endpoint.method, target.endpoint.path][0]
+    assert (route.matches(target.scope(scope))[0], route.path) == (Match.FULL, endpoint.path)
 
 
 def test_what_changes_the_server_is_known() -> None:

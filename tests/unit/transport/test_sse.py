@@ -90,22 +90,19 @@ async def test_a_client_that_does_not_read_is_given_up(source: Source) -> None:
     assert (source.closed, source.released) == (1, 1)
 
 
-async def test_a_ping_beside_an_event_that_is_stuck_does_not_begin_the_time_anew() -> None:
+async def test_an_event_beside_a_ping_that_is_stuck_does_not_begin_the_time_anew() -> None:
     client = Client()
     client.reads.clear()
-    stream = Source(endless=True).stream()
-    event = asyncio.create_task(stream._send(client.send, {"type": "http.response.body", "body": b"data: 1\n\n"}))
-    await asyncio.sleep(0)
-    began = stream._send_began
+    stream = Source(b"data: 1\n\n").stream()
     ping = asyncio.create_task(stream._send_ping(client.send))
     await asyncio.sleep(0)
-    assert (stream._n_sending, stream._send_began) == (2, began)
-    ping.cancel()
-    await asyncio.gather(ping, return_exceptions=True)
-    assert (stream._n_sending, stream._send_began) == (1, began)
+    began = stream._sending_since
+    events = asyncio.create_task(stream._send_all(client.send))
+    await asyncio.sleep(0)
+    assert stream._sending_since == began > 0
     client.reads.set()
-    await event
-    assert stream._n_sending == 0
+    await asyncio.gather(ping, events)
+    assert b"data: 1\n\n" in client.chunks
 
 
 async def test_no_pings_when_they_are_off() -> None:
