@@ -120,34 +120,26 @@ class Assembler:
         return Message("assistant", self.said(Kind.TEXT), self.said(Kind.REASONING), calls)
 
     def _take(self, pieces: list[Piece]) -> list[Delta]:
-        return [self._delta(piece) for piece in pieces]
-
-    def _delta(self, piece: Piece) -> Delta:
-        text, begins = "", False
-        match piece:
-            case ContentText(text):
-                item, begins = self._open(Kind.TEXT)
-            case Reasoning(text):
-                item, begins = self._open(Kind.REASONING)
-                self.n_reasoning_tokens += self._n_tokens
-            case ToolCallBegin(index, id, name):
-                item, begins = Item(Kind.CALL, index, id, name), True
-                self._calls[index] = item
+        deltas = []
+        for piece in pieces:
+            match piece:
+                case ToolCallArguments(index, text):
+                    item, begins = self._calls[index], False
+                case ToolCallBegin(index, id, name):
+                    item, begins, text = Item(Kind.CALL, index, id, name), True, ""
+                    self._calls[index] = item
+                case ContentText(text) | Reasoning(text):
+                    kind = Kind.TEXT if type(piece) is ContentText else Kind.REASONING
+                    if kind is Kind.REASONING:
+                        self.n_reasoning_tokens += self._n_tokens
+                    begins = not self.items or self.items[-1].kind is not kind
+                    item = Item(kind) if begins else self.items[-1]
+            self._n_tokens = 0
+            if begins:
                 self.items.append(item)
-            case ToolCallArguments(index, text):
-                item = self._calls[index]
-        self._n_tokens = 0
-        if text:
-            item.texts.append(text)
-        if not self._logprobs:
-            return Delta(item, text, begins)
-        logprobs = self.rest()
-        item.logprobs += logprobs
-        return Delta(item, text, begins, logprobs)
-
-    def _open(self, kind: Kind) -> tuple[Item, bool]:
-        """Return the last item if it has this kind, else a new item, and whether the item is new."""
-        if self.items and self.items[-1].kind is kind:
-            return self.items[-1], False
-        self.items.append(Item(kind))
-        return self.items[-1], True
+            if text:
+                item.texts.append(text)
+            logprobs = self.rest() if self._logprobs else ()
+            item.logprobs += logprobs
+            deltas.append(Delta(item, text, begins, logprobs))
+        return deltas

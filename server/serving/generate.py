@@ -11,7 +11,7 @@ from fastapi import Request
 from fastapi.responses import Response
 
 from server.dialects.common import Json
-from server.dialects.dialect import Dialect, Generation
+from server.dialects.dialect import Dialect, Generation, Writer
 from server.dialects.generation import ParsedRequest
 from server.dialects.native.tokens import TokensRequest
 from server.dialects.vectors import VectorRequest
@@ -194,47 +194,52 @@ class Exchange:
             raise
 
     async def _whole(self) -> Json | list[Json]:
-        generation = await self._start()
-        generation.writer.streams = False
-        async for _ in self._rounds(generation):
-            pass
-        return generation.writer.body()
+        session, writer = self._session, (await self._start()).writer
+        writer.streams = False
+        while True:
+            while found := await session.next():
+                for number, event in found:
+                    writer.feed(number, event)
+            async for _ in writer.act():
+                pass
+            if not await self._goes_on(writer):
+                return writer.body()
 
     async def _chunks(self, starting: asyncio.Task[None] | None = None) -> AsyncGenerator[bytes, None]:
         """Yield the stream's events, after a ping unless it has begun. An error is the last, as in llama-server."""
+        session = self._session
         try:
             if starting is not None:
                 if not starting.done():
                     yield self._ping()
                 await starting
-            generation = self._generation
-            assert generation is not None, "the requests have been submitted"
-            async with contextlib.aclosing(self._rounds(generation)) as chunks:
-                async for chunk in chunks:
-                    yield chunk
-            for chunk in generation.writer.finish():
+            assert self._generation is not None, "the requests have been submitted"
+            writer = self._generation.writer
+            while True:
+                while found := await session.next():
+                    chunks: list[bytes] = []
+                    for number, event in found:
+                        chunks += writer.feed(number, event)
+                    for chunk in chunks if len(chunks) < FAR_BEHIND else (b"".join(chunks),):
+                        yield chunk
+                async with contextlib.aclosing(writer.act()) as acted:
+                    async for chunk in acted:
+                        yield chunk
+                if not await self._goes_on(writer):
+                    break
+            for chunk in writer.finish():
                 yield chunk
         except Exception as error:  # noqa: BLE001 (the status is sent: `error_body` logs what is unexpected)
-            self._session.failed(error)
+            session.failed(error)
             yield self.fail(error)
         finally:
-            self._session.close()
+            session.close()
 
-    async def _rounds(self, generation: Generation) -> AsyncGenerator[bytes, None]:
-        """Feed the events of all rounds to the writer, and commit the reply. Yield what the writer returns."""
-        session, writer = self._session, generation.writer
-        while True:
-            while found := await session.next():
-                chunks: list[bytes] = []
-                for number, event in found:
-                    chunks += writer.feed(number, event)
-                for chunk in chunks if len(chunks) < FAR_BEHIND else (b"".join(chunks),):
-                    yield chunk
-            async with contextlib.aclosing(writer.act()) as acted:
-                async for chunk in acted:
-                    yield chunk
-            following = writer.next()
-            if following is None:
-                break
-            await session.start(self._parsed.model, *following)
-        await writer.commit()
+    async def _goes_on(self, writer: Writer) -> bool:
+        """Submit the requests of the next round and return True, or commit the complete reply and return False."""
+        following = writer.next()
+        if following is None:
+            await writer.commit()
+            return False
+        await self._session.start(self._parsed.model, *following)
+        return True

@@ -152,14 +152,21 @@ class Session:
         return await self._in_thread(lambda: job.reply(found))
 
     def _take(self, number: int, events: list[Event], n_prompt: int = 0) -> None:
-        """Keep the events of request `number`, up to the first failure of any request, and wake their reader.
+        """Count and keep the events of request `number`, up to the first failure of any request, and wake their reader.
         `n_prompt`: prompt tokens of all requests that were submitted with it.
         """
+        used = self._usage
         for event in events if self._failure is None else ():
-            if isinstance(event, Failed):
+            if type(event) is Text:  # nearly all are
+                used.n_predicted += len(event.tokens)
+            elif isinstance(event, Started):
+                used.started(event)
+            elif isinstance(event, Finished):
+                used.finished(event)
+            elif isinstance(event, Failed):
                 self._failure = event.error
                 if isinstance(event.error, QueueFull):  # of a model's process, which refuses what was submitted
-                    self._usage.n_prompt -= n_prompt
+                    used.n_prompt -= n_prompt
                 break
             self._events.append((number, event))
         if self._arrival is not None and not self._arrival.done():
@@ -185,15 +192,7 @@ class Session:
         Waits for the first one; returns none after the end of every choice. One caller at a time. Raises as `wait`.
         """
         await self.wait()
-        used, found = self._usage, self._events
-        self._events = []
-        for _, event in found:
-            if isinstance(event, Text):
-                used.n_predicted += len(event.tokens)
-            elif isinstance(event, Started):
-                used.started(event)
-            elif isinstance(event, Finished):
-                used.finished(event)
+        found, self._events = self._events, []
         return found
 
     async def retried(self, work: Callable[[], Awaitable[T]], may_repeat: Callable[[], bool] = lambda: True) -> T:
