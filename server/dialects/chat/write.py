@@ -142,7 +142,8 @@ class ChatWriter(Writer):
     def _text(self, choice: _Choice, event: Text) -> list[bytes]:
         deltas = choice.message.feed(event)
         if len(deltas) == 1 and deltas[0].item.kind is Kind.TEXT and not (event.timings or deltas[0].logprobs):
-            return [self._chunk(choice, _content(deltas[0].text))]  # the shortest way for nearly all tokens
+            # the shortest way for nearly all tokens, without `_content` and `_chunk`
+            return [b'%b"content":%b}}]%b}\n\n' % (choice.head, orjson.dumps(deltas[0].text), self._common)]
         timings = wire.members({"timings": wire.timings(event.timings)}) if event.timings else b""
         return self._deltas(choice, deltas, timings)
 
