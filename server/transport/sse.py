@@ -93,8 +93,8 @@ class EventStream(EventSourceResponse):
     An async generator that was never started does not run its ``finally``; put cleanup into `on_close`.
 
     The headers are sse-starlette's; sending is overridden, because its own costs 15% more CPU time a token
-    (benchmarks/experiments.md) and pings during events. Here one task waits for the disconnect, and one timer serves
-    pings and send timeouts.
+    (benchmarks/experiments.md) and pings during events. Here one task sends, one waits for the disconnect, and one
+    timer serves pings and send timeouts.
     """
 
     def __init__(
