@@ -14,11 +14,12 @@ from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import fields, replace
-from functools import partial
+from functools import partial, reduce
 from typing import TYPE_CHECKING, Any
 
 import anyio
 from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from server import __version__, logs
 from server.dialects.fields import build_validators
@@ -187,7 +188,7 @@ def create_app(
         if tracing is not None:
             tracing.ended(record)
 
-    app.middleware_stack = Middleware(  # instead of FastAPI's, which would wrap each message of a reply five times
+    served: ASGIApp = Middleware(
         services.bodies.around(Dispatch(app.router)),
         services.options,
         services.draining,
@@ -196,6 +197,14 @@ def create_app(
         keys=keys,
         rates=services.rates,
     )
+
+    def stack() -> ASGIApp:
+        """Replace FastAPI's stack, which wraps each message of a reply five times. A program's middleware stays."""
+        return reduce(
+            lambda wrapped, each: each.cls(wrapped, *each.args, **each.kwargs), app.user_middleware[::-1], served
+        )
+
+    app.build_middleware_stack = stack  # type: ignore[method-assign]
     return app
 
 

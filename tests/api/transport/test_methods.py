@@ -9,11 +9,14 @@ from typing import Any, cast
 import httpx
 import pytest
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from server import logs
+from server.app import create_app
 from server.routes import ROUTERS
 from server.web.live import MOST_WATCHERS
-from tests.api.conftest import TIMEOUT_S, Api, GoLive, Serve
+from tests.api.conftest import TIMEOUT_S, Api, GoLive, Serve, make_settings
+from tests.support.fakes import FakeLoader
 
 pytestmark = pytest.mark.slow
 
@@ -165,3 +168,15 @@ async def test_the_log_tells_status_and_duration(client: httpx.AsyncClient, capl
     (record,) = [r for r in caplog.records if r.name == "server.access"]
     assert "GET '/nope\\ninjected' 404" in record.getMessage()
     assert (record.request, record.outcome) == ("abc-2", "http_404")
+
+
+async def test_a_program_may_add_middleware() -> None:
+    async def refuse(_scope: Scope, _receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 418, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    app = create_app(make_settings(), loader=FakeLoader())
+    app.add_middleware(lambda _: refuse)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+        assert (await client.get("/health")).status_code == 418
+    app.state.services.batch_state.database.close()

@@ -29,7 +29,7 @@ def main() -> int:
 
     def recorded(*given: Any, **named: Any) -> FastAPI:
         made = make(*given, **named)
-        made.middleware_stack = Recorder(cast(Any, made.middleware_stack), own.record)
+        made.middleware_stack = Recorder(made.build_middleware_stack(), own.record)
         return made
 
     app.create_app = recorded
