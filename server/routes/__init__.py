@@ -94,12 +94,13 @@ class Dispatch:
     that was checked.
 
     It is also fast: FastAPI would try its routers and routes one after the other. It wraps each call in exit stacks and
-    dependencies, which a handler that needs only the request can do without. `router` serves the lifespan and
-    WebSockets.
+    dependencies, which a handler that needs only the request can do without. `router` serves the lifespan, WebSockets,
+    and the routes that a program adds to the application.
     """
 
     def __init__(self, router: ASGIApp) -> None:
         self._router = router
+        self._added = compressed(AsyncExitStackMiddleware(router))
         self._handlers = handlers()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -108,7 +109,11 @@ class Dispatch:
             await self._router(scope, receive, send)
             return
         target: Target = scope[TARGET]
-        route, handler, app = self._handlers[target.endpoint.method, target.endpoint.path]
+        found = self._handlers.get((target.endpoint.method, target.endpoint.path))
+        if found is None:
+            await self._added(scope, receive, send)
+            return
+        route, handler, app = found
         if handler is None:
             await app({**scope, **route.matches(scope)[1]}, receive, send)
             return

@@ -155,7 +155,7 @@ def test_entries_over_one_file_share_its_weights_until_the_last_is_closed(
 
 def test_an_entry_whose_weights_are_loaded_takes_the_memory_of_its_context_only(tiny_path: Path) -> None:
     loader = LlamaLoader()
-    native = LoadParams(n_ctx=1024, n_ubatch=256, n_parallel=1, n_threads=1, warmup=False, mmap=False)
+    native = LoadParams(n_ctx=1024, fit_ubatch=False, n_parallel=1, n_threads=1, warmup=False, mmap=False)
     spec = ModelSpec("tiny", tiny_path, native=native)
     whole = loader.fit(spec)
     taken = whole.footprint[HOST]
