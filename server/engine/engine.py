@@ -378,25 +378,20 @@ class Engine(Instances[Instance]):
     async def reset_cache(self) -> int:
         """Drop every cached KV state in slots, in RAM and on disk; return the number of dropped tokens.
 
-        No later request reuses what a busy slot holds now. It is cleared once it is idle, which is not waited for.
+        No later request reuses what a busy slot holds now.
         """
-        self._check_open()
-        n_tokens = await self._drop_stored()
-        self._check_open()  # after its end, an instance carries out no command
-        commands = [each.command(ANY_SLOT, lambda cells, slot, now: cells.invalidate()) for each in self._instances]
-        n_tokens += sum(await asyncio.gather(*map(asyncio.wrap_future, commands)))
-        for instance in self._instances:
-            for i in range(self.n_slots_each):
-                instance.command(i, lambda cells, slot, now: 0 if slot.n_exact else _erase(cells, slot))
-        return n_tokens + await self._drop_stored()  # what was offloaded meanwhile
-
-    async def _drop_stored(self) -> int:
-        """Drop the states in RAM and on disk; return the number of tokens."""
         n_tokens = 0
-        for entry in self._ram:
-            self._ram.drop(entry)
-            n_tokens += len(entry.tokens) if entry not in self._ram else 0
-        return n_tokens if self._disk is None else n_tokens + await asyncio.wrap_future(self._disk.drop_all())
+        for _ in range(2):  # the second time what moved between slots, RAM and disk meanwhile
+            self._check_open()  # after its end, an instance carries out no command
+            commands = [
+                instance.command(ANY_SLOT, lambda cells, slot, now: cells.drop_all())
+                for instance in self._instances
+                if not instance.failure
+            ]
+            n_tokens += sum(await asyncio.gather(*map(asyncio.wrap_future, commands)))
+            if self._disk is not None:
+                n_tokens += await asyncio.wrap_future(self._disk.drop_all())
+        return n_tokens
 
     async def _command(self, id_slot: int, work: Callable[[Cells, Slot, float], T]) -> T:
         self._check_open()

@@ -159,7 +159,8 @@ class Placer:
         placement = Placement(sequence, slot, source, n)
         # a recurrent state cannot drop its middle, and a medium cannot be split
         can_shift = self.info.can_shift and self.info.can_cut and not sequence.media
-        return self._with_shifts(placement, wanted) if sequence.request.n_cache_reuse > 0 and can_shift else placement
+        wants_shifts = sequence.request.n_cache_reuse > 0 and not sequence.request.pin_s  # a pinned prefix is exact
+        return self._with_shifts(placement, wanted) if wants_shifts and can_shift else placement
 
     def _with_shifts(self, placement: Placement, wanted: Slot | None) -> Placement:
         """Return the placement in the idle slot with the most tokens reusable by shifts; otherwise `placement`.
@@ -169,7 +170,8 @@ class Placer:
         sequence, best = placement.sequence, placement
         prompt = sequence.target[: sequence.n_reusable]
         idle = [slot for slot in self.slots if slot.idle] if wanted is None else [wanted]
-        candidates = [s for s in idle if s.adapter_set == sequence.adapter_set and s.tokens and not s.media]
+        same = [s for s in idle if s.adapter_set == sequence.adapter_set]
+        candidates = [s for s in same if s.tokens and s.n_exact and not s.media]  # none from before a reset
         candidates.sort(key=lambda slot: (slot is not placement.slot, -slot.last_used))
         for slot in candidates[:MAX_SHIFT_SOURCES]:
             n = slot.reusable(common_prefix(prompt, slot.tokens), sequence.adapter_set)

@@ -140,7 +140,7 @@ async def act_on_slot(request: Request, id_slot: str, action: str = "", model: s
 @router.post("/cache/reset")
 @describe({"n_dropped": 19}, example={"model?": "demo"}, errors=RUNS, loads=False)
 async def reset_cache(request: Request) -> Response:
-    """Drop a model's cached KV states of all keys: in slots, in RAM and on disk. Waits until each slot is idle.
+    """Drop a model's cached KV states of all keys: in slots, in RAM and on disk.
 
     Of a model that is not loaded, the states on disk are removed without a load.
     """

@@ -90,7 +90,11 @@ class Cells:
                 disk.put(entry)
 
     def pin(self, slot: Slot, until: float, now: float) -> None:
-        """Keep a copy of the state of `slot` in RAM until `until`. Raises `InvalidRequest` if there is no room."""
+        """Keep a copy of the state of `slot` in RAM until `until`. Raises `InvalidRequest` if there is no room, or
+        nobody could reuse it.
+        """
+        if not slot.n_exact:
+            raise InvalidRequest("the prefix was not pinned: the cache was reset meanwhile; pin it again")
         entry = self._entry_of(slot) if _is_reusable(slot) else None
         if entry is None or not self._scheduler.ram.pin(entry, until, now):
             raise InvalidRequest(
@@ -243,11 +247,14 @@ class Cells:
         slot.tokens, slot.media, slot.checkpoints = [], (), {}
         slot.n_exact, slot.floor = NEVER, 0
 
-    def invalidate(self) -> int:
-        """Let no later request reuse what the slots hold, and clear the idle ones. Return the number of tokens."""
-        n_tokens = 0
+    def drop_all(self) -> int:
+        """Let no later request reuse what slots and RAM hold, and clear the idle slots. Return the number of tokens."""
+        ram, n_tokens = self._scheduler.ram, 0
+        for entry in ram:
+            ram.drop(entry)
+            n_tokens += len(entry.tokens) if entry not in ram else 0
         for slot in self._scheduler.slots:
-            n_tokens += len(slot.tokens)
+            n_tokens += len(slot.tokens) if slot.n_exact else 0
             if slot.idle:
                 self.clear(slot)
             elif slot.tokens:

@@ -230,7 +230,11 @@ async def test_a_reset_that_the_end_of_the_model_overtakes_is_refused() -> None:
         await engine.use_disk(files)
         for text in "ab":
             await run(engine, request(text * 100, max_tokens=1))
+        assert await asyncio.to_thread(files.writing.wait, 60)
+        disk = engine._disk
+        assert disk is not None
         reset = asyncio.create_task(engine.reset_cache())
+        await asyncio.to_thread(wait_until, lambda: reset.done() or not disk._writing, "dropped")
         end = asyncio.create_task(engine.close())
         await asyncio.to_thread(wait_until, lambda: runner.closed, "the end of the step thread")
         assert not reset.done()

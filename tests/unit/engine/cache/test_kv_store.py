@@ -211,6 +211,15 @@ def test_a_pinned_prefix_is_loaded_although_a_newer_and_larger_state_also_begins
     assert placement.source is pinned
 
 
+@pytest.mark.parametrize("is_reset", [False, True])
+def test_nothing_from_before_a_reset_is_shifted(setup: Setup, *, is_reset: bool) -> None:
+    setup.slots[0].tokens[:20] = [8] * 20
+    setup.slots[0].n_exact = 0 if is_reset else 200
+    placement = setup.scheduler.placer.find(sequence([*[0] * 100, 9], n_cache_reuse=16), 0.0)
+    assert placement is not None
+    assert placement.n_cached == (0 if is_reset else 100)
+
+
 @pytest.mark.parametrize(("compute_s", "waits"), [(0.3, True), (0.05, False)])
 def test_a_state_on_disk_is_waited_for_where_loading_it_is_quicker_than_computing(
     setup: Setup, compute_s: float, *, waits: bool

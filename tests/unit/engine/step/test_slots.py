@@ -10,6 +10,7 @@ from server.engine.lora import Adapter
 from server.engine.request import FinishReason
 from server.errors import InternalError, InvalidRequest
 from tests.support.fakes import FakeRunner
+from tests.support.waiting import wait_until
 from tests.unit.engine.builders import Reply, alone, engine_over, request, run
 from tests.unit.engine.events import events_of
 
@@ -119,9 +120,76 @@ async def test_nothing_from_before_a_reset_is_reused_although_its_request_still_
         [reply] = await late
         async for events in running:
             first.add(events)
-        await engine.save_slot(0)  # by then earlier commands of the slots were carried out
-        await engine.save_slot(1)
-        left = [len(slot.tokens) for slot in engine._instances[0].scheduler.slots]
+        steps.release(200)
+        [later] = await run(engine, request(prompt + first.text, max_tokens=1))
     assert first.text == alone(request(prompt, max_tokens=40))
     assert reply.started.n_cached == 0
-    assert sorted(left) == [0, len(prompt) + 2]
+    assert later.started.n_cached <= len(prompt) + 2  # of the one after the reset
+
+
+async def test_a_reset_leaves_nothing_to_do_for_when_slots_are_idle() -> None:
+    steps = threading.Semaphore(1)
+    async with engine_over(FakeRunner(n_ctx_seq=512, n_batch=256, steps=steps), gather_ms=0.0) as engine:
+        running = events_of(engine, request("a" * 100, max_tokens=40))
+        await anext(running)
+        reset = asyncio.ensure_future(engine.reset_cache())
+        for _ in range(5):
+            steps.release()
+            await anext(running)
+        assert reset.done()
+        is_done, n_left = reset.done(), len(engine._instances[0]._commands)
+        steps.release(100)
+        async for _ in running:
+            pass
+    assert (is_done, n_left) == (True, 0)
+    assert await reset > 100
+
+
+async def test_a_state_that_leaves_its_slot_during_a_reset_is_dropped() -> None:
+    class Held(FakeRunner):
+        """Saves a state once a test says so."""
+
+        saving, may_save = threading.Event(), threading.Event()
+
+        def seq_save(self, seq: int) -> bytes:
+            self.saving.set()
+            assert self.may_save.wait(60)
+            return super().seq_save(seq)
+
+    runner = Held(n_seq=1, n_ctx_seq=1024)
+    async with engine_over(runner, clock=lambda: 0.0) as engine:
+        await run(engine, request("a" * 600, max_tokens=1))
+        other = asyncio.ensure_future(run(engine, request("b" * 300, max_tokens=1)))
+        await asyncio.to_thread(runner.saving.wait, 60)
+        reset = asyncio.ensure_future(engine.reset_cache())
+        late = asyncio.ensure_future(run(engine, request("a" * 600 + "c", max_tokens=1)))
+        await asyncio.sleep(0)
+        runner.may_save.set()
+        [slot] = engine._instances[0].scheduler.slots
+        wait_until(lambda: slot.n_requests == 3, "the placement, while the event loop does nothing")
+        await asyncio.gather(other, reset)
+        [reply] = await late
+    assert reply.started.n_cached == 0
+
+
+async def test_a_prefix_is_not_pinned_if_the_cache_is_reset_meanwhile() -> None:
+    steps = threading.Semaphore(0)
+    async with engine_over(FakeRunner(n_ctx_seq=512, steps=steps), gather_ms=0.0) as engine:
+        pinned = asyncio.ensure_future(run(engine, request("a" * 200, max_tokens=0, pin_s=60.0)))
+        await asyncio.sleep(0)
+        steps.release()
+        await asyncio.to_thread(wait_until, lambda: engine._instances[0].scheduler.slots[0].tokens, "the first step")
+        reset = asyncio.ensure_future(engine.reset_cache())
+        await asyncio.sleep(0)
+        steps.release(100)
+        [reply] = await pinned
+        await reset
+    assert "the cache was reset" in str(reply.error)
+
+
+async def test_a_pinned_prefix_is_exact_although_shifts_are_asked_for() -> None:
+    async with engine_over(FakeRunner(n_seq=1, n_ctx_seq=512), gather_ms=0.0) as engine:
+        await run(engine, request("b" * 20 + "a" * 100, max_tokens=1))
+        [reply] = await run(engine, request("a" * 100 + "c", max_tokens=0, pin_s=60.0, n_cache_reuse=16))
+        assert reply.error is None
+        assert reply.started.n_cached <= 1

@@ -95,5 +95,6 @@ async def test_other_instances_go_on(hang: Hang) -> None:
         assert engine.serves
         (reply,) = await run(engine, request("two"))
         assert reply.text == alone(request("two"))
+        assert await engine.reset_cache() > len("two")
         with pytest.raises(InternalError, match="no step has ended"):
             await run(engine, request("three", id_slot=0))  # to the one that hangs
