@@ -124,34 +124,33 @@ class Queue(Generic[W]):
 
     def candidates(self) -> Iterator[W]:
         """Iterate in placement order. The queue must not change meanwhile."""
-        lines, served = self._lines, self._counters.served
-        first = self._first_without_priority() if self._n_bypasses >= MAX_BYPASSES - 1 else None
-        if first is not None:
-            yield first
+        lines, order = self._lines, self._order_without_priority if self._ignores_priority else self._order
+        for key in sorted(lines, key=order) if len(lines) > 1 else lines:
+            yield from lines[key]
 
-        def line_order(key: tuple[int, str | None]) -> tuple[int, bool, float, tuple[float, int]]:
-            priority, client = key
-            n_served = served(client) if client is not None else 0.0
-            return priority, client is not None, n_served, lines[key][0].arrival
+    def _order(self, key: tuple[int, str | None]) -> tuple[int, bool, float, tuple[float, int]]:
+        priority, client = key
+        n_served = self._counters.served(client) if client is not None else 0.0
+        return priority, client is not None, n_served, self._lines[key][0].arrival
 
-        for key in sorted(lines, key=line_order) if len(lines) > 1 else lines:
-            for one in lines[key]:
-                if one is not first:
-                    yield one
+    def _order_without_priority(self, key: tuple[int, str | None]) -> tuple[bool, float, tuple[float, int]]:
+        """Sort key of a line if all priorities but the background's were equal."""
+        first = self._lines[key][0]
+        return key[0] >= BACKGROUND_PRIORITY, self._counters.served(first.request.client), first.arrival
 
-    def _first_without_priority(self) -> W | None:
-        """Return what would be first if all priorities but the background's were equal; None if they are."""
-        lines = self._lines
-        if len({priority for priority, _ in lines}) < 2:
-            return None
-        live = [line[0] for (priority, _), line in lines.items() if priority < BACKGROUND_PRIORITY]
-        heads = live or [line[0] for line in lines.values()]
-        return min(heads, key=lambda head: (self._counters.served(head.request.client), head.arrival))
+    @property
+    def _ignores_priority(self) -> bool:
+        """Whether priority does not decide the next placement."""
+        return self._n_bypasses >= MAX_BYPASSES - 1 and len({priority for priority, _ in self._lines}) > 1
 
     def place(self, one: W) -> None:
         """Remove `one`, which gets what it waited for."""
-        first = self._first_without_priority()
-        self._n_bypasses = 0 if first in (None, one) else self._n_bypasses + 1
+        lines, priorities = self._lines, {priority for priority, _ in self._lines}
+        ignored_priority = self._ignores_priority and one.request.priority > min(priorities)
+        if len(priorities) < 2 or ignored_priority or one is lines[min(lines, key=self._order_without_priority)][0]:
+            self._n_bypasses = 0
+        else:
+            self._n_bypasses += 1
         self.remove(one)
 
 

@@ -110,6 +110,35 @@ def test_a_request_that_does_not_fit_when_priorities_do_not_count_stays_first() 
         q.waiting.place(urgent)
 
 
+def test_a_request_that_cannot_be_placed_starves_no_other_of_its_priority() -> None:
+    q = Named()
+    q.ask("stuck", priority=5)
+    later = q.ask("later", priority=5)
+    taken: list[Sequence] = []
+    for _ in range(2 * MAX_BYPASSES):
+        q.ask("urgent")
+        first = next(s for s in q.waiting.candidates() if s.request.client != "stuck")
+        q.waiting.place(first)
+        q.counters.serve(first.request.client, 1.0)
+        taken.append(first)
+    assert taken.count(later) == 1
+
+
+def test_priority_counts_again_after_a_placement_that_ignored_it() -> None:
+    q = Named()
+    q.ask("stuck", priority=5)
+    for _ in range(MAX_BYPASSES):
+        q.ask("later", priority=5)
+    n_later = 0
+    for _ in range(2 * MAX_BYPASSES):
+        q.ask("urgent")
+        first = next(s for s in q.waiting.candidates() if s.request.client != "stuck")
+        q.waiting.place(first)
+        q.counters.serve(first.request.client, 1.0)
+        n_later += first.request.client == "later"
+    assert n_later == 2
+
+
 @pytest.mark.parametrize("n", [5, 500])
 def test_clients_are_remembered_up_to_a_bound(n: int) -> None:
     q = Named(most=100)
