@@ -131,6 +131,15 @@ def test_a_request_in_preparation_is_waited_for() -> None:
     assert not waiting.arrivals.expected
 
 
+def test_a_request_in_preparation_is_not_waited_for_while_all_slots_are_taken() -> None:
+    waiting = Waiting(n_slots=2)
+    with waiting.arrivals.preparing():
+        waiting.arrive(2)
+        assert not waiting.arrivals.expected
+        waiting.n_open = 1
+        assert waiting.arrivals.expected
+
+
 def test_requests_that_follow_replies_are_waited_for_from_the_moment_they_are_sent() -> None:
     waiting = Waiting()
     waiting.arrivals.replied()
