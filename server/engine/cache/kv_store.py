@@ -62,6 +62,7 @@ class Cells:
         if n_lost < MIN_TOKENS or not _is_reusable(slot):
             return
         elsewhere = (*self._others(slot), *ram)
+        n_lost -= len(slot.tokens) - n  # those that are not exact
         n_lost = min(n_lost, n - longest_match(elsewhere, slot.tokens, slot.adapter_set, 0, n)[1])
         if n_lost < MIN_TOKENS:
             return

@@ -177,7 +177,7 @@ def longest_match(
     following = prompt[longest]
     for one in prefixes:
         tokens = one.tokens
-        if len(tokens) <= longest or tokens[longest] != following:
+        if len(tokens) <= longest or tokens[longest] != following or one.n_exact <= longest:
             continue
         common = min(common_prefix(prompt, tokens), most)
         n = one.reusable(common, wanted)

@@ -135,6 +135,16 @@ def test_tokens_that_were_shifted_are_not_lost_since_nobody_can_reuse_them(
     assert setup.slots[0].keep_value(0.0) == n_exact
 
 
+def test_tokens_that_are_not_exact_are_lost_before_exact_ones(setup: Setup) -> None:
+    slot = setup.slots[0]
+    slot.n_exact = 100
+    before = setup.cells._stats.n_slot_evictions
+    setup.cells.offload(slot, 110, 0.0)  # 90 stay, so 10 exact ones are lost
+    assert setup.cells._stats.n_slot_evictions == before
+    setup.cells.offload(slot, 120, 0.0)
+    assert setup.cells._stats.n_slot_evictions == before + 1
+
+
 @pytest.mark.parametrize(("n_elsewhere", "saves"), [(0, True), (50, True), (100, False), (190, False)])
 @pytest.mark.parametrize("in_ram", [False, True])
 def test_tokens_that_another_slot_or_ram_holds_are_not_lost(

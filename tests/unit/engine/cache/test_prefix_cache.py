@@ -16,6 +16,7 @@ from server.engine.cache.prefix_cache import (
     checkpoint_positions,
     common_prefix,
     longest_common,
+    longest_match,
     ram_tier,
 )
 from server.engine.lora import NEVER, NO_ADAPTERS, AdapterSet
@@ -58,6 +59,12 @@ def test_cached_entries_are_searched_for_the_longest(
     same = (common_prefix(prompt, e.tokens) for e in cache if e.adapter_set == wanted)
     assert longest_common(cache, prompt, wanted) == max(same, default=0)
     cache.match([1], wanted, -15)  # a shorter text than what is worth keeping, as `CacheTier.holds` asks
+
+
+def test_prefixes_that_nobody_may_reuse_do_not_end_a_search() -> None:
+    marked = [CacheEntry([1] * 40, n_exact=0) for _ in range(100)]
+    good = CacheEntry([1] * 30)
+    assert longest_match([*marked, good], [1] * 50, NO_ADAPTERS, 0, 50) == (good, 30)
 
 
 MIB = 1 << 20
