@@ -172,7 +172,7 @@ class EmbeddingInstance(StepThread):
     def _iterate(self) -> None:
         self._woken.clear()
         info = self.runner.info
-        if sum(len(job.inputs) - job.n_taken for job in self._queue) < info.n_seq:
+        if self._arrivals.expected and sum(len(job.inputs) - job.n_taken for job in self._queue) < info.n_seq:
             self._gather()
         self.running = self._queue.take(info.n_seq, info.n_pack)
         if self.running:

@@ -84,68 +84,68 @@ class Queue(Generic[W]):
 
     def __init__(self, counters: TokenCounters) -> None:
         self._counters = counters
-        self._lines: dict[tuple[int, str | None], deque[W]] = {}
-        """By priority and client; preempted sequences of all clients share one line (None)."""
+        self.lines: dict[tuple[int, str | None], deque[W]] = {}
+        """By priority and client, none empty; preempted sequences of all clients share one line (None)."""
         self._n_bypasses = 0  # placements since the last one that priority did not decide
 
     def __len__(self) -> int:
-        return sum(map(len, self._lines.values()))
+        return sum(map(len, self.lines.values()))
 
     def __bool__(self) -> bool:
-        return bool(self._lines)  # asked in every step
+        return bool(self.lines)  # asked in every step
 
     def __iter__(self) -> Iterator[W]:
         """Iterate over a copy of everything that waits, in no particular order. Thread-safe: no Python code runs."""
-        return iter(list(chain.from_iterable(list(self._lines.values()))))
+        return iter(list(chain.from_iterable(list(self.lines.values()))))
 
     def has(self, client: str) -> bool:
         """Return whether something of `client` waits that was never placed."""
-        return any(client == other for _, other in self._lines)
+        return any(client == other for _, other in self.lines)
 
     def append(self, new: W) -> None:
         """Add `new` after the others of its client and priority."""
-        self._lines.setdefault((new.request.priority, new.request.client), deque()).append(new)
+        self.lines.setdefault((new.request.priority, new.request.client), deque()).append(new)
 
     def requeue(self, preempted: W) -> None:
         """Add a preempted choice before all others of its priority; among preempted ones the oldest is first."""
-        line = self._lines.setdefault((preempted.request.priority, None), deque())
+        line = self.lines.setdefault((preempted.request.priority, None), deque())
         line.insert(sum(other.arrival < preempted.arrival for other in line), preempted)
 
     def remove(self, one: W) -> bool:
         """Remove `one`; return whether it was queued."""
         for key in ((one.request.priority, None), (one.request.priority, one.request.client)):
-            line = self._lines.get(key)
+            line = self.lines.get(key)
             if line is not None and one in line:
                 line.remove(one)
                 if not line:
-                    del self._lines[key]
+                    del self.lines[key]
                 return True
         return False
 
     def candidates(self) -> Iterator[W]:
         """Iterate in placement order. The queue must not change meanwhile."""
-        lines, order = self._lines, self._order_without_priority if self._ignores_priority else self._order
+        lines, order = self.lines, self._order_without_priority if self._ignores_priority else self._order
         for key in sorted(lines, key=order) if len(lines) > 1 else lines:
             yield from lines[key]
 
     def _order(self, key: tuple[int, str | None]) -> tuple[int, bool, float, tuple[float, int]]:
         priority, client = key
         n_served = self._counters.served(client) if client is not None else 0.0
-        return priority, client is not None, n_served, self._lines[key][0].arrival
+        return priority, client is not None, n_served, self.lines[key][0].arrival
 
     def _order_without_priority(self, key: tuple[int, str | None]) -> tuple[bool, float, tuple[float, int]]:
         """Sort key of a line if all priorities but the background's were equal."""
-        first = self._lines[key][0]
+        first = self.lines[key][0]
         return key[0] >= BACKGROUND_PRIORITY, self._counters.served(first.request.client), first.arrival
 
     @property
     def _ignores_priority(self) -> bool:
         """Whether priority does not decide the next placement."""
-        return self._n_bypasses >= MAX_BYPASSES - 1 and len({priority for priority, _ in self._lines}) > 1
+        return self._n_bypasses >= MAX_BYPASSES - 1 and len({priority for priority, _ in self.lines}) > 1
 
     def place(self, one: W) -> None:
         """Remove `one`, which gets what it waited for."""
-        lines, priorities = self._lines, {priority for priority, _ in self._lines}
+        lines, priorities = self.lines, {priority for priority, _ in self.lines}
         ignored_priority = self._ignores_priority and one.request.priority > min(priorities)
         if len(priorities) < 2 or ignored_priority or one is lines[min(lines, key=self._order_without_priority)][0]:
             self._n_bypasses = 0

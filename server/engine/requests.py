@@ -61,6 +61,9 @@ class ModelQueue:
     def __len__(self) -> int:
         return len(self._waiting)
 
+    def __bool__(self) -> bool:
+        return bool(self._waiting.lines)  # asked in every step
+
     @property
     def n_waiting(self) -> int:
         """Choices of the waiting requests."""

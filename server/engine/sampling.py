@@ -20,7 +20,6 @@ from server.engine.request import (
     Finished,
     FinishReason,
     PromptLogprobs,
-    Request,
     Started,
     Text,
     TokenLogprob,
@@ -286,12 +285,12 @@ class NextTokens:
     def _sample_together(self, rows: list[tuple[int, TokenRun]]) -> None:
         """Compute in parallel what can be, before each sequence takes its own."""
         self._constrained.propose(rows)
-        probs = [
-            (output, run.sequence.request.n_probs)
-            for first, run in rows
-            if run.scored or _wants_logprobs(run.sequence.request)
-            for output in range(first, first + (run.n_outputs if run.scored else 1))
-        ]
+        probs: list[tuple[int, int]] = []
+        for first, run in rows:
+            request = run.sequence.request
+            if run.scored or (request.want_logprobs and not request.post_sampling_probs):
+                end = first + (run.n_outputs if run.scored else 1)
+                probs += [(output, request.n_probs) for output in range(first, end)]
         if len(probs) > 1:
             self._runner.prepare_logprobs(probs)
         free = [(output, run.sequence.sampler) for output, run in rows if _is_free(run)] if len(rows) > 1 else []
@@ -414,10 +413,6 @@ def _needs_no_logits(sequence: Sequence) -> bool:
     asked = request.want_logprobs or request.prompt_logprobs or sequence.constraint is not None
     by_chance = draft_tokens is not None and draft_tokens.dice is not None
     return request.sampling.backend_sampling and not asked and not by_chance
-
-
-def _wants_logprobs(request: Request) -> bool:
-    return request.want_logprobs and not request.post_sampling_probs
 
 
 def _is_free(run: TokenRun) -> bool:
