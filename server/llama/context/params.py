@@ -28,7 +28,7 @@ _SAME_NAMES = (  # of `LoadParams` and llama_context_params
     *("yarn_ext_factor", "yarn_attn_factor", "yarn_beta_slow", "yarn_beta_fast"),
 )
 MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ
-_SCORED_TOKENS, _MOST_LARGE = 64, 1 << 15
+_SCORED_TOKENS, _LARGE_VOCABULARY = 64, 1 << 15
 """Prompt tokens of a batch that may have log probabilities: a tile of ggml's attention, two if the vocabulary is not
 large. A CPU takes the memory of their logits with the first request that wants them, 68 MB for 152k tokens.
 """
@@ -47,7 +47,7 @@ def more_outputs(n_vocab: int, n_seq: int, engine: EngineParams) -> int:
     """Return the outputs of a batch besides one per sequence: for drafts and prompt log probabilities. Default
     speculation uses those for prompts, so it needs no memory.
     """
-    of_prompts = _SCORED_TOKENS * (2 if n_vocab <= _MOST_LARGE else 1)
+    of_prompts = _SCORED_TOKENS * (2 if n_vocab <= _LARGE_VOCABULARY else 1)
     return of_prompts if engine.spec_type == LOOKUP else max(of_prompts, n_seq * engine.n_draft_max)
 
 

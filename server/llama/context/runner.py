@@ -222,7 +222,7 @@ class LlamaRunner(NativeSequences):
     def prepare_logprobs(self, wanted: Sequence[tuple[int, int]]) -> None:
         n_threads = self._parallel.n_threads(len(wanted))
         if n_threads > 1:
-            found = self._parallel.spread(lambda _, row: self._distribution(*row), wanted, n_threads)
+            found = self._parallel.spread(lambda row: self._distribution(*row), wanted, n_threads)
             pairs = zip(wanted, found, strict=True)
             self._distributions = {row: each for row, each in pairs if not isinstance(each, Exception)}
 

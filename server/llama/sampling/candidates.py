@@ -55,6 +55,10 @@ class Candidates:
             raise InternalError("the sampler chain selected no token")
         return int(self._view()["id"][array.selected])
 
+    def draw(self, wanted: "Draw") -> int:
+        """`choose` among all tokens."""
+        return self.choose(*wanted)
+
     def probabilities(self, token: int, n_top: int) -> tuple[float, list[tuple[int, float]]]:
         """After `choose`: the probability that the chain gave `token`, and the `n_top` best with theirs, over 0."""
         view = self._view()
@@ -163,19 +167,27 @@ class ParallelSampling:
 
     def choose(self, wanted: Sequence[Draw], n_threads: int) -> list[int | Exception]:
         """Sample without accepting; return each chain's token or its error."""
-        return self.spread(lambda scratch, draw: scratch.choose(*draw), wanted, n_threads)
-
-    def spread(self, work: Callable[[Candidates, T], R], rows: Sequence[T], n_threads: int) -> list[R | Exception]:
-        """Do `work` for each of `rows` in several threads, each with its own candidates; return results or errors."""
-        n = max(1, min(n_threads, len(rows)))
+        n = max(1, min(n_threads, len(wanted)))
         while len(self._scratch) < n:
             self._scratch.append(Candidates(self._n_vocab, C.llama_sampler_apply))
         began = time.perf_counter()
-        others = [self._threads.submit(_run, work, self._scratch[i], rows[i::n]) for i in range(1, n)]
-        parts = [_run(work, self._scratch[0], rows[::n]), *(other.result() for other in others)]
+        chosen, parts_s = self._spread([scratch.draw for scratch in self._scratch[:n]], wanted)
         if n > 1:
-            self._learn(time.perf_counter() - began, [seconds for _, seconds in parts], len(rows))
-        return [parts[i % n][0][i // n] for i in range(len(rows))]
+            self._learn(time.perf_counter() - began, parts_s, len(wanted))
+        return chosen
+
+    def spread(self, work: Callable[[T], R], rows: Sequence[T], n_threads: int) -> list[R | Exception]:
+        """Do other `work` for each of `rows` in several threads; return results or errors."""
+        return self._spread([work] * max(1, min(n_threads, len(rows))), rows)[0]
+
+    def _spread(self, works: Sequence[Callable[[T], R]], rows: Sequence[T]) -> tuple[list[R | Exception], list[float]]:
+        """Do the work for each of `rows`, each of `works` in its own thread. Return results or errors, and the CPU
+        seconds of each thread.
+        """
+        n = len(works)
+        others = [self._threads.submit(_run, works[i], rows[i::n]) for i in range(1, n)]
+        parts = [_run(works[0], rows[::n]), *(other.result() for other in others)]
+        return [parts[i % n][0][i // n] for i in range(len(rows))], [seconds for _, seconds in parts]
 
     def _learn(self, took_s: float, parts_s: Sequence[float], n_chains: int) -> None:
         self._chain_s += _NEW * (sum(parts_s) / n_chains - self._chain_s)
@@ -188,15 +200,13 @@ class ParallelSampling:
             self._threads.shutdown()
 
 
-def _run(
-    work: Callable[[Candidates, T], R], scratch: Candidates, rows: Sequence[T]
-) -> tuple[list[R | Exception], float]:
+def _run(work: Callable[[T], R], rows: Sequence[T]) -> tuple[list[R | Exception], float]:
     """Return the results of `work` or its errors, and the CPU seconds in total."""
     done: list[R | Exception] = []
     began = time.thread_time()
     for row in rows:
         try:
-            done.append(work(scratch, row))
+            done.append(work(row))
         except Exception as error:  # noqa: BLE001 - it is the sequence's own; raised where it is sampled
             done.append(error)
     return done, time.thread_time() - began

@@ -317,6 +317,15 @@ def test_the_tokens_are_those_of_one_after_the_other(large: LlamaRunner) -> None
         assert [drawn.get(o, large.sample(o, together[o]) if o not in drawn else -1) for o in range(4)] == wanted
 
 
+def test_log_probabilities_change_no_estimate_of_sampling_and_take_no_candidates(large: LlamaRunner) -> None:
+    _decoded(large)
+    parallel = large._parallel
+    before = parallel._chain_s, parallel._handing_s
+    large.prepare_logprobs([(output, 5) for output in range(4)])
+    assert len(large._distributions) == 4
+    assert (parallel._chain_s, parallel._handing_s, parallel._scratch) == (*before, [])
+
+
 def test_log_probabilities_computed_together_are_those_of_one_after_the_other(large: LlamaRunner) -> None:
     _decoded(large)
     alone = [large.logprobs(output, 7, 5) for output in range(4)]
