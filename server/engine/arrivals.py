@@ -45,7 +45,9 @@ class Arrivals:
     @property
     def expected(self) -> bool:
         """Whether a step thread that has nothing to run shall wait."""
-        return (self._n_preparing > 0 or self._next is not None or self._has_replied) and not self._is_full()
+        if self._has_replied:  # the requests that ended still count as open
+            return True
+        return self._next is not None or (self._n_preparing > 0 and not self._is_full())
 
     def replied(self) -> None:
         """Record that replies are on their way to the event loop, which will `expect` requests that follow them."""

@@ -140,6 +140,13 @@ def test_a_request_in_preparation_is_not_waited_for_while_all_slots_are_taken() 
         assert waiting.arrivals.expected
 
 
+def test_slots_whose_replies_the_event_loop_has_not_seen_are_not_taken() -> None:
+    waiting = Waiting(n_slots=2)
+    waiting.arrive(2)
+    waiting.arrivals.replied()
+    assert waiting.arrivals.expected
+
+
 def test_requests_that_follow_replies_are_waited_for_from_the_moment_they_are_sent() -> None:
     waiting = Waiting()
     waiting.arrivals.replied()
