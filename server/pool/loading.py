@@ -116,7 +116,7 @@ class Load:
         self.chosen = fit
         for note in fit.notes:
             log.info("model '%s': %s", self.spec.id, note)
-        self._check_wanted()
+        self.check_wanted()
         return fit
 
     def _fits_again(self, before: Fit) -> bool:
@@ -142,13 +142,13 @@ class Load:
             if weights.info.generates and self.spec.native.warmup:
                 model.prepare_grammar(self.quiet)
             for _ in range(0 if isinstance(weights, WorkerProcess) else self.spec.native.instances):
-                self._check_wanted()
+                self.check_wanted()
                 if weights.info.generates:
                     model.runners.append(weights.runner())
                 if weights.info.embeds:
-                    self._check_wanted()
+                    self.check_wanted()
                     model.embedders.append(weights.embedding_runner())
-            self._check_wanted()
+            self.check_wanted()
             undo.pop_all()
         return model
 
@@ -167,7 +167,8 @@ class Load:
                 raise ModelFailed(self.spec.id, error.message) from None
         return model
 
-    def _check_wanted(self) -> None:
+    def check_wanted(self) -> None:
+        """Raise `ModelFailed` if the load was cancelled."""
         if self.cancelled:
             raise ModelFailed(self.spec.id, "the load was cancelled")
 
@@ -183,8 +184,7 @@ async def assemble(load: Load, model: LoadedModel, in_thread: InThread) -> Loade
     """Put engines over the contexts of a model; frees it when that fails or the load was cancelled."""
     spec, weights, loop = load.spec, model.weights, asyncio.get_running_loop()
     try:
-        if load.cancelled:
-            raise ModelFailed(spec.id, "the load was cancelled")
+        load.check_wanted()
         if isinstance(weights, WorkerProcess):
             model.generator, model.embedding = weights.generator, weights.embedder
         if model.runners:
@@ -200,6 +200,7 @@ async def assemble(load: Load, model: LoadedModel, in_thread: InThread) -> Loade
         if model.embedders:
             model.embedding = load.factories.embedder(model.embedders, spec.engine, loop)
             model.embedders = []
+        load.check_wanted()  # again: the states on disk were awaited
     except BaseException:
         await model.close()
         await in_thread(model.free)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from server.engine.lora import Adapter
+from server.engine.params import EngineParams
 from server.errors import ConfigError, ModelFailed, ModelNotFound, NoRoom, ShuttingDown, Unavailable, unexpected
 from server.pool.events import StatusChanged
 from server.pool.memory import Amount, Budget, Footprint
@@ -16,7 +17,7 @@ from server.pool.protocols import FileProgress
 from server.pool.spec import ModelSpec, RemoteFiles
 from server.pool.state import Status
 from server.routes.health import failed_models
-from tests.unit.pool.fakes import Loader, Setup, acquiring, loaded, pool_of, spec, spin
+from tests.unit.pool.fakes import FakeEngine, Loader, Setup, acquiring, loaded, pool_of, spec, spin
 
 UNLOADED, LOADING, READY, DRAINING, SLEEPING, FAILED, _ = Status
 
@@ -392,6 +393,31 @@ async def test_a_reload_while_a_model_loads_cancels_the_load_of_what_has_changed
         assert (s.status("a"), len(s.loader.open), s.pool.state("a").pinned) == (READY, 1, True)
         with await waiting as lease:
             assert lease.model.spec.pinned
+
+
+async def test_a_model_that_a_reload_removes_while_it_finds_its_saved_states_is_freed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    is_read = asyncio.Event()
+
+    async def use_disk(self: FakeEngine, files: object) -> None:
+        await is_read.wait()
+
+    monkeypatch.setattr(FakeEngine, "use_disk", use_disk, raising=False)
+    monkeypatch.setattr("server.pool.loading.StateFolder", lambda *args, **options: None)
+    cached = EngineParams(cache_disk=1, cache_disk_path="http://127.0.0.1/states")
+    async with pool_of(spec("a", engine=cached), "b", "c") as s:
+        waiting = acquiring(s, "a")
+        await s.work()
+        assert (s.status("a"), len(s.engines.made)) == (LOADING, 1)
+        reloading = asyncio.ensure_future(s.pool.reload([spec("b"), spec("c")]))
+        await spin()
+        is_read.set()
+        await s.work()
+        await reloading
+        assert s.loader.open == []
+        with pytest.raises(ModelNotFound):
+            await waiting
 
 
 async def test_a_reload_ends_while_requests_arrive_which_get_the_model_as_it_is_configured_now() -> None:
