@@ -10,7 +10,7 @@ from server.pool.loading import InThread
 from server.pool.memory import Budget, Fit, Footprint, Memory, needed, readable, totals, without
 from server.pool.protocols import Loader
 from server.pool.spec import ModelSpec
-from server.pool.state import OCCUPYING
+from server.pool.state import LOADABLE, OCCUPYING
 from server.pool.worker.loaders import Loaders
 
 log = logging.getLogger(__name__)
@@ -28,10 +28,10 @@ class MemoryAdmission:
         loaders: Loaders,
         in_thread: InThread,
         changed: Callable[[], None],
-        unreadable: Callable[[Entry, ModelFailed], bool],
+        unreadable: Callable[[Entry, ModelFailed], None],
     ) -> None:
-        """`changed` is called after a model was measured, `unreadable` if its file cannot be loaded: return False to
-        load it in any case.
+        """`changed` is called after a model was measured, `unreadable` instead if it has no place and its file cannot
+        be loaded.
         """
         self.limit = limit
         self.budget: Mapping[str, int] = {}  # bytes by device, known once the first model was measured
@@ -52,7 +52,8 @@ class MemoryAdmission:
         try:
             least, memory = await self.size(entry.spec)
         except ModelFailed as error:
-            if self._unreadable(entry, error):
+            if entry.status in LOADABLE:
+                self._unreadable(entry, error)
                 return
             least, memory = {}, {}
         self._share(entry, Fit(entry.spec, least))

@@ -325,19 +325,16 @@ class Scheduler:
         log.error("%s", said, exc_info=None if expected else error)
         self._fail(entry, load.spec.by_name(_reason(error)))
 
-    def _fail_unreadable(self, entry: Entry, error: ModelFailed) -> bool:
-        """Fail a queued model whose file cannot be loaded, before others are unloaded for it; return whether it was
-        queued.
-        """
-        if entry.id not in self.queue or entry.status not in LOADABLE:
-            return False
+    def _fail_unreadable(self, entry: Entry, error: ModelFailed) -> None:
+        """Fail a model whose file cannot be loaded, before others are unloaded for it, if it is still queued."""
+        if entry.id not in self.queue:
+            return
         del self.queue[entry.id]
         self._move(entry, Status.LOADING)
         log.error("%s", error)
         entry.facts = entry.fit = entry.adapters = None
         self._fail(entry, error.reason)
         self._end_failed(entry)
-        return True
 
     def _end_failed(self, entry: Entry) -> None:
         """Refuse the requests for a model that was not loaded; load it again if its process had ended."""

@@ -213,6 +213,19 @@ async def test_no_model_is_unloaded_for_one_whose_file_cannot_be_loaded() -> Non
         assert s.pool.state("m0").loaded is kept
 
 
+async def test_no_model_is_unloaded_for_one_whose_file_cannot_be_loaded_after_a_client_has_left() -> None:
+    async with sized_pool("m0", "m1", loader=OneUnreadable(), models_max=1) as s:
+        (await loaded(s, "m0")).release()
+        kept = s.pool.state("m0").loaded
+        left = acquiring(s, "m1")
+        await spin()
+        left.cancel()
+        await s.work()
+        with pytest.raises(ModelFailed, match="truncated"):
+            await loaded(s, "m1")
+        assert s.pool.state("m0").loaded is kept
+
+
 async def test_a_model_that_sleeps_and_whose_file_is_damaged_meanwhile_fails() -> None:
     loader = OneUnreadable()
     async with sized_pool(spec("m0", sleep_idle_s=1), loader=loader) as s:
