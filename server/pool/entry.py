@@ -77,6 +77,11 @@ class Entry:
         return self.spec.id
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """Its id and aliases."""
+        return self.spec.id, *self.spec.aliases
+
+    @property
     def leases(self) -> Set[Lease]:
         """The leases on the loaded model."""
         loaded = self.loaded  # once: other threads ask, too

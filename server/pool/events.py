@@ -2,12 +2,15 @@
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
 from typing import Self
 
 from server.pool.protocols import FileProgress, ModelInfo
 from server.pool.state import Status
+
+EVERY_MODEL = "*"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,7 @@ class ModelRemoved:
 class ModelsReloaded:
     """The list of models was reloaded."""
 
-    model: str = "*"
+    model: str = EVERY_MODEL
 
 
 PoolEvent = StatusChanged | LoadProgress | DownloadProgress | DownloadEnded | ModelRemoved | ModelsReloaded
@@ -79,14 +82,18 @@ class Subscription:
     later state of the same model has replaced; never the latest state of a model. To be used on the event loop.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, hears: Callable[[str], bool]) -> None:
+        """Of other models than those that it `hears` of it has no events."""
         self.closed = False
         self._limit = limit
+        self._hears = hears
         self._events: deque[PoolEvent] = deque()
         self._wake = asyncio.Event()
 
     def put(self, event: PoolEvent) -> None:
         """Keep one more event; make room first."""
+        if not self._hears(event.model):
+            return
         self._events.append(event)
         if len(self._events) > self._limit:
             latest = {each.model: each for each in self._events}
@@ -127,9 +134,9 @@ class FanOut:
         self._subscriptions: list[Subscription] = []
         self._closed = False
 
-    def subscribe(self) -> Subscription:
-        """Return a new subscription; one that ends at once after `close`."""
-        subscription = Subscription(self._limit)
+    def subscribe(self, hears: Callable[[str], bool] = lambda model: True) -> Subscription:
+        """Return a new subscription to the models that it `hears` of; one that ends at once after `close`."""
+        subscription = Subscription(self._limit, hears)
         self._subscriptions.append(subscription)
         if self._closed:
             subscription.close()

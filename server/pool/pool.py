@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from copy import copy
 from dataclasses import replace
@@ -22,7 +22,7 @@ from server.errors import (
     Unavailable,
 )
 from server.pool.entry import Entry, log_failure
-from server.pool.events import FanOut, ModelRemoved, ModelsReloaded, Subscription
+from server.pool.events import EVERY_MODEL, FanOut, ModelRemoved, ModelsReloaded, Subscription
 from server.pool.loading import Factories
 from server.pool.memory import Memory
 from server.pool.model import Embedder, Generator, Lease
@@ -67,7 +67,7 @@ class Pool:
         of configured models are downloaded.
         """
         self.limits = limits or PoolLimits()
-        self._may_use: Callable[[ModelSpec], bool] | None = None  # None: all
+        self._may_use: Callable[[Iterable[str]], bool] | None = None  # by id and aliases; None: all
         self._every_name = Names(specs)
         self._clock = clock
         self._every = {spec.id: Entry(spec, clock()) for spec in specs}
@@ -95,8 +95,9 @@ class Pool:
 
     @property
     def _entries(self) -> Mapping[str, Entry]:
+        """The entries that this key may use."""
         may_use = self._may_use
-        return self._every if may_use is None else {id_: e for id_, e in self._every.items() if may_use(e.spec)}
+        return self._every if may_use is None else {e.id: e for e in self._every.values() if may_use(e.names)}
 
     @property
     def _names(self) -> Names:
@@ -196,18 +197,24 @@ class Pool:
         return await self._loaders.memory(list(self._entries.values()))
 
     def subscribe(self) -> Subscription:
-        """Return the events from now on, as an async iterator; close it, or use it in a ``with``."""
-        return self._fan_out.subscribe()
+        """Return the events from now on of the models that this key may use, as an async iterator; close it, or use it
+        in a ``with``.
+        """
+        return self._fan_out.subscribe(self._hears)
 
-    def seen_by(self, may_use: Callable[[ModelSpec], bool]) -> "Pool":
-        """Return the pool restricted to the models that a key may use. It cannot change the list of models."""
+    def _hears(self, model: str) -> bool:
+        if self._may_use is None or model == EVERY_MODEL:
+            return True
+        entry = self._every.get(model)  # None: a download that has just ended
+        return self._may_use([model] if entry is None else entry.names)
+
+    def seen_by(self, may_use: Callable[[Iterable[str]], bool]) -> "Pool":
+        """Return the pool restricted to the models that a key may use, by their ids and aliases. It cannot change the
+        list of models.
+        """
         seen = copy(self)
         seen._may_use = may_use
         return seen
-
-    def sees(self, model_id: str) -> bool:
-        """Return whether a model's events are visible to the holder of this pool."""
-        return self._may_use is None or model_id in self._entries
 
     def _check_whole(self) -> None:
         if self._may_use is not None:
@@ -394,9 +401,9 @@ class Pool:
             await self._unloaded([entry])
             if self._scheduler.stopped:
                 raise ShuttingDown
+            await asyncio.to_thread(self._fetcher.remove, entry.id)
+            self._fan_out.publish(ModelRemoved(entry.id))
             self._drop(entry)
-        await asyncio.to_thread(self._fetcher.remove, entry.id)
-        self._fan_out.publish(ModelRemoved(entry.id))
         await self._look_again()
 
     def _drop(self, entry: Entry) -> None:

@@ -67,9 +67,8 @@ async def list_models(request: Request, reload: str = "") -> Response:
 @describe(stream="$ModelEvent")
 async def model_events(request: Request) -> Response:
     """Stream status changes and load progress as they happen; llama-server's shapes. Ends when the server stops."""
-    used = services(request)
-    events = used.pool.subscribe()
-    return EventStream(request, _encoded(events, used.pool), on_close=events.close)
+    events = services(request).pool.subscribe()
+    return EventStream(request, _encoded(events), on_close=events.close)
 
 
 @router.get("/v1/models/{model_id:path}")
@@ -143,10 +142,9 @@ def model_named(request: Request, fields: Mapping[str, Any]) -> str:
     return name
 
 
-async def _encoded(events: Subscription, pool: Pool) -> AsyncGenerator[bytes, None]:
+async def _encoded(events: Subscription) -> AsyncGenerator[bytes, None]:
     async for event in events:
-        if pool.sees(event.model):
-            yield wire.event(event_object(event))
+        yield wire.event(event_object(event))
 
 
 def event_object(event: PoolEvent) -> dict[str, Any]:

@@ -98,7 +98,7 @@ def services(request: Request) -> Services:
     caller = caller_of(request)
     if caller is None or not caller.models:
         return found
-    return replace(found, pool=found.pool.seen_by(lambda spec: caller.may_use((spec.id, *spec.aliases))))
+    return replace(found, pool=found.pool.seen_by(caller.may_use))
 
 
 def target_of(request: Request) -> Target:

@@ -10,7 +10,7 @@ import pytest
 from server.engine.lora import Adapter
 from server.engine.params import EngineParams
 from server.errors import ConfigError, ModelFailed, ModelNotFound, NoRoom, ShuttingDown, Unavailable, unexpected
-from server.pool.events import StatusChanged
+from server.pool.events import ModelRemoved, ModelsReloaded, StatusChanged
 from server.pool.memory import Amount, Budget, Footprint
 from server.pool.model import Lease
 from server.pool.protocols import FileProgress
@@ -478,12 +478,11 @@ async def test_a_reload_keeps_pins_and_takes_what_does_not_define_a_model() -> N
 
 async def test_the_pool_of_a_key_follows_a_reload() -> None:
     async with pool_of("a", "b") as s:
-        seen = s.pool.seen_by(lambda spec: spec.id != "b")
+        seen = s.pool.seen_by(lambda names: "b" not in names)
         reloading = asyncio.ensure_future(s.pool.reload([spec("b"), spec("c"), spec("d", aliases=("a",))]))
         await s.work()
         await reloading
         assert [state.spec.id for state in seen.states()] == ["c", "d"]
-        assert seen.sees("c")
         task = asyncio.ensure_future(seen.acquire("a"))  # of a request that came before
         await s.work()
         with await task as lease:
@@ -630,6 +629,18 @@ async def test_a_model_that_is_asked_for_while_it_is_removed_does_not_stay_in_me
         assert len(s.loader.weights) == 1
         assert files.removed == ["a"]
         assert [state.spec.id for state in s.pool.states()] == ["b", "c"]
+
+
+async def test_a_key_hears_that_its_model_was_removed() -> None:
+    async with pool_of(spec("a", aliases=("mine",), origin="cache"), "b", "c", fetcher=Files()) as s:
+        seen = s.pool.seen_by(lambda names: "mine" in names)
+        with seen.subscribe() as events:
+            (await loaded(s, "b")).release()
+            removing = asyncio.ensure_future(s.pool.remove("a"))
+            while not removing.done():
+                await s.work()
+            await removing
+        assert [event async for event in events] == [ModelRemoved("a"), ModelsReloaded()]
 
 
 async def test_a_model_whose_file_goes_while_it_sleeps_is_fetched_again(tmp_path: Path) -> None:
