@@ -24,11 +24,14 @@ logger = logging.getLogger(__name__)
 
 EVERY_S = 1.0
 """Seconds between two polls of the files."""
-_APPLIED = frozenset({"api_keys", "api_key_file", "keys_file", "ssl_key_file", "ssl_cert_file"})
+_APPLIED = frozenset(
+    {"api_keys", "api_key_file", "keys_file", "ssl_key_file", "ssl_cert_file", "models_preset", "watch_config"}
+)
 
 
 async def follow_files(files: Callable[[], Sequence[Path | None]], changed: Callable[[], None]) -> None:
-    """Call `changed` when one of the files was replaced or modified, or others are to be followed. Endless.
+    """Call `changed` when one of the files was replaced or modified, and when `files` names others: they may have
+    changed since they were read. Runs until it is cancelled.
 
     They are polled: links, mounted folders and ConfigMaps send no notification of a change.
     """

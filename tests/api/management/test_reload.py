@@ -95,6 +95,7 @@ async def test_a_file_of_keys_that_a_reload_names_is_followed(tmp_path: Path, ca
         configure(tmp_path, models(tmp_path, "a", extra=f", api_key_file: {tmp_path}/moved"))
         os.kill(os.getpid(), signal.SIGHUP)
         await until(lambda: "reloaded: 2 keys, 1 models" in caplog.text)
+        await until(lambda: "the API keys were read again: there are 2" in caplog.text)  # at the path's change
         (tmp_path / "moved").write_text("two\n")
         await until(lambda: "the API keys were read again: there are 1" in caplog.text)
         await api.expect("GET /v1/models", headers={"X-Api-Key": "two"})
@@ -152,8 +153,10 @@ async def test_a_reload_does_everything_or_nothing(tmp_path: Path, caplog: pytes
 
 
 async def test_what_needs_a_start_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "preset.ini").touch()
+    followed = f"watch_config: true, models_preset: {tmp_path}/preset.ini"
     async with configured(tmp_path, models(tmp_path, "a")):
-        configure(tmp_path, models(tmp_path, "a", extra=", metrics: true, api_keys: [one]"))
+        configure(tmp_path, models(tmp_path, "a", extra=f", metrics: true, api_keys: [one], {followed}"))
         os.kill(os.getpid(), signal.SIGHUP)
         await until(lambda: "what changed in server.metrics counts from the next start" in caplog.text)
         await until(lambda: "stays open to all until the next start" in caplog.text)
