@@ -52,7 +52,7 @@ class Entry:
     asked: bool = False  # an explicit load, which nobody needs to wait for
     starting: bool = False  # its load at start-up has not ended
     giving_way: bool = False
-    replaced: asyncio.Event | None = None  # while it is removed or configured again; set at the end of that
+    replacement_done: asyncio.Event | None = None  # while it is removed or configured again
     pin: bool | None = None  # in place of the settings' pinned
     keep_alive_s: float | None = None  # in place of the settings' sleep_idle_s, while it is loaded
     waiters: dict[asyncio.Future[Lease], bool] = field(default_factory=dict)  # whether it may load the model

@@ -28,7 +28,7 @@ from server.pool.memory import Memory
 from server.pool.model import Embedder, Generator, Lease
 from server.pool.names import LATEST, Names
 from server.pool.protocols import Fetcher, Loader
-from server.pool.scheduler import PoolLimits, Scheduler
+from server.pool.scheduler import RETRY_AFTER_S, PoolLimits, Scheduler
 from server.pool.spec import NOT_HERE, ModelSpec, RemoteFiles, Task
 from server.pool.state import NO_ROOM, ModelFacts, ModelState, Status
 from server.pool.worker.loaders import Loaders
@@ -68,9 +68,9 @@ class Pool:
         """
         self.limits = limits or PoolLimits()
         self._may_use: Callable[[Iterable[str]], bool] | None = None  # by id and aliases; None: all
-        self._every_name = Names(specs)
+        self._all_names = Names(specs)
         self._clock = clock
-        self._every = {spec.id: Entry(spec, clock()) for spec in specs}
+        self._all_entries = {spec.id: Entry(spec, clock()) for spec in specs}
         n_startup = sum(spec.load == "startup" for spec in specs)
         if 0 < self.limits.models_max < n_startup:
             raise ConfigError(
@@ -85,7 +85,7 @@ class Pool:
         self._factories = factories or Factories()
         self._loaders = Loaders(loader, self._factories.in_process)
         self._scheduler = Scheduler(
-            *(self._every, self.limits, self._loaders, self._factories, self._fan_out, self._threads),
+            *(self._all_entries, self.limits, self._loaders, self._factories, self._fan_out, self._threads),
             *(clock, fetcher),
         )
         self._reloading = asyncio.Lock()
@@ -96,15 +96,16 @@ class Pool:
     @property
     def _entries(self) -> Mapping[str, Entry]:
         """The entries that this key may use."""
-        may_use = self._may_use
-        return self._every if may_use is None else {e.id: e for e in self._every.values() if may_use(e.names)}
+        if self._may_use is None:
+            return self._all_entries
+        return {entry.id: entry for entry in self._all_entries.values() if self._may_use(entry.names)}
 
     @property
     def _names(self) -> Names:
         if self._may_use is None:
-            return self._every_name
+            return self._all_names
         seen = self._entries
-        return Names([entry.spec for entry in seen.values()], is_part=len(seen) < len(self._every))
+        return Names([entry.spec for entry in seen.values()], is_part=len(seen) < len(self._all_entries))
 
     def resolve(self, name: str | None, task: Task = "generate") -> ModelSpec:
         """Return the model that a request means; see `Names.resolve`. The name of a LoRA adapter that was loaded at
@@ -205,7 +206,7 @@ class Pool:
     def _hears(self, model: str) -> bool:
         if self._may_use is None or model == EVERY_MODEL:
             return True
-        entry = self._every.get(model)  # None: a download that has just ended
+        entry = self._all_entries.get(model)  # None: a download that has just ended
         return self._may_use([model] if entry is None else entry.names)
 
     def seen_by(self, may_use: Callable[[Iterable[str]], bool]) -> "Pool":
@@ -235,8 +236,8 @@ class Pool:
             if self._scheduler.stopped:
                 raise ShuttingDown()
             entry = self._entries[self.resolve(name, task).id]
-            if entry.replaced is not None:
-                await entry.replaced.wait()
+            if entry.replacement_done is not None:
+                await self._end_of(entry.replacement_done, entry)
             elif entry.serving:
                 lease = self._scheduler.lease(entry)
             else:
@@ -249,6 +250,13 @@ class Pool:
                 lease.release()
                 raise
         return lease
+
+    async def _end_of(self, replacement: asyncio.Event, entry: Entry) -> None:
+        try:
+            async with asyncio.timeout(self.limits.wait_s or None):
+                await replacement.wait()
+        except TimeoutError:
+            raise Unavailable(f"model '{entry.id}' is still being unloaded", RETRY_AFTER_S) from None
 
     async def _awaited(self, entry: Entry, autoload: bool | None) -> Lease:
         if entry.starting and len(self._entries) == 1:
@@ -282,7 +290,7 @@ class Pool:
         if self._scheduler.stopped:
             raise ShuttingDown()
         entry = self._entries[self._names.exact(name).id]
-        if entry.replaced is not None:
+        if entry.replacement_done is not None:
             raise Unavailable(f"model '{entry.id}' is being unloaded and configured again; load it after that")
         if entry.status is Status.FAILED and entry.failure == NO_ROOM and entry.without_request:
             self._scheduler.queue.pop(entry.id, None)  # it is asked for now, so others are unloaded for it
@@ -358,7 +366,7 @@ class Pool:
         self._check_new(name)  # another request may have been quicker
         spec = ModelSpec(name, NOT_HERE, remote=RemoteFiles(hf=name, asked=True), origin="cache", source="POST /models")
         entry = Entry(spec, self._clock(), transient=True)
-        self._every[name] = entry
+        self._all_entries[name] = entry
         self._rename()
         self._scheduler.fetch(entry, self._downloaded)
 
@@ -407,14 +415,14 @@ class Pool:
         await self._look_again()
 
     def _drop(self, entry: Entry) -> None:
-        if self._every.get(entry.id) is entry:
-            del self._every[entry.id]
+        if self._all_entries.get(entry.id) is entry:
+            del self._all_entries[entry.id]
             self._scheduler.queue.pop(entry.id, None)
             self._rename()
         entry.refuse(lambda: Unavailable(f"model '{entry.id}' is no longer there"))
 
     def _rename(self) -> None:
-        self._every_name = Names([entry.spec for entry in self._every.values()])
+        self._all_names = Names([entry.spec for entry in self._all_entries.values()])
 
     async def reload(self, configured: Sequence[ModelSpec] | None = None) -> None:
         """Serve the models of the configuration, which is read again unless the caller has read it (`configured`).
@@ -429,20 +437,20 @@ class Pool:
             found = await asyncio.to_thread(self._reread) if configured is None else configured
             specs = {spec.id: spec for spec in found}
             Names(list(specs.values()))
-            stale = [entry for entry in self._every.values() if _is_stale(entry, specs.get(entry.id))]
+            stale = [entry for entry in self._all_entries.values() if _is_stale(entry, specs.get(entry.id))]
             with self._replacing(stale):
                 await self._unloaded(stale)
                 if self._scheduler.stopped:
                     return
-                kept = {entry.id: entry for entry in self._every.values() if entry not in stale}
+                kept = {entry.id: entry for entry in self._all_entries.values() if entry not in stale}
+                for entry in kept.values():
+                    if not entry.transient:
+                        entry.spec = specs[entry.id]
                 pins, now = {entry.id: entry.pin for entry in stale}, self._clock()
                 fresh = [Entry(spec, now, pin=pins.get(id_)) for id_, spec in specs.items() if id_ not in kept]
-                kept |= {entry.id: entry for entry in fresh}
-                self._every.clear()
-                for model_id, spec in specs.items():
-                    self._every[model_id] = entry = kept.pop(model_id)
-                    entry.spec = spec
-                self._every.update(kept)  # those that are being downloaded
+                entries = kept | {entry.id: entry for entry in fresh}
+                self._all_entries.clear()
+                self._all_entries.update({id_: entries[id_] for id_ in (*specs, *kept)})  # downloads are last
                 self._rename()
         self._fan_out.publish(ModelsReloaded())
         self._load_startup_models(fresh, starting=len(specs) > 1)  # requests wait for the only model
@@ -453,7 +461,7 @@ class Pool:
         """Load none of `entries` inside: requests for them wait for the end, and then look for their model again."""
         done = asyncio.Event()
         for entry in entries:
-            entry.replaced = done
+            entry.replacement_done = done
             self._scheduler.queue.pop(entry.id, None)
             entry.refuse(_Replaced)
         try:
@@ -461,8 +469,8 @@ class Pool:
         finally:
             done.set()
             for entry in entries:
-                if entry.replaced is done:
-                    entry.replaced = None
+                if entry.replacement_done is done:
+                    entry.replacement_done = None
 
     async def _unloaded(self, entries: Sequence[Entry]) -> None:
         for entry in entries:

@@ -1,6 +1,7 @@
 """Loads, places, sleep, unloads and removals of models in the pool."""
 
 import asyncio
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -444,6 +445,18 @@ async def test_a_reload_ends_while_requests_arrive_which_get_the_model_as_it_is_
         assert [one.closed for one in s.loader.weights] == [True, False]
 
 
+async def test_a_request_does_not_wait_longer_for_a_reload_than_for_a_place() -> None:
+    async with pool_of("a", "b", wait_s=0.01) as s:
+        held = await loaded(s, "a")
+        reloading = asyncio.ensure_future(s.pool.reload([spec("a", tags=("new",)), spec("b")]))
+        await spin()
+        with pytest.raises(Unavailable, match="still being unloaded"):
+            await asyncio.wait_for(s.pool.acquire("a"), 10)
+        held.release()
+        await s.work()
+        await reloading
+
+
 async def test_a_request_that_waits_for_a_model_that_a_reload_removes_is_refused() -> None:
     async with pool_of("a", "b", "c") as s:
         held = await loaded(s, "a")
@@ -629,6 +642,25 @@ async def test_a_model_that_is_asked_for_while_it_is_removed_does_not_stay_in_me
         assert len(s.loader.weights) == 1
         assert files.removed == ["a"]
         assert [state.spec.id for state in s.pool.states()] == ["b", "c"]
+
+
+async def test_a_reload_leaves_a_model_alone_that_is_being_downloaded() -> None:
+    may_end = threading.Event()
+
+    class Gated(Files):
+        def fetch(
+            self, spec: ModelSpec, report: Callable[[FileProgress], None], wanted: Callable[[], bool]
+        ) -> ModelSpec:
+            assert may_end.wait(60)
+            return spec
+
+    async with pool_of("b", "c", fetcher=Gated()) as s:
+        await s.pool.download("org/a")
+        await s.pool.reload([spec("org/a"), spec("b"), spec("c")])
+        assert s.pool.state("org/a").spec.origin == "cache"
+        may_end.set()
+        while s.pool.knows("org/a"):
+            await s.work()
 
 
 async def test_a_key_hears_that_its_model_was_removed() -> None:
