@@ -160,11 +160,13 @@ class MemoryAdmission:
 def _measured(loader: Loader, spec: ModelSpec) -> tuple[Footprint, Mapping[str, Memory]]:
     memory: Mapping[str, Memory] = {}
     try:
-        memory = loader.memory()
-        return loader.least(spec), memory
-    except LlamapoolError:
-        loader.describe(spec)
-        return {}, memory
+        try:
+            memory = loader.memory()
+            return loader.least(spec), memory
+        except LlamapoolError:
+            loader.describe(spec)  # raises ModelFailed if the file cannot be loaded
+    except ModelFailed:
+        raise
     except Exception:  # no retry: requests for the model would wait forever
         log.exception("model '%s' could not be measured; this is a bug, please report it", spec.id)
-        return {}, memory
+    return {}, memory

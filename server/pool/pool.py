@@ -256,7 +256,7 @@ class Pool:
             async with asyncio.timeout(self.limits.wait_s or None):
                 await replacement.wait()
         except TimeoutError:
-            raise Unavailable(f"model '{entry.id}' is still being unloaded", RETRY_AFTER_S) from None
+            raise Unavailable(f"model '{entry.id}' is still being unloaded; try again later", RETRY_AFTER_S) from None
 
     async def _awaited(self, entry: Entry, autoload: bool | None) -> Lease:
         if entry.starting and len(self._entries) == 1:

@@ -4,13 +4,22 @@ import asyncio
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
 from server.engine.lora import Adapter
 from server.engine.params import EngineParams
-from server.errors import ConfigError, ModelFailed, ModelNotFound, NoRoom, ShuttingDown, Unavailable, unexpected
+from server.errors import (
+    ConfigError,
+    InvalidRequest,
+    ModelFailed,
+    ModelNotFound,
+    NoRoom,
+    ShuttingDown,
+    Unavailable,
+    unexpected,
+)
 from server.pool.events import ModelRemoved, ModelsReloaded, StatusChanged
 from server.pool.memory import Amount, Budget, Footprint
 from server.pool.model import Lease
@@ -690,14 +699,19 @@ async def test_a_model_whose_file_goes_while_it_sleeps_is_fetched_again(tmp_path
         waiting.result().release()
 
 
-async def test_a_model_that_can_not_be_measured_is_tried_once() -> None:
+@pytest.mark.parametrize("fault", [ValueError("no such tensor"), InvalidRequest("no such tensor")])
+async def test_a_model_that_can_not_be_measured_is_tried_once(fault: Exception) -> None:
     class Broken(Loader):
         n_asked = 0
 
         def least(self, spec: ModelSpec) -> Footprint:
             self.n_asked += 1
-            assert self.n_asked < 10, "it is measured again and again"
-            raise ValueError("no such tensor")
+            if self.n_asked == 10:
+                raise SystemExit("it is measured again and again")
+            raise fault
+
+        def describe(self, spec: ModelSpec) -> NoReturn:
+            raise ValueError("no such key")
 
     loader = Broken()
     async with pool_of(spec("a"), loader=loader, budget=Budget(Amount(100))) as s:
