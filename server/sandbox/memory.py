@@ -3,11 +3,12 @@
 `MemoryWatch` compares the available memory of the control group or the machine with a reserve. Below it, the watch
 kills the sandbox process that uses the most memory, and the request that it works for fails. Growth inside the
 server itself (weights, KV cells, prompts, compiled grammars) can't be attributed to a request; `short` only reports
-it.
+it. `control_groups` finds the groups whose limits hold, also those of CPUs.
 """
 
 import contextlib
 import logging
+import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path, PurePosixPath
 
@@ -26,7 +27,8 @@ def control_groups() -> Iterator[Path]:
     A container sees its own group as the root; limits of a systemd service (MemoryMax, CPUQuota) are not in the root.
     """
     try:
-        named = [line.removeprefix("0::") for line in _OWN_GROUP.read_text().splitlines() if line.startswith("0::/")]
+        lines = os.fsdecode(_OWN_GROUP.read_bytes()).splitlines()
+        named = [line.removeprefix("0::") for line in lines if line.startswith("0::/")]
     except OSError:
         named = []
     own = PurePosixPath(named[0] if named else "/")

@@ -1,5 +1,6 @@
 """What memory a process may take: of the machine, and of the control groups that contain it."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -41,3 +42,10 @@ def test_a_process_may_take_what_every_group_around_it_has_left(
     monkeypatch.setattr(memory, "_CGROUP", groups)
     monkeypatch.setattr(memory, "_OWN_GROUP", tmp_path / "own")
     assert (memory.total_bytes(0) // MIB, memory.available_bytes() // MIB) == expected
+
+
+def test_the_path_of_a_control_group_may_be_any_bytes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "own").write_bytes(b"0::/caf\xe9\n")
+    monkeypatch.setattr(memory, "_CGROUP", tmp_path)
+    monkeypatch.setattr(memory, "_OWN_GROUP", tmp_path / "own")
+    assert list(memory.control_groups()) == [tmp_path / os.fsdecode(b"caf\xe9"), tmp_path]
