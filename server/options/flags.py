@@ -242,5 +242,6 @@ class LlamaVariables(LlamaOptions):
             on = name.startswith(_NEGATED) or text not in FALSE
             if not self.skip(name, name, "unset it", on=on):
                 meant = TABLE.meant_by(name.removeprefix(_LLAMA).lower())
-                own = f"; did you mean '{meant.own_variable}'?" if meant is not None and not meant.env else ""
+                value = "=false" if name.startswith(_NEGATED) else ""
+                own = f"; did you mean '{meant.own_variable}{value}'?" if meant is not None and not meant.env else ""
                 raise ConfigError(f"unknown variable {name}" + (own or nearest(name, [*TABLE.by_env], "; unset it")))
