@@ -83,7 +83,7 @@ class Subscription:
     """
 
     def __init__(self, limit: int, hears: Callable[[str], bool]) -> None:
-        """Of other models than those that it `hears` of it has no events."""
+        """Hold only events of models that it `hears` of."""
         self.closed = False
         self._limit = limit
         self._hears = hears
