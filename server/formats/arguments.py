@@ -11,25 +11,24 @@ from typing import Any
 import orjson
 import pydantic_core
 
-_LAST_NUMBER = re.compile(r"-?\d[\d.eE+-]*$")  # digits may be missing
+_NUMBER = re.compile(r"-?\d")
 
 
 def object_of(text: str, *, whole: bool = False) -> dict[str, Any]:
     """Return the arguments as an object. ``whole``: only the complete members of truncated text, because half a value
     is no argument to act on.
     """
-    if whole and text.lstrip()[:1] == "{":
-        text = _LAST_NUMBER.sub("", text)
     if not text.strip():
         return {}
+    complete = _without_last_number(text) if whole and text.lstrip()[0] == "{" else text
     value: Any
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
         continues = error.msg in ("Extra data", "Expecting ',' delimiter") and text[error.pos :].strip()
-        value = text if continues else _closed(text, whole=whole)
+        value = text if continues and error.pos <= len(complete) else _closed(text, complete, whole=whole)
     except (ValueError, RecursionError):  # a number of thousands of digits; too deep
-        value = _closed(text, whole=whole)
+        value = _closed(text, complete, whole=whole)
     if value is None:
         return {}
     return value if isinstance(value, dict) else {"arguments": value}
@@ -51,9 +50,17 @@ def object_text(text: str, *, whole: bool = False) -> str:
         return json.dumps({"arguments": text}, separators=(",", ":"))
 
 
-def _closed(text: str, *, whole: bool) -> Any:
-    """Close truncated JSON; return the text unchanged if it is invalid in another way."""
+def _without_last_number(text: str) -> str:
+    """Remove a number at the end, because digits may be missing."""
+    number = _NUMBER.search(text, len(text.rstrip("0123456789.eE+-")))
+    return text if number is None else text[: number.start()]
+
+
+def _closed(text: str, complete: str, *, whole: bool) -> Any:
+    """Close truncated JSON, of which only `complete` counts. Text that is invalid in another way stays as it is."""
+    partial: Any = True if whole else "trailing-strings"
     try:
-        return pydantic_core.from_json(text, allow_partial=True if whole else "trailing-strings")
+        value = pydantic_core.from_json(text, allow_partial=partial)
+        return value if complete == text else pydantic_core.from_json(complete, allow_partial=partial)
     except (ValueError, TypeError):
         return text

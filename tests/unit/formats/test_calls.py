@@ -3,6 +3,8 @@
 import json
 import random
 import re
+import time
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -204,6 +206,26 @@ def test_half_an_argument_is_none_where_the_reply_is_cut(form: str, written: str
     for in_one_piece in (False, True):
         [(_, arguments)] = cut(parser(form), written, in_one_piece=in_one_piece).calls
         assert object_of(arguments, whole=True) == whole
+
+
+@pytest.mark.parametrize(
+    ("written", "whole"),
+    [
+        ('{"a": 1, "b": 12', {"a": 1}),
+        ('{"a": 1, "b": -1.5e', {"a": 1}),
+        ('{"a": "x", "b": [12 ', {"a": "x", "b": [12]}),
+        *((text, {"arguments": text}) for text in ("{see page 12", '{"a": "x"} 12', '{"a": 1 12', '{"a": 1, 12')),
+    ],
+)
+def test_a_number_is_only_cut_off_truncated_json(written: str, whole: dict[str, Any]) -> None:
+    assert object_of(written, whole=True) == whole
+
+
+def test_many_digits_of_truncated_arguments_are_read_in_time() -> None:
+    digits = "1" * 100_000
+    began = time.process_time()
+    assert object_of(f'{{"d": "{digits}x", "e": tr', whole=True) == {"d": f"{digits}x"}
+    assert time.process_time() - began < 2
 
 
 def test_reasoning_before_a_forced_call_stays_where_it_is() -> None:
