@@ -20,7 +20,7 @@ _COUNT = r"(?P<count>[*+?]|\{(?P<least>\d{1,4})(?:,\d*)?\})\??"
 _BEFORE = r"(?P<before>(?:\\.|\[(?:[^\]\\]|\\.)+\]|[^\\\[])*?)"
 _COUNTED_AT_END = re.compile(rf"{_BEFORE}{_ATOM}{_COUNT}(?P<after>)", re.DOTALL)
 _COUNTED_AT_START = re.compile(rf"(?P<before>){_ATOM}{_COUNT}(?P<after>.*)", re.DOTALL)
-_CHAR = r"(?:\\[wWsSdDtnr]|\\[^a-zA-Z0-9]|\[(?:[^\]\\\[]|\\[wWsSdDtnr]|\\[^a-zA-Z0-9])+\]|[^\\\[\](){}|*+?^$.])"
+_CHAR = r"(?:\\[wWsSdDtnr]|\\[^a-zA-Z0-9]|\[(?!\^\])(?:[^\]\\\[]|\\[wWsSdDtnr]|\\[^a-zA-Z0-9])+\]|[^\\\[\](){}|*+?^$.])"
 _AT_START = re.compile(rf"(?P<chars>(?:{_CHAR})+)(?P<count>[*+])?(?P<end>\$)?", re.DOTALL)
 _LITERAL = r"(\\[^a-zA-Z0-9\n]|[^\\\[\](){}|*+?^$.\n])"
 _ANYWHERE = re.compile(rf"\.\*\??{_LITERAL}{_LITERAL}")
@@ -48,18 +48,19 @@ def _syntax(pattern: str) -> Iterator[tuple[int, str]]:
 
 
 def without_look_aheads(pattern: str) -> list[str]:
-    """Return patterns that match together what `pattern` matches: its rest, and one for each look-ahead at its start.
+    """Return patterns that match together what `pattern` matches: its rest, and one for each look-ahead after ``^``.
 
-    Negative look-aheads are supported for a text of few characters, ``(?!.*..)`` for two, and ``(?!\\s*$)``. Others
-    stay in the first pattern.
+    A negative look-ahead holds alternatives of these forms: at most `MAX_WORD` characters or classes, also with ``$``;
+    ``.*XY`` with two literal characters; ``\\s*$``. Others stay in the first pattern, as those with a count do.
     """
     rest, others = pattern[1:], list[str]()
     if not pattern.startswith(("^(?=", "^(?!")) or len(pattern) > MAX_CHARS or len(alternatives(pattern)) > 1:
         return [pattern]
     while rest.startswith(("(?=", "(?!")):
         inner, *after = alternatives(rest, ")")
-        found = [f"^(?:{inner[3:]})"] if rest[2] == "=" else list(map(_refusing, alternatives(inner[3:])))
-        if "" in found or not after or len(others) + len(found) > MAX_LOOK_AHEADS:
+        found = [_requiring(inner[3:])] if rest[2] == "=" else list(map(_refusing, alternatives(inner[3:])))
+        has_count = bool(after) and after[0].startswith(("*", "+", "?", "{"))
+        if "" in found or not after or has_count or len(others) + len(found) > MAX_LOOK_AHEADS:
             break
         others += found
         rest = ")".join(after)
@@ -74,6 +75,12 @@ def alternatives(pattern: str, end: str = "|") -> list[str]:
         if char == end and not depth:
             cuts.append(at)
     return [pattern[start + 1 : at] for start, at in pairwise([*cuts, len(pattern)])]
+
+
+def _requiring(pattern: str) -> str:
+    """Return a pattern of the texts that begin with a match of `pattern`. Its ``$`` is at the end, where it has one."""
+    at_end = pattern.endswith("$") and not alternatives(pattern, "$")[-1] and len(alternatives(pattern)) == 1
+    return f"^(?:{pattern[:-1]})$" if at_end else f"^(?:{pattern})"
 
 
 def _refusing(pattern: str) -> str:
@@ -99,7 +106,9 @@ def _other(char: str) -> str:
     """Return the class of all characters besides those of a class, or besides a character or an escape."""
     if char[0] != "[":
         return f"[^{char}]"
-    return f"[{char[2:]}" if char[1] == "^" else f"[^{char[1:]}"
+    if char[1] != "^":
+        return f"[^{char[1:]}"
+    return rf"[\{char[2:]}" if char[2] == "^" else f"[{char[2:]}"
 
 
 def readable(pattern: str) -> str:

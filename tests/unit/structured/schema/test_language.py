@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.structured.grammar.schema.language import none_of, readable
+from server.structured.grammar.schema.language import none_of, readable, without_look_aheads
 from tests.unit.structured.builders import BYTES, matches
 
 WORDS = st.lists(st.text("ab-]^\\é\n", min_size=1, max_size=4), min_size=1, max_size=5)
@@ -38,3 +38,28 @@ def test_a_long_name_pattern_without_anchors_is_followed_next_to_uris() -> None:
 )
 def test_no_more_of_the_outer_classes_is_kept_than_a_match_needs(pattern: str, shorter: str) -> None:
     assert readable(pattern) == shorter
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text", "fits"),
+    [
+        ("^(?![^^a])", "a", True),
+        ("^(?![^^a])", "^", True),
+        ("^(?![^^a])", "x", False),
+        (r"^(?![^\^a])", "x", False),
+        ("^(?![a^])", "^", False),
+        ("^(?![a^])", "x", True),
+    ],
+)
+def test_a_look_ahead_refuses_a_class_or_its_complement(pattern: str, text: str, fits: bool) -> None:
+    rest, *others = without_look_aheads(pattern)
+    assert others
+    assert all(re.search(each, text) for each in (rest, *others)) is fits
+    assert bool(re.search(pattern, text)) is fits
+
+
+@pytest.mark.parametrize(
+    "pattern", ["^(?![^])", "^(?!a){0}b", "^(?=a)?b", "^(?!a)*b", "^(?!a)+b", "^(?!a|b.)", "(?!a)b"]
+)
+def test_other_look_aheads_stay(pattern: str) -> None:
+    assert without_look_aheads(pattern) == [pattern]
