@@ -1,4 +1,4 @@
-"""The middleware around every route: request ids, CORS, keys, HEAD, draining, the access log, unhandled errors.
+"""The middleware around every route: request ids, CORS, keys, HEAD, draining, the access log, errors.
 
 It is plain ASGI with one wrapper of `send`, and adds no task and no buffering to streams.
 """
@@ -193,7 +193,7 @@ class Middleware:
                 response.headers.setdefault("Connection", "close")
             await response(scope, receive, reply)
         elif record.finished:
-            logger.error("a request failed: %s", type(error).__name__)  # answered and logged inside
+            logger.error("a request failed after its reply", exc_info=error)
         else:
             # The server closes the connection of a reply that has no end.
             logger.error("a request failed in the middle of its reply; this is a bug, please report it", exc_info=error)

@@ -123,7 +123,7 @@ class EventStream(EventSourceResponse):
         self._send_timeout_s = options.idle_s
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        self._sending_since = 0.0  # 0 = nothing is being sent
+        self._sending_since = self._pinging_since = 0.0  # 0 = nothing is being sent
         self._sent_at = self._loop.time()  # the end of the last send
         self._ended = False
 
@@ -137,9 +137,10 @@ class EventStream(EventSourceResponse):
                 await Response(headers=self.headers)(scope, receive, send)
                 return
             with suppress(ClientDisconnect), Watch(receive) as watch:
-                self._look(watch, send)
-                # Each token resumes every coroutine of its task: here three, in this one a dozen with the middleware.
-                await asyncio.create_task(self._send_all(send))
+                # In a task of its own a chunk resumes three coroutines; in the request's also all of the middleware.
+                sending = asyncio.create_task(self._send_all(send))
+                self._look(watch, send)  # the task comes first: no ping precedes the head
+                await sending
         finally:
             for each in (self._timer, self._pinging):
                 if each is not None:
@@ -152,22 +153,23 @@ class EventStream(EventSourceResponse):
 
     async def _send_all(self, send: Send) -> None:
         now = self._loop.time
-        self._sending_since = self._sending_since or now()
+        self._sending_since = now()
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         self._sending_since = 0.0
-        async with aclosing(self._chunks) as chunks:
+        async with aclosing(self._chunks) as chunks:  # a generator must be closed in the task that started it
             async for chunk in chunks:
-                self._sending_since = self._sending_since or now()  # a ping may be on its way
+                self._sending_since = now()
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
                 self._sending_since, self._sent_at = 0.0, now()
         self._ended = True
-        self._sending_since = self._sending_since or now()
+        self._sending_since = now()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     def _look(self, watch: Watch, send: Send) -> None:
         """Ping where nothing was sent for a while, end the stream where one send has lasted too long; look again when
         the next of these may be due."""
-        now, since, interval_s = self._loop.time(), self._sending_since, self.ping_interval
+        now, interval_s = self._loop.time(), self.ping_interval
+        since = min(filter(None, (self._sending_since, self._pinging_since)), default=0.0)
         due = (since or now) + self._send_timeout_s
         if due <= now:
             watch.interrupt(SendTimeoutError())
@@ -182,6 +184,10 @@ class EventStream(EventSourceResponse):
     async def _send_ping(self, send: Send) -> None:
         """Send a ping. An event that is sent meanwhile waits for the same client."""
         if not self._ended:
-            self._sending_since = self._sending_since or self._loop.time()
-            await send({"type": "http.response.body", "body": self._ping_message(), "more_body": True})
-            self._sending_since, self._sent_at = 0.0, self._loop.time()
+            message = {"type": "http.response.body", "body": self._ping_message(), "more_body": True}
+            self._pinging_since = self._loop.time()
+            try:
+                await send(message)
+                self._sent_at = self._loop.time()
+            finally:
+                self._pinging_since = 0.0

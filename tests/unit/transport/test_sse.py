@@ -1,6 +1,7 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from sse_starlette.sse import SendTimeoutError
@@ -90,19 +91,68 @@ async def test_a_client_that_does_not_read_is_given_up(source: Source) -> None:
     assert (source.closed, source.released) == (1, 1)
 
 
+class Hand:
+    """A stream's clock, and its timer in the test's hand. `reasons`: why the stream was ended."""
+
+    def __init__(self, stream: EventStream) -> None:
+        self.now, self.reasons = 1000.0, list[Exception]()
+        self.stream: Any = stream
+        self.stream._loop = SimpleNamespace(time=lambda: self.now, call_at=lambda *_: None)
+
+    def looked(self, after_s: float) -> list[str]:
+        """Return why the stream is ended, if it looks for pings and timeouts then."""
+        self.now += after_s
+        self.stream._look(SimpleNamespace(interrupt=self.reasons.append), None)
+        return [type(reason).__name__ for reason in self.reasons]
+
+
 async def test_an_event_beside_a_ping_that_is_stuck_does_not_begin_the_time_anew() -> None:
-    client = Client()
+    client, stream = Client(), Source(b"data: 1\n\n").stream()
     client.reads.clear()
-    stream = Source(b"data: 1\n\n").stream()
+    hand = Hand(stream)
     ping = asyncio.create_task(stream._send_ping(client.send))
     await asyncio.sleep(0)
-    began = stream._sending_since
+    hand.now += 20
     events = asyncio.create_task(stream._send_all(client.send))
     await asyncio.sleep(0)
-    assert stream._sending_since == began > 0
+    assert hand.looked(11) == ["SendTimeoutError"]
     client.reads.set()
     await asyncio.gather(ping, events)
     assert b"data: 1\n\n" in client.chunks
+
+
+async def test_an_event_is_timed_though_a_ping_beside_it_has_ended() -> None:
+    client, other, stream = Client(), Client(), Source(b"data: 1\n\n").stream()
+    client.reads.clear()
+    other.reads.clear()
+    hand = Hand(stream)
+    ping = asyncio.create_task(stream._send_ping(other.send))
+    await asyncio.sleep(0)
+    events = asyncio.create_task(stream._send_all(client.send))
+    await asyncio.sleep(0)
+    other.reads.set()
+    await ping
+    assert hand.looked(31) == ["SendTimeoutError"]
+    client.reads.set()
+    await events
+
+
+async def test_a_ping_that_fails_is_no_send_that_lasts() -> None:
+    async def broken(_: Message) -> None:
+        raise OSError("gone")
+
+    stream = Source().stream()
+    hand = Hand(stream)
+    with pytest.raises(OSError, match="gone"):
+        await stream._send_ping(broken)
+    assert hand.looked(31) == []
+
+
+async def test_a_ping_that_is_due_at_once_follows_the_head() -> None:
+    client, stream = Client(), Source(b"data: 1\n\n").stream(ping_s=1)
+    stream._sent_at -= 2
+    await stream(SCOPE, client.receive, client.send)
+    assert client.sent[0]["type"] == "http.response.start"
 
 
 async def test_no_pings_when_they_are_off() -> None:
