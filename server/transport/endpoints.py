@@ -151,7 +151,10 @@ def methods_of(path: str) -> list[str]:
 
 TARGET = "llamapool.target"
 """A key in the ASGI scope of a request: its `Target`."""
-_OF_A_MOUNT = ("root_path", "app_root_path", "raw_path", "route", "router", "endpoint", "path_params")
+_OF_A_MOUNT = (
+    *("root_path", "app_root_path", "raw_path", "route", "router", "endpoint", "path_params"),
+    "starlette.exception_handlers",
+)
 """Keys of a scope that speak of the application around this one, or of the path as it was received."""
 
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI
+from fastapi import FastAPI, Response
 
 from server.app import create_app
+from server.errors import LlamapoolError
 from server.transport.endpoints import SCOPES
 from tests.api.conftest import Api, GoLive, make_settings, run_app
 from tests.api.management.test_models import TWO
@@ -35,7 +36,7 @@ async def framed(frame: str, **settings: Any) -> AsyncIterator[Api]:
     app = create_app(make_settings(server=server, **settings), loader=loader)
     asked: Any = app
     if frame.startswith("mounted"):
-        asked = FastAPI()
+        asked = FastAPI(exception_handlers={LlamapoolError: lambda *_: Response(status_code=418)})
         asked.mount("/llm", app)
     if frame == "mounted twice":
         outer = FastAPI()
@@ -83,6 +84,7 @@ async def test_each_key_may_what_its_scopes_say(frame: str, tmp_path: Path) -> N
         assert (await api.client.get("health")).json() == {"status": "ok"}
         assert (await api.client.get("")).headers["content-type"].startswith("text/html")
         assert (await api.client.get("v1/models")).status_code == 401
+        assert (await api.client.get("v1/models/nope", headers=bearer("infer"))).status_code == 404
         anthropic = await api.client.post("v1/messages", json={})
         assert (anthropic.status_code, anthropic.json()["type"]) == (401, "error")
 
