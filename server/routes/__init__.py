@@ -74,34 +74,49 @@ def include_routes(app: FastAPI) -> None:
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-@cache
-def handlers() -> Mapping[tuple[str, str], tuple[APIRoute, Handler | None, ASGIApp]]:
-    """Return by method and path: the route, its handler if that needs only the request, otherwise FastAPI's application
-    around it."""
-    found: dict[tuple[str, str], tuple[APIRoute, Handler | None, ASGIApp]] = {}
+def handlers() -> Mapping[tuple[str, str], tuple[APIRoute, ASGIApp]]:
+    """Return by method and path: the route, and what answers its requests."""
+    found: dict[tuple[str, str], tuple[APIRoute, ASGIApp]] = {}
     for route in (each for router in ROUTERS for each in router.routes):
         if isinstance(route, APIRoute):
             kinds = [each.annotation for each in inspect.signature(route.endpoint).parameters.values()]
             is_plain = kinds == [Request] and inspect.iscoroutinefunction(route.endpoint)
-            app = compressed(AsyncExitStackMiddleware(route.app))
-            row = route, route.endpoint if is_plain else None, app
+            row = route, _plain(route.endpoint) if is_plain else _with_parameters(route)
             found |= {(method, route.path): row for method in route.methods or ()}
     return found
 
 
+def _plain(handler: Handler) -> ASGIApp:
+    """Call a handler that needs only the request, without FastAPI's exit stacks and dependencies."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        reply = await handler(Request(scope, receive, send))
+        await (reply if is_sent_as_it_is(reply) else compressed(reply))(scope, receive, send)
+
+    return answer
+
+
+def _with_parameters(route: APIRoute) -> ASGIApp:
+    """Call a handler as FastAPI does."""
+    app = compressed(AsyncExitStackMiddleware(route.app))
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        await app({**scope, **route.matches(scope)[1]}, receive, send)
+
+    return answer
+
+
 class Dispatch:
     """Calls the handler of the endpoint that the middleware has found, so that no other endpoint answers than the one
-    that was checked.
+    that was checked. FastAPI would try its routers and routes one after the other.
 
-    It is also fast: FastAPI would try its routers and routes one after the other. It wraps each call in exit stacks and
-    dependencies, which a handler that needs only the request can do without. `router` serves the lifespan, WebSockets,
-    and the routes that a program adds to the application.
+    `router` serves the lifespan, WebSockets, and the routes that a program adds to the application.
     """
 
     def __init__(self, router: ASGIApp) -> None:
         self._router = router
         self._added = compressed(AsyncExitStackMiddleware(router))
-        self._handlers = handlers()
+        self._apps = {key: app for key, (_, app) in handlers().items()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer the request. Raises what the handler raises."""
@@ -109,13 +124,5 @@ class Dispatch:
             await self._router(scope, receive, send)
             return
         target: Target = scope[TARGET]
-        found = self._handlers.get((target.endpoint.method, target.endpoint.path))
-        if found is None:
-            await self._added(scope, receive, send)
-            return
-        route, handler, app = found
-        if handler is None:
-            await app({**scope, **route.matches(scope)[1]}, receive, send)
-            return
-        reply = await handler(Request(scope, receive, send))
-        await (reply if is_sent_as_it_is(reply) else compressed(reply))(scope, receive, send)
+        app = self._apps.get((target.endpoint.method, target.endpoint.path), self._added)
+        await app(scope, receive, send)

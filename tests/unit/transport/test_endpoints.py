@@ -10,6 +10,7 @@ from server.routes import ROUTERS, handlers
 from server.transport.endpoints import ENDPOINTS, UNKNOWN, Endpoint, Resolver, endpoint_of
 
 ROUTES = [route for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)]
+HANDLERS = handlers()
 
 
 def test_the_table_lists_every_route_and_nothing_else() -> None:
@@ -25,7 +26,7 @@ def test_each_path_of_the_table_is_found_and_leads_to_its_own_route(endpoint: En
     assert endpoint_of(endpoint.method, path) == endpoint
     scope = {"type": "http", "method": endpoint.method, "path": path, "root_path": "", "query_string": b""}
     target = Resolver().target(scope)
-    route = handlers()[target.endpoint.method, target.endpoint.path][0]
+    route = HANDLERS[target.endpoint.method, target.endpoint.path][0]
     assert (route.matches(target.scope(scope))[0], route.path) == (Match.FULL, endpoint.path)
 
 
