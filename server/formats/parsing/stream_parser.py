@@ -319,7 +319,12 @@ class StreamParser(Reader):
         """Return a function's name in markup without quotes. Only a known one contains spaces."""
         name = yield from self.match(TOOL_NAME)
         while any(known.startswith(f"{name} ") for known in self.how.functions) and (yield from self.take(" ")):
-            name = f"{name} {(yield from self.match(TOOL_NAME))}"
+            word = yield from self.match(TOOL_NAME)
+            longer = f"{name} {word}"
+            if not any(f"{known} ".startswith(f"{longer} ") for known in self.how.functions):
+                self.back(f" {word}")
+                break
+            name = longer
         return name
 
     def certain(self) -> None:

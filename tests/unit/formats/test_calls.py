@@ -228,6 +228,14 @@ def test_many_digits_of_truncated_arguments_are_read_in_time() -> None:
     assert time.process_time() - began < 2
 
 
+@pytest.mark.parametrize("name", ["search", "search web"])
+def test_a_name_that_begins_a_longer_one_is_found_before_a_space(name: str) -> None:
+    functions = [tool(each, {}) for each in ("search", "search web")]
+    written = f'{name} \n{{"q": "x"}}'
+    for cuts in ([], list(range(1, len(written)))):
+        assert read(parser("glm4", tools=functions), written, cuts).calls == [(name, '{"q": "x"}')]
+
+
 def test_reasoning_before_a_forced_call_stays_where_it_is() -> None:
     hermes = chat_format("hermes")
     said = "<think>Hm, a <tool_call>.</think>\n<tool_call>\n{"

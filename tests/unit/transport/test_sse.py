@@ -1,7 +1,7 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from sse_starlette.sse import SendTimeoutError
@@ -96,7 +96,7 @@ class Hand:
 
     def __init__(self, stream: EventStream) -> None:
         self.now, self.reasons = 1000.0, list[Exception]()
-        self.stream: Any = stream
+        self.stream = cast(Any, stream)
         self.stream._loop = SimpleNamespace(time=lambda: self.now, call_at=lambda *_: None)
 
     def looked(self, after_s: float) -> list[str]:
