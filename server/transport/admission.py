@@ -82,7 +82,7 @@ class Admission:
         self.n_body_bytes -= n_bytes
 
     def release(self) -> None:
-        """End the counting of the request and its body."""
+        """End the counting of the request and its body. Call it once."""
         self._control.n_running -= 1
         self.give_back(self.n_body_bytes)
         self.detach()()

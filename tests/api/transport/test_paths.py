@@ -36,7 +36,8 @@ async def framed(frame: str, **settings: Any) -> AsyncIterator[Api]:
     app = create_app(make_settings(server=server, **settings), loader=loader)
     asked: Any = app
     if frame.startswith("mounted"):
-        asked = FastAPI(exception_handlers={LlamapoolError: lambda *_: Response(status_code=418)})
+        asked = FastAPI()
+        asked.add_exception_handler(LlamapoolError, lambda *_: Response(status_code=418))
         asked.mount("/llm", app)
     if frame == "mounted twice":
         outer = FastAPI()
