@@ -897,15 +897,15 @@ def test_a_picture_and_a_sound_are_sent_and_answered(visit: Visit, tmp_path: Pat
 
 def test_a_lost_connection_is_said_and_comes_back(visit: Visit) -> None:
     page = visit.open()
+    page.wait_for_function(
+        "() => performance.getEntriesByType('resource').filter(({ name }) => name.includes('/engine/')).length > 6"
+    )  # the whole view is preloaded: no browser preloads again what failed once
     visit.context.set_offline(True)
     say(page, "Hello!")
     page.wait_for_selector(".notice.warn")
     visit.context.set_offline(False)
     page.wait_for_selector(".notice.warn", state="detached")
     answered(page)
-    page.wait_for_function(
-        "() => performance.getEntriesByType('resource').filter(({ name }) => name.includes('/engine/')).length > 6"
-    )  # the whole view: Firefox does not load a module again that failed once
     visit.context.set_offline(True)
     page.click("nav a:has-text('Engine')")
     expect(page.locator(".notices")).to_contain_text("cannot be reached")
