@@ -124,7 +124,7 @@ class Queue(Generic[W]):
 
     def candidates(self) -> Iterator[W]:
         """Iterate in placement order. The queue must not change meanwhile."""
-        lines, order = self.lines, self._order_without_priority if self._ignores_priority else self._order
+        lines, order = self.lines, self._order_without_priority if self.ignores_priority else self._order
         for key in sorted(lines, key=order) if len(lines) > 1 else lines:
             yield from lines[key]
 
@@ -139,14 +139,14 @@ class Queue(Generic[W]):
         return key[0] >= BACKGROUND_PRIORITY, self._counters.served(first.request.client), first.arrival
 
     @property
-    def _ignores_priority(self) -> bool:
+    def ignores_priority(self) -> bool:
         """Whether priority does not decide the next placement."""
         return self._n_bypasses >= MAX_BYPASSES - 1 and len({priority for priority, _ in self.lines}) > 1
 
     def place(self, one: W) -> None:
         """Remove `one`, which gets what it waited for."""
         lines, priorities = self.lines, {priority for priority, _ in self.lines}
-        ignored_priority = self._ignores_priority and one.request.priority > min(priorities)
+        ignored_priority = self.ignores_priority and one.request.priority > min(priorities)
         if len(priorities) < 2 or ignored_priority or one is lines[min(lines, key=self._order_without_priority)][0]:
             self._n_bypasses = 0
         else:

@@ -127,16 +127,22 @@ class ModelQueue:
                 if ticket.taken and ticket.request.priority < BACKGROUND_PRIORITY:
                     room[ticket.instance] -= ticket.request.n
             room[instance] = 0 if instance in self._closed else n_free
-            taken = []
+            taken: list[Ticket] = []
+            n_left, ignores_priority = n_free, self._waiting.ignores_priority
             for ticket in self._waiting.candidates():
                 preferred = ticket.instance
                 is_free = ticket.request.id_slot < 0 and room[preferred] <= 0
                 if ticket.cancelled or (room[instance] > 0 and (preferred == instance or is_free)):
                     taken.append(ticket)
                     room[instance] -= ticket.request.n
+                    n_left -= ticket.request.n
+                    if ignores_priority:
+                        break
                 else:
                     room[preferred] -= ticket.request.n
             self._take(taken, instance)
+        if taken and ignores_priority:  # of one placement only
+            return taken + self.take(instance, n_left)
         if taken and self._waiting:  # another instance may take what waits for this one
             self._wake()
         return taken

@@ -401,6 +401,8 @@ class Pool:
         entry = self._entries[self._names.exact(name).id]
         if self._fetcher is None or entry.spec.origin != "cache":
             raise InvalidRequest(f"model '{entry.id}' is not removable: it is not of the hub's cache", "model")
+        if entry.replacement_done is not None:
+            raise Unavailable(f"model '{entry.id}' is being unloaded; try again later", RETRY_AFTER_S)
         repository = name.removesuffix(LATEST)
         several = sorted(each for each in self._entries if each.startswith(f"{repository}:"))
         if entry.id != repository and len(several) > 1:

@@ -641,6 +641,8 @@ async def test_a_model_that_is_asked_for_while_it_is_removed_does_not_stay_in_me
         removing = asyncio.ensure_future(s.pool.remove("a"))
         await s.work()
         assert s.status("a") is DRAINING
+        with pytest.raises(Unavailable, match="is being unloaded"):
+            await s.pool.remove("a")
         late = asyncio.ensure_future(use())  # it waits for the end of the removal
         await s.work()
         held.release()

@@ -93,6 +93,24 @@ async def test_urgent_requests_that_are_taken_in_pairs_do_not_starve_the_rest() 
     assert patient.taken
 
 
+async def test_priority_is_ignored_for_one_request_of_those_that_are_taken_together() -> None:
+    desk = Desk(n_seq=4)
+
+    def ask(client: str, priority: int) -> Ticket:
+        wanted = request(client, client=client, priority=priority)
+        ticket = Ticket(wanted, lambda events: None, desk.now)
+        assert desk.queue.add(ticket)
+        return ticket
+
+    patient = [ask("patient", 10) for _ in range(4)]
+    for _ in range(MAX_BYPASSES - 1):
+        urgent = ask("urgent", 0)
+        desk.queue.counters.serve("urgent", 1.0)
+        assert desk.queue.take(0, 1) == [urgent]
+    urgents = [ask("urgent", 0) for _ in range(3)]
+    assert desk.queue.take(0, 4) == [patient[0], *urgents]
+
+
 async def test_who_names_an_instance_that_takes_no_more_is_its_own_or_refused() -> None:
     desk = Desk()
     bound, free = desk.ask("bound", id_slot=0), desk.ask("free")
