@@ -39,6 +39,19 @@ Probabilities = npt.NDArray[np.float64]
 Entry = partial(BatchEntry, n_outputs=1)
 
 
+def spy(monkeypatch: pytest.MonkeyPatch, name: str) -> list[tuple[tuple[Any, ...], Any]]:
+    """Record the arguments and results of a function of the library."""
+    function, calls = getattr(C, name), list[tuple[tuple[Any, ...], Any]]()
+
+    def recorded(*arguments: Any) -> Any:
+        found = function(*arguments)
+        calls.append((arguments, found))
+        return found
+
+    monkeypatch.setattr(C, name, recorded)
+    return calls
+
+
 def quantize(source: Path, target: Path, ftype: int) -> None:
     """Write a model with weights of another type. ``ftype``: of enum llama_ftype, 0 for F32."""
     start_backend()

@@ -19,8 +19,7 @@ from server.llama.sampling.graph import GraphSampling
 from server.llama.sampling.sampler import NativeSampler
 from server.pool.memory import HOST
 from tests.model.native_fixtures import F32, Entry, engine_on, load, open_runner
-from tests.support.ggufs import PLAIN, TinyModel, gguf_file
-from tests.support.ggufs.catalogue import HYBRID
+from tests.support.ggufs import HYBRID, PLAIN, TinyModel, gguf_file
 from tests.unit.engine.builders import Reply, run
 
 ENGINE = EngineParams(backend_sampling=True, check_integrity=True)

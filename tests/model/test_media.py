@@ -34,8 +34,7 @@ from server.pool.protocols import Weights
 from server.pool.spec import LoadParams, ModelSpec
 from tests.media_files import SOUNDS, media_file, pdf, png
 from tests.model.native_fixtures import F32, Entry, engine_on, failure, load, raw_logits
-from tests.support.ggufs import PLAIN, SLIDING_WINDOW, TinyModel, damaged, gguf_file, truncated
-from tests.support.ggufs.catalogue import MROPE
+from tests.support.ggufs import MROPE, PLAIN, SLIDING_WINDOW, TinyModel, damaged, gguf_file, truncated
 from tests.support.ggufs.projector import TinyProjector, projector_file
 from tests.support.real_server import EXACT, RealServer, llamapool
 from tests.unit.engine.builders import Reply, run

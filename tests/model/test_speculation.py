@@ -24,8 +24,7 @@ from server.llama.loader import LlamaLoader
 from server.llama.weights.model import LlamaWeights
 from server.pool.spec import DraftFile, LoadParams, ModelSpec
 from tests.model.native_fixtures import F32, prefill, raw_logits
-from tests.support.ggufs import PLAIN, TinyModel, gguf_file
-from tests.support.ggufs.catalogue import HYBRID, RECURRENT, SLIDING_WINDOW
+from tests.support.ggufs import HYBRID, PLAIN, RECURRENT, SLIDING_WINDOW, TinyModel, gguf_file
 from tests.support.real_server import ROOT
 from tests.unit.engine.builders import Reply, run
 from tests.unit.engine.speculate.fake_draft import Machine

@@ -144,21 +144,15 @@ def test_steps_of_other_threads_and_loads_of_adapters_do_not_disturb_each_other(
 class MallocInfo(ctypes.Structure):
     """`struct mallinfo2` of glibc."""
 
-    _fields_ = (
-        *((f"unused_{n}", ctypes.c_size_t) for n in range(4)),
-        ("hblkhd", ctypes.c_size_t),  # bytes in mapped blocks
-        *((f"unused_{n}", ctypes.c_size_t) for n in (5, 6)),
-        ("uordblks", ctypes.c_size_t),  # bytes in use in arenas
-        *((f"unused_{n}", ctypes.c_size_t) for n in (8, 9)),
-    )
+    _fields_ = (("words", ctypes.c_size_t * 10),)
 
 
 def allocated() -> int:
     """Bytes that `malloc` has given out. Unlike resident memory, this doesn't depend on fragmentation."""
     mallinfo2 = ctypes.CDLL(None).mallinfo2
     mallinfo2.restype = MallocInfo
-    info = mallinfo2()
-    return int(info.uordblks + info.hblkhd)
+    words = mallinfo2().words
+    return int(words[4] + words[7])  # in mapped blocks, and in use in arenas
 
 
 def write(path: Path, tensors: Tensors, describe: Callable[[GGUFWriter], None], arch: str = "llama") -> Path:
@@ -170,18 +164,9 @@ def write(path: Path, tensors: Tensors, describe: Callable[[GGUFWriter], None], 
     return path
 
 
-def as_lora(writer: GGUFWriter) -> None:
-    writer.add_type("adapter")
-    writer.add_string("adapter.type", "lora")
-    writer.add_float32("adapter.lora.alpha", 4.0)
-
-
 def pair(a: tuple[int, ...], b: tuple[int, ...], name: str = "blk.0.ffn_down.weight") -> Tensors:
     """numpy's shapes, the row's length last."""
     return {f"{name}.lora_a": np.ones(a, np.float32), f"{name}.lora_b": np.ones(b, np.float32)}
-
-
-GOOD = pair((4, N_FF), (N_EMBD, 4))
 
 
 def _lora_with(**values: tuple[str, Any]) -> Callable[[GGUFWriter], None]:
@@ -197,6 +182,8 @@ def _lora_with(**values: tuple[str, Any]) -> Callable[[GGUFWriter], None]:
     return describe
 
 
+as_lora = _lora_with()
+GOOD = pair((4, N_FF), (N_EMBD, 4))
 INTEGERS: Tensors = {name: np.ones(array.shape, np.int32) for name, array in GOOD.items()}
 BROKEN: dict[str, tuple[Tensors, Callable[[GGUFWriter], None], str]] = {
     "a model": (GOOD, lambda writer: None, "is no LoRA adapter (general.type is '', adapter.type '')"),

@@ -2,6 +2,7 @@
 
 import ctypes
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,12 @@ from server.errors import ConfigError, ModelFailed
 from server.llama import fit as measure
 from server.llama.context.runner import LlamaRunner
 from server.llama.devices import add_remote_devices
-from server.llama.library import C
 from server.llama.loader import LlamaLoader
 from server.llama.weights import params as loading
 from server.pool.memory import HOST, Footprint, held, totals
 from server.pool.protocols import Weights
 from server.pool.spec import DraftFile, LoadParams, ModelSpec, ScaledFile
-from tests.model.native_fixtures import F32, Entry, engine_on, load, open_runner, quantize, raw_logits
+from tests.model.native_fixtures import F32, Entry, engine_on, load, open_runner, quantize, raw_logits, spy
 from tests.support.ggufs import MODELS, TinyModel, gguf_file, truncated
 from tests.unit.engine.builders import request, run
 
@@ -223,22 +223,7 @@ def test_where_tensors_are_split_nothing_is_measured(tiny_path: Path) -> None:
     assert LlamaLoader().least(spec_of(tiny_path, split_mode="tensor")) == {}
 
 
-NATIVE = LoadParams(n_ctx=1024, n_parallel=2, n_threads=1, warmup=False)
 Names = tuple[str, ...]
-
-
-@pytest.fixture
-def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The files that the library opens."""
-    opened: list[str] = []
-    load_file = C.llama_model_load_from_file
-
-    def count(path: bytes, params: ctypes.Structure) -> object:
-        opened.append(Path(path.decode()).name)
-        return load_file(path, params)
-
-    monkeypatch.setattr(C, "llama_model_load_from_file", count)
-    return opened
 
 
 @pytest.fixture
@@ -254,10 +239,10 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Names]:
     return seen
 
 
-def load_on(path: Path, *sets: Names | None, draft: DraftFile | None = None) -> Weights:
-    native = LoadParams(n_ctx=1024, n_parallel=2, n_threads=1, warmup=False, instances=len(sets), devices=sets)
+def load_on(path: Path, *sets: Names | None, draft: DraftFile | None = None, **native: Any) -> Weights:
+    spec = spec_of(path, n_ctx=1024, n_parallel=2, instances=len(sets), devices=sets, **native)
     params = EngineParams(spec_type="draft-simple") if draft else EngineParams()
-    return LlamaLoader().load(ModelSpec("tiny", path, native=native, draft=draft, engine=params), lambda _: True)
+    return LlamaLoader().load(replace(spec, draft=draft, engine=params), lambda _: True)
 
 
 def test_machines_elsewhere_need_a_library_that_can_reach_them() -> None:
@@ -272,18 +257,28 @@ def test_a_device_that_cannot_be_is_named(tiny_path: Path, name: str, problem: s
 
 
 async def test_instances_on_different_sets_answer_alike_from_weights_of_their_own(
-    tiny_path: Path, loads: list[str], asked: list[Names]
+    tiny_path: Path, asked: list[Names], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    weights = load_on(tiny_path, ("A",), ("B", "C"))
-    assert (loads, asked) == ([tiny_path.name] * 2, [("A",), ("B", "C")])
-    async with engine_on(weights, EngineParams(), 2) as engine:
-        replies = await run(engine, *(request("the quick brown fox", id_slot=i) for i in range(4)))
-    assert [reply.error for reply in replies] == [None] * 4
+    loads = spy(monkeypatch, "llama_model_load_from_file")
+    weights = load_on(tiny_path, ("B", "C"), ("A",), ("B", "C"), embedding=True, pooling="mean")
+    assert (len(loads), asked) == (2, [("B", "C"), ("A",)])
+    makes: list[Callable[[], Any]] = [weights.runner, weights.embedding_runner]
+    for make in makes:
+        runners = [make() for _ in range(3)]
+        assert runners[0].vocab is runners[2].vocab is not runners[1].vocab
+        for runner in runners:
+            runner.close()
+    async with engine_on(weights, EngineParams(), 3) as engine:
+        replies = await run(engine, *(request("the quick brown fox", id_slot=i) for i in range(6)))
+    assert [reply.error for reply in replies] == [None] * 6
     assert len({reply.text for reply in replies}) == 1
 
 
-def test_a_draft_model_is_loaded_where_its_target_is(tiny_path: Path, loads: list[str], asked: list[Names]) -> None:
-    weights = load_on(tiny_path, ("A",), ("B",), draft=DraftFile(tiny_path, NATIVE))
+def test_a_draft_model_is_loaded_where_its_target_is(
+    tiny_path: Path, asked: list[Names], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loads = spy(monkeypatch, "llama_model_load_from_file")
+    weights = load_on(tiny_path, ("A",), ("B",), draft=DraftFile(tiny_path, LoadParams(n_threads=1)))
     assert (len(loads), asked) == (4, [("A",), ("A",), ("B",), ("B",)])
     runners = [weights.runner(), weights.runner()]
     assert all(runner.draft is not None for runner in runners)
@@ -292,21 +287,8 @@ def test_a_draft_model_is_loaded_where_its_target_is(tiny_path: Path, loads: lis
     weights.close()
 
 
-def test_a_second_load_that_fails_leaves_nothing_of_the_first(
-    tiny_path: Path, asked: list[Names], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[object] = []
-    freed: list[object] = []
-    load_file, free = C.llama_model_load_from_file, C.llama_model_free
-
-    def fail_second(path: bytes, params: ctypes.Structure) -> object:
-        if made:
-            return None
-        made.append(load_file(path, params))
-        return made[0]
-
-    monkeypatch.setattr(C, "llama_model_load_from_file", fail_second)
-    monkeypatch.setattr(C, "llama_model_free", lambda model: (freed.append(model), free(model))[1])  # type: ignore[func-returns-value]
-    with pytest.raises(ModelFailed, match="gave no reason"):
-        load_on(tiny_path, ("A",), ("B",))
-    assert freed == made != []
+def test_a_second_load_that_fails_leaves_nothing_of_the_first(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, freed = spy(monkeypatch, "llama_model_load_from_file"), spy(monkeypatch, "llama_model_free")
+    with pytest.raises(ModelFailed, match="'CUDA77' is no device"):
+        load_on(tiny_path, (), ("CUDA77",))
+    assert [arguments[0] for arguments, _ in freed] == [model for _, model in made] != []

@@ -9,7 +9,7 @@ from server.llama.weights.params import override_array, overrides
 from server.options.values import metadata_override, tensor_override
 from server.pool.spec import LoadParams, MetadataOverride, TensorOverride
 from tests.model.native_fixtures import failure, generate, load, open_runner, prompt_tokens
-from tests.support.ggufs import EXPERTS, gguf_file
+from tests.support.ggufs import BERT, EXPERTS, HYBRID, SLIDING_WINDOW, gguf_file
 
 
 def metadata(*texts: str) -> tuple[MetadataOverride, ...]:
@@ -120,12 +120,19 @@ def test_metadata_overrules_the_file(tiny_path: Path) -> None:
         ("llama.nextn_predict_layers=int:3", "llama.nextn_predict_layers is 3, outside 0 to 2"),
         ("llama.nextn_predict_layers=int:-1", "llama.nextn_predict_layers is -1, outside 0 to 2"),
         ("llama.rope.scaling.type=str:yarm", "llama.rope.scaling.type is 'yarm', none of none, linear, yarn, longrope"),
+        ("bert.embedding_length_out=int:128", "embedding_length_out is 128, more than the 64 values of an embedding"),
+        ("gemma3.rope.dimension_count_swa=int:0", "gemma3.rope.dimension_count_swa is 0, outside 2 to 16"),
+        ("gemma3.rope.dimension_count_swa=int:7", "gemma3.rope.dimension_count_swa is odd"),
+        ("gemma3.rope.dimension_count_swa=int:18", "gemma3.rope.dimension_count_swa is 18, outside 2 to 16"),
+        ("jamba.attention.head_count=int:255", "so many heads of 16 are not the embedding's 64"),
+        ("jamba.attention.key_length=int:255", "jamba.attention.head_count is 4: so many heads of 255 are not the"),
     ],
 )
 def test_values_that_would_be_ignored_or_end_the_process_are_refused(
     gguf_folder: Path, text: str, problem: str
 ) -> None:
-    assert problem in failure(gguf_file(gguf_folder, EXPERTS), metadata_overrides=metadata(text))
+    model = {"bert": BERT, "gemma3": SLIDING_WINDOW, "jamba": HYBRID}.get(text.partition(".")[0], EXPERTS)
+    assert problem in failure(gguf_file(gguf_folder, model), metadata_overrides=metadata(text))
 
 
 def test_a_file_that_does_not_say_how_many_experts_are_used_is_refused(gguf_folder: Path, tmp_path: Path) -> None:

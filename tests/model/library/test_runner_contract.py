@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.model.native_fixtures import GREEDY, PROMPT, Entry
+from tests.model.native_fixtures import GREEDY, Entry, generate, prompt_tokens
 from tests.support.fakes import FakeRunner
 
 RunnerOf = Callable[..., AbstractContextManager[Any]]
@@ -36,38 +36,22 @@ def open_(request: pytest.FixtureRequest) -> RunnerOf:
 both_layouts = pytest.mark.parametrize("unified", [False, True])
 
 
-def prompt_of(runner: Any) -> list[int]:
-    tokens: list[int] = runner.vocab.tokenize(PROMPT, add_special=True, parse_special=False)
-    return tokens
-
-
 def first_token(runner: Any, tokens: list[int]) -> int:
     """Return the greedy token of output 0 of the last decode."""
     token: int = runner.sample(0, runner.sampler(GREEDY, tokens))
     return token
 
 
-def generate(runner: Any, tokens: list[int], n: int, seq: int = 0) -> list[int]:
-    """Return `n` greedy tokens after `tokens`, which are prefilled into the emptied `seq`."""
-    assert runner.seq_remove(seq, 0)
-    assert runner.decode([Entry(seq, 0, tokens)])
-    out = [first_token(runner, tokens)]
-    while len(out) < n:
-        assert runner.decode([Entry(seq, len(tokens) + len(out) - 1, out[-1:])])
-        out.append(first_token(runner, tokens))
-    return out
-
-
 @both_layouts
 def test_the_same_prompt_gives_the_same_tokens_in_any_sequence(open_: RunnerOf, unified: bool) -> None:
     with open_(unified=unified) as runner:
-        tokens = prompt_of(runner)
+        tokens = prompt_tokens(runner.vocab)
         assert generate(runner, tokens, 20) == generate(runner, tokens, 20) == generate(runner, tokens, 20, seq=3)
 
 
 def test_a_prompt_in_chunks_gives_the_same_next_token(open_: RunnerOf) -> None:
     with open_() as runner:
-        tokens = prompt_of(runner)
+        tokens = prompt_tokens(runner.vocab)
         [expected] = generate(runner, tokens, 1)
         for start in range(0, len(tokens), 3):
             assert runner.decode([Entry(1, start, tokens[start : start + 3])])
@@ -76,9 +60,9 @@ def test_a_prompt_in_chunks_gives_the_same_next_token(open_: RunnerOf) -> None:
 
 def test_sequences_of_one_batch_do_not_see_each_other(open_: RunnerOf) -> None:
     with open_() as runner:
-        tokens = prompt_of(runner)
+        tokens = prompt_tokens(runner.vocab)
         prompts = [tokens, *(tokens[: 3 + i] for i in range(3))]
-        expected = [generate(runner, prompt, 1, seq)[0] for seq, prompt in enumerate(prompts)]
+        expected = [generate(runner, prompt, 1, seq=seq)[0] for seq, prompt in enumerate(prompts)]
         for seq in range(4):
             assert runner.seq_remove(seq, 0)
         assert runner.decode([Entry(seq, 0, prompt) for seq, prompt in enumerate(prompts)])
@@ -89,7 +73,7 @@ def test_sequences_of_one_batch_do_not_see_each_other(open_: RunnerOf) -> None:
 @both_layouts
 def test_a_copied_sequence_continues_like_a_fresh_prefill(open_: RunnerOf, unified: bool) -> None:
     with open_(unified=unified) as runner:
-        tokens = prompt_of(runner)
+        tokens = prompt_tokens(runner.vocab)
         [expected] = generate(runner, tokens, 1)
         assert runner.seq_remove(0, len(tokens) - 2)
         runner.seq_copy(0, 2)
@@ -100,7 +84,7 @@ def test_a_copied_sequence_continues_like_a_fresh_prefill(open_: RunnerOf, unifi
 
 def test_a_removed_tail_can_be_written_again(open_: RunnerOf) -> None:
     with open_() as runner:
-        tokens = prompt_of(runner)
+        tokens = prompt_tokens(runner.vocab)
         expected = generate(runner, tokens, 8)
         assert runner.seq_remove(0, len(tokens) - 3)
         assert runner.decode([Entry(0, len(tokens) - 3, tokens[-3:])])
@@ -117,7 +101,7 @@ def test_removing_past_the_end_changes_nothing(open_: RunnerOf) -> None:
 @both_layouts
 def test_a_saved_sequence_continues_in_another_one(open_: RunnerOf, unified: bool) -> None:
     with open_(unified=unified) as runner:
-        tokens = prompt_of(runner)
+        tokens = prompt_tokens(runner.vocab)
         [expected] = generate(runner, tokens, 1, seq=1)
         assert runner.seq_remove(1, len(tokens) - 1)
         state = runner.seq_save(1)

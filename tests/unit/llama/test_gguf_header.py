@@ -14,7 +14,7 @@ from server.errors import ModelFailed
 from server.llama.files.gguf_header import BrokenFileError, GgufHeader, read_header
 from server.llama.files.model_file import check_files
 from server.llama.files.roles import Roles, pooling_of, roles
-from server.pool.spec import LoadParams, MetadataOverride
+from server.pool.spec import LoadParams
 from tests.support.ggufs import TinyModel, damaged, gguf_file
 
 
@@ -78,15 +78,6 @@ def test_a_vocabulary_with_twins_is_refused(good: Path, changed: bytes) -> None:
             read_header(file)
     else:
         assert read_header(file).lengths["tokenizer.ggml.tokens"] == 300
-
-
-@pytest.mark.parametrize(("key", "value"), [("head_count", 255), ("key_length", 255)])
-def test_heads_that_do_not_make_up_an_embedding_are_refused(folder: Path, key: str, value: int) -> None:
-    """The library would end the process while it builds a graph."""
-    path = gguf_file(folder, TinyModel(arch="jamba"))
-    check_files("m", path)
-    with pytest.raises(ModelFailed, match=r"jamba.attention.head_count is .* are not the embedding's 64"):
-        check_files("m", path, [MetadataOverride(f"jamba.attention.{key}", value)])
 
 
 def test_states_of_another_width_than_the_library_takes_are_refused(folder: Path) -> None:

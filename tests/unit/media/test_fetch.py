@@ -5,6 +5,7 @@ import ipaddress
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import httpcore2
 import pytest
@@ -94,12 +95,14 @@ async def test_what_was_resolved_is_what_is_connected_to() -> None:
         resolved.append(host)
         return [OUTER] if len(resolved) == 1 else ["127.0.0.1"]  # a name that leads elsewhere the next time
 
-    backend = Recording(b"HTTP/1.1 200 OK\r\nContent-Length: 7\r\n\r\npicture")
-    found = await MediaFetcher(ANYWHERE, resolve=resolve, backend=backend).fetch("http://example.com:8080/a b?c=ä")
+    asked: list[bytes] = []
+    async with site(ok(b"picture"), asked) as port:
+        backend = Recording(port)
+        found = await MediaFetcher(ANYWHERE, resolve=resolve, backend=backend).fetch("http://example.com:8080/a b?c=ä")
     assert found == b"picture"
     assert resolved == ["example.com"]
     assert backend.connected == [(OUTER, 8080)]
-    assert backend.sent.startswith(b"GET /a%20b?c=%C3%A4 HTTP/1.1\r\nHost: example.com:8080\r\n")
+    assert asked[0].startswith(b"GET /a%20b?c=%C3%A4 HTTP/1.1\r\nHost: example.com:8080\r\n")
 
 
 async def test_a_redirect_is_followed_and_checked_like_the_first_address() -> None:
@@ -167,15 +170,17 @@ async def test_files_are_read_below_the_folder_alone(tmp_path: Path) -> None:
 
 
 @asynccontextmanager
-async def site(reply: bytes | None) -> AsyncIterator[int]:
-    """A server on this machine, by its port; None says nothing."""
+async def site(reply: bytes | None, asked: list[bytes] | None = None) -> AsyncIterator[int]:
+    """A server on this machine, by its port; None says nothing. ``asked`` gets the requests."""
     over = asyncio.Event()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if reply is None:
             await over.wait()
         else:
-            await reader.readuntil(b"\r\n\r\n")
+            request = await reader.readuntil(b"\r\n\r\n")
+            if asked is not None:
+                asked.append(request)
             writer.write(reply)
         writer.close()
 
@@ -195,45 +200,16 @@ def leading_to(addresses: Sequence[str]) -> Callable[[str, int], "asyncio.Future
 
 
 def fetcher(sites: AllowedHosts, addresses: Sequence[str] = (OUTER,)) -> MediaFetcher:
-    return MediaFetcher(sites, resolve=leading_to(addresses), backend=Recording(b""))
+    return MediaFetcher(sites, resolve=leading_to(addresses), backend=Recording(0))
 
 
-class Recording(httpcore2.AsyncNetworkBackend):
-    """Connects to nothing and keeps what it was asked for."""
+class Recording(httpcore2.AnyIOBackend):
+    """Records where connections should lead, and connects to a port of this machine."""
 
-    def __init__(self, reply: bytes) -> None:
-        self.reply = reply
+    def __init__(self, port: int) -> None:
+        self._port = port
         self.connected: list[tuple[str, int]] = []
-        self.tls_names: list[str | None] = []
-        self.sent = b""
 
-    async def connect_tcp(self, host: str, port: int, *_: object, **__: object) -> httpcore2.AsyncNetworkStream:
+    async def connect_tcp(self, host: str, port: int, *args: Any, **options: Any) -> httpcore2.AsyncNetworkStream:
         self.connected.append((host, port))
-        return _Stream(self)
-
-
-class _Stream(httpcore2.AsyncNetworkStream):
-    def __init__(self, backend: Recording) -> None:
-        self._backend, self._left = backend, backend.reply
-
-    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ASYNC109
-        found, self._left = self._left, b""
-        return found
-
-    async def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ASYNC109
-        self._backend.sent += buffer
-
-    async def aclose(self) -> None:
-        pass
-
-    async def start_tls(
-        self,
-        ssl_context: object,
-        server_hostname: str | None = None,
-        timeout: float | None = None,  # noqa: ASYNC109
-    ) -> "_Stream":
-        self._backend.tls_names.append(server_hostname)
-        return self
-
-    def get_extra_info(self, info: str) -> object:
-        return None
+        return await super().connect_tcp("127.0.0.1", self._port, *args, **options)
