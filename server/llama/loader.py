@@ -20,33 +20,10 @@ from server.llama.weights.native import NativeModels
 from server.llama.weights.params import check_computable, model_params
 from server.media.bitmap import BitmapKind
 from server.pool.memory import Fit, Footprint, Memory, added
-from server.pool.protocols import MediaReader, ModelInfo, Weights
+from server.pool.protocols import ModelInfo, Weights
 from server.pool.spec import DraftFile, LoadParams, ModelSpec
-from server.vocab import Vocab
 
 OnProgress = Callable[[float], bool]
-LoadOne = Callable[[ModelSpec, OnProgress, Weights | None], Weights]
-
-
-def load_by_devices(spec: ModelSpec, load_one: LoadOne, progress: OnProgress) -> Weights:
-    """Load once per distinct set of ``spec.native.devices``. `load_one` gets a specification with one set. Loads run
-    one after the other and report equal shares of the progress. Raises what a load raises, after freeing earlier
-    loads.
-    """
-    wanted = spec.native.devices
-    distinct = list(dict.fromkeys(wanted))
-    with contextlib.ExitStack() as undo:
-        loaded: list[Weights] = []
-        for i, devices in enumerate(distinct):
-            one = replace(spec, native=replace(spec.native, devices=(devices,)))
-            loaded.append(load_one(one, _share(progress, i, len(distinct)), loaded[0] if loaded else None))
-            undo.callback(loaded[-1].close)
-        undo.pop_all()
-    return loaded[0] if len(loaded) == 1 else WeightsByInstance(loaded, [distinct.index(some) for some in wanted])
-
-
-def _share(progress: OnProgress, part: int, n_parts: int) -> OnProgress:
-    return lambda fraction: progress((part + fraction) / n_parts)
 
 
 class WeightsByInstance:
@@ -56,20 +33,9 @@ class WeightsByInstance:
 
     def __init__(self, loaded: Sequence[Weights], places: Sequence[int]) -> None:
         self._loaded = loaded
+        self.info, self.vocab, self.media = loaded[0].info, loaded[0].vocab, loaded[0].media
         by_instance = [loaded[place] for place in places]
         self._runners, self._embedders = cycle(by_instance), cycle(by_instance)
-
-    @property
-    def info(self) -> ModelInfo:
-        return self._loaded[0].info
-
-    @property
-    def vocab(self) -> Vocab:
-        return self._loaded[0].vocab
-
-    @property
-    def media(self) -> MediaReader | None:
-        return self._loaded[0].media
 
     def runner(self) -> Runner:
         """Return the next instance's context, over the weights on its devices; blocking. Raises `ModelFailed`."""
@@ -90,6 +56,10 @@ class WeightsByInstance:
                 stack.callback(weights.close)
 
 
+def _share(progress: OnProgress, part: int, n_parts: int) -> OnProgress:
+    return lambda fraction: progress((part + fraction) / n_parts)
+
+
 class LlamaLoader:
     """`server.pool.protocols.Loader` over the native library. Entries that load the same file in the same way share the
     weights.
@@ -99,12 +69,23 @@ class LlamaLoader:
         self._models = NativeModels()
 
     def load(self, spec: ModelSpec, progress: OnProgress) -> Weights:
-        """Blocking; several models may be loaded at the same time, each in its own thread.
+        """Blocking; several models may be loaded at the same time, each in its own thread. Weights are loaded once per
+        distinct set of devices, one after the other, and report equal shares of the progress.
 
         Raises `ModelFailed` with the reason: a missing, broken or truncated file, an unsupported architecture,
         too little memory, or a load that `progress` stopped by returning False.
         """
-        return load_by_devices(bound(spec), self._load, progress)
+        spec = bound(spec)
+        wanted = spec.native.devices
+        distinct = list(dict.fromkeys(wanted))
+        with contextlib.ExitStack() as undo:
+            loaded: list[LlamaWeights] = []
+            for i, devices in enumerate(distinct):
+                one = replace(spec, native=replace(spec.native, devices=(devices,)))
+                loaded.append(self._load(one, _share(progress, i, len(distinct)), loaded[0] if loaded else None))
+                undo.callback(loaded[-1].close)
+            undo.pop_all()
+        return loaded[0] if len(loaded) == 1 else WeightsByInstance(loaded, [distinct.index(some) for some in wanted])
 
     def fit(self, spec: ModelSpec, granted: Mapping[str, int] | None = None) -> Fit:
         """Blocking: a read of the header and the vocabulary, or a few. Raises `ModelFailed`."""
@@ -115,7 +96,7 @@ class LlamaLoader:
         """Return whether all of these weights are loaded."""
         return all(self._models.holds(files, replace(native, devices=(devices,))) for devices in set(native.devices))
 
-    def _load(self, spec: ModelSpec, progress: OnProgress, first: Weights | None) -> LlamaWeights:
+    def _load(self, spec: ModelSpec, progress: OnProgress, first: LlamaWeights | None) -> LlamaWeights:
         """Load on the first set of devices. The `first` load's projector serves the other sets, too."""
         files = check_files(spec.id, spec.path, spec.native.metadata_overrides)
         if spec.native.mtp:
@@ -125,8 +106,7 @@ class LlamaLoader:
         try:
             if spec.draft is not None and roles(files.header, spec.native).generates:
                 draft = _draft(spec.id, spec.draft, spec.native, native.loaded, progress)
-            projector = first.media if isinstance(first, LlamaWeights) else None
-            return LlamaWeights(native, self._models.close, spec, draft, projector)
+            return LlamaWeights(native, self._models.close, spec, draft, first.media if first is not None else None)
         except BaseException:
             if draft is not None:
                 draft.close()

@@ -1,20 +1,14 @@
-"""The version of the library, builds whose backends are libraries of their own, and the devices that models name."""
+"""The version of the library, and builds whose backends are libraries of their own."""
 
 import ctypes
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from importlib.metadata import requires
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from server.errors import ConfigError, InternalError, ModelFailed
+from server.errors import ConfigError, InternalError
 from server.llama import LIBRARY_VERSION, check_version
 from server.llama.library import load_backends
-from server.llama.loader import load_by_devices
-from server.pool.protocols import Weights
-from server.pool.spec import LoadParams, ModelSpec
 
 
 def test_only_the_pinned_version_of_the_library_is_used() -> None:
@@ -36,93 +30,24 @@ class _Library:
         self.searched: list[bytes] = []
 
     def __getitem__(self, name: str) -> Any:
-        functions: dict[str, Any] = {
-            "ggml_backend_reg_count": self._count,
-            "ggml_backend_load_all_from_path": self._load,
-        }
+        def load(folder: bytes) -> None:
+            self.searched.append(folder)
+            self.count = self.after
 
-        def function(*args: Any) -> Any:
-            return functions[name](*args)
-
-        return function
-
-    def _count(self) -> int:
-        return self.count
-
-    def _load(self, folder: bytes) -> None:
-        self.searched.append(folder)
-        self.count = self.after
+        functions: dict[str, Any] = {"ggml_backend_reg_count": lambda: self.count}
+        return functions.get(name, load)
 
 
-def test_backends_are_loaded_from_the_folder_of_the_bindings() -> None:
-    library = _Library(0, 1)
-    load_backends(cast(ctypes.CDLL, library))
-    load_backends(cast(ctypes.CDLL, library))
-    assert library.searched == [b"/somewhere/llama_cpp/lib"]
-
-
-def test_a_build_that_contains_its_backends_searches_nowhere() -> None:
-    library = _Library(2, 0)
-    load_backends(cast(ctypes.CDLL, library))
-    assert library.searched == []
+@pytest.mark.parametrize(("before", "searched"), [(0, [b"/somewhere/llama_cpp/lib"]), (2, [])])
+def test_backends_that_are_not_built_in_are_loaded_once_from_the_folder_of_the_bindings(
+    before: int, searched: list[bytes]
+) -> None:
+    library = _Library(before, 1)
+    for _ in range(2):
+        load_backends(cast(ctypes.CDLL, library))
+    assert library.searched == searched
 
 
 def test_no_backend_is_an_error_that_names_the_folder() -> None:
     with pytest.raises(InternalError, match="/somewhere/llama_cpp/lib contains no backend"):
         load_backends(cast(ctypes.CDLL, _Library(0, 0)))
-
-
-Devices = tuple[str, ...] | None
-
-
-@dataclass
-class FakeWeights:
-    """Says in its contexts on what it was loaded."""
-
-    devices: Devices
-    closed: bool = False
-
-    def runner(self) -> Any:
-        return "generates", self.devices
-
-    def embedding_runner(self) -> Any:
-        return "embeds", self.devices
-
-    def close(self) -> None:
-        self.closed = True
-
-
-@dataclass
-class FakeLoads:
-    """Counts loads; the one with number `failing` fails."""
-
-    failing: int = -1
-    made: list[FakeWeights] = field(default_factory=list)
-
-    def __call__(self, spec: ModelSpec, progress: Callable[[float], bool], _first: object = None) -> Weights:
-        (devices,) = spec.native.devices
-        for fraction in (0.0, 0.5, 1.0):
-            if not progress(fraction):
-                raise ModelFailed(spec.id, "the load was stopped")
-        if len(self.made) == self.failing:
-            raise ModelFailed(spec.id, "no memory left")
-        self.made.append(FakeWeights(devices))
-        return cast(Weights, self.made[-1])
-
-
-def spec(*devices: Devices) -> ModelSpec:
-    return ModelSpec("m", Path("m.gguf"), native=LoadParams(instances=len(devices), devices=devices))
-
-
-def test_each_distinct_set_is_loaded_once_and_its_instances_get_their_contexts_there() -> None:
-    loads = FakeLoads()
-    weights: Any = load_by_devices(spec(("B",), ("A",), ("B",), ()), loads, lambda _: True)
-    assert [made.devices for made in loads.made] == [("B",), ("A",), ()]
-    assert [weights.runner() for _ in range(4)] == [("generates", d) for d in (("B",), ("A",), ("B",), ())]
-    assert [weights.embedding_runner() for _ in range(2)] == [("embeds", d) for d in (("B",), ("A",))]
-
-
-def test_closing_frees_every_load() -> None:
-    loads = FakeLoads()
-    load_by_devices(spec(("A",), ("B",)), loads, lambda _: True).close()
-    assert [made.closed for made in loads.made] == [True, True]
