@@ -1,5 +1,5 @@
 """Decodes images with the library (libmtmd, which contains stb_image), so a model receives the same pixels as in
-llama-server. For the processes of `server.media.decode`.
+llama-server, and audio. For the processes of `server.media.decode`.
 """
 
 import ctypes
@@ -8,8 +8,9 @@ from typing import Any
 import llama_cpp.llama_cpp as _llama
 import llama_cpp.mtmd_cpp as _bindings
 
-from server.media.decode import decoding
 from server.media.header import Unreadable
+from server.media.messages import IMAGE, Json, answering
+from server.media.sound import samples
 from server.sandbox.worker import Answer
 
 _mtmd: Any = _bindings
@@ -17,12 +18,21 @@ _silence = _llama.llama_log_callback(lambda level, text, data: None)  # what is 
 
 
 def answerer() -> Answer:
-    """Return the function that decodes in a sandbox process."""
+    """Return the request handler of a decoder process."""
     _mtmd.mtmd_helper_log_set(_silence, None)
-    return decoding(pixels)
+    return answering(_decoded)
 
 
-def pixels(data: bytes) -> tuple[int, int, bytes]:
+def _decoded(what: bytes, wanted: Json, data: bytes) -> tuple[Json, bytes]:
+    if what == IMAGE:
+        width, height, found = _pixels(data)
+    else:
+        found = samples(data, wanted["form"], wanted["rate"], wanted["seconds"])
+        width, height = len(found) // 4, 1
+    return {"width": width, "height": height}, found
+
+
+def _pixels(data: bytes) -> tuple[int, int, bytes]:
     """Width, height, and red, green and blue of each pixel. Raises `Unreadable`."""
     found = _mtmd.mtmd_helper_bitmap_init_from_buf_wrapper(
         None,

@@ -6,10 +6,11 @@ If a decoder crashes, hangs or exceeds its time limit, only that file fails.
 import hashlib
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cache
 from importlib.util import find_spec
+from itertools import count
 from typing import Any, TypeAlias
 
 from server.errors import InvalidRequest
@@ -28,12 +29,10 @@ from server.media.document import (
     unsupported,
 )
 from server.media.header import MediaHeader, Unreadable, read_header
-from server.media.messages import Json, answering, ask
+from server.media.messages import KINDS, ask
 from server.sandbox.process import Process, Processes, WorkLimits
-from server.sandbox.worker import Answer
 from server.vocab import PlainText
 
-IMAGE, AUDIO, VIDEO = b"i", b"a", b"v"
 _PHOTOS, _VIDEOS, _DOCUMENTS = "pictures", "video", "documents"
 _EXTRAS = {
     **dict.fromkeys(("WebP", "AVIF", "HEIC"), _PHOTOS),
@@ -45,8 +44,6 @@ MAX_KNOWN, MAX_KNOWN_CHARS = 4096, 64 << 20
 """Files that are remembered: the sizes of media, some 500 bytes each, and the text of documents."""
 DOCUMENT_MEMORY_BYTES = 1 << 30
 """For parsing one PDF or HTML page."""
-Pixels: TypeAlias = Callable[[bytes], tuple[int, int, bytes]]
-"""Returns width, height, and red, green and blue of each pixel of an image. Raises `Unreadable`."""
 _Key: TypeAlias = tuple[str, str, int, DocumentHints | None]  # scope, SHA-256, sample rate
 
 
@@ -66,7 +63,7 @@ class DecodeOptions:
 class Decoder:
     """Decodes files. Methods block and are thread-safe.
 
-    ``answerer``: name of the function that creates a process's request handler from an image decoder.
+    ``answerer``: name of the function that creates the request handler of a process for images and audio.
     """
 
     def __init__(
@@ -102,11 +99,10 @@ class Decoder:
         key = (scope or "", hashlib.sha256(data).hexdigest(), sample_rate, document)
         known = self._known.get(key) if scope is not None else None
         if known is not None:
-            again = _Again(lambda: self._again(data, sample_rate, document), len(bitmaps_of(known)))
-            return _with(known, iter(again))
+            return _without_data(known, cache(lambda: self._again(data, sample_rate, document)))
         found = self._decoded(data, sample_rate, key[1], document)
         if scope is not None:
-            self._known.add(key, _with(found, None))
+            self._known.add(key, _without_data(found))
         return found
 
     def _again(self, data: bytes, sample_rate: int, document: DocumentHints | None) -> list[bytes]:
@@ -189,8 +185,7 @@ class Decoder:
                 f"(pip install 'llamapool[{extra}]'); send PNG, JPEG, GIF or BMP, WAV, MP3 or FLAC"
             )
         wanted = {**asdict(options), "form": header.form, "rate": sample_rate}
-        what = {"image": IMAGE, "audio": AUDIO, "video": VIDEO}[header.kind]
-        found, content = ask(self._processes[extra], what, wanted, data, f"decoding this {header.form}")
+        found, content = ask(self._processes[extra], KINDS[header.kind], wanted, data, f"decoding this {header.form}")
         if header.kind == "video":
             return _video(options, found, content, name)
         return Bitmap(header.kind, found["width"], found["height"], content, name)
@@ -248,37 +243,17 @@ def _n_chars(found: Decoded) -> int:
     return sum(len(part) for part in found.parts if isinstance(part, str))
 
 
-class _Again:
-    """The data of a file's bitmaps in order. The file is decoded once, when the first of them is requested."""
+def _without_data(found: Decoded, again: Callable[[], list[bytes]] | None = None) -> Decoded:
+    """Return `found` without its data, and with functions that take it from `again`."""
+    numbers = count()
 
-    def __init__(self, decode: Callable[[], list[bytes]], n: int) -> None:
-        self._decode, self._n = decode, n
-        self._lock = threading.Lock()
-        self._found: list[bytes] | None = None
+    def stripped(part: Bitmap) -> Bitmap:
+        i = next(numbers)
+        return replace(part, data=b"", again=again and (lambda: again()[i]))
 
-    def __iter__(self) -> Iterator[Callable[[], bytes]]:
-        return (partial(self._data, i) for i in range(self._n))
-
-    def _data(self, i: int) -> bytes:
-        with self._lock:
-            if self._found is None:
-                self._found = self._decode()
-            if len(self._found) != self._n:
-                raise InvalidRequest("a media file changed while the request was waiting")
-            return self._found[i]
-
-
-def _with(found: Decoded, again: Iterator[Callable[[], bytes]] | None) -> Decoded:
-    """Return `found` without its data, with a function that loads it."""
-    parts = tuple(
-        part if isinstance(part, str) else replace(part, data=b"", again=None if again is None else next(again))
-        for part in found.parts
-    )
-    if not isinstance(found, Bitmap):
-        return replace(found, parts=parts)
-    (bitmap,) = parts
-    assert isinstance(bitmap, Bitmap)
-    return bitmap
+    if isinstance(found, Bitmap):
+        return stripped(found)
+    return replace(found, parts=tuple(part if isinstance(part, str) else stripped(part) for part in found.parts))
 
 
 def _video(options: DecodeOptions, found: dict[str, Any], frames: bytes, name: str) -> Video:
@@ -299,18 +274,3 @@ def _video(options: DecodeOptions, found: dict[str, Any], frames: bytes, name: s
             parts.append(f"[{minutes}m{ms / 1000 - 60 * minutes:.2f}s]")
             next_ms += options.stamp_ms
     return Video(tuple(parts), found["has_audio"])
-
-
-def decoding(pixels: Pixels) -> Answer:
-    """Return the request handler of a process that decodes images by `pixels`, and audio."""
-    from server.media.sound import samples  # only this process needs it
-
-    def decode(what: bytes, wanted: Json, data: bytes) -> tuple[Json, bytes]:
-        if what == IMAGE:
-            width, height, found = pixels(data)
-        else:
-            found = samples(data, wanted["form"], wanted["rate"], wanted["seconds"])
-            width, height = len(found) // 4, 1
-        return {"width": width, "height": height}, found
-
-    return answering(decode)

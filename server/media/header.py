@@ -4,22 +4,17 @@ The content determines the type, whatever the client or the remote server declar
 (tools/mtmd/mtmd-helper.cpp).
 """
 
+import re
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 from server.media.bitmap import BitmapKind
 
-_PNG = b"\x89PNG\r\n\x1a\n"
 _JPEG_SIZES = frozenset((*range(0xC0, 0xC4), *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0xD0)))  # SOF0..15
 _JPEG_ALONE = frozenset((0x01, *range(0xD0, 0xD9)))  # markers without a segment
-_HEIC = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
-_UNREAD = (  # unsupported types that clients send: name, offset and magic bytes
-    ("TIFF", 0, (b"II*\0", b"MM\0*")),
-    ("Ogg", 0, (b"OggS",)),
-    ("PDF", 0, (b"%PDF-",)),
-    ("SVG", 0, (b"<svg",)),
-)
+_HEIC = rb"(?:hei[cxms]|hev[cx]|m[is]f1)"
 
 
 FileKind = BitmapKind | Literal["video"]
@@ -41,53 +36,6 @@ class MediaHeader:
     height: int = 0
 
 
-def read_header(data: bytes) -> MediaHeader:
-    """Return the header. Raises `Unreadable` for an unsupported type and for a file that ends before its size."""
-    if data.startswith(_PNG):
-        return _picture("PNG", _png_size(data))
-    if data.startswith(b"\xff\xd8\xff"):
-        return _picture("JPEG", _jpeg_size(data))
-    if data.startswith((b"GIF87a", b"GIF89a")):
-        return _picture("GIF", _unpacked("<HH", data, 6))
-    if data.startswith(b"BM"):
-        return _picture("BMP", _bmp_size(data))
-    if data[:4] == b"RIFF" and data[8:12] == b"WAVE":
-        return MediaHeader("audio", "WAV")
-    if data.startswith(b"fLaC"):
-        return MediaHeader("audio", "FLAC")
-    if data.startswith(b"ID3") or (len(data) > 1 and data[0] == 0xFF and data[1] & 0xE0 == 0xE0):
-        return MediaHeader("audio", "MP3")
-    found = _boxed(data)
-    if found is not None:
-        return found
-    for name, at, words in _UNREAD:
-        if data.startswith(words, at):
-            raise Unreadable(f"it is {name}; send PNG, JPEG, GIF or BMP, WAV, MP3 or FLAC")
-    raise Unreadable("it is neither PNG, JPEG, GIF or BMP nor WAV, MP3 or FLAC" if data else "it is empty")
-
-
-def _boxed(data: bytes) -> MediaHeader | None:
-    """Return the type of an ISO base media file, whose size may be anywhere in the file."""
-    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
-        return MediaHeader("image", "WebP")
-    if data[:4] == b"RIFF" and data[8:12] == b"AVI ":
-        return MediaHeader("video", "AVI")
-    if data.startswith(b"\x1aE\xdf\xa3"):  # also WebM
-        return MediaHeader("video", "Matroska")
-    if data[4:8] != b"ftyp":
-        return None
-    if data.startswith((b"avif", b"avis"), 8) or (data.startswith(_HEIC, 8) and b"avif" in data[16:64]):
-        return MediaHeader("image", "AVIF")
-    return MediaHeader("image", "HEIC") if data.startswith(_HEIC, 8) else MediaHeader("video", "MP4")  # also QuickTime
-
-
-def _picture(form: str, size: tuple[int, int]) -> MediaHeader:
-    width, height = size
-    if width <= 0 or height <= 0:
-        raise Unreadable(f"it is a {form} of {width} x {height} pixels")
-    return MediaHeader("image", form, width, height)
-
-
 def _unpacked(form: str, data: bytes, at: int) -> tuple[int, int]:
     try:
         first, second = struct.unpack_from(form, data, at)
@@ -97,7 +45,7 @@ def _unpacked(form: str, data: bytes, at: int) -> tuple[int, int]:
 
 
 def _png_size(data: bytes) -> tuple[int, int]:
-    at = len(_PNG)
+    at = 8
     if data[at + 4 : at + 8] == b"CgBI":  # Apple's chunk before the header
         at += 12 + _unpacked(">II", data, at)[0]
     if data[at + 4 : at + 8] != b"IHDR":
@@ -130,3 +78,37 @@ def _jpeg_size(data: bytes) -> tuple[int, int]:
         else:
             at += 2 + max(2, int.from_bytes(data[at + 2 : at + 4]))
     raise Unreadable("it is cut off before it says how large it is")
+
+
+_FORMS: tuple[tuple[str, FileKind, bytes, Callable[[bytes], tuple[int, int]] | None], ...] = (
+    ("PNG", "image", rb"\x89PNG\r\n\x1a\n", _png_size),
+    ("JPEG", "image", rb"\xff\xd8\xff", _jpeg_size),
+    ("GIF", "image", rb"GIF8[79]a", lambda data: _unpacked("<HH", data, 6)),
+    ("BMP", "image", rb"BM", _bmp_size),
+    ("WAV", "audio", rb"RIFF.{4}WAVE", None),
+    ("FLAC", "audio", rb"fLaC", None),
+    ("MP3", "audio", rb"ID3|\xff[\xe0-\xff]", None),
+    ("WebP", "image", rb"RIFF.{4}WEBP", None),
+    ("AVI", "video", rb"RIFF.{4}AVI ", None),
+    ("Matroska", "video", rb"\x1aE\xdf\xa3", None),  # also WebM
+    ("AVIF", "image", rb".{4}ftyp(?:avi[fs]|%b.{4,48}avif)" % _HEIC, None),
+    ("HEIC", "image", rb".{4}ftyp%b" % _HEIC, None),
+    ("MP4", "video", rb".{4}ftyp", None),  # also QuickTime
+)
+"""Names and kinds of files, by patterns of their first bytes. The size of an ISO base media file may be anywhere."""
+_UNREAD = (("TIFF", rb"II\*\0|MM\0\*"), ("Ogg", rb"OggS"), ("PDF", rb"%PDF-"), ("SVG", rb"<svg"))
+"""Unsupported types that clients send."""
+
+
+def read_header(data: bytes) -> MediaHeader:
+    """Return the header. Raises `Unreadable` for an unsupported type and for a file that ends before its size."""
+    for form, kind, pattern, size in _FORMS:
+        if re.match(pattern, data, re.DOTALL):
+            width, height = (0, 0) if size is None else size(data)
+            if size is not None and (width <= 0 or height <= 0):
+                raise Unreadable(f"it is a {form} of {width} x {height} pixels")
+            return MediaHeader(kind, form, width, height)
+    for name, pattern in _UNREAD:
+        if re.match(pattern, data):
+            raise Unreadable(f"it is {name}; send PNG, JPEG, GIF or BMP, WAV, MP3 or FLAC")
+    raise Unreadable("it is neither PNG, JPEG, GIF or BMP nor WAV, MP3 or FLAC" if data else "it is empty")

@@ -8,6 +8,8 @@ from server.media.header import Unreadable
 from server.sandbox.process import Processes, Stopped
 from server.sandbox.worker import FAULT, Answer
 
+IMAGE = b"i"
+KINDS = {"image": IMAGE, "audio": b"a", "video": b"v"}
 UNREADABLE = b"u"
 Json = dict[str, Any]
 Work: TypeAlias = Callable[[bytes, Json, bytes], tuple[Json, bytes]]
