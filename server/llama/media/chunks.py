@@ -6,6 +6,7 @@ import hashlib
 import struct
 import weakref
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -91,12 +92,10 @@ class Chunks:
             raise InternalError("libmtmd has no memory for a prompt")
         self._pointer: int = pointer
         weakref.finalize(self, M.mtmd_input_chunks_free, pointer)
-        native = _Parts(parts, parse_special)
-        try:
-            with collect_errors(quiet=True) as errors:
-                status = M.mtmd_tokenize_from_parts(context, pointer, native.array, len(parts), add_special)
-        finally:
-            native.free()
+        with ExitStack() as stack, collect_errors(quiet=True) as errors:
+            native = [_native_part(i, part, parse_special, stack) for i, part in enumerate(parts)]
+            array = (ctypes.POINTER(M.mtmd_input_part) * len(native))(*map(ctypes.pointer, native))
+            status = M.mtmd_tokenize_from_parts(context, pointer, array, len(parts), add_special)
         if status != 0:
             raise InvalidRequest(f"a medium can't be read: {reason(errors, 'the library gave no reason')}")
 
@@ -143,56 +142,34 @@ class Chunks:
             yield NativeChunk(self, i, place, causal=causal, salt=salt)
 
 
-class _Parts:
-    """The array that the library reads, and all that it points to."""
+def _native_part(index: int, part: str | Bitmap, parse_special: bool, stack: ExitStack) -> ctypes.Structure:
+    """Return a part for the library, which copies it. `stack` frees it."""
+    one: ctypes.Structure = M.mtmd_input_part()
+    if isinstance(part, str):
+        raw = part.encode("utf-8", "replace")
+        text = M.mtmd_input_text(raw, len(raw), False, parse_special and not isinstance(part, PlainText))
+        one.text = ctypes.pointer(text)
+        return one
+    if part.kind == "audio":
+        _check(part, part.width > 1 and part.height == 1, 4 * part.width)
+        if part.data:
+            _check_samples(np.frombuffer(part.data, np.float32))
+        pointer = M.mtmd_bitmap_init_from_audio(part.width, _pointer_to(part.data, ctypes.c_float))
+    else:
+        _check(part, part.width > 0 and part.height > 0, 3 * part.width * part.height)
+        pointer = M.mtmd_bitmap_init(part.width, part.height, _pointer_to(part.data, ctypes.c_uint8))
+    if not pointer:
+        raise InternalError("libmtmd has no memory for a medium")
+    stack.callback(M.mtmd_bitmap_free, pointer)
+    # its index among the parts distinguishes slices of one medium from a repetition of it
+    M.mtmd_bitmap_set_id(pointer, f"{index}/{part.id}".encode())
+    M.mtmd_bitmap_set_mergeable(pointer, part.of_video)
+    one.bitmap = pointer
+    return one
 
-    def __init__(self, parts: Sequence[str | Bitmap], parse_special: bool) -> None:
-        self._bitmaps: list[int] = []
-        self._kept: list[object] = []
-        structures = []
-        try:
-            for place, part in enumerate(parts):
-                one = M.mtmd_input_part()
-                if isinstance(part, str):
-                    raw = part.encode("utf-8", "replace")
-                    text = M.mtmd_input_text(raw, len(raw), False, parse_special and not isinstance(part, PlainText))
-                    self._kept += [raw, text]
-                    one.text = ctypes.pointer(text)
-                else:
-                    # its index among the parts distinguishes slices of one medium from a repetition of it
-                    one.bitmap = self._bitmap(part, f"{place}/{part.id}".encode())
-                structures.append(one)
-        except BaseException:
-            self.free()
-            raise
-        self._kept += structures
-        self.array = (ctypes.POINTER(M.mtmd_input_part) * len(structures))(*map(ctypes.pointer, structures))
 
-    def _bitmap(self, bitmap: Bitmap, name: bytes) -> int:
-        data = np.frombuffer(bitmap.data, np.uint8) if bitmap.data else None
-        self._kept.append(data)
-        if bitmap.kind == "audio":
-            _check(bitmap, bitmap.width > 1 and bitmap.height == 1, 4 * bitmap.width)
-            if data is not None:
-                _check_samples(data.view(np.float32))
-            floats = None if data is None else data.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
-            pointer = M.mtmd_bitmap_init_from_audio(bitmap.width, floats)
-        else:
-            _check(bitmap, bitmap.width > 0 and bitmap.height > 0, 3 * bitmap.width * bitmap.height)
-            pixels = None if data is None else data.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
-            pointer = M.mtmd_bitmap_init(bitmap.width, bitmap.height, pixels)
-        if not pointer:
-            raise InternalError("libmtmd has no memory for a medium")
-        self._bitmaps.append(pointer)
-        M.mtmd_bitmap_set_id(pointer, name)
-        M.mtmd_bitmap_set_mergeable(pointer, bitmap.of_video)
-        return int(pointer)
-
-    def free(self) -> None:
-        """Free the parts, which the library has copied."""
-        for pointer in self._bitmaps:
-            M.mtmd_bitmap_free(pointer)
-        self._bitmaps = []
+def _pointer_to(data: bytes, kind: type[Any]) -> Any:
+    return np.frombuffer(data, np.uint8).ctypes.data_as(ctypes.POINTER(kind)) if data else None
 
 
 def _check(bitmap: Bitmap, sized: bool, n_bytes: int) -> None:
