@@ -25,8 +25,8 @@ _buffer_type = bind(C._lib, "ggml_backend_dev_buffer_type", _PTR, _PTR)
 _buffer_type_name = bind(C._lib, "ggml_backend_buft_name", _TEXT, _PTR)
 _is_host = bind(C._lib, "ggml_backend_buft_is_host", ctypes.c_bool, _PTR)
 _device_of = bind(C._lib, "ggml_backend_buft_get_device", _PTR, _PTR)
-_registry = bind(C._lib, "ggml_backend_reg_by_name", _PTR, _TEXT)
-_procedure = bind(C._lib, "ggml_backend_reg_get_proc_address", _PTR, _PTR, _TEXT)
+registry_by_name = bind(C._lib, "ggml_backend_reg_by_name", _PTR, _TEXT)
+procedure_address = bind(C._lib, "ggml_backend_reg_get_proc_address", _PTR, _PTR, _TEXT)
 _register = bind(C._lib, "ggml_backend_register", None, _PTR)
 _load_all = bind(C._lib, "ggml_backend_load_all", None)
 processor_buffer_type = bind(C._lib, "ggml_backend_cpu_buffer_type", _PTR)
@@ -55,16 +55,16 @@ def add_remote_devices(endpoints: Sequence[str]) -> None:
     answering while in use.
     """
     start_backend()
-    registry = _registry(b"RPC")
+    registry = registry_by_name(b"RPC")
     if not registry:
         _load_all()  # GGML_BACKEND_PATH may name it
-        registry = _registry(b"RPC")
+        registry = registry_by_name(b"RPC")
     if not registry:
         raise ConfigError(
             "server.rpc: this build of llama.cpp has no RPC backend: install llama-cpp-python with "
             'CMAKE_ARGS="-DGGML_RPC=on", or name its library in GGML_BACKEND_PATH'
         )
-    add = ctypes.CFUNCTYPE(_PTR, _TEXT)(_procedure(registry, b"ggml_backend_rpc_add_server"))
+    add = ctypes.CFUNCTYPE(_PTR, _TEXT)(procedure_address(registry, b"ggml_backend_rpc_add_server"))
     for endpoint in endpoints:
         _check_answers(endpoint)
         server = add(endpoint.encode())

@@ -444,30 +444,28 @@ def _of_contexts(name: str, model: int, params: list[ctypes.Structure], n_instan
 
 def _of_context(name: str, model: int, params: ctypes.Structure) -> Footprint:
     """Extrapolate a very large context from two smaller ones: each part grows linearly."""
+
+    def measured(n_ctx: int) -> Footprint:
+        params.n_ctx = n_ctx
+        context = _quietly(name, lambda: C.llama_init_from_model(model, params))
+        try:
+            return breakdown(context)
+        finally:
+            C.llama_free(context)
+
     step = CELLS * params.n_seq_max  # cells: a sequence's own are a multiple
     few = max(1, _MOST_CELLS // step) * step
     n_ctx = params.n_ctx or C.llama_model_n_ctx_train(model)
     if n_ctx <= 2 * few:
-        return _of_small_context(name, model, params)
-    params.n_ctx = few
-    less = _of_small_context(name, model, params)
-    params.n_ctx = 2 * few
-    more = _of_small_context(name, model, params)
+        return measured(params.n_ctx)
+    less, more, part = measured(few), measured(2 * few), n_ctx / few - 1
     params.n_ctx = n_ctx
     found = {}
     for device, taken in more.items():
-        before, part = less.get(device, Bytes()), n_ctx / few - 1
+        before = less.get(device, Bytes())
         n_context = before.context + int((taken.context - before.context) * part)
         found[device] = Bytes(taken.weights, n_context, before.compute + int((taken.compute - before.compute) * part))
     return found
-
-
-def _of_small_context(name: str, model: int, params: ctypes.Structure) -> Footprint:
-    context = _quietly(name, lambda: C.llama_init_from_model(model, params))
-    try:
-        return breakdown(context)
-    finally:
-        C.llama_free(context)
 
 
 def _quietly(name: str, make: Callable[[], int | None]) -> int:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from server.engine.instances import NICE, PRIORITIES_BY_THREAD, bind
 from server.errors import InternalError, ModelFailed
+from server.llama.devices import procedure_address, registry_by_name
 from server.llama.library import C
 from server.llama.library import bind as bind_function
 from server.pool.spec import LoadParams, ModelSpec, ThreadPlacement
@@ -26,47 +27,55 @@ _PERFORMANCE_CORES = Path("/sys/devices/cpu_core/cpus")  # exists on hybrid Inte
 
 
 def bound(spec: ModelSpec) -> ModelSpec:
-    """Return `spec` with as many threads as each instance has CPUs, if the number is automatic. Raises `ModelFailed`
-    for unavailable CPUs or priorities.
+    """Return `spec` with placements on existing CPUs, and with as many threads as there are CPUs for them, if the
+    number is automatic. Raises `ModelFailed` for unavailable CPUs or priorities.
     """
     _check_priority(spec)
-    spec = _placed(spec)
-    cpus, n_instances = spec.engine.cpus, spec.native.instances
-    if not cpus:
-        return spec if n_instances == 1 else _with_threads(spec, n_threads(-1) // n_instances)
-    if not hasattr(os, "sched_setaffinity"):
-        raise ModelFailed(spec.id, "cpu_range, cpu_mask: this system can't bind threads to CPUs")
-    allowed = os.sched_getaffinity(0)
-    fewest = min(len(some & allowed) for some in cpus)
+    each = _n_threads_of_instance(spec)
+
+    def placed(native: LoadParams, name: str) -> LoadParams:
+        n, n_batch, placement = each, 0, native.placement
+        if placement is not None:
+            cpus = _existing(spec.id, f"{name}cpu_mask, {name}cpu_range", placement.cpus)
+            batch = _existing(spec.id, f"{name}cpu_mask_batch, {name}cpu_range_batch", placement.cpus_batch)
+            native = replace(native, placement=replace(placement, cpus=cpus, cpus_batch=batch))
+            n, n_batch = len(cpus) or each, len(batch)
+        return replace(
+            native,
+            n_threads=n if n and native.n_threads < 0 else native.n_threads,
+            n_threads_batch=n_batch if n_batch and native.n_threads_batch < 0 else native.n_threads_batch,
+        )
+
+    draft = spec.draft and replace(spec.draft, native=placed(spec.draft.native, "draft_"))
+    return replace(spec, native=placed(spec.native, ""), draft=draft)
+
+
+def _n_threads_of_instance(spec: ModelSpec) -> int:
+    """Return the threads of each instance, 0 if the library decides. Raises `ModelFailed`."""
+    sets, n_instances = spec.engine.cpus, spec.native.instances
+    if not sets:
+        return 0 if n_instances == 1 else max(n_threads(-1) // n_instances, 1)
+    allowed = _allowed(spec.id, "cpu_range, cpu_mask")
+    fewest = min(len(some & allowed) for some in sets)
     if not fewest:
         here = ", ".join(map(str, sorted(allowed)))
         raise ModelFailed(spec.id, f"cpu_range, cpu_mask: an instance has no CPU, there are only {here}")
-    return _with_threads(spec, fewest // n_instances if len(cpus) == 1 else fewest)
+    return max(fewest // n_instances, 1) if len(sets) == 1 else fewest
 
 
-def _placed(spec: ModelSpec) -> ModelSpec:
-    """Return the specification with placements on existing CPUs, and a thread for each CPU of batches."""
+def _existing(model: str, names: str, wanted: frozenset[int]) -> frozenset[int]:
+    """Return those of the `wanted` CPUs that this process may use. Raises `ModelFailed` if it may use none."""
+    allowed = _allowed(model, names)
+    if wanted and not wanted & allowed:
+        there = ", ".join(map(str, sorted(allowed)))
+        raise ModelFailed(model, f"{names}: there are only CPUs {there}")
+    return wanted & allowed
 
-    def here(native: LoadParams, name: str) -> LoadParams:
-        placement = native.placement
-        if placement is None:
-            return native
-        if not hasattr(os, "sched_setaffinity"):
-            raise ModelFailed(spec.id, f"{name}: this system can't bind threads to CPUs")
-        allowed = os.sched_getaffinity(0)
-        cpus, batch = placement.cpus & allowed, placement.cpus_batch & allowed
-        for wanted, some, kind in ((placement.cpus, cpus, ""), (placement.cpus_batch, batch, "_batch")):
-            if wanted and not some:
-                there = ", ".join(map(str, sorted(allowed)))
-                reason = f"{name}cpu_mask{kind}, {name}cpu_range{kind}: there are only CPUs {there}"
-                raise ModelFailed(spec.id, reason)
-        native = replace(native, placement=replace(placement, cpus=cpus, cpus_batch=batch))
-        if batch and native.n_threads_batch < 0:
-            native = replace(native, n_threads_batch=len(batch))
-        return replace(native, n_threads=len(cpus)) if cpus and native.n_threads < 0 else native
 
-    draft = spec.draft and replace(spec.draft, native=here(spec.draft.native, "draft_"))
-    return replace(spec, native=here(spec.native, ""), draft=draft)
+def _allowed(model: str, names: str) -> set[int]:
+    if not hasattr(os, "sched_setaffinity"):
+        raise ModelFailed(model, f"{names}: this system can't bind threads to CPUs")
+    return os.sched_getaffinity(0)
 
 
 def _check_priority(spec: ModelSpec) -> None:
@@ -82,16 +91,6 @@ def _check_priority(spec: ModelSpec) -> None:
         except OSError as error:
             reason = f"the system refuses nice {NICE[prio]} ({error.strerror}): it takes the capability SYS_NICE"
             raise ModelFailed(spec.id, f"prio {prio}: {reason}") from None
-
-
-def _with_threads(spec: ModelSpec, n: int) -> ModelSpec:
-    """Set `n` threads, at least one, if the number is automatic."""
-
-    def counted(native: LoadParams) -> LoadParams:
-        return replace(native, n_threads=max(n, 1)) if native.n_threads < 0 else native
-
-    draft = spec.draft and replace(spec.draft, native=counted(spec.draft.native))
-    return replace(spec, native=counted(spec.native), draft=draft)
 
 
 def n_threads(wanted: int) -> int:
@@ -160,8 +159,6 @@ class _Params(ctypes.Structure):
 
 
 _defaults = bind_function(C._lib, "ggml_threadpool_params_init", None, ctypes.POINTER(_Params), ctypes.c_int)
-_registry = bind_function(C._lib, "ggml_backend_reg_by_name", _PTR, ctypes.c_char_p)
-_procedure = bind_function(C._lib, "ggml_backend_reg_get_proc_address", _PTR, _PTR, ctypes.c_char_p)
 _attach = bind_function(C._lib, "llama_attach_threadpool", None, _PTR, _PTR, _PTR)
 _NEW = ctypes.CFUNCTYPE(_PTR, ctypes.POINTER(_Params))
 _FREE = ctypes.CFUNCTYPE(None, _PTR)
@@ -229,7 +226,7 @@ def _pool(n_threads: int, cpus: frozenset[int], *, strict: bool) -> int:
 
 
 def _cpu_procedure(name: bytes) -> int:
-    return int(_procedure(_registry(b"CPU"), name))
+    return int(procedure_address(registry_by_name(b"CPU"), name))
 
 
 INTERVAL_S = 0.1  # between two looks: ten of the kernel's ticks, or more

@@ -13,6 +13,7 @@ import time
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from itertools import compress, repeat
 
 from server.errors import InternalError, InvalidRequest
@@ -29,7 +30,8 @@ class SpecialTexts:
         self.texts = sorted({text for text in texts if text}, key=len, reverse=True)
         self._longest = len(self.texts[0]) if self.texts else 0
         self._pattern = re.compile(b"|".join(map(re.escape, self.texts)))
-        self._rivals: dict[bytes, tuple[bytes, ...]] = {}
+        # the special texts that can overlap one, including itself if it can
+        self._rivals = cache(lambda text: tuple(other for other in self.texts if _can_overlap(text, other)))
 
     def pieces(self, raw: bytes) -> Iterator[bytes]:
         """`raw` in pieces, each but the last one ending in a special text that is certainly taken as a token."""
@@ -58,7 +60,7 @@ class SpecialTexts:
 
     def _alone(self, raw: bytes, at: int, text: bytes) -> bool:
         """Return whether no other special text overlaps the one at `at`: the longer, then the left one would win."""
-        for other in self._rivals_of(text):
+        for other in self._rivals(text):
             first = max(0, at - len(other) + 1)
             found = raw.find(other, first, at + len(text) + len(other) - 1)
             if found == at and other == text:
@@ -66,13 +68,6 @@ class SpecialTexts:
             if found >= 0:
                 return False
         return True
-
-    def _rivals_of(self, text: bytes) -> tuple[bytes, ...]:
-        """Return the special texts that can overlap `text`, including itself if it can."""
-        known = self._rivals.get(text)
-        if known is None:
-            known = self._rivals[text] = tuple(other for other in self.texts if _can_overlap(text, other))
-        return known
 
 
 def _can_overlap(one: bytes, other: bytes) -> bool:

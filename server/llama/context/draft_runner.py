@@ -47,7 +47,7 @@ class LlamaDraftRunner(NativeSequences):
     def decode(self, entries: Sequence[BatchEntry]) -> bool:
         """Decode in one call. True: done. False: no KV room, and nothing was changed. Raises `InternalError`."""
         self._outputs = []  # also where the batch is refused
-        return self._decode_batch(self._batch.native, self._batch.fill(entries), wait=self.info.deferred)
+        return self._decode_batch(self._batch.native, self._batch.fill(entries))
 
     _decode_entries = decode
 
@@ -78,23 +78,24 @@ _ext: Any = _bindings  # C++ names, which llama-cpp-python binds as "not part of
 
 @dataclass(slots=True)
 class _Followed:
-    """The state of a sequence. The heads hold positions up to ``n_read``; ``tokens`` follow, with the hidden state
-    before each in ``rows``. ``seen``: hidden states of positions up to ``end``.
+    """The state of a sequence. The heads hold positions up to ``n_read``; ``tokens`` follow. ``states``: the model's
+    hidden states of the last positions, from the one before ``tokens`` on at least; None if they are unknown.
     """
 
     n_read: int = 0
     tokens: list[int] = field(default_factory=list)
-    rows: list[Rows] = field(default_factory=list)
-    seen: Rows | None = None
-    draft_rows: Rows | None = None  # the hidden state of the heads after the last draft token
+    states: Rows | None = None
+    draft_state: Rows | None = None  # of the heads, after the last draft token
 
     @property
     def end(self) -> int:
         return self.n_read + len(self.tokens)
 
-    def begin(self, pos: int) -> None:
-        """Drop everything and continue at `pos`."""
-        self.n_read, self.tokens, self.rows, self.seen, self.draft_rows = pos, [], [], None, None
+    @property
+    def before(self) -> Rows:
+        """The hidden states before each of ``tokens``, and before the next one."""
+        assert self.states is not None
+        return self.states[-len(self.tokens) - 1 :]
 
 
 class LlamaMtpHeads(LlamaDraftRunner):
@@ -105,7 +106,7 @@ class LlamaMtpHeads(LlamaDraftRunner):
         super().__init__(heads, info, n_vocab, n_vocab)
         self._target, self._n_embd = target, n_embd
         self._followed = [_Followed() for _ in range(info.n_seq)]
-        self._none = np.zeros(n_embd, np.float32)
+        self._none = np.zeros((1, n_embd), np.float32)
         self._states = np.zeros((info.n_batch, n_embd), np.float32)
         self._batch.native.embd = self._states.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
         self._failed = False
@@ -134,39 +135,31 @@ class LlamaMtpHeads(LlamaDraftRunner):
         if not address:
             raise InternalError("the library has no hidden states of the last decode")
         states = np.ctypeslib.as_array(address, (n, self._n_embd))
-        at = 0
         for entry in entries:
-            rows = states[at : at + len(entry.tokens)]
-            at += len(rows)
-            self._add(entry.seq, entry.pos, entry.tokens, rows)
+            self._add(entry.seq, entry.pos, entry.tokens, states[: len(entry.tokens)])
+            states = states[len(entry.tokens) :]
 
-    def _add(self, seq: int, pos: int, tokens: Sequence[int], rows: Rows) -> None:
+    def _add(self, seq: int, pos: int, tokens: Sequence[int], states: Rows) -> None:
         one = self._followed[seq]
         if pos < one.end:
             self.cut(seq, pos)
-        before = None if pos else self._none
-        if pos and one.end == pos and one.seen is not None:
-            before = one.seen[-1]
-        if before is None or one.end != pos:
+        before = one.states if pos else self._none
+        if before is None or one.end != pos:  # the heads can read only what follows the first token
             self.forget(seq)
-            one.begin(pos + (before is None))
-        own = rows[-_KEPT:].copy()
-        states = [row for row in (before,) if row is not None] + list(rows[:-1].copy())
-        one.tokens += tokens[len(tokens) - len(states) :]
-        one.rows += states
-        earlier = one.seen[len(own) - _KEPT :] if one.seen is not None and len(own) < _KEPT else None
-        one.seen = own if earlier is None else np.concatenate((earlier, own))
+            one.n_read, tokens, before = pos + 1, tokens[1:], states[:0]
+        one.tokens += tokens
+        one.states = np.concatenate((before, states))[-max(_KEPT, len(one.tokens) + 1) :]
 
     def _read_all(self) -> None:
         """Decode all buffered tokens."""
         for seq, one in enumerate(self._followed):
             while one.tokens:
                 n = min(len(one.tokens), self.info.n_batch)
-                if not self._decode([(BatchEntry(seq, one.n_read, one.tokens[:n]), one.rows[:n])]):
+                if not self._decode([(BatchEntry(seq, one.n_read, one.tokens[:n]), one.before[:n])]):
                     self.forget(seq)
                     break
                 one.n_read += n
-                del one.tokens[:n], one.rows[:n]
+                del one.tokens[:n]
 
     def cut(self, seq: int, pos: int) -> None:
         """Record that the model no longer has the positions of `seq` from `pos` on."""
@@ -174,34 +167,35 @@ class LlamaMtpHeads(LlamaDraftRunner):
         if pos >= one.end:
             return
         n_gone = one.end - pos
-        seen = one.seen[:-n_gone] if one.seen is not None and n_gone < len(one.seen) else None
+        states = one.states[:-n_gone] if one.states is not None and n_gone < len(one.states) else None
         if pos > one.n_read:
-            del one.tokens[pos - one.n_read :], one.rows[pos - one.n_read :]
+            del one.tokens[pos - one.n_read :]
         elif pos > 0 and self.seq_remove(seq, pos):
-            one.tokens, one.rows, one.n_read = [], [], pos
+            one.tokens, one.n_read = [], pos
         else:
             self.forget(seq)
             return
-        one.seen, one.draft_rows = seen, None
+        one.states, one.draft_state = states, None
 
     def forget(self, seq: int) -> None:
         """Record that the contents of `seq` are unknown."""
         self.seq_remove(seq, 0)
-        self._followed[seq].begin(0)
+        one = self._followed[seq]
+        one.n_read, one.tokens, one.states, one.draft_state = 0, [], None, None
 
     def copied(self, source: int, target: int) -> None:
         """Record that the empty `target` now holds what `source` holds."""
         self.forget(target)
         one = self._followed[source]
         self.seq_copy(source, target)
-        self._followed[target] = _Followed(one.n_read, list(one.tokens), list(one.rows), one.seen)
+        self._followed[target] = _Followed(one.n_read, list(one.tokens), one.states)
 
     # ---- drafts
 
     def ready(self, seq: int, pos: int) -> bool:
         """Return whether drafts can be made after the first `pos` positions of `seq`."""
         one = self._followed[seq]
-        return not self._failed and one.end == pos and one.seen is not None
+        return not self._failed and one.end == pos and one.states is not None
 
     def decode(self, entries: Sequence[BatchEntry]) -> bool:
         """Decode one token of each sequence, after the model's tokens or after the last draft token. As
@@ -213,40 +207,36 @@ class LlamaMtpHeads(LlamaDraftRunner):
         context = self._open()
         for entry, output in zip(entries, self._outputs, strict=True):
             one = self._followed[entry.seq]
-            if one.draft_rows is None:
-                one.n_read, one.tokens, one.rows = one.end, [], []
+            if one.draft_state is None:
+                one.n_read, one.tokens = one.end, []
             row = _ext.llama_get_embeddings_nextn_ith(context, output)
             if not row:
                 raise InternalError("the library has no hidden state after a draft token")
-            one.draft_rows = np.ctypeslib.as_array(row, (self._n_embd,)).copy()
+            one.draft_state = np.ctypeslib.as_array(row, (1, self._n_embd)).copy()
         return True
 
-    def _run(self, entry: BatchEntry) -> tuple[BatchEntry, list[Rows]]:
+    def _run(self, entry: BatchEntry) -> tuple[BatchEntry, Rows]:
         one = self._followed[entry.seq]
-        if one.draft_rows is not None:
-            return BatchEntry(entry.seq, entry.pos, entry.tokens, n_outputs=1), [one.draft_rows]
-        if one.seen is None or one.end != entry.pos:
+        if one.draft_state is not None:
+            return BatchEntry(entry.seq, entry.pos, entry.tokens, n_outputs=1), one.draft_state
+        if one.states is None or one.end != entry.pos:
             raise InternalError(f"sequence {entry.seq} was followed to {one.end}, not to {entry.pos}")
-        return (
-            BatchEntry(entry.seq, one.n_read, [*one.tokens, *entry.tokens], n_outputs=1),
-            [*one.rows, one.seen[-1]],
-        )
+        return BatchEntry(entry.seq, one.n_read, [*one.tokens, *entry.tokens], n_outputs=1), one.before
 
     def end_draft(self, seqs: Sequence[int]) -> None:
         """Remove the draft tokens of `seqs` from the cells."""
         for seq in seqs:
             one = self._followed[seq]
-            if one.draft_rows is not None:
-                one.draft_rows = None
+            if one.draft_state is not None:
+                one.draft_state = None
                 if not self.seq_remove(seq, one.n_read):
                     self.forget(seq)
 
-    def _decode(self, runs: Sequence[tuple[BatchEntry, Sequence[Rows]]]) -> bool:
-        rows = [row for _, before in runs for row in before]
-        if len(rows) > len(self._states):
+    def _decode(self, runs: Sequence[tuple[BatchEntry, Rows]]) -> bool:
+        states = np.concatenate([before for _, before in runs])
+        if len(states) > len(self._states):
             raise InternalError(
-                f"a batch of {len(rows)} tokens for MTP heads; at most {len(self._states)} are possible"
+                f"a batch of {len(states)} tokens for MTP heads; at most {len(self._states)} are possible"
             )
-        for at, row in enumerate(rows):
-            self._states[at] = row
+        self._states[: len(states)] = states
         return self._decode_entries([run for run, _ in runs])

@@ -135,7 +135,7 @@ class LlamaRunner(NativeSequences):
             return self._decode_media(entries)
         if self._evaluation_tokens and len(entries) > 1 and self._decode_padded(entries):
             return True
-        return self._decode_filled(self._batch.native, self._batch.fill(entries))
+        return self._decode_batch(self._batch.native, self._batch.fill(entries))
 
     def _decode_padded(self, entries: Sequence[BatchEntry]) -> bool:
         """Decode with padding where that saves time. False: there is none or no room for it; nothing was changed."""
@@ -145,10 +145,10 @@ class LlamaRunner(NativeSequences):
         fits = fits and all(e.pos + n <= self.info.n_ctx_seq for e, n in zip(entries, padded, strict=True))
         if padded == lengths or not fits:
             return False
-        if not self._decode_filled(self._batch.native, self._batch.fill(entries, padded)):
+        if not self._decode_batch(self._batch.native, self._batch.fill(entries, padded)):
             return False
         for entry, n, n_padded in zip(entries, lengths, padded, strict=True):
-            if n < n_padded and not super().seq_remove(entry.seq, entry.pos + n):
+            if n < n_padded and not self.seq_remove(entry.seq, entry.pos + n):
                 raise InternalError(f"the padding of sequence {entry.seq} was not removed")
         return True
 
@@ -161,11 +161,7 @@ class LlamaRunner(NativeSequences):
         if not causal and (len(sizes) != 1 or sum(sizes) * len(entries) > self.info.n_ubatch):
             # the library would abort, or cut one
             raise InternalError(f"{len(entries)} media of {sorted(sizes)} tokens can't be read all at once")
-        return self._decode_filled(self._media.native, outputs, causal=causal)
-
-    def _decode_filled(self, batch: ctypes.Structure, outputs: list[int], *, causal: bool = True) -> bool:
-        # a batch without outputs needs no wait: the next decode waits for it
-        return self._decode_batch(batch, outputs, wait=self.info.deferred and bool(outputs), causal=causal)
+        return self._decode_batch(self._media.native, outputs, causal=causal)
 
     def sampler(self, params: SamplingParams, prompt: Sequence[int]) -> NativeSampler:
         """Return a new chain that has seen the prompt's tokens. Raises `InvalidRequest` for impossible parameters."""
@@ -247,21 +243,14 @@ class LlamaRunner(NativeSequences):
         # llama-server prints the pieces of its probabilities without control tokens (unless started with --special)
         return self.vocab.piece(token, special=False)
 
-    def seq_remove(self, seq: int, pos: int) -> bool:
-        removed = super().seq_remove(seq, pos)
-        if self.heads is not None and removed:
+    def _cut(self, seq: int, pos: int) -> None:
+        if self.heads is not None:
             self.heads.cut(seq, pos)
-        return removed
 
     def seq_copy(self, source: int, target: int) -> None:
         super().seq_copy(source, target)
         if self.heads is not None:
             self.heads.copied(source, target)
-
-    def seq_drop(self, seq: int, start: int, end: int) -> None:
-        super().seq_drop(seq, start, end)
-        if self.heads is not None:
-            self.heads.forget(seq)
 
     def use_adapters(self, adapters: Adapters) -> None:
         """Compute the following batches under this LoRA set. Raises `InternalError` when the library refuses it."""
@@ -271,17 +260,6 @@ class LlamaRunner(NativeSequences):
     @property
     def adapters(self) -> tuple[Adapter, ...]:
         return self._adapters.all
-
-    def seq_load(self, seq: int, state: bytes, n_pos: int) -> bool:
-        if self.heads is not None:
-            self.heads.forget(seq)
-        return super().seq_load(seq, state, n_pos)
-
-    def seq_rewind(self, seq: int, checkpoint: bytes, n_pos: int) -> bool:
-        back = super().seq_rewind(seq, checkpoint, n_pos)
-        if self.heads is not None:
-            self.heads.cut(seq, n_pos if back else 0)
-        return back
 
     def wipe(self) -> None:
         C.llama_memory_clear(C.llama_get_memory(self._open()), True)

@@ -83,12 +83,12 @@ class NativeSequences(NativeContext, ABC):
     def _decode_entries(self, entries: Sequence[BatchEntry]) -> bool:
         """Decode in one call, without the MTP heads that `Runner.decode` updates. Returns and raises as that."""
 
-    def _decode_batch(self, batch: ctypes.Structure, outputs: list[int], *, wait: bool, causal: bool = True) -> bool:
-        """Decode a filled batch with these outputs, as `_decode_native`. Return False if there is no KV room, and
-        nothing was changed. Raises `Interrupted` and `InternalError`.
+    def _decode_batch(self, batch: ctypes.Structure, outputs: list[int], *, causal: bool = True) -> bool:
+        """Decode a filled batch with these outputs. Return False if there is no KV room, and nothing was changed.
+        Raises `Interrupted` and `InternalError`. One without outputs needs no wait: the next decode waits for it.
         """
         self._outputs = []
-        status, why = self._decode_native(batch, wait=wait, causal=causal)
+        status, why = self._decode_native(batch, wait=self.info.deferred and bool(outputs), causal=causal)
         if status != _REFUSED:  # such a batch leaves the pending copies undone
             self._pending.clear()
         if status == _ABORTED:
@@ -107,14 +107,19 @@ class NativeSequences(NativeContext, ABC):
         """
         self._check(seq)
         if pos <= 0:
-            return bool(fast.memory_seq_rm(self._memory, seq, -1, -1))
-        if pos > fast.memory_seq_pos_max(self._memory, seq):
-            return True
-        if self._n_swa:
-            oldest = fast.memory_seq_pos_min(self._memory, seq)
-            if oldest > max(0, pos - self._n_swa):
-                return False
-        return bool(fast.memory_seq_rm(self._memory, seq, pos, -1))
+            removed = fast.memory_seq_rm(self._memory, seq, -1, -1)
+        elif pos > fast.memory_seq_pos_max(self._memory, seq):
+            removed = True
+        elif self._n_swa and fast.memory_seq_pos_min(self._memory, seq) > max(0, pos - self._n_swa):
+            removed = False
+        else:
+            removed = fast.memory_seq_rm(self._memory, seq, pos, -1)
+        if removed:
+            self._cut(seq, pos)
+        return bool(removed)
+
+    def _cut(self, seq: int, pos: int) -> None:
+        """Do what follows from the loss of positions >= `pos`; nothing here."""
 
     def seq_copy(self, source: int, target: int) -> None:
         """Copy the whole of `source` into the empty `target`."""
@@ -137,6 +142,7 @@ class NativeSequences(NativeContext, ABC):
         if not fast.memory_seq_rm(self._memory, seq, start, end):
             raise InternalError(f"sequence {seq} cannot forget positions {start} to {end}")
         fast.memory_seq_add(self._memory, seq, end, -1, start - end)
+        self._cut(seq, 0)
 
     def seq_save(self, seq: int) -> bytes:
         """Raises `InternalError` when the library fails."""
@@ -170,6 +176,7 @@ class NativeSequences(NativeContext, ABC):
         self._check(seq)
         self._settle(seq)
         fast.memory_seq_rm(self._memory, seq, -1, -1)
+        self._cut(seq, 0)
         if not state:
             return False
         if self._set_state(seq, state, _WHOLE) and fast.memory_seq_pos_max(self._memory, seq) + 1 == n_pos:
@@ -213,6 +220,7 @@ class NativeSequences(NativeContext, ABC):
         )
         if not back:
             fast.memory_seq_rm(self._memory, seq, -1, -1)
+        self._cut(seq, n_pos if back else 0)
         return bool(back)
 
     def _settle(self, seq: int) -> None:

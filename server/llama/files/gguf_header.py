@@ -175,10 +175,7 @@ class _Reader:
         kind, count = self._number("I"), self._number("Q")
         if kind == _STRING:
             lengths[key] = count
-            at = self._at
-            self._skip_strings(count)
-            if key == _TOKENS:
-                self._tokens = self._strings(at, count)
+            self._strings(count, self._tokens if key == _TOKENS else None)
             return "[string]"
         if kind not in _FIXED:
             raise BrokenFileError(f"'{key}': arrays of type {kind} are not supported")
@@ -190,25 +187,17 @@ class _Reader:
             self._token_types = at, count if _FIXED[kind] in "iI" else 0
         return f"[{_NAMES[kind]}]"
 
-    def _skip_strings(self, count: int) -> None:
-        """Vocabularies and merges: hundreds of thousands, so without a call for each."""
+    def _strings(self, count: int, kept: list[bytes] | None) -> None:
+        """Skip vocabularies and merges, or keep them: hundreds of thousands, so without a call for each."""
         view, at, length_at = self._view, self._at, struct.Struct("<Q").unpack_from
         try:
             for _ in range(count):
-                at += 8 + length_at(view, at)[0]
+                start, at = at + 8, at + 8 + length_at(view, at)[0]
+                if kept is not None and at <= self._size:
+                    kept.append(view[start:at].partition(b"\0")[0])  # the library reads each up to a zero
         except (struct.error, OverflowError):
             at = self._size + 1
         self._take(at - self._at)
-
-    def _strings(self, at: int, count: int) -> list[bytes]:
-        """Return strings that `_skip_strings` has measured, each up to a zero, as the library reads them."""
-        view, length_at, found = self._view, struct.Struct("<Q").unpack_from, list[bytes]()
-        for _ in range(count):
-            end = at + 8 + length_at(view, at)[0]
-            text = view[at + 8 : end]
-            found.append(text[: text.index(0)] if 0 in text else text)
-            at = end
-        return found
 
     def _check_vocabulary(self, kind: object) -> None:
         """Raise `BrokenFileError` for tokens at which the library ends the process (src/llama-vocab.cpp): it gives

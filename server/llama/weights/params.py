@@ -7,7 +7,6 @@ here.
 """
 
 import ctypes
-import logging
 import re
 
 from server.errors import ModelFailed
@@ -94,8 +93,6 @@ def check_computable(model: str, native: LoadParams, files: ModelFiles) -> None:
                     "the file again with norms and biases as F32, or compute this layer on a GPU",
                 )
 
-
-logger = logging.getLogger("llamapool.llama")
 
 SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}  # enum llama_split_mode
 LAZY_MODES = {"off": 0, "auto": 1, "on": 2}  # enum llama_lazy_mode
