@@ -120,6 +120,7 @@ def test_metadata_overrules_the_file(tiny_path: Path) -> None:
         ("llama.nextn_predict_layers=int:3", "llama.nextn_predict_layers is 3, outside 0 to 2"),
         ("llama.nextn_predict_layers=int:-1", "llama.nextn_predict_layers is -1, outside 0 to 2"),
         ("llama.rope.scaling.type=str:yarm", "llama.rope.scaling.type is 'yarm', none of none, linear, yarn, longrope"),
+        ("jamba.ssm.inner_size=int:65", "jamba.ssm.inner_size is 65, not twice the embedding's 64"),
         ("bert.embedding_length_out=int:128", "embedding_length_out is 128, more than the 64 values of an embedding"),
         ("gemma3.rope.dimension_count_swa=int:0", "gemma3.rope.dimension_count_swa is 0, outside 2 to 16"),
         ("gemma3.rope.dimension_count_swa=int:7", "gemma3.rope.dimension_count_swa is odd"),

@@ -80,16 +80,6 @@ def test_a_vocabulary_with_twins_is_refused(good: Path, changed: bytes) -> None:
         assert read_header(file).lengths["tokenizer.ggml.tokens"] == 300
 
 
-def test_states_of_another_width_than_the_library_takes_are_refused(folder: Path) -> None:
-    path = gguf_file(folder, TinyModel(arch="jamba", n_embd=32))
-    data = path.read_bytes()
-    key = b"jamba.ssm.inner_size"
-    at = data.index(key) + len(key) + 4
-    with pytest.raises(ModelFailed, match=r"jamba.ssm.inner_size is 65, not twice the embedding's 32"):
-        check_files("m", damaged(path, at, bytes([65])))
-    check_files("m", path)
-
-
 GENERATES, EMBEDS, BOTH = Roles(True, False), Roles(False, True), Roles(True, True)
 
 
