@@ -144,14 +144,8 @@ class Decoder:
     def _extracted(self, what: bytes, data: bytes, name: str, hints: DocumentHints) -> Document:
         """Extract the text of a PDF or an HTML page in a sandboxed process. Raises `Unreadable`."""
         self._check_document(len(data))
-        limits, side = self._document_limits, hints.longest_side
-        wanted = {
-            "pages": limits.pages,
-            "text_bytes": limits.text_bytes,
-            "images": MAX_PAGE_IMAGES,
-            "side": side,
-            "renders": hints.sees,
-        }
+        side = hints.longest_side
+        wanted = {**asdict(self._document_limits), "images": MAX_PAGE_IMAGES, "side": side, "renders": hints.sees}
         found, pixels = ask(self._processes[_DOCUMENTS], what, wanted, data, "reading it")
         prefix = hashlib.sha256(f"{name} {side}".encode()).hexdigest()
         parts: list[str | Bitmap] = []

@@ -86,11 +86,10 @@ class MediaLoader:
 
         try:
             async with asyncio.TaskGroup() as tasks:  # the first that fails ends the others
-                found = [tasks.create_task(one(source, medium)) for source, medium in wanted.items()]
+                found = {source: tasks.create_task(one(source, medium)) for source, medium in wanted.items()}
         except BaseExceptionGroup as failed:
             raise failed.exceptions[0] from None
-        results = zip(wanted, (task.result() for task in found), strict=True)
-        return {source: bitmap for source, bitmap in results if bitmap is not None}
+        return {source: decoded for source, task in found.items() if (decoded := task.result()) is not None}
 
     @property
     def at_work(self) -> list[Process]:

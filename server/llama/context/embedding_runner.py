@@ -54,7 +54,7 @@ class LlamaEmbeddingRunner(NativeContext):
         if len(inputs) == 1:
             return [self._in_parts(context, inputs[0], ())]
         try:
-            self._decode([BatchEntry(seq, 0, tokens, n_outputs=1) for seq, tokens in enumerate(inputs)])
+            self._decode(self._batch, [BatchEntry(seq, 0, tokens, n_outputs=1) for seq, tokens in enumerate(inputs)])
             return self._read(context, [len(tokens) for tokens in inputs])
         finally:
             self._clear()
@@ -81,7 +81,7 @@ class LlamaEmbeddingRunner(NativeContext):
                 step = self.info.n_ubatch if span is None else end - start
                 for at in range(start, end, step):
                     run = BatchEntry(0, position(media, at), tokens[at : min(at + step, end)], n_outputs=1)
-                    self._decode([run]) if span is None else self._decode_medium(run, span)
+                    self._decode(self._batch, [run]) if span is None else self._decode_medium(run, span)
                     rows += self._read(context, [len(run.tokens)])
                     sizes.append(len(run.tokens))
         finally:
@@ -100,9 +100,7 @@ class LlamaEmbeddingRunner(NativeContext):
         if self._media is None or self._encoder is None or not isinstance(span.chunk, NativeChunk):
             raise InternalError("a model without a projector was given media")
         (embeddings,) = self._encoder.encode([span.chunk])
-        self._media.fill([replace(run, media=MediaInput(span, embeddings, 0))])
-        self._media.want_all()
-        self._decode_filled(self._media.native, causal=span.chunk.causal)
+        self._decode(self._media, [replace(run, media=MediaInput(span, embeddings, 0))], causal=span.chunk.causal)
 
     def _check(self, inputs: Sequence[Sequence[int]]) -> None:
         """Check what `Batch` does not: violations would fail an assertion in the library or read past a table."""
@@ -116,13 +114,10 @@ class LlamaEmbeddingRunner(NativeContext):
         if info.whole and sum(map(len, inputs)) > info.n_ubatch:
             raise InternalError(f"more than the {info.n_ubatch} tokens that can be computed at once")
 
-    def _decode(self, runs: Sequence[BatchEntry]) -> None:
-        self._batch.fill(runs)
-        self._batch.want_all()
-        self._decode_filled(self._batch.native)
-
-    def _decode_filled(self, batch: ctypes.Structure, *, causal: bool = True) -> None:
-        status, why = self._decode_native(batch, causal=causal)
+    def _decode(self, batch: Batch, runs: Sequence[BatchEntry], *, causal: bool = True) -> None:
+        batch.fill(runs)
+        batch.want_all()
+        status, why = self._decode_native(batch.native, causal=causal)
         if status != 0:
             raise InternalError(f"llama_decode returned {status}: {why}")
 
