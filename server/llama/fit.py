@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Self
 
@@ -112,37 +113,38 @@ def holds(room: Mapping[str, int], footprint: Footprint, *, host: bool = True) -
 
 def choose(spec: ModelSpec, shape: ModelShape, room: DeviceBudget, measure: Measured) -> Fit:
     """Return how to load `spec`. Raises `ModelFailed` when not even the least fits."""
-    native = spec.native
-    whole = replace(native, n_ctx=native.n_ctx or shape.n_ctx_train * shape.n_streams)
-    chosen = Fit(replace(spec, native=whole), measure(whole))
-    if holds(room.ample, chosen.footprint):
-        return chosen
-    if native.n_ctx == 0:
-        chosen = _less_context(chosen, shape, room, measure)
-    if not holds(room.ample, chosen.footprint):
-        chosen = _smaller_ubatch(chosen, shape, room, measure)
-    if _can_place(native) and not holds(room.ample, chosen.footprint, host=False):
-        chosen = _placed(chosen, shape, room, measure)
+    given, measured, notes = spec.native, cache(measure), list[str]()
+
+    def fits(native: LoadParams, *, host: bool) -> bool:
+        return holds(room.ample, measured(native), host=host)
+
+    native = replace(given, n_ctx=given.n_ctx or shape.n_ctx_train * shape.n_streams)
+    for change, is_open, host in (
+        (_less_context, given.n_ctx == 0, True),
+        (_smaller_ubatch, True, True),
+        (_placed, _can_place(given), False),
+    ):
+        if is_open and not fits(native, host=host):
+            native, note = change(native, shape, partial(fits, host=host))
+            notes += [note] if note else []
+    chosen = Fit(replace(spec, native=native), measured(native), tuple(notes))
     if not holds(room.tight, chosen.footprint):
-        raise ModelFailed(spec.id, _too_large(chosen, room, shortened=native.n_ctx == 0))
+        raise ModelFailed(spec.id, _too_large(chosen, room, shortened=given.n_ctx == 0))
     return chosen
 
 
-def _changed(before: Fit, native: LoadParams, footprint: Footprint, *notes: str) -> Fit:
-    return Fit(replace(before.spec, native=native), footprint, (*before.notes, *notes))
+Fits = Callable[[LoadParams], bool]
 
 
-def _less_context(chosen: Fit, shape: ModelShape, room: DeviceBudget, measure: Measured) -> Fit:
-    """Return the largest context that fits everywhere, or the least."""
-    whole, step = chosen.spec.native, CELLS * shape.n_streams
-    n_least, n_most = _least_context(whole, shape), whole.n_ctx
+def _less_context(whole: LoadParams, shape: ModelShape, fits: Fits) -> tuple[LoadParams, str]:
+    """Return the largest context that fits everywhere, or the least; and a note on it."""
+    n_least, n_most, step = _least_context(whole, shape), whole.n_ctx, CELLS * shape.n_streams
     if n_least >= n_most:
-        return chosen
+        return whole, ""
     sizes = range(n_least // step * step, n_most, step)
-    n_fit = bisect_left(sizes, True, lo=1, key=lambda n: not holds(room.ample, measure(replace(whole, n_ctx=n))))
-    native = replace(whole, n_ctx=max(n_least, sizes[n_fit - 1]))
-    note = f"context of {native.n_ctx} tokens instead of {n_most}: more does not fit"
-    return _changed(chosen, native, measure(native), note)
+    n_fit = bisect_left(sizes, True, lo=1, key=lambda n: not fits(replace(whole, n_ctx=n)))
+    n_ctx = max(n_least, sizes[n_fit - 1])
+    return replace(whole, n_ctx=n_ctx), f"context of {n_ctx} tokens instead of {n_most}: more does not fit"
 
 
 def _least_context(native: LoadParams, shape: ModelShape) -> int:
@@ -150,16 +152,12 @@ def _least_context(native: LoadParams, shape: ModelShape) -> int:
     return min(shape.n_ctx_train, native.fit_ctx) * shape.n_streams
 
 
-def _smaller_ubatch(chosen: Fit, shape: ModelShape, room: DeviceBudget, measure: Measured) -> Fit:
-    """Return `chosen` with fewer tokens evaluated at once if it fits then: prefill is slower, but decode is not."""
+def _smaller_ubatch(whole: LoadParams, shape: ModelShape, fits: Fits) -> tuple[LoadParams, str]:
+    """Return fewer tokens evaluated at once if it fits then: prefill is slower, but decode is not."""
     for n_ubatch in shape.n_ubatches:
-        native = replace(chosen.spec.native, n_ubatch=n_ubatch)
-        footprint = measure(native)
-        if holds(room.ample, footprint):
-            before = chosen.spec.native.n_ubatch
-            note = f"n_ubatch of {n_ubatch} instead of {before}: the buffers of more do not fit"
-            return _changed(chosen, native, footprint, note)
-    return chosen
+        if fits(native := replace(whole, n_ubatch=n_ubatch)):
+            return native, f"n_ubatch of {n_ubatch} instead of {whole.n_ubatch}: the buffers of more do not fit"
+    return whole, ""
 
 
 def _can_place(native: LoadParams) -> bool:
@@ -168,16 +166,14 @@ def _can_place(native: LoadParams) -> bool:
     return native.n_gpu_layers == ALL_THAT_FIT and not said
 
 
-def _placed(chosen: Fit, shape: ModelShape, room: DeviceBudget, measure: Measured) -> Fit:
+def _placed(whole: LoadParams, shape: ModelShape, fits: Fits) -> tuple[LoadParams, str]:
     """Place as much on the devices as fits: try placements with less and less on them."""
-    native = chosen.spec.native
-    steps = [replace(native, n_cpu_moe=n) for n in range(1, shape.n_layer + 1) if shape.has_experts]
-    experts_off = steps[-1] if steps else native
+    steps = [replace(whole, n_cpu_moe=n) for n in range(1, shape.n_layer + 1) if shape.has_experts]
+    experts_off = steps[-1] if steps else whole
     steps += [replace(experts_off, n_gpu_layers=n) for n in range(shape.n_layer, -1, -1)]
     # each step has less on the devices than the one before; the last one is taken in any case
-    first = bisect_left(steps[:-1], True, key=lambda native: holds(room.ample, measure(native), host=False))
-    native = steps[first]
-    return _changed(chosen, native, measure(native), _where(native, shape))
+    native = steps[bisect_left(steps[:-1], True, key=fits)]
+    return native, _where(native, shape)
 
 
 def _where(native: LoadParams, shape: ModelShape) -> str:
