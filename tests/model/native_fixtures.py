@@ -39,16 +39,16 @@ Probabilities = npt.NDArray[np.float64]
 Entry = partial(BatchEntry, n_outputs=1)
 
 
-def spy(monkeypatch: pytest.MonkeyPatch, name: str) -> list[tuple[tuple[Any, ...], Any]]:
+def spy(monkeypatch: pytest.MonkeyPatch, name: str, library: Any = C) -> list[tuple[tuple[Any, ...], Any]]:
     """Record the arguments and results of a function of the library."""
-    function, calls = getattr(C, name), list[tuple[tuple[Any, ...], Any]]()
+    function, calls = getattr(library, name), list[tuple[tuple[Any, ...], Any]]()
 
     def recorded(*arguments: Any) -> Any:
         found = function(*arguments)
         calls.append((arguments, found))
         return found
 
-    monkeypatch.setattr(C, name, recorded)
+    monkeypatch.setattr(library, name, recorded)
     return calls
 
 

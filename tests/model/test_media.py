@@ -33,7 +33,7 @@ from server.media.decode import Decoder
 from server.pool.protocols import Weights
 from server.pool.spec import LoadParams, ModelSpec
 from tests.media_files import SOUNDS, media_file, pdf, png
-from tests.model.native_fixtures import F32, Entry, engine_on, failure, load, raw_logits
+from tests.model.native_fixtures import F32, Entry, engine_on, failure, load, raw_logits, spy
 from tests.support.ggufs import MROPE, PLAIN, SLIDING_WINDOW, TinyModel, damaged, gguf_file, truncated
 from tests.support.ggufs.projector import TinyProjector, projector_file
 from tests.support.real_server import EXACT, RealServer, llamapool
@@ -130,6 +130,18 @@ def test_pictures_of_several_sequences_are_seen_at_once(gguf_folder: Path, monke
         assert np.abs(np.subtract(together[0], together[1])).max() > 0.1
         with pytest.raises(InternalError):
             runner.decode([entries[0], Entry(1, 0, [-2] * (size - 1), media=inputs[1])])
+
+
+def test_pictures_that_no_context_holds_are_not_preprocessed(
+    gguf_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = spy(monkeypatch, "mtmd_bitmap_init", M)
+    with closing(LlamaLoader().load(specification(gguf_folder, "qwen2vl"), lambda _: True)) as weights:
+        assert isinstance(weights.media, Projector)
+        for n_ctx in (1, 2048):
+            weights.media.serves(n_ctx)
+            weights.media.tokenize([picture(1), picture(2)], add_special=True, parse_special=True)
+    assert [pixels is not None for (_, _, pixels), _ in made] == [False] * 6 + [True] * 2
 
 
 def media_input(weights: Weights, seen: Bitmap) -> MediaInput:

@@ -15,12 +15,8 @@ from server.pool.spec import DraftFile, LoadParams, ModelSpec
 from server.sandbox import memory
 
 
-def test_a_given_number_is_taken() -> None:
-    assert threads.n_threads(3) == 3
-    assert threads.n_threads(10_000) == 512
-
-
-def test_automatic_is_within_what_the_process_may_use() -> None:
+def test_a_given_number_is_taken_and_automatic_is_within_what_the_process_may_use() -> None:
+    assert (threads.n_threads(3), threads.n_threads(10_000)) == (3, 512)
     assert 1 <= threads.n_threads(-1) <= threads.usable_cpus() == threads.n_threads(0)
 
 
