@@ -78,7 +78,7 @@ REQUEST_PARTS = [
     *_parts("prepare", generation, prepare="prompt and output"),
     *_parts("prepare", generation.ParsedRequest, requests="engine request"),
     *_parts("prepare", ChatTemplate, render="template"),
-    *_parts("prepare", IsolatedRenderer, _ask="template, to the other process"),
+    *_parts("prepare", IsolatedRenderer, render="template, to the other process"),
     *_parts("prepare", LlamaVocab, tokenize="tokenize"),
     *_STEP,
 ]

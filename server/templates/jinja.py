@@ -28,14 +28,6 @@ _MAX_MESSAGE = 500  # characters
 _CHANGES = re.compile(r"\.(append|extend|insert|pop|remove|update|setdefault|sort|reverse|clear)\(")
 
 
-class TemplateRaisedError(TemplateError):
-    """A template called ``raise_exception`` to reject these messages."""
-
-
-class TemplateTooCostlyError(TemplateError):
-    """A rendered text is too long."""
-
-
 class GenerationTag(Extension):
     """``{% generation %}…{% endgeneration %}`` marks the assistant's tokens for training; here it is transparent."""
 
@@ -69,7 +61,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         for part in template.generate(arguments):
             n_chars += len(part)
             if n_chars > MAX_TEXT_CHARS:
-                raise TemplateTooCostlyError(f"the text is longer than {MAX_TEXT_CHARS} characters")
+                raise RenderFault(f"TemplateTooCostlyError: the text is longer than {MAX_TEXT_CHARS} characters")
             text.append(part)
         return "".join(text)
 
@@ -101,38 +93,28 @@ def _listed(value: object) -> list[Any]:
 
 
 def _raise_exception(message: str) -> None:
-    raise TemplateRaisedError(message)
+    raise RenderRefusal(str(message))
 
 
 def _strftime_now(pattern: str) -> str:
     return datetime.now().astimezone().strftime(pattern[:1000])
 
 
-class InProcess:
-    """Renders in the calling thread, with an LRU cache of compiled templates."""
-
-    def __init__(self) -> None:
-        self._template = lru_cache(MAX_COMPILED)(_compiled)
-
-    def render(self, source: str, arguments: Mapping[str, Any]) -> str:
-        """Render, with copies of lists and dicts if the template changes any."""
-        try:
-            jinja, template = self._template(source)
-        except Exception as error:  # whatever the source makes the compiler raise
-            raise TemplateBroken(_message(error)) from error
-        try:
-            return jinja.render(template, dict(arguments))
-        except TemplateRaisedError as error:
-            raise RenderRefusal(str(error.message)) from error
-        except Exception as error:  # a template may raise anything
-            raise RenderFault(_message(error)) from error
-
-    def render_opened(self, source: str, arguments: Mapping[str, Any]) -> tuple[str, str]:
-        """Render with and without the generation prompt."""
-        opened, closed = ({**arguments, "add_generation_prompt": opens} for opens in (True, False))
-        return self.render(source, opened), self.render(source, closed)
+def render(source: str, *arguments: Mapping[str, Any]) -> list[str]:
+    """Implement `rendering.Renderer`, with copies of lists and dicts if the template changes any."""
+    try:
+        jinja, template = _compiled(source)
+    except Exception as error:  # whatever the source makes the compiler raise
+        raise TemplateBroken(_message(error)) from error
+    try:
+        return [jinja.render(template, dict(each)) for each in arguments]
+    except RenderFault:
+        raise
+    except Exception as error:  # a template may raise anything
+        raise RenderFault(_message(error)) from error
 
 
+@lru_cache(MAX_COMPILED)
 def _compiled(source: str) -> tuple[TemplateEnvironment, Template]:
     jinja = environment(source)
     return jinja, jinja.from_string(source)
@@ -158,20 +140,18 @@ _WARM_UP = (
 def answerer() -> Callable[[bytes, bytes], tuple[bytes, bytes]]:
     """Create the function that a sandbox process runs (`server.sandbox.worker`).
 
-    It takes the pickled call of a method and returns text.
+    It takes pickled arguments of `render`. It returns a line with the lengths of the texts, then the texts.
     """
-    renderer = InProcess()
 
     def answer(_: bytes, request: bytes) -> tuple[bytes, bytes]:
-        method, *given = pickle.loads(request)  # noqa: S301 - the server's own
         kind = b"t"
         try:
-            found = getattr(renderer, method)(*given)
-            text = f"{len(found[0])}\n{''.join(found)}" if isinstance(found, tuple) else found
+            texts = render(*pickle.loads(request))  # noqa: S301 - the server's own
+            text = "\n".join((" ".join(str(len(each)) for each in texts), "".join(texts)))
         except (RenderFault, TemplateBroken) as error:
             kind, text = next(kind for kind, fault in FAULTS.items() if type(error) is fault), str(error)
         return kind, text.encode("utf-8", "surrogatepass")
 
     for source in _WARM_UP:
-        answer(b"", pickle.dumps(("render", source, {"messages": [{"role": "user"}]})))
+        answer(b"", pickle.dumps((source, {"messages": [{"role": "user"}]})))
     return answer

@@ -27,8 +27,7 @@ FAULTS: Mapping[bytes, type[Exception]] = {b"f": RenderFault, b"x": RenderRefusa
 class Renderer(Protocol):
     """Renders templates. Thread-safe."""
 
-    def render(self, source: str, arguments: Mapping[str, Any]) -> str:
-        """Return the text. Raises `RenderFault`, and `TemplateBroken` for a source that does not compile."""
-
-    def render_opened(self, source: str, arguments: Mapping[str, Any]) -> tuple[str, str]:
-        """Return the text with and without ``add_generation_prompt``. Raises the same."""
+    def render(self, source: str, *arguments: Mapping[str, Any]) -> list[str]:
+        """Return the text for each of the arguments. Raises `RenderFault`, and `TemplateBroken` for a source that does
+        not compile.
+        """

@@ -2,10 +2,10 @@
 
 import contextlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any
 
 from server.errors import ConfigError, InvalidRequest
 from server.formats.chat_format import ChatFormat
@@ -17,7 +17,6 @@ from server.templates.continuation import Continued, continues_reasoning, cut, m
 from server.templates.instructions import calls_as_text, completed, with_tools
 from server.templates.rendering import Renderer, RenderFault, RenderRefusal, RenderStopped, TemplateBroken
 
-T = TypeVar("T")
 RESERVED = {
     "messages": "is set by the request's own fields",
     "tools": "is set by the request's own fields",
@@ -44,9 +43,9 @@ class _Compiled:
 
 
 def _in_process() -> Renderer:
-    from server.templates.jinja import InProcess  # Jinja2: a server that renders in other processes needs none
+    from server.templates import jinja  # a server that renders in other processes needs no Jinja2
 
-    return InProcess()
+    return jinja
 
 
 class _FailedError(InvalidRequest):
@@ -85,7 +84,6 @@ class ChatTemplate:
         self._main = self._compiled(source or tool_source or source_of(CHATML))
         self._for_tools = self._compiled(tool_source) if tool_source else self._main
         self.source = self._main.source
-        self.tool_source = self._for_tools.source
 
     @property
     def supports_tools(self) -> bool:
@@ -144,7 +142,7 @@ class ChatTemplate:
             if continue_final_message:
                 return self._continued(compiled, arguments, continue_final_message)
             if not add_generation_prompt:
-                return RenderedPrompt(self._checked(compiled, arguments, generation=False), "")
+                return RenderedPrompt(self._rendered(compiled, arguments, False)[0], "")
             return self._opened(compiled, arguments)
 
         shown = _tool_variables(tools)
@@ -166,7 +164,7 @@ class ChatTemplate:
         short, words, late = labelled(arguments["messages"])
         arguments = {**arguments, "messages": short} | ({"tools": [TOOL]} if "tools" in arguments else {})
         try:
-            text = self._checked(compiled, arguments, generation=opens)
+            (text,) = self._rendered(compiled, arguments, opens)
         except InvalidRequest:
             return False
         places = [text.find(word) for word in words]
@@ -174,16 +172,15 @@ class ChatTemplate:
         return min(places, default=0) >= 0 and all(in_place)
 
     def _opened(self, compiled: _Compiled, arguments: Mapping[str, Any]) -> RenderedPrompt:
-        given = {**arguments, **self._fixed}
-        opened, closed = self._judged(lambda: self._renderer.render_opened(compiled.source, given))
-        text, closed = self._cleaned(opened, compiled), self._cleaned(closed, compiled)
+        text, closed = self._rendered(compiled, arguments, True, False)
         return RenderedPrompt(text, text[n_common(closed, text) :])
 
     def _continued(self, compiled: _Compiled, arguments: dict[str, Any], wanted: Continued) -> RenderedPrompt:
         *before, last = arguments["messages"]
         in_reasoning = continues_reasoning(last, wanted)
         given = {**arguments, "messages": [*before, marked(last, in_reasoning=in_reasoning)]}
-        text = cut(self._checked(compiled, given, generation=False), last, in_reasoning=in_reasoning)
+        (whole,) = self._rendered(compiled, given, False)
+        text = cut(whole, last, in_reasoning=in_reasoning)
         try:
             opened = self._opened(compiled, {**arguments, "messages": before})
         except InvalidRequest:  # some templates refuse a chat without that message
@@ -229,30 +226,26 @@ class ChatTemplate:
             arguments |= {"reasoning_effort": effort, "reasoning_strength": effort}
         return arguments
 
-    def _checked(self, compiled: _Compiled, arguments: Mapping[str, Any], *, generation: bool) -> str:
-        given = {**arguments, **self._fixed, "add_generation_prompt": generation}
-        return self._cleaned(self._judged(lambda: self._renderer.render(compiled.source, given)), compiled)
-
-    def _cleaned(self, text: str, compiled: _Compiled) -> str:
-        """Return a rendered prompt without a duplicate BOS token, with the markup of text before calls."""
-        return compiled.chat_format.with_preambles(text.removeprefix(self._dropped), PREAMBLE_MARK)
-
-    @staticmethod
-    def _judged(render: Callable[[], T]) -> T:
-        """Return the result of `render`. Raises `InvalidRequest` for every failure: the messages caused it."""
+    def _rendered(self, compiled: _Compiled, arguments: Mapping[str, Any], *opens: bool) -> list[str]:
+        """Return a prompt for each of `opens` (``add_generation_prompt``), without a duplicate BOS token, with the
+        markup of text before calls. Raises `InvalidRequest` for every failure: the messages caused it.
+        """
+        given = ({**arguments, **self._fixed, "add_generation_prompt": each} for each in opens)
         try:
-            return render()
+            texts = self._renderer.render(compiled.source, *given)
         except RenderRefusal as refusal:
             raise InvalidRequest(f"messages: the chat template refused them: {refusal}", "messages") from refusal
         except RenderStopped as stop:
             raise InvalidRequest(f"messages: the chat template failed on them: {stop}", "messages") from stop
         except RenderFault as fault:
             raise _FailedError(f"messages: the chat template failed on them: {fault}", "messages") from fault
+        with_preambles = compiled.chat_format.with_preambles
+        return [with_preambles(text.removeprefix(self._dropped), PREAMBLE_MARK) for text in texts]
 
     def _compiled(self, source: str) -> _Compiled:
         def render(*, tools: Sequence[Mapping[str, Any]] = (), **arguments: Any) -> str:
             given = {**_dates(), **self._fixed, **_tool_variables(tools), **arguments}
-            return self._renderer.render(source, given)
+            return self._renderer.render(source, given)[0]
 
         try:
             caps = probe(render, source)

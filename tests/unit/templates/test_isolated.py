@@ -13,8 +13,8 @@ import pytest
 
 from server.errors import ConfigError, InvalidRequest
 from server.sandbox.process import Process, WorkLimits
+from server.templates import jinja
 from server.templates.isolated import ANSWERER, IsolatedRenderer
-from server.templates.jinja import InProcess
 from server.templates.rendering import Renderer, RenderFault, RenderRefusal, RenderStopped, TemplateBroken
 from server.templates.template import ChatTemplate
 
@@ -45,24 +45,23 @@ def renderer(request: pytest.FixtureRequest) -> Renderer:
     if request.param == "isolated":
         found: Renderer = request.getfixturevalue("isolated")
         return found
-    return InProcess()
+    return jinja
 
 
 def test_the_text_is_the_same_in_another_process(isolated: IsolatedRenderer) -> None:
     source = "{% for m in messages %}{{ m.role }}{{ m.content }}{{ m | tojson }}{{ m }}{% endfor %}{{ huge + 1 }}"
-    assert isolated.render(source, GIVEN) == InProcess().render(source, GIVEN)
+    assert isolated.render(source, GIVEN) == jinja.render(source, GIVEN)
 
 
 def test_both_texts_of_one_question_are_those_of_two(renderer: Renderer) -> None:
     source = (
         "{% for m in messages %}{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}12\n\U0001f600{% endif %}"
     )
-    given = {"messages": [{"role": "user", "content": "3\n\ud83d"}]}
-    apart = [renderer.render(source, {**given, "add_generation_prompt": opens}) for opens in (True, False)]
-    assert renderer.render_opened(source, given) == tuple(apart)
-    assert apart[0] != apart[1]
+    messages = [{"role": "user", "content": "3\n\ud83d"}]
+    given = [{"messages": messages, "add_generation_prompt": opens} for opens in (True, False)]
+    assert renderer.render(source, *given) == [*renderer.render(source, given[0]), "3\n\ud83d\n"]
     with pytest.raises(RenderRefusal, match=r"^no$"):
-        renderer.render_opened("{{ raise_exception('no') }}", given)
+        renderer.render("{{ raise_exception('no') }}", *given)
 
 
 def test_what_is_wrong_is_said_in_the_same_words(renderer: Renderer) -> None:
@@ -74,7 +73,7 @@ def test_what_is_wrong_is_said_in_the_same_words(renderer: Renderer) -> None:
         renderer.render("{% include 'file' %}", GIVEN)
     with pytest.raises(TemplateBroken, match=r"^line 2: "):
         renderer.render("\n{% if %}", GIVEN)
-    assert renderer.render("{{ 1 }}", GIVEN) == "1"
+    assert renderer.render("{{ 1 }}", GIVEN) == ["1"]
 
 
 @pytest.mark.parametrize(
@@ -108,7 +107,7 @@ def test_the_sandbox_lets_nothing_out(renderer: Renderer, source: str) -> None:
 def test_what_a_template_changes_are_copies(renderer: Renderer) -> None:
     source = "{% set _ = messages.append(1) %}{% set _ = messages[0].update(role='x') %}{{ messages | length }}"
     for _ in range(2):
-        assert renderer.render(source, GIVEN) == "2"
+        assert renderer.render(source, GIVEN) == ["2"]
     assert MESSAGES[0]["role"] == "user"
     assert len(MESSAGES) == 1
 
@@ -130,7 +129,7 @@ def test_what_a_template_changes_are_copies(renderer: Renderer) -> None:
 def test_memory_has_an_end(isolated: IsolatedRenderer, source: str) -> None:
     with pytest.raises(RenderFault, match=r"Memory|MiB of memory"):
         isolated.render(source, GIVEN)
-    assert isolated.render("{{ 1 }}", {}) == "1"
+    assert isolated.render("{{ 1 }}", {}) == ["1"]
 
 
 @pytest.mark.parametrize(
@@ -146,7 +145,7 @@ def test_time_has_an_end_and_costs_this_process_nothing(hasty: IsolatedRenderer,
     with pytest.raises(RenderStopped, match="more than 1 s of CPU time"):
         hasty.render(source, GIVEN)
     assert time.thread_time() - began < 0.5
-    assert hasty.render("{{ 1 }}", {}) == "1"
+    assert hasty.render("{{ 1 }}", {}) == ["1"]
 
 
 def test_a_rendering_that_only_waits_ends_too() -> None:
@@ -159,8 +158,8 @@ def test_a_rendering_that_only_waits_ends_too() -> None:
 def test_text_has_an_end() -> None:
     renderer = IsolatedRenderer(WorkLimits(answer_bytes=1000))
     with pytest.raises(RenderFault, match="1000 bytes"):
-        renderer.render("{{ 'ä' * 501 }}", {})
-    assert renderer.render("{{ 'ä' * 500 }}", {}) == "ä" * 500
+        renderer.render("{{ 'ä' * 499 }}", {})
+    assert renderer.render("{{ 'ä' * 498 }}", {}) == ["ä" * 498]  # and four bytes for its length
     renderer.close()
 
 
@@ -174,25 +173,25 @@ def test_what_nests_too_deeply_for_another_process_is_refused(isolated: Isolated
 
 def test_a_process_that_has_died_is_replaced() -> None:
     renderer = IsolatedRenderer()
-    assert renderer.render("{{ 1 }}", {}) == "1"
-    (worker,) = renderer._processes._idle
+    assert renderer.render("{{ 1 }}", {}) == ["1"]
+    (worker,) = renderer._idle
     worker._process.kill()
     worker._process.wait()
-    assert renderer.render("{{ 2 }}", {}) == "2"
+    assert renderer.render("{{ 2 }}", {}) == ["2"]
     renderer.close()
 
 
 def test_a_process_that_is_killed_at_work_costs_a_second_try() -> None:
     renderer = IsolatedRenderer()
     renderer.render("{{ 1 }}", {})
-    (worker,) = renderer._processes._idle
+    (worker,) = renderer._idle
     os.kill(worker.pid, signal.SIGSTOP)
     with ThreadPoolExecutor(1) as threads:
         answer = threads.submit(renderer.render, "{{ text | length }}", {"text": "x" * 1_000_000})
-        while renderer._processes._idle:  # until it is taken
+        while renderer._idle:  # until it is taken
             threading.Event().wait(0.001)
         os.kill(worker.pid, signal.SIGKILL)
-        assert answer.result(60) == "1000000"
+        assert answer.result(60) == ["1000000"]
     renderer.close()
 
 
@@ -200,7 +199,7 @@ def test_a_process_that_takes_nothing_in_is_waited_for_so_long_and_no_longer() -
     renderer = IsolatedRenderer(WorkLimits(wall_s=0.2))
     worker = Process(ANSWERER, WorkLimits(wall_s=0.2))
     os.kill(worker.pid, signal.SIGSTOP)
-    renderer._processes._idle.append(worker)
+    renderer._idle.append(worker)
     with pytest.raises(RenderStopped, match=r"it took more than 0\.2 s"):
         renderer.render("{{ text }}", {"text": "x" * 1_000_000})
     renderer.close()
@@ -210,8 +209,8 @@ def test_the_process_knows_the_time_zone_and_no_secret(monkeypatch: pytest.Monke
     monkeypatch.setenv("TZ", "XXX-11:30")
     monkeypatch.setenv("LLAMA_API_KEY", "secret")
     renderer = IsolatedRenderer()
-    assert renderer.render("{{ strftime_now('%z %Z') }}", {}) == "+1130 XXX"
-    (worker,) = renderer._processes._idle
+    assert renderer.render("{{ strftime_now('%z %Z') }}", {}) == ["+1130 XXX"]
+    (worker,) = renderer._idle
     assert b"secret" not in Path(f"/proc/{worker.pid}/environ").read_bytes()
     renderer.close()
 
