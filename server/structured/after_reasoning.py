@@ -30,21 +30,18 @@ class AfterReasoning:
         self._start: bytes | None = b""  # the text, as long as the opening tag may follow
 
     def fork(self) -> "AfterReasoning":
-        """Return an independent copy in the same state."""
         made = copy(self)
         made._framing = None if self._framing is None else self._framing.fork()
         made._reply = None if self._reply is None else self._reply.fork()
         return made
 
     def allows(self, token: int) -> bool:
-        """Return whether `token` may be next."""
         return self._frames(token) or (self._reply is not None and self._reply.allows(token))
 
     def _frames(self, token: int) -> bool:
         return self._framing is not None and token not in self._vocab.eog and self._framing.allows(token)
 
     def mask(self) -> "memoryview | bytes | bytearray":
-        """Return the allowed tokens."""
         if self._framing is None or self._reply is None:
             only = self._framing or self._reply
             assert only is not None
@@ -63,7 +60,6 @@ class AfterReasoning:
         return self._framing if self._reply is None else None
 
     def accept(self, token: int) -> None:
-        """Advance by an allowed token."""
         if self._framing is None:
             assert self._reply is not None
             self._reply.accept(token)

@@ -22,26 +22,6 @@ if TYPE_CHECKING:  # llguidance takes its time to import
 UNLIMITED = -1
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """How reasoning is detected and ended."""
-
-    opening: bytes
-    closings: tuple[bytes, ...]  # any of them ends reasoning
-    forced: tuple[int, ...]  # the tokens that end it early
-    budget: int = UNLIMITED  # tokens
-    reopening: tuple[int, ...] = ()  # the tokens that open further reasoning later, () for none
-
-    def spent(self, n_tokens: int) -> bool:
-        """Return whether reasoning of this many tokens must end."""
-        return 0 <= self.budget <= n_tokens
-
-    @property
-    def longest(self) -> int:
-        """Bytes of the longest closing."""
-        return max(map(len, self.closings))
-
-
 class ReasoningSwitch:
     """Shared by all choices of a chat. Only `end` is called from another thread than the step thread. ``heard`` is
     called with it, where the chat is generated in another process."""
@@ -92,14 +72,19 @@ class ReasoningBudget:
         message = tokens(self.message)
         if not vocab.eog.isdisjoint(message):
             raise _wrong_message("must hold no token that ends the reply")
-        ending = Ending(
-            opening.encode(),
-            tuple(end.encode() for end in closings),
-            message + tokens(closings[0]),
-            self.budget,
-            tokens(opening) if reopens else (),
+        made = ReasoningEnd(
+            inner=inner,
+            vocab=vocab,
+            opening=opening.encode().lstrip(),
+            closings=tuple(end.encode() for end in closings),
+            forced=message + tokens(closings[0]),
+            budget=self.budget,
+            reopening=tokens(opening) if reopens else (),
+            switch=switch or ReasoningSwitch(),
         )
-        return ReasoningEnd(ending, inner, vocab, n_begun=None if begun is None else len(tokens(begun)), switch=switch)
+        if begun is not None:
+            made.think(len(tokens(begun)))
+        return made
 
 
 def _wrong_message(reason: str) -> InvalidRequest:
@@ -111,81 +96,64 @@ class _State(Enum):
     START = 0  # only whitespace and a part of the opening tag so far
     THINKING = 1
     ENDING = 2  # waits for the end of a character
-    CLOSING = 3  # the forced tokens are being generated
-    ANSWER = 4
+    ANSWER = 3
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
 class ReasoningEnd:
-    """Allows what `inner` allows (everything if None), and forces the tokens that end reasoning early.
+    """Allows what `inner` allows (everything if None), and forces the tokens that end reasoning early."""
 
-    ``n_begun``: number of reasoning tokens in the prompt; None if it has not opened the reasoning.
-    """
-
-    def __init__(
-        self,
-        ending: Ending,
-        inner: Constraint | None,
-        vocab: Vocab,
-        *,
-        n_begun: int | None,
-        switch: ReasoningSwitch | None = None,
-    ) -> None:
-        self._ending = ending
-        self._switch = switch or ReasoningSwitch()
-        self._inner = inner
-        self._vocab = vocab
-        self._state = _State.START
-        self._n_thought = 0
-        self._n_seen = 0
-        self._n_forced = 0
-        self._tail = b""
-        self._recent: tuple[int, ...] = ()
-        if n_begun is not None:
-            self._think(n_begun)
+    inner: Constraint | None
+    vocab: Vocab
+    opening: bytes
+    closings: tuple[bytes, ...]  # any of them ends reasoning
+    forced: tuple[int, ...]  # the tokens that end it early
+    budget: int  # tokens
+    reopening: tuple[int, ...]  # the tokens that open further reasoning later, () for none
+    switch: ReasoningSwitch
+    _state: _State = _State.START
+    _due: tuple[int, ...] = ()  # the next tokens, if they are forced
+    _n_thought: int = 0
+    _n_seen: int = 0  # calls of the switch
+    _tail: bytes = b""
+    _recent: tuple[int, ...] = ()
 
     def fork(self) -> "ReasoningEnd":
         """Return a copy in the same state, on the same switch."""
         made = copy(self)
-        made._inner = None if self._inner is None else self._inner.fork()
+        made.inner = None if self.inner is None else self.inner.fork()
         return made
 
     def allows(self, token: int) -> bool:
         """Return whether `token` may be next. Also checks the switch."""
-        if self._n_seen != self._switch.n_calls:
-            self._n_seen = self._switch.n_calls
+        if self._n_seen != self.switch.n_calls:
+            self._n_seen = self.switch.n_calls
             if self._state is _State.THINKING:
                 self._state = _State.ENDING
         if self._state is _State.ENDING and not _cuts_character(self._tail):
-            self._state, self._n_forced = _State.CLOSING, 0
-        if self._state is _State.CLOSING:
-            return token == self._ending.forced[self._n_forced]
-        return self._inner is None or self._inner.allows(token)
+            self._state, self._due = _State.ANSWER, self.forced
+        if self._due:
+            return token == self._due[0]
+        return self.inner is None or self.inner.allows(token)
 
     def mask(self) -> "memoryview | bytes | bytearray":
-        """Return the allowed tokens."""
-        if self._state is not _State.CLOSING and self._inner is not None:
-            return self._inner.mask()
-        n_bytes = n_mask_bytes(self._vocab.n_tokens)
-        if self._state is not _State.CLOSING:
-            return b"\xff" * n_bytes
-        forced = self._ending.forced[self._n_forced]
-        mask = bytearray(n_bytes)
-        mask[forced // 8] = 1 << forced % 8
+        if not self._due and self.inner is not None:
+            return self.inner.mask()
+        mask = bytearray((b"\0" if self._due else b"\xff") * n_mask_bytes(self.vocab.n_tokens))
+        for forced in self._due[:1]:
+            mask[forced // 8] = 1 << forced % 8
         return mask
 
     def masked_by(self) -> "MatcherConstraint | None":
         """Return the inner grammar, where nothing is forced."""
-        return None if self._state is _State.CLOSING or self._inner is None else self._inner.masked_by()
+        return None if self._due or self.inner is None else self.inner.masked_by()
 
     def accept(self, token: int) -> None:
-        """Advance by an allowed token."""
         # Forced markup may be what the grammar of the reasoning does not contain, such as control tokens.
-        if self._inner is not None and (self._state is not _State.CLOSING or self._inner.allows(token)):
-            self._inner.accept(token)
-        if self._state is _State.CLOSING:
-            self._n_forced += 1
-            if self._n_forced == len(self._ending.forced):
-                self._state = _State.ANSWER
+        if self.inner is not None and (not self._due or self.inner.allows(token)):
+            self.inner.accept(token)
+        if self._due:
+            self._due = self._due[1:]
         elif self._state is _State.ANSWER:
             self._reopened(token)
         else:
@@ -193,42 +161,41 @@ class ReasoningEnd:
 
     @property
     def finished(self) -> bool:
-        """Whether the output is complete."""
-        return self._inner is not None and self._inner.finished
+        return self.inner is not None and self.inner.finished
 
-    def _think(self, n_tokens: int, tail: bytes = b"") -> None:
+    def think(self, n_tokens: int, tail: bytes = b"") -> None:
         """Enter reasoning of this many tokens, which ends at the budget."""
-        self._state = _State.ENDING if self._ending.spent(n_tokens) else _State.THINKING
+        self._state = _State.ENDING if 0 <= self.budget <= n_tokens else _State.THINKING
         self._n_thought, self._tail = n_tokens, tail
 
     def _read(self, token: int) -> None:
-        text = self._tail + self._vocab.piece(token)
+        text = self._tail + self.vocab.piece(token)
         n_tokens = self._n_thought + 1
         if self._state is _State.START:
             begun = text.lstrip()
-            opening = self._ending.opening.lstrip()
-            if not begun.startswith(opening):
+            if not begun.startswith(self.opening):
                 self._tail = begun
-                if not opening.startswith(begun):
+                if not self.opening.startswith(begun):
                     self._state = _State.ANSWER
                     self._reopened(token)
                 return
-            text, n_tokens = begun[len(opening) :], 0
-        if any(closing in text for closing in self._ending.closings):
+            text, n_tokens = begun[len(self.opening) :], 0
+        if any(closing in text for closing in self.closings):
             self._state = _State.ANSWER
-        elif self._state is _State.ENDING:
-            self._tail = text[-self._ending.longest :]
+            return
+        tail = text[-max(map(len, self.closings)) :]
+        if self._state is _State.ENDING:
+            self._tail = tail
         else:
-            self._think(n_tokens, text[-self._ending.longest :])
+            self.think(n_tokens, tail)
 
     def _reopened(self, token: int) -> None:
-        wanted = self._ending.reopening
-        if not wanted:
+        if not self.reopening:
             return
-        self._recent = (*self._recent, token)[-len(wanted) :]
-        if self._recent == wanted:
+        self._recent = (*self._recent, token)[-len(self.reopening) :]
+        if self._recent == self.reopening:
             self._recent = ()
-            self._think(0)
+            self.think(0)
 
 
 def _cuts_character(text: bytes) -> bool:

@@ -43,7 +43,6 @@ class EmbeddedTexts(MatcherConstraint):
         self._enter()
 
     def fork(self) -> Self:
-        """Return an independent copy in the same state."""
         made = copy(self)
         made._outer, made._text = self._outer.fork(), None if self._text is None else self._text.fork()
         return made
@@ -78,7 +77,6 @@ class EmbeddedTexts(MatcherConstraint):
         return self._outer if self._text is None else None
 
     def accept(self, token: int) -> None:
-        """Advance by an allowed token."""
         if self._text is None and self._outer.allows(token):
             self._outer.accept(token)
             self._enter()
@@ -90,7 +88,6 @@ class EmbeddedTexts(MatcherConstraint):
 
     @property
     def finished(self) -> bool:
-        """True when only an end token may follow."""
         return self._text is None and self._outer.finished
 
     @property

@@ -5,7 +5,8 @@ Unlike llama.cpp, tokens that the grammar rejects after a trigger are not sample
 """
 
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from enum import Enum
 from functools import lru_cache
 from typing import Any, TypeAlias
 
@@ -114,14 +115,17 @@ class Rules:
         return any(begun.marker[:1] in text for begun in self.begun) or (bool(opening) and opening in text)
 
 
-@dataclass(frozen=True, slots=True)
-class _Free:
-    """The end of the text so far."""
+class _Place(Enum):
+    """Where free text is. With its text: all of it at the start, elsewhere the end."""
 
-    tail: bytes = b""  # in which a marker may have started
-    head: bytes | None = b""  # the whole message while it may start reasoning, or a marker that counts only there
-    thinking: bool = False  # inside reasoning
-    may_think: bool = False
+    FIRST = 0  # at the start of the message, which may open reasoning
+    START = 1  # at the start of the message or after reasoning, where markers of the start count
+    REASONING = 2
+    TEXT = 3
+
+
+_Free: TypeAlias = tuple[_Place, bytes]
+_Started: TypeAlias = tuple[MatcherConstraint, bytes] | None
 
 
 class TriggeredConstraint:
@@ -135,7 +139,8 @@ class TriggeredConstraint:
 
     def __init__(self, rules: Rules, *, thinking: bool = False) -> None:
         self._rules = rules
-        self._free = _Free(thinking=thinking, may_think=bool(rules.reasoning[0]) and not thinking)
+        first = _Place.FIRST if rules.reasoning[0] else _Place.START
+        self._free: _Free = (_Place.REASONING if thinking else first, b"")
         self._inner: MatcherConstraint | None = None
         self._refused = -1  # the last token, if a trigger refused it
 
@@ -145,13 +150,11 @@ class TriggeredConstraint:
         return self._rules.lazy is not None
 
     def fork(self) -> "TriggeredConstraint":
-        """Return an independent copy in the same state."""
         made = copy(self)
         made._inner = None if self._inner is None else self._inner.fork()
         return made
 
     def allows(self, token: int) -> bool:
-        """Return whether `token` may be next."""
         if self._inner is None:
             allowed = self._free_allows(token)
             self._refused = -1 if allowed else token
@@ -171,7 +174,7 @@ class TriggeredConstraint:
         bits = bytearray(b"\xff" * markers.tokens.n_mask_bytes)
         checked, cleared = [*markers.crossing], [refused] if refused >= 0 else []
         if lazy is not None:
-            byte = lazy.end_of_pattern(self._free.tail, markers.tokens.piece(refused, shown=True))
+            byte = lazy.end_of_pattern(self._free[1], markers.tokens.piece(refused, shown=True))
             of_patterns = () if byte is None else markers.tokens.with_inside(byte)
             checked += [*lazy.tokens, *of_patterns[:MAX_CHECKED]]
             cleared += of_patterns[MAX_CHECKED:]
@@ -219,7 +222,7 @@ class TriggeredConstraint:
 
     def _leave(self) -> None:
         """Return to free text after a call. It is not the start of a message."""
-        self._inner, self._free = None, _Free(head=None)
+        self._inner, self._free = None, (_Place.TEXT, b"")
 
     def _free_allows(self, token: int) -> bool:
         _, found = self._after(token)
@@ -233,44 +236,35 @@ class TriggeredConstraint:
             return True
         return self._rules.markers.tokens.feed(constraint, text)
 
-    def _after(self, token: int) -> tuple[_Free, tuple[MatcherConstraint, bytes] | None]:
+    def _after(self, token: int) -> tuple[_Free, _Started]:
         """Return the state after a token of free text, and the constraint that it starts with the text for it."""
-        lazy = self._rules.lazy
-        if lazy is not None:
-            piece = self._rules.markers.tokens.piece(token, shown=True)
-            begun = lazy.begun(self._free.tail + piece) if token not in lazy.tokens else piece
-            free = _Free(tail=(self._free.tail + piece)[-max(lazy.n_seen, self._rules.markers.longest) :])
-            return free, None if begun is None else (lazy.constraint, begun)
-        piece = self._rules.markers.tokens.piece(token, shown=token in self._rules.shown)
-        if not piece:
+        rules, (place, text) = self._rules, self._free
+        if rules.lazy is not None:
+            piece = rules.markers.tokens.piece(token, shown=True)
+            begun = rules.lazy.begun(text + piece) if token not in rules.lazy.tokens else piece
+            tail = (text + piece)[-max(rules.lazy.n_seen, rules.markers.longest) :]
+            return (place, tail), None if begun is None else (rules.lazy.constraint, begun)
+        piece = rules.markers.tokens.piece(token, shown=token in rules.shown)
+        if not piece or (place is _Place.TEXT and not text and not rules.may_begin(piece)):
             return self._free, None
-        free, text = self._free, piece
-        if free.head is None and not (free.tail or free.thinking or self._rules.may_begin(piece)):
-            return free, None
-        if free.may_think:
-            free, text = self._reasoning_begin(free, text)
+        text += piece
+        opening, ends = rules.reasoning
+        if place is _Place.FIRST:
+            start = text.lstrip()
+            if start.startswith(opening):
+                place, text = _Place.REASONING, start[len(opening) :]
+            elif not opening.startswith(start):
+                place = _Place.START
         while True:
-            if free.thinking:
-                joined = free.tail + text
-                end = self._reasoning_end(joined)
-                if end is None:
-                    return replace(free, tail=joined[-self._longest_end :]), None
-                free, text = _Free(), joined[end:]
-            opened = self._opened_again(free.tail + text)
+            if place is _Place.REASONING:
+                at, end = min(((text.find(end), end) for end in ends if end in text), default=(-1, b""))
+                if at < 0:
+                    return (place, text[-max(map(len, ends)) :]), None
+                place, text = _Place.START, text[at + len(end) :]
+            opened = self._opened_again(text)
             if opened is None:
-                head = None if free.head is None else free.head + text
-                return self._marked(replace(free, tail=free.tail + text, head=head))
-            free, text = _Free(thinking=True), opened
-
-    @property
-    def _longest_end(self) -> int:
-        return max(map(len, self._rules.reasoning[1]))
-
-    def _reasoning_end(self, text: bytes) -> int | None:
-        """Return where the text after the reasoning starts."""
-        places = ((text.find(end), end) for end in self._rules.reasoning[1])
-        at, end = min(((at, end) for at, end in places if at >= 0), default=(-1, b""))
-        return None if at < 0 else at + len(end)
+                return self._marked(place, text)
+            place, text = _Place.REASONING, opened
 
     def _opened_again(self, text: bytes) -> bytes | None:
         """Return the text after an opening tag of further reasoning, unless a marker is before it."""
@@ -280,28 +274,20 @@ class TriggeredConstraint:
             return None
         return text[at + len(opening) :]
 
-    def _reasoning_begin(self, free: _Free, text: bytes) -> tuple[_Free, bytes]:
-        """Return whether the message starts with reasoning: that text, or the text so far."""
-        opening = self._rules.reasoning[0]
-        begun = ((free.head or b"") + text).lstrip()
-        if begun.startswith(opening):
-            return _Free(thinking=True), begun[len(opening) :]
-        return replace(free, may_think=opening.startswith(begun)), text
-
-    def _marked(self, free: _Free) -> tuple[_Free, tuple[MatcherConstraint, bytes] | None]:
-        """Find the first marker in the tail, and markers at the start in the head."""
-        places = ((free.tail.find(begun.marker), begun) for begun in self._rules.begun if not begun.at_start)
+    def _marked(self, place: _Place, text: bytes) -> tuple[_Free, _Started]:
+        """Find the first marker in the text, and markers at the start."""
+        rules = self._rules
+        places = ((text.find(begun.marker), begun) for begun in rules.begun if not begun.at_start)
         found = [(at, begun) for at, begun in places if at >= 0]
         if found:
             at, begun = min(found, key=lambda each: (each[0], -len(each[1].marker)))
-            return free, (begun.constraint, free.tail[at + len(begun.marker) :])
-        head = free.head
-        if head is not None:
-            start = head.lstrip()
-            for begun in self._rules.begun:
+            return (place, text), (begun.constraint, text[at + len(begun.marker) :])
+        if place is not _Place.TEXT:
+            start = text.lstrip()
+            for begun in rules.begun:
                 if begun.at_start and start.startswith(marker := begun.marker.lstrip()):
-                    return free, (begun.constraint, start[len(marker) :])
-            if len(head) > self._rules.markers.longest and not free.may_think:
-                head = None
-        tail = free.tail[-max(self._rules.markers.longest, len(self._rules.opening)) :]
-        return replace(free, tail=tail if self._rules.may_begin(tail) else b"", head=head), None
+                    return (place, text), (begun.constraint, start[len(marker) :])
+            if place is _Place.FIRST or len(text) <= rules.markers.longest:
+                return (place, text), None
+        tail = text[-max(rules.markers.longest, len(rules.opening)) :]
+        return (_Place.TEXT, tail if rules.may_begin(tail) else b""), None

@@ -15,7 +15,7 @@ from server.pool.worker.child import Worker
 from server.pool.worker.messages import Encoder, HandleTable
 from server.structured.constraint import Constraint
 from server.structured.grammar.compiler import GrammarCompiler
-from server.structured.reasoning_end import Ending, ReasoningEnd, ReasoningSwitch
+from server.structured.reasoning_end import ReasoningBudget, ReasoningSwitch
 from tests.support.fakes import FakeLoader, FakeRunner, FakeVocab
 from tests.unit.pool.fakes import spec
 
@@ -72,8 +72,8 @@ async def process(model: ModelSpec = DEMO, n_seq: int = 4) -> AsyncIterator[Proc
 
 
 def thinking(switch: ReasoningSwitch) -> Constraint:
-    ending = Ending(b"<think>", (b"</think>",), tuple(b"</think>"))
-    return ReasoningEnd(ending, GrammarCompiler(VOCAB).gbnf('root ::= "b" [0-9]+'), VOCAB, n_begun=1, switch=switch)
+    inner = GrammarCompiler(VOCAB).gbnf('root ::= "b" [0-9]+')
+    return ReasoningBudget().ended(inner, VOCAB, "<think>", ["</think>"], begun="x", reopens=False, switch=switch)
 
 
 async def test_a_request_cancelled_while_its_grammar_compiles_is_not_computed() -> None:

@@ -50,7 +50,7 @@ from server.structured.constraint import Constraint
 from server.structured.grammar.compiler import GrammarCompiler
 from server.structured.grammar.matcher import Recipe
 from server.structured.lazy import Lazy
-from server.structured.reasoning_end import Ending, ReasoningEnd, ReasoningSwitch
+from server.structured.reasoning_end import ReasoningBudget, ReasoningSwitch
 from tests.support.fakes import FakeVocab
 from tests.unit.structured.builders import after_reasoning
 
@@ -153,8 +153,9 @@ def after_thinking() -> Constraint:
 
 
 def thinking_end() -> Constraint:
-    ending = Ending(b"<think>", (b"</think>",), tuple(b"</think>"), budget=4)
-    return ReasoningEnd(ending, unique(), VOCAB, n_begun=1, switch=ReasoningSwitch())
+    return ReasoningBudget(4).ended(
+        unique(), VOCAB, "<think>", ["</think>"], begun="x", reopens=False, switch=ReasoningSwitch()
+    )
 
 
 def lazy() -> Constraint:
