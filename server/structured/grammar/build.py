@@ -48,31 +48,20 @@ class Grammar:
         inner = tuple((cls.from_json(grammar), place) for grammar, place in texts)
         return cls(text, param, prefix, inner, hole, None if unique is None else UniquePlaces(*unique), narrowed)
 
+    @contained
     def matcher(self, tokenizer: Tokenizer, request: Any) -> llguidance.LLMatcher:
         """Compile it. Raises `InvalidRequest` for one that is wrong, or that no output matches.
 
         ``request``: what it was built from, to name the place in a schema.
         """
-        matcher = _matcher(tokenizer.native, self.text)
+        matcher = llguidance.LLMatcher(tokenizer.native, self.text, log_level=0, limits=PARSER_LIMITS)
         # The first mask finds grammars that match nothing, or cost too much, before a slot is taken.
-        allowed = b"" if matcher.is_error() else _mask(matcher)
-        if not matcher.is_error() and any(allowed):
+        if not matcher.is_error() and any(matcher.compute_bitmask()) and not matcher.is_error():
             return matcher
         error = first_line(re.sub(r"^at 1\(\d+\): ", "", matcher.get_error()))  # the position of a generated text
         if self.param == SCHEMA:
             raise unsupported(error, request, self.narrowed)
         raise InvalidRequest(f"{self.prefix}: {error}", self.param)
-
-
-@contained
-def _matcher(tokenizer: llguidance.LLTokenizer, grammar: str) -> llguidance.LLMatcher:
-    return llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=PARSER_LIMITS)
-
-
-@contained
-def _mask(matcher: llguidance.LLMatcher) -> bytes:
-    mask: bytes = matcher.compute_bitmask()
-    return mask
 
 
 def build(kind: Kind, request: Any, table: Callable[[], TokenTable]) -> Grammar:

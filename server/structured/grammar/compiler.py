@@ -16,7 +16,7 @@ from server.errors import InvalidRequest
 from server.structured.grammar.attempt import CompileLater, current
 from server.structured.grammar.build import SCHEMA, Grammar, Kind, build
 from server.structured.grammar.embedded_text import EmbeddedText, EmbeddedTexts
-from server.structured.grammar.lark import literal, without_anchors
+from server.structured.grammar.lark import without_anchors
 from server.structured.grammar.limits import MAX_TEXT_CHARS
 from server.structured.grammar.matcher import MatcherConstraint, Recipe
 from server.structured.grammar.panics import contained
@@ -167,20 +167,14 @@ class GrammarCompiler:
         if sum(map(len, options)) > MAX_TEXT_CHARS:
             raise InvalidRequest(f"the choices have more than {MAX_TEXT_CHARS} characters in all", "choice")
         # One terminal: alternatives that begin alike must stay open side by side.
-        grammar = "start: CHOICE\nCHOICE: " + "\n  | ".join(map(literal, options)) + "\n"
+        grammar = "start: CHOICE\nCHOICE: " + "\n  | ".join(map(json.dumps, options)) + "\n"
         return self._made("grammar", [grammar, "choice", "choice"], "choice")
 
-    def token_id(self, text: str) -> int | None:
-        """Return the one token, special or not, whose whole text is `text`; None if there is none."""
-        tokens = self._vocab.tokenize(text, add_special=False, parse_special=True)
-        if len(tokens) == 1 and self._vocab.piece(tokens[0], special=True) == text.encode():
-            return tokens[0]
-        return None
-
     def control_token(self, text: str) -> int | None:
-        """Like `token_id`, for control tokens only: those that no text of a grammar matches."""
-        token = self.token_id(text)
-        return token if token is not None and not self._vocab.piece(token, special=False) else None
+        """Return the control token whose whole text is `text`, which no text of a grammar matches; None for none."""
+        tokens, piece = self._vocab.tokenize(text, add_special=False, parse_special=True), self._vocab.piece
+        is_control = len(tokens) == 1 and piece(tokens[0]) == text.encode() and not piece(tokens[0], special=False)
+        return tokens[0] if is_control else None
 
     @contained
     def prepare(self) -> Tokenizer:

@@ -1,4 +1,4 @@
-"""Lark text in llguidance's dialect: checks of a client's grammar, and literals and texts in our own."""
+"""Checks of a client's grammar in llguidance's dialect of Lark, and the texts in our own."""
 
 import json
 import re
@@ -17,11 +17,6 @@ _KEYWORDS = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _JSON = json.JSONDecoder()
-
-
-def literal(text: str) -> str:
-    """`text` as a Lark string."""
-    return json.dumps(text)
 
 
 def without_anchors(regex: str) -> str:

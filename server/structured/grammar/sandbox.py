@@ -24,13 +24,11 @@ RETRY_S = 5
 _TOO_MUCH = "compiling it was stopped, {}: use fewer or simpler alternatives, references and patterns"
 
 
-class Sandbox:
+class Sandbox(Processes):
     """The processes, started when they are first needed. Safe in any thread."""
 
     def __init__(self, limits: WorkLimits = LIMITS) -> None:
-        self._limits = limits
-        self._processes = Processes(ANSWERER, limits, max_idle=2)
-        self._closed = False
+        super().__init__(ANSWERER, limits, max_idle=2)
 
     def compile(self, vocabulary: bytes, request: bytes, param: str) -> Any:
         """Compile a grammar there; returns what `sandbox_worker` answers.
@@ -48,7 +46,7 @@ class Sandbox:
             if self._closed:
                 raise ShuttingDown
             try:
-                with self._processes.borrowed(vocabulary) as process:
+                with self.borrowed(vocabulary) as process:
                     is_fresh = not process.n_done
                     with attempt.working(process.kill):
                         kind, answer = self._asked(process, vocabulary, request)
@@ -74,15 +72,9 @@ class Sandbox:
             raise InvalidRequest(*found)
         return found
 
-    @property
-    def at_work(self) -> list[Process]:
-        """Return the processes that compile a grammar now."""
-        return self._processes.at_work
-
-    def close(self) -> None:
+    def close(self, *, kill: bool = True) -> None:
         """End the processes, also those at work."""
-        self._closed = True
-        self._processes.close(kill=True)
+        super().close(kill=kill)
 
     def _asked(self, process: Process, vocabulary: bytes, request: bytes) -> tuple[bytes, bytes]:
         if not process.n_done:

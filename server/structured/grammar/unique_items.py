@@ -10,6 +10,7 @@ import json
 import time
 from bisect import bisect_left
 from collections.abc import Hashable, Iterable, Mapping
+from copy import copy
 from decimal import Decimal
 from typing import Any, NamedTuple, Self
 
@@ -140,10 +141,7 @@ class Cursor:
 
     def fork(self) -> "Cursor":
         """Return an independent copy."""
-        copy = Cursor.__new__(Cursor)
-        for name in self.__slots__:
-            setattr(copy, name, getattr(self, name))
-        return copy
+        return copy(self)
 
     @property
     def is_inside(self) -> bool:
@@ -273,13 +271,11 @@ class UniqueItems(MatcherConstraint):
         self._cursor, self._tokens = cursor, tokens
 
     def fork(self) -> Self:
-        """Return an independent copy in the same state."""
         made = super().fork()
         made._cursor = self._cursor.fork()
         return made
 
     def allows(self, token: int) -> bool:
-        """Return whether `token` may be next."""
         return super().allows(token) and self._cursor.fork().take(self._tokens.piece(token))
 
     def mask(self) -> bytes:
@@ -304,7 +300,6 @@ class UniqueItems(MatcherConstraint):
         """Return nothing: the matcher alone does not determine the mask."""
 
     def accept(self, token: int) -> None:
-        """Advance by an allowed token."""
         super().accept(token)
         self._cursor.take(self._tokens.piece(token))
 

@@ -1,8 +1,8 @@
 """A vocabulary with tokens of several bytes, and ways to walk a constraint."""
 
 import random
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from server.formats import GENERIC
@@ -11,13 +11,13 @@ from server.structured.after_reasoning import AfterReasoning
 from server.structured.constraint import Constraint
 from server.structured.grammar.compiler import GrammarCompiler
 from server.structured.grammar.matcher import MatcherConstraint
-from tests.support.fakes import EOS, FakeVocab
+from tests.support.fakes import FakeVocab
 
 BYTES = GrammarCompiler(FakeVocab())
 
 
 class WordVocab(FakeVocab):
-    """Bytes, tokens of several bytes (parts of characters and of JSON among them), then specials."""
+    """Bytes, tokens of several bytes (parts of characters and of JSON among them), `more`, then specials."""
 
     words = (
         *(bytes([byte]) for byte in range(256)),
@@ -25,10 +25,12 @@ class WordVocab(FakeVocab):
         *("é".encode(), "€".encode()[:2], "é€".encode(), "😀".encode()[1:], b"\n\n", b"  ", b"", b"<think>"),
     )
     specials = (b"<s>", b"</s>", b"<|im_end|>", b"<tool>")
-    bos = len(words)
-    eos = bos + 1
-    eog = frozenset({bos + 1, bos + 2})
-    n_tokens = bos + 4
+
+    def __init__(self, *more: bytes) -> None:
+        super().__init__()
+        self.words = (*self.words, *more)
+        self.bos = len(self.words)
+        self.eos, self.eog, self.n_tokens = self.bos + 1, frozenset({self.bos + 1, self.bos + 2}), self.bos + 4
 
     def piece(self, token: int, *, special: bool = True) -> bytes:
         if token < self.bos:
@@ -90,64 +92,51 @@ def say(constraint: Constraint, text: str | bytes) -> bytes:
     return said
 
 
-@dataclass
-class Only:
-    """A constraint of `FakeVocab` that allows one text, then an end."""
-
-    text: bytes
-    said: bytes = b""
-
-    def fork(self) -> "Only":
-        return Only(self.text, self.said)
-
-    def allows(self, token: int) -> bool:
-        rest = self.text[len(self.said) :]
-        return token == (rest[0] if rest else EOS)
-
-    def mask(self) -> bytes:
-        bits = bytearray((FakeVocab.n_tokens + 31) // 32 * 4)
-        for token in filter(self.allows, range(FakeVocab.n_tokens)):
-            bits[token // 8] |= 1 << token % 8
-        return bytes(bits)
-
-    def masked_by(self) -> None:
-        return None
-
-    def accept(self, token: int) -> None:
-        assert self.allows(token)
-        self.said += FakeVocab().piece(token)
-
-    @property
-    def finished(self) -> bool:
-        return self.said == self.text
-
-
 def allowed(mask: bytes, n_tokens: int) -> set[int]:
     """The tokens whose bit is set."""
     return {token for token in range(n_tokens) if mask[token // 8] >> (token % 8) & 1}
 
 
-def walk(constraint: MatcherConstraint, vocab: WordVocab, seed: int, *, at_most: int = 60) -> bytes:
-    """Random tokens by the masks, then the shortest way out: what a bad model would write."""
-    chance = random.Random(seed)
-    out = b""
+def walk(
+    constraint: MatcherConstraint,
+    vocab: FakeVocab,
+    seed: int,
+    *,
+    at_most: int = 60,
+    liked: bytes = b"",
+    closing: bytes = b"",
+    ends: Sequence[str] = (),
+) -> bytes:
+    """Random tokens by the masks, if possible `liked` ones, then the way out: what a bad model would write.
+
+    ``closing``: bytes that lead out. ``ends``: texts that do, but not twice in a row: in a string they are text.
+    """
+    chance, out, end = random.Random(seed), b"", ""
     for step in range(2000):
         tokens = allowed(constraint.mask(), vocab.n_tokens)
         assert tokens, f"nothing may follow {out!r}"
-        if constraint.finished or (step >= at_most and tokens & vocab.eog):
+        if constraint.finished or (step >= at_most and constraint.complete):
             return out
-        usable = sorted(tokens - vocab.eog) or sorted(tokens)
-        token = chance.choice(usable) if step < at_most else _closing(usable)
-        if token in vocab.eog:
-            return out
+        tried = chance.sample(ends, len(ends)) if step >= at_most and not end else []
+        end = next((end for end in tried if end and takes(constraint.fork(), end.encode())), "")
+        if end:
+            assert takes(constraint, end.encode())
+            out += end.encode()
+            continue
+        usable = sorted(tokens - vocab.eog)
+        preferred = sorted({*(liked if step < at_most else closing)}.intersection(tokens))
+        token = chance.choice(preferred or usable) if preferred or step < at_most else _closing(usable, chance)
         assert constraint.allows(token)
         constraint.accept(token)
         out += vocab.piece(token)
     raise AssertionError(f"no end after {out[:200]!r}")
 
 
-def _closing(tokens: Iterable[int]) -> int:
-    order = b'"}]>xea,0:'
+def _closing(tokens: Sequence[int], chance: random.Random) -> int:
+    quotes: list[int] = sorted({*b"\"'"}.intersection(tokens))
+    if quotes:
+        return chance.choice(quotes)
+    order = b"}])>xea,0:"
     return min(tokens, key=lambda token: (order.find(bytes([token])) % 99 if token < 256 else 100, token))
 
 

@@ -92,34 +92,25 @@ def test_a_reply_fails_where_every_continuation_repeats_an_item() -> None:
 
 @pytest.mark.parametrize("text", ['["a","b",', '["a","b", "'])
 def test_a_token_that_ends_an_item_and_goes_on_is_refused_where_no_other_is_left(text: str) -> None:
-    class Joined(WordVocab):
-        words = (*WordVocab.words, b'","', b'", "c')
-        specials = WordVocab.specials
-        bos, eos, eog, n_tokens = len(words), len(words) + 1, frozenset({len(words) + 1}), len(words) + 4
-
-    compiler = GrammarCompiler(Joined())
-    constraint = compiler.json_schema({**UNIQUE, "items": {"enum": ["a", "b", "c"]}})
+    vocab = WordVocab(b'","', b'", "c')
+    constraint = GrammarCompiler(vocab).json_schema({**UNIQUE, "items": {"enum": ["a", "b", "c"]}})
     for byte in text.removesuffix('"').rstrip(" ").encode() + b'"c':
         constraint.accept(byte)
     joined = [len(WordVocab.words), len(WordVocab.words) + 1]
     assert not any(constraint.allows(token) for token in joined)
-    assert not allowed(constraint.mask(), Joined.n_tokens) & set(joined)
+    assert not allowed(constraint.mask(), vocab.n_tokens) & set(joined)
     assert constraint.allows(ord('"'))
 
 
 def test_tokens_that_the_grammar_refuses_are_not_read() -> None:
-    class Odd(WordVocab):
-        words = (*WordVocab.words, b'"]}', b'"}]', b'"{')
-        specials = WordVocab.specials
-        bos, eos, eog, n_tokens = len(words), len(words) + 1, frozenset({len(words) + 1}), len(words) + 4
-
+    vocab = WordVocab(b'"]}', b'"}]', b'"{')
     names = {**OBJECT, "properties": {"n": {"type": "string", "pattern": "^[a-z]+$"}}, "required": ["n"]}
-    constraint = GrammarCompiler(Odd()).json_schema({**UNIQUE, "items": names})
+    constraint = GrammarCompiler(vocab).json_schema({**UNIQUE, "items": names})
     for byte in b'[{"n":"a"},{"n":"a':
         constraint.accept(byte)
-    found = allowed(constraint.mask(), len(Odd.words))
+    found = allowed(constraint.mask(), vocab.bos)
     assert found & set(range(256)) == set(b'abcdefghijklmnopqrstuvwxyz"')
-    assert found.isdisjoint(range(len(WordVocab.words), len(Odd.words)))
+    assert found.isdisjoint(range(len(WordVocab.words), vocab.bos))
 
 
 def test_a_token_of_several_bytes_is_looked_through() -> None:

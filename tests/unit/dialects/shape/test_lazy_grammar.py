@@ -12,6 +12,7 @@ from server.structured.constraint import Constraint
 from server.structured.grammar.compiler import GrammarCompiler
 from tests.support.fakes import EOS, FakeVocab
 from tests.unit.dialects.builders import finished, make_model
+from tests.unit.structured.builders import takes
 
 GRAMMAR = 'root ::= "<call>" [0-9]+ "."'
 WORD = {"type": 1, "value": "<call>"}
@@ -52,14 +53,6 @@ def constraint(vocab: FakeVocab | None = None, **body: Any) -> Constraint:
     made = native(vocab, **body).constraint
     assert made is not None
     return made
-
-
-def takes(made: Constraint, tokens: "bytes | list[int]") -> bool:
-    for token in tokens:
-        if not made.allows(token):
-            return False
-        made.accept(token)
-    return True
 
 
 def test_everything_may_come_until_a_word_does_and_then_the_grammar_holds() -> None:

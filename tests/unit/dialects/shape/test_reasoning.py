@@ -20,13 +20,13 @@ from server.structured.reasoning_end import ReasoningBudget, ReasoningEnd, Reaso
 from tests.support.fakes import BOS, EOS, IM_START, FakeVocab
 from tests.unit.dialects.builders import make_model
 from tests.unit.dialects.chat.test_chat_output import accepts
-from tests.unit.structured.builders import Only, after_reasoning, allowed, say
+from tests.unit.structured.builders import BYTES, after_reasoning, allowed, say
 
 SPACES = set(b" \t\r\n")
 
 
 def test_between_thoughts_and_answer_white_space_is_free_but_not_for_ever() -> None:
-    made = after_reasoning(Only(b"ok"), begun=True)
+    made = after_reasoning(BYTES.choice(["ok"]), begun=True)
     for token in b"x</t>" + b"\n" * 16:
         assert made.allows(token)
         made.accept(token)
@@ -40,7 +40,7 @@ def test_a_token_that_closes_and_goes_on_is_not_allowed() -> None:
         def piece(self, token: int, *, special: bool = True) -> bytes:
             return {1: b"</t>o", 2: b">o"}.get(token) or super().piece(token, special=special)
 
-    made = after_reasoning(Only(b"ok"), Joined(), begun=True)
+    made = after_reasoning(BYTES.choice(["ok"]), Joined(), begun=True)
     assert not made.allows(1)
     assert 1 not in bits(made.mask())
     assert 2 in bits(made.mask())
@@ -55,8 +55,8 @@ def bits(mask: Any) -> set[int]:
     return allowed(mask, FakeVocab.n_tokens)
 
 
-def may_think(answer: bytes = b"ok", *, opening: str = "<t>", lead: str = "", again: str = "") -> AfterReasoning:
-    return after_reasoning(Only(answer), tags=(opening, "</t>"), lead=lead, again=again, may_think=True)
+def may_think(answer: str = "ok", *, opening: str = "<t>", lead: str = "", again: str = "") -> AfterReasoning:
+    return after_reasoning(BYTES.choice([answer]), tags=(opening, "</t>"), lead=lead, again=again, may_think=True)
 
 
 @pytest.mark.parametrize("text", ["no", "<u>", "<t>hm</t>no", "\nno", "<\nt>", "o\nk", "<t>a</t><t>b</t>ok", "\n" * 17])
@@ -70,7 +70,7 @@ def test_white_space_leaves_both_ways_open() -> None:
     assert bits(made.mask()) - SPACES == {ord("<"), ord("o")}
     assert accepts(made.fork(), "ok")
     assert accepts(made, "<t>hm</t>ok")
-    of_spaces = may_think(b"\nok")
+    of_spaces = may_think("\nok")
     for text in ("\nok", "\n\nok"[1:], "\n<t>hm</t>\nok"):
         assert accepts(of_spaces.fork(), text)
     made = may_think(opening=" to=self", lead=" to=user:")
@@ -92,7 +92,7 @@ def test_the_mask_of_the_beginning_has_both_ways() -> None:
 
 
 def test_copies_think_apart() -> None:
-    made = after_reasoning(Only(b"ok"), begun=True)
+    made = after_reasoning(BYTES.choice(["ok"]), begun=True)
     copy = made.fork()
     for token in b"h</t>":
         made.accept(token)
@@ -101,8 +101,8 @@ def test_copies_think_apart() -> None:
 
 
 def test_what_begins_as_reasoning_is_no_reply() -> None:
-    assert not accepts(may_think(b"<t>no"), "<t>no")
-    assert accepts(may_think(b"<t>no"), "<t>hm</t><t>no")
+    assert not accepts(may_think("<t>no"), "<t>no")
+    assert accepts(may_think("<t>no"), "<t>hm</t><t>no")
 
 
 def test_no_end_token_comes_before_the_reply() -> None:
@@ -115,7 +115,7 @@ def test_markup_is_not_left_out(text: str) -> None:
 
 
 def test_tags_that_are_control_tokens_are_matched_by_their_ids() -> None:
-    made = after_reasoning(Only(b"ok"), tags=("<|im_start|>", "<s>"), may_think=True)
+    made = after_reasoning(BYTES.choice(["ok"]), tags=("<|im_start|>", "<s>"), may_think=True)
     assert bits(made.mask()) - SPACES == {IM_START, ord("o")}
     for token in (IM_START, *b"hm", BOS, *b"\nok"):
         assert made.allows(token)
@@ -124,7 +124,7 @@ def test_tags_that_are_control_tokens_are_matched_by_their_ids() -> None:
 
 
 def test_without_thoughts_only_the_markup_comes() -> None:
-    made = after_reasoning(Only(b"ok"), lead="L:")
+    made = after_reasoning(BYTES.choice(["ok"]), lead="L:")
     assert bits(made.mask()) == {ord("L")}
     assert accepts(made, "L:ok")
 
@@ -148,9 +148,9 @@ def budget(
     return ReasoningBudget(n, message).ended(inner, VOCAB, TAGS[0], closings, begun=begun, reopens=inner is None)
 
 
-def behind(text: bytes) -> AfterReasoning:
+def behind(text: str) -> AfterReasoning:
     """That text, behind thoughts that the prompt has opened."""
-    return after_reasoning(Only(text), tags=TAGS, begun=True)
+    return after_reasoning(BYTES.choice([text]), tags=TAGS, begun=True)
 
 
 def test_choices_share_the_switch_and_nothing_else() -> None:
@@ -194,7 +194,7 @@ def test_thoughts_that_are_opened_anew_have_a_budget_of_their_own() -> None:
 
 
 def test_in_an_answer_of_a_shape_nothing_is_opened_anew() -> None:
-    inner = behind(b'"<think>abc"')
+    inner = behind('"<think>abc"')
     constraint = budget(2, prompt="<think>", inner=inner)
     assert say(constraint, 'ab"<think>abc"') == b'ab</think>"<think>abc"'
     assert constraint.finished
