@@ -10,7 +10,7 @@ from functools import partial
 
 from server.formats.grammar.call_grammar import Function, Trigger, calls_lark, triggers
 from server.formats.grammar.lark_text import ControlToken, LarkText
-from server.formats.parsing.reasoning import has_reasoning_tags, open_reasoning, reasoning_tags_of
+from server.formats.parsing.reasoning import TAGS, open_reasoning, reasoning_tags_in
 from server.formats.parsing.stream_parser import Reading, StreamParser, plain
 from server.formats.tool_call_syntax import ToolCallSyntax
 from server.formats.tool_format import ToolFormat
@@ -34,8 +34,8 @@ class ChatFormat:
     def of(cls, tool_format: ToolFormat, source: str) -> "ChatFormat":
         """Return the format for a template with that source, by what the source contains."""
         syntax = next((form for sign, form in tool_format.variants if sign in source), tool_format.syntax)
-        tags = tool_format.inline_reasoning or reasoning_tags_of(source)
-        return cls(tool_format, syntax, source, tags, has_reasoning_tags(source))
+        found = reasoning_tags_in(source)
+        return cls(tool_format, syntax, source, tool_format.inline_reasoning or found or TAGS[0], found is not None)
 
     @property
     def separates_reasoning(self) -> bool:
@@ -85,24 +85,24 @@ class ChatFormat:
         existing calls. ``reasoning_format`` is llama-server's: none, deepseek, deepseek-legacy, auto (= deepseek).
         """
         tool_format, tags = self.tool_format, self.reasoning_tags
+        may_call, separate = parse_calls and bool(functions), reasoning_format != "none"
+        has_markup = may_call or tool_format.framed
         how = Reading(
             functions={function["name"]: function.get("parameters") or {} for function in functions},
-            callable=parse_calls and bool(functions),
-            forced=forced and parse_calls and bool(functions),
+            callable=may_call,
+            forced=forced and may_call,
             parallel=parallel,
-            separate_reasoning=reasoning_format != "none",
+            separate_reasoning=separate,
             reasoning_in_content=reasoning_format in ("none", "deepseek-legacy"),
             id_length=tool_format.id_length,
             taken=taken,
+            tags=tags if tool_format.inline_reasoning is None and (separate or may_call) else None,
+            opened=open_reasoning(generation_prompt, tags) is not None,
+            closed=tags[1] in generation_prompt,
+            openings=tool_format.openings if may_call else (),
+            primer=self._primer(generation_prompt) if has_markup else "",
         )
-        has_markup = how.callable or tool_format.framed
-        parse, primer = (tool_format.parse, self._primer(generation_prompt)) if has_markup else (plain, "")
-        openings = tool_format.openings if how.callable else ()
-        if tool_format.inline_reasoning is not None or not (how.separate_reasoning or how.callable):
-            return StreamParser(parse, how, openings=openings, primer=primer)
-        opened = open_reasoning(generation_prompt, tags) is not None
-        closed = tags[1] in generation_prompt
-        return StreamParser(parse, how, tags=tags, opened=opened, closed=closed, openings=openings, primer=primer)
+        return StreamParser(tool_format.parse if has_markup else plain, how)
 
     def _primer(self, generation_prompt: str) -> str:
         """Return the start of the assistant's turn in the prompt."""

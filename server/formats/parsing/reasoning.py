@@ -38,17 +38,8 @@ class OutputParser(Protocol):
         """Return the buffered pieces at the end of the text. ``cut``: the model was stopped early."""
 
 
-def reasoning_tags_of(source: str) -> tuple[str, str]:
-    """Return the reasoning tags in the template's source, by default ``<think>``."""
-    return _named(source) or TAGS[0]
-
-
-def has_reasoning_tags(source: str) -> bool:
-    """Return whether the template contains reasoning tags, which separate reasoning from the reply."""
-    return _named(source) is not None
-
-
-def _named(source: str) -> tuple[str, str] | None:
+def reasoning_tags_in(source: str) -> tuple[str, str] | None:
+    """Return the tags in the template's source that separate reasoning from the reply; None for none."""
     built = next((pair for sign, pair in _BUILT.items() if sign in source), None)
     return built or next((pair for pair in TAGS if pair[1] in source), None)
 

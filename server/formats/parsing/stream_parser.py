@@ -32,6 +32,11 @@ class Reading:
     reasoning_in_content: bool = False
     id_length: int = 32
     taken: frozenset[str] = frozenset()  # ids of existing calls
+    tags: tuple[str, str] | None = None  # of reasoning at the start, which precedes what the format's parser reads
+    opened: bool = False  # whether the prompt ends inside of that reasoning
+    closed: bool = False  # whether the prompt contains its closing tag
+    openings: tuple[str, ...] = ()  # markup of calls, which reasoning that never ends may contain
+    primer: str = ""  # the end of the prompt, which the format's parser must have read
 
 
 Parse = Callable[["StreamParser"], Steps[None]]
@@ -46,29 +51,15 @@ class StreamParser(Reader):
     Text that the generator consumes and emits nothing for is returned as content if it turns out to be no markup.
     Whitespace is buffered, because it is dropped before and between calls.
 
-    ``parse``: creates the generator. ``tags``: those of reasoning at the start, which precedes what `parse` reads.
-    ``opened``, ``closed``: whether the prompt ends inside of reasoning, or contains the closing tag. ``openings``:
-    markup of calls, which reasoning that never ends may contain. ``primer``: the end of the prompt, which `parse` must
-    have read. ``n_calls``: how many calls the message has already.
+    ``parse``: creates the generator. ``n_calls``: how many calls the message has already.
     """
 
-    def __init__(
-        self,
-        parse: Parse,
-        how: Reading,
-        *,
-        tags: tuple[str, str] | None = None,
-        opened: bool = False,
-        closed: bool = False,
-        openings: tuple[str, ...] = (),
-        primer: str = "",
-        n_calls: int = 0,
-    ) -> None:
+    def __init__(self, parse: Parse, how: Reading, *, n_calls: int = 0) -> None:
         super().__init__()
         self.how, self.n_calls = how, n_calls
         self.holds_spaces = True
         self.later: tuple[str, str] | None = None  # the tags of reasoning that content may contain
-        self._parse, self._openings = parse, openings
+        self._parse = parse
         self._pieces: list[Piece] = []
         self._ids: set[str] = set()
         self._in_call = False  # a call has begun for sure, and is not over
@@ -79,13 +70,9 @@ class StreamParser(Reader):
         self._line = ""  # the last line of the content, for `later`
         self._fenced = False  # in a block of code
         self._has_content = False
-        self._steps: Steps[None] | None
-        if tags is not None:
-            self._steps = self._reasoning_first(tags, opened=opened, closed=closed, primer=primer)
-            return
-        self._steps = parse(self)
-        if primer:
-            self.feed(primer)
+        self._steps: Steps[None] | None = parse(self) if how.tags is None else self._reasoning_first(*how.tags)
+        if how.tags is None and how.primer:
+            self.feed(how.primer)
             self._spaces.clear()
             self._reasoning_spaces.clear()
 
@@ -166,12 +153,15 @@ class StreamParser(Reader):
     def _show(self, text: str) -> None:
         if self.later is not None:
             self._follow_lines(text)
-        sure = text.rstrip() if self.holds_spaces else text
-        if sure:
-            self._emit(ContentText("".join(self._spaces) + sure))
-            self._spaces.clear()
-        if len(sure) < len(text):
-            self._spaces.append(text[len(sure) :])
+        self._put(ContentText, text, len(text.rstrip() if self.holds_spaces else text), self._spaces)
+
+    def _put(self, kind: type[ContentText | Reasoning], text: str, n_sure: int, spaces: list[str]) -> None:
+        """Emit the first `n_sure` characters, after the buffered white space, and buffer the others."""
+        if n_sure:
+            self._emit(kind("".join(spaces) + text[:n_sure]))
+            spaces.clear()
+        if n_sure < len(text):
+            spaces.append(text[n_sure:])
 
     def _follow_lines(self, text: str) -> None:
         """Remember where the content is: in which line, and whether in a block of code."""
@@ -198,13 +188,10 @@ class StreamParser(Reader):
             return
         if not self._inside:
             text = text.lstrip()
-        sure = text.rstrip()
-        if sure:
-            self._emit(Reasoning("".join(self._reasoning_spaces) + sure))
-            self._reasoning_spaces.clear()
+        n_sure = len(text.rstrip())
+        if n_sure:
             self._inside = self._has_reasoning = True
-        if self._inside and len(sure) < len(text):
-            self._reasoning_spaces.append(text[len(sure) :])
+        self._put(Reasoning, text, n_sure, self._reasoning_spaces)
 
     def reasoning_tag(self, text: str) -> None:
         """Handle a reasoning tag: it separates parts of reasoning, and is shown if reasoning stays in the content."""
@@ -232,10 +219,10 @@ class StreamParser(Reader):
         mentioned and are reasoning as well.
         """
         while True:
-            found = yield from self._reasoning_until(*ends, *self._openings)
+            found = yield from self._reasoning_until(*ends, *self.how.openings)
             if found in ends:
                 return found
-            aside = _Aside(self._parse, self.how, openings=self._openings, n_calls=self.n_calls)
+            aside = _Aside(self._parse, replace(self.how, tags=None, primer=""), n_calls=self.n_calls)
             try:
                 aside.read(found)
                 found = yield from self.until(ends, aside.read)
@@ -269,23 +256,23 @@ class StreamParser(Reader):
         self.settle()
         return found
 
-    def _reasoning_first(self, tags: tuple[str, str], *, opened: bool, closed: bool, primer: str) -> Steps[None]:
-        opening, closing = tags
-        tag, expects_more = opening, opened or closed
-        if not opened:
+    def _reasoning_first(self, opening: str, closing: str) -> Steps[None]:
+        how, tag = self.how, opening
+        expects_more = how.opened or how.closed
+        if not how.opened:
             yield from self.spaces()
             tag = (yield from self.take(opening)) and self.settle()
         if tag:
-            if self.how.separate_reasoning or not opened:  # text that is left as it came has no tag of the prompt's
+            if how.separate_reasoning or not how.opened:  # text that is left as it came has no tag of the prompt's
                 self.reasoning_tag(tag)
             self.reasoning_tag((yield from self.read_reasoning(closing)))
             yield from self.spaces()
             space, expects_more = self.settle(), True
-            if self.how.reasoning_in_content:
+            if how.reasoning_in_content:
                 self.content(space)
-        if expects_more and self.how.separate_reasoning and not self.how.reasoning_in_content:
-            self.later = tags
-        self.text = primer + self.settle() + self.text
+        if expects_more and how.separate_reasoning and not how.reasoning_in_content:
+            self.later = how.tags
+        self.text = how.primer + self.settle() + self.text
         yield from self._parse(self)
 
     def attempt(self, opening: str, steps: Steps[None], *, doubtful: bool = False) -> Steps[bool]:
@@ -383,8 +370,8 @@ class StreamParser(Reader):
 class _Aside(StreamParser):
     """Parses text in reasoning that may be calls. ``texts``: what it has read. ``calls``: its pieces."""
 
-    def __init__(self, parse: Parse, how: Reading, *, openings: tuple[str, ...], n_calls: int) -> None:
-        super().__init__(parse, how, openings=openings, n_calls=n_calls)
+    def __init__(self, parse: Parse, how: Reading, *, n_calls: int) -> None:
+        super().__init__(parse, how, n_calls=n_calls)
         self.texts: list[str] = []
         self.calls: list[Piece] = []
 

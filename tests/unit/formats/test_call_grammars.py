@@ -1,7 +1,6 @@
 """Each format's grammar of forced and of begun calls: what it lets pass, its own parser reads as a call that fits."""
 
 import json
-import random
 from typing import Any
 
 import jsonschema
@@ -11,9 +10,9 @@ from server import formats
 from server.formats.chat_format import ChatFormat
 from server.formats.tool_call_syntax import Arguments, Braces, Elements, Parameters
 from server.formats.written import calls_text
-from tests.unit.formats.reading import chat_format, every_character, forced_calls, parser, prompt_of, read
+from tests.unit.formats.reading import chat_format, every_character, forced_calls, functions_of, parser, prompt_of, read
 from tests.unit.formats.recorded import tool
-from tests.unit.structured.builders import WORDS, WordVocab, allowed, matches, takes
+from tests.unit.structured.builders import WORDS, WordVocab, matches, takes, walk
 
 pytestmark = pytest.mark.slow
 
@@ -39,44 +38,18 @@ STEP: dict[str, Any] = {
     "$defs": {"hour": {"enum": [8, 12]}},
 }
 NONE: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
-TOOLS: list[dict[str, Any]] = [
-    {"type": "function", "function": {"name": name, "parameters": schema}}
-    for name, schema in (("step", STEP), ("step_all", NONE))
-]
-SCHEMAS = {tool["function"]["name"]: tool["function"]["parameters"] for tool in TOOLS}
+SCHEMAS = {"step": STEP, "step_all": NONE}
+TOOLS = [tool(name, schema) for name, schema in SCHEMAS.items()]
 VARIANTS = [(form.name, "") for form in formats.FORMATS] + [
     (form.name, sign) for form in formats.FORMATS for sign, _ in form.variants
 ]
 
 
-VOCAB = WordVocab()
-
-
-def walk(name: str, sign: str, lark: str, seed: int, *, at_most: int = 40) -> str:
-    """Random tokens by the masks, then the way out: what a bad model would write."""
+def walked(name: str, sign: str, lark: str, seed: int) -> str:
+    """What a bad model would write in that format."""
     form = ChatFormat.of(formats.BY_NAME[name], sign).tool_call_syntax
-    assert form is not None
     ends = [form.close, *ends_of(form.arguments), "<|message|>"]
-    chance, made, out, end = random.Random(seed), WORDS.lark(lark), b"", ""
-    for step in range(1500):
-        tokens = allowed(made.mask(), VOCAB.n_tokens)
-        assert tokens, f"nothing may follow {out!r}"
-        if made.finished or (step >= at_most and made.complete):
-            return out.decode("utf-8", "replace")
-        usable = sorted(tokens - VOCAB.eog)
-        tried = (
-            chance.sample(ends, len(ends)) if step >= at_most and not end else []
-        )  # not twice in a row: in a string it is text
-        end = next((end for end in tried if end and takes(made.fork(), end.encode())), "")
-        if end:
-            assert takes(made, end.encode())
-            out += end.encode()
-            continue
-        token = chance.choice(usable) if step < at_most else _closing(usable, chance)
-        assert made.allows(token)
-        made.accept(token)
-        out += VOCAB.piece(token)
-    raise AssertionError(f"no end after {out!r}")
+    return walk(WORDS.lark(lark), WordVocab(), seed, at_most=40, ends=ends).decode("utf-8", "replace")
 
 
 def ends_of(arguments: Arguments) -> list[str]:
@@ -86,16 +59,6 @@ def ends_of(arguments: Arguments) -> list[str]:
     if isinstance(arguments, Elements):
         return [f"{arguments.prefix}</{key}>" for key in (*STEP["properties"], *PLACE["properties"], "item")]
     return [getattr(arguments, "after", "")]
-
-
-def _closing(tokens: list[int], chance: random.Random) -> int:
-    quotes = sorted({*b"\"'"}.intersection(tokens))
-    wanted = b"}])>xea,0:"
-    return (
-        chance.choice(quotes)
-        if quotes
-        else min(tokens, key=lambda t: (wanted.find(bytes([t])) % 99 if t < 256 else 100, t))
-    )
 
 
 def check(name: str, text: str, prompt: str | None = None) -> int:
@@ -112,7 +75,7 @@ def check(name: str, text: str, prompt: str | None = None) -> int:
 def test_whatever_a_forced_grammar_lets_pass_is_read_as_calls_that_fit(name: str, sign: str) -> None:
     lark = forced_calls(name, sign, TOOLS, name="", parallel=True)
     for seed in range(4):
-        text = walk(name, sign, lark, seed)
+        text = walked(name, sign, lark, seed)
         check(name, text)
 
 
@@ -120,17 +83,16 @@ def test_whatever_a_forced_grammar_lets_pass_is_read_as_calls_that_fit(name: str
 def test_a_named_function_is_the_only_one_and_called_once(name: str, sign: str) -> None:
     lark = forced_calls(name, sign, TOOLS, name="step", parallel=True)
     for seed in range(2):
-        text = walk(name, sign, lark, seed)
+        text = walked(name, sign, lark, seed)
         assert check(name, text) == 1
 
 
 @pytest.mark.parametrize(("name", "sign"), VARIANTS)
 def test_after_each_trigger_only_a_call_that_fits_is_allowed(name: str, sign: str) -> None:
-    functions = [tool["function"] for tool in TOOLS]
-    found = chat_format(name, sign).call_triggers(functions, parallel=True)
+    found = chat_format(name, sign).call_triggers(functions_of(TOOLS), parallel=True)
     assert found
     for number, trigger in enumerate(found):
-        text = trigger.text + walk(name, sign, trigger.lark, number)
+        text = trigger.text + walked(name, sign, trigger.lark, number)
         if name == "muse":
             check(name, " to=step<|message|>" + text)
         else:

@@ -1,7 +1,6 @@
 """Calls: read as they arrive, cut off, and with arguments that are text."""
 
 import json
-import random
 import re
 import time
 from typing import Any
@@ -22,6 +21,7 @@ from server.formats.tool_call_syntax import ToolCallSyntax
 from server.formats.tool_format import ToolFormat
 from server.structured.grammar.limits import MAX_CALLS_CHARS
 from server.structured.text_grammar import TextGrammar
+from tests.support.fakes import FakeVocab
 from tests.unit.formats.reading import (
     Read,
     chat_format,
@@ -33,8 +33,8 @@ from tests.unit.formats.reading import (
     read,
 )
 from tests.unit.formats.recorded import RECORDED, Recorded, tool
-from tests.unit.formats.test_call_grammars import TOOLS, VARIANTS, walk
-from tests.unit.structured.builders import BYTES
+from tests.unit.formats.test_call_grammars import TOOLS, VARIANTS, walked
+from tests.unit.structured.builders import BYTES, walk
 
 Meant = tuple[str, list[tuple[str, str]]]
 
@@ -134,7 +134,7 @@ def cut(made: OutputParser, text: str, *, in_one_piece: bool) -> Read:
 @pytest.mark.parametrize(("name", "sign"), VARIANTS)
 def test_a_forced_call_never_shows_its_markup(name: str, sign: str) -> None:
     lark = forced_calls(name, sign, TOOLS, name="", parallel=True)
-    text, form = walk(name, sign, lark, 1), chat_format(name, sign)
+    text, form = walked(name, sign, lark, 1), chat_format(name, sign)
     for n in range(0, len(text), STEP):
         made = form.parser(
             functions_of(TOOLS),
@@ -221,6 +221,18 @@ def test_a_number_is_only_cut_off_truncated_json(written: str, whole: dict[str, 
     assert object_of(written, whole=True) == whole
 
 
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        *((f'{{"city": "Paris", {cut}', {"city": "Paris"}) for cut in ('"un', '"unit": ')),
+        *(('{"a": [1, 2', {"a": [1, 2]}), ("{", {}), ("null", {}), ("[1]", {"arguments": [1]})),
+        *((text, {"arguments": text}) for text in ("{oops", '{"a": 1}{"b": 2}', '{"a": "b" and')),
+    ],
+)
+def test_arguments_of_earlier_turns_are_shown_as_an_object(written: str, shown: dict[str, Any]) -> None:
+    assert object_of(written) == shown
+
+
 def test_many_digits_of_truncated_arguments_are_read_in_time() -> None:
     digits = "1" * 100_000
     began = time.process_time()
@@ -273,25 +285,9 @@ SIGNS = TextGrammar("regex", r'[a<"\\\n]{1,20}!?')
 FORMS = [(form, calls) for form in FORMATS for calls in (form.syntax, *(found for _, found in form.variants))]
 
 
-def walked(lark: str, chance: random.Random) -> str:
-    """A text of the grammar, byte by byte by chance, for preference such as markup and JSON have."""
-    made, out = BYTES.lark(lark, max_chars=MAX_CALLS_CHARS), bytearray()
-    while not (made.complete and chance.random() < 0.5):
-        mask = bytes(made.mask())
-        choices = [byte for byte in range(256) if mask[byte // 8] >> (byte % 8) & 1]
-        if made.complete and not choices:
-            break
-        liked = [byte for byte in choices if byte in (b"!" if len(out) > 200 else b'!<"\\\n/ax\xc3')]
-        assert choices, bytes(out)
-        out.append(chance.choice(liked or choices))
-        assert made.allows(out[-1])
-        made.accept(out[-1])
-    return out.decode(errors="replace")
-
-
 def arguments_of(form: ToolFormat, text: str) -> str:
-    reading = Reading(functions={"patch": PARAMETERS})
-    parser = StreamParser(form.parse, reading, primer=">>>" if form.name == "functionary-v3.2" else "")
+    reading = Reading(functions={"patch": PARAMETERS}, primer=">>>" if form.name == "functionary-v3.2" else "")
+    parser = StreamParser(form.parse, reading)
     pieces: list[Piece] = [piece for char in text for piece in parser.feed(char)]
     pieces += parser.finish()
     return "".join(piece.text for piece in pieces if isinstance(piece, ToolCallArguments))
@@ -306,5 +302,6 @@ def test_every_call_that_is_allowed_is_read_as_a_text_of_the_grammar(
     lark = calls_lark(calls, [function], LarkText(), parallel=False)
     wanted = re.compile(r"[^!]*!" if grammar is LINES else r'[a<"\\\n]{1,20}!?')
     for seed in range(3):
-        text = walked(lark, random.Random(seed))
+        made = BYTES.lark(lark, max_chars=MAX_CALLS_CHARS)
+        text = walk(made, FakeVocab(), seed, liked=b'!<"\\\n/ax\xc3', closing=b"!").decode(errors="replace")
         assert wanted.fullmatch(json.loads(arguments_of(form, text))["input"]), text

@@ -5,13 +5,12 @@ from typing import Any
 import pytest
 
 from server import formats
-from server.formats.parsing.reasoning import reasoning_tags_of
-from tests.unit.formats.reading import Read, every_character, parser, read
+from tests.unit.formats.reading import Read, chat_format, every_character, parser, read
 from tests.unit.formats.recorded import PARIS, RECORDED, Recorded
 
 
 def tags(form: str) -> tuple[str, str]:
-    return formats.BY_NAME[form].inline_reasoning or reasoning_tags_of(" ".join(formats.BY_NAME[form].markup))
+    return chat_format(form, " ".join(formats.BY_NAME[form].markup)).reasoning_tags
 
 
 def calls_of(recorded: Recorded) -> str:

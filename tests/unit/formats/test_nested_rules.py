@@ -1,19 +1,20 @@
 """Schemas in the notations of Gemma 4 and MiniMax M3: what may come, and what may not."""
 
 import json
+from functools import partial
 from typing import Any
 
 import pytest
 
 from server.errors import InvalidRequest
 from tests.unit.formats.reading import forced_calls, parser, read
+from tests.unit.formats.recorded import tool as recorded_tool
 from tests.unit.structured.builders import BYTES, matches
 
 NS = "]<]minimax[>["
 
 
-def tool(schema: Any) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": "f", "parameters": schema}}
+tool = partial(recorded_tool, "f")
 
 
 def one(schema: Any, **more: Any) -> dict[str, Any]:

@@ -2,13 +2,13 @@
 
 import json
 from functools import cache
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from server.formats import BY_NAME, FORMATS, recognised
+from server.formats.recognition import n_common
 from server.formats.tool_call_syntax import Parameters
 from server.templates.built_in import format_of, names
 from server.templates.template import ChatTemplate
@@ -165,9 +165,6 @@ def test_what_a_template_makes_of_a_call_reads_as_that_call(name: str) -> None:
     opening = asked.generation_prompt if whole.startswith(asked.text) else ""
     if not opening:
         asked = made.render([user], tools=TOOLS, add_generation_prompt=False)
-    n_begun = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(asked.text, whole, strict=False)))
-    found = read(
-        made.chat_format().parser(functions_of(TOOLS), generation_prompt=opening),
-        whole[n_begun:],
-    )
+    parser_of_turn = made.chat_format().parser(functions_of(TOOLS), generation_prompt=opening)
+    found = read(parser_of_turn, whole[n_common(asked.text, whole) :])
     assert [(called, json.loads(arguments)) for called, arguments in found.calls] == [("get_weather", json.loads(FULL))]
