@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 import pydantic_core
 
-_NUMBER = re.compile(r"-?\d")
+_NUMBER = re.compile(r"-?\d+(?:\.\d*)?(?:[eE][+-]?\d*)?")
 
 
 def object_of(text: str, *, whole: bool = False) -> dict[str, Any]:
@@ -52,8 +52,8 @@ def object_text(text: str, *, whole: bool = False) -> str:
 
 def _without_last_number(text: str) -> str:
     """Remove a number at the end, because digits may be missing."""
-    number = _NUMBER.search(text, len(text.rstrip("0123456789.eE+-")))
-    return text if number is None else text[: number.start()]
+    start = len(text.rstrip("0123456789.eE+-"))
+    return text[:start] if _NUMBER.fullmatch(text, start) else text
 
 
 def _closed(text: str, complete: str, *, whole: bool) -> Any:

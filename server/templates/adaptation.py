@@ -247,9 +247,14 @@ def _turn(
 ) -> Iterator[dict[str, Any]]:
     """Yield a message with calls and the results that follow it."""
     calls = [_with_arguments(call, caps) for call in given["tool_calls"]]
-    if not caps.lone_results:
-        names = {call.get("id"): call["function"]["name"] for call in calls}
-        results = [_with_name(result, number, names, calls) for number, result in enumerate(results)]
+    if not caps.lone_results:  # a result that names neither its call nor a function is of the call at its position
+        ids = {call.get("id") for call in calls}
+        results = [
+            result
+            if result.get("name") or result.get("tool_call_id") in ids
+            else {**result, "name": calls[min(number, len(calls) - 1)]["function"]["name"]}
+            for number, result in enumerate(results)
+        ]
     message = {**given, "tool_calls": calls}
     content = message["content"]
     if content and (caps.text_beside_calls == "never" or (caps.text_beside_calls == "latest" and not is_latest)):
@@ -268,15 +273,6 @@ def _turn(
         yield {**(rest or message), "tool_calls": [call]}
         yield from answers[number]
     yield from answers[len(calls)]
-
-
-def _with_name(
-    result: dict[str, Any], number: int, names: Mapping[Any, str], calls: Sequence[TemplateMessage]
-) -> dict[str, Any]:
-    """Return a result that identifies neither its call nor a function with the name of the call at its position."""
-    if result.get("name") or result.get("tool_call_id") in names:
-        return result
-    return {**result, "name": calls[min(number, len(calls) - 1)]["function"]["name"]}
 
 
 def _answers(calls: Sequence[TemplateMessage], results: _Messages) -> list[_Messages]:

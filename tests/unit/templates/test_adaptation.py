@@ -23,10 +23,15 @@ CALLS = (
     "{% if m.role == 'tool' %}({{ m.tool_call_id }}){% endif %}{% endfor %}"
 )
 S, U, A, T = says("system", "s"), says("user", "u"), says("assistant", "a"), says("tool", "t", tool_call_id="c1")
-LATE = says("system", "late")
-CALL = says(
-    "assistant", "", tool_calls=[{"type": "function", "id": "c1", "function": {"name": "f", "arguments": "{}"}}]
-)
+LATE, LATER = says("system", "late"), says("developer", "later")
+
+
+def called(*ids: dict[str, str]) -> dict[str, Any]:
+    function = {"name": "f", "arguments": "{}"}
+    return says("assistant", "", tool_calls=[{"type": "function", **each, "function": function} for each in ids])
+
+
+CALL = called({"id": "c1"})
 
 
 def template(source: str) -> ChatTemplate:
@@ -40,6 +45,58 @@ def shown(source: str, *messages: dict[str, Any], **options: Any) -> str:
 def test_what_came_before_a_later_system_message_stays_a_prefix() -> None:
     before = shown(FIRST_SYSTEM, S, U, A, U, add_generation_prompt=False)
     assert shown(FIRST_SYSTEM, S, U, A, U, LATE).startswith(before)
+
+
+TEXT = "<system>\nlate\n</system>"
+
+
+@pytest.mark.parametrize(
+    ("messages", "prompt"),
+    [
+        ((S, U, LATE), f"<system>s<user>u\n\n{TEXT}<assistant>"),
+        ((S, U, LATE, LATER), f"<system>s<user>u\n\n{TEXT}\n\n<system>\nlater\n</system><assistant>"),
+        ((U, A, LATE, U), f"<user>u<assistant>a<user>{TEXT}\n\nu<assistant>"),
+        ((U, A, LATE), f"<user>u<assistant>a<user>{TEXT}<assistant>"),
+        ((U, A, LATE, A), f"<user>u<assistant>a<user>{TEXT}<assistant>a<assistant>"),
+        ((U, CALL, T, LATE), f"<user>u<assistant>[{{}}]<tool>t\n\n{TEXT}<assistant>"),
+        ((U, CALL, LATE, T), f"<user>u<assistant>[{{}}]<tool>{TEXT}\n\nt<assistant>"),
+        ((S, LATE, LATER, U), "<system>s\n\nlate\n\nlater<user>u<assistant>"),
+    ],
+)
+def test_a_later_system_message_is_text_of_its_neighbour(messages: tuple[dict[str, Any], ...], prompt: str) -> None:
+    assert shown(FIRST_SYSTEM, *messages) == prompt
+
+
+NAMED = CALLS.replace("%s", "{{ c.id }}")
+NINE = CALLS.replace("%s", "{{ raise_exception('nine') if c.id | length != 9 }}{{ c.function.name }}#{{ c.id }}")
+ONE = CALLS.replace("%s", "{{ raise_exception('one') if m.tool_calls | length > 1 }}{{ c.function.name }}")
+OWN = "functions.f:7"
+BOTH = called({"id": "c1"}, {"id": "c2"})
+
+
+@pytest.mark.parametrize(
+    ("source", "messages", "prompt"),
+    [
+        (
+            NAMED,
+            (CALL, T, CALL, T),
+            "".join(f"<assistant>[functions.f:{n}{{}}]<tool>t(functions.f:{n})" for n in (0, 1)),
+        ),
+        (NAMED, (called({"id": OWN}), {**T, "tool_call_id": OWN}), f"<assistant>[{OWN}{{}}]<tool>t({OWN})"),
+        (NINE, (CALL, T), "<assistant>[f#ex25pqAaj{}]<tool>t(ex25pqAaj)"),
+        (NINE, (A, CALL, T), "<assistant>a<assistant>[f#ex25pqAaj{}]<tool>t(ex25pqAaj)"),
+        (NINE, (called({}), says("tool", "t")), "<assistant>[f#EgZa0hQnp{}]<tool>t(EgZa0hQnp)"),
+        (
+            ONE,
+            (BOTH, says("tool", "second", tool_call_id="c2"), T),
+            "<assistant>[f{}]<tool>t(c1)<assistant>[f{}]<tool>second(c2)",
+        ),
+    ],
+)
+def test_calls_and_results_have_the_ids_that_a_template_wants_one_by_one_if_it_must_be(
+    source: str, messages: tuple[dict[str, Any], ...], prompt: str
+) -> None:
+    assert shown(source, U, *messages) == f"<user>u{prompt}"
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,12 @@ def test_messages_become_the_prompt_of_their_case(name: str) -> None:
     assert result(FILE["cases"][name]) == FILE["cases"][name]["result"]
 
 
+@pytest.mark.parametrize("name", [name for name in FILE["cases"] if name.startswith("continue ")])
+def test_a_message_is_continued_in_the_same_way_where_no_reasoning_is_wanted(name: str) -> None:
+    case = FILE["cases"][name]
+    assert result({**case, "options": {**case["options"], "enable_thinking": False}}) == case["result"]
+
+
 if __name__ == "__main__":
     cases = {name: {**case, "result": result(case)} for name, case in FILE["cases"].items()}
     GOLDEN.write_text(dumped({"templates": FILE["templates"], "cases": cases}), encoding="utf-8")

@@ -1,8 +1,11 @@
 """Templates: what they get, and what they may refuse."""
 
+from dataclasses import replace
+
 import pytest
 
-from server.errors import ConfigError
+from server.errors import ConfigError, InvalidRequest
+from server.templates.adaptation import adapted_effort
 from server.templates.template import ChatTemplate
 
 USER = {"role": "user", "content": "hi"}
@@ -39,6 +42,19 @@ def test_an_effort_that_changes_the_prompt_is_found() -> None:
     source = "{{ messages[0].content }}{% if reasoning_effort is defined and reasoning_effort == 'max' %}!{% endif %}"
     assert template(source).capabilities.reasoning_effort
     assert not template().capabilities.reasoning_effort
+
+
+@pytest.mark.parametrize(
+    ("effort", "nearest"), [("none", "low"), ("minimal", "low"), ("medium", "high"), ("own", "own")]
+)
+def test_an_effort_becomes_the_nearest_that_the_template_takes(effort: str, nearest: str) -> None:
+    assert adapted_effort(effort, replace(template().capabilities, efforts=("low", "high"))) == nearest
+
+
+@pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt", "bos_token", "eos_token"])
+def test_variables_that_others_set_are_refused(name: str) -> None:
+    with pytest.raises(InvalidRequest, match=rf"^chat_template_kwargs\.{name}: is "):
+        template().render([USER], kwargs={name: []})
 
 
 def test_tools_are_told_where_the_template_shows_calls_alone() -> None:
