@@ -92,6 +92,9 @@ CHATS: dict[str, Chat] = {
     "an effort with tools": Chat((SYSTEM, USER), TOOLS, {"reasoning_effort": "high"}),
     "reasoning to keep": Chat((USER, THOUGHT, AGAIN), kwargs={"preserve_reasoning": True}),
     "reasoning to drop": Chat((USER, THOUGHT, AGAIN), kwargs={"preserve_reasoning": False}),
+    "markup in a text": Chat(
+        (says("user", " {{x}} {%raw%} <s></s><|im_end|>[/INST] /no_think <think> </think>\u00a0"),)
+    ),
     "other variables": Chat((USER,), kwargs={"documents": [], "custom": {"a": 1}, "builtin_tools": ["search"]}),
 }
 CONTINUED: dict[str, Chat] = {

@@ -11,7 +11,6 @@ from datetime import datetime, tzinfo
 from hashlib import sha256
 from itertools import product
 from pathlib import Path
-from random import Random
 from typing import Any, Self
 
 import pytest
@@ -25,7 +24,6 @@ from tests.support.sampling import sample
 from tests.unit.templates import hugging_face
 from tests.unit.templates.conversations import CHATS, CONTINUED, Chat
 from tests.unit.templates.corpus import DATES, template_of
-from tests.unit.templates.random_chats import random_chat
 
 pytestmark = [needs_templates, pytest.mark.slow]
 
@@ -45,10 +43,6 @@ CASES |= {
         {"add_generation_prompt": False, "continue_final_message": True, "enable_thinking": thinks},
     )
     for (what, chat), thinks in product(CONTINUED.items(), (True, False))
-}
-CASES |= {
-    f"random {seed}": (random_chat(Random(seed)), {"add_generation_prompt": True, "enable_thinking": seed % 2 == 0})
-    for seed in range(12)
 }
 
 

@@ -8,6 +8,7 @@ from server.chat.conversation import Conversation
 from server.chat.prompt import as_text, render
 from server.dialects.messages.parse import parse_messages
 from server.dialects.responses.parse import parse_response
+from server.formats.recognition import n_common
 from tests.support.downloads import TEMPLATE_NAMES
 from tests.support.sampling import sample
 from tests.unit.dialects.builders import make_model
@@ -60,11 +61,6 @@ WAYS = {
 """The first request, the next one without a new tool, and the next one with it."""
 
 
-def common(left: str, right: str) -> int:
-    """The length of what both begin with."""
-    return next((at for at, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
-
-
 NAMES = [*BUILT_IN, *TEMPLATE_NAMES]
 
 
@@ -75,8 +71,8 @@ def test_a_prompt_goes_on_from_the_one_before_as_if_no_tool_had_been_introduced(
     model.template = template_of(name)
     for way in sample(WAYS, 3, NAMES.index(name)):
         first, without, introduced = (as_text(render(one, model).parts, "") for one in WAYS[way])
-        shared = common(first, without)
-        assert common(first, introduced) >= shared, way
+        shared = n_common(first, without)
+        assert n_common(first, introduced) >= shared, way
         if name not in MOVING:
             assert "Add a note." in first[:shared], way
         assert introduced.replace("\\", "").count('"name":"notes__add"') == 1, way  # some write results as JSON
