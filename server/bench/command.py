@@ -20,8 +20,6 @@ from tqdm import tqdm
 from server.bench.client import FAILED, UNKNOWN_MODEL, UNREACHABLE, BenchError, ModelClient, Target, parse_target
 from server.bench.scenarios import SCENARIOS, Figures, Scenario, Setting, run, words_per_word
 
-_REMOVED = frozenset({"one", "slots", "rate"})  # earlier scenarios that any load generator measures
-
 
 @dataclass(slots=True)
 class ScenarioResult:
@@ -123,11 +121,6 @@ def _scenarios(names: str, target: Target) -> list[Scenario]:
     if not names:
         return [scenario for scenario in SCENARIOS if target.local or not scenario.local]
     wanted = known.keys() if names == "all" else {name.strip() for name in names.split(",")}
-    if removed := wanted & _REMOVED:
-        raise BenchError(
-            f"scenario {', '.join(sorted(removed))}: use aiperf, see docs/howto/plan-capacity.md; "
-            f"there are {', '.join(known)}"
-        )
     if unknown := wanted - known.keys():
         raise BenchError(f"no scenario {', '.join(sorted(unknown))}; there are {', '.join(known)}")
     return [scenario for name, scenario in known.items() if name in wanted]

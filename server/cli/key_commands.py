@@ -28,10 +28,9 @@ def _parser() -> CommandParser:
         add.add_argument(flag, type=lambda text: text.split(","))
     for flag in (
         *("--requests-per-minute", "--tokens-per-minute", "--tokens-per-day", "--tokens-per-month"),
-        "--priority",
+        *("--max-concurrent-requests", "--priority"),
     ):
         add.add_argument(flag, type=int)
-    add.add_argument("--max-concurrent-requests", "--at-once", type=int)  # the second is a deprecated name
     add.add_argument("--expires")
     commands.add_parser("list", add_help=False).add_argument("file", type=Path)
     return parser

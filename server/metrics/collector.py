@@ -115,13 +115,11 @@ class EngineCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         """Return one consistent reading of every model."""
         models = self._totals()
+        together = {"": reduce(combined, models.values(), EngineStats())} if self._labelled else models
+        yield from _Families(_THEIRS, together, []).llama_servers(self._windows)
         ours = _Families(_OURS, models, ["model"] if self._labelled else [])
         if self._labelled:
-            together = {"": reduce(combined, models.values(), EngineStats())}
-            yield from _Families(_THEIRS, together, []).llama_servers(self._windows)
             yield from ours.llama_servers(self._windows)
-        else:
-            yield from _Families(_THEIRS, models, []).llama_servers(self._windows)
         yield from ours.own()
 
 
@@ -158,9 +156,6 @@ class _Families:
 
     def own(self) -> Iterator[Metric]:
         yield from self._published("counter", theirs=False)
-        values: dict[str, float] = {model: stats.n_preempted for model, stats in self.models.items()}
-        text = "Deprecated name of preempted_requests_total"
-        yield self._family(CounterMetricFamily, "parked_requests_total", text, values)
         yield from self._published("gauge", "histogram", theirs=False)
 
     def _accepted_by_position(self) -> Iterator[Metric]:

@@ -18,13 +18,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from server.errors import ConfigError, Unavailable
-from server.state.upgrade import upgrade
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 VERSION = 3
-_FORMAT_OF_0_1 = 2
 BUSY_S = 10.0
 """Longest wait for another server's transaction on the same file."""
 MEMORY = "memory"
@@ -244,19 +242,12 @@ def _prepare(connection: sqlite3.Connection, path: Path | None) -> None:
     connection.execute("PRAGMA synchronous=NORMAL")
     connection.execute("BEGIN IMMEDIATE")
     version = connection.execute("PRAGMA user_version").fetchone()[0]
-    if version not in (0, _FORMAT_OF_0_1, VERSION):
+    if version not in (0, VERSION):
         raise ConfigError(
-            f"server.state: {path} was written by a newer Llamapool (format {version}, this one reads {VERSION}); "
-            "name another file or upgrade"
+            f"server.state: {path} was written by another Llamapool (format {version}, this one reads {VERSION}); "
+            "name another file"
         )
-    if version == _FORMAT_OF_0_1:
-        upgrade(connection, lambda: _create_tables(connection))
-    elif version == 0:
-        _create_tables(connection)
+    for statement in (*_SCHEMA.split(";\n\n"), *_counting_triggers()) if version == 0 else ():
+        connection.execute(statement)
     connection.execute(f"PRAGMA user_version={VERSION}")
     connection.execute("COMMIT")
-
-
-def _create_tables(connection: sqlite3.Connection) -> None:
-    for statement in (*_SCHEMA.split(";\n\n"), *_counting_triggers()):
-        connection.execute(statement)

@@ -116,7 +116,6 @@ class Record:
                 fields |= {"source": used.source, "recompute": used.recompute}
             if used.n_draft:
                 fields |= {"draft": used.n_draft, "draft_accepted": used.n_draft_accepted}
-                fields |= {"guessed": used.n_draft, "guessed_right": used.n_draft_accepted}  # deprecated names
             fields |= {
                 "load_ms": _ms(used.load_s),
                 "prepare_ms": _ms(used.prepare_s),
@@ -126,7 +125,7 @@ class Record:
                 "decode_ms": _ms(used.decode_s),
             }
             if used.retried:
-                fields |= {"retried": True, "asked_again": True}  # the second is a deprecated name
+                fields["retried"] = True
             if used.reasons:
                 fields["finish"] = ",".join(used.reasons)
         fields["outcome"] = self.outcome

@@ -158,20 +158,15 @@ def _clock() -> Nanoseconds:
 
 
 def _http(record: Record, user_agent: str) -> dict[str, AttributeValue]:
-    attributes: dict[str, AttributeValue] = {
+    optional = {"llamapool.key.name": record.key, "error.type": record.error, "user_agent.original": user_agent}
+    return {
         "http.request.method": record.method,
         "http.route": record.route,
         "http.response.status_code": record.status,
         "url.path": record.path,
         "llamapool.request.id": record.id,
+        **{name: value for name, value in optional.items() if value},
     }
-    if record.key:
-        attributes["llamapool.key.name"] = record.key
-    if record.error:
-        attributes["error.type"] = record.error
-    if user_agent:
-        attributes["user_agent.original"] = user_agent
-    return attributes
 
 
 def _gen_ai(usage: ModelUse, operation: str) -> dict[str, AttributeValue]:
@@ -186,11 +181,6 @@ def _gen_ai(usage: ModelUse, operation: str) -> dict[str, AttributeValue]:
         attributes["llamapool.slots"] = usage.slots
     if usage.n_draft:
         attributes |= {"llamapool.draft_tokens": usage.n_draft, "llamapool.accepted_tokens": usage.n_draft_accepted}
-        # deprecated names
-        attributes |= {
-            "llamapool.guessed_tokens": usage.n_draft,
-            "llamapool.guessed_right_tokens": usage.n_draft_accepted,
-        }
     return attributes
 
 

@@ -22,7 +22,6 @@ Read and extend the key file (``--keys-file``): YAML, with a hash in place of ea
 """
 
 import hashlib
-import logging
 import os
 import secrets
 import sys
@@ -37,12 +36,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError, field_validator
 
 from server.errors import AuthenticationFailed, ConfigError, NotFound, PermissionDenied
 from server.transport.endpoints import SCOPES, KeyScope, Target
-
-logger = logging.getLogger(__name__)
 
 INTERNAL = "llamapool.internal"
 """A key in the ASGI scope of a request that the server makes for a client, such as one of a batch: the client's `Key`.
@@ -55,7 +52,6 @@ _KEY_BYTES = 32
 _SHOWN_HEX = 8
 _BEARER = b"bearer "
 _INVALID_KEY = "Invalid API Key"  # llama-server's words; the log says where a key belongs
-_DEPRECATED, _CONCURRENT = "at_once", "max_concurrent_requests"
 
 
 class Key(BaseModel):
@@ -81,15 +77,6 @@ class Key(BaseModel):
     priority: int = 0
     expires: datetime | date | None = None
     _is_named: bool = True
-
-    @model_validator(mode="before")
-    @classmethod
-    def _rename_deprecated(cls, fields: object) -> object:
-        """Read fields under the names that they had before."""
-        if isinstance(fields, dict) and _DEPRECATED in fields and _CONCURRENT not in fields:
-            logger.warning("keys file: %s is deprecated, write %s", _DEPRECATED, _CONCURRENT)
-            return {_CONCURRENT if name == _DEPRECATED else name: value for name, value in fields.items()}
-        return fields
 
     @field_validator("hash")
     @classmethod

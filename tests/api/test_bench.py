@@ -138,12 +138,6 @@ async def test_what_makes_no_sense_is_said(live: GoLive, capsys: pytest.CaptureF
     assert words[1].split("/")[-1] in capsys.readouterr().err
 
 
-def test_a_removed_scenario_names_the_tool_that_measures_it(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--scenario", "prefix,rate"]) == 1
-    error = capsys.readouterr().err
-    assert "scenario rate: use aiperf, see docs/howto/plan-capacity.md; there are prefix, long" in error
-
-
 @pytest.mark.parametrize("words", [["--rounds", "0"], ["--scale", "nan"], ["--body", "[1]"], ["--fast"]])
 def test_wrong_options_end_with_status_2(words: list[str]) -> None:
     with pytest.raises(SystemExit) as end:

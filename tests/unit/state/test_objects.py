@@ -218,12 +218,12 @@ async def test_expired_objects_are_deleted(objects: Objects) -> None:
 # ---- SQLite
 
 
-def test_a_file_of_a_newer_format_and_one_that_is_no_database_are_refused(tmp_path: Path) -> None:
+def test_a_file_of_another_format_and_one_that_is_no_database_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "state.sqlite3"
     connection = sqlite3.connect(path)
     connection.execute("PRAGMA user_version=99")
     connection.close()
-    with pytest.raises(ConfigError, match="newer"):
+    with pytest.raises(ConfigError, match=r"another Llamapool \(format 99"):
         Database(path)
     path.write_bytes(b"not a database" * 100)
     with pytest.raises(ConfigError, match="state"):

@@ -80,7 +80,8 @@ def test_a_file_that_is_no_yaml_is_not_shown(tmp_path: Path) -> None:
 
 def test_a_made_key_opens_and_the_file_does_not_hold_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "keys.yaml"
-    main(["add", str(file), "ada", "--scopes", "infer,metrics", "--at-once", "3", "--expires", "2030-01-01"])
+    limits = ["--max-concurrent-requests", "3", "--expires", "2030-01-01"]
+    main(["add", str(file), "ada", "--scopes", "infer,metrics", *limits])
     key = capsys.readouterr().out.strip()
     assert file.stat().st_mode & 0o777 == 0o600
     assert key not in file.read_text()
@@ -142,13 +143,6 @@ def test_an_entry_keeps_the_files_owner_group_and_mode(tmp_path: Path) -> None:
     status = file.stat()
     assert (status.st_uid, status.st_gid, status.st_mode & 0o777) == (os.geteuid(), group, 0o640)
     assert [key.name for key in read_keys(file)] == ["ada", "bert"]
-
-
-def test_deprecated_names_of_fields_are_read_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    file = tmp_path / "keys.yaml"
-    file.write_text(f"keys: [{{name: ada, hash: '{HASH}', at_once: 3}}]")
-    assert read_keys(file)[0].max_concurrent_requests == 3
-    assert "at_once is deprecated, write max_concurrent_requests" in caplog.text
 
 
 def test_a_file_may_have_exactly_the_largest_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
