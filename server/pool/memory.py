@@ -94,8 +94,8 @@ def readable(n_bytes: int) -> str:
     return f"{n_bytes} bytes"
 
 
-_AMOUNT = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>%|[KMGT]i?B?|B)?", re.IGNORECASE)
-_AMOUNT_UNITS = {"": 20, "B": 0, "K": 10, "M": 20, "G": 30, "T": 40}  # a bare number is MiB
+_AMOUNT = re.compile(r"(?P<number>\d+(?:\.\d+(?!\s*$))?)\s*(?P<unit>%|[KMGT]i?B?|B)?", re.IGNORECASE)
+_AMOUNT_UNITS = {"": 20, "B": 0, "K": 10, "M": 20, "G": 30, "T": 40}  # a whole number alone is MiB
 _MOST_SPARED = 1 << 30
 _MIB = 1 << 20
 _CACHES_MIB = 8192

@@ -108,6 +108,8 @@ def prepare(folder: Path) -> None:
     (folder / "t.jinja").write_text("{{ messages }}")
     (folder / "s.json").write_text('{"type": "object"}')
     (folder / "keys").write_text("# comment\nk1\n\nk2\n")
+    (folder / "nokey").write_text("\n# only a comment\n  \n")
+    (folder / "latin.yaml").write_bytes(b"models: \xff")
 
 
 def result(lines: list[str], folder: Path) -> list[str]:
