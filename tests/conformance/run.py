@@ -96,8 +96,9 @@ def run_tests(options: argparse.Namespace, tests_dir: Path, scratch: Path) -> Te
     }
     (scratch / "settings.json").write_text(json.dumps(settings, indent=1))
     env = {name: value for name, value in os.environ.items() if name not in (*NOT_INHERITED, *PROXIES)}
-    env |= {"CONF_SETTINGS": str(scratch / "settings.json"), "PYTHONPATH": str(HERE), "PYTHONDONTWRITEBYTECODE": "1"}
-    env |= {"PORT": str(options.port or free_port()), "NO_PROXY": "*", "no_proxy": "*"}
+    env |= {"CONF_SETTINGS": str(scratch / "settings.json"), "PYTHONDONTWRITEBYTECODE": "1"}
+    env |= {"PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent / 'support'}", "NO_PROXY": "*", "no_proxy": "*"}
+    env |= {"PORT": str(options.port or free_port())}
     command = [sys.executable, "-m", "pytest", "-p", "plugin", "-m", "not slow", "-p", "no:cacheprovider", "-q"]
     command += ["--tb=short", "--timeout", str(options.timeout), "--timeout-method", "signal"]
     command += [f"unit/test_{name}.py" for name in options.files]

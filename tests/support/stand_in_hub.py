@@ -1,4 +1,7 @@
-"""A hub on the loopback that misbehaves as it is told to: slow, cut off, wrong, forbidding, elsewhere."""
+"""A hub on the loopback that misbehaves as it is told to: slow, cut off, wrong, forbidding, elsewhere.
+
+It imports the standard library only: llama.cpp's own tests use it (`tests/conformance/hub.py`).
+"""
 
 import hashlib
 import http.server
@@ -6,14 +9,15 @@ import json
 import re
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 COMMIT = "1" * 40
-_RESOLVE = re.compile(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
+RESOLVE = re.compile(r"/([^/]+/[^/]+)/resolve/[^/]+/(.+)")
 _API = re.compile(r"/api/models/([^/]+/[^/]+)/(refs|tree)(?:/([^/]+))?")
 
 
@@ -33,6 +37,7 @@ class StandInHub:
 
     url: str = ""
     repositories: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    everywhere: dict[str, bytes] = field(default_factory=dict)  # by name: contents that are in every repository
     commit: str = COMMIT
     token: str = ""  # the only one that is let in; "" = everybody
     gated: bool = False
@@ -50,6 +55,12 @@ class StandInHub:
     ended: threading.Event = field(default_factory=threading.Event)
     page: int = 0  # entries of one page of a listing; 0 = all
     asked: list[Asked] = field(default_factory=list)
+
+    def content(self, path: str) -> bytes | None:
+        """The content at a path of the hub."""
+        found = RESOLVE.fullmatch(path)
+        files = self.repositories.get(found[1], {}) if found else {}
+        return files.get(found[2], self.everywhere.get(PurePosixPath(path).name)) if found else None
 
     def contents_asked(self) -> list[Asked]:
         """The requests for contents."""
@@ -71,49 +82,77 @@ class StandInHub:
 
 
 class _Server(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that goes before it has read all is no fault; its trace would stand in what a test reads."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 
 
+class QuietHandler(http.server.BaseHTTPRequestHandler):
+    """Answers over HTTP/1.1 and logs nothing."""
+
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+    def do_GET(self) -> None:
+        self.reply()
+
+    def reply(self) -> None:
+        """Answer a GET."""
+        raise NotImplementedError
+
+    def head(self, status: int, n_bytes: int, headers: dict[str, str]) -> None:
+        """Send what precedes the body."""
+        self.send_response(status)
+        for name, value in {"Content-Length": str(n_bytes), **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+
+    def answer(self, status: int, body: bytes, **headers: str) -> None:
+        """Send a whole reply."""
+        self.head(status, len(body), headers)
+        self.wfile.write(body)
+
+
 @contextmanager
-def stand_in_hub(repositories: dict[str, dict[str, bytes]] | None = None) -> Iterator[StandInHub]:
-    """Answers on the loopback while the block runs."""
-    hub = StandInHub(repositories=repositories or {})
-    server = _Server(("127.0.0.1", 0), _handler(hub))
-    server.daemon_threads = True
-    hub.url = f"http://127.0.0.1:{server.server_port}"
+def serving(handler: Callable[..., http.server.BaseHTTPRequestHandler]) -> Iterator[int]:
+    """Answer on the loopback while the block runs; the port."""
+    server = _Server(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=lambda: server.serve_forever(0.02), daemon=True)
     thread.start()
     try:
-        yield hub
+        yield server.server_port
     finally:
-        hub.ended.set()
-        if hub.hold is not None:
-            hub.hold.set()
         server.shutdown()
         server.server_close()
         thread.join()
 
 
+@contextmanager
+def stand_in_hub(repositories: dict[str, dict[str, bytes]] | None = None) -> Iterator[StandInHub]:
+    """Answers on the loopback while the block runs."""
+    hub = StandInHub(repositories=repositories or {})
+    with serving(_handler(hub)) as port:
+        hub.url = f"http://127.0.0.1:{port}"
+        try:
+            yield hub
+        finally:
+            hub.ended.set()
+            if hub.hold is not None:
+                hub.hold.set()
+
+
 def _handler(hub: StandInHub) -> type[http.server.BaseHTTPRequestHandler]:
-    class Handler(http.server.BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def log_message(self, *_: object) -> None:
-            """Nothing."""
-
+    class Handler(QuietHandler):
         def do_HEAD(self) -> None:
-            found = _RESOLVE.fullmatch(unquote(urlsplit(self.path).path))
-            content = hub.repositories.get(found[1], {}).get(found[3]) if found else None
-            self.send_response(404 if content is None else 200)
-            self.send_header("Content-Length", str(len(content or b"")))
-            if hub.tag:
-                self.send_header("ETag", hub.tag)
-            self.end_headers()
+            content = hub.content(unquote(urlsplit(self.path).path))
+            self.head(404 if content is None else 200, len(content or b""), {"ETag": hub.tag} if hub.tag else {})
 
-        def do_GET(self) -> None:
+        def reply(self) -> None:
             path = unquote(urlsplit(self.path).path)
             given = self.headers.get("Authorization", "").removeprefix("Bearer ")
             hub.asked.append(Asked(self.command, self.path, self.headers.get("Range", ""), given))
@@ -129,10 +168,10 @@ def _handler(hub: StandInHub) -> type[http.server.BaseHTTPRequestHandler]:
                 return self._say(401, b'{"error": "Invalid credentials"}')
             if (api := _API.fullmatch(path)) and api[1] in hub.repositories:
                 return self._listing(api[1], api[2])
-            if (found := _RESOLVE.fullmatch(path)) and found[3] in hub.repositories.get(found[1], {}):
+            if (content := hub.content(path)) is not None:
                 if hub.elsewhere:
                     return self._say(302, b"", {"Location": hub.elsewhere + self.path})
-                return self._content(hub.repositories[found[1]][found[3]])
+                return self._content(content)
             return self._say(404, b'{"error": "not found"}')
 
         def _listing(self, repository: str, kind: str) -> None:
@@ -150,22 +189,18 @@ def _handler(hub: StandInHub) -> type[http.server.BaseHTTPRequestHandler]:
 
         def _content(self, content: bytes) -> None:
             body, status, headers = hub.wrong or content, 200, {}
-            wanted = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+            wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
             if hub.tag:
                 headers["ETag"] = hub.tag
                 wanted = wanted if self.headers.get("If-Range") == hub.tag else None
             if wanted:
-                first = int(wanted[1])
-                headers["Content-Range"] = f"bytes {first}-{len(body) - 1}/{len(body)}"
-                body, status = body[first:], 206
+                first, last = int(wanted[1]), int(wanted[2] or len(body) - 1)
+                headers["Content-Range"] = f"bytes {first}-{last}/{len(body)}"
+                body, status = body[first : last + 1], 206
             self._say(status, body, headers, cut=hub.cuts.pop(0) if hub.cuts else None)
 
         def _say(self, status: int, body: bytes, headers: dict[str, str] | None = None, cut: int | None = None) -> None:
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            for name, value in (headers or {}).items():
-                self.send_header(name, value)
-            self.end_headers()
+            self.head(status, len(body), headers or {})
             try:
                 if hub.hold is not None and status in (200, 206) and "/resolve/" in self.path:
                     self.wfile.write(body[: len(body) // 2])

@@ -1,11 +1,8 @@
 """What a server imports before it listens, where it may listen without a key, and ``llamapool health``."""
 
-import http.server
 import json
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +13,7 @@ from server.errors import ConfigError
 from server.listen import check_reach, open_listeners
 from server.options.server import ServerSettings
 from tests.support.real_server import ROOT, free_port
+from tests.support.stand_in_hub import QuietHandler, serving
 
 _PROGRAM = """
 import json, sys
@@ -105,32 +103,16 @@ def test_the_administration_has_a_socket_of_its_own() -> None:
         ServerSettings(port=port, admin_port=port)
 
 
-class _Loading(http.server.BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        body = self.path.encode()
-        self.send_response(503)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        """Print nothing."""
+class _Loading(QuietHandler):
+    def reply(self) -> None:
+        self.answer(503, self.path.encode())
 
 
-@pytest.fixture
-def loading() -> Iterator[int]:
-    with http.server.HTTPServer(("127.0.0.1", 0), _Loading) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield server.server_port
-        server.shutdown()
-        thread.join()
-
-
-def test_a_server_that_loads_is_not_healthy(loading: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_server_that_loads_is_not_healthy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "addresses"
-    file.write_text(f"http://0.0.0.0:{loading}/llm\nhttp://127.0.0.1:1\n")
-    assert main(["health", str(file)]) == 1
+    with serving(_Loading) as port:
+        file.write_text(f"http://0.0.0.0:{port}/llm\nhttp://127.0.0.1:1\n")
+        assert main(["health", str(file)]) == 1
     assert capsys.readouterr().out == "503 /llm/health\n"
 
 

@@ -5,7 +5,6 @@ import base64
 import functools
 import hashlib
 import http.server
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from tests.support.ggufs import PLAIN, gguf_file
 from tests.support.ggufs.projector import TinyProjector, projector_file
 from tests.support.oracle import oracle
 from tests.support.real_server import RealServer
+from tests.support.stand_in_hub import serving
 from tests.unit.engine.builders import Reply
 
 MARKER = "<__media__>"
@@ -128,13 +128,8 @@ class _Files(http.server.SimpleHTTPRequestHandler):
 @pytest.fixture(scope="module")
 def site() -> Iterator[str]:
     """Where the pictures are, on this machine."""
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Files, directory=str(FILES)))
-    serving = threading.Thread(target=server.serve_forever)
-    serving.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    serving.join()
-    server.server_close()
+    with serving(functools.partial(_Files, directory=str(FILES))) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 @contextmanager

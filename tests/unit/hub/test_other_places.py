@@ -1,9 +1,7 @@
 """Models at an address and in a registry of images, and a disk that is really full."""
 
 import hashlib
-import http.server
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,7 +13,7 @@ from server.errors import ConfigError, DownloadFailed, LlamapoolError, NotFound
 from server.hub.hub import Hub, HubFetcher
 from server.hub.names import Image
 from server.pool.spec import NOT_HERE, ModelSpec, RemoteFiles
-from tests.support.stand_in_hub import COMMIT, StandInHub, stand_in_hub
+from tests.support.stand_in_hub import COMMIT, QuietHandler, StandInHub, serving, stand_in_hub
 
 MODEL = b"GGUF" + bytes(3000)
 DIGEST = hashlib.sha256(MODEL).hexdigest()
@@ -88,38 +86,23 @@ def registry(*, content: bytes = MODEL) -> Iterator[str]:
     kind = "application/vnd.docker.ai.gguf.v3"
     manifest["layers"].append({"mediaType": kind, "digest": f"sha256:{DIGEST}", "size": len(content)})
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def log_message(self, *_: object) -> None:
-            """Nothing."""
+    answers = {
+        "/v2/ai/tiny/manifests/latest": json.dumps(manifest).encode(),
+        f"/v2/ai/tiny/blobs/sha256:{DIGEST}": content,
+    }
 
-        def do_GET(self) -> None:
-            answers = {
-                "/v2/ai/tiny/manifests/latest": json.dumps(manifest).encode(),
-                f"/v2/ai/tiny/blobs/sha256:{DIGEST}": content,
-            }
-            here = f"http://127.0.0.1:{server.server_port}"
-            headers, status, body = {}, 404, b""
+    class Handler(QuietHandler):
+        def reply(self) -> None:
+            realm = f"http://{self.headers['Host']}/token"
             if self.path.startswith("/token?scope=repository%3Aai%2F"):
-                status, body = 200, b'{"token": "for-you"}'
+                self.answer(200, b'{"token": "for-you"}')
             elif self.headers.get("Authorization") != "Bearer for-you":
-                status, headers = 401, {"WWW-Authenticate": f'Bearer realm="{here}/token",service="tests"'}
-            elif self.path in answers:
-                status, body = 200, answers[self.path]
-            self.send_response(status)
-            for name, value in {"Content-Length": str(len(body)), **headers}.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(body)
+                self.answer(401, b"", **{"WWW-Authenticate": f'Bearer realm="{realm}",service="tests"'})
+            else:
+                self.answer(200 if self.path in answers else 404, answers.get(self.path, b""))
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=lambda: server.serve_forever(0.02))
-    thread.start()
-    try:
-        yield f"127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with serving(Handler) as port:
+        yield f"127.0.0.1:{port}"
 
 
 def test_the_model_of_an_image(tmp_path: Path) -> None:
