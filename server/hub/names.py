@@ -8,7 +8,7 @@ it is split. Siblings are files that belong to a model but are not models themse
 import contextlib
 import ipaddress
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Self
@@ -135,11 +135,11 @@ class SplitName:
 
 @dataclass(frozen=True, slots=True)
 class ChosenFiles:
-    """The files of a reference: the parts of a model in order, or a single preset."""
+    """The names of a reference's files: the parts of a model in order, its siblings by kind, or a single preset."""
 
-    model: tuple[HubFile, ...] = ()
-    siblings: Mapping[str, HubFile] = field(default_factory=dict)
-    preset: HubFile | None = None
+    model: tuple[str, ...] = ()
+    siblings: Mapping[str, str] = field(default_factory=dict)
+    preset: str = ""
 
 
 def parts_of(path: str) -> SplitName | None:
@@ -160,61 +160,57 @@ def is_model(path: str) -> bool:
     return path.endswith(SUFFIX) and not any(word in name for word in _NO_MODEL)
 
 
-def choose(files: Sequence[HubFile], repository: str, tag: str = "", file: str = "") -> ChosenFiles:
-    """Return the files for `tag`, or for `file`. Raises `NotFound`, which lists the available ones."""
-    by_path = {found.path: found for found in files}
-    if PRESET in by_path and not file:
-        return ChosenFiles(preset=by_path[PRESET])
-    named = by_path.get(file if file.endswith(SUFFIX) else "")
+def choose(files: Collection[str], repository: str, tag: str = "", file: str = "") -> ChosenFiles:
+    """Return those of `files` for `tag`, or for `file`. Raises `NotFound`, which lists the available ones."""
+    if PRESET in files and not file:
+        return ChosenFiles(preset=PRESET)
+    named = file if file.endswith(SUFFIX) and file in files else None
     model = named if file else _model(files, tag)
     if model is None:
         wanted = f"GGUF file '{file}'" if file else f"model of the quantization '{tag}'" if tag else "GGUF model"
         raise NotFound(f"'{repository}' has no {wanted}; {_listed(files)}")
-    siblings = {kind: _sibling(files, model.path, word, tag) for kind, word in SIBLINGS.items()}
+    siblings = {kind: _sibling(files, model, word, tag) for kind, word in SIBLINGS.items()}
     found = {kind: sibling for kind, sibling in siblings.items() if sibling is not None}
-    return ChosenFiles(_all_parts(by_path, model, repository), found)
+    return ChosenFiles(_all_parts(files, model, repository), found)
 
 
-def _model(files: Iterable[HubFile], tag: str) -> HubFile | None:
+def _model(files: Iterable[str], tag: str) -> str | None:
     """Return the first file of the first quantization that is wanted; without a tag any will do."""
-    models = [file for file in files if is_model(file.path) and (parts := parts_of(file.path)) and parts.index == 1]
+    models = [file for file in files if is_model(file) and (parts := parts_of(file)) and parts.index == 1]
     for wanted in (tag,) if tag else USUAL:
         pattern = re.compile(re.escape(wanted) + "[.-]", re.IGNORECASE)
         for file in models:
-            if pattern.search(file.path):
+            if pattern.search(file):
                 return file
     return models[0] if models and not tag else None
 
 
-def _all_parts(by_path: Mapping[str, HubFile], model: HubFile, repository: str) -> tuple[HubFile, ...]:
-    split = parts_of(model.path)
+def _all_parts(files: Collection[str], model: str, repository: str) -> tuple[str, ...]:
+    split = parts_of(model)
     if split is None or split.count == 1:
         return (model,)
     names = [f"{split.prefix}-{index:05d}-of-{split.count:05d}{SUFFIX}" for index in range(1, split.count + 1)]
-    missing = [name for name in names if name not in by_path]
+    missing = [name for name in names if name not in files]
     if missing:
-        raise NotFound(
-            f"'{repository}' lacks {len(missing)} of the {split.count} parts of '{model.path}': {missing[0]}"
-        )
-    return tuple(by_path[name] for name in names)
+        raise NotFound(f"'{repository}' lacks {len(missing)} of the {split.count} parts of '{model}': {missing[0]}")
+    return tuple(names)
 
 
-def _sibling(files: Iterable[HubFile], model: str, word: str, tag: str) -> HubFile | None:
+def _sibling(files: Iterable[str], model: str, word: str, tag: str) -> str | None:
     """Return the best one in the model's folder or above it: the deepest, the same quantization, the nearest one."""
     folder, wanted = PurePosixPath(model).parent.parts, tag.upper()
-    bits = _bits(wanted or _tag_of(model))
 
-    def rank(file: HubFile) -> tuple[int, bool, int]:
-        is_exact = bool(wanted) and f"-{wanted}." in file.path.upper()
-        return len(_folder_of(file)), is_exact, -abs(_bits(_tag_of(file.path)) - bits)
+    def bits(tag: str) -> int:
+        digits = _DIGITS.search(tag)  # ``Q4_0`` and ``NVFP4`` have 4
+        return int(digits[0]) if digits else 0
 
-    named = (file for file in files if file.path.endswith(SUFFIX) and word in file.path)
-    near = (file for file in named if _folder_of(file) == folder[: len(_folder_of(file))])
+    def rank(file: str) -> tuple[int, bool, int]:
+        is_exact = bool(wanted) and f"-{wanted}." in file.upper()
+        return len(PurePosixPath(file).parts), is_exact, -abs(bits(_tag_of(file)) - bits(wanted or _tag_of(model)))
+
+    named = (file for file in files if file.endswith(SUFFIX) and word in file)
+    near = (file for file in named if (above := PurePosixPath(file).parent.parts) == folder[: len(above)])
     return max(near, key=rank, default=None)
-
-
-def _folder_of(file: HubFile) -> tuple[str, ...]:
-    return PurePosixPath(file.path).parent.parts
 
 
 def _tag_of(path: str) -> str:
@@ -222,13 +218,7 @@ def _tag_of(path: str) -> str:
     return parts.tag if parts else ""
 
 
-def _bits(tag: str) -> int:
-    """``Q4_0`` and ``NVFP4`` have 4."""
-    digits = _DIGITS.search(tag)
-    return int(digits[0]) if digits else 0
-
-
-def _listed(files: Iterable[HubFile]) -> str:
-    names = [file.path for file in files if file.path.endswith(SUFFIX)]
+def _listed(files: Iterable[str]) -> str:
+    names = [file for file in files if file.endswith(SUFFIX)]
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return f"its GGUF files: {', '.join(names[:_SHOWN])}{more}" if names else "it has no GGUF files"

@@ -21,7 +21,6 @@ REPORT_INTERVAL_S = 0.1  # as llama-server (server-models.cpp, server_download_s
 _BOOT = "import sys; sys.path[:] = sys.argv[1:]; from server.hub.child import main; main()"
 Report = Callable[["FileProgress"], None]
 StillWanted = Callable[[], bool]
-"""Whether the result is still wanted; called every `REPORT_INTERVAL_S`."""
 
 
 class HubUnreachable(DownloadFailed):
@@ -80,20 +79,23 @@ def _gib(size: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class DownloadProcess:
-    """Calls to one hub, each in its own process. Delays of retries are 1, 2, 4 times ``retry_wait_s``."""
+    """Calls to one hub, each in its own process. Delays of retries are 1, 2, 4 times ``retry_wait_s``.
+
+    ``report`` gets the progress of downloads. Every `REPORT_INTERVAL_S`, ``wanted`` says whether the result still is.
+    """
 
     endpoint: str = ""
     token: str = ""
     retry_wait_s: float = 1.0
+    report: Report = lambda _: None
+    wanted: StillWanted = lambda: True
 
     @property
     def base(self) -> str:
         """The hub's URL. (`huggingface_hub.constants` takes long to import.)"""
         return (self.endpoint or os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
 
-    def call(
-        self, action: str, what: str, wanted: StillWanted, poll: Callable[[], None] = lambda: None, **arguments: Any
-    ) -> Any:
+    def call(self, action: str, what: str, poll: Callable[[], None] = lambda: None, **arguments: Any) -> Any:
         """Return the result of an action of `server.hub.child.Downloader`; `poll` is called while it runs. Raises
         `NotFound`, `DownloadFailed`, and `Cancelled` soon after the result is not `wanted`.
         """
@@ -107,7 +109,7 @@ class DownloadProcess:
             "parent": os.getpid(),
         }
         command = [sys.executable, "-I", "-c", _BOOT, *map(os.path.abspath, sys.path)]
-        output = run(command, json.dumps(request, default=str), what, wanted, poll)
+        output = run(command, json.dumps(request, default=str), what, self.wanted, poll)
         try:
             answer = json.loads(output.stdout)
         except ValueError:
@@ -118,7 +120,7 @@ class DownloadProcess:
             raise kinds.get(answer["error"], DownloadFailed)(answer["message"])
         return answer["result"]
 
-    def download(self, file: WantedFile, lock: Path, report: Report, wanted: StillWanted) -> None:
+    def download(self, file: WantedFile, lock: Path) -> None:
         """Download a file unless it exists. Raises as `call`."""
         from server.pool.protocols import FileProgress
 
@@ -127,13 +129,13 @@ class DownloadProcess:
         def poll() -> None:
             nonlocal last
             if (done := file.partial_bytes) != last and not file.place.exists():
-                report(FileProgress(file.shown, done, file.size))
+                self.report(FileProgress(file.shown, done, file.size))
                 last = done
 
         if not file.place.exists():
-            self.call("download", file.name, wanted, poll, file=asdict(file), lock=lock)
+            self.call("download", file.name, poll, file=asdict(file), lock=lock)
         size = file.place.stat().st_size
-        report(FileProgress(file.shown, size, size))
+        self.report(FileProgress(file.shown, size, size))
 
 
 def run(

