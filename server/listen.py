@@ -43,21 +43,20 @@ def open_listeners(settings: ListenSettings) -> list[Listener]:
     Raises ConfigError that names the address that cannot be used.
     """
     n_tcp = sum(not host.endswith(UNIX_SUFFIX) for host in settings.host)
+    places = [(host, settings.port, n_tcp == 1) for host in settings.host]
+    places += [(settings.admin_host, settings.admin_port, True)] * bool(settings.admin_port)
     if settings.port == 0 and n_tcp > 1:
         raise ConfigError("server.port 0 needs a single TCP address in server.host; name a port")
     scheme = "http" if settings.ssl_key_file is None else "https"
     opened: list[Listener] = []
     try:
-        for host in settings.host:
+        for host, port, alone in places:
             if host.endswith(UNIX_SUFFIX):
-                bound, file = _unix_socket(Path(host)), Path(host)
-                opened.append(Listener(bound, f"{scheme}+unix://{host}{settings.api_prefix}", file))
+                bound, file, url = _unix_socket(Path(host)), Path(host), f"{scheme}+unix://{host}"
             else:
-                bound = _tcp_socket(host, settings.port, alone=n_tcp == 1, shared=settings.reuse_port)
-                opened.append(Listener(bound, _url(scheme, bound) + settings.api_prefix))
-        if settings.admin_port:
-            bound = _tcp_socket(settings.admin_host, settings.admin_port, alone=True, shared=settings.reuse_port)
-            opened.append(Listener(bound, _url(scheme, bound) + settings.api_prefix))
+                bound, file = _tcp_socket(host, port, alone=alone, shared=settings.reuse_port), None
+                url = _url(scheme, bound)
+            opened.append(Listener(bound, url + settings.api_prefix, file))
     except ConfigError:
         for listener in opened:
             listener.close()

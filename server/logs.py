@@ -24,11 +24,11 @@ _LEVELS = (logging.ERROR, logging.ERROR, logging.WARNING, logging.INFO, logging.
 _LIBRARY_DEBUG = logging.DEBUG - 5  # what the native library says at its own debug level
 _COLORS = {"D": "\033[2m", "I": "\033[32m", "W": "\033[35m", "E": "\033[31m", "C": "\033[1;31m"}
 _RESET = "\033[0m"
-NO_ADAPTERS = "bare"
+BARE = "bare"
 """The mark (in ``extra``) of records that a terminal shows without time and level."""
 _OURS = ("server", "llamapool", "uvicorn")
 _NO_FIELDS = frozenset(
-    {*vars(logging.makeLogRecord({})), "taskName", "message", "asctime", "color_message", NO_ADAPTERS}
+    {*vars(logging.makeLogRecord({})), "taskName", "message", "asctime", "color_message", BARE}
 )
 _PLAIN = re.compile(r"[\w.,:;/@+*-]+")
 
@@ -61,7 +61,7 @@ def as_text(
 
     ``screen``: a terminal, where the startup banner has neither time nor level.
     """
-    line, bare = record.getMessage(), screen and getattr(record, NO_ADAPTERS, False)
+    line, bare = record.getMessage(), screen and getattr(record, BARE, False)
     if prefix and not bare:
         letter = record.levelname[0]
         shown = f"{_COLORS.get(letter, '')}{letter}{_RESET}" if colors else letter

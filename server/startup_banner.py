@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from server import __version__
-from server.logs import NO_ADAPTERS, on_terminal
+from server.logs import BARE, on_terminal
 from server.pool.events import DownloadProgress, LoadProgress, Subscription
 from server.pool.memory import Memory, readable
 from server.pool.pool import Pool
@@ -50,7 +50,7 @@ async def show_banner(
     memory = await pool.memory()
     budget = pool.budget_of(memory)
     for line in banner_lines(pool.states(), memory, budget, addresses, has_keys=has_keys, has_page=has_page):
-        logger.info("%s", line, extra={NO_ADAPTERS: True})
+        logger.info("%s", line, extra={BARE: True})
 
 
 def banner_lines(

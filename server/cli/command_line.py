@@ -159,15 +159,12 @@ def fit(words: list[str]) -> int:
     if name and not is_file:
         known = [spec for spec in specs if name in (spec.id, *spec.aliases)]
         if not known:
-            raise ConfigError(f"'{name}' is neither a GGUF file nor a configured model; known: {_ids(specs)}")
+            ids = ", ".join(spec.id for spec in specs) or "none"
+            raise ConfigError(f"'{name}' is neither a GGUF file nor a configured model; known: {ids}")
         specs = known
     tables = list(_fit_tables(specs, settings))
     print("\n\n".join("\n".join(lines) for lines, _ in tables))
     return OK if all(fits for _, fits in tables) else NOT_STARTED
-
-
-def _ids(specs: Sequence[ModelSpec]) -> str:
-    return ", ".join(spec.id for spec in specs) or "none"
 
 
 def _fit_tables(specs: Sequence[ModelSpec], settings: Settings) -> Iterator[tuple[list[str], bool]]:

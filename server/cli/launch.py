@@ -37,21 +37,8 @@ class Target:
     folder: Path
 
 
-@dataclass(frozen=True, slots=True)
-class Setup:
-    """An agent's environment, and its configuration file: name and text, or ""."""
-
-    environment: dict[str, str]
-    file: str = ""
-    text: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Agent:
-    """A coding agent. ``install``: the command that installs it."""
-
-    setup: Callable[[Target], Setup]
-    install: str
+Setup = tuple[dict[str, str], str, str]
+"""An agent's environment, and its configuration file: name and text, or ""."""
 
 
 def _codex(target: Target) -> Setup:
@@ -66,7 +53,7 @@ base_url = {json.dumps(target.url + "/v1")}
 env_key = "LLAMAPOOL_KEY"
 wire_api = "responses"
 """
-    return Setup({"CODEX_HOME": str(target.folder), "LLAMAPOOL_KEY": target.key}, "config.toml", text)
+    return {"CODEX_HOME": str(target.folder), "LLAMAPOOL_KEY": target.key}, "config.toml", text
 
 
 def _claude(target: Target) -> Setup:
@@ -79,7 +66,7 @@ def _claude(target: Target) -> Setup:
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
         "CLAUDE_CONFIG_DIR": str(target.folder),
     }
-    return Setup(environment)
+    return environment, "", ""
 
 
 def _opencode(target: Target) -> Setup:
@@ -97,7 +84,7 @@ def _opencode(target: Target) -> Setup:
         "XDG_DATA_HOME": str(target.folder / "data"),
         "LLAMAPOOL_KEY": target.key,
     }
-    return Setup(environment, "opencode.json", json.dumps(config, indent=2))
+    return environment, "opencode.json", json.dumps(config, indent=2)
 
 
 def _aider(target: Target) -> Setup:
@@ -116,15 +103,16 @@ def _aider(target: Target) -> Setup:
         "AIDER_ANALYTICS": "false",
         "AIDER_CHECK_UPDATE": "false",
     }
-    return Setup(environment, "models.json", json.dumps({name: metadata}, indent=2))
+    return environment, "models.json", json.dumps({name: metadata}, indent=2)
 
 
-AGENTS = {
-    "codex": Agent(_codex, "npm install -g @openai/codex"),
-    "claude": Agent(_claude, "npm install -g @anthropic-ai/claude-code"),
-    "opencode": Agent(_opencode, "npm install -g opencode-ai"),
-    "aider": Agent(_aider, "pip install aider-chat"),
+AGENTS: dict[str, tuple[Callable[[Target], Setup], str]] = {
+    "codex": (_codex, "npm install -g @openai/codex"),
+    "claude": (_claude, "npm install -g @anthropic-ai/claude-code"),
+    "opencode": (_opencode, "npm install -g opencode-ai"),
+    "aider": (_aider, "pip install aider-chat"),
 }
+"""How each agent is configured, and the command that installs it."""
 
 
 def main(words: Sequence[str]) -> int:
@@ -136,10 +124,10 @@ def main(words: Sequence[str]) -> int:
     parser = ClientParser("launch", _DESCRIPTION)
     parser.add_argument("agent", choices=AGENTS)
     chosen = parser.parse_args(own)
-    agent = AGENTS[chosen.agent]
+    configure, install = AGENTS[chosen.agent]
     program = shutil.which(chosen.agent)
     if program is None:
-        raise LlamapoolError(f"{chosen.agent} is not on the PATH; install it: {agent.install}")
+        raise LlamapoolError(f"{chosen.agent} is not on the PATH; install it: {install}")
     model = Connection(chosen.url, chosen.api_key).model(chosen.model)
     state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
     folder = state / "llamapool" / "agents" / chosen.agent
@@ -147,14 +135,15 @@ def main(words: Sequence[str]) -> int:
     if n_ctx < _MIN_N_CTX:
         print(f"llamapool: {model['id']} has {n_ctx} tokens of context per request; agents need {_MIN_N_CTX} or more "
               "(llamapool --ctx-size)", file=sys.stderr)  # fmt: skip
-    setup = agent.setup(Target(chosen.url.rstrip("/"), chosen.api_key or "none", model["id"], n_ctx, folder))
+    target = Target(chosen.url.rstrip("/"), chosen.api_key or "none", model["id"], n_ctx, folder)
+    environment, file, text = configure(target)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    if setup.file:
-        (folder / setup.file).write_text(setup.text, encoding="utf-8")
-        print(f"wrote {folder / setup.file}", file=sys.stderr)
-    for name, value in setup.environment.items():
+    if file:
+        (folder / file).write_text(text, encoding="utf-8")
+        print(f"wrote {folder / file}", file=sys.stderr)
+    for name, value in environment.items():
         shown = "****" if value == chosen.api_key and value else shlex.quote(value)
         print(f"{name}={shown}", file=sys.stderr)
     print(shlex.join([chosen.agent, *passed]), file=sys.stderr, flush=True)
     inherited = {name: value for name, value in os.environ.items() if name != "ANTHROPIC_API_KEY"}
-    os.execve(program, [program, *passed], inherited | setup.environment)  # noqa: S606
+    os.execve(program, [program, *passed], inherited | environment)  # noqa: S606

@@ -74,8 +74,6 @@ def _files(default: tuple[ScaledFile, ...], flag: str, scaled: str) -> tuple[Sca
 
 
 class AdapterSettings(SettingsModel, group="LoRA adapters and control vectors"):
-    """LoRA adapters and control vectors."""
-
     lora: ScaledFiles = _files((), "--lora", "--lora-scaled")
     """LoRA adapters (GGUF) with scale 1, or with FILE:SCALE (YAML: {path: ..., scale: 0.5}). Their order defines their
     ids in /lora-adapters.
@@ -101,8 +99,6 @@ def _tool_format(value: str) -> None:
 
 
 class ChatSettings(SettingsModel, group="Chat"):
-    """Chat templates, reasoning and tool calls."""
-
     chat_template: str = option("", "--chat-template", env=True, metavar="JINJA|NAME", replaces="chat_template_file")
     """Jinja source that replaces the model's template, or the name of a built-in template (docs/templates.md)."""
     chat_template_file: FilePath | None = option(None, "--chat-template-file", env=True, replaces="chat_template")
@@ -142,8 +138,6 @@ class ChatSettings(SettingsModel, group="Chat"):
 
 
 class MediaSettings(SettingsModel, group="Images and audio"):
-    """Projectors and media embeddings."""
-
     def problems(self) -> Iterator[str]:
         if "," in self.mmproj_device[0]:
             yield "mmproj_device names several devices; a projector is on one"
@@ -247,8 +241,6 @@ def _overrides(flags: str, **more: Any) -> tuple[str, ...]:
 
 
 class SpeculationSettings(SettingsModel, group="Speculative decoding"):
-    """Speculative decoding: drafts from the text, a draft model or MTP heads."""
-
     @property
     def has_draft(self) -> bool:
         """Whether a draft model is configured, as a file or from the hub."""
@@ -394,8 +386,6 @@ class SpeculationSettings(SettingsModel, group="Speculative decoding"):
 
 
 class OverrideSettings(SettingsModel, group="Tensors and metadata"):
-    """Placement of tensors, and overrides of the file's metadata."""
-
     override_tensor: TextList = _overrides("-ot --override-tensor", env=True)
     """Buffer type (CPU or a device) for tensors whose name matches a regular expression, e.g. exps=CPU. The first match
     applies, before the options below. After a group only ? is allowed, and repetitions are limited.
@@ -420,8 +410,6 @@ MAX_NORM = 1000
 
 
 class EmbeddingSettings(SettingsModel, group="Embedding and reranking"):
-    """Whether a model produces embeddings or scores, and how."""
-
     embedding: AutoBool = option(None, "--embedding --embeddings", env="LLAMA_ARG_EMBEDDINGS")
     """Serve embeddings; auto = if the file is an encoder or names a pooling type. It then generates no text."""
     pooling: PoolingName = option("", "--pooling", env=True, metavar="TYPE")
@@ -447,8 +435,6 @@ MAX_SLOTS = 256  # LLAMA_MAX_SEQ
 
 
 class ContextSettings(SettingsModel, group="Context and memory"):
-    """The context: size, slots, KV cache and RoPE."""
-
     def problems(self) -> Iterator[str]:
         if self.flash_attn == "off" and self.cache_type_v not in ("f32", "f16", "bf16"):
             yield "cache_type_v is quantized, which needs flash_attn on or auto; change one of them"
@@ -522,8 +508,6 @@ class ContextSettings(SettingsModel, group="Context and memory"):
 
 
 class HardwareSettings(SettingsModel, group="Loading and hardware"):
-    """Loading, isolation, CPUs and devices."""
-
     def problems(self) -> Iterator[str]:
         for name in ("cpu_range", "cpu_mask"):
             n = len(getattr(self, name))
@@ -609,8 +593,6 @@ class HardwareSettings(SettingsModel, group="Loading and hardware"):
 
 
 class SchedulingSettings(SettingsModel, group="Scheduling"):
-    """Queueing, batching and caching of an instance."""
-
     def problems(self) -> Iterator[str]:
         if self.cache_disk and self.cache_disk_path is None:
             yield "cache_disk needs a folder: set cache_disk_path"

@@ -79,7 +79,8 @@ def _shown(entry: Option) -> str:
     if value is True or value is False:
         return str(value).lower()
     if isinstance(value, tuple):
-        return ", ".join(_item(str(item)) for item in value) or "none"
+        texts = map(str, value)
+        return ", ".join(json.dumps(text) if text.strip() != text or "," in text else text for text in texts) or "none"
     return str(value) if value not in ("", {}) else "empty"
 
 
@@ -106,10 +107,6 @@ _llamapool() {{
 }}
 complete -o filenames -F _llamapool llamapool
 """
-
-
-def _item(text: str) -> str:
-    return json.dumps(text) if text.strip() != text or "," in text else text
 
 
 def markdown() -> str:

@@ -50,8 +50,6 @@ class HubSettings(SettingsModel, group="Hub"):
 
 
 class FetchSettings(SettingsModel, group="Files of requests"):
-    """Files of requests: whether URLs are fetched, how videos are cut into frames, and the limits of documents."""
-
     media_fetch: SiteNames = option((), "--media-fetch", metavar="HOSTS")
     """Hosts from which http and https URLs in requests are fetched: off, on = all public hosts, or a list (example.com,
     *.example.com). Private networks are refused whatever a name resolves to, except IP addresses listed here.
@@ -71,8 +69,6 @@ class FetchSettings(SettingsModel, group="Files of requests"):
 
 
 class McpSettings(SettingsModel, group="MCP"):
-    """MCP servers."""
-
     mcp_servers: JsonObject = option(
         {},
         "--mcp-servers-json",
@@ -124,8 +120,6 @@ def _source(value: str) -> None:
 
 
 class PageSettings(SettingsModel, group="Web page"):
-    """The web UI and its tools."""
-
     ui: Bool = option(True, "--ui --webui", env=True, off=("--no-ui", "--no-webui"))
     """Serve the web UI at / ."""
     ui_config: JsonObject = option(
@@ -169,8 +163,6 @@ class PageSettings(SettingsModel, group="Web page"):
 
 
 class StateSettings(SettingsModel, group="State"):
-    """Durable state."""
-
     state: str = option("auto", "--state", metavar="FILE|URL")
     """SQLite file for stored responses, conversations, files and batches. auto = llamapool/state.sqlite3 in the XDG
     state directory; memory = no file: everything is lost at exit. redis://, rediss:// or unix:// = a Redis server that
@@ -189,8 +181,6 @@ class StateSettings(SettingsModel, group="State"):
 
 
 class TelemetrySettings(SettingsModel, group="Telemetry"):
-    """Traces and KV events, besides logs and metrics."""
-
     otel: Bool = option(False, "--otel")
     """Send an OpenTelemetry trace of each request to OTEL_EXPORTER_OTLP_ENDPOINT. Needs llamapool[otel]."""
     kv_events: str = option("", "--kv-events", metavar="ENDPOINT")
@@ -213,8 +203,6 @@ def _prefix(value: str) -> None:
 
 
 class ListenSettings(SettingsModel, group="Server"):
-    """Addresses, TLS, limits and shutdown of the HTTP server."""
-
     host: TextList = option(("127.0.0.1",), "--host", env=True, metavar="HOST", text=split_list, min_length=1)
     """Addresses to listen on, separated by commas. An address that ends in .sock is a Unix socket."""
     port: Int = option(8080, "--port", env=True, ge=0, le=65535)
@@ -309,8 +297,6 @@ def _no_empty_key(key: str) -> None:
 
 
 class AccessSettings(SettingsModel, group="Access"):
-    """API keys, endpoints and cross-origin access."""
-
     api_keys: TextList = option(
         (),
         "--api-key",
@@ -380,8 +366,6 @@ def _endpoint(value: str) -> None:
 
 
 class PoolSettings(SettingsModel, group="Model pool"):
-    """Serving several models."""
-
     models_dir: FilePath | None = option(None, "--models-dir", env=True, metavar="FOLDER")
     """Folder to serve models from: each GGUF file, split model and multimodal folder, under its name."""
     models_preset: FilePath | None = option(None, "--models-preset", env=True)
@@ -416,8 +400,6 @@ class PoolSettings(SettingsModel, group="Model pool"):
 
 
 class LogSettings(SettingsModel, group="Logging"):
-    """Logs, written to standard error and optionally to a file."""
-
     verbosity: Int = option(
         3,
         "-lv --verbosity --log-verbosity",

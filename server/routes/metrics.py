@@ -85,5 +85,4 @@ def _day(given: str, name: str, otherwise: date) -> date:
 
 
 def _values(row: UsageRow) -> tuple[str | int, ...]:
-    counts = row.counts
-    return row.day, row.key, row.model, counts.requests, counts.prompt, counts.cached, counts.completion
+    return row.day, row.key, row.model, *row.counts
