@@ -27,9 +27,7 @@ _RESET = "\033[0m"
 BARE = "bare"
 """The mark (in ``extra``) of records that a terminal shows without time and level."""
 _OURS = ("server", "llamapool", "uvicorn")
-_NO_FIELDS = frozenset(
-    {*vars(logging.makeLogRecord({})), "taskName", "message", "asctime", "color_message", BARE}
-)
+_NO_FIELDS = frozenset({*vars(logging.makeLogRecord({})), "taskName", "message", "asctime", "color_message", BARE})
 _PLAIN = re.compile(r"[\w.,:;/@+*-]+")
 
 Render = Callable[[logging.LogRecord, str], str]

@@ -18,7 +18,7 @@ from server.pool.pool import Pool
 from server.pool.protocols import Loader
 from server.pool.scheduler import PoolLimits
 from server.pool.spec import ModelSpec
-from server.settings import Settings, check_files, hub_of, model_specs
+from server.settings import Settings, check_files, model_specs
 from server.structured.grammar.sandbox import Sandbox
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def open_pool(
         loader,
         limits,
         factories=factories,
-        fetcher=HubFetcher(*(hub_of(settings.server, settings.hub, asked=asked) for asked in (False, True))),
+        fetcher=HubFetcher(settings.hub),
         reread=None if reread is None else partial(reread_models, reread),
         downloads=settings.serves_cache,
     )

@@ -11,7 +11,7 @@ import sysconfig
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, ModelWrapValidatorHandler, ValidationError, model_validator
 from pydantic.json_schema import SkipJsonSchema
@@ -57,14 +57,6 @@ NO_MODEL = (
 )
 
 
-class HubPlace(NamedTuple):
-    """The hub's cache folder, its URL ("" = Hugging Face), and whether HF_HUB_OFFLINE forbids all requests to it."""
-
-    cache: Path = Path()
-    endpoint: str = ""
-    no_network: bool = False
-
-
 class Settings(BaseSettings):
     """The merged and validated settings. The first three fields are what the YAML file may contain.
 
@@ -80,7 +72,7 @@ class Settings(BaseSettings):
     origins: SkipJsonSchema[dict[str, Origin]] = {}  # the place that configures each model
     sources: SkipJsonSchema[dict[str, dict[str, str]]] = {}  # of each value, by `server` or `models.<id>`, and field
     skipped: SkipJsonSchema[tuple[str, ...]] = ()  # a warning per flag, variable or preset key without effect
-    hub: SkipJsonSchema[HubPlace] = HubPlace()
+    hub: SkipJsonSchema[Hub] = Hub()
     serves_cache: SkipJsonSchema[bool] = True  # cached models are served too
     config_path: SkipJsonSchema[Path | None] = None  # the YAML file
 
@@ -125,15 +117,16 @@ def load_settings(
     path = Path(named) if named else _default_config(flags, own, llama)
     document = YamlFile(path, is_named=bool(named), is_demo=not named and path in DEMO_CONFIGS)
     vertex = VertexVariables(env, weaker=(flags, own, llama, document))
-    server, place = _server_settings(vertex, flags, own, llama, document), _hub_place(env)
-    found = FoundModels(flags, llama, document, server, hub_of(server, place))
+    server = _server_settings(vertex, flags, own, llama, document)
+    hub = _hub_of(server, env)
+    found = FoundModels(flags, llama, document, server, hub)
     own.name_models(found.origins)
     # Presets are stronger than LLAMA_ARG_..., as in llama-server.
     sources = (vertex, flags, own, found, llama, document, Defaults())
     values: dict[str, Any] = {
         "read": sources,
         "server": server,
-        "hub": place,
+        "hub": hub,
         "config_path": path,
         "origins": found.origins,
         "serves_cache": found.serves_cache,
@@ -182,22 +175,25 @@ def open_hub(argv: Sequence[str]) -> tuple[Hub, str]:
         )
     server = _server_settings(flags, OwnVariables(os.environ), LlamaVariables(os.environ))
     file = given.get("hf_file")
-    return hub_of(server, _hub_place(os.environ)), str(file.value) if file else ""
+    return _hub_of(server, os.environ), str(file.value) if file else ""
 
 
-def hub_of(server: ServerSettings, place: HubPlace, *, asked: bool = False) -> Hub:
-    """Return the hub of models and its cache.
-
-    `asked`: for downloads that a client requested, which --offline does not forbid, as in llama-server.
-    """
-    offline = place.no_network or (server.offline and not asked)
-    token, registry = server.hf_token, server.docker_registry
-    return Hub(place.cache, endpoint=place.endpoint, token=token, offline=offline, registry=registry)
+def _hub_of(server: ServerSettings, env: Mapping[str, str]) -> Hub:
+    """Return the hub of models and its cache."""
+    no_network = env.get("HF_HUB_OFFLINE", "").lower() in ("1", "on", "yes", "true")  # as huggingface_hub reads it
+    return Hub(
+        folder=cache_folder(env),
+        endpoint=env.get("MODEL_ENDPOINT") or env.get("HF_ENDPOINT", ""),
+        token=server.hf_token,
+        offline=no_network or server.offline,
+        no_network=no_network,
+        registry=server.docker_registry,
+    )
 
 
 def model_specs(settings: Settings) -> list[ModelSpec]:
     """Return the specification of each model, for the pool. Raises ConfigError if a file cannot be read."""
-    fetcher = HubFetcher(hub_of(settings.server, settings.hub))
+    fetcher = HubFetcher(settings.hub)
     specs = []
     for model_id, model in settings.models.items():
         spec = model_spec(model_id, model, settings.origins[model_id])
@@ -213,12 +209,6 @@ def model_specs(settings: Settings) -> list[ModelSpec]:
         for spec in specs
         for names in [(settings.origins[spec.id].repository, short.get(spec.id))]
     ]
-
-
-def _hub_place(env: Mapping[str, str]) -> HubPlace:
-    no_network = env.get("HF_HUB_OFFLINE", "").lower() in ("1", "on", "yes", "true")  # as huggingface_hub reads it
-    endpoint = env.get("MODEL_ENDPOINT") or env.get("HF_ENDPOINT", "")
-    return HubPlace(cache_folder(env), endpoint, no_network)
 
 
 def check_files(settings: Settings, *, strict: bool = False) -> list[str]:
@@ -261,7 +251,8 @@ def check_files(settings: Settings, *, strict: bool = False) -> list[str]:
         warnings += [f"{origin.place}: models.{model_id}: {text}" for text in without_effect(model)]
         if spec.missing and settings.server.offline:
             warnings.append(
-                f"{origin.place}: '{model_id}' is not in the cache {settings.hub.cache}; --offline forbids its download"
+                f"{origin.place}: '{model_id}' is not in the cache {settings.hub.folder}; "
+                "--offline forbids its download"
             )
     return warnings
 

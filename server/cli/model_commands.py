@@ -4,6 +4,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 from tqdm import tqdm
 
@@ -36,7 +37,7 @@ def pull(words: Sequence[str]) -> None:
     for name in names:
         reference = _reference(name)
         with _shown(str(reference)) as report:
-            files = hub.watched(report, lambda: True).pull(reference, file, tuple(kinds))
+            files = replace(hub, report=report).pull(reference, file, kinds)
         print(f"{reference}: {files.model or files.preset}")
         for kind, path in sorted(files.siblings.items()):
             print(f"  {kind}: {path}")

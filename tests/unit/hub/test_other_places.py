@@ -35,12 +35,12 @@ def remote() -> Iterator[StandInHub]:
 
 def test_an_address_is_downloaded_once_without_the_hubs_token(remote: StandInHub, tmp_path: Path) -> None:
     url = f"{remote.url}/o/n/resolve/{COMMIT}/m.gguf?download=true"
-    hub = Hub(tmp_path, endpoint="http://127.0.0.1:1", token="hf_secret", retry_wait_s=0)
+    hub = Hub(folder=tmp_path, endpoint="http://127.0.0.1:1", token="hf_secret", retry_wait_s=0)
     spec = fetched(hub, RemoteFiles(url=url))
     assert (spec.path.name, spec.path.read_bytes()) == ("m.gguf", MODEL)
     assert fetched(hub, RemoteFiles(url=url)) == spec
     assert [asked.token for asked in remote.asked] == [""]
-    own = Hub(tmp_path, endpoint=remote.url, token="hf_secret", retry_wait_s=0)
+    own = Hub(folder=tmp_path, endpoint=remote.url, token="hf_secret", retry_wait_s=0)
     fetched(own, RemoteFiles(url=url.replace("?download=true", "")))
     assert remote.asked[-1].token == "hf_secret"
 
@@ -49,7 +49,9 @@ def test_an_address_is_downloaded_once_without_the_hubs_token(remote: StandInHub
 def test_an_address_that_fails(remote: StandInHub, tmp_path: Path, end: str, kind: type[LlamapoolError]) -> None:
     offline = kind is DownloadFailed
     with pytest.raises(kind):
-        fetched(Hub(tmp_path, offline=offline, retry_wait_s=0), RemoteFiles(url=f"{remote.url}/o/n/resolve/x/{end}"))
+        fetched(
+            Hub(folder=tmp_path, offline=offline, retry_wait_s=0), RemoteFiles(url=f"{remote.url}/o/n/resolve/x/{end}")
+        )
     assert not offline or remote.asked == []
 
 
@@ -67,13 +69,13 @@ def test_the_rest_of_an_address_is_of_the_same_content(
 ) -> None:
     """No hash would tell afterwards. Another download resumes, when the URL may have other content."""
     url = f"{remote.url}/o/n/resolve/{COMMIT}/m.gguf"
-    place = Hub(tmp_path).url_place(url)
+    place = Hub(folder=tmp_path).url_place(url)
     place.parent.mkdir(parents=True)
     name = hashlib.sha256(first.encode()).hexdigest()[:16] if first.startswith('"') else ""
     place.with_name(f"m.gguf.{name}.incomplete").write_bytes(MODEL[:1000])
     other = MODEL if range_ else b"GGUF" + b"x" * 3000
     remote.tag, remote.repositories["o/n"]["m.gguf"] = second, other
-    spec = fetched(Hub(tmp_path, retry_wait_s=0), RemoteFiles(url=url))
+    spec = fetched(Hub(folder=tmp_path, retry_wait_s=0), RemoteFiles(url=url))
     assert spec.path.read_bytes() == other
     assert [asked.range for asked in remote.contents_asked()] == [range_]
     assert [path.name for path in spec.path.parent.iterdir() if path.suffix != ".lock"] == ["m.gguf"]
@@ -107,9 +109,9 @@ def registry(*, content: bytes = MODEL) -> Iterator[str]:
 
 def test_the_model_of_an_image(tmp_path: Path) -> None:
     with registry() as host:
-        spec = fetched(Hub(tmp_path, token="hf_secret", retry_wait_s=0), RemoteFiles(docker=f"{host}/ai/tiny"))
+        spec = fetched(Hub(folder=tmp_path, token="hf_secret", retry_wait_s=0), RemoteFiles(docker=f"{host}/ai/tiny"))
         assert spec.path.read_bytes() == MODEL
-        again = Hub(tmp_path, offline=True)
+        again = Hub(folder=tmp_path, offline=True)
         assert fetched(again, RemoteFiles(docker=f"{host}/ai/tiny")) == spec
 
 
@@ -117,7 +119,7 @@ def test_a_projector_at_an_address(remote: StandInHub, tmp_path: Path) -> None:
     url = f"{remote.url}/o/n/resolve/x/m.gguf"
     model = tmp_path / "model.gguf"
     model.write_bytes(b"GGUF")
-    fetcher = HubFetcher(Hub(tmp_path / "cache", retry_wait_s=0))
+    fetcher = HubFetcher(Hub(folder=tmp_path / "cache", retry_wait_s=0))
     spec = fetcher.found(ModelSpec("m", model, remote=RemoteFiles(mmproj_url=url)))
     assert spec.missing
     assert fetcher.fetch(spec, lambda _: None, lambda: True) == spec
@@ -128,19 +130,19 @@ def test_a_projector_at_an_address(remote: StandInHub, tmp_path: Path) -> None:
 
 def test_a_name_without_a_registry_is_in_the_one_of_the_settings(tmp_path: Path) -> None:
     with registry() as host:
-        hub = Hub(tmp_path, registry=host, retry_wait_s=0)
+        hub = Hub(folder=tmp_path, registry=host, retry_wait_s=0)
         spec = fetched(hub, RemoteFiles(docker="tiny"))
         assert spec.path.read_bytes() == MODEL
         assert spec == replace(fetched(hub, RemoteFiles(docker=f"{host}/ai/tiny")), remote=spec.remote)
     with pytest.raises(ConfigError, match="write REGISTRY/ai/tiny, or set docker_registry"):
-        fetched(Hub(tmp_path), RemoteFiles(docker="tiny"))
+        fetched(Hub(folder=tmp_path), RemoteFiles(docker="tiny"))
 
 
 def test_an_image_with_another_content_than_its_digest(tmp_path: Path) -> None:
     with registry(content=MODEL[:-1] + b"x") as host, pytest.raises(DownloadFailed, match="SHA-256 differs"):
-        fetched(Hub(tmp_path, retry_wait_s=0), RemoteFiles(docker=f"{host}/ai/tiny"))
+        fetched(Hub(folder=tmp_path, retry_wait_s=0), RemoteFiles(docker=f"{host}/ai/tiny"))
     with registry() as host, pytest.raises(NotFound):
-        fetched(Hub(tmp_path, retry_wait_s=0), RemoteFiles(docker=f"{host}/ai/none"))
+        fetched(Hub(folder=tmp_path, retry_wait_s=0), RemoteFiles(docker=f"{host}/ai/none"))
 
 
 @pytest.mark.parametrize(
