@@ -8,6 +8,7 @@ import base64
 import struct
 import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -48,7 +49,7 @@ def image(number: int, width: int = SIDE, height: int = SIDE, grain: int = 1) ->
 
 def run_media(session: ModelClient, setting: Setting) -> Figures:
     """The scenario ``media``."""
-    return asyncio.run(_media(session.as_chat(), setting))
+    return asyncio.run(_media(replace(session, chat=True), setting))
 
 
 async def _media(session: ModelClient, setting: Setting) -> Figures:

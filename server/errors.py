@@ -184,13 +184,6 @@ def request_queue_full(n_queued: int, retry_after_s: int) -> QueueFull:
     return QueueFull(f"the request queue is full ({n_queued} waiting, limited by max_queue)", retry_after_s)
 
 
-class MediaFull(QueueFull):
-    """The decoded media of requests take all the memory that there is for them."""
-
-    def __init__(self) -> None:
-        super().__init__("the memory for decoded media is in use by other requests", 1, "media_full")
-
-
 class TooLate(Unavailable):
     """The server's own limit of time for a request is over."""
 

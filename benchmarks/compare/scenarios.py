@@ -132,7 +132,7 @@ async def _rate(client: ModelClient, setting: Setting) -> Figures:
 async def _constrained(client: ModelClient, setting: Setting) -> Figures:
     prompt = f"Write an invoice as JSON.{setting.words('constrained').text(12)}"
     schema = {"type": "json_schema", "json_schema": {"name": "invoice", "strict": True, "schema": SCHEMA}}
-    chat = client.as_chat()
+    chat = replace(client, chat=True)
     record = await chat.stream(chat.body([prompt], setting.count(96, 2), response_format=schema))
     if not record.text.lstrip().startswith("{"):
         raise BenchError(f"the server did not hold its output to the schema: {json.dumps(record.text[:100])}")
@@ -188,7 +188,7 @@ async def _left(client: ModelClient, setting: Setting) -> Figures:
 
 
 async def _answer(client: ModelClient, prompt: str, n_predict: int) -> Figures:
-    chat = client.as_chat()
+    chat = replace(client, chat=True)
     record = await chat.stream(chat.body([prompt], n_predict))
     return {"tok/s": decode_rate(record), **of_first_tokens([record])}
 
@@ -205,7 +205,7 @@ async def _quote(client: ModelClient, setting: Setting) -> Figures:
 
 
 async def _other(client: ModelClient, setting: Setting) -> Figures:
-    chat = client.as_chat()
+    chat = replace(client, chat=True)
     prompts = [f"Write a short story about {hero}.{setting.words('other').text(4)}" for hero in ASKED]
     records = [await chat.stream(chat.body([prompt], setting.count(96, 2))) for prompt in prompts]
     n_tokens, took_s = sum(r.n_predicted - 1 for r in records), sum(r.events[-1] - r.events[0] for r in records)

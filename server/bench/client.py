@@ -8,7 +8,7 @@ import json
 import ssl
 import time
 from collections.abc import Awaitable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
 
@@ -213,10 +213,6 @@ class ModelClient:
         if stream:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
         return body | fields
-
-    def as_chat(self) -> Self:
-        """Return a client that sends chats."""
-        return replace(self, chat=True)
 
     @property
     def path(self) -> str:

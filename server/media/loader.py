@@ -11,7 +11,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 
-from server.errors import InvalidRequest, MediaFull, short
+from server.errors import InvalidRequest, QueueFull, short
 from server.media.bitmap import Bitmap, BitmapKind, Decoded, Document, bitmaps_of, n_bytes_of
 from server.media.decode import Decoder
 from server.media.document import DocumentHints, media_type_of
@@ -68,7 +68,7 @@ class MediaLoader:
         """Return the sources of `media`, decoded for a model with that `support`; equal ones once, and without spare
         ones that can't be had. `scope`: see `Decoder.decode`. `stored` gets the client's uploaded files.
 
-        Raises `InvalidRequest`, and `MediaFull` where those of others leave no room.
+        Raises `InvalidRequest`, and `QueueFull` where those of others leave no room.
         """
         loop = asyncio.get_running_loop()
         wanted = await loop.run_in_executor(self._threads, _within_limits, media)  # hashing long texts takes its time
@@ -168,9 +168,9 @@ class _Held:
         self._n_bytes = 0
 
     def check(self) -> None:
-        """Raises `MediaFull`."""
+        """Raises `QueueFull`."""
         if self._n_bytes >= MAX_HELD_BYTES:
-            raise MediaFull
+            raise QueueFull("the memory for decoded media is in use by other requests", 1, "media_full")
 
     def add(self, bitmap: Bitmap) -> None:
         """Count the bytes of `bitmap` until it is garbage-collected."""

@@ -130,12 +130,11 @@ class Database:
                 for each in _lock_files(path):
                     if not _is_locked(each):  # its server was killed
                         each.unlink(missing_ok=True)
-        except (sqlite3.Error, OSError) as error:
+        except (sqlite3.Error, OSError, ConfigError) as error:
             self._threads.shutdown()
+            if isinstance(error, ConfigError):
+                raise
             raise ConfigError(f"server.state: {path} cannot be opened: {error}; name another file") from None
-        except ConfigError:
-            self._threads.shutdown()
-            raise
 
     def is_running(self, worker: str) -> bool:
         """Return whether the server with this id still runs. Blocking."""

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from server.errors import InvalidRequest, MediaFull
+from server.errors import InvalidRequest, QueueFull
 from server.media.bitmap import Bitmap
 from server.media.decode import Decoder
 from server.media.document import DocumentHints
@@ -103,14 +103,14 @@ async def test_what_all_requests_take_together_is_bounded_and_given_back(
 ) -> None:
     monkeypatch.setattr("server.media.loader.MAX_HELD_BYTES", 2000)
     held = [await media_loader.load([shown(b"large%d" % n)], READER) for n in range(2)]
-    with pytest.raises(MediaFull, match="retry in 1 s") as refused:
+    with pytest.raises(QueueFull, match="retry in 1 s") as refused:
         await media_loader.load([shown(b"another", spare=True)], READER)
     assert refused.value.outcome == "media_full"
     assert len(decoder.decoded) == 2
     del held[0]
     async with asyncio.timeout(60):
         while len(decoder.decoded) == 2:  # the threads that decoded may still hold theirs, and say nothing
-            with contextlib.suppress(MediaFull):
+            with contextlib.suppress(QueueFull):
                 await media_loader.load([shown(b"another")], READER)
             await asyncio.sleep(0.001)
 
