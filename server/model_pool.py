@@ -14,6 +14,7 @@ from server.hub.hub import HubFetcher
 from server.pool.events import Subscription
 from server.pool.loading import Factories, chat_template
 from server.pool.model import compile_grammars
+from server.pool.names import Names
 from server.pool.pool import Pool
 from server.pool.protocols import Loader
 from server.pool.scheduler import PoolLimits
@@ -87,18 +88,19 @@ def open_pool(
         limits,
         factories=factories,
         fetcher=HubFetcher(settings.hub),
-        reread=None if reread is None else partial(reread_models, reread),
+        reread=None if reread is None else lambda: checked_models(reread()),
         downloads=settings.serves_cache,
     )
     return ModelPool(pool, pool.subscribe(), pool.subscribe(), renderer, sandbox)
 
 
-def reread_models(reread: Callable[[], Settings]) -> list[ModelSpec]:
-    """Return the models as they are configured now. Logs problems of single files. Raises `ConfigError`."""
-    settings = reread()
+def checked_models(settings: Settings) -> list[ModelSpec]:
+    """Return the models of settings that were read again. Logs problems of single files. Raises `ConfigError`."""
     for warning in check_files(settings):
         logger.warning("%s", warning)
-    return model_specs(settings)
+    models = model_specs(settings)
+    Names(models)  # refuses a name that two of them have
+    return models
 
 
 def loader_factory(remote: tuple[str, ...] = ()) -> Callable[[], Loader]:

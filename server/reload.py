@@ -8,15 +8,15 @@ those that were removed or changed are unloaded, the others continue.
 import asyncio
 import logging
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from server.errors import ConfigError, LlamapoolError
+from server.model_pool import checked_models
 from server.options.server import ServerSettings
-from server.pool.names import Names
 from server.pool.pool import Pool
-from server.pool.spec import ModelSpec, Stamps, stamps
-from server.settings import Settings, check_files, model_specs
+from server.pool.spec import ModelSpec, stamps
+from server.settings import Settings
 from server.transport.keys import Key, KeyStore, plain_key, read_keys
 from server.uvicorn_config import certificate_of, use_certificate
 
@@ -27,22 +27,6 @@ EVERY_S = 1.0
 _APPLIED = frozenset(
     {"api_keys", "api_key_file", "keys_file", "ssl_key_file", "ssl_cert_file", "models_preset", "watch_config"}
 )
-
-
-async def follow_files(files: Callable[[], Sequence[Path | None]], changed: Callable[[], None]) -> None:
-    """Call `changed` when one of the files was replaced or modified, and when `files` names others: they may have
-    changed since they were read. Runs until it is cancelled.
-
-    They are polled: links, mounted folders and ConfigMaps send no notification of a change.
-    """
-    before: tuple[list[Path], Stamps] | None = None
-    while True:
-        paths = [path for path in files() if path is not None]
-        now = paths, await asyncio.to_thread(stamps, paths) if paths else []
-        if before is not None and now != before:
-            changed()
-        before = now
-        await asyncio.sleep(EVERY_S)
 
 
 def read_all_keys(server: ServerSettings) -> list[Key]:
@@ -95,13 +79,10 @@ class Reload:
     def _checked(self) -> tuple[Settings, list[Key], list[ModelSpec], ssl.SSLContext | None]:
         """Read everything and change nothing. Raises ConfigError for anything that could not be used."""
         settings = self._settings if self._reread is None else self._reread()
-        for warning in check_files(settings):
-            logger.warning("%s", warning)
+        models = checked_models(settings)
         certificate = certificate_of(settings.server)
         if (certificate is None) != (certificate_of(self._settings.server) is None):
             raise ConfigError("server.ssl_cert_file: TLS begins and ends with a start of the server")
-        models = model_specs(settings)
-        Names(models)  # refuses a name that two of them have
         return settings, read_all_keys(settings.server), models, None if certificate is None else certificate.read()
 
     def _apply(self, settings: Settings, keys: list[Key]) -> None:
@@ -119,23 +100,30 @@ class Reload:
 
     async def follow(self) -> None:
         """Follow the files of keys and certificates, and with ``watch_config`` the configuration: those of the settings
-        that were read last. Endless."""
-        await asyncio.gather(
-            follow_files(self._key_files, self._keys_again),
-            follow_files(self._certificate_files, self._certificate_again),
-            follow_files(self._config_files, self.begin),
-        )
+        that were read last. Keys and certificates that the last reload named may have changed since they were read, so
+        they are read again. Endless.
 
-    def _key_files(self) -> list[Path | None]:
-        return [self._settings.server.api_key_file, self._settings.server.keys_file]
-
-    def _certificate_files(self) -> list[Path]:
-        certificate = certificate_of(self._settings.server)
-        return [] if certificate is None else certificate.files
-
-    def _config_files(self) -> list[Path | None]:
-        settings = self._settings
-        return [settings.config_path, settings.server.models_preset] if settings.server.watch_config else []
+        Files are polled: links, mounted folders and ConfigMaps send no notification of a change.
+        """
+        before: dict[Path, object] | None = None
+        while True:
+            server, certificate = self._settings.server, certificate_of(self._settings.server)
+            keys = {path for path in (server.api_key_file, server.keys_file) if path}
+            files = set(certificate.files) if certificate is not None else set()
+            watched = (self._settings.config_path, server.models_preset) if server.watch_config else ()
+            config = {path for path in watched if path}
+            paths = [*keys, *files, *config]
+            now: dict[Path, object] = dict(zip(paths, await asyncio.to_thread(stamps, paths), strict=True))
+            known = now if before is None else before
+            changed = {path for path, _ in now.items() - known.items()}
+            if changed & keys:
+                self._keys_again()
+            if changed & files:
+                self._certificate_again()
+            if changed & config & known.keys():
+                self.begin()
+            before = now
+            await asyncio.sleep(EVERY_S)
 
     def _keys_again(self) -> None:
         try:

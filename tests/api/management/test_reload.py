@@ -92,13 +92,19 @@ async def test_a_file_of_keys_that_a_reload_names_is_followed(tmp_path: Path, ca
     (tmp_path / "keys").write_text("one\n")
     (tmp_path / "moved").write_text("one\ntwo\n")
     async with configured(tmp_path, models(tmp_path, "a", extra=extra)) as api:
-        configure(tmp_path, models(tmp_path, "a", extra=f", api_key_file: {tmp_path}/moved"))
+        followed = f"watch_config: true, models_preset: {tmp_path}/preset.ini"
+        (tmp_path / "preset.ini").touch()
+        extra = f", api_key_file: {tmp_path}/moved, {followed}"
+        configure(tmp_path, models(tmp_path, "a", extra=extra))
         os.kill(os.getpid(), signal.SIGHUP)
         await until(lambda: "reloaded: 2 keys, 1 models" in caplog.text)
         await until(lambda: "the API keys were read again: there are 2" in caplog.text)  # at the path's change
         (tmp_path / "moved").write_text("two\n")
         await until(lambda: "the API keys were read again: there are 1" in caplog.text)
         await api.expect("GET /v1/models", headers={"X-Api-Key": "two"})
+        configure(tmp_path, models(tmp_path, "a", "b", extra=extra))
+        await until(lambda: "reloaded: 1 keys, 2 models" in caplog.text)
+        assert caplog.text.count("reloaded: ") == 2  # one for each change
 
 
 async def test_sighup_loads_a_changed_startup_model_again(tmp_path: Path) -> None:
