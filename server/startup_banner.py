@@ -48,7 +48,7 @@ async def show_banner(
     if draining.is_set():  # loads that are cancelled have ended, too
         return
     memory = await pool.memory()
-    budget = pool.budget_of(memory)
+    budget = pool.budget or pool.limits.budget.limits(memory)  # the latter before the first measurement
     for line in banner_lines(pool.states(), memory, budget, addresses, has_keys=has_keys, has_page=has_page):
         logger.info("%s", line, extra={BARE: True})
 

@@ -1,16 +1,15 @@
 """Memory admission: what models take, what a load may take, and what is left for caches. See `MemoryAdmission`."""
 
-import asyncio
 import logging
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 
 from server.errors import LlamapoolError, ModelFailed
-from server.pool.entry import Entry, log_failure
+from server.pool.entry import Entry
 from server.pool.loading import InThread
 from server.pool.memory import Budget, Fit, Footprint, Memory, needed, readable, totals, without
 from server.pool.protocols import Loader
 from server.pool.spec import ModelSpec
-from server.pool.state import LOADABLE, OCCUPYING
+from server.pool.state import OCCUPYING
 from server.pool.worker.loaders import Loaders
 
 log = logging.getLogger(__name__)
@@ -18,52 +17,22 @@ log = logging.getLogger(__name__)
 
 class MemoryAdmission:
     """Admits models to the memory of the machine and its devices. `policy` decides with its numbers: an entry's
-    ``need``, known once it is measured, and ``taken``. Without a `limit` nothing is measured.
+    ``need``, known once it is measured, and ``taken``.
     """
 
-    def __init__(
-        self,
-        limit: Budget | None,
-        entries: Mapping[str, Entry],
-        loaders: Loaders,
-        in_thread: InThread,
-        changed: Callable[[], None],
-        unreadable: Callable[[Entry, ModelFailed], None],
-    ) -> None:
-        """`changed` is called after a model was measured, `unreadable` instead if it has no place and its file cannot
-        be loaded.
-        """
+    def __init__(self, limit: Budget, entries: Mapping[str, Entry], loaders: Loaders, in_thread: InThread) -> None:
         self.limit = limit
         self.budget: Mapping[str, int] = {}  # bytes by device, known once the first model was measured
         self._entries = entries
         self._loaders = loaders
         self._in_thread = in_thread
-        self._changed = changed
-        self._unreadable = unreadable
 
-    def measure(self, entry: Entry) -> None:
-        """Begin to measure a model, unless that is done or under way."""
-        if self.limit is not None and entry.need is None and entry.sizing is None and not entry.fitting:
-            entry.sizing = asyncio.create_task(self._measure(entry, self.limit), name=f"pool: {entry.id}: size")
-            entry.sizing.add_done_callback(log_failure)
-            entry.sizing.add_done_callback(lambda _: self._end_measure(entry))
-
-    async def _measure(self, entry: Entry, limit: Budget) -> None:
-        try:
-            least, memory = await self.size(entry.spec)
-        except ModelFailed as error:
-            if entry.status in LOADABLE:
-                self._unreadable(entry, error)
-                return
-            least, memory = {}, {}
+    async def measure(self, entry: Entry) -> None:
+        """Measure a model. Raises `ModelFailed` for a file that cannot be loaded."""
+        least, memory = await self.size(entry.spec)
         self._share(entry, Fit(entry.spec, least))
-        self.budget = self.budget or (limit.limits(memory) if memory else {})
+        self.budget = self.budget or (self.limit.limits(memory) if memory else {})
         entry.measured, entry.limits = needed(entry.spec, least, self.budget), self.budget
-
-    def _end_measure(self, entry: Entry) -> None:
-        """Allow another measurement. It is a callback: a task that is cancelled before it starts runs no `finally`."""
-        entry.sizing = None
-        self._changed()
 
     def _share(self, entry: Entry, fit: Fit) -> None:
         """Record which weights a model loads, and their bytes."""
@@ -92,10 +61,7 @@ class MemoryAdmission:
         """Return the least memory a model takes and the memory there is; nothing if it cannot be measured. Raises
         `ModelFailed` for a file that cannot be loaded.
         """
-        try:
-            loader = self._loaders.of(spec)
-        except ModelFailed:
-            return {}, {}
+        loader = self._loaders.of(spec)
         least: Footprint = {}
         try:
             least, memory = await self._in_thread(lambda: _measured(loader, spec))
@@ -106,10 +72,8 @@ class MemoryAdmission:
             else:
                 self._loaders.abandon(loader)
 
-    def granted(self, entry: Entry, later: Iterable[str]) -> Mapping[str, int] | None:
-        """Return what `entry` may take: free memory minus the needs of `later` models; None without a budget."""
-        if self.limit is None:
-            return None
+    def granted(self, entry: Entry, later: Iterable[str]) -> Mapping[str, int]:
+        """Return what `entry` may take: free memory minus the needs of `later` models."""
         shared = self.shared()
         others = [without(self._entries[model].need or {}, shared.get(model, {})) for model in later]
         need, taken = without(entry.need or {}, shared.get(entry.id, {})), self.taken()
@@ -149,8 +113,6 @@ class MemoryAdmission:
 
     def share_caches(self) -> None:
         """Divide what models leave of the budget among the caches of generating models."""
-        if self.limit is None:
-            return
         engines = [e.loaded.generator for e in self._entries.values() if e.loaded is not None and e.loaded.generator]
         n_bytes = self.limit.for_caches(self.budget, self.taken())
         for engine in engines:

@@ -52,7 +52,7 @@ class Entry:
     asked: bool = False  # an explicit load, which nobody needs to wait for
     starting: bool = False  # its load at start-up has not ended
     giving_way: bool = False
-    replacement_done: asyncio.Event | None = None  # while it is removed or configured again
+    n_replacing: int = 0  # removals and reloads under way that replace it; it is not loaded then
     pin: bool | None = None  # in place of the settings' pinned
     keep_alive_s: float | None = None  # in place of the settings' sleep_idle_s, while it is loaded
     waiters: dict[asyncio.Future[Lease], bool] = field(default_factory=dict)  # whether it may load the model
@@ -66,7 +66,7 @@ class Entry:
     taken: Mapping[str, int] = field(default_factory=dict)  # bytes by device: ``need`` until its load says more
     n_adapter_bytes: int = 0  # in ``taken``: of the adapters that it had when it fell asleep
     fit: Fit | None = None  # as what it was last loaded
-    stamps: Stamps = field(default_factory=list)  # of the files of that load
+    stamps: Stamps = field(default_factory=list)  # of its files when it was queued last
     shared: Mapping[str, int] = field(default_factory=dict)  # of both: weights that other entries may load, too
     weights: Hashable = None  # equal in entries that share them; None = its process is its own
     fitting: bool = False  # its load has not said yet what it takes
@@ -164,9 +164,8 @@ class Entry:
             if not waiter.done():
                 waiter.set_exception(error())
 
-    def candidate(self, others: Mapping[str, int], *, sized: bool) -> Candidate:
-        """Return what the policy decides on; `sized`: by bytes, too. `others`: bytes that count for another model."""
-        need = None if self.need is None else without(self.need, others)
+    def candidate(self, others: Mapping[str, int]) -> Candidate:
+        """Return what the policy decides on. `others`: bytes that count for another model."""
         return Candidate(
             self.id,
             self.status,
@@ -178,8 +177,9 @@ class Entry:
             giving_way=self.giving_way,
             pinned=self.pinned,
             taken=without(self.held, others),
-            need=need if sized else {},
+            need=None if self.need is None else without(self.need, others),
             fitting=self.fitting,
+            without_request=self.without_request,
         )
 
     @property

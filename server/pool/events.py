@@ -58,20 +58,13 @@ class DownloadEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelRemoved:
-    """A model's files were deleted, on request."""
+class ListChanged:
+    """A model's files were deleted, on request; or the list was reloaded (`EVERY_MODEL`)."""
 
     model: str
 
 
-@dataclass(frozen=True, slots=True)
-class ModelsReloaded:
-    """The list of models was reloaded."""
-
-    model: str = EVERY_MODEL
-
-
-PoolEvent = StatusChanged | LoadProgress | DownloadProgress | DownloadEnded | ModelRemoved | ModelsReloaded
+PoolEvent = StatusChanged | LoadProgress | DownloadProgress | DownloadEnded | ListChanged
 _Progress = (LoadProgress, DownloadProgress)
 
 

@@ -1,4 +1,4 @@
-"""A load of a model. `Load` runs in a thread and can be cancelled; `assemble` creates engines on the event loop."""
+"""A load of a model, which can be cancelled: see `Load`."""
 
 import asyncio
 import contextlib
@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from server.pool.memory import Fit, totals
 from server.pool.model import GrammarFactory, LoadedModel, compile_grammars
 from server.pool.protocols import Loader, ModelInfo, Weights
 from server.pool.saved.state_cache import EmbeddingFolder, StateFolder
-from server.pool.spec import ModelSpec, Stamps
+from server.pool.spec import ModelSpec
 from server.pool.worker.parent import WorkerProcess
 from server.templates.rendering import Renderer
 from server.templates.template import ChatTemplate
@@ -81,7 +82,7 @@ class Factories:
 
 @dataclass(slots=True)
 class Load:
-    """One load of one model. `run` is called in a thread; `cancel` from anywhere."""
+    """One load of one model. `fit` and `run` are called in a thread, `cancel` anywhere."""
 
     spec: ModelSpec
     loader: Loader
@@ -90,9 +91,6 @@ class Load:
     quiet: Callable[[], bool]  # whether no model has anything to do
     granted: Mapping[str, int] = field(default_factory=dict)  # bytes by device that it may take at most
     before: Fit | None = None  # what fitted when it was loaded before
-    stamps_before: Stamps = field(default_factory=list)  # of the files that it was loaded from
-    chosen: Fit | None = None  # by `fit`, or given: then nothing is measured
-    stamps: Stamps = field(default_factory=list)  # of the files, set by `fit`
     _cancelled: threading.Event = field(default_factory=threading.Event)
     _reported_at: float = -inf
 
@@ -109,11 +107,9 @@ class Load:
 
     def fit(self) -> Fit:
         """Choose what fits, for `run`; blocks. Raises `ModelFailed`."""
-        self.stamps = self.spec.stamps()
-        fit = self.before if self.stamps == self.stamps_before else None
+        fit = self.before
         if fit is None or not self._fits_again(fit):
             fit = self.loader.fit(self.spec, self.granted)
-        self.chosen = fit
         for note in fit.notes:
             log.info("model '%s': %s", self.spec.id, note)
         self.check_wanted()
@@ -128,11 +124,10 @@ class Load:
             for device, n in totals(before.footprint).items()
         )
 
-    def run(self) -> LoadedModel:
-        """Load weights, ``instances`` contexts and the chat template, for `assemble`. Raises what the native side
+    def run(self, fit: Fit) -> LoadedModel:
+        """Load weights, ``instances`` contexts and the chat template, for `loaded`. Raises what the native side
         raised, after freeing what was created.
         """
-        fit = self.chosen or self.fit()
         weights = self.loader.load(fit.spec, self._progress)
         with contextlib.ExitStack() as undo:
             undo.callback(weights.close)
@@ -179,30 +174,30 @@ class Load:
             self.report(value)
         return not self.cancelled
 
-
-async def assemble(load: Load, model: LoadedModel, in_thread: InThread) -> LoadedModel:
-    """Put engines over the contexts of a model; frees it when that fails or the load was cancelled."""
-    spec, weights, loop = load.spec, model.weights, asyncio.get_running_loop()
-    try:
-        load.check_wanted()
-        if isinstance(weights, WorkerProcess):
-            model.generator, model.embedding = weights.generator, weights.embedder
-        if model.runners:
-            model.generator = engine = load.factories.engine(model.runners, spec.engine, loop)
-            model.runners = []  # the engine frees them
-            if (place := spec.engine.disk_place) is not None:
-                if isinstance(place, Path):
-                    await engine.keep_media(EmbeddingFolder(spec.id, place))
-                limit, secret = spec.engine.cache_disk * MIB, spec.engine.cache_disk_secret
-                await engine.use_disk(
-                    StateFolder(model, place, limit, shared=spec.engine.cache_disk_shared, secret=secret)
-                )
-        if model.embedders:
-            model.embedding = load.factories.embedder(model.embedders, spec.engine, loop)
-            model.embedders = []
-        load.check_wanted()  # again: the states on disk were awaited
-    except BaseException:
-        await model.close()
-        await in_thread(model.free)
-        raise
-    return model
+    async def loaded(self, fit: Fit, in_thread: InThread) -> LoadedModel:
+        """Run it in a thread, and put engines over the contexts. Free the model when that fails or was cancelled."""
+        model: LoadedModel = await in_thread(partial(self.run, fit))
+        spec, weights, loop = self.spec, model.weights, asyncio.get_running_loop()
+        try:
+            self.check_wanted()
+            if isinstance(weights, WorkerProcess):
+                model.generator, model.embedding = weights.generator, weights.embedder
+            if model.runners:
+                model.generator = engine = self.factories.engine(model.runners, spec.engine, loop)
+                model.runners = []  # the engine frees them
+                if (place := spec.engine.disk_place) is not None:
+                    if isinstance(place, Path):
+                        await engine.keep_media(EmbeddingFolder(spec.id, place))
+                    limit, secret = spec.engine.cache_disk * MIB, spec.engine.cache_disk_secret
+                    await engine.use_disk(
+                        StateFolder(model, place, limit, shared=spec.engine.cache_disk_shared, secret=secret)
+                    )
+            if model.embedders:
+                model.embedding = self.factories.embedder(model.embedders, spec.engine, loop)
+                model.embedders = []
+            self.check_wanted()  # again: the states on disk were awaited
+        except BaseException:
+            await model.close()
+            await in_thread(model.free)
+            raise
+        return model

@@ -46,14 +46,6 @@ def compile_grammars(vocab: Vocab, sandbox: Sandbox | None = None) -> "GrammarCo
     return GrammarCompiler(vocab, sandbox)
 
 
-def cannot_generate(model: str) -> NotSupported:
-    """Return the error of a model that only embeds. The first two sentences are llama-server's."""
-    return NotSupported(
-        "This server does not support completions. Start it without `--embeddings`. "
-        f"Model '{model}' embeds or reranks and does not generate: name another one"
-    )
-
-
 def cannot_embed(model: str) -> NotSupported:
     """Return the error of a model that only generates, or is not loaded for embedding."""
     return NotSupported(
@@ -104,7 +96,10 @@ class LoadedModel:
     def engine(self) -> Generator:
         """The generating engine. Raises `NotSupported`."""
         if self.generator is None:
-            raise cannot_generate(self.spec.id)
+            raise NotSupported(  # the first two sentences are llama-server's
+                "This server does not support completions. Start it without `--embeddings`. "
+                f"Model '{self.spec.id}' embeds or reranks and does not generate: name another one"
+            )
         return self.generator
 
     @property
@@ -197,22 +192,16 @@ class LoadedModel:
         def prepare() -> None:
             while not self._closing.is_set() and threading.main_thread().is_alive():
                 if quiet():
-                    self._read_vocabulary()
+                    try:
+                        self.grammar.prepare()
+                    except Exception:  # only constrained requests need it, and get the error
+                        said = "model '%s': no grammar can be compiled for its vocabulary; what needs one is refused"
+                        log.warning(said, self.spec.id, exc_info=True)
                     return
                 self._closing.wait(_IDLE_S)
 
         self._preparing = threading.Thread(target=prepare, name="grammar")
         self._preparing.start()
-
-    def _read_vocabulary(self) -> None:
-        try:
-            self.grammar.prepare()
-        except Exception:  # only constrained requests need it, and get the error
-            log.warning(
-                "model '%s': no grammar can be compiled for its vocabulary; what needs one is refused",
-                self.spec.id,
-                exc_info=True,
-            )
 
 
 class Lease:

@@ -37,14 +37,6 @@ class Candidate:
     taken: Amounts = field(default_factory=dict)  # bytes that it holds
     need: Amounts | None = field(default_factory=dict)  # bytes that it takes at least; None = not known yet
     fitting: bool = False  # being loaded, and how much it takes is being decided: it may be all that is free
-
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """A wanted model, in order of arrival; all callers of one model share a place."""
-
-    id: str
-    since: float
     without_request: bool = False  # no request that may load it waits: no other model is unloaded for it
 
 
@@ -60,17 +52,18 @@ class Decision:
 
 def decide(
     models: Sequence[Candidate],
-    queue: Sequence[Waiting],
+    queue: Mapping[str, float],
     *,
     models_max: int,
     now: float,
     patience_s: float,
     budget: Amounts | None = None,
 ) -> Decision:
-    """Decide in the order of arrival; unload idle models, never leased ones. If bytes are short, models with the
-    lowest `value` go first; if only a place is short, the least recently used one, as ``models_max`` in llama.cpp
-    (tools/server/server-models.cpp, server_lru_sched::tick). No more models are unloaded than necessary, and none
-    for a model that would not fit anyway.
+    """Decide on the `queue`: since when each wanted model waits, in the order of arrival.
+
+    Unload idle models, never leased ones. If bytes are short, models with the lowest `value` go first; if only a place
+    is short, the least recently used one, as ``models_max`` in llama.cpp (tools/server/server-models.cpp,
+    server_lru_sched::tick). No more models are unloaded than necessary, and none for a model that would not fit anyway.
 
     Steady traffic cannot block others forever: if the first waiter has waited for `patience_s` and every model is
     busy, those that would be unloaded if idle take no new leases. With a `budget` one load starts at a time, since it
@@ -78,11 +71,11 @@ def decide(
     """
     plan = _Plan(models, models_max, budget or {})
     plan.relieve()
-    asking = [w for w in queue if plan.by_id[w.id].status in LOADABLE or plan.by_id[w.id].leaving]
-    sized = [w for w in asking if plan.by_id[w.id].need is not None]
-    is_measuring = any(now - w.since < MEASURING_S for w in asking if w not in sized)
-    for waiting in () if is_measuring else sized:
-        plan.serve(waiting, impatient=now - waiting.since >= patience_s)
+    asking = [m for m in map(plan.by_id.__getitem__, queue) if m.status in LOADABLE or m.leaving]
+    if not any(m.need is None and now - queue[m.id] < MEASURING_S for m in asking):
+        for model in asking:
+            if model.need is not None:
+                plan.serve(model, impatient=now - queue[model.id] >= patience_s)
     return plan.decision()
 
 
@@ -107,12 +100,11 @@ class _Plan:
             chosen = _least(idle, {}, self._room())
             self._leave += idle if chosen is None else chosen
 
-    def serve(self, waiting: Waiting, *, impatient: bool) -> None:
+    def serve(self, model: Candidate, *, impatient: bool) -> None:
         """Load a model, or unload others for it; it keeps the room that it gets."""
-        model = self.by_id[waiting.id]
         need = self._need(model)
         fits = _fits(need, self._room())
-        if waiting.without_request and not fits:
+        if model.without_request and not fits:
             if not self._is_loading:  # that one may take less than it was given
                 self._left_out.append(model.id)
             return

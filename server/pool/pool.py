@@ -22,7 +22,7 @@ from server.errors import (
     Unavailable,
 )
 from server.pool.entry import Entry, log_failure
-from server.pool.events import EVERY_MODEL, FanOut, ModelRemoved, ModelsReloaded, Subscription
+from server.pool.events import EVERY_MODEL, FanOut, ListChanged, Subscription
 from server.pool.loading import Factories
 from server.pool.memory import Memory
 from server.pool.model import Embedder, Generator, Lease
@@ -58,13 +58,14 @@ class Pool:
         clock: Callable[[], float] = time.monotonic,
         factories: Factories | None = None,
         threads: Executor | None = None,
-        fetcher: Fetcher | None = None,
+        *,
+        fetcher: Fetcher,
         reread: Callable[[], Sequence[ModelSpec]] | None = None,
         downloads: bool = True,
     ) -> None:
         """`threads` runs blocking work (loads, frees) and is shut down by the pool. `fetcher` downloads missing files.
-        `reread` returns the configured models; it blocks and raises ConfigError. Without `downloads` only the files
-        of configured models are downloaded.
+        `reread` returns the configured models, checked; it blocks and raises ConfigError. Without `downloads` only the
+        files of configured models are downloaded.
         """
         self.limits = limits or PoolLimits()
         self._may_use: Callable[[Iterable[str]], bool] | None = None  # by id and aliases; None: all
@@ -185,13 +186,8 @@ class Pool:
 
     @property
     def budget(self) -> Mapping[str, int]:
-        """Bytes by device that models may take together; empty while none was measured, or without a budget."""
+        """Bytes by device that models may take together; empty while none was measured."""
         return self._scheduler.memory.budget
-
-    def budget_of(self, memory: Mapping[str, Memory]) -> Mapping[str, int]:
-        """Return the `budget`; before the first measurement, the budget for this `memory`."""
-        limit = self.limits.budget
-        return self.budget or (limit.limits(memory) if limit is not None else {})
 
     async def memory(self) -> Mapping[str, Memory]:
         """Return the current memory of the machine and its devices."""
@@ -236,9 +232,7 @@ class Pool:
             if self._scheduler.stopped:
                 raise ShuttingDown()
             entry = self._entries[self.resolve(name, task).id]
-            if entry.replacement_done is not None:
-                await self._end_of(entry.replacement_done, entry)
-            elif entry.serving:
+            if entry.serving:
                 lease = self._scheduler.lease(entry)
             else:
                 with contextlib.suppress(_Replaced):
@@ -251,14 +245,14 @@ class Pool:
                 raise
         return lease
 
-    async def _end_of(self, replacement: asyncio.Event, entry: Entry) -> None:
-        try:
-            async with asyncio.timeout(self.limits.wait_s or None):
-                await replacement.wait()
-        except TimeoutError:
-            raise Unavailable(f"model '{entry.id}' is still being unloaded; try again later", RETRY_AFTER_S) from None
-
     async def _awaited(self, entry: Entry, autoload: bool | None) -> Lease:
+        if entry.n_replacing:
+            try:
+                async with asyncio.timeout(self.limits.wait_s or None):
+                    return await self._scheduler.wait(entry)
+            except TimeoutError:
+                error = f"model '{entry.id}' is still being unloaded; try again later"
+                raise Unavailable(error, RETRY_AFTER_S) from None
         if entry.starting and len(self._entries) == 1:
             raise ModelLoading()
         if entry.transient:
@@ -290,7 +284,7 @@ class Pool:
         if self._scheduler.stopped:
             raise ShuttingDown()
         entry = self._entries[self._names.exact(name).id]
-        if entry.replacement_done is not None:
+        if entry.n_replacing:
             raise Unavailable(f"model '{entry.id}' is being unloaded and configured again; load it after that")
         if entry.status is Status.FAILED and entry.failure == NO_ROOM and entry.without_request:
             self._scheduler.queue.pop(entry.id, None)  # it is asked for now, so others are unloaded for it
@@ -357,8 +351,6 @@ class Pool:
         """
         self._check_whole()
         name = name.removesuffix(LATEST)
-        if self._fetcher is None:
-            raise NotSupported("This server does not download models")
         if not self._may_download:
             raise NotSupported("This server does not serve the models of its cache. Start it with `--models-cache`")
         self._check_new(name)
@@ -399,9 +391,9 @@ class Pool:
         """
         self._check_whole()
         entry = self._entries[self._names.exact(name).id]
-        if self._fetcher is None or entry.spec.origin != "cache":
+        if entry.spec.origin != "cache":
             raise InvalidRequest(f"model '{entry.id}' is not removable: it is not of the hub's cache", "model")
-        if entry.replacement_done is not None:
+        if entry.n_replacing:
             raise Unavailable(f"model '{entry.id}' is being unloaded; try again later", RETRY_AFTER_S)
         repository = name.removesuffix(LATEST)
         several = sorted(each for each in self._entries if each.startswith(f"{repository}:"))
@@ -412,7 +404,7 @@ class Pool:
             if self._scheduler.stopped:
                 raise ShuttingDown
             await asyncio.to_thread(self._fetcher.remove, entry.id)
-            self._fan_out.publish(ModelRemoved(entry.id))
+            self._fan_out.publish(ListChanged(entry.id))
             self._drop(entry)
         await self._look_again()
 
@@ -421,7 +413,6 @@ class Pool:
             del self._all_entries[entry.id]
             self._scheduler.queue.pop(entry.id, None)
             self._rename()
-        entry.refuse(lambda: Unavailable(f"model '{entry.id}' is no longer there"))
 
     def _rename(self) -> None:
         self._all_names = Names([entry.spec for entry in self._all_entries.values()])
@@ -438,7 +429,6 @@ class Pool:
         async with self._reloading:
             found = await asyncio.to_thread(self._reread) if configured is None else configured
             specs = {spec.id: spec for spec in found}
-            Names(list(specs.values()))
             stale = [entry for entry in self._all_entries.values() if _is_stale(entry, specs.get(entry.id))]
             with self._replacing(stale):
                 await self._unloaded(stale)
@@ -454,25 +444,23 @@ class Pool:
                 self._all_entries.clear()
                 self._all_entries.update({id_: entries[id_] for id_ in (*specs, *kept)})  # downloads are last
                 self._rename()
-        self._fan_out.publish(ModelsReloaded())
+        self._fan_out.publish(ListChanged(EVERY_MODEL))
         self._load_startup_models(fresh, starting=len(specs) > 1)  # requests wait for the only model
         self._scheduler.advance()
 
     @contextlib.contextmanager
     def _replacing(self, entries: Collection[Entry]) -> Iterator[None]:
         """Load none of `entries` inside: requests for them wait for the end, and then look for their model again."""
-        done = asyncio.Event()
         for entry in entries:
-            entry.replacement_done = done
+            entry.n_replacing += 1
             self._scheduler.queue.pop(entry.id, None)
             entry.refuse(_Replaced)
         try:
             yield
         finally:
-            done.set()
             for entry in entries:
-                if entry.replacement_done is done:
-                    entry.replacement_done = None
+                entry.n_replacing -= 1
+                entry.refuse(_Replaced)
 
     async def _unloaded(self, entries: Sequence[Entry]) -> None:
         for entry in entries:
@@ -494,12 +482,6 @@ class Pool:
             if entry.spec.load == "startup" and not entry.wanted:
                 entry.asked, entry.starting = True, starting
                 self._scheduler.enqueue(entry)
-
-    def tick(self) -> float | None:
-        """Do what is due by the clock; return the seconds until the next tick, None = after the next change. Called by
-        the pool after `start`, and by tests with their own clock.
-        """
-        return self._scheduler.tick()
 
     async def settled(self) -> None:
         """Wait until no load and no drain is under way."""

@@ -5,7 +5,7 @@ import contextlib
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 from typing import TypeVar
@@ -16,7 +16,7 @@ from server.pool import policy
 from server.pool.admission import MemoryAdmission
 from server.pool.entry import Download, Entry, log_failure
 from server.pool.events import DownloadEnded, DownloadProgress, FanOut, LoadProgress, StatusChanged
-from server.pool.loading import Factories, Load, assemble
+from server.pool.loading import Factories, Load
 from server.pool.memory import Budget, held, readable, totals
 from server.pool.model import Lease, LoadedModel
 from server.pool.protocols import Fetcher, FileProgress
@@ -43,7 +43,7 @@ class PoolLimits:
     models_max: int = 0  # models in memory at a time, sleeping ones not counted; 0 = unlimited
     autoload: bool = True  # whether a request loads an unloaded model
     stop_timeout_s: float = 10.0  # leases' grace when a model is unloaded (llama-server's stop-timeout)
-    budget: Budget | None = None  # of memory; None: models are not measured
+    budget: Budget = field(default_factory=Budget)  # of memory
     wait_s: float = 0.0  # after which requests for a model that finds no room are refused; 0 = they wait for ever
     patience_s: float = 10.0  # after which the first in the queue makes a busy model take no new lease
     retry_failed_s: float = 10.0  # after a failed load, requests get its reason for so long before one tries again
@@ -68,15 +68,13 @@ class Scheduler:
         fan_out: FanOut,
         threads: Executor,
         clock: Callable[[], float],
-        fetcher: Fetcher | None = None,
+        fetcher: Fetcher,
     ) -> None:
         """`fetcher` downloads missing files."""
         self.queue: dict[str, float] = {}  # model -> since when it may be loaded, in order of arrival
         self.freeing: set[asyncio.Task[None]] = set()  # models whose processes have ended
         self.stopped = False
-        self.memory = MemoryAdmission(
-            limits.budget, entries, loaders, self.in_thread, self.advance, self._fail_unreadable
-        )
+        self.memory = MemoryAdmission(limits.budget, entries, loaders, self.in_thread)
         self._entries = entries
         self._limits = limits
         self._loaders = loaders
@@ -175,14 +173,19 @@ class Scheduler:
         """Put a wanted model in the queue, unless a load that will serve is under way; its files are fetched first. It
         is loaded after a pause.
         """
-        if entry.download is None and entry.status in LOADABLE and self._fetcher is not None and entry.spec.missing:
+        if entry.n_replacing:
+            return
+        if entry.download is None and entry.status in LOADABLE and entry.spec.missing:
             if entry.status is Status.SLEEPING:
                 self.forget(entry)
             self.fetch(entry, self._fetched)
         if entry.download is not None:
             return
         if entry.load is None or entry.load.cancelled:
-            self.queue.setdefault(entry.id, self._clock() + pause_s)
+            if entry.id not in self.queue:
+                self.queue[entry.id] = self._clock() + pause_s
+                if (stamps := entry.spec.stamps()) != entry.stamps:  # what is known is of files that were replaced
+                    entry.stamps, entry.measured, entry.fit = stamps, None, None
             self.advance()
 
     def advance(self) -> None:
@@ -196,11 +199,11 @@ class Scheduler:
         entries, now = self._entries, self._clock()
         due = {model: since for model, since in self.queue.items() if since <= now}
         for model in due:
-            self.memory.measure(entries[model])
-        sized, shared = self._limits.budget is not None, self.memory.shared()
+            self._measure(entries[model])
+        shared = self.memory.shared()
         decision = policy.decide(
-            [entry.candidate(shared.get(entry.id, {}), sized=sized) for entry in entries.values()],
-            [policy.Waiting(model, since, entries[model].without_request) for model, since in due.items()],
+            [entry.candidate(shared.get(entry.id, {})) for entry in entries.values()],
+            due,
             models_max=self._limits.models_max,
             now=now,
             patience_s=self._limits.patience_s,
@@ -236,6 +239,30 @@ class Scheduler:
 
     # ---- loading
 
+    def _measure(self, entry: Entry) -> None:
+        """Begin to measure a model, unless that is done or under way."""
+        if entry.need is None and entry.sizing is None and not entry.fitting:
+            entry.sizing = asyncio.create_task(self._size(entry), name=f"pool: {entry.id}: size")
+            entry.sizing.add_done_callback(log_failure)
+            entry.sizing.add_done_callback(lambda _: self._end_measure(entry))
+
+    async def _size(self, entry: Entry) -> None:
+        """Measure a model. If its file cannot be loaded, fail it before others are unloaded for it."""
+        try:
+            await self.memory.measure(entry)
+        except ModelFailed as error:
+            if entry.status not in LOADABLE:
+                entry.measured = {}
+            elif self.queue.pop(entry.id, None) is not None:  # it is still wanted
+                self._move(entry, Status.LOADING)
+                self._not_loaded(entry, entry.spec, error)
+                self._end_failed(entry)
+
+    def _end_measure(self, entry: Entry) -> None:
+        """Allow another measurement. It is a callback: a task that is cancelled before it starts runs no `finally`."""
+        entry.sizing = None
+        self.advance()
+
     def _begin_load(self, entry: Entry) -> None:
         """Load; the entry ends READY, FAILED with the reason, or UNLOADED when the load was cancelled. It may take all
         free memory until its size is known, so no other load begins before.
@@ -247,10 +274,10 @@ class Scheduler:
 
         spec = entry.spec if entry.adapters is None else entry.spec.with_adapters(entry.adapters)
         loader = self._loaders.of(entry.spec)
-        load = Load(spec, loader, self._factories, report, self._quiet, granted or {}, entry.fit, entry.stamps)
+        load = Load(spec, loader, self._factories, report, self._quiet, granted, entry.fit)
         entry.load = load
-        entry.fitting = granted is not None
-        entry.taken = (entry.need or {}) if entry.fitting else {}
+        entry.fitting = True
+        entry.taken = entry.need or {}
         entry.after_drain = Status.UNLOADED
         entry.progress = 0.0
         if not entry.restarting:
@@ -262,17 +289,17 @@ class Scheduler:
     async def _load(self, entry: Entry, load: Load) -> None:
         begun = self._clock()
         try:
-            if entry.fitting:
-                self.memory.fitted(entry, await self.in_thread(load.fit), load.granted)
-                self.rebalance()
-            model = await assemble(load, await self.in_thread(load.run), self.in_thread)
+            fit = await self.in_thread(load.fit)
+            self.memory.fitted(entry, fit, load.granted)
+            self.rebalance()
+            model = await load.loaded(fit, self.in_thread)
         except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
             load.cancel()
             raise
         except BaseException as error:  # noqa: BLE001 (a Rust library's panic, too, is the model's failure)
             entry.load = None
             self._loaders.abandon(load.loader)
-            self._not_loaded(entry, load, error)
+            self._not_loaded(entry, load.spec, error, cancelled=load.cancelled)
         else:
             entry.load, entry.load_s = None, self._clock() - begun
             self._loaded(entry, load, model)
@@ -287,13 +314,11 @@ class Scheduler:
 
     def _loaded(self, entry: Entry, load: Load, model: LoadedModel) -> None:
         woke = entry.facts is not None
-        if entry.fit is not None and load.stamps != entry.stamps:
-            entry.measured = None  # of files that were replaced
         entry.loaded = model
         if entry.adapters is not None and model.generator is not None:
             model.generator.set_adapter_scales(default_set(entry.adapters))
         entry.adapters = None
-        entry.fit, entry.stamps = model.fit, load.stamps
+        entry.fit = model.fit
         measured = model.weights.footprint()
         footprint = held(measured, model.fit)
         entry.facts = ModelFacts(
@@ -309,32 +334,20 @@ class Scheduler:
             model.weights.ended.add_done_callback(lambda ended: self._ended(entry, model, ended.result()))
         self._move(entry, Status.READY, first_load=not woke)
 
-    def _not_loaded(self, entry: Entry, load: Load, error: BaseException) -> None:
+    def _not_loaded(self, entry: Entry, spec: ModelSpec, error: BaseException, *, cancelled: bool = False) -> None:
         entry.progress = 0.0
-        # the file may be another one when it is tried again
         entry.facts = entry.measured = entry.fit = None
         entry.taken, entry.fitting = {}, False
-        if load.cancelled or not entry.restarting:
+        if cancelled or not entry.restarting:
             entry.adapters = None
-        if load.cancelled:
+        if cancelled:
             log.info("the load of model '%s' was cancelled: %s", entry.id, error)
             self._move(entry, Status.UNLOADED)
             return
         expected = isinstance(error, LlamapoolError)
         said = error if isinstance(error, ModelFailed) else f"model '{entry.id}' failed to load: {error}"
         log.error("%s", said, exc_info=None if expected else error)
-        self._fail(entry, load.spec.by_name(_reason(error)))
-
-    def _fail_unreadable(self, entry: Entry, error: ModelFailed) -> None:
-        """Fail a model whose file cannot be loaded, before others are unloaded for it, if it is still queued."""
-        if entry.id not in self.queue:
-            return
-        del self.queue[entry.id]
-        self._move(entry, Status.LOADING)
-        log.error("%s", error)
-        entry.facts = entry.fit = entry.adapters = None
-        self._fail(entry, error.reason)
-        self._end_failed(entry)
+        self._fail(entry, spec.by_name(_reason(error)))
 
     def _end_failed(self, entry: Entry) -> None:
         """Refuse the requests for a model that was not loaded; load it again if its process had ended."""
@@ -379,12 +392,11 @@ class Scheduler:
         """Download; the entry ends UNLOADED with its files known (then `ended` gets True), FAILED with the reason, or
         UNLOADED when the download was cancelled.
         """
-        assert self._fetcher is not None
         entry.download = Download()
         entry.failure = ""
         log.info("model '%s': its files are missing; they are downloaded", entry.id)
         self._move(entry, Status.DOWNLOADING)
-        self._begin(entry, self._download(entry, entry.download, self._fetcher, ended))
+        self._begin(entry, self._download(entry, entry.download, ended))
 
     async def _fetched(self, entry: Entry, ok: bool) -> None:
         """Continue the load of a downloaded model if it is still wanted."""
@@ -395,7 +407,7 @@ class Scheduler:
             self.enqueue(entry)
 
     async def _download(
-        self, entry: Entry, download: Download, fetcher: Fetcher, ended: Callable[[Entry, bool], Awaitable[None]]
+        self, entry: Entry, download: Download, ended: Callable[[Entry, bool], Awaitable[None]]
     ) -> None:
         loop = asyncio.get_running_loop()
         ok = False
@@ -408,11 +420,9 @@ class Scheduler:
         def report(progress: FileProgress) -> None:
             loop.call_soon_threadsafe(received, progress)
 
-        def fetch() -> ModelSpec:
-            return fetcher.fetch(entry.spec, report, lambda: not download.cancelled.is_set())
-
+        wanted, fetch = (lambda: not download.cancelled.is_set()), self._fetcher.fetch
         try:
-            spec = await loop.run_in_executor(self._downloads, fetch)
+            spec = await loop.run_in_executor(self._downloads, fetch, entry.spec, report, wanted)
         except asyncio.CancelledError:
             download.cancelled.set()
             raise

@@ -12,10 +12,10 @@ from server.dialects.messages.write import anthropic_model, anthropic_models
 from server.engine.runner_api import Pooling
 from server.errors import ConfigError, ModelNotFound, Unavailable, invalid, short
 from server.pool.events import (
+    EVERY_MODEL,
     DownloadEnded,
     DownloadProgress,
-    ModelRemoved,
-    ModelsReloaded,
+    ListChanged,
     PoolEvent,
     StatusChanged,
     Subscription,
@@ -154,8 +154,8 @@ def event_object(event: PoolEvent) -> dict[str, Any]:
         return {"model": event.model, "event": "download_progress", "data": {"progress": files_object(event.files)}}
     if isinstance(event, DownloadEnded):
         return {"model": event.model, "event": "download_finished" if event.ok else "download_failed"}
-    if isinstance(event, ModelRemoved | ModelsReloaded):
-        return {"model": event.model, "event": "model_remove" if isinstance(event, ModelRemoved) else "models_reload"}
+    if isinstance(event, ListChanged):
+        return {"model": event.model, "event": "models_reload" if event.model == EVERY_MODEL else "model_remove"}
     if isinstance(event, StatusChanged):
         data = {"status": _STATUS_NAMES.get(event.status, event.status.value)}
         if event.status is Status.FAILED:

@@ -46,6 +46,7 @@ def _check_status(entry: Entry) -> None:
 
 def _check_waiters(entry: Entry, *, queued: bool) -> None:
     loading = entry.download is not None or (entry.load is not None and not entry.load.cancelled)
+    waits = queued or loading or entry.n_replacing > 0
     assert not queued or entry.wanted, f"{entry.id}: queued, and nobody wants it"
-    assert not entry.wanted or queued or loading, f"{entry.id}: wanted, and nothing is done about it"
+    assert not entry.wanted or waits, f"{entry.id}: wanted, and nothing is done about it"
     assert not (queued and entry.serving), f"{entry.id}: queued while it serves"

@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 from server.engine.cache.prefix_cache import CacheEntry
 from server.engine.cache.scope import cache_scope, owner_of
@@ -159,8 +160,7 @@ async def save(model: LoadedModel, id_slot: int, files: SavedFiles, name: str, o
     another than `owner` had it computed."""
     started, engine = time.perf_counter(), model.engine
     if isinstance(engine, IsolatedEngine):
-        in_worker: Moved = await engine.in_worker("save_slot", id_slot, files, name, owner)
-        return in_worker
+        return cast(Moved, await engine.in_worker("save_slot", id_slot, files, name, owner))
     saved = await engine.save_slot(id_slot, owner)
     description = describe(model, saved)
     n_bytes = await asyncio.to_thread(lambda: files.write(name, encode(saved, description, files.secret)))
@@ -175,8 +175,7 @@ async def restore(model: LoadedModel, id_slot: int, files: SavedFiles, name: str
     """
     started, engine = time.perf_counter(), model.engine
     if isinstance(engine, IsolatedEngine):
-        in_worker: Moved = await engine.in_worker("restore_slot", id_slot, files, name, owner)
-        return in_worker
+        return cast(Moved, await engine.in_worker("restore_slot", id_slot, files, name, owner))
     saved, n_bytes = await asyncio.to_thread(_read, model, files, name)
     saved = replace(saved, adapter_set=replace(saved.adapter_set, scope=_scope_here(saved.adapter_set.scope, owner)))
     try:

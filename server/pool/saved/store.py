@@ -75,8 +75,8 @@ def _reported(verb: str, place: str = "") -> Iterator[None]:
         raise InternalError(f"Unable to {verb} slot: {place}{reason}") from error
 
 
-def _check_quota(quota: int, n_bytes: int, others: Iterable[Listed]) -> None:
-    if quota and n_bytes + sum(one.n_bytes for one in others) > quota:
+def _check_quota(quota: int, listed: Iterable[Listed], name: str, n_bytes: int) -> None:
+    if n_bytes + sum(one.n_bytes for one in listed if one.name != name) > quota:
         raise PermissionDenied(
             f"Unable to save slot: more than the {quota} bytes that may be kept; save over an older file"
         )
@@ -130,7 +130,7 @@ class SlotFiles:
             if self._quota:
                 fcntl.flock(folder, fcntl.LOCK_EX)  # until the descriptor is closed
                 self.remove_stale()
-                _check_quota(self._quota, n_bytes, [one for one in self.listed() if one.name != name])
+                _check_quota(self._quota, self.listed(), name, n_bytes)
             part.replace(self._folder / name)
             os.fsync(folder)  # the rename itself
         except IsADirectoryError:
@@ -212,7 +212,8 @@ _BLOCK = 8 << 20  # bytes that are read at once
 
 class UrlFiles:
     """`SavedFiles` at a URL. Its options are those of fsspec's own environment and configuration files
-    (FSSPEC_S3_ENDPOINT_URL, AWS_PROFILE …). Raises ConfigError where its package is not there."""
+    (FSSPEC_S3_ENDPOINT_URL, AWS_PROFILE …). Raises ConfigError where its package is not there. Methods without a
+    docstring have one in `SlotFiles`."""
 
     def __init__(self, address: str, quota: int = 0, secret: bytes = b"") -> None:
         import fsspec  # not where nobody needs it
@@ -227,18 +228,15 @@ class UrlFiles:
             raise ConfigError(f"{without_credentials(address)}: {error}; for s3:// pip install s3fs") from None
 
     def of(self, owner: str) -> "UrlFiles":
-        """Return the files of one owner."""
         return UrlFiles(f"{self.address}/{owner}", self._quota, self.secret) if owner else self
 
     def write(self, name: str, parts: Iterable[bytes | memoryview]) -> int:
-        """Save a file whole or not at all; its bytes. Raises `InternalError` with the store's reason, and
-        `PermissionDenied` where it would be too much."""
         with _reported("save", self._shown), tempfile.SpooledTemporaryFile(_IN_MEMORY) as kept:
             for each in parts:
                 kept.write(each)
             n_bytes = kept.tell()
             if self._quota:
-                _check_quota(self._quota, n_bytes, [one for one in self.listed() if one.name != name])
+                _check_quota(self._quota, self.listed(), name, n_bytes)
             kept.seek(0)
             self._store.makedirs(self._path, exist_ok=True)
             with self._store.open(f"{self._path}/{name}", "wb", block_size=_BLOCK) as file:
@@ -248,7 +246,6 @@ class UrlFiles:
 
     @contextmanager
     def opened(self, name: str) -> Iterator[tuple[BinaryIO, int]]:
-        """Open a saved file; yield it and its size. Raises `InvalidRequest` when there is none."""
         with (
             _reported("restore", self._shown),
             self._store.open(f"{self._path}/{name}", "rb", block_size=_BLOCK) as file,
@@ -258,11 +255,9 @@ class UrlFiles:
             yield cast(BinaryIO, file), n_bytes
 
     def listed(self) -> list[Listed]:
-        """Return all files. Raises `InternalError`."""
         return [Listed(name, one["size"], _age_s(one)) for name, one in self._found("file")]
 
     def folders(self) -> list[str]:
-        """Return the names of the folders in it. Raises `InternalError`."""
         return [name for name, _ in self._found("directory")]
 
     def _found(self, kind: str) -> list[tuple[str, dict[str, Any]]]:
@@ -278,7 +273,6 @@ class UrlFiles:
         """Do nothing: a store knows when a file was written, not when it was read."""
 
     def remove(self, name: str) -> None:
-        """Remove a file, if it exists. Raises `InternalError`."""
         with _reported("remove", self._shown):
             try:
                 self._store.rm_file(f"{self._path}/{name}")

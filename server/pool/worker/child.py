@@ -27,7 +27,7 @@ from server.engine.request import Adapters, Event, Failed, Request
 from server.engine.sequence import Ticket
 from server.media.bitmap import Bitmap
 from server.pool.block_events import ReportingEngine
-from server.pool.loading import Factories, Load, assemble
+from server.pool.loading import Factories, Load
 from server.pool.memory import Fit
 from server.pool.model import LoadedModel
 from server.pool.protocols import Loader, MediaReader, ModelInfo
@@ -208,11 +208,8 @@ class Worker(Connection):
 
     async def _load(self, spec: ModelSpec) -> LoadedFacts:
         factories = Factories(engine=partial(ReportingEngine, outlet=self._post_step), template=_no_template)
-        load = Load(
-            *(spec, self._loader, factories, partial(self.notify, "progress"), lambda: not self.busy),
-            chosen=Fit(spec),
-        )
-        self.model = model = await assemble(load, await self.in_thread(load.run), self.in_thread)
+        load = Load(spec, self._loader, factories, partial(self.notify, "progress"), lambda: not self.busy)
+        self.model = model = await load.loaded(Fit(spec), self.in_thread)
         generator, embedder, reader = model.generator, model.embedding, model.media
         facts: dict[str, Any] = {"info": model.info, "footprint": dict(model.weights.footprint())}
         self.functions |= {"preparing": self._prepare, "close": self._close}

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
-from server.errors import LlamapoolError, ModelFailed
+from server.errors import LlamapoolError
 from server.pool.entry import Entry
 from server.pool.memory import Memory
 from server.pool.protocols import Loader
@@ -23,7 +23,7 @@ class Loaders:
     """The server's own loader, and worker processes while they measure and load. Used on the event loop."""
 
     def __init__(self, local: Loader, in_process: Callable[[], Loader] | None) -> None:
-        """`in_process` creates the loader in a worker process; None: there are none."""
+        """`in_process` creates the loader in a worker process; None: no model runs in one."""
         self.local = local
         self._in_process = in_process
         self._processes: dict[WorkerProcess, ModelSpec | None] = {}  # that have not ended; what waits for its load
@@ -36,7 +36,7 @@ class Loaders:
         return spec.isolation == "process"
 
     def of(self, spec: ModelSpec) -> Loader:
-        """Return the loader of a model: the process that has measured it, if it waits. Raises `ModelFailed`."""
+        """Return the loader of a model: the process that has measured it, if it waits."""
         if not self.isolates(spec):
             return self.local
         for process, measured in self._processes.items():
@@ -45,8 +45,7 @@ class Loaders:
                 if measured == spec and not process.kill_reason:
                     return process
                 process.abandon()
-        if self._in_process is None:
-            raise ModelFailed(spec.id, "isolation: process needs a system with Unix sockets")
+        assert self._in_process is not None
         process = WorkerProcess(spec.id, self._in_process, self.local)
         self._processes[process] = None
         process.ended.add_done_callback(lambda _: self._processes.pop(process))

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from server import app as application
-from server.app import create_app, end_tasks
-from tests.api.conftest import TIMEOUT_S, GoLive, Serve, chat_request, idle, make_settings, run_app, until
+from server.app import end_tasks
+from tests.api.conftest import TIMEOUT_S, GoLive, Serve, chat_request, idle, until
 from tests.api.inference.test_media import IMAGE
 from tests.support.fakes import FakeLoader
 from tests.support.forked_python import Popen, run
@@ -23,14 +23,6 @@ from tests.support.forked_python import Popen, run
 pytestmark = pytest.mark.slow
 
 ENDLESS: dict[str, Any] = {"max_tokens": 200, "ignore_eos": True}
-
-
-async def test_stopping_while_a_model_loads_ends_the_load() -> None:
-    gate = threading.Event()
-    loader = FakeLoader(gate=gate)
-    async with run_app(create_app(make_settings(), loader=loader)):
-        gate.set()
-    assert all(weights.closed for weights in loader.loaded)
 
 
 async def test_a_task_that_ignores_a_cancellation_is_cancelled_again(monkeypatch: pytest.MonkeyPatch) -> None:

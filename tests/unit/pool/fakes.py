@@ -1,12 +1,12 @@
 """A pool without threads, time or a native library: a test runs each blocking job, and moves the clock, itself."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from server.engine.request import Adapters
 from server.engine.runner_api import Runner
@@ -23,6 +23,8 @@ from server.pool.state import Status
 from tests.support.fakes import FakeRunner, FakeWeights, Measures
 from tests.support.pool_integrity import check_pool
 from tests.unit.clock import Clock
+
+T = TypeVar("T")
 
 
 def spec(model: str, **changes: Any) -> ModelSpec:
@@ -171,7 +173,7 @@ class Setup:
         self.pool = Pool(
             *(specs, cast(Any, self.loader), PoolLimits(**limits), self.clock, self.factories),
             threads=self.threads,
-            fetcher=fetcher,
+            fetcher=cast(Fetcher, fetcher),
             reread=lambda: [each for each in specs if each.origin != "cache"],  # where `Pool.remove` has deleted them
         )
 
@@ -182,6 +184,19 @@ class Setup:
             self.threads.run()
             await spin()
         check_pool(self.pool)
+
+    async def done(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return the result of `work`, with all the jobs that it takes."""
+        task = asyncio.create_task(work)
+        await self.work()
+        return await asyncio.wait_for(task, 60)
+
+    async def begun(self, model: str) -> None:
+        """Run jobs until the model's load has begun."""
+        await spin()
+        while self.status(model) is not Status.LOADING:
+            self.threads.run()
+            await spin()
 
     def end_process(self, model: str) -> None:
         """Do what the end of a loaded model's process does; nothing if it is not loaded."""
@@ -198,7 +213,7 @@ class Setup:
     async def later(self, seconds: float) -> None:
         """Pass time, do what is due then."""
         self.clock.now += seconds
-        self.pool.tick()
+        self.pool._scheduler.tick()
         await self.work()
 
 
@@ -218,9 +233,7 @@ async def pool_of(
 
 async def loaded(s: Setup, model: str) -> Lease:
     """A lease, with all the work that it takes."""
-    task = asyncio.ensure_future(s.pool.acquire(model))
-    await s.work()
-    return await asyncio.wait_for(task, 60)
+    return await s.done(s.pool.acquire(model))
 
 
 def acquiring(s: Setup, model: str, *, autoload: bool | None = None) -> "asyncio.Future[Lease]":

@@ -8,6 +8,8 @@ import pytest
 
 from server.errors import InvalidRequest, ModelFailed
 from server.pool.loading import Factories, Load
+from server.pool.memory import Fit
+from server.pool.model import LoadedModel
 from server.pool.spec import ModelSpec
 from server.structured.response_format import ResponseFormat
 from tests.support.fakes import FakeWeights
@@ -16,13 +18,10 @@ from tests.unit.pool.fakes import Grammar, Loader, spec
 TIMEOUT_S = 100.0
 
 
-def load(
-    loader: object,
-    model: ModelSpec,
-    grammar: Grammar | None = None,
-    quiet: Callable[[], bool] = lambda: True,
-) -> Load:
-    return Load(
+def run(
+    loader: object, model: ModelSpec, grammar: Grammar | None = None, quiet: Callable[[], bool] = lambda: True
+) -> LoadedModel:
+    load = Load(
         model,
         cast(Any, loader),
         factories=Factories(
@@ -31,6 +30,7 @@ def load(
         report=lambda value: None,
         quiet=quiet,
     )
+    return load.run(Fit(model))
 
 
 def test_grammars_are_prepared_as_soon_as_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,7 +43,7 @@ def test_grammars_are_prepared_as_soon_as_nothing_runs(monkeypatch: pytest.Monke
             prepared.set()
 
     loader, grammar = Loader(), Announcing()
-    model = load(loader, spec("a"), grammar=grammar, quiet=answers.pop).run()
+    model = run(loader, spec("a"), grammar=grammar, quiet=answers.pop)
     assert prepared.wait(TIMEOUT_S)
     model.free()
     assert (answers, grammar.n_prepared, loader.open) == ([], 1, [])
@@ -56,14 +56,14 @@ def test_a_vocabulary_that_grammars_can_not_use_is_a_warning(caplog: pytest.LogC
         asked.set()
         return True
 
-    model = load(Loader(), spec("a"), grammar=Grammar(ValueError("a token too many")), quiet=quiet).run()
+    model = run(Loader(), spec("a"), grammar=Grammar(ValueError("a token too many")), quiet=quiet)
     assert asked.wait(TIMEOUT_S)
     model.free()  # waits for it
     assert "model 'a': no grammar can be compiled for its vocabulary" in caplog.text
 
 
 def test_a_freed_model_prepares_nothing() -> None:
-    model = load(Loader(), spec("a"), grammar=(grammar := Grammar()), quiet=lambda: False).run()
+    model = run(Loader(), spec("a"), grammar=(grammar := Grammar()), quiet=lambda: False)
     model.free()
     assert grammar.n_prepared == 0
 
@@ -71,8 +71,8 @@ def test_a_freed_model_prepares_nothing() -> None:
 def test_an_interpreter_that_exits_does_not_wait_for_a_quiet_moment() -> None:
     code = """
 from tests.unit.pool.fakes import Grammar, Loader, spec
-from tests.unit.pool.test_loading import load
-load(Loader(), spec("a"), grammar=Grammar(), quiet=lambda: False).run()
+from tests.unit.pool.test_loading import run
+run(Loader(), spec("a"), grammar=Grammar(), quiet=lambda: False)
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=TIMEOUT_S)
 
@@ -85,7 +85,7 @@ def test_a_grammar_of_the_settings_that_is_none_is_an_error_of_the_load() -> Non
     model = spec("a", shape=ResponseFormat("gbnf", "nothing", "grammar"))
     loader = Loader()
     with pytest.raises(ModelFailed, match="grammar: no rule in nothing"):
-        load(loader, model, grammar=Strict()).run()
+        run(loader, model, grammar=Strict())
     assert loader.open == []
 
 
@@ -112,5 +112,5 @@ def test_a_load_that_fails_waits_for_the_reader_of_its_vocabulary() -> None:
 
     loader, grammar = Failing(), Slow()
     with pytest.raises(ModelFailed, match="no context"):
-        load(loader, spec("a"), grammar=grammar).run()
+        run(loader, spec("a"), grammar=grammar)
     assert (grammar.n_prepared, loader.open) == (1, [])

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.pool.policy import HALF_LIFE_S, Candidate, Waiting, decide, used_again, value
+from server.pool.policy import HALF_LIFE_S, Candidate, Decision, decide, used_again, value
 from server.pool.state import LOADABLE, OCCUPYING, Status
 
 PATIENCE_S = 10.0
@@ -18,39 +18,33 @@ def unloaded(*ids: str) -> list[Candidate]:
     return [Candidate(model, Status.UNLOADED) for model in ids]
 
 
-def queue(*ids: str) -> list[Waiting]:
-    return [Waiting(model, 0.0) for model in ids]
-
-
 def test_a_busy_model_gives_way_only_to_a_queue_that_lost_its_patience() -> None:
     models = [ready("a", 3, idle=False), ready("b", 1, idle=False), *unloaded("x")]
 
     def at(now: float) -> frozenset[str]:
-        return decide(models, queue("x"), models_max=2, now=now, patience_s=PATIENCE_S).give_way
+        return decide(models, {"x": 0.0}, models_max=2, now=now, patience_s=PATIENCE_S).give_way
 
     assert at(9.9) == frozenset()
     assert at(10) == {"b"}
 
 
 def test_a_model_without_a_request_that_finds_no_room_is_left_out_once_the_others_are_loaded() -> None:
-    start = [Waiting("x", 0, without_request=True)]
-    others = [
-        Candidate("a", Status.LOADING, taken={"CPU": 60}, fitting=True),
-        Candidate("x", Status.UNLOADED, need={"CPU": 60}),
-    ]
-    decision = decide(others, start, models_max=0, now=0, patience_s=PATIENCE_S, budget={"CPU": 100})
-    assert (decision.load, decision.left_out) == ((), ())
-    others[0] = ready("a", taken={"CPU": 60})
-    decision = decide(others, start, models_max=0, now=99, patience_s=PATIENCE_S, budget={"CPU": 100})
-    assert (decision.load, decision.left_out, decision.evict) == ((), ("x",), ())
-    assert decide(others, queue("x"), models_max=0, now=0, patience_s=PATIENCE_S, budget={"CPU": 100}).evict == ("a",)
+    loading = Candidate("a", Status.LOADING, taken={"CPU": 60}, fitting=True)
+
+    def decided(other: Candidate, *, without_request: bool, now: float = 0) -> Decision:
+        wanted = Candidate("x", Status.UNLOADED, need={"CPU": 60}, without_request=without_request)
+        return decide([other, wanted], {"x": 0}, models_max=0, now=now, patience_s=PATIENCE_S, budget={"CPU": 100})
+
+    assert decided(loading, without_request=True) == Decision()
+    assert decided(ready("a", taken={"CPU": 60}), without_request=True, now=99) == Decision(left_out=("x",))
+    assert decided(ready("a", taken={"CPU": 60}), without_request=False).evict == ("a",)
 
 
 TIMES = st.floats(0, 100)
 
 
 @st.composite
-def pools(draw: st.DrawFn) -> tuple[list[Candidate], list[Waiting], int]:
+def pools(draw: st.DrawFn) -> tuple[list[Candidate], dict[str, float], int]:
     models_max = draw(st.integers(0, 4))
     models: list[Candidate] = []
     for i in range(draw(st.integers(1, 6))):
@@ -68,17 +62,17 @@ def pools(draw: st.DrawFn) -> tuple[list[Candidate], list[Waiting], int]:
             )
         )
     wanted = draw(st.permutations(models))[: draw(st.integers(0, len(models)))]
-    return models, [Waiting(m.id, draw(TIMES)) for m in wanted], models_max
+    return models, {m.id: draw(TIMES) for m in wanted}, models_max
 
 
 @given(pools(), TIMES)
-def test_any_decision_keeps_the_rules(pool: tuple[list[Candidate], list[Waiting], int], now: float) -> None:
+def test_any_decision_keeps_the_rules(pool: tuple[list[Candidate], dict[str, float], int], now: float) -> None:
     models, waiting, models_max = pool
     by_id = {m.id: m for m in models}
     decision = decide(models, waiting, models_max=models_max, now=now, patience_s=PATIENCE_S)
     held = sum(m.status in OCCUPYING for m in models)
 
-    loadable = [w.id for w in waiting if by_id[w.id].status in LOADABLE]
+    loadable = [id_ for id_ in waiting if by_id[id_].status in LOADABLE]
     assert list(decision.load) == loadable[: len(decision.load)], "loads out of turn"
     assert not models_max or held + len(decision.load) <= models_max
     for model in decision.evict:
@@ -94,7 +88,7 @@ def test_any_decision_keeps_the_rules(pool: tuple[list[Candidate], list[Waiting]
     short = bool(loadable[len(decision.load) :])
     leaving = any(m.leaving for m in models)
     assert not short or spared == [] or leaving or decision.evict, "waits beside an idle model"
-    if not loadable and not any(by_id[w.id].leaving for w in waiting):
+    if not loadable and not any(by_id[id_].leaving for id_ in waiting):
         assert not decision.evict
         assert not decision.give_way
 
@@ -110,7 +104,7 @@ def sized(model: str, size: int, load_s: float, *used_at: float, **changes: obje
 def evicted(models: list[Candidate], need: int, room: int, *, models_max: int = 0) -> tuple[str, ...]:
     wanted = Candidate("x", Status.UNLOADED, need={"CPU": need})
     limits = {"models_max": models_max, "now": 0, "patience_s": PATIENCE_S}
-    return decide([*models, wanted], queue("x"), budget={"CPU": room}, **limits).evict  # type: ignore[arg-type]
+    return decide([*models, wanted], {"x": 0.0}, budget={"CPU": room}, **limits).evict  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

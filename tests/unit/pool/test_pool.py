@@ -20,7 +20,7 @@ from server.errors import (
     Unavailable,
     unexpected,
 )
-from server.pool.events import ModelRemoved, ModelsReloaded, StatusChanged
+from server.pool.events import EVERY_MODEL, ListChanged, StatusChanged
 from server.pool.memory import Amount, Budget, Footprint
 from server.pool.model import Lease
 from server.pool.protocols import FileProgress
@@ -38,7 +38,7 @@ UNLOADED, LOADING, READY, DRAINING, SLEEPING, FAILED, _ = Status
 async def test_a_load_goes_on_when_every_caller_has_left() -> None:
     async with pool_of("a", "b") as s:
         task = acquiring(s, "a")
-        await spin()
+        await s.begun("a")
         task.cancel()
         await s.work()
         assert s.status("a") is READY
@@ -47,6 +47,8 @@ async def test_a_load_goes_on_when_every_caller_has_left() -> None:
 async def test_a_caller_cancelled_in_the_moment_of_its_lease_gives_it_back() -> None:
     async with pool_of("a") as s:
         task = acquiring(s, "a")
+        await s.begun("a")
+        s.threads.run()  # fits it
         await spin()
         s.threads.run()
         with s.pool.subscribe() as events:
@@ -224,17 +226,6 @@ async def test_a_model_that_fails_every_reload_evicts_nobody() -> None:
             assert s.statuses() == {"a": UNLOADED, "b": READY}
 
 
-async def test_a_model_that_is_unloaded_during_a_pause_can_be_loaded_at_once() -> None:
-    async with pool_of("a", "b") as s:
-        (await loaded(s, "a")).release()
-        s.loader.failing["a"] = ModelFailed("a", "bad luck")
-        s.end_process("a")
-        await s.work()
-        await s.pool.unload("a")
-        s.loader.failing.clear()
-        (await loaded(s, "a")).release()
-
-
 async def test_an_unload_of_a_restart_under_way_ends_it() -> None:
     async with pool_of("a", "b", models_max=1) as s:
         (await loaded(s, "a")).release()
@@ -251,8 +242,8 @@ async def test_an_unload_of_a_restart_under_way_ends_it() -> None:
         assert s.statuses() == {"a": READY, "b": UNLOADED}
 
 
-async def test_an_unload_during_a_pause_forgets_adapters() -> None:
-    async with pool_of("a") as s:
+async def test_a_model_that_is_unloaded_during_a_pause_forgets_adapters_and_can_be_loaded_at_once() -> None:
+    async with pool_of("a", "b") as s:
         (await loaded(s, "a")).release()
         s.engines.made[0].adapters = (Adapter(0, "0.gguf", name="0"),)
         s.loader.failing["a"] = ModelFailed("a", "bad luck")
@@ -261,18 +252,8 @@ async def test_an_unload_during_a_pause_forgets_adapters() -> None:
         assert s.pool.names_adapter("0")
         await s.pool.unload("a")
         assert not s.pool.names_adapter("0")
-
-
-async def test_a_client_that_leaves_the_queue_costs_nobody_a_place() -> None:
-    async with pool_of("a", "b", models_max=1) as s:
-        held = await loaded(s, "a")
-        task = acquiring(s, "b")
-        await s.work()
-        task.cancel()
-        await s.work()
-        held.release()
-        await s.work()
-        assert s.statuses() == {"a": READY, "b": UNLOADED}
+        s.loader.failing.clear()
+        (await loaded(s, "a")).release()
 
 
 async def test_who_was_held_back_is_served_when_the_other_gives_up() -> None:
@@ -292,7 +273,7 @@ async def test_who_was_held_back_is_served_when_the_other_gives_up() -> None:
 # ---- sleeping
 
 
-async def test_an_idle_model_sleeps_and_the_next_request_wakes_it() -> None:
+async def test_an_idle_model_sleeps_until_the_next_request_or_an_unload() -> None:
     async with pool_of(spec("a", sleep_idle_s=60), "b") as s:
         (await loaded(s, "a")).release()
         await s.later(59)
@@ -304,6 +285,9 @@ async def test_an_idle_model_sleeps_and_the_next_request_wakes_it() -> None:
         assert s.status("a") is SLEEPING
         (await loaded(s, "a")).release()
         assert s.status("a") is READY
+        await s.later(60)
+        await s.pool.unload("a")
+        assert (s.status("a"), s.pool.state("a").info) == (UNLOADED, None)
 
 
 async def test_the_next_tick_is_when_the_first_of_several_models_may_sleep() -> None:
@@ -311,19 +295,10 @@ async def test_the_next_tick_is_when_the_first_of_several_models_may_sleep() -> 
         (await loaded(s, "a")).release()
         held = await loaded(s, "b")
         s.clock.now += 30
-        assert s.pool.tick() == pytest.approx(20)  # as if b were released now; a may sleep in 30 s
+        assert s.pool._scheduler.tick() == pytest.approx(20)  # as if b were released now; a may sleep in 30 s
         held.release()
         s.clock.now += 5
-        assert s.pool.tick() == pytest.approx(15)
-
-
-async def test_a_sleeping_model_can_be_unloaded() -> None:
-    async with pool_of(spec("a", sleep_idle_s=60)) as s:
-        (await loaded(s, "a")).release()
-        await s.later(60)
-        await s.pool.unload("a")
-        assert s.status("a") is UNLOADED
-        assert s.pool.state("a").info is None
+        assert s.pool._scheduler.tick() == pytest.approx(15)
 
 
 async def test_a_lease_may_say_how_long_the_model_stays_behind_it() -> None:
@@ -368,9 +343,7 @@ async def test_a_reload_loads_changed_and_new_startup_models_and_unloads_no_othe
         (await loaded(s, "c")).release()
         kept, changed = s.pool.state("b").loaded, spec("a", load="startup", pinned=True)
         configured = [changed, *(state.spec for state in s.pool.states()[1:]), spec("d", load="startup")]
-        reloading = asyncio.ensure_future(s.pool.reload(configured))
-        await s.work()
-        await reloading
+        await s.done(s.pool.reload(configured))
         await s.work()
         assert s.statuses() == {"a": READY, "b": READY, "c": READY, "d": UNLOADED}
         assert s.pool.state("b").loaded is kept
@@ -380,10 +353,7 @@ async def test_requests_wait_for_the_only_model_while_a_reload_loads_it() -> Non
     async with pool_of("a") as s:
         (await loaded(s, "a")).release()
         reloading = asyncio.ensure_future(s.pool.reload([spec("a", load="startup", pinned=True)]))
-        await spin()
-        while s.status("a") is not LOADING:
-            s.threads.run()
-            await spin()
+        await s.begun("a")
         waiting = acquiring(s, "a")
         await s.work()
         (await waiting).release()
@@ -394,11 +364,8 @@ async def test_a_reload_while_a_model_loads_cancels_the_load_of_what_has_changed
     async with pool_of(spec("a", load="startup"), "b") as s:
         await s.pool.start()
         waiting = acquiring(s, "a")
-        await spin()
-        assert s.status("a") is LOADING
-        reloading = asyncio.ensure_future(s.pool.reload([spec("a", load="startup", pinned=True), spec("b")]))
-        await s.work()
-        await reloading
+        await s.begun("a")
+        await s.done(s.pool.reload([spec("a", load="startup", pinned=True), spec("b")]))
         await s.work()
         assert (s.status("a"), len(s.loader.open), s.pool.state("a").pinned) == (READY, 1, True)
         with await waiting as lease:
@@ -440,6 +407,7 @@ async def test_a_reload_ends_while_requests_arrive_which_get_the_model_as_it_is_
             await s.pool.load("a")
         waiting = acquiring(s, "a")
         await s.work()
+        assert s.pool.state("a").n_waiting == 1
         held.release()
         late = []
         while not reloading.done():
@@ -487,12 +455,8 @@ async def test_a_reload_keeps_pins_and_takes_what_does_not_define_a_model() -> N
         (await loaded(s, "a")).release()
         (await loaded(s, "b")).release()
         kept = s.pool.state("b").loaded
-        await s.work()
-        reloading = asyncio.ensure_future(
-            s.pool.reload([spec("a", tags=("new",)), spec("b", aliases=("other",), args=("llamapool", "-m", "b"))])
-        )
-        await s.work()
-        await reloading
+        changed = spec("b", aliases=("other",), args=("llamapool", "-m", "b"))
+        await s.done(s.pool.reload([spec("a", tags=("new",)), changed]))
         a, b = s.pool.states()
         assert (a.pinned, a.spec.tags, b.pinned, b.loaded is kept) == (True, ("new",), True, True)
         assert (b.spec.aliases, b.spec.args) == (("other",), ("llamapool", "-m", "b"))
@@ -501,13 +465,9 @@ async def test_a_reload_keeps_pins_and_takes_what_does_not_define_a_model() -> N
 async def test_the_pool_of_a_key_follows_a_reload() -> None:
     async with pool_of("a", "b") as s:
         seen = s.pool.seen_by(lambda names: "b" not in names)
-        reloading = asyncio.ensure_future(s.pool.reload([spec("b"), spec("c"), spec("d", aliases=("a",))]))
-        await s.work()
-        await reloading
+        await s.done(s.pool.reload([spec("b"), spec("c"), spec("d", aliases=("a",))]))
         assert [state.spec.id for state in seen.states()] == ["c", "d"]
-        task = asyncio.ensure_future(seen.acquire("a"))  # of a request that came before
-        await s.work()
-        with await task as lease:
+        with await s.done(seen.acquire("a")) as lease:  # of a request that came before
             assert lease.model.spec.id == "d"
         with pytest.raises(ModelNotFound):
             await seen.acquire("b")
@@ -547,7 +507,7 @@ async def test_after_the_grace_requests_are_cut_off_and_weights_wait_for_the_las
 async def test_closing_cancels_loads_and_tells_those_who_wait() -> None:
     async with pool_of("a", "b", models_max=1) as s:
         loading, queued = acquiring(s, "a"), acquiring(s, "b")
-        await spin()
+        await s.begun("a")
         closing = asyncio.ensure_future(s.pool.close())
         await spin()
         assert isinstance(loading.exception(), ShuttingDown)
@@ -683,7 +643,7 @@ async def test_a_key_hears_that_its_model_was_removed() -> None:
             while not removing.done():
                 await s.work()
             await removing
-        assert [event async for event in events] == [ModelRemoved("a"), ModelsReloaded()]
+        assert [event async for event in events] == [ListChanged("a"), ListChanged(EVERY_MODEL)]
 
 
 async def test_a_model_whose_file_goes_while_it_sleeps_is_fetched_again(tmp_path: Path) -> None:

@@ -84,18 +84,14 @@ async def test_a_model_that_is_unloaded_while_it_is_measured_at_the_start_is_mea
         assert s.pool.starting
         await s.pool.unload("m0")
         assert not s.pool.starting
-        asked = acquiring(s, "m0")
-        await s.work()
-        (await asyncio.wait_for(asked, 60)).release()
+        (await loaded(s, "m0")).release()
 
 
 async def test_a_model_that_is_unloaded_before_its_measurement_began_is_loaded_by_the_next_request() -> None:
     async with sized_pool("m0") as s:
         await s.pool.load("m0")  # no step of the event loop between the two
         await s.pool.unload("m0")
-        asked = acquiring(s, "m0")
-        await s.work()
-        (await asyncio.wait_for(asked, 60)).release()
+        (await loaded(s, "m0")).release()
 
 
 async def test_requests_that_waited_too_long_are_told_when_to_come_back() -> None:
@@ -122,16 +118,13 @@ async def test_a_restart_waits_for_the_load_of_another_model_however_long_that_t
         await s.work()
         s.loader.failing.clear()
         other = acquiring(s, "m1")
-        await spin()
-        s.threads.run()  # measures it
-        await spin()
-        assert s.status("m1") is Status.LOADING
+        await s.begun("m1")
         for _ in range(3):
             s.clock.now += 4
-            s.pool.tick()
+            s.pool._scheduler.tick()
         late = [acquiring(s, "m0")] if is_asked_for else []  # it has not waited yet
         await spin()
-        s.pool.tick()
+        s.pool._scheduler.tick()
         await s.work()
         assert s.status("m0") is Status.READY
         for asked in (other, *late):
@@ -203,26 +196,15 @@ async def test_no_model_is_unloaded_for_one_whose_file_cannot_be_loaded() -> Non
     async with sized_pool("m0", "m1", loader=OneUnreadable(), models_max=1) as s:
         (await loaded(s, "m0")).release()
         kept = s.pool.state("m0").loaded
-        for _ in range(2):
-            task = acquiring(s, "m1")
-            await s.work()
-            with pytest.raises(ModelFailed, match="truncated"):
-                await task
-            assert (s.status("m1"), s.pool.state("m1").failure) == (Status.FAILED, "truncated")
-            await s.later(s.pool.limits.retry_failed_s)
-        assert s.pool.state("m0").loaded is kept
-
-
-async def test_no_model_is_unloaded_for_one_whose_file_cannot_be_loaded_after_a_client_has_left() -> None:
-    async with sized_pool("m0", "m1", loader=OneUnreadable(), models_max=1) as s:
-        (await loaded(s, "m0")).release()
-        kept = s.pool.state("m0").loaded
         left = acquiring(s, "m1")
         await spin()
         left.cancel()
         await s.work()
-        with pytest.raises(ModelFailed, match="truncated"):
-            await loaded(s, "m1")
+        for _ in range(2):
+            with pytest.raises(ModelFailed, match="truncated"):
+                await loaded(s, "m1")
+            assert (s.status("m1"), s.pool.state("m1").failure) == (Status.FAILED, "truncated")
+            await s.later(s.pool.limits.retry_failed_s)
         assert s.pool.state("m0").loaded is kept
 
 
@@ -238,10 +220,8 @@ async def test_a_model_that_sleeps_and_whose_file_is_damaged_meanwhile_fails() -
             raise ModelFailed(spec.id, "truncated")
 
         loader.least = loader.describe = damaged  # type: ignore[method-assign, assignment]
-        task = acquiring(s, "m0")
-        await s.work()
         with pytest.raises(ModelFailed, match="truncated"):
-            await task
+            await loaded(s, "m0")
         assert (s.status("m0"), s.pool.state("m0").facts) == (Status.FAILED, None)
 
 
@@ -249,16 +229,18 @@ async def test_a_model_whose_file_was_replaced_is_measured_again(tmp_path: Path)
     file = tmp_path / "m4.gguf"
     file.write_bytes(b"GGUF")
     loader = Sized()
-    async with sized_pool(replace(spec("m4"), path=file), loader=loader, budget=400) as s:
+    async with sized_pool(replace(spec("m4"), path=file), "m0", loader=loader, budget=400) as s:
         for n_bytes in (100, 200, 200):
             if n_bytes != loader.sizes["m4"]:
                 file.write_bytes(bytes(n_bytes))
-                loader.sizes = {"m4": n_bytes}
+                loader.sizes = {"m4": n_bytes, "m0": 300}
+            if loader.fitted == ["m4"]:
+                (await loaded(s, "m0")).release()  # beside which only the former file fits
             (await loaded(s, "m4")).release()
             assert loader.held == n_bytes + min(WISHES["m4"], 400 - n_bytes)
             await s.pool.unload("m4")
             await s.work()
-        assert loader.fitted == ["m4", "m4"]
+        assert loader.fitted == ["m4", "m0", "m4"]
         needed = s.pool._entries["m4"].need  # no endpoint shows it; the policy decides by it
         assert needed == {HOST: 200}
 
@@ -304,7 +286,7 @@ class MemoryMachine(RuleBasedStateMachine):
     def later(self, seconds: float) -> None:
         async def tick() -> None:
             self.s.clock.now += seconds
-            self.s.pool.tick()
+            self.s.pool._scheduler.tick()
 
         self.run(tick())
 

@@ -41,11 +41,11 @@ def test_no_name_leaves_the_folder(name: str) -> None:
     assert os.path.normpath(name) == name
 
 
-def content(folder: Path, name: str) -> bytes:
-    with SlotFiles(folder).opened(name) as (file, size):
-        found = file.read()
-        assert len(found) == size
-        return found
+def content_of(files: SavedFiles, name: str) -> bytes:
+    with files.opened(name) as (file, size):
+        read = file.read()
+    assert len(read) == size
+    return read
 
 
 def test_a_save_that_fails_leaves_the_older_file(tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_a_save_that_fails_leaves_the_older_file(tmp_path: Path) -> None:
 
     with pytest.raises(InternalError, match="Unable to save slot: No space left on device"):
         files.write("a", broken())
-    assert content(tmp_path, "a") == b"old"
+    assert content_of(files, "a") == b"old"
     assert os.listdir(tmp_path) == ["a"]
 
 
@@ -90,7 +90,7 @@ def test_links_are_replaced_when_saving_and_refused_when_restoring(tmp_path: Pat
         pytest.fail("a link was followed")
     SlotFiles(folder).write("a", [b"x"])
     assert outside.read_bytes() == b"secret"
-    assert content(folder, "a") == b"x"
+    assert content_of(SlotFiles(folder), "a") == b"x"
 
 
 def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
@@ -120,13 +120,6 @@ def test_what_a_killed_writer_left_goes_with_the_next_file(tmp_path: Path, age_s
 @pytest.fixture(params=["folder", "address"])
 def files(request: pytest.FixtureRequest, tmp_path: Path) -> SavedFiles:
     return SlotFiles(tmp_path, 20) if request.param == "folder" else UrlFiles(f"memory://slots{tmp_path}", 20)
-
-
-def content_of(files: SavedFiles, name: str) -> bytes:
-    with files.opened(name) as (file, size):
-        read = file.read()
-    assert len(read) == size
-    return read
 
 
 def test_what_is_written_is_listed_and_read(files: SavedFiles) -> None:
