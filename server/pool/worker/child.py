@@ -14,9 +14,10 @@ import sys
 import threading
 import time
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, cast
@@ -35,7 +36,7 @@ from server.pool.saved import slots
 from server.pool.spec import ModelSpec
 from server.pool.worker.messages import Connection, Decoder, EngineStatus, HandleTable, LoadedFacts, portable
 from server.structured.grammar.matcher import Recipe
-from server.structured.reasoning_end import ReasoningSwitch
+from server.structured.reasoning_end import ReasoningEnd
 from server.templates.template import ChatTemplate
 
 BUSY_HEARTBEAT_S, IDLE_HEARTBEAT_S = 0.5, 2.0
@@ -86,42 +87,20 @@ async def _serve(end: socket.socket) -> NoReturn:
     await Worker(end).send_heartbeats()
 
 
-def _exit(status: int = 0) -> None:
-    os._exit(status)
-
-
-@dataclass(frozen=True, slots=True)
-class _Sink:
-    """Sends the last event of request `number` where it belongs to no step."""
-
-    number: int
-    worker: "Worker"
-
-    def __call__(self, events: list[Event]) -> None:
-        self.worker.requests.pop(self.number, None)
-        self.worker.deliver([(self.number, events)], over=True)
-
-
-@dataclass(slots=True)
-class OpenRequest:
-    """A request that has not ended. ``ticket``: None while it is decoded."""
-
-    ticket: Ticket | None = None
-    switch: ReasoningSwitch = field(default_factory=ReasoningSwitch)
-
-
 class Worker(Connection):
-    """The worker's main object, used on the event loop unless stated otherwise. ``model``: after the load."""
+    """The worker's main object, used on the event loop unless stated otherwise. ``model``: after the load.
+    ``requests``: those that have not ended, by number; None while one is decoded.
+    """
 
-    def __init__(self, end: socket.socket, lost: Callable[[], object] = _exit) -> None:
+    def __init__(self, end: socket.socket, lost: Callable[[], object] = lambda: os._exit(0)) -> None:
         self._threads = ThreadPoolExecutor(8, "model")
         self._grammars = ThreadPoolExecutor(1, "grammar")
         self._loader: Loader  # after `_start`
         self.model: LoadedModel | None = None
         self._engines: dict[str, ReportingEngine | EmbeddingEngine] = {}
-        self.requests: dict[int, OpenRequest] = {}
+        self.requests: dict[int, Ticket | None] = {}
         self._status_when_idle: asyncio.Task[None] | None = None
-        self._preparing: dict[str, Any] = {}
+        self._preparing = defaultdict[str, contextlib.ExitStack](contextlib.ExitStack)
         self._was_late = False
         self._chunks: HandleTable[MediaChunk] = HandleTable()
         self._status_lock = threading.Lock()
@@ -152,8 +131,6 @@ class Worker(Connection):
                 return self.model.grammar.tokens
             case "chunk":
                 return self._chunks[name]
-            case "switch":
-                return self.requests[name].switch
         raise AssertionError(kind)
 
     def _invalid_message(self, error: Exception) -> None:
@@ -163,7 +140,7 @@ class Worker(Connection):
     def fail(self, reason: str) -> None:
         """Report `reason` and exit."""
         self.notify("failing", reason)
-        self._loop.call_later(1.0, _exit, EXIT_FAILED)
+        self._loop.call_later(1.0, os._exit, EXIT_FAILED)
 
     async def send_heartbeats(self) -> NoReturn:
         """Send the status, or the effort of a load, periodically."""
@@ -215,7 +192,7 @@ class Worker(Connection):
         self.functions |= {"preparing": self._prepare, "close": self._close}
         if isinstance(generator, ReportingEngine):
             self._engines["generator"] = generator
-            facts |= {name: getattr(generator, name) for name in ("bounds", "n_slots_each", "adapters")}
+            facts |= {"generator": (generator.bounds, generator.n_slots_each, generator.adapters)}
             self.functions |= {
                 "submit": partial(self._receive, generator),
                 "cancel": partial(self._cancel, generator),
@@ -246,7 +223,7 @@ class Worker(Connection):
 
     def _receive(self, engine: ReportingEngine, number: int, body: bytes, has_grammar: bool) -> None:
         """Submit a request. One with a grammar is decoded in a thread, because the grammar is compiled."""
-        self.requests[number] = OpenRequest()
+        self.requests[number] = None
         decode = Decoder([body], self._local).load
         if has_grammar:
             decoding = self._loop.run_in_executor(self._grammars, decode)
@@ -259,26 +236,29 @@ class Worker(Connection):
         try:
             request = decoded()
             if number in self.requests:
-                self.requests[number].ticket = engine.submit(request, _Sink(number, self))
+                self.requests[number] = ticket = engine.submit(request, partial(self._end, number))
+                if ticket.ended:  # already, and forgotten
+                    self.requests.pop(number, None)
                 self._send_status_when_idle()
         except Exception as error:  # noqa: BLE001 - it fails this request only
-            if self.requests.pop(number, None) is not None:
-                self.deliver([(number, [Failed(portable(error))])], over=True)
+            if number in self.requests:
+                self._end(number, [Failed(portable(error))])
+
+    def _end(self, number: int, events: list[Event]) -> None:
+        """Send the last event of a request where it belongs to no step."""
+        self.requests.pop(number, None)
+        self._deliver([(number, events)], over=True)
 
     def _cancel(self, engine: ReportingEngine, number: int) -> None:
-        one = self.requests.pop(number, None)
-        if one is not None and one.ticket is not None:
-            engine.cancel(one.ticket)
+        if (ticket := self.requests.pop(number, None)) is not None:
+            engine.cancel(ticket)
 
     def _end_reasoning(self, number: int) -> None:
-        if number in self.requests:  # otherwise it has ended
-            self.requests[number].switch.end()
-
-    def _clean(self) -> None:
-        """Forget requests that have ended."""
-        for number, one in list(self.requests.items()):
-            if one.ticket is not None and one.ticket.ended:
-                del self.requests[number]
+        if (ticket := self.requests.get(number)) is not None:
+            if isinstance(ticket.request.constraint, ReasoningEnd):
+                ticket.request.constraint.switch.end()
+        elif number in self.requests:  # otherwise it has ended
+            self._loop.call_later(STATUS_INTERVAL_S, self._end_reasoning, number)
 
     def _send_status_when_idle(self) -> None:
         if self._status_when_idle is None or self._status_when_idle.done():
@@ -296,15 +276,19 @@ class Worker(Connection):
         """Send a step's events; `over`: a request has ended. Called in the step thread, because handing them to another
         thread would cost more: steps wait while the server does not read.
         """
-        self.deliver([(cast(_Sink, ticket.sink).number, events) for ticket, events in batch], over=over)
+        sent = []
+        for ticket, events in batch:
+            number = cast("partial[None]", ticket.sink).args[0]
+            sent.append((number, events))
+            if ticket.ended:
+                self.requests.pop(number, None)
+        self._deliver(sent, over=over)
 
-    def deliver(self, batch: list[tuple[int, list[Event]]], *, over: bool) -> None:
+    def _deliver(self, batch: list[tuple[int, list[Event]]], *, over: bool) -> None:
         """Send events by request number, after the totals when a request has ended. Thread-safe."""
         if over or time.monotonic() - self._status_at > STATUS_INTERVAL_S:
             self._send_status()
         self.send_events(batch)
-        if over:
-            self._loop.call_soon_threadsafe(self._clean)
 
     def _send_status(self) -> None:
         """Send the engines' status. Locked, so that an older one is never sent after a newer one. Thread-safe."""
@@ -328,10 +312,9 @@ class Worker(Connection):
 
     def _prepare(self, engine: str, begins: bool) -> None:
         if begins:
-            self._preparing[engine] = context = self._engines[engine].preparing()
-            context.__enter__()
-        elif engine in self._preparing:
-            self._preparing.pop(engine).__exit__(None, None, None)
+            self._preparing[engine].enter_context(self._engines[engine].preparing())
+        else:
+            self._preparing[engine].close()
 
     async def _close(self, engine: str, drain_s: float) -> None:
         await self._engines[engine].close(drain_s)

@@ -6,7 +6,7 @@ reads and writes slot states, which have up to gigabytes.
 - Dataclasses are pickled as their fields, without the pixels of an image, which are sent from where they are: copying
   20 MB of them would stop the event loop for 30 ms.
 - The worker gets references to its own objects (`remote_object`): vocabulary, compiled grammars, tokenized media,
-  cancellation switches, known bitmaps.
+  known bitmaps.
 - From the worker, only plain values, our dataclasses and our enums are accepted, because a model file may have
   taken the process over. That is no security boundary: the process has the server's user.
 """
@@ -122,6 +122,8 @@ class EngineStatus:
     requests: tuple[str, ...]
 
 
+GeneratorFacts: TypeAlias = tuple[Bounds, int, tuple[Adapter, ...]]
+"""Of the generating engine, with its slots for each instance, and its adapters."""
 EmbedderFacts: TypeAlias = tuple[EmbedderInfo, int, bool]
 """Of the embedding engine, with its slots, and whether it takes media."""
 ReaderFacts: TypeAlias = tuple[frozenset[BitmapKind], str, int, str]
@@ -130,15 +132,11 @@ ReaderFacts: TypeAlias = tuple[frozenset[BitmapKind], str, int, str]
 
 @dataclass(frozen=True, slots=True)
 class LoadedFacts:
-    """Constants of the loaded model, and what it takes. ``bounds``, ``n_slots_each`` and ``adapters`` are those of the
-    generating engine.
-    """
+    """Constants of the loaded model, and what it takes."""
 
     info: ModelInfo
     footprint: Footprint
-    bounds: Bounds | None = None
-    n_slots_each: int = 0
-    adapters: tuple[Adapter, ...] = ()
+    generator: GeneratorFacts | None = None
     embedder: EmbedderFacts | None = None
     reader: ReaderFacts | None = None
 
@@ -195,29 +193,15 @@ def _fields_of(kind: type) -> Callable[[Any], tuple[Any, ...]] | None:
     return get if len(fields) > 1 else lambda value: (get(value),)
 
 
-def framed(body: bytes, buffers: Sequence[pickle.PickleBuffer] = ()) -> Parts:
-    """Return a message of a pickle and its buffers as it is sent."""
-    sent: Parts = [_LENGTH.pack(len(body) | (_MORE if buffers else 0)) + body]
-    for i, buffer in enumerate(buffers, 1):
-        data = buffer.raw()
-        sent += [_LENGTH.pack(len(data) | (_MORE if i < len(buffers) else 0)), data]
-    return sent
-
-
 class Encoder(pickle.Pickler):
-    """Pickles one message. To the worker: `vocab` is the model's, `share` receives a bitmap without its data, `watch`
-    a reasoning switch; each of both returns a number for the reference.
+    """Pickles one message. To the worker: `vocab` is the model's, `share` receives a bitmap without its data and
+    returns a number for the reference.
     """
 
-    def __init__(
-        self,
-        vocab: Vocab | None = None,
-        share: Callable[[Bitmap], int] | None = None,
-        watch: Callable[[ReasoningSwitch], int] | None = None,
-    ) -> None:
+    def __init__(self, vocab: Vocab | None = None, share: Callable[[Bitmap], int] | None = None) -> None:
         self._file, self._buffers = io.BytesIO(), list[pickle.PickleBuffer]()
         super().__init__(self._file, pickle.HIGHEST_PROTOCOL, buffer_callback=self._buffers.append)
-        self._vocab, self._share, self._watch = vocab, share, watch
+        self._vocab, self._share = vocab, share
 
     def reducer_override(self, obj: Any) -> Any:
         """Return how an object that is no plain value is pickled."""
@@ -232,8 +216,8 @@ class Encoder(pickle.Pickler):
             return kind, tuple(map(_uncopied, fields(obj))) if kind in _WITH_BUFFERS else fields(obj)
         if isinstance(obj, LlamapoolError):
             return remote_error, (kind.__name__, obj.message, vars(obj))
-        if kind is ReasoningSwitch and self._watch is not None:
-            return remote_object, ("switch", self._watch(obj))
+        if kind is ReasoningSwitch:
+            return kind, ()  # messages tell the worker of an `end`
         if hasattr(kind, "recipe"):  # a compiled grammar; importing llguidance to name its class is slow
             return remote_object, ("constraint", tuple(obj.recipe))
         if hasattr(kind, "with_inside"):  # `TextTokens`
@@ -247,7 +231,12 @@ class Encoder(pickle.Pickler):
 
     def encode(self, message: object) -> Parts:
         """Return a message as it is sent. Call it once."""
-        return framed(self.pickled(message), self._buffers)
+        body = self.pickled(message)
+        sent: Parts = [_LENGTH.pack(len(body) | (_MORE if self._buffers else 0)) + body]
+        for i, buffer in enumerate(self._buffers, 1):
+            data = buffer.raw()
+            sent += [_LENGTH.pack(len(data) | (_MORE if i < len(self._buffers) else 0)), data]
+        return sent
 
 
 _WITH_BUFFERS = (Bitmap, Reply)
@@ -370,11 +359,7 @@ class Connection:
 
     def send_events(self, batch: list[tuple[int, list[Event]]]) -> None:
         """Send the events of a step in this thread; blocks while the other end does not read."""
-        events = step_events(batch)
-        if all(type(event) is tuple for _, one in events for event in one):
-            self._send(framed(pickle.dumps(events, pickle.HIGHEST_PROTOCOL)))
-        else:
-            self._send(self._encoder().encode(events))
+        self._send(self._encoder().encode(step_events(batch)))
 
     async def call(self, function: str, *arguments: object) -> Any:
         """Call a function of the other end. Raises what it raises there, and what `fail_calls` was given. If the caller

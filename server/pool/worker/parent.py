@@ -10,7 +10,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, NoReturn, Self, TypeVar
+from functools import partial
+from typing import Any, NoReturn, Self, TypeVar, cast
 
 from server.engine.request import Request
 from server.errors import InternalError, LlamapoolError, ModelEnded, ModelFailed, ShuttingDown, Unavailable
@@ -21,7 +22,7 @@ from server.pool.spec import ModelSpec
 from server.pool.worker.messages import EVENTS, Connection, Encoder, EngineStatus, HandleTable, LoadedFacts
 from server.pool.worker.proxies import EngineProxy, IsolatedEmbedder, IsolatedEngine, IsolatedReader
 from server.sandbox.process import public_environment
-from server.structured.reasoning_end import ReasoningSwitch
+from server.structured.reasoning_end import ReasoningEnd
 from server.vocab import Vocab
 
 EXIT_S = 5.0
@@ -142,34 +143,25 @@ class WorkerProcess(Connection):
 
     def submit(self, number: int, request: Request) -> None:
         """Send a request as bytes, because compiling its grammar takes a thread of the worker."""
+        if isinstance(request.constraint, ReasoningEnd):
+            request.constraint.switch.heard = partial(self.notify, "end_reasoning", number)
+        self.notify("submit", number, self._new_encoder().pickled(request), request.constraint is not None)
 
-        def watch(switch: ReasoningSwitch) -> int:
-            switch.heard = lambda: self.notify("end_reasoning", number)
-            return number
-
-        body = self._new_encoder(watch).pickled(request)
-        self.notify("submit", number, body, request.constraint is not None)
-
-    def _new_encoder(self, watch: Callable[[ReasoningSwitch], int] | None = None) -> Encoder:
+    def _new_encoder(self) -> Encoder:
         vocab = None if self._vocabulary is None else self._vocabulary.vocab
-        return Encoder(vocab, self.bitmaps.add, watch)
+        return Encoder(vocab, self.bitmaps.add)
 
     # ---- the loader
 
     def fit(self, spec: ModelSpec, granted: Mapping[str, int] | None = None) -> Fit:
-        """Call `Loader.fit` in the worker."""
-        found: Fit = self._call_loader("loader", "fit", spec, dict(granted or {}))
-        return found
+        return cast(Fit, self._call_loader("loader", "fit", spec, dict(granted or {})))
 
     def least(self, spec: ModelSpec) -> Footprint:
-        """Call `Loader.least` in the worker."""
-        found: Footprint = self._call_loader("loader", "least", spec)
-        return found
+        return cast(Footprint, self._call_loader("loader", "least", spec))
 
     def memory(self) -> Mapping[str, Memory]:
         """Call `Loader.memory` in the worker, because reading a GPU's memory opens a context on it."""
-        found: Mapping[str, Memory] = self._call_loader("loader", "memory")
-        return found
+        return cast(Mapping[str, Memory], self._call_loader("loader", "memory"))
 
     def load(self, spec: ModelSpec, progress: Callable[[float], bool]) -> Self:
         """Load the model in the worker, and read its vocabulary here. Raises `ModelFailed`, also if the process
@@ -181,8 +173,8 @@ class WorkerProcess(Connection):
         self.info, self._footprint = facts.info, facts.footprint
         if facts.reader is not None:
             self.media = IsolatedReader(self, facts.reader)
-        if facts.bounds is not None:
-            self.generator = IsolatedEngine(self, facts)
+        if facts.generator is not None:
+            self.generator = IsolatedEngine(self, facts.generator)
             self.functions |= {EVENTS: self.generator.receive, "views": self.generator.show}
         if facts.embedder is not None:
             self.embedder = IsolatedEmbedder(self, facts.embedder, facts.info.n_vocab)

@@ -7,7 +7,7 @@ import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from server.engine.stats import EngineStats
 from server.errors import InvalidRequest, LlamapoolError
 from server.media.bitmap import Bitmap
 from server.pool.block_events import BlockReport
-from server.pool.worker.messages import EmbedderFacts, EngineStatus, LoadedFacts, ReaderFacts, RemoteChunk
+from server.pool.worker.messages import EmbedderFacts, EngineStatus, GeneratorFacts, ReaderFacts, RemoteChunk
 
 if TYPE_CHECKING:
     from server.pool.worker.parent import WorkerProcess
@@ -109,14 +109,11 @@ class _SentTicket(Ticket):
 
 
 class IsolatedEngine(EngineProxy):
-    """`server.pool.model.Generator` of a worker."""
+    """`server.pool.model.Generator` of a worker. Methods without a docstring have one in `Engine`."""
 
-    def __init__(self, process: "WorkerProcess", facts: LoadedFacts) -> None:
-        assert facts.bounds is not None
-        super().__init__(process, facts.bounds.n_slots, facts.bounds.n_ctx_seq, "generator")
-        self.n_slots_each = facts.n_slots_each
-        self.adapters: tuple[Adapter, ...] = facts.adapters
-        self._bounds = facts.bounds
+    def __init__(self, process: "WorkerProcess", facts: GeneratorFacts) -> None:
+        self._bounds, self.n_slots_each, self.adapters = facts
+        super().__init__(process, self._bounds.n_slots, self._bounds.n_ctx_seq, "generator")
         self._numbers = itertools.count(1)
         self._open: dict[int, _SentTicket] = {}
         self._views: Sequence[InstanceView] = ()
@@ -125,7 +122,6 @@ class IsolatedEngine(EngineProxy):
 
     @property
     def busy(self) -> bool:
-        """Whether any request waits or runs."""
         return bool(self._open) or (self._status is not None and self._status.busy)
 
     # ---- requests
@@ -147,7 +143,6 @@ class IsolatedEngine(EngineProxy):
         return ticket
 
     def cancel(self, ticket: Ticket) -> None:
-        """Stop a request; its slots are free by the next step. Ignored when it has ended."""
         ticket.cancelled = State.CANCELLED
         if isinstance(ticket, _SentTicket) and self._open.pop(ticket.number, None) is not None:
             self.process.notify("cancel", ticket.number)
@@ -168,7 +163,6 @@ class IsolatedEngine(EngineProxy):
             found.sink(events)
 
     def update(self, status: EngineStatus) -> None:
-        """Receive the status of the worker's engine."""
         super().update(status)
         if len(self._shown) > 4 * self.n_slots + len(self._open):
             kept = {ticket.request.id for ticket in self._open.values()} | set(status.requests)
@@ -195,7 +189,6 @@ class IsolatedEngine(EngineProxy):
     # ---- views
 
     def watch(self, *, wanted: bool) -> None:
-        """Record steps and get new views, or stop recording."""
         self.process.notify("watch", wanted)
 
     def show(self, views: Sequence[InstanceView], ended: Sequence[ChoiceView], cached: Mapping[str, TierView]) -> None:
@@ -203,15 +196,12 @@ class IsolatedEngine(EngineProxy):
         self._views, self._ended, self._cached = views, ended, cached
 
     def views(self) -> Sequence[InstanceView]:
-        """Return the last view of each instance."""
         return self._views
 
     def ended(self) -> Sequence[ChoiceView]:
-        """Return the choices that ended last."""
         return self._ended
 
     def cached_states(self) -> Mapping[str, TierView]:
-        """Return the cached prompt states without a slot, by tier."""
         return self._cached
 
     @property
@@ -232,33 +222,26 @@ class IsolatedEngine(EngineProxy):
         self.process.notify("set_adapter_scales", default_set(self.adapters))
 
     async def load_adapter(self, name: str, path: str, in_place: bool) -> None:
-        """Load a LoRA adapter in the worker, see `Engine.load_adapter`."""
         self._use_adapters(await self.in_worker("load_adapter", name, path, in_place))
 
     async def unload_adapter(self, name: str) -> None:
-        """Unload a LoRA adapter of the worker, see `Engine.unload_adapter`."""
         self._use_adapters(await self.in_worker("unload_adapter", name))
 
     def limit_caches(self, n_bytes: int) -> None:
-        """Limit the RAM for prompt states and embeddings. Thread-safe."""
         self.process.notify("limit_caches", n_bytes)
 
     async def erase_slot(self, id_slot: int, owner: str = "") -> int:
-        """Clear a slot of the worker, see `Engine.erase_slot`."""
         return int(await self.in_worker("erase_slot", id_slot, owner))
 
     async def reset_cache(self) -> int:
-        """Drop the worker's cached KV states, see `Engine.reset_cache`."""
         return int(await self.in_worker("reset_cache"))
 
     async def block_changes(self) -> BlockReport:
-        """Return the worker's changes, see `ReportingEngine.block_changes`."""
-        report: BlockReport = await self.in_worker("block_changes")
-        return report
+        return cast(BlockReport, await self.in_worker("block_changes"))
 
 
 class IsolatedEmbedder(EngineProxy):
-    """`server.pool.model.Embedder` of a worker."""
+    """`server.pool.model.Embedder` of a worker. Methods without a docstring have one in `EmbeddingEngine`."""
 
     def __init__(self, process: "WorkerProcess", facts: EmbedderFacts, n_vocab: int) -> None:
         self.info, n_slots, self._takes_media = facts
@@ -268,7 +251,6 @@ class IsolatedEmbedder(EngineProxy):
 
     @property
     def busy(self) -> bool:
-        """Whether any request waits or runs."""
         return bool(self._jobs)
 
     def submit(self, inputs: Sequence[Sequence[int] | MediaPrompt]) -> asyncio.Future[list[Vectors]]:
@@ -291,21 +273,19 @@ class IsolatedEmbedder(EngineProxy):
         return [np.frombuffer(data, np.float32).reshape(shape) for shape, data in found]
 
     async def close(self, drain_s: float = 0.0) -> None:
-        """Give running requests `drain_s` seconds, then fail them."""
         await self._drain(drain_s)
         if self._jobs:
             await asyncio.wait(self._jobs)
 
 
 class IsolatedReader:
-    """`server.pool.protocols.MediaReader` of a worker, which keeps the tokenized media."""
+    """`server.pool.protocols.MediaReader` of a worker, which keeps the tokenized media; its methods block."""
 
     def __init__(self, process: "WorkerProcess", facts: ReaderFacts) -> None:
         self._process = process
         self.kinds, self.marker, self.sample_rate, self.fingerprint = facts
 
     def tokenize(self, parts: Sequence[str | Bitmap], *, add_special: bool, parse_special: bool) -> MediaPrompt:
-        """Return a prompt of texts and media; blocking."""
         process = self._process
         tokens, spans = process.in_thread(process.call("tokenize", list(parts), add_special, parse_special))
         found = []
@@ -316,6 +296,5 @@ class IsolatedReader:
         return MediaPrompt(tokens, tuple(found))
 
     def count(self, parts: Sequence[str | Bitmap], *, add_special: bool, parse_special: bool) -> int:
-        """Return the number of tokens that `tokenize` would return; blocking."""
         process = self._process
         return int(process.in_thread(process.call("count", list(parts), add_special, parse_special)))

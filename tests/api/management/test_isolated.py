@@ -512,26 +512,6 @@ async def test_a_load_that_never_ends_ends_with_an_unload_and_with_the_server(
     assert (await asked).status_code == 503
 
 
-async def test_a_load_that_gets_no_further_is_ended_by_the_watchdog(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(parent, "STACKS_S", 0.01)
-    models = {"demo": {**ONE["demo"], "load": "on_demand"}, "good": {"path": "good.gguf"}}
-    async with start("hanging in load", models=models) as api:
-        asked = asyncio.ensure_future(api.client.post("/v1/chat/completions", json=chat("Hi", model="demo")))
-        entry = api.pool._entries["demo"]
-        await until(lambda: entry.load is not None and api.pool._loaders._processes)
-        (process,) = api.pool._loaders._processes
-        await until(lambda: process.pid)
-        process.advanced_at -= 1000.0
-        for _ in range(2):
-            api.pool.check_progress(1.0)
-        reply = await asked
-        assert reply.status_code == 503
-        assert "its load has not advanced for" in reply.json()["error"]["message"]
-        await api.expect(CHAT, chat("Hi", model="good"))
-
-
 async def killed(api: Api) -> None:
     """Kill the only process, wherever it is."""
     await until(lambda: any(process.pid for process in api.pool._loaders._processes))

@@ -9,13 +9,14 @@ from contextlib import asynccontextmanager
 import pytest
 
 from server.engine.request import Request
+from server.engine.sequence import Ticket
 from server.media.bitmap import Bitmap
 from server.pool.spec import ModelSpec
 from server.pool.worker.child import Worker
 from server.pool.worker.messages import Encoder, HandleTable
 from server.structured.constraint import Constraint
 from server.structured.grammar.compiler import GrammarCompiler
-from server.structured.reasoning_end import ReasoningBudget, ReasoningSwitch
+from server.structured.reasoning_end import ReasoningBudget, ReasoningEnd, ReasoningSwitch
 from tests.support.fakes import FakeLoader, FakeRunner, FakeVocab
 from tests.unit.pool.fakes import spec
 
@@ -38,11 +39,11 @@ class Process:
     def submit_encoded(self, number: int, constraint: Constraint, n_prompt: int = 3) -> None:
         """Send a request whose grammar is compiled first."""
         request = Request(f"r{number}", [1] * n_prompt, max_tokens=10_000, constraint=constraint)
-        body = Encoder(VOCAB, HandleTable[Bitmap]().add, lambda _: number).pickled(request)
+        body = Encoder(VOCAB, HandleTable[Bitmap]().add).pickled(request)
         self.call("submit", number, body, True)
 
     async def until_submitted(self, number: int) -> None:
-        while self.worker.requests[number].ticket is None:  # noqa: ASYNC110 - nothing announces it
+        while self.worker.requests[number] is None:  # noqa: ASYNC110 - nothing announces it
             await asyncio.sleep(0.001)
 
 
@@ -71,18 +72,24 @@ async def process(model: ModelSpec = DEMO, n_seq: int = 4) -> AsyncIterator[Proc
         await lost.wait()
 
 
-def thinking(switch: ReasoningSwitch) -> Constraint:
+def thinking() -> Constraint:
     inner = GrammarCompiler(VOCAB).gbnf('root ::= "b" [0-9]+')
-    return ReasoningBudget().ended(inner, VOCAB, "<think>", ["</think>"], begun="x", reopens=False, switch=switch)
+    return ReasoningBudget().ended(inner, VOCAB, "<think>", ["</think>"], begun="x", reopens=False)
+
+
+def switch_of(ticket: Ticket | None) -> ReasoningSwitch:
+    assert ticket is not None
+    assert isinstance(ticket.request.constraint, ReasoningEnd)
+    return ticket.request.constraint.switch
 
 
 async def test_a_request_cancelled_while_its_grammar_compiles_is_not_computed() -> None:
     async with process() as found:
         worker, goes_on = found.worker, threading.Event()
         worker._grammars.submit(goes_on.wait, 60)
-        found.submit_encoded(7, thinking(ReasoningSwitch()))
+        found.submit_encoded(7, thinking())
         found.call("cancel", 7)
-        found.submit_encoded(8, thinking(ReasoningSwitch()))
+        found.submit_encoded(8, thinking())
         goes_on.set()
         await found.until_submitted(8)
         assert (found.failures, list(worker.requests)) == ([], [8])
@@ -93,12 +100,14 @@ async def test_reasoning_may_be_ended_before_its_request_is_decoded_and_after_it
     async with process() as found:
         worker, goes_on = found.worker, threading.Event()
         worker._grammars.submit(goes_on.wait, 60)
-        found.submit_encoded(7, thinking(ReasoningSwitch()))
+        found.submit_encoded(7, thinking())
         found.call("end_reasoning", 7)
         found.call("end_reasoning", 6)
-        assert (found.failures, [each.switch.n_calls for each in worker.requests.values()]) == ([], [1])
         goes_on.set()
         await found.until_submitted(7)
+        while not switch_of(worker.requests[7]).n_calls:  # noqa: ASYNC110 - nothing announces it
+            await asyncio.sleep(0.001)
+        assert not found.failures
         found.call("cancel", 7)
         found.call("end_reasoning", 7)
         assert (found.failures, worker.requests) == ([], {})
@@ -111,7 +120,7 @@ async def test_a_refused_request_leaves_nothing(monkeypatch: pytest.MonkeyPatch,
         if not is_readable:
             assert worker.model is not None
             monkeypatch.setattr(worker.model.grammar, "recreate", lambda _: 1 / 0)
-        found.submit_encoded(7, thinking(ReasoningSwitch()), n_prompt=100_000)
+        found.submit_encoded(7, thinking(), n_prompt=100_000)
         while worker.requests:  # noqa: ASYNC110 - nothing announces it
             await asyncio.sleep(0.001)
         assert not found.failures

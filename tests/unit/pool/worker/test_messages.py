@@ -29,7 +29,6 @@ from server.errors import (
     InternalError,
     InvalidRequest,
     LlamapoolError,
-    ModelEnded,
     QueueFull,
     TooLate,
 )
@@ -114,14 +113,8 @@ def test_an_error_that_the_server_does_not_know_is_an_internal_one() -> None:
     assert "cannot import 'numpy';" in portable(ImportError("/opt/venv/numpy: no such file", name="numpy")).message
 
 
-def to_worker(request: Request) -> tuple[Request, dict[int, ReasoningSwitch], ReasoningSwitch | None]:
-    """Return a request as the worker reads it, the worker's switches, and the server's."""
-    watched: list[ReasoningSwitch] = []
-    switches: dict[int, ReasoningSwitch] = {}
-
-    def watch(switch: ReasoningSwitch) -> int:
-        watched.append(switch)
-        return 3
+def to_worker(request: Request) -> Any:
+    """Return a request as the worker reads it."""
 
     def resolve(kind: str, name: Any) -> object:
         match kind:
@@ -129,12 +122,9 @@ def to_worker(request: Request) -> tuple[Request, dict[int, ReasoningSwitch], Re
                 return VOCAB
             case "constraint":
                 return COMPILER.recreate(Recipe(*name))
-            case "tokens":
-                return COMPILER.tokens
-        return switches.setdefault(name, ReasoningSwitch())
+        return COMPILER.tokens
 
-    body = Encoder(VOCAB, HandleTable[Bitmap]().add, watch).pickled(request)
-    return Decoder([body], resolve).load(), switches, watched[0] if watched else None
+    return Decoder([Encoder(VOCAB, HandleTable[Bitmap]().add).pickled(request)], resolve).load()
 
 
 def unique() -> Constraint:
@@ -167,9 +157,7 @@ def lazy() -> Constraint:
 
 @pytest.mark.parametrize("make", [unique, begun, after_thinking, thinking_end, lazy])
 def test_a_constraint_allows_the_same_tokens_in_the_worker(make: Callable[[], Constraint]) -> None:
-    found, _, _ = to_worker(Request("r", [1], constraint=make()))
-    own, theirs = make(), found.constraint
-    assert theirs is not None
+    own, theirs = make(), to_worker(Request("r", [1], constraint=make())).constraint
     for _ in range(12):
         allowed = [token for token in range(VOCAB.n_tokens) if own.allows(token)]
         assert allowed == [token for token in range(VOCAB.n_tokens) if theirs.allows(token)]
@@ -266,15 +254,6 @@ async def test_a_cancelled_call_is_cancelled_at_the_other_end() -> None:
         await ends.cancelled.wait()
         assert await ends.worker.call("echo", 1) == 1
     assert not ends.invalid
-
-
-async def test_calls_fail_with_the_connection() -> None:
-    async with connected() as ends:
-        call = asyncio.ensure_future(ends.worker.call("hang"))
-        await ends.hanging.wait()
-        ends.worker.fail_calls(lambda: ModelEnded("killed"))
-        with pytest.raises(ModelEnded, match="killed"):
-            await call
 
 
 async def test_a_message_that_names_no_function_is_invalid() -> None:

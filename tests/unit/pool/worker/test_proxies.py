@@ -8,8 +8,6 @@ from server.engine.lora import Adapter
 from server.engine.request import Bounds, Event, Failed, Request, Text
 from server.engine.runner_api import EmbedderInfo, Pooling
 from server.errors import ContextExceeded, InvalidRequest, ModelEnded, ShuttingDown
-from server.pool.protocols import ModelInfo
-from server.pool.worker.messages import LoadedFacts
 from server.pool.worker.parent import WorkerProcess
 from server.pool.worker.proxies import IsolatedEmbedder, IsolatedEngine, IsolatedReader
 from tests.support.fakes import FakeLoader
@@ -38,7 +36,7 @@ class Sent(WorkerProcess):
 
 def made() -> tuple[Sent, IsolatedEngine]:
     process = Sent()
-    return process, IsolatedEngine(process, LoadedFacts(ModelInfo(), {}, Bounds(260, 64, 2, 64, media=True), 2))
+    return process, IsolatedEngine(process, (Bounds(260, 64, 2, 64, media=True), 2, ()))
 
 
 async def test_an_invalid_request_is_refused_before_it_is_sent() -> None:
@@ -67,15 +65,6 @@ async def test_requests_of_an_ended_process_fail() -> None:
     assert [type(event.error) for event in heard if isinstance(event, Failed)] == [ModelEnded, ModelEnded]
     with pytest.raises(ModelEnded, match="killed"):
         engine.submit(Request("c", [1]), heard.extend)
-
-
-async def test_requests_of_a_process_that_ended_before_it_was_closed_are_retried() -> None:
-    process, engine = made()
-    process.ended.set_result("killed")
-    engine.process_ended()
-    await engine.close()
-    with pytest.raises(ModelEnded, match="killed"):
-        engine.submit(Request("a", [1]), lambda _: None)
 
 
 async def test_requests_of_a_process_that_is_killed_as_it_is_closed_are_not_retried() -> None:
