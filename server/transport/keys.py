@@ -30,7 +30,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import UTC, date, datetime
 from datetime import time as time_of_day
 from fnmatch import fnmatchcase
-from functools import cached_property
+from functools import cached_property, partial
 from math import inf
 from pathlib import Path
 from typing import Annotated, Any
@@ -224,11 +224,12 @@ class _KeyFile(BaseModel):
     keys: tuple[Key, ...] = ()
 
 
-def read_keys(path: Path) -> tuple[Key, ...]:
-    """Read a key file. Raises ConfigError that names the file, the entry and the mistake."""
+def read_keys(path: Path, added: bytes = b"") -> tuple[Key, ...]:
+    """Read a key file as it is with `added` at its end. Raises ConfigError that names the file, the entry and the
+    mistake."""
     try:
         with path.open("rb") as file:
-            text = file.read(MAX_BYTES + 1)
+            text = file.read(MAX_BYTES + 1) + added
         if len(text) > MAX_BYTES:
             raise ConfigError(f"{path}: larger than {MAX_BYTES} bytes; it is not a keys file")
         found: Any = yaml.safe_load(text.decode("utf-8"))
@@ -267,17 +268,8 @@ def _mistake(found: object, error: ValidationError) -> str:
     return f"{where}: {fault['msg']}{remedy}" if where else str(fault["msg"])
 
 
-def _take_over(path: Path, status: os.stat_result) -> None:
-    """Give `path` another file's owner, group and mode. Raises ConfigError if this user may not do that."""
-    try:
-        os.chown(path, status.st_uid, status.st_gid)
-    except PermissionError:
-        raise ConfigError(f"{path.parent}: the keys file belongs to another user or group; run this as root") from None
-    path.chmod(status.st_mode & 0o777)
-
-
 def add_entry(path: Path, fields: Mapping[str, Any]) -> None:
-    """Append an entry and keep the file's comments, mode, owner and group. A new file is readable by its owner only.
+    """Append an entry to the file, which keeps its comments. A new file is readable by its owner only.
 
     Raises ConfigError if the file or the entry is wrong; then the file is unchanged.
     """
@@ -285,25 +277,14 @@ def add_entry(path: Path, fields: Mapping[str, Any]) -> None:
         Key.model_validate(fields)
     except ValidationError as error:
         raise ConfigError(_mistake(None, error)) from None
-    exists = path.exists()
-    keys = read_keys(path) if exists else ()
-    text = path.read_text(encoding="utf-8") if exists else ""
+    keys, text = (read_keys(path), path.read_text(encoding="utf-8")) if path.exists() else ((), "")
     lines = yaml.safe_dump([dict(fields)], sort_keys=False, allow_unicode=True).splitlines()
-    block = "\n".join(f"  {line}" for line in lines) + "\n"
-    if not keys:
-        block = "keys:\n" + block
-        text = "\n".join(line for line in text.splitlines() if line.strip().startswith("#"))
-    text += "" if not text or text.endswith("\n") else "\n"
-    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    status = path.stat() if exists else None
-    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        if status is not None:
-            _take_over(part, status)
-        with open(descriptor, "w", encoding="utf-8") as file:
-            file.write(text + block)
-        if read_keys(part)[: len(keys)] != keys:
+    entry = "".join(f"  {line}\n" for line in lines)
+    if keys:
+        entry = entry if text.endswith("\n") else "\n" + entry
+        if read_keys(path, entry.encode())[: len(keys)] != keys:
             raise ConfigError(f"{path}: an entry can't be added after its last one; write keys: as a plain list")
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+    else:
+        entry = "".join(f"{line}\n" for line in text.splitlines() if line.strip().startswith("#")) + "keys:\n" + entry
+    with open(path, "a" if keys else "w", encoding="utf-8", opener=partial(os.open, mode=0o600)) as file:
+        file.write(entry)
