@@ -65,7 +65,7 @@ from server.transport.internal import InternalReply, post_json, revoked_key
 from server.transport.limits import Rates
 from server.transport.middleware import Middleware
 from server.transport.options import MAX_CONNECTIONS, MIB, HttpOptions
-from server.transport.resumable import KeptStreams, SharedStreams
+from server.transport.resumable import KeptStreams
 from server.transport.server import StopSignals, on_hangup
 from server.uvicorn_config import check_certificate, configure
 from server.web.files import page_of
@@ -161,7 +161,7 @@ def create_app(
         lines=lines,
         usage=usage,
         rates=Rates(spent=usage.spent, redis=redis),
-        streams=KeptStreams() if redis is None else SharedStreams(redis),
+        streams=KeptStreams(redis),
         batches=BatchRunner(batch_state, state, lines, call, n_slots, may_run, options.keep_s),
         background={},
         reasoning=ReasoningCipher(reasoning_secrets(server.reasoning_key_file, batch_state.database.path)),

@@ -213,7 +213,8 @@ async def _start_in_background(request: Request, parsed: ResponseRequest) -> Res
         for _ in range(MAX_SETTLE_ATTEMPTS):
             try:
                 await change(**end)
-                await used.state.attach(owner, response_id, await asyncio.to_thread(zlib.compress, stream.content))
+                events = await asyncio.to_thread(zlib.compress, bytes(stream.content))
+                await used.state.attach(owner, response_id, events)
                 return
             except Unavailable as error:
                 logger.warning("the end of background response %s is stored later: %s", response_id, error.message)

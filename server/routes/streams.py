@@ -23,11 +23,12 @@ async def read_stream(request: Request, conv_id: str = "") -> Response:
     """Return a conversation's stream from byte ``from``. 503 while its model is loading, 400 if that byte is no longer
     stored.
     """
-    stream = await services(request).streams.find(stream_owner(request), _named(conv_id))
+    used = services(request)
+    stream = await used.streams.find(stream_owner(request), _named(conv_id))
     if stream is None:
         raise NotFound(_GONE)
     offset = _offset(request.query_params.get("from", ""))
-    if stream.is_loading():
+    if not (stream.begun or used.pool.serves(stream.model)):
         raise ModelLoading
     try:
         await while_connected(request, stream.begin())
@@ -35,7 +36,7 @@ async def read_stream(request: Request, conv_id: str = "") -> Response:
         raise
     except Exception:  # noqa: BLE001 (the request that started it gets the error)
         raise NotFound(_GONE) from None
-    if not stream.holds(offset):
+    if offset < stream.first:
         raise InvalidRequest("Stream offset lost, please restart", "from")
     return EventStream(request, stream.read(offset), ping_s=0)
 
@@ -72,9 +73,7 @@ async def look_up_streams(request: Request) -> Response:
 @describe(errors=(400,), status=204)
 async def stop_stream(request: Request, conv_id: str = "") -> Response:
     """Stop a conversation's stream and its generation. Returns 204, also if there is none."""
-    stream = await services(request).streams.stop(stream_owner(request), _named(conv_id))
-    if stream is not None:
-        await stream.stopped()
+    await services(request).streams.stop(stream_owner(request), _named(conv_id))
     return Response(status_code=204)
 
 

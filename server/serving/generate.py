@@ -132,10 +132,8 @@ class Exchange:
 
     async def _kept(self, conversation: str) -> Response:
         """Return a stream that continues when its client disconnects (`transport.resumable`)."""
-        used, owner = self._session.services, stream_owner(self._request)
-        streams, pool = used.streams, used.pool
-        stream = streams.open(owner, conversation)
-        stream.is_loading = lambda: not stream.begun and not pool.serves(self._parsed.model)
+        streams, owner = self._session.services.streams, stream_owner(self._request)
+        stream = streams.open(owner, conversation, self._parsed.model)
         leave = admission_of(self._request.scope).detach()
 
         def ended() -> None:

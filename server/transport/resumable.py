@@ -5,7 +5,7 @@ A reply to such a request is written into a `KeptStream`; the client reads it fr
 Offsets count sent bytes, pings included. A conversation has one stream: a new one stops the previous one. A stream
 belongs to the owner of its API key; no other owner finds it. Used on the event loop.
 
-With Redis every replica can read and stop a stream (`SharedStreams`). The replica that generates it copies it into a
+With Redis every replica can read and stop a stream. The replica that generates it copies it into a
 Redis stream. The id of an entry is the offset of its last byte, so a reader continues at any byte. Each conversation
 names the Redis stream that it has now. To stop a generation, a replica deletes the Redis stream; the copying replica
 notices that with its next write.
@@ -17,7 +17,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from sse_starlette.sse import SendTimeoutError
 
@@ -45,16 +45,15 @@ STOPPED = "request cancelled by a stop before its reply began"
 
 
 class KeptStream:
-    """The bytes of one reply: all, or, when they are too many, the newest."""
+    """The bytes of one reply: all, or, when they are too many, the newest. ``model``: as the request names it."""
 
-    def __init__(self, conversation: str, max_bytes: int = MAX_STREAM_BYTES) -> None:
-        self.conversation = conversation
+    def __init__(self, conversation: str, max_bytes: int = MAX_STREAM_BYTES, model: str | None = None) -> None:
+        self.conversation, self.model = conversation, model
         self.started_at = int(time.time())  # unix seconds, as the next
         self.completed_at = 0  # 0 while it runs
-        self.is_loading: Callable[[], bool] = lambda: False  # whether nothing is written as its model loads
+        self.content = bytearray()
+        self.first = 0  # offset of its first byte
         self._loop = asyncio.get_running_loop()
-        self._buffer = bytearray()
-        self._first = 0  # offset of the first byte that is kept
         self._max_bytes = max_bytes
         self._failure: Exception | None = None  # why nothing was written
         self._changed = asyncio.Event()  # a new one after each change
@@ -62,17 +61,9 @@ class KeptStream:
         self._pinging: asyncio.TimerHandle | None = None
 
     @property
-    def content(self) -> bytes:
-        return bytes(self._buffer)
-
-    @property
-    def n_bytes(self) -> int:
-        return len(self._buffer)
-
-    @property
     def total_bytes(self) -> int:
         """The number of bytes so far, which is the offset of the next one."""
-        return self._first + len(self._buffer)
+        return self.first + len(self.content)
 
     @property
     def done(self) -> bool:
@@ -81,10 +72,6 @@ class KeptStream:
     @property
     def begun(self) -> bool:
         return self.done or self.total_bytes > 0
-
-    def holds(self, offset: int) -> bool:
-        """Return whether the data after `offset` is still stored."""
-        return offset >= self._first
 
     def produce(
         self,
@@ -128,11 +115,11 @@ class KeptStream:
         """Append data; the oldest is dropped above the limit."""
         if self.done:
             return
-        self._buffer += chunk
-        excess = len(self._buffer) - self._max_bytes
+        self.content += chunk
+        excess = len(self.content) - self._max_bytes
         if excess > 0:
-            del self._buffer[:excess]
-            self._first += excess
+            del self.content[:excess]
+            self.first += excess
         self._notify()
 
     def finish(self, failure: Exception | None = None) -> None:
@@ -141,7 +128,6 @@ class KeptStream:
             self._pinging.cancel()  # its interval is the client's, and it holds the stream and its request
         if not self.done:
             self._failure = failure
-            self.is_loading = lambda: False  # the other one holds the stream and its request
             self.completed_at = int(time.time())
             self._notify()
 
@@ -159,10 +145,10 @@ class KeptStream:
     async def read(self, offset: int) -> AsyncGenerator[bytes, None]:
         """Yield the bytes from `offset`. Raises `SendTimeoutError` for a reader so slow that they were dropped."""
         while True:
-            if not self.holds(offset):
+            if offset < self.first:
                 raise SendTimeoutError
             changed = self._changed
-            chunk = bytes(self._buffer[offset - self._first :])
+            chunk = bytes(self.content[offset - self.first :])
             if chunk:
                 offset += len(chunk)
                 yield chunk
@@ -184,39 +170,62 @@ class KeptStream:
 
 
 class KeptStreams:
-    """The streams of all clients, by owner and conversation."""
+    """The streams of all clients, by owner and conversation; with `redis` those of all replicas. Those of this one are
+    served from memory, also while Redis cannot be used.
+    """
 
-    def __init__(self, max_streams: int = MAX_STREAMS, max_bytes: int = MAX_BYTES, kept_s: float = KEPT_S) -> None:
-        self._max_streams, self._max_bytes, self._kept_s = max_streams, max_bytes, kept_s
+    def __init__(
+        self,
+        redis: Redis | None = None,
+        *,
+        max_streams: int = MAX_STREAMS,
+        max_bytes: int = MAX_BYTES,
+        kept_s: float = KEPT_S,
+    ) -> None:
+        self._redis, self._max_streams, self._max_bytes, self._kept_s = redis, max_streams, max_bytes, kept_s
         self._streams: dict[tuple[str, str], KeptStream] = {}
         self._ended: dict[tuple[str, str], float] = {}  # when those that have ended expire, the oldest first
         self._timer: asyncio.TimerHandle | None = None
+        self._copying: set[asyncio.Task[None]] = set()
 
-    def open(self, owner: str, conversation: str) -> KeptStream:
-        """Open a stream, and stop the conversation's previous one. Raises `InvalidRequest`."""
+    def open(self, owner: str, conversation: str, model: str | None = None) -> KeptStream:
+        """Open a stream, and stop the conversation's previous one, of any replica. Raises `InvalidRequest`."""
         if len(conversation) > MAX_ID_CHARS:
             raise InvalidRequest(f"X-Conversation-Id: at most {MAX_ID_CHARS} characters")
         self._stop(owner, conversation)
-        stream = self._streams[owner, conversation] = KeptStream(conversation)
+        stream = self._streams[owner, conversation] = KeptStream(conversation, model=model)
+        if self._redis is not None:
+            task = asyncio.create_task(self._copy(self._redis, owner, stream), name="copy of a resumable stream")
+            self._copying.add(task)
+            task.add_done_callback(self._copying.discard)
         return stream
-
-    def local(self, owner: str, conversations: Iterable[str]) -> list[KeptStream]:
-        """Return this replica's streams of these conversations and of their variants ``{id}::{model}``."""
-        found = [(name, stream) for (of, name), stream in self._streams.items() if of == owner]
-        return [s for wish in conversations for name, s in found if name == wish or name.startswith(wish + "::")]
 
     async def find(self, owner: str, conversation: str) -> "KeptStream | RemoteStream | None":
         """Return the conversation's stream, also that of another replica."""
         local = self._streams.get((owner, conversation))
         return local or next((s for s in await self.of(owner, [conversation]) if s.conversation == conversation), None)
 
-    async def of(self, owner: str, conversations: Sequence[str]) -> "Sequence[KeptStream | RemoteStream]":
-        """Return the streams of these conversations and of their variants, also those of other replicas."""
-        return self.local(owner, conversations)
+    async def of(self, owner: str, conversations: Sequence[str]) -> "list[KeptStream | RemoteStream]":
+        """Return the streams of these conversations and of their variants ``{id}::{model}``, also those of other
+        replicas."""
+        own = {name: stream for (of, name), stream in self._streams.items() if of == owner}
+        found: list[KeptStream | RemoteStream] = [own[name] for name in _wanted(own, conversations)]
+        if self._redis is not None:
+            with suppress(Unavailable):
+                names = await self._redis.do("hgetall", _names(owner))
+                others = {name.decode(): named.decode() for name, named in names.items() if name.decode() not in own}
+                remote = [await _remote(self._redis, owner, n, others[n]) for n in _wanted(others, conversations)]
+                found += [each for each in remote if each is not None]
+        return found
 
-    async def stop(self, owner: str, conversation: str) -> KeptStream | None:
-        """Stop and remove a stream, also that of another replica. Return it if it is this one's."""
-        return self._stop(owner, conversation)
+    async def stop(self, owner: str, conversation: str) -> None:
+        """Stop and remove a stream, also that of another replica. Return when none of this one produces it any more."""
+        stream = self._stop(owner, conversation)
+        if stream is not None:
+            await stream.stopped()
+        if self._redis is not None:
+            with suppress(Unavailable):  # logged; a stream of another replica continues
+                await _replace(self._redis, owner, conversation, None)
 
     def _stop(self, owner: str, conversation: str) -> KeptStream | None:
         self._ended.pop((owner, conversation), None)
@@ -238,15 +247,50 @@ class KeptStreams:
 
     def _drop_old(self) -> None:
         """Delete ended streams that have expired, and the oldest that are too many."""
-        loop, n_bytes = asyncio.get_running_loop(), sum(self._streams[key].n_bytes for key in self._ended)
+        loop, n_bytes = asyncio.get_running_loop(), sum(len(self._streams[key].content) for key in self._ended)
         for key, expires_at in list(self._ended.items()):
             if expires_at > loop.time() and len(self._ended) <= self._max_streams and n_bytes <= self._max_bytes:
                 break
-            n_bytes -= self._streams[key].n_bytes
-            del self._ended[key], self._streams[key]
+            n_bytes -= len(self._streams.pop(key).content)
+            del self._ended[key]
         if self._timer is not None:
             self._timer.cancel()
         self._timer = loop.call_at(next(iter(self._ended.values())), self._drop_old) if self._ended else None
+
+    async def _copy(self, redis: Redis, owner: str, stream: KeptStream) -> None:
+        """Copy a stream into Redis until its end, or stop it when its copy was deleted."""
+        key, total = f"{PREFIX}stream:{secrets.token_hex(8)}", 0
+
+        async def add(entry: dict[bytes, bytes | int], entry_id: str, ttl_s: float = _RUNNING_TTL_S) -> bool:
+            """Return whether the copy still exists. The first entry creates it."""
+
+            async def write(client: Any) -> bool:
+                pipe = client.pipeline(transaction=False)
+                least = max(total - MAX_STREAM_BYTES, 0)
+                pipe.xadd(key, entry, id=entry_id, nomkstream=entry_id != _FIRST, minid=least)
+                pipe.expire(key, int(ttl_s))
+                return (await pipe.execute())[0] is not None
+
+            return await redis.call(write)
+
+        try:
+            await add({_DATA: b""}, _FIRST)  # before its name: a replica forgets names without a stream
+            named = f"{key} {stream.started_at}"
+            await _replace(redis, owner, stream.conversation, named)
+            with suppress(Exception):  # its client gets the error
+                await stream.begin()
+            if not stream.total_bytes:
+                await _forget_copy(redis, owner, stream.conversation, named)
+                return
+            async for chunk in stream.read(0):
+                total += len(chunk)
+                if not await add({_DATA: chunk}, f"{total}-0"):
+                    if self._streams.get((owner, stream.conversation)) is stream:
+                        self._stop(owner, stream.conversation)
+                    return
+            await add({_DONE: int(time.time())}, f"{total}-1", KEPT_S)
+        except (Unavailable, SendTimeoutError):
+            return  # the stream continues here only
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,14 +304,8 @@ class RemoteStream:
     completed_at: int
     first: int
     total_bytes: int
-
-    def is_loading(self) -> bool:
-        """Return False: a reader waits for the data."""
-        return False
-
-    def holds(self, offset: int) -> bool:
-        """Return whether the data after `offset` is still stored."""
-        return offset >= self.first
+    begun: ClassVar = True  # a reader waits for the data
+    model: ClassVar = None
 
     async def begin(self) -> None:
         """Return at once: `read` waits for the data."""
@@ -290,114 +328,44 @@ class RemoteStream:
                 offset = end
 
 
-class SharedStreams(KeptStreams):
-    """The streams of all replicas. Those of this one are served from memory, also while Redis cannot be used."""
+async def _replace(redis: Redis, owner: str, conversation: str, named: str | None) -> None:
+    """Delete the Redis stream of a conversation and name another one."""
 
-    def __init__(self, redis: Redis) -> None:
-        super().__init__()
-        self._redis = redis
-        self._copying: set[asyncio.Task[None]] = set()
+    async def work(client: Any) -> None:
+        before = await client.hget(_names(owner), conversation)
+        if before is not None:
+            await client.delete(before.decode().partition(" ")[0])
+        if named is None:
+            await client.hdel(_names(owner), conversation)
+        else:
+            await client.hset(_names(owner), conversation, named)
+            await client.expire(_names(owner), 24 * 3600)
 
-    def open(self, owner: str, conversation: str) -> KeptStream:
-        """Open a stream and copy it into Redis; the conversation's previous one, of any replica, is stopped."""
-        stream = super().open(owner, conversation)
-        task = asyncio.create_task(self._copy(owner, stream), name="copy of a resumable stream")
-        self._copying.add(task)
-        task.add_done_callback(self._copying.discard)
-        return stream
+    await redis.call(work)
 
-    async def of(self, owner: str, conversations: Sequence[str]) -> list[KeptStream | RemoteStream]:
-        local = self.local(owner, conversations)
-        try:
-            names = await self._redis.do("hgetall", _names(owner))
-            others = {name.decode(): named.decode() for name, named in names.items()}
-            for stream in local:
-                others.pop(stream.conversation, None)
-            found = [
-                await self._remote(owner, name, others[name])
-                for wish in conversations
-                for name in others
-                if name == wish or name.startswith(wish + "::")
-            ]
-        except Unavailable:
-            return [*local]
-        return [*local, *(each for each in found if each is not None)]
 
-    async def stop(self, owner: str, conversation: str) -> KeptStream | None:
-        stopped = self._stop(owner, conversation)
-        with suppress(Unavailable):  # logged; a stream of another replica continues
-            await self._replace(owner, conversation, None)
-        return stopped
+async def _forget_copy(redis: Redis, owner: str, conversation: str, named: str) -> None:
+    """Delete a Redis stream and its name, unless the conversation names another one by now."""
+    await redis.do("eval", _FORGET, 2, _names(owner), named.partition(" ")[0], conversation, named)
 
-    async def _replace(self, owner: str, conversation: str, named: str | None) -> None:
-        """Delete the Redis stream of a conversation and name another one."""
 
-        async def work(client: Any) -> None:
-            before = await client.hget(_names(owner), conversation)
-            if before is not None:
-                await client.delete(before.decode().partition(" ")[0])
-            if named is None:
-                await client.hdel(_names(owner), conversation)
-            else:
-                await client.hset(_names(owner), conversation, named)
-                await client.expire(_names(owner), 24 * 3600)
-
-        await self._redis.call(work)
-
-    async def _forget_copy(self, owner: str, conversation: str, named: str) -> None:
-        """Delete a Redis stream and its name, unless the conversation names another one by now."""
-        key = named.partition(" ")[0]
-        await self._redis.do("eval", _FORGET, 2, _names(owner), key, conversation, named)
-
-    async def _copy(self, owner: str, stream: KeptStream) -> None:
-        """Copy a stream into Redis until its end, or stop it when its copy was deleted."""
-        key, total = f"{PREFIX}stream:{secrets.token_hex(8)}", 0
-
-        async def add(entry: dict[bytes, bytes | int], entry_id: str, ttl_s: float = _RUNNING_TTL_S) -> bool:
-            """Return whether the copy still exists. The first entry creates it."""
-
-            async def write(client: Any) -> bool:
-                pipe = client.pipeline(transaction=False)
-                least = max(total - MAX_STREAM_BYTES, 0)
-                pipe.xadd(key, entry, id=entry_id, nomkstream=entry_id != _FIRST, minid=least)
-                pipe.expire(key, int(ttl_s))
-                return (await pipe.execute())[0] is not None
-
-            return await self._redis.call(write)
-
-        try:
-            await add({_DATA: b""}, _FIRST)  # before its name: a replica forgets names without a stream
-            named = f"{key} {stream.started_at}"
-            await self._replace(owner, stream.conversation, named)
-            with suppress(Exception):  # its client gets the error
-                await stream.begin()
-            if not stream.total_bytes:
-                await self._forget_copy(owner, stream.conversation, named)
-                return
-            async for chunk in stream.read(0):
-                total += len(chunk)
-                if not await add({_DATA: chunk}, f"{total}-0"):
-                    if self._streams.get((owner, stream.conversation)) is stream:
-                        self._stop(owner, stream.conversation)
-                    return
-            await add({_DONE: int(time.time())}, f"{total}-1", KEPT_S)
-        except (Unavailable, SendTimeoutError):
-            return  # the stream continues here only
-
-    async def _remote(self, owner: str, conversation: str, named: str) -> RemoteStream | None:
-        """Return the stream that a conversation names; None if it has expired."""
-        key, _, started = named.partition(" ")
-        found = await self._redis.do("xrevrange", key, count=1)
-        oldest = await self._redis.do("xrange", key, min="0-2", count=1)
-        if not found:
-            await self._forget_copy(owner, conversation, named)
-            return None
-        last, entry = found[0]
-        total = int(last.partition(b"-")[0])
-        first = int(oldest[0][0].partition(b"-")[0]) - len(oldest[0][1].get(_DATA, b"")) if oldest else 0
-        done = int(entry.get(_DONE, 0))
-        return RemoteStream(self._redis, key, conversation, int(started), done, first, total)
+async def _remote(redis: Redis, owner: str, conversation: str, named: str) -> RemoteStream | None:
+    """Return the stream that a conversation names; None if it has expired."""
+    key, _, started = named.partition(" ")
+    found = await redis.do("xrevrange", key, count=1)
+    oldest = await redis.do("xrange", key, min="0-2", count=1)
+    if not found:
+        await _forget_copy(redis, owner, conversation, named)
+        return None
+    last, entry = found[0]
+    total = int(last.partition(b"-")[0])
+    first = int(oldest[0][0].partition(b"-")[0]) - len(oldest[0][1].get(_DATA, b"")) if oldest else 0
+    return RemoteStream(redis, key, conversation, int(started), int(entry.get(_DONE, 0)), first, total)
 
 
 def _names(owner: str) -> str:
     return f"{PREFIX}streams:{owner}"
+
+
+def _wanted(names: Iterable[str], conversations: Sequence[str]) -> list[str]:
+    return [name for wish in conversations for name in names if name == wish or name.startswith(wish + "::")]

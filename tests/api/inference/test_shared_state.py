@@ -15,7 +15,7 @@ from openai.types.responses import Response
 
 from server.routes import responses
 from server.state.redis import Redis
-from server.transport.resumable import SharedStreams
+from server.transport.resumable import KeptStreams
 from tests.api.conftest import Api, Serve, until
 from tests.api.inference.test_streams import AT, CHAT, ID, NAMED, let_all_through, lookup
 from tests.api.scripted import opened as serving
@@ -159,14 +159,14 @@ class RenamingRedis(Redis):
         return found
 
 
-async def shared_bytes(streams: SharedStreams) -> int:
+async def shared_bytes(streams: KeptStreams) -> int:
     found = await streams.find("me", ID)
     return -1 if found is None else found.total_bytes
 
 
 async def test_a_stream_that_fails_leaves_the_newer_one_of_another_replica(redis: RedisServer) -> None:
     clients = [Redis(redis.url) for _ in range(3)]
-    a, b, reader = map(SharedStreams, clients)
+    a, b, reader = map(KeptStreams, clients)
 
     async def fail() -> AsyncGenerator[bytes, None]:
         raise ValueError
@@ -194,7 +194,7 @@ async def test_a_stream_that_fails_leaves_the_newer_one_of_another_replica(redis
 async def test_a_lookup_of_an_expired_stream_leaves_the_name_of_a_newer_one(redis: RedisServer) -> None:
     client = RenamingRedis(redis.url)
     await client.client.hset("llamapool:streams:me", ID, "llamapool:stream:expired 1")
-    assert await SharedStreams(client).find("me", ID) is None
+    assert await KeptStreams(client).find("me", ID) is None
     assert await client.client.hget("llamapool:streams:me", ID) == b"llamapool:stream:new 2"
     await client.close()
 

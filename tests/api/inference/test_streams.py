@@ -204,8 +204,7 @@ async def test_of_a_long_stream_the_newest_is_kept() -> None:
     stream = KeptStream("c", max_bytes=10)
     for chunk in (b"0123", b"4567", b"89ab"):
         stream.append(chunk)
-    assert (stream.total_bytes, stream.n_bytes) == (12, 10)
-    assert (stream.holds(1), stream.holds(2)) == (False, True)
+    assert (stream.total_bytes, len(stream.content), stream.first) == (12, 10, 2)
     stream.stop()
     assert b"".join([part async for part in stream.read(2)]) == b"23456789ab"
 
@@ -246,15 +245,15 @@ async def test_the_oldest_streams_are_forgotten_first() -> None:
     streams = KeptStreams(max_streams=2, max_bytes=10)
     for name in "abc":
         await kept(streams, name, b"123")
-    assert [s.conversation for s in streams.local("me", "abc")] == ["b", "c"]
+    assert [s.conversation for s in await streams.of("me", "abc")] == ["b", "c"]
     await kept(streams, "d", b"12345678")
-    assert [s.conversation for s in streams.local("me", "abcd")] == ["d"]
+    assert [s.conversation for s in await streams.of("me", "abcd")] == ["d"]
 
 
 async def test_a_stream_is_forgotten_after_its_time() -> None:
     streams = KeptStreams(kept_s=0.001)
     await kept(streams, "a", b"123")
-    await until(lambda: not streams.local("me", "a"))
+    await until(lambda: not streams._streams)
 
 
 PINGS = {"messages": "ping", "responses": "keepalive"}
