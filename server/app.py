@@ -141,7 +141,7 @@ def create_app(
     options = http_options(server)
     services = Services(
         pool=pool,
-        live=Live(pool.states, History(pool.states, ledger=metrics.ledger)),
+        live=Live(pool.states, History(pool.states, metrics.ledger)),
         options=options,
         tools=PageTools(server.enabled_tools, mcp),
         mcp=mcp,

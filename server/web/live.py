@@ -10,7 +10,7 @@ milliseconds.
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import reduce
@@ -47,23 +47,16 @@ class History:
     `ledger`: that of the metrics, which releases a model as soon as it is unloaded.
     """
 
-    def __init__(
-        self,
-        states: Callable[[], Sequence[ModelState]],
-        clock: Callable[[], float] = time.time,
-        ledger: Ledger | None = None,
-    ) -> None:
-        self._states = states
-        self._clock = clock
-        self._ledger = ledger or Ledger()
+    def __init__(self, states: Callable[[], Sequence[ModelState]], ledger: Ledger) -> None:
+        self._states, self._ledger = states, ledger
         self._before = EngineStats()
-        self._sampled_at = clock()
+        self._sampled_at = time.time()
         self.samples: deque[Json] = deque(maxlen=int(KEPT_S / SAMPLE_S))
-        self.n_samples = 0
+        self.latest = b""  # the event of the last sample
 
     def sample(self) -> None:
         """Add the activity since the last sample. Call it every `SAMPLE_S` seconds."""
-        now, states = self._clock(), self._states()
+        now, states = time.time(), self._states()
         self._ledger.note({state.spec.id: state.loaded for state in states})
         stats, before = reduce(combined, self._ledger.totals().values(), EngineStats()), self._before
         loaded = [state.facts for state in states if state.loaded is not None and state.facts is not None]
@@ -71,7 +64,6 @@ class History:
         n_cached = stats.prompt_tokens_cached - before.prompt_tokens_cached
         elapsed = max(now - self._sampled_at, 1e-3)
         self._before, self._sampled_at = stats, now
-        self.n_samples += 1
         self.samples.append(
             {
                 "at": round(now, 1),
@@ -87,6 +79,7 @@ class History:
                 "disk_cache": stats.cache_disk_bytes,
             }
         )
+        self.latest = _event("sample", self.samples[-1])
 
 
 def quantiles(counts: Sequence[int]) -> tuple[float, float] | None:
@@ -109,24 +102,6 @@ def _since(now: Histogram, before: Histogram) -> list[int]:
 
 
 @dataclass(slots=True)
-class _Changing:
-    """An event that is sent when its value has changed. ``more`` returns an increment for a reader that has the
-    previous value.
-    """
-
-    event: bytes = b""
-    more: bytes = b""
-    n: int = 0
-
-    def change(self, event: bytes, more: bytes = b"") -> None:
-        self.event, self.more, self.n = event, more or event, self.n + 1
-
-    def since(self, n: int) -> bytes:
-        """Return the event for a reader that has value number `n`."""
-        return b"" if n == self.n else self.more if n == self.n - 1 and n else self.event
-
-
-@dataclass(slots=True)
 class Live:
     """Used on the event loop."""
 
@@ -136,9 +111,9 @@ class Live:
     _made_at: float = 0.0
     _stands_s: float = 0.0
     _state: bytes = b""
-    _requests: _Changing = field(default_factory=_Changing)
-    _ended: dict[tuple[str, float, str, int], Json] = field(default_factory=dict)  # those in `_requests`
-    _tiers: _Changing = field(default_factory=_Changing)
+    _requests: bytes = b""
+    _ended: Collection[object] = ()  # those in `_requests`
+    _tiers: bytes = b""
     _kept: dict[Load, Mapping[str, TierView]] = field(default_factory=dict)  # in `_tiers`
     _known: dict[tuple[str, float, int], int] = field(default_factory=dict)  # steps by model, load and instance
 
@@ -156,22 +131,24 @@ class Live:
             self._watch()
             self._known.clear()
 
-    def _watch(self) -> None:
-        for state in self.states():
-            if state.loaded is not None and state.loaded.generator is not None:
-                state.loaded.generator.watch(wanted=self._n_watchers > 0)
+    def _watch(self) -> dict[Load, Generator]:
+        """Have the loaded engines publish while there are readers, and return them."""
+        loaded = [state.loaded for state in self.states() if state.loaded is not None]
+        engines = {(each.spec.id, each.loaded_at): each.generator for each in loaded if each.generator is not None}
+        for engine in engines.values():
+            engine.watch(wanted=self._n_watchers > 0)
+        return engines
 
     async def events(self, stopping: asyncio.Event) -> AsyncGenerator[bytes, None]:
         """Yield events until the reader disconnects or the server stops. Call `begin` before it and `end` after it."""
         yield _event("history", list(self.history.samples))
-        n_samples, n_requests, n_tiers = self.history.n_samples, 0, 0
+        sent = (b"", self.history.latest, b"", b"")
         while not stopping.is_set():
             self._make()
-            yield self._state + self._requests.since(n_requests) + self._tiers.since(n_tiers)
-            n_requests, n_tiers = self._requests.n, self._tiers.n
-            if n_samples != self.history.n_samples:
-                n_samples = self.history.n_samples
-                yield _event("sample", self.history.samples[-1])
+            current = (self._state, self.history.latest, self._requests, self._tiers)
+            if changed := b"".join([new for new, old in zip(current, sent, strict=True) if new is not old]):
+                yield changed
+            sent = current
             with suppress(TimeoutError):
                 async with asyncio.timeout(max(self._made_at + self._stands_s - time.monotonic(), 0.001)):
                     await stopping.wait()
@@ -181,20 +158,15 @@ class Live:
         if self._state and now - self._made_at < self._stands_s * 0.9:
             return
         self._made_at = now
-        self._watch()  # models that were loaded meanwhile, too
+        engines = self._watch()  # models that were loaded meanwhile, too
         states = self.states()
         self._stands_s = EVERY_S + FOR_EACH_S * sum(state.n_leases for state in states)
         self._state = _event("state", {"at": _ms(time.time()), "models": [self._model(state) for state in states]})
-        engines = {
-            (state.spec.id, state.loaded.loaded_at): state.loaded.generator
-            for state in states
-            if state.loaded is not None and state.loaded.generator is not None
-        }
         self._collect(engines)
         kept = {load: engine.cached_states() for load, engine in engines.items()}
         if kept != self._kept:
             self._kept = kept
-            self._tiers.change(_event("tiers", {load[0]: _tiers(tiers, engines[load]) for load, tiers in kept.items()}))
+            self._tiers = _event("tiers", {load[0]: _tiers(tiers, engines[load]) for load, tiers in kept.items()})
 
     def _model(self, state: ModelState) -> Json:
         shown: Json = {
@@ -258,21 +230,17 @@ class Live:
         ]
 
     def _collect(self, engines: Mapping[Load, Generator]) -> None:
-        ended: list[tuple[tuple[str, float, str, int], Load, ChoiceView]] = []
-        for load, engine in engines.items():
-            ended += [((*load, one.request, one.index), load, one) for one in engine.ended()]
-        fresh = [one for one in ended if one[0] not in self._ended]
-        if not fresh and self._requests.n:
+        ended = {(*load, one.request, one.index): one for load, engine in engines.items() for one in engine.ended()}
+        if ended.keys() == set(self._ended) and self._requests:
             return
+        self._ended = ended.keys()
         clocks = {load: _clock(engine.now) for load, engine in engines.items()}
-        known = {
-            key: choice_object(one, clocks[load])
-            | {"model": load[0], "slot": one.slot, "ended": clocks[load](one.ended_at)}
-            for key, load, one in fresh
-        }
-        self._ended = {key: self._ended[key] for key, _, _ in ended if key in self._ended} | known
-        newest = sorted(self._ended.values(), key=itemgetter("ended"))[-MAX_ENDED:]
-        self._requests.change(_event("requests", newest), _event("ended", list(known.values())))
+        shown = [
+            choice_object(one, at) | {"model": model, "slot": one.slot, "ended": at(one.ended_at)}
+            for (model, loaded_at, *_), one in ended.items()
+            for at in (clocks[model, loaded_at],)
+        ]
+        self._requests = _event("requests", sorted(shown, key=itemgetter("ended"))[-MAX_ENDED:])
 
 
 def _clock(now: float) -> Milliseconds:

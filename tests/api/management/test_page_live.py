@@ -35,8 +35,8 @@ class Looking(Exchange):
             self._left = (await self.chunk()).decode().strip().split("\n\n")
         event, data = (line.partition(": ")[2] for line in self._left.pop(0).split("\n"))
         found = orjson.loads(data)
-        if event in ("requests", "ended"):
-            self._ended = found if event == "requests" else self._ended + found
+        if event == "requests":
+            self._ended = found
         return event, found
 
     async def until(self, name: str, fits: Any = lambda _: True) -> Any:
@@ -213,3 +213,4 @@ async def test_the_last_hour_is_sampled(serve: Serve) -> None:
             assert len(await looks.until("history")) == 2
             history.sample()
             assert (await looks.until("sample"))["memory"] == 4000
+            assert [(await looks._next())[0] for _ in range(2)] == ["state", "state"]  # nothing is sent again

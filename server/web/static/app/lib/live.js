@@ -36,7 +36,6 @@ export const steps = signal(/** @type {Map<string, Step[]>} */ (new Map()));
 export const trouble = signal("");
 
 const KEPT_STEPS = 400;
-const KEPT_REQUESTS = 100;
 let users = 0;
 let open = /** @type {AbortController | null} */ (null);
 
@@ -103,7 +102,6 @@ function take(event, data) {
   else if (event === "history") hour.value = data;
   else if (event === "sample") hour.value = [...hour.value, data].slice(-360);
   else if (event === "requests") requests.value = data;
-  else if (event === "ended") requests.value = [...requests.value, ...data].slice(-KEPT_REQUESTS);
   else if (event === "tiers") tiers.value = data;
   else if (event === "state") {
     state.value = data;
