@@ -189,11 +189,11 @@ def create_app(
             tracing.ended(record)
 
     served: ASGIApp = Middleware(
-        services.bodies.around(Dispatch(app.router)),
+        services.bodies.around(Dispatch(app.router, page)),
         services.options,
         services.draining,
         ended,
-        page=page,
+        is_page=page.has,
         keys=keys,
         rates=services.rates,
     )

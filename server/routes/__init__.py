@@ -5,12 +5,10 @@ path; docs/endpoints.md is generated from it and from the handlers.
 """
 
 import inspect
-from collections.abc import Awaitable, Callable, Mapping
 from functools import cache
 
 from fastapi import FastAPI, Request
 from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
-from fastapi.responses import Response
 from fastapi.routing import APIRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -36,7 +34,7 @@ from server.routes import (
     vertex,
     web,
 )
-from server.transport.endpoints import TARGET, Target
+from server.transport.endpoints import PAGE_FILE, TARGET, Target
 from server.transport.sse import compressed, is_sent_as_it_is
 
 _MODULES = (  # those that generate first
@@ -71,52 +69,38 @@ def include_routes(app: FastAPI) -> None:
     app.openapi = cache(lambda: openapi.document(app, ROUTERS))  # type: ignore[method-assign]
 
 
-Handler = Callable[[Request], Awaitable[Response]]
+def _app_of(route: APIRoute) -> ASGIApp:
+    """Return what answers a route's requests. A handler that needs only the request is called without FastAPI's exit
+    stacks and dependencies.
+    """
+    handler = route.endpoint
+    kinds = [each.annotation for each in inspect.signature(handler).parameters.values()]
+    app = compressed(AsyncExitStackMiddleware(route.app))
 
-
-def handlers() -> Mapping[tuple[str, str], tuple[APIRoute, ASGIApp]]:
-    """Return by method and path: the route, and what answers its requests."""
-    found: dict[tuple[str, str], tuple[APIRoute, ASGIApp]] = {}
-    for route in (each for router in ROUTERS for each in router.routes):
-        if isinstance(route, APIRoute):
-            kinds = [each.annotation for each in inspect.signature(route.endpoint).parameters.values()]
-            is_plain = kinds == [Request] and inspect.iscoroutinefunction(route.endpoint)
-            row = route, _plain(route.endpoint) if is_plain else _with_parameters(route)
-            found |= {(method, route.path): row for method in route.methods or ()}
-    return found
-
-
-def _plain(handler: Handler) -> ASGIApp:
-    """Call a handler that needs only the request, without FastAPI's exit stacks and dependencies."""
-
-    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+    async def plain(scope: Scope, receive: Receive, send: Send) -> None:
         reply = await handler(Request(scope, receive, send))
         await (reply if is_sent_as_it_is(reply) else compressed(reply))(scope, receive, send)
 
-    return answer
-
-
-def _with_parameters(route: APIRoute) -> ASGIApp:
-    """Call a handler as FastAPI does."""
-    app = compressed(AsyncExitStackMiddleware(route.app))
-
-    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+    async def with_parameters(scope: Scope, receive: Receive, send: Send) -> None:
         await app({**scope, **route.matches(scope)[1]}, receive, send)
 
-    return answer
+    return plain if kinds == [Request] and inspect.iscoroutinefunction(handler) else with_parameters
 
 
 class Dispatch:
     """Calls the handler of the endpoint that the middleware has found, so that no other endpoint answers than the one
     that was checked. FastAPI would try its routers and routes one after the other.
 
-    `router` serves the lifespan, WebSockets, and the routes that a program adds to the application.
+    `router` serves the lifespan, WebSockets, and the routes that a program adds to the application, `page` the files of
+    the web UI.
     """
 
-    def __init__(self, router: ASGIApp) -> None:
+    def __init__(self, router: ASGIApp, page: ASGIApp) -> None:
         self._router = router
         self._added = compressed(AsyncExitStackMiddleware(router))
-        self._apps = {key: app for key, (_, app) in handlers().items()}
+        routes = [route for each in ROUTERS for route in each.routes if isinstance(route, APIRoute)]
+        self._apps = {(method, route.path): _app_of(route) for route in routes for method in route.methods or ()}
+        self._apps[PAGE_FILE.method, PAGE_FILE.path] = page
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer the request. Raises what the handler raises."""

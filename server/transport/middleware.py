@@ -9,7 +9,6 @@ import random
 import re
 import time
 from collections.abc import Callable, Mapping
-from typing import Protocol
 from urllib.parse import quote
 
 from sse_starlette.sse import SendTimeoutError
@@ -34,18 +33,6 @@ logger = logging.getLogger(__name__)
 access = logging.getLogger("server.access")
 audit = logging.getLogger("server.audit")
 
-OnEnd = Callable[[Record], None]
-"""Called for each request when it has ended."""
-
-
-class Page(Protocol):
-    """The web UI's files: an ASGI application, and whether it `has` a path."""
-
-    def has(self, path: str) -> bool: ...
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
-
-
 UNMATCHED = "unmatched"
 CLIENT_GONE = 499
 """In the log and the metrics only: the client went away before the reply began (nginx's number)."""
@@ -62,23 +49,24 @@ _QUIET = frozenset(
 
 
 class Middleware:
-    """Wraps the application. While `draining` is set, new requests are refused. `page` serves the web UI's files."""
+    """Wraps the application. While `draining` is set, new requests are refused. `ended` is called for each request when
+    it has ended. `is_page` recognizes the paths of the web UI's files.
+    """
 
     def __init__(
         self,
         app: ASGIApp,
         options: HttpOptions,
         draining: asyncio.Event,
-        ended: OnEnd,
+        ended: Callable[[Record], object],
         *,
-        page: Page,
+        is_page: Callable[[str], bool],
         keys: KeyStore,
         rates: Rates,
     ) -> None:
         self._app = app
-        self._page = page
         self._cors = CorsPolicy(options)
-        self._resolver = Resolver(options.api_prefix, page.has, options.aliases)
+        self._resolver = Resolver(options.api_prefix, is_page, options.aliases)
         self._control = AdmissionControl(options, keys, rates, draining)
         self._ended = ended
 
@@ -162,11 +150,9 @@ class Middleware:
             self._end(scope, record)
 
     def _application(self, target: Target, scope: Scope) -> ASGIApp:
-        """Return what answers a request: the routes, unless they lack its path or its method."""
+        """Return what answers a request: the routes and the web UI, unless they lack its path or its method."""
         if not target.path:
             return _outside(target)
-        if target.is_page:
-            return self._page
         if target.endpoint is not UNKNOWN:
             return self._app
         methods = methods_of(target.path)

@@ -12,21 +12,13 @@ from server.transport.middleware import Middleware
 from server.transport.options import HttpOptions
 
 
-class NoPage:
-    def has(self, _: str) -> bool:
-        return False
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        raise AssertionError
-
-
 async def test_an_error_after_a_finished_reply_is_logged_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await Response("done")(scope, receive, send)
         raise KeyError("the reason")
 
     middleware = Middleware(
-        app, HttpOptions(), asyncio.Event(), lambda _: None, page=NoPage(), keys=KeyStore(), rates=Rates()
+        app, HttpOptions(), asyncio.Event(), lambda _: None, is_page=lambda _: False, keys=KeyStore(), rates=Rates()
     )
     with caplog.at_level(logging.ERROR):
         async with httpx.AsyncClient(transport=httpx.ASGITransport(middleware), base_url="http://test") as client:

@@ -1,4 +1,5 @@
-"""What a request asks for is the same wherever the application is mounted, and however its path is spelt."""
+"""What a request asks for is the same wherever the application is mounted, and however its path is spelt. The table of
+endpoints has every route and nothing else."""
 
 import ast
 import re
@@ -6,16 +7,18 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from fastapi.routing import APIRoute
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.routing import Match
 
 from server.errors import NotFound, PermissionDenied
-from server.transport.endpoints import ENDPOINTS, SCOPES, UNKNOWN, Endpoint, Resolver, Target
+from server.routes import ROUTERS
+from server.transport.endpoints import ENDPOINTS, SCOPES, UNKNOWN, Endpoint, Resolver, Target, endpoint_of
 from server.transport.keys import Key, KeyStore, hash_of, plain_key
 from tests.support.real_server import ROOT
 
-Frame = Callable[[str, str], Target]
-"""Somewhere an application is: the target of a method and a path there."""
+ROUTES = [route for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)]
 VARIANTS: dict[str, Callable[[str], str]] = {
     "doubled": lambda path: "/" + path,
     "doubled inside": lambda path: path.replace("/", "//"),
@@ -37,53 +40,37 @@ def scope_of(method: str, path: str, root: str = "") -> dict[str, Any]:
     return {"type": "http", "method": method, "path": path, "root_path": root, "query_string": b"", "headers": []}
 
 
-def plain(method: str, path: str) -> Target:
-    return Resolver().target(scope_of(method, path))
-
-
-def behind_a_prefix(method: str, path: str) -> Target:
-    return Resolver("/llm").target(scope_of(method, "/llm" + path))
-
-
-def under_a_root_path(method: str, path: str) -> Target:
-    """As uvicorn has it: the root path is in front of what a proxy left of the path."""
-    return Resolver().target(scope_of(method, "/llm" + path, "/llm"))
-
-
-def under_a_root_path_that_is_left_out(method: str, path: str) -> Target:
-    """As other servers have it, and httpx's transport."""
-    return Resolver().target(scope_of(method, path, "/llm"))
-
-
-def under_a_root_path_with_a_slash(method: str, path: str) -> Target:
-    return Resolver().target(scope_of(method, "/llm/" + path, "/llm/"))
-
-
-FRAMES: dict[str, Frame] = {
-    "prefix": behind_a_prefix,
-    "root path": under_a_root_path,
-    "root path left out": under_a_root_path_that_is_left_out,
-    "root path with a slash": under_a_root_path_with_a_slash,
+FRAMES = {
+    "plain": ("", "", ""),
+    "prefix": ("/llm", "", "/llm"),
+    "root path": ("", "/llm", "/llm"),  # as uvicorn has it: in front of what a proxy left of the path
+    "root path left out": ("", "/llm", ""),  # as other servers have it, and httpx's transport
+    "root path with a slash": ("", "/llm/", "/llm/"),
 }
+"""Where an application is: its prefix, the root path, and what the received path begins with."""
+
+
+def target_in(frame: str, method: str, path: str) -> Target:
+    prefix, root, start = FRAMES[frame]
+    return Resolver(prefix).target(scope_of(method, start + path, root))
 
 
 def sample(endpoint: Endpoint) -> str:
     return re.sub(r"\{\w+(:path)?\}", "x1", endpoint.path)
 
 
-@pytest.mark.parametrize("frame", ["plain", *FRAMES])
+@pytest.mark.parametrize("frame", FRAMES)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_no_spelling_gives_a_key_more(frame: str, variant: str) -> None:
     """Other spellings are unknown, and answered by nothing; what a path parameter takes needs the same key."""
-    made = {"plain": plain, **FRAMES}[frame]
     for endpoint in ENDPOINTS:
-        found = made(endpoint.method, VARIANTS[variant](sample(endpoint))).endpoint
+        found = target_in(frame, endpoint.method, VARIANTS[variant](sample(endpoint))).endpoint
         assert found is UNKNOWN or found.need == endpoint.need, (endpoint, found)
 
 
 @given(st.sampled_from(sorted({sample(each) for each in ENDPOINTS})), st.text(max_size=5), st.integers(0, 40))
 def test_what_is_not_listed_needs_every_scope(path: str, more: str, at: int) -> None:
-    target = plain("POST", path[:at] + more + path[at:])
+    target = target_in("plain", "POST", path[:at] + more + path[at:])
     if target.endpoint is UNKNOWN:
         every = plain_key("k")
         access = KeyStore([every])
@@ -111,6 +98,57 @@ def test_what_is_not_listed_needs_every_scope(path: str, more: str, at: int) -> 
 def test_what_is_below_the_prefix(path: str, root: str, prefix: str, local: str, bare: bool) -> None:
     target = Resolver(prefix).target(scope_of("GET", path, root))
     assert (target.path, target.is_bare) == (local, bare)
+
+
+# ---- the table of endpoints
+
+
+def test_the_table_lists_every_route_and_nothing_else() -> None:
+    routes = {(method, route.path) for route in ROUTES for method in route.methods or ()}
+    listed = [(each.method, each.path) for each in ENDPOINTS]
+    assert set(listed) == routes
+    assert len(listed) == len(set(listed))
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS, ids=lambda each: f"{each.method} {each.path}")
+def test_each_path_of_the_table_is_found_and_leads_to_its_own_route(endpoint: Endpoint) -> None:
+    target = target_in("plain", endpoint.method, sample(endpoint))
+    assert target.endpoint == endpoint
+    (route,) = [each for each in ROUTES if each.path == endpoint.path and endpoint.method in (each.methods or ())]
+    assert route.matches(target.scope(scope_of(endpoint.method, target.path)))[0] is Match.FULL
+
+
+def test_what_changes_the_server_is_known() -> None:
+    changing = {(each.method, each.path) for each in ENDPOINTS if each.changes_server}
+    assert changing == {
+        *(("POST", "/models"), ("DELETE", "/models"), ("POST", "/models/load"), ("POST", "/models/unload")),
+        *(("POST", "/api/pull"), ("DELETE", "/api/delete")),
+        *(("GET", "/cors-proxy"), ("POST", "/cors-proxy"), ("POST", "/tools"), ("POST", "/models/pin")),
+        *(("POST", "/page/bench"), ("GET", "/page/log"), ("GET", "/page/bodies")),
+        *(("POST", "/lora-adapters"), ("POST", "/props"), ("POST", "/slots/{id_slot}"), ("POST", "/cache/reset")),
+        *(("POST", "/cache/pin"), ("POST", "/v1/load_lora_adapter"), ("POST", "/v1/unload_lora_adapter")),
+    }
+    assert {(each.method, each.path) for each in ENDPOINTS if each.is_of_this_machine} == {
+        *(("POST", "/models"), ("DELETE", "/models"), ("POST", "/api/pull"), ("DELETE", "/api/delete")),
+        *(("POST", "/tools"), ("POST", "/page/bench"), ("GET", "/page/log"), ("GET", "/page/bodies")),
+    }
+    assert endpoint_of("HEAD", "/page/bodies").is_of_this_machine
+    assert UNKNOWN.changes_server
+    assert UNKNOWN.is_administration
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+def test_to_read_the_configuration_again_is_a_change_too(method: str) -> None:
+    assert endpoint_of(method, "/models", b"reload=1").need == "models"
+    assert endpoint_of(method, "/v1/models", b"a=b&reload=1").changes_server
+    assert endpoint_of(method, "/models", b"%72eloa%64=1").changes_server
+    assert endpoint_of(method, "/models").need == "any key"
+
+
+def test_stopping_work_is_open_at_a_keys_limit() -> None:
+    assert endpoint_of("POST", "/v1/chat/completions").is_work
+    for method, path in (("POST", "/v1/chat/completions/control"), ("DELETE", "/v1/stream"), ("POST", "/models/load")):
+        assert not endpoint_of(method, path).is_work
 
 
 # ---- nobody else looks

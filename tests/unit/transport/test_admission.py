@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from server.errors import AuthenticationFailed
-from server.transport.admission import ADMISSION, Admission, AdmissionControl, scheduled_client
+from server.errors import AuthenticationFailed, TooLate
+from server.transport.admission import ADMISSION, Admission, AdmissionControl, CompileTurns, scheduled_client
 from server.transport.endpoints import Resolver
 from server.transport.keys import ANYBODY, Key, KeyStore, hash_of, plain_key
 from server.transport.limits import Rates
@@ -75,3 +75,29 @@ def test_one_key_tells_nobody_apart_so_the_user_does_and_then_the_address() -> N
     assert anna == client("anna", "10.0.0.2")
     assert len({anna, client(""), client("bert"), client("", "::1")}) == 4
     assert "anna" not in anna
+
+
+# ---- turns to compile a grammar: a few at once
+
+
+async def test_clients_take_turns_and_one_that_leaves_gives_its_turn_on() -> None:
+    turns, order = CompileTurns(1), list[str]()
+
+    async def work(client: str) -> None:
+        async with turns.turn(client):
+            order.append(client)
+
+    async with turns.turn("greedy"):
+        tasks = [asyncio.create_task(work(client)) for client in ("greedy", "greedy", "other", "third", "left")]
+        await asyncio.sleep(0)
+        tasks[-1].cancel()
+    await asyncio.wait(tasks)
+    assert order == ["other", "third", "greedy", "greedy"]
+
+
+async def test_a_client_that_waits_too_long_is_told_when_to_retry() -> None:
+    turns = CompileTurns(1, wait_s=0.01)
+    async with turns.turn("a"):
+        with pytest.raises(TooLate, match="waited for 0 s, retry in 5 s"):
+            async with turns.turn("b"):
+                pass
