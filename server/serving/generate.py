@@ -37,14 +37,11 @@ async def compute(
     media: Sequence[Media] = (),
 ) -> Response:
     """Return the result of `work` with the request's model and its `media`. It is serialized in the same thread."""
-    session = Session(request, salt=parsed.salt)
-    try:
+    with contextlib.closing(Session(request, salt=parsed.salt)) as session:
         preparing = session.prepare(parsed.model, lambda model, loaded: orjson.dumps(work(model, loaded)), media)
         written = await while_connected(request, preparing)
         headers = as_header([*parsed.warnings, *session.warnings])
         return Response(written, media_type=JSON_TYPE, headers=headers)
-    finally:
-        session.close()
 
 
 async def embed(request: Request, parsed: VectorRequest) -> Response:
@@ -52,12 +49,9 @@ async def embed(request: Request, parsed: VectorRequest) -> Response:
     state = services(request).pool.state(parsed.model, parsed.task)
     if state.info is not None and not state.info.embeds:  # known before the model is loaded
         raise cannot_rerank(state.spec.id) if parsed.task == "rerank" else cannot_embed(state.spec.id)
-    session = Session(request, parsed.keep_alive_s)
-    try:
+    with contextlib.closing(Session(request, parsed.keep_alive_s)) as session:
         written = await while_connected(request, session.retried(lambda: session.embed(parsed)))
         return Response(written, headers=as_header(parsed.warnings), media_type=JSON_TYPE)
-    finally:
-        session.close()
 
 
 async def answer(request: Request, dialect: Dialect[Any]) -> Response:
@@ -192,20 +186,15 @@ class Exchange:
             raise
 
     async def _whole(self) -> Json | list[Json]:
-        session, writer = self._session, (await self._start()).writer
+        writer = (await self._start()).writer
         writer.streams = False
-        while True:
-            while found := await session.next():
-                for number, event in found:
-                    writer.feed(number, event)
-            async for _ in writer.act():
+        async with contextlib.aclosing(self._rounds(writer)) as rounds:
+            async for _ in rounds:
                 pass
-            if not await self._goes_on(writer):
-                return writer.body()
+        return writer.body()
 
     async def _chunks(self, starting: asyncio.Task[None] | None = None) -> AsyncGenerator[bytes, None]:
         """Yield the stream's events, after a ping unless it has begun. An error is the last, as in llama-server."""
-        session = self._session
         try:
             if starting is not None:
                 if not starting.done():
@@ -213,31 +202,31 @@ class Exchange:
                 await starting
             assert self._generation is not None, "the requests have been submitted"
             writer = self._generation.writer
-            while True:
-                while found := await session.next():
-                    chunks: list[bytes] = []
-                    for number, event in found:
-                        chunks += writer.feed(number, event)
+            async with contextlib.aclosing(self._rounds(writer)) as rounds:
+                async for chunks in rounds:
                     for chunk in chunks if len(chunks) < FAR_BEHIND else (b"".join(chunks),):
                         yield chunk
-                async with contextlib.aclosing(writer.act()) as acted:
-                    async for chunk in acted:
-                        yield chunk
-                if not await self._goes_on(writer):
-                    break
             for chunk in writer.finish():
                 yield chunk
         except Exception as error:  # noqa: BLE001 (the status is sent: `error_body` logs what is unexpected)
-            session.failed(error)
+            self._session.failed(error)
             yield self.fail(error)
         finally:
-            session.close()
+            self._session.close()
 
-    async def _goes_on(self, writer: Writer) -> bool:
-        """Submit the requests of the next round and return True, or commit the complete reply and return False."""
-        following = writer.next()
-        if following is None:
-            await writer.commit()
-            return False
-        await self._session.start(self._parsed.model, *following)
-        return True
+    async def _rounds(self, writer: Writer) -> AsyncGenerator[list[bytes], None]:
+        """Yield what the events that have arrived together become, round after round. Commit the complete reply."""
+        while True:
+            while found := await self._session.next():
+                chunks: list[bytes] = []
+                for number, event in found:
+                    chunks += writer.feed(number, event)
+                yield chunks
+            async with contextlib.aclosing(writer.act()) as acted:
+                async for chunk in acted:
+                    yield [chunk]
+            following = writer.next()
+            if following is None:
+                await writer.commit()
+                return
+            await self._session.start(self._parsed.model, *following)
