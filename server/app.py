@@ -24,7 +24,7 @@ from starlette.types import ASGIApp
 from server import __version__, logs
 from server.dialects.fields import build_validators
 from server.dialects.reasoning_cipher import ReasoningCipher
-from server.errors import ConfigError, Unavailable
+from server.errors import AuthenticationFailed, ConfigError, Unavailable
 from server.mcp.config import ANY_LABEL, McpRules, named, read_servers
 from server.mcp.servers import McpServers
 from server.media.decode import DecodeOptions, Decoder
@@ -61,7 +61,7 @@ from server.state.usage import DatabaseUsage, RedisUsage, UsageLedger
 from server.structured.grammar.sandbox import Sandbox
 from server.telemetry.record import Record
 from server.transport.admission import ConcurrencyLimiter
-from server.transport.internal import InternalReply, post_json, revoked_key
+from server.transport.internal import InternalReply, failed, post_json
 from server.transport.limits import Rates
 from server.transport.middleware import Middleware
 from server.transport.options import MAX_CONNECTIONS, MIB, HttpOptions
@@ -123,7 +123,7 @@ def create_app(
         """Send a batch's request to this application, in the name of the key that started the batch."""
         key = keys.named(key_name)
         if key is None:
-            return revoked_key()
+            return failed(AuthenticationFailed("the API key that started this batch is no longer valid"))
         return await post_json(app, {}, server.api_prefix + path, body, key)
 
     def n_slots() -> int:

@@ -67,24 +67,17 @@ async def create_batch(request: Request) -> Response:
     await find_object(request, "file", body.input_file_id)
     data = await services(request).state.data(owner_of(request), body.input_file_id) or b""
     found = await read_later(request, lambda: read_lines(data, body.endpoint))
-    now, errors = int(time.time()), found.errors
-    batch = {
-        "id": f"batch_{random_id()}",
-        "api": "openai",
+    expiry, window = body.output_expires_after, body.completion_window
+    fields = {
         "object": "batch",
-        "endpoint": body.endpoint,
         "input_file_id": body.input_file_id,
-        "completion_window": body.completion_window,
-        "output_expires_after_s": None if body.output_expires_after is None else body.output_expires_after.seconds,
+        "completion_window": window,
+        "output_expires_after_s": None if expiry is None else expiry.seconds,
         "metadata": body.metadata or {},
-        "created_at": now,
-        "in_progress_at": None if errors else now,
-        "failed_at": now if errors else None,
-        "expires_at": now + int(body.completion_window[:-1]) * _WINDOW_S[body.completion_window[-1]],
-        "status": "failed" if errors else "in_progress",
-        "errors": {"object": "list", "data": errors} if errors else None,
+        "errors": {"object": "list", "data": found.errors} if found.errors else None,
     }
-    await _start(request, batch, found)
+    lasts_s = int(window[:-1]) * _WINDOW_S[window[-1]]
+    batch = await _start(request, found, {"api": "openai", "endpoint": body.endpoint, **fields}, lasts_s)
     return json_reply(await _openai(request, batch), headers=as_header(unused_fields(given, BatchBody)))
 
 
@@ -118,16 +111,7 @@ async def create_message_batch(request: Request) -> Response:
     headers, found = await read_as(
         request, lambda given: (as_header(unused_fields(given, ("requests",))), _message_lines(given.get("requests")))
     )
-    now = int(time.time())
-    batch = {
-        "id": f"msgbatch_{random_id()}",
-        "api": "anthropic",
-        "endpoint": "/v1/messages",
-        "created_at": now,
-        "expires_at": now + DAY_S,
-        "status": "in_progress",
-    }
-    await _start(request, batch, found)
+    batch = await _start(request, found, {"api": "anthropic", "endpoint": "/v1/messages"}, DAY_S)
     return json_reply(await _anthropic(request, batch), headers=headers)
 
 
@@ -184,18 +168,23 @@ async def delete_message_batch(request: Request, batch_id: str) -> Response:
     return json_reply({"id": batch_id, "type": "message_batch_deleted"})
 
 
-async def _start(request: Request, batch: Json, found: BatchInput) -> None:
-    """Store a batch with its requests, and wake the batch runner. A batch with errors has ended already."""
-    used, owner = services(request), owner_of(request)
-    lines = [] if found.errors else found.lines
-    batch |= {
+async def _start(request: Request, found: BatchInput, fields: Json, lasts_s: int) -> Json:
+    """Store a new batch with its requests, and wake the batch runner. A batch with errors has ended already."""
+    used, owner, now = services(request), owner_of(request), int(time.time())
+    lines, status = ([], "failed") if found.errors else (found.lines, "in_progress")
+    batch = fields | {
+        "id": f"{'batch' if fields['api'] == 'openai' else 'msgbatch'}_{random_id()}",
         "key_name": key_of(request).name,
-        "models": _known_models(request, found.models, batch["endpoint"]),
+        "created_at": now,
+        "expires_at": now + lasts_s,
+        "status": status,
+        f"{status}_at": now,
+        "models": _known_models(request, found.models, fields["endpoint"]),
         "model": found.models[0] if len(found.models) == 1 else None,
         "request_counts": {"total": len(found.lines), "completed": 0, "failed": 0, "unsent": 0},
     }
     keep_s = used.options.keep_s
-    expires_at = time.time() + keep_s if found.errors and keep_s else None
+    expires_at = now + keep_s if found.errors and keep_s else None
     await used.lines.add(owner, batch["id"], lines)
     try:
         await used.batch_state.put(owner, "batch", batch, label=batch["api"], expires_at=expires_at)
@@ -203,6 +192,7 @@ async def _start(request: Request, batch: Json, found: BatchInput) -> None:
         await used.lines.remove(owner, batch["id"])
         raise
     used.batches.wake()
+    return batch
 
 
 def _known_models(request: Request, names: list[str | None], endpoint: str) -> list[str]:

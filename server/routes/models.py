@@ -1,7 +1,7 @@
 """The configured models: the OpenAI list, llama-server's router endpoints, and their events."""
 
 import time
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import PurePath
 from typing import Any
 
@@ -18,7 +18,6 @@ from server.pool.events import (
     ListChanged,
     PoolEvent,
     StatusChanged,
-    Subscription,
 )
 from server.pool.pool import Pool
 from server.pool.protocols import FileProgress, ModelInfo
@@ -68,7 +67,8 @@ async def list_models(request: Request, reload: str = "") -> Response:
 async def model_events(request: Request) -> Response:
     """Stream status changes and load progress as they happen; llama-server's shapes. Ends when the server stops."""
     events = services(request).pool.subscribe()
-    return EventStream(request, _encoded(events), on_close=events.close)
+    encoded = (wire.event(event_object(each)) async for each in events)
+    return EventStream(request, encoded, on_close=events.close)
 
 
 @router.get("/v1/models/{model_id:path}")
@@ -140,11 +140,6 @@ def model_named(request: Request, fields: Mapping[str, Any]) -> str:
         raise invalid("model", "must be a non-empty string")
     request.scope[RECORD].subject = short(name)
     return name
-
-
-async def _encoded(events: Subscription) -> AsyncGenerator[bytes, None]:
-    async for event in events:
-        yield wire.event(event_object(event))
 
 
 def event_object(event: PoolEvent) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from server.transport.options import HttpOptions
 
 ADMISSION: Final = "llamapool.admission"
 """A key in the ASGI scope of a request or a WebSocket: its `Admission`."""
-_RETRY_AFTER_S = 1
+_RETRY_AFTER_S, _BODIES_RETRY_S = 1, 5
 
 
 class Admission:
@@ -72,7 +72,8 @@ class Admission:
         """Count received bytes of the body. Raises `TooManyBodies`; earlier bytes stay counted until `release`."""
         control = self._control
         if control.n_body_bytes + n_bytes > control.max_body_bytes:
-            raise TooManyBodies(control.max_body_bytes)
+            said = f"the bodies of the running requests would exceed the limit of {control.max_body_bytes} bytes"
+            raise TooManyBodies(said, _BODIES_RETRY_S)
         control.n_body_bytes += n_bytes
         self.n_body_bytes += n_bytes
 
@@ -118,7 +119,7 @@ class AdmissionControl:
             if self._draining.is_set():
                 raise ShuttingDown
             if self.n_running > self._max_running:
-                raise TooManyConnections
+                raise TooManyConnections("there are too many connections", _RETRY_AFTER_S)
         admission.caller = scope.get(INTERNAL)
         if admission.caller is None:  # otherwise the client's own request was admitted
             self._authorize(scope, headers, target, admission)

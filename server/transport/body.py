@@ -38,22 +38,13 @@ class BodyTooLarge(InvalidRequest):
 class BodyTimeout(InvalidRequest):
     """The body did not arrive in time (HTTP 408)."""
 
-    def __init__(self, waited_s: float) -> None:
-        super().__init__(f"the request body did not arrive within {waited_s:g} s")
-
 
 class TooManyValues(InvalidRequest):
     """The body holds more JSON values than the server takes apart (HTTP 413)."""
 
-    def __init__(self) -> None:
-        super().__init__(f"the request body contains more than {MAX_VALUES} JSON values")
-
 
 class UnsupportedEncoding(InvalidRequest):
     """The body is compressed (HTTP 415)."""
-
-    def __init__(self, encoding: str) -> None:
-        super().__init__(f"Content-Encoding '{encoding}' is not supported; send the body uncompressed")
 
 
 async def read_json(request: Request, *, optional: bool = False) -> dict[str, Any]:
@@ -118,7 +109,7 @@ async def read_body(request: Request) -> bytes:
     headers, receive, admission = request.scope[RECORD].headers, request.receive, admission_of(request.scope)
     encoding = headers.get(b"content-encoding", b"").decode("latin-1")
     if encoding.lower() not in ("", "identity"):
-        raise UnsupportedEncoding(encoding)
+        raise UnsupportedEncoding(f"Content-Encoding '{encoding}' is not supported; send the body uncompressed")
     declared = headers.get(b"content-length", b"0")  # uvicorn rejects invalid ones
     if declared.isdigit() and int(declared) > options.max_body_bytes:
         raise BodyTooLarge(options.max_body_bytes)
@@ -144,7 +135,8 @@ async def read_body(request: Request) -> bytes:
     except TimeoutError:
         if not limit.expired():
             raise
-        raise BodyTimeout(options.timeout_s if now() >= due else options.idle_s) from None
+        waited_s = options.timeout_s if now() >= due else options.idle_s
+        raise BodyTimeout(f"the request body did not arrive within {waited_s:g} s") from None
     raise ClientDisconnect
 
 
@@ -175,7 +167,7 @@ def parse_value(body: bytes, expected: str = "a JSON object") -> Any:
 def check_n_values(body: bytes) -> None:
     """Raise `TooManyValues` for JSON that may have more than `MAX_VALUES`."""
     if len(body) > MAX_VALUES and sum(map(body.count, (b",", b"[", b"{"))) >= MAX_VALUES:
-        raise TooManyValues
+        raise TooManyValues(f"the request body contains more than {MAX_VALUES} JSON values")
 
 
 def _check_utf8(body: bytes) -> None:

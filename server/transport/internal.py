@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import orjson
 from starlette.types import ASGIApp, Message, Scope
 
-from server.errors import AuthenticationFailed, InternalError
+from server.errors import InternalError, LlamapoolError
 from server.transport.errors import error_body
 from server.transport.keys import INTERNAL, Key
 
@@ -21,9 +21,9 @@ class InternalReply:
     body: bytes
 
 
-def revoked_key() -> InternalReply:
-    """Return the reply to a request whose client's key is no longer valid."""
-    status, body, _ = error_body(AuthenticationFailed("the API key that started this batch is no longer valid"))
+def failed(error: LlamapoolError) -> InternalReply:
+    """Return the reply that an error becomes."""
+    status, body, _ = error_body(error)
     return InternalReply(status, {}, orjson.dumps(body))
 
 
@@ -89,7 +89,4 @@ async def post_json(app: ASGIApp, state_scope: Scope, path: str, body: bytes, ke
         INTERNAL: key,
     }
     reply = await post(app, scope, body)
-    if reply.status:
-        return reply
-    status, failed, _ = error_body(InternalError("the request got no reply"))  # a fault that the middleware has logged
-    return InternalReply(status, {}, orjson.dumps(failed))
+    return reply if reply.status else failed(InternalError("the request got no reply"))  # the middleware has logged why

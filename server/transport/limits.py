@@ -209,27 +209,17 @@ def _a_minute(limit: int) -> "Item":
     return RateLimitItemPerMinute(limit)
 
 
-_BODIES_RETRY_S = 5
-
-
 class TooManyBodies(Unavailable):
     """The bodies of all requests together are over the server's limit (HTTP 503)."""
-
-    def __init__(self, limit: int) -> None:
-        super().__init__(f"the bodies of the running requests would exceed the limit of {limit} bytes", _BODIES_RETRY_S)
 
 
 SPARE_CONNECTIONS = 64
 """Connections above the limit whose requests get a 503 that says why. uvicorn refuses requests beyond these."""
-_CONNECTIONS_RETRY_S = 1
 _OTHER_DESCRIPTORS = 256  # models, files, processes, logs
 
 
 class TooManyConnections(Unavailable):
     """As many requests are in progress as there may be connections (HTTP 503)."""
-
-    def __init__(self) -> None:
-        super().__init__("there are too many connections", _CONNECTIONS_RETRY_S)
 
 
 def connection_limit(configured: int) -> int:

@@ -29,7 +29,7 @@ from server.transport.limits import RateLimited
         (errors.PermissionDenied("x"), "insufficient_permissions"),
         (errors.NotFound("x"), "not_found"),
         (errors.ModelNotFound("a", ["b"]), "model_not_found"),
-        (BodyTimeout(1.0), "request_timeout"),
+        (BodyTimeout("late"), "request_timeout"),
         (BodyTooLarge(1), "request_too_large"),
         (RateLimited("tokens a minute", 3, 7), "rate_limit_exceeded"),
         (errors.QueueFull("full", 2), "rate_limit_exceeded"),
