@@ -25,7 +25,8 @@ NO_SLOTS = {"error": {"message": NO_FLAG.format("slots action", "slot-save-path"
 KEY = {"Authorization": "Bearer secret"}
 DEMO = {"path": "demo.gguf", "load": "startup"}
 EMBED = {"path": "e.gguf", "load": "startup", "embedding": True, "pooling": "mean"}
-HEALTHY, VERSION, CONTROL = "/health?fail_on_no_slot=1", "/_app/version.json", "/v1/chat/completions/control"
+HEALTHY, CONTROL = "/health?fail_on_no_slot=1", "/v1/chat/completions/control"
+PAGE_FILES = ("/index.html", "/manifest.webmanifest", "/_app/version.json")
 OFF = {"error": {"code": 403}}
 INVALID, UNSUPPORTED = {"error": {"type": "invalid_request_error"}}, {"error": {"type": "not_supported_error"}}
 EMBED_FLAG, RERANK_FLAG = NO_FLAG.format("embeddings", "embeddings"), NO_FLAG.format("reranking", "reranking")
@@ -163,7 +164,8 @@ STATES: dict[str, tuple[dict[str, Any], list[Row]]] = {
             *((f"GET {path}", None, 200, '{"status":"ok"}') for path in ("/health", "/readyz", "/livez", HEALTHY)),
             ("GET /readyz", None, 200, {"failed": {"b": "/secret/path: no such file"}}, KEY),
             ("GET /health", None, 200, {"slots_idle": 4}, KEY),
-            ("GET /", None, 200),
+            *((f"GET {path}", None, 200) for path in ("/", *PAGE_FILES, "/sw.js", "/favicon.svg")),
+            *((f"GET {path}", None, 401) for path in ("/props", "/slots", "/_app/nothing.js", "/tools")),
             ("GET /api/tags", None, 401, {"error": "Invalid API Key"}),
             ("GET /cors-proxy?url=http://127.0.0.1", None, 401),
             ("HEAD /v1/models", None, 401),
@@ -173,7 +175,7 @@ STATES: dict[str, tuple[dict[str, Any], list[Row]]] = {
     "no web UI": (
         {"server": {"ui": False}},
         [
-            *((f"GET {path}", None, 404) for path in ("/", "/index.html", "/manifest.webmanifest", VERSION)),
+            *((f"GET {path}", None, 404) for path in ("/", *PAGE_FILES)),
             ("HEAD /", None, 200),  # Ollama's clients look whether anybody is there
             ("GET /sw.js", None, 200, "unregister"),
             ("GET /props", None, 200, {"ui": False}),

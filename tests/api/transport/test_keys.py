@@ -199,51 +199,27 @@ async def test_tokens_of_embeddings_count_and_who_has_none_left_is_refused(serve
         await api.expect("POST /v1/embeddings", asked, 429, "tokens per minute", bearer("ada"))
 
 
-async def test_so_many_at_once(live: GoLive, tmp_path: Path) -> None:
-    steps = threading.Semaphore(1)
-    loader = FakeLoader(n_seq=4, steps=steps)
-    async with live(loader, server=server(key_file(tmp_path, ada={"max_concurrent_requests": 1}, bert={}))) as running:
-        request = chat_request(max_tokens=5).replace(b"Host: test", b"Host: test\r\nAuthorization: Bearer ada")
-        reader, writer = await running.connect(request)
-        await reader.readuntil(b"data: ")
-        refused = await chat(running.api, "ada")
-        assert (refused.status_code, "1 concurrent requests" in refused.text) == (429, True)
-        for _ in range(100):
-            steps.release()
-        await reader.readuntil(b"[DONE]")
-        writer.close()
-        await until(lambda: not running.api.app.state.services.rates._running)
-        assert (await chat(running.api, "ada")).status_code == 200
-
-
-async def test_a_stream_that_goes_on_alone_is_one_of_those_at_once(serve: Serve, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("path", "body", "headers", "goes_on"),
+    [
+        ("/v1/chat/completions", CHAT | {"stream": True}, {}, False),
+        ("/v1/chat/completions", CHAT | {"stream": True}, {"X-Conversation-Id": "a"}, True),
+        ("/v1/responses", {"input": "Hi", "background": True, "max_output_tokens": 5}, {}, True),
+    ],
+    ids=["a stream", "a stream that goes on alone", "a background response"],
+)
+async def test_so_many_at_once(
+    serve: Serve, tmp_path: Path, path: str, body: dict[str, Any], headers: dict[str, str], goes_on: bool
+) -> None:
     steps = threading.Semaphore(0)
-    loader = FakeLoader(n_seq=4, steps=steps)
-    async with serve(loader, server=server(key_file(tmp_path, ada={"max_concurrent_requests": 1}))) as api:
-        kept = {**bearer("ada"), "X-Conversation-Id": "a"}
-        async with posting(api.app, "/v1/chat/completions", CHAT | {"stream": True}, kept) as exchange:
+    limits = key_file(tmp_path, ada={"max_concurrent_requests": 1}, bert={})
+    async with serve(FakeLoader(n_seq=4, steps=steps), server=server(limits)) as api:
+        async with posting(api.app, path, body, bearer("ada") | headers) as exchange:
             steps.release(2)
             assert await exchange.start() == 200
-        assert (await chat(api, "ada")).status_code == 429
-        looked_up = await api.client.post("/v1/streams/lookup", json={"conversation_ids": ["a"]}, headers=bearer("ada"))
-        assert [found["is_done"] for found in looked_up.json()] == [False]
-        stopping = asyncio.create_task(api.client.delete("/v1/stream?conv_id=a", headers=bearer("ada")))
+            await api.expect("POST /v1/chat/completions", CHAT, 429, "1 concurrent requests", bearer("ada"))
+        assert bool(api.app.state.services.rates._running) is goes_on
         steps.release(1000)
-        assert (await stopping).status_code == 204
-        await until(lambda: not api.app.state.services.rates._running)
-        assert (await chat(api, "ada")).status_code == 200
-
-
-async def test_a_background_response_is_one_of_those_at_once(serve: Serve, tmp_path: Path) -> None:
-    steps = threading.Semaphore(0)
-    loader = FakeLoader(n_seq=4, steps=steps)
-    async with serve(loader, server=server(key_file(tmp_path, ada={"max_concurrent_requests": 1}))) as api:
-        body = {"model": "demo", "input": "Hi", "background": True, "max_output_tokens": 5}
-        queued = await api.client.post("/v1/responses", json=body, headers=bearer("ada"))
-        assert queued.json()["status"] == "queued"
-        refused = await chat(api, "ada")
-        steps.release(1000)
-        assert refused.status_code == 429
         await until(lambda: not api.app.state.services.rates._running)
         assert (await chat(api, "ada")).status_code == 200
 
