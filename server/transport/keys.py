@@ -57,9 +57,7 @@ _INVALID_KEY = "Invalid API Key"  # llama-server's words; the log says where a k
 class Key(BaseModel):
     """One key, known by its hash only: an entry of the key file, or a key without a name (`plain_key`).
 
-    ``models`` are patterns (``qwen*``) of ids and aliases; none = all. ``mcp`` are patterns of labels and hosts of MCP
-    servers that its requests may use. Tokens are those of prompts and of replies; a limit of 0 is none. ``priority``
-    is the most urgent priority that its requests may have.
+    ``models`` and ``mcp`` are patterns; no model = all. Tokens are of prompts and replies; a limit of 0 is none.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -9,6 +9,7 @@ response is finished, as streams are, and the connection closed.
 
 import asyncio
 import contextlib
+from collections import OrderedDict
 from typing import Any
 
 import orjson
@@ -24,7 +25,9 @@ from server.transport.internal import post
 from server.transport.limits import TooManyBodies
 
 CONNECTION = "llamapool.connection"
-"""Key in the ASGI scope of a request over a WebSocket: a dict of endpoint data for its connection."""
+"""Key in the ASGI scope of a request over a WebSocket: the `Remembered` of its connection."""
+Remembered = OrderedDict[str, list[dict[str, Any]]]
+"""The responses of one connection that are not stored: the items of each one's whole history, by id."""
 PATHS = ("/v1/responses", "/responses")
 MAX_WAITING = 32
 """Messages of one connection that wait for those before them."""
@@ -42,7 +45,7 @@ class EventSocket:
         self._admission = admission_of(socket.scope)
         self._waiting: asyncio.Queue[str | None] = asyncio.Queue()
         self._gone = asyncio.Event()
-        self._kept: dict[str, Any] = {}
+        self._remembered: Remembered = OrderedDict()
 
     async def serve(self) -> None:
         """Accept the connection, and answer until the client goes or the server stops."""
@@ -104,7 +107,7 @@ class EventSocket:
             **{name: scope[name] for name in names if name in scope},
             "scheme": "https" if scope.get("scheme") == "wss" else "http",
             "headers": headers,
-            CONNECTION: self._kept,
+            CONNECTION: self._remembered,
         }
 
     async def _send(self, event: bytes) -> None:

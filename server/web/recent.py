@@ -87,7 +87,9 @@ MOST_CHARS = 2000  # of a line
 
 
 class RecentLog(logging.Handler):
-    """Stores recent log records in addition to other handlers. Thread-safe, as `logging` holds its lock."""
+    """Stores recent log records in addition to other handlers. Thread-safe: `logging` holds a lock, and copies are made
+    in one operation.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,8 +111,4 @@ class RecentLog(logging.Handler):
 
     def after(self, number: int) -> list[dict[str, Any]]:
         """Return the lines with a higher ``number``, the oldest first. ``at`` is in Unix seconds."""
-        self.acquire()
-        try:
-            return [line for line in self._lines if line["number"] > number]
-        finally:
-            self.release()
+        return [line for line in self._lines.copy() if line["number"] > number]

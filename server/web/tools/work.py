@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -52,11 +52,7 @@ def read_file(params: Json) -> Json:
         return {"error": error}
     text, n = [], 0
     with place.open(encoding="utf-8", errors="replace", newline="\n") as lines:
-        for number, line in enumerate(lines, 1):
-            if number < first:
-                continue
-            if last != -1 and number > last:
-                break
+        for number, line in islice(enumerate(lines, 1), max(first - 1, 0), None if last == -1 else max(last, 0)):
             shown = line.removesuffix("\n") + "\n"
             if params.get("append_loc"):
                 shown = f"{number}→{shown}"
