@@ -157,8 +157,6 @@ def create_app(
         preparing=ConcurrencyLimiter(server.max_preparing),
         slot_files=slot_files_of(server),
         state=state,
-        batch_state=batch_state,
-        lines=lines,
         usage=usage,
         rates=Rates(spent=usage.spent, redis=redis),
         streams=KeptStreams(redis),
@@ -355,7 +353,7 @@ def lifespan_of(
             spawn(services.metrics.watch_loop(), "event loop lag"),
             spawn(every(SAMPLE_S, services.live.history.sample), "the last hour"),
             spawn(every(MEMORY_WATCH_S, services.memory.check), "memory watch"),
-            spawn(expire_state({services.state, services.batch_state}), "expiry of stored state"),
+            spawn(expire_state({services.state, services.batches.state}), "expiry of stored state"),
             spawn(fail_interrupted(services.state), "interrupted responses"),
             spawn(services.batches.run(), "batches"),
             spawn(services.usage.run(), "usage ledger"),
@@ -389,7 +387,7 @@ def lifespan_of(
                 threads.shutdown(wait=False, cancel_futures=True)  # one may be deep in the library
             services.media_loader.close()
             await services.usage.close()
-            await asyncio.to_thread(services.batch_state.database.close)
+            await asyncio.to_thread(services.batches.state.database.close)
             if redis is not None:
                 await redis.close()
             if tracing is not None:

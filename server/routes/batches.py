@@ -147,7 +147,7 @@ async def get_message_batch_results(request: Request, batch_id: str) -> Response
     def line(custom_id: str, result: Json, _: Outcome) -> Json:
         return {"custom_id": custom_id, "result": _message_result(result)}
 
-    lines = await services(request).lines.written(owner_of(request), batch_id, line)
+    lines = await services(request).batches.lines.written(owner_of(request), batch_id, line)
     return Response(lines, media_type="application/x-jsonl")
 
 
@@ -185,11 +185,11 @@ async def _start(request: Request, found: BatchInput, fields: Json, lasts_s: int
     }
     keep_s = used.options.keep_s
     expires_at = now + keep_s if found.errors and keep_s else None
-    await used.lines.add(owner, batch["id"], lines)
+    await used.batches.lines.add(owner, batch["id"], lines)
     try:
-        await used.batch_state.put(owner, "batch", batch, label=batch["api"], expires_at=expires_at)
+        await used.batches.state.put(owner, "batch", batch, label=batch["api"], expires_at=expires_at)
     except InvalidRequest:
-        await used.lines.remove(owner, batch["id"])
+        await used.batches.lines.remove(owner, batch["id"])
         raise
     used.batches.wake()
     return batch
@@ -259,7 +259,7 @@ async def _counts(request: Request, batch: Json) -> Json:
     if batch["status"] not in UNFINISHED["batch"]:
         counts: Json = batch["request_counts"]
         return counts
-    return await services(request).lines.counts(owner_of(request), batch["id"])
+    return await services(request).batches.lines.counts(owner_of(request), batch["id"])
 
 
 def _results_url(request: Request, batch_id: str) -> str:

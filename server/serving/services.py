@@ -20,9 +20,7 @@ from server.pool.spec import Task
 from server.pool.state import ModelFacts, ModelState
 from server.sandbox.memory import MemoryWatch
 from server.serving.batch_runner import BatchRunner
-from server.state.batches import BatchLines
 from server.state.objects import Kind, Objects
-from server.state.sqlite_objects import SqliteObjects
 from server.state.usage import UsageLedger
 from server.structured.reasoning_end import ReasoningSwitch
 from server.transport.admission import CompileTurns, ConcurrencyLimiter, admission_of
@@ -65,8 +63,6 @@ class Services:
     bodies: Bodies
     memory: MemoryWatch
     state: Objects  # stored responses, conversations and files
-    batch_state: SqliteObjects  # batches, always in the database
-    lines: BatchLines
     usage: UsageLedger
     batches: BatchRunner
     background: dict[tuple[str, str], KeptStream]  # running background responses by owner and id
@@ -84,7 +80,7 @@ class Services:
 
     def store_of(self, kind: Kind) -> Objects:
         """Return the store of the objects of a kind."""
-        return self.batch_state if kind == "batch" else self.state
+        return self.batches.state if kind == "batch" else self.state
 
     @property
     def cache_mode(self) -> Mode:

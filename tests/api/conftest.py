@@ -112,7 +112,7 @@ def make_settings(
 def shared_routes() -> Iterator[None]:
     """Give every application the same routes: they know nothing of it, and FastAPI needs 40 ms to make them."""
     first = create_app(make_settings(), loader=FakeLoader())
-    first.state.services.batch_state.database.close()  # it never runs
+    first.state.services.batches.state.database.close()  # it never runs
 
     def include(app: FastAPI) -> None:
         app.router.routes[:] = first.router.routes

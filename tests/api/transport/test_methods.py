@@ -1,4 +1,4 @@
-"""HEAD and OPTIONS on every route, gzip, errors, request ids, and the line in the log."""
+"""HEAD on every route, gzip, errors, request ids, and the line in the log."""
 
 import asyncio
 import gzip
@@ -21,7 +21,6 @@ from tests.support.fakes import FakeLoader
 pytestmark = pytest.mark.slow
 
 ROUTES = [route for router in ROUTERS for route in router.routes if isinstance(route, Route)]
-PATHS = sorted({route.path.replace("{model_id:path}", "demo") for route in ROUTES})
 STREAMS = {"/models/sse", "/page/live"}
 REFUSED = {"/tools": 403, "/cors-proxy": 403, "/v1/stream": 400, "/page/bodies": 404}
 """What a GET without more gets: what is off, and what has no name."""
@@ -63,13 +62,6 @@ async def test_a_head_of_a_stream_ends_at_once(live: GoLive, path: str) -> None:
 @pytest.mark.parametrize(("path", "status"), [("/nope", 404), ("/v1/completions", 405)])
 async def test_a_head_of_what_has_no_get_fails_as_a_get_does(api: Api, path: str, status: int) -> None:
     assert (await api.expect(f"HEAD {path}", None, status)).content == b""
-
-
-async def test_options_are_answered_on_every_path(client: httpx.AsyncClient) -> None:
-    for path in (*PATHS, "/nope"):
-        reply = await client.options(path, headers={"Origin": "http://x.y"})
-        assert (reply.status_code, reply.content) == (200, b""), path
-        assert reply.headers["access-control-allow-methods"] == "GET, POST, DELETE, OPTIONS", path
 
 
 async def test_long_replies_are_compressed_for_those_who_ask(live: GoLive) -> None:
@@ -173,4 +165,4 @@ async def test_a_program_may_add_middleware() -> None:
     app.add_middleware(lambda _: refuse)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
         assert (await client.get("/health")).status_code == 418
-    app.state.services.batch_state.database.close()
+    app.state.services.batches.state.database.close()

@@ -124,7 +124,7 @@ async def test_a_path_that_the_table_does_not_list_is_answered_by_nothing() -> N
 
 
 @pytest.mark.parametrize("frame", FRAMES)
-async def test_metrics_and_spans_count_endpoints_by_one_name(frame: str) -> None:
+async def test_metrics_the_pages_links_and_the_description_do_not_name_the_frame(frame: str) -> None:
     async with framed(frame) as api:
         await api.client.get("props")
         await api.client.get("nope")
@@ -132,11 +132,6 @@ async def test_metrics_and_spans_count_endpoints_by_one_name(frame: str) -> None
         routes = set(re.findall('path_template="([^"]*)"', text))
         assert {"/props", "unmatched"} <= routes
         assert not any("llm" in route for route in routes)
-
-
-@pytest.mark.parametrize("frame", FRAMES)
-async def test_the_pages_links_and_the_description_are_relative(frame: str) -> None:
-    async with framed(frame) as api:
         described = (await api.client.get("openapi.json")).json()
         assert described["servers"] == [{"url": "."}]
         assert "/v1/models" in described["paths"]
