@@ -11,16 +11,22 @@ sources are checked in this order; an earlier one must give more tokens than lat
 | nothing, for now: the sequence waits | its prefix is read from disk, or a running prefill computes it (ADR 3) |
 | a state in RAM, or read from disk | loading is faster than computing what it adds to a slot, and stalls nobody |
 | the idle slot that holds the prefix, in place | not much else would be lost (``slot_prompt_similarity``) |
-| another slot, whose cells are copied | copying is faster than computing (`MoveBudget.copy_pays`) |
+| another slot, whose cells are copied | copying is faster than computing |
 
 Prompts are compared token by token, and not in a radix tree: see docs/adr/0002.
+
+With separate KV streams the library evaluates together only sequences with adjacent ids and equal token counts
+(llama-batch.cpp, split_equal with ``sequential``; llama-kv-cache.cpp, init_batch). Each gap between ids and each
+additional length reads all weights once more: 4 sequences in slots 0, 2, 4 and 6 run at about half the speed of 4 in
+slots 0 to 3. So sequences get adjacent slots (`Placer.relocation`), and the runner pads runs of similar length
+(`server.llama.context.batch`).
 """
 
 from collections.abc import Sequence as Seq
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from math import inf
 
-from server.engine.adjacency import ids_in_use, n_id_groups, relocation, slot_price
 from server.engine.cache.disk_cache import DiskCache
 from server.engine.cache.move_budget import MoveBudget
 from server.engine.cache.prefix_cache import (
@@ -88,6 +94,16 @@ class Placement:
         return 0 if isinstance(self.source, CacheEntry) else self.n_cached
 
 
+def n_id_groups(ids: AbstractSet[int]) -> int:
+    """Return the number of groups of consecutive ids, which is the number of evaluations for one token each."""
+    return sum([seq - 1 not in ids for seq in ids])
+
+
+def n_more_id_groups(seq: int, others: AbstractSet[int]) -> int:
+    """Return how `seq` changes the number of groups of `others`: 1 if separate, 0 next to one, -1 between two."""
+    return 1 - (seq - 1 in others) - (seq + 1 in others)
+
+
 @dataclass(eq=False)
 class Placer:
     """Chooses among the slots of one instance and the RAM and disk tiers.
@@ -102,7 +118,7 @@ class Placer:
     move_budget: MoveBudget
     disk: DiskCache | None = None
     has_changed: bool = False
-    _awaited: dict[Sequence, tuple[Sequence, int]] = field(default_factory=dict)
+    awaited: dict[Sequence, tuple[Sequence, int]] = field(default_factory=dict)
     """Per waiting sequence: the sequence that prefills its prefix, and the number of tokens."""
 
     def find(self, sequence: Sequence, now: float) -> Placement | None:
@@ -117,7 +133,7 @@ class Placer:
             return Placement(sequence, free, sequence.offloaded, len(sequence.offloaded.tokens))
         if not (sequence.request.cache_prompt and self.params.cache_prompt):
             return Placement(sequence, free, None, 0)
-        self._awaited.pop(sequence, None)
+        self.awaited.pop(sequence, None)
         source, n = longest_match(self.slots, sequence.target, sequence.adapter_set, 0, sequence.n_reusable)
         entry, n_stored = self._stored(sequence, n)
         n_available = max(n, n_stored)
@@ -138,9 +154,9 @@ class Placer:
         """
         if sequence.fetch is not None and sequence.fetch.pending(now):
             return True
-        if sequence not in self._awaited:
+        if sequence not in self.awaited:
             return False
-        computing, n = self._awaited[sequence]
+        computing, n = self.awaited[sequence]
         return computing.phase is Phase.PREFILL and n - computing.n_computed >= self._least_gain
 
     @property
@@ -228,19 +244,19 @@ class Placer:
             return False
         if not self.info.can_cut and longest not in computing.checkpoint_positions:
             computing.checkpoint_positions += (longest,)
-        self._awaited[sequence] = computing, longest
+        self.awaited[sequence] = computing, longest
         return True
 
     def inherited(self) -> dict[Sequence, int]:
         """Return the priorities that prefilling sequences inherit from more urgent sequences waiting for their
         prefix."""
         priorities: dict[Sequence, int] = {}
-        for waiter, (computing, n) in list(self._awaited.items()):
+        for waiter, (computing, n) in list(self.awaited.items()):
             if waiter.phase is Phase.WAITING and computing.phase is Phase.PREFILL and computing.n_computed < n:
                 own = priorities.get(computing, computing.request.priority)
                 priorities[computing] = min(own, waiter.request.priority)
             else:
-                del self._awaited[waiter]
+                del self.awaited[waiter]
         return priorities
 
     def checkpoint_positions(self, placement: Placement) -> tuple[int, ...]:
@@ -266,22 +282,69 @@ class Placer:
 
     def _cheapest(self, spare: Slot | None) -> Slot:
         """Return the idle slot with the lowest keep value, preferably next to a running one; `spare` only at last."""
-        idle = (slot for slot in self.slots if slot.idle)
-        if self.info.unified:
-            return first_to_evict(idle, spare)
-        return first_to_evict(idle, spare, slot_price(self.slots, self.info, self.move_budget))
+        running, moves = self._ids_in_use, self.move_budget
+        # of an evaluation in each step, in the unit of keep value: prefill tokens per second
+        value = moves.computed * self._evaluation_s / moves.step_s if moves.step_s else 0.0
+
+        def price(slot: Slot) -> tuple[float, int]:
+            n = 0 if self.info.unified else n_more_id_groups(slot.id, running)
+            return n * value, n
+
+        return first_to_evict((slot for slot in self.slots if slot.idle), spare, price)
+
+    @property
+    def _ids_in_use(self) -> AbstractSet[int]:
+        return {slot.id for slot in self.slots if not slot.idle}
+
+    @property
+    def _evaluation_s(self) -> float:
+        """Seconds of an additional evaluation; never more than a measured step."""
+        return min(self.info.evaluation_s, self.move_budget.step_s or inf)
 
     def relocation(self, fixed: AbstractSet[int]) -> tuple[Slot, Slot] | None:
-        """Return the slots of the next `adjacency.relocation`, if slots in use have changed and are not adjacent."""
-        self.has_changed = self.has_changed and n_id_groups(ids_in_use(self.slots)) > 1
-        if not self.has_changed:
+        """Return (source, target) of the relocation that saves the most time, or None. The sequence in `source` goes to
+        the idle slot `target` so that steps need fewer evaluations.
+
+        Slots in `fixed`, and slots requested by id, do not take part. A decoding sequence is expected to generate as
+        many tokens again as it has generated, but not past its limit. The contents of `target` are lost, or moved if
+        RAM keeps states. The copy takes at most half of a step, because the other sequences wait for it in addition to
+        their step.
+        """
+        running, moves, evaluation_s = self._ids_in_use, self.move_budget, self._evaluation_s
+        self.has_changed = self.has_changed and n_id_groups(running) > 1
+        if not (self.has_changed and evaluation_s):
             return None
-        return relocation(self.slots, self.info, self.move_budget, fixed, is_kept=self.ram.offloads)
+        longest_s = moves.target_s / 2 - moves.spent_s
+        movable = [
+            slot
+            for slot in self.slots
+            if slot.id not in fixed and not any(s and s.request.id_slot >= 0 for s in (slot.sequence, slot.last))
+        ]
+        targets = [(slot, self._lost_s(len(slot.tokens))) for slot in movable if slot.idle]
+        best, most_s = None, 0.0
+        for source in movable:
+            n_less, take_s = n_more_id_groups(source.id, running), moves.take_s(len(source.tokens))
+            # a sequence between two others would split them, which saves nothing
+            if (s := source.sequence) is None or s.phase is not Phase.DECODE or n_less < 0 or take_s > longest_s:
+                continue
+            n, limit, others = len(s.output), s.request.max_tokens, running - {source.id}
+            saves_s = (n if limit < 0 else min(n, limit - n)) * evaluation_s
+            for target, lost_s in targets:
+                saved_s = (n_less - n_more_id_groups(target.id, others)) * saves_s - take_s - lost_s
+                if saved_s > most_s:
+                    best, most_s = (source, target), saved_s
+        return best
+
+    def _lost_s(self, n: int) -> float:
+        """Return the seconds until `n` tokens that a slot loses are in cells again: recomputed, or moved if that is
+        faster.
+        """
+        return min(self.move_budget.compute_s(n), self.move_budget.round_trip_s(n) if self.ram.offloads else inf)
 
     def _copy_pays(self, n: int, n_held: int) -> bool:
-        """Return whether to copy `n` tokens of a slot that holds `n_held`. Unified cells are shared; a separate stream
-        is copied whole.
+        """Return whether to copy `n` tokens of a slot that holds `n_held`, because it is faster than computing them.
+        Unified cells are shared; a separate stream is copied whole.
         """
-        if n < MIN_TOKENS:
-            return False
-        return self.info.unified or self.move_budget.copy_pays(n, n_held)
+        compute_s = self.move_budget.compute_s(n)
+        is_faster = self.info.unified or not compute_s or self.move_budget.take_s(n_held) < compute_s
+        return n >= MIN_TOKENS and is_faster

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from itertools import count
 from math import inf
 
 from server.engine.cache.kv_budget import KvBudget
@@ -56,14 +57,15 @@ def in_order(
     order = list(prefilling)
     if len(order) < 2:
         return order
-    counts = [served(s.request.client) for s in order]
-    least, rate = min(counts), rate or ASSUMED_TOKENS_PER_S
-    keys = []
-    for i, (s, n_served) in enumerate(zip(order, counts, strict=True)):
+    counts = {s: served(s.request.client) for s in order}
+    least, rate = min(counts.values()), rate or ASSUMED_TOKENS_PER_S
+
+    def key(s: Sequence) -> tuple[float, tuple[float, int]]:
         aging_start = s.placed_at + PRIORITY_LEVEL_S * inherited.get(s, s.request.priority)
-        aged = len(s.target) - s.n_computed + n_served - least + AGING_WEIGHT * rate * aging_start
-        keys.append((aged, s.arrival, i))
-    return [order[i] for *_, i in sorted(keys)]
+        aged = len(s.target) - s.n_computed + counts[s] - least + AGING_WEIGHT * rate * aging_start
+        return aged, s.arrival
+
+    return sorted(order, key=key)
 
 
 @dataclass(slots=True)
@@ -269,20 +271,15 @@ class Scheduler:
 
     def _decode_runs(self, decoding: list[Sequence], propose: Proposer | None) -> list[TokenRun]:
         """Return the next token of each of `decoding`, followed by its draft tokens."""
-        if propose is None or not decoding:
-            return [
-                TokenRun(slot.id, slot.pos, s.output[-1:], 1, at=len(slot.tokens), sequence=s)
-                for s in decoding
-                if (slot := s.slot)
-            ]
         fitting, n_pending = decoding, sum([1 + s.n_rolled_back for s in decoding])
         while n_pending > self.info.n_batch:  # decode the others in a later step
             n_pending -= 1 + fitting[-1].n_rolled_back
             fitting = fitting[:-1]
         draft_room = min(self.kv_budget.max_batch - n_pending, self.info.n_more_outputs)
+        drafts = propose(fitting, draft_room) if propose is not None and fitting else [[]] * len(fitting)
         return [
             TokenRun(s.held.id, s.held.pos, [*s.pending, *draft], 1 + len(draft), at=s.n_computed, sequence=s)
-            for s, draft in zip(fitting, propose(fitting, draft_room), strict=True)
+            for s, draft in zip(fitting, drafts, strict=True)
         ]
 
     def _prefill_budget(self, n_decode: int, *, is_live: bool) -> int:
@@ -355,14 +352,12 @@ class Scheduler:
         tokens = s.target[at : _run_end(s, span, at, at + most, n_to_score)]
         is_last = at + len(tokens) == len(s.target) and not s.output  # a resumed sequence already has its next token
         n_outputs = len(tokens) if scored and not is_medium else int(scored or is_last)
-        media = _input(s, span, at) if span is not None and is_medium else None
+        media = MediaInput(span, s.encodings[span.start].result(), at - span.start) if span and is_medium else None
         return TokenRun(slot.id, slot.pos, tokens, n_outputs, media, at=at, sequence=s, scored=scored)
 
     def relocation(self, fixed: AbstractSet[int]) -> tuple[Slot, Slot] | None:
-        """Return (source, target) of `adjacency.relocation`. Slots in `fixed` and requested slots stay.
-
-        Also runs while requests wait: an idle slot that they cannot use now would split the decoding sequences
-        meanwhile.
+        """Return `Placer.relocation`, also while requests wait: an idle slot that they cannot use now would split the
+        decoding sequences meanwhile.
         """
         return self.placer.relocation(fixed) if _may_share_a_step(list(self.active())) else None
 
@@ -473,20 +468,16 @@ def in_batch_order(decode: list[TokenRun], prefill: list[TokenRun], *, is_split:
     between two runs of the step, which they bridge.
     """
     at_start, by_id, at_end = range(3)
-    least = 1 + max([len(run.tokens) for run in decode], default=0)
-    is_long = {run.seq: len(run.tokens) >= least for run in (*decode, *prefill)}
+    longest = max([len(run.tokens) for run in decode], default=0)
+    is_long = {run.seq: len(run.tokens) > longest for run in (*decode, *prefill)}
 
     def key(run: TokenRun) -> tuple[int, int]:
         if not (is_split and decode and is_long[run.seq]):
             return by_id, run.seq
-        first = last = run.seq
-        while is_long.get(first - 1):
-            first -= 1
-        while is_long.get(last + 1):
-            last += 1
-        if first - 1 in is_long and last + 1 in is_long:
-            return by_id, run.seq
-        return (at_start if first - 1 in is_long else at_end), run.seq
+        has_left, has_right = (
+            next(seq for seq in count(run.seq, way) if not is_long.get(seq)) in is_long for way in (-1, 1)
+        )
+        return (by_id if has_left and has_right else at_start if has_left else at_end), run.seq
 
     return sorted([*decode, *prefill], key=key)
 
@@ -498,21 +489,17 @@ def batches(runs: list[TokenRun], n_ubatch: int) -> Iterator[list[TokenRun]]:
     if not [run for run in runs if run.media is not None]:
         yield runs
         return
-    text = [run for run in runs if run.media is None]
-    causal = [run for run in runs if run.media is not None and run.media.causal]
-    by_size: dict[int, list[TokenRun]] = {}
+    text, causal = -2, -1
+    groups: dict[int, list[TokenRun]] = {text: [], causal: []}  # those of non-causal media by their size
     for run in runs:
-        if run.media is not None and not run.media.causal:
-            by_size.setdefault(len(run.tokens), []).append(run)
-    others = [
-        group[start : start + max(n_ubatch // n, 1)]
-        for n, group in by_size.items()
-        for start in range(0, len(group), max(n_ubatch // n, 1))
-    ]
-    for batch in (text, causal, *others):
-        live = [run for run in batch if run.sequence.slot is not None]  # otherwise it ended with an earlier batch
-        if live:
-            yield live
+        kind = text if run.media is None else causal if run.media.causal else len(run.tokens)
+        groups.setdefault(kind, []).append(run)
+    for size, group in groups.items():
+        most = max(n_ubatch // size, 1) if size > 0 else len(runs)
+        for start in range(0, len(group), most):
+            # without those that ended with an earlier batch
+            if live := [run for run in group[start : start + most] if run.sequence.slot is not None]:
+                yield live
 
 
 def _leaving_a_tile(most: int, left: int, longest: int) -> int:
@@ -544,10 +531,6 @@ def _run_end(s: Sequence, span: MediaSpan | None, at: int, end: int, n_to_score:
     if is_medium:  # its last token gives the log probability of the text after it
         return end if n_to_score else at
     return min(end, at + n_to_score)
-
-
-def _input(sequence: Sequence, span: MediaSpan, at: int) -> MediaInput:
-    return MediaInput(span, sequence.encodings[span.start].result(), at - span.start)
 
 
 def is_background(sequence: Sequence) -> bool:

@@ -126,20 +126,9 @@ class MoveBudget:
         """
         return min(self.copy_s, self.round_trip_s(n_held))
 
-    def copy_pays(self, n_tokens: int, n_held: int) -> bool:
-        """Return whether taking over a stream of `n_held` tokens is faster than computing `n_tokens`."""
-        compute_s = self.compute_s(n_tokens)
-        return not compute_s or self.take_s(n_held) < compute_s
-
     def compute_s(self, n_tokens: int) -> float:
         """Return the predicted seconds to prefill `n_tokens`; 0 = unknown."""
         return n_tokens / self.computed if self.computed else 0.0
-
-    def lost_s(self, n_tokens: int, *, is_kept: bool) -> float:
-        """Return the predicted seconds until `n_tokens` that a slot loses are in cells again: recomputed, or moved if
-        that is faster and states are kept.
-        """
-        return min(self.compute_s(n_tokens), self.round_trip_s(n_tokens) if is_kept else math.inf)
 
 
 def _mean(rate: float, units: float, seconds: float, weight: float) -> float:

@@ -12,7 +12,7 @@ from server.engine.runner_api import RunnerInfo
 from server.engine.scheduler import Scheduler
 from server.engine.sequence import Phase, Sequence, Slot
 from tests.unit.engine.builders import sequence
-from tests.unit.engine.schedule.test_scheduler import finish, place, scheduler, victim, waiting
+from tests.unit.engine.schedule.test_scheduler import decoding, finish, place, scheduler, victim, waiting
 
 
 def holding(
@@ -116,8 +116,7 @@ def test_the_least_urgent_and_of_these_the_newest_is_preempted() -> None:
 def crowded(n_cells: int = 2000) -> tuple[Scheduler, Sequence, Sequence]:
     """Two sequences of 800 tokens had slots, until the cells ran out: the old one runs, the other is preempted."""
     s = scheduler(4, unified=True, n_cells=n_cells)
-    old, young = (padded_lengths(s, waiting(s, [n] * 800, at=float(n))) for n in (1, 2))
-    old.output, young.output = [5], [5]
+    old, young = (decoding(s, [n] * 800, at=float(n)) for n in (1, 2))
     assert run_out(s) is young
     return s, old, young
 
@@ -134,14 +133,6 @@ def preempt(s: Scheduler, sequence: Sequence) -> None:
     assert slot is not None
     s.requeue(sequence, 1.0)
     slot.tokens, slot.n_shared = [], 0
-
-
-def padded_lengths(s: Scheduler, sequence: Sequence) -> Sequence:
-    """`sequence`, placed, with its prompt in the cells."""
-    assert place(s).sequence is sequence
-    assert sequence.slot is not None
-    sequence.slot.tokens, sequence.phase = list(sequence.target), Phase.DECODE
-    return sequence
 
 
 def test_a_preempted_sequence_is_not_placed_again_before_another_ends() -> None:
@@ -184,7 +175,7 @@ def test_suspects_of_a_refused_batch_decode_alone_until_they_are_past_its_place(
 
 def test_what_fits_passes_a_prompt_that_finds_no_room() -> None:
     s = scheduler(4, unified=True, n_cells=2048)
-    running = padded_lengths(s, waiting(s, [1] * 1300))
+    running = decoding(s, [1] * 1300)
     large = waiting(s, [2] * 1200)
     small = [waiting(s, [3 + n] * 5) for n in range(3)]
     urgent = waiting(s, [9] * 5, priority=-5)
@@ -197,7 +188,7 @@ def test_what_fits_passes_a_prompt_that_finds_no_room() -> None:
 @pytest.mark.parametrize("priority", [0, -5])
 def test_only_so_many_take_the_cells_of_one_that_waits(priority: int) -> None:
     s = scheduler(4, unified=True, n_cells=2000)
-    running = padded_lengths(s, waiting(s, [1] * 1000))
+    running = decoding(s, [1] * 1000)
     large, passed = waiting(s, [2] * 1900), 0
     while passed < 1000:
         brief = waiting(s, [3] * 50, at=float(passed), priority=priority)
@@ -257,10 +248,10 @@ def test_everybody_ends_and_a_large_one_waits_for_a_bounded_number_of_placements
 
 def test_a_batch_request_that_was_bypassed_keeps_no_live_request_waiting() -> None:
     s = scheduler(4, unified=True, n_cells=2000)
-    padded_lengths(s, waiting(s, [1] * 800, priority=BACKGROUND_PRIORITY))
+    decoding(s, [1] * 800, priority=BACKGROUND_PRIORITY)
     large = waiting(s, [2] * 1500, priority=BACKGROUND_PRIORITY)
     for n in range(MAX_BYPASSES):
-        finish(s, padded_lengths(s, waiting(s, [3 + n] * 50, priority=BACKGROUND_PRIORITY)), 1.0)
+        finish(s, decoding(s, [3 + n] * 50, priority=BACKGROUND_PRIORITY), 1.0)
     live = waiting(s, [99] * 50)
     assert place(s).sequence is live
     assert large in s.waiting

@@ -39,6 +39,14 @@ def place(s: Scheduler, now: float = 0.0) -> Placement:
     return placement
 
 
+def decoding(s: Scheduler, prompt: list[int], **options: Any) -> Sequence:
+    """A sequence that was placed, with its prompt in the cells and a first token."""
+    made = waiting(s, prompt, **options)
+    assert place(s).sequence is made
+    made.held.tokens, made.phase, made.output = list(prompt), Phase.DECODE, [5]
+    return made
+
+
 def active_under(s: Scheduler, adapters: Adapters) -> Sequence:
     """A sequence in a slot, whose prompt is not computed yet."""
     made = waiting(s, list(range(400)))
@@ -84,9 +92,7 @@ def test_a_prefix_that_is_being_computed_is_waited_for_and_others_go_first() -> 
     other = waiting(s, [4, 4, 4])
     assert place(s).sequence is other
     assert s.place(0.0) is None
-    assert first.slot is not None
-    first.slot.tokens = list(range(300))
-    first.phase = Phase.DECODE
+    first.held.tokens, first.phase = list(range(300)), Phase.DECODE
     placement = place(s)
     assert placement.sequence is sharing
     assert placement.n_reuse == 200
@@ -111,8 +117,7 @@ def test_for_the_last_tokens_of_a_prefix_nobody_waits(n_waiting: int, n_left: in
     for i in range(n_waiting):
         waiting(s, [*prefix, *range(500, 506), 600 + i % 2, 700 + i])
     assert s.place(0.0) is None
-    assert first.slot is not None
-    first.slot.tokens = list(prefix)  # 6 tokens of theirs are to come
+    first.held.tokens = list(prefix)  # 6 tokens of theirs are to come
     assert [place(s).n_reuse for _ in range(n_waiting)] == [200] * n_waiting
     assert len(s.plan()) == 1 + n_waiting
 
@@ -141,8 +146,7 @@ def test_generated_tokens_come_before_prompts_and_prompts_by_age() -> None:
     young, old, running = waiting(s, [2] * 10, at=2.0), waiting(s, [1] * 10, at=1.0), waiting(s, [3], at=3.0)
     for _ in range(3):
         place(s)
-    assert running.slot is not None
-    running.slot.tokens, running.phase, running.output = [3], Phase.DECODE, [5]
+    running.held.tokens, running.phase, running.output = [3], Phase.DECODE, [5]
     entries = s.plan()
     assert [(e.sequence, len(e.tokens)) for e in entries] == [(running, 1), (young, 2), (old, 10)]  # by their slots
     assert entries[0].tokens == [5]
@@ -157,10 +161,7 @@ def test_a_picture_beside_streams_leaves_them_the_time_of_their_own_batch(
     s.step_size.size, s.step_size_prefill_only.size, s.move_budget.step_s = 192, 512, step_s
     s.move_budget.observe_computed(1000, 1.0)
     for _ in range(n_streams):
-        running = waiting(s, [3])
-        place(s)
-        assert running.slot is not None
-        running.slot.tokens, running.phase, running.output = [3], Phase.DECODE, [5]
+        decoding(s, [3])
     span = MediaSpan(0, 192, 192, True, "a", chunk=FakeChunk("a"))
     seeing = waiting(s, [*media_tokens("a", 0, 192), 1, 2], media=(span,))
     place(s)
@@ -184,10 +185,7 @@ def test_the_last_run_of_a_prompt_is_no_partial_tile(
 ) -> None:
     s = scheduler(2, target_itl_ms=300.0, **caps)
     s.step_size.smallest = 1
-    running = waiting(s, [3])
-    place(s)
-    assert running.slot is not None
-    running.slot.tokens, running.phase, running.output = [3], Phase.DECODE, [5]
+    decoding(s, [3])
     prompt = waiting(s, [1] * n_prompt)
     place(s)
     found = []
@@ -201,18 +199,14 @@ def test_the_last_run_of_a_prompt_is_no_partial_tile(
 
 def test_a_last_run_that_is_longer_leaves_a_token_to_who_joins_two_neighbours() -> None:
     s = scheduler(4, n_cells=6000)
-    streams = [waiting(s, [i]) for i in (3, 4, 5)]
-    for _ in streams:
+    for i in (3, 4, 5):
+        decoding(s, [i])
+    between = s.slots[1].sequence
+    assert between is not None
+    finish(s, between, 0.0)
+    for prompt in ([2] * 120, [1] * 400):  # slot 3 is empty, so it is taken first
+        waiting(s, prompt)
         place(s)
-    joining = s.slots[1].sequence
-    assert joining is not None
-    finish(s, joining, 0.0)
-    joining, last = waiting(s, [1] * 400), waiting(s, [2] * 120)
-    for _ in (joining, last):
-        place(s)
-    for slot in (s.slots[0], s.slots[2]):
-        assert slot.sequence is not None
-        slot.tokens, slot.sequence.phase, slot.sequence.output = [3], Phase.DECODE, [5]
     s.step_size.size = 100
     assert {run.seq: len(run.tokens) for run in s.plan()} == {0: 1, 1: 1, 2: 1, 3: 120}
 
@@ -232,12 +226,8 @@ def test_caps_bound_the_prefill_of_a_step_that_decodes(
 ) -> None:
     s = scheduler(3, n_cells=6000, **caps)
     s.step_size.size = 192
-    running = waiting(s, [3])
-    place(s)
-    if n_streams:
-        assert running.slot is not None
-        running.slot.tokens, running.phase, running.output = [3], Phase.DECODE, [5]
-    else:
+    running = decoding(s, [3])
+    if not n_streams:
         finish(s, running, 0.0)
     prompts = [waiting(s, [i] * n) for i, n in ((1, 100), (2, 300))]
     for _ in prompts:
@@ -343,15 +333,12 @@ def test_a_copy_takes_the_whole_stream_so_a_short_header_of_a_long_context_is_co
 def test_a_prefill_costs_what_its_step_takes_longer_than_one_that_only_decodes() -> None:
     """Otherwise the more sequences decode, the more a recomputation seems to cost, and the more states are moved."""
     s = scheduler(2, n_cells=4000)
-    decoding = waiting(s, [3])
-    place(s)
-    s.commit(s.plan(), 0.1)
-    decoding.output = [5]
+    running = decoding(s, [3])
     s.commit(s.plan(), 0.1)
     waiting(s, [7] * 500)
     place(s)
     entries = s.plan()
-    n = sum(len(e.tokens) for e in entries if e.sequence is not decoding)
+    n = sum(len(e.tokens) for e in entries if e.sequence is not running)
     s.move_budget.computed = 0.0  # what the first token took
     s.commit(entries, 0.15)
     assert s.move_budget.compute_s(n) == pytest.approx(0.05)
@@ -405,17 +392,15 @@ def test_no_live_sequence_is_preempted() -> None:
 
 def test_no_step_has_batch_sequences_while_a_live_prompt_is_prefilled() -> None:
     s = scheduler(3)
-    decoding = batch_request(s, [1] * 9)
-    place(s)
+    running = decoding(s, [1] * 9, priority=BACKGROUND_PRIORITY)
     prefilling = batch_request(s, [2] * 9)
     place(s)
-    decoding.phase, decoding.output = Phase.DECODE, [7]
-    assert {run.sequence for run in s.plan()} == {decoding, prefilling}
+    assert {run.sequence for run in s.plan()} == {running, prefilling}
     live = waiting(s, [3] * 9)
     place(s)
     assert {run.sequence for run in s.plan()} == {live}
     live.phase, live.output = Phase.DECODE, [8]
-    assert {run.sequence for run in s.plan()} == {decoding, prefilling, live}
+    assert {run.sequence for run in s.plan()} == {running, prefilling, live}
 
 
 def test_a_batch_prompt_that_a_live_one_waits_for_is_prefilled_beside_others() -> None:
