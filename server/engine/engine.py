@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from operator import attrgetter
 from pathlib import PurePath
 from typing import TypeVar
@@ -10,13 +10,12 @@ from typing import TypeVar
 from server.engine import snapshots
 from server.engine.cache.disk_cache import DiskCache, StateFiles
 from server.engine.cache.kv_store import Cells
-from server.engine.cache.prefix_cache import MIB, CacheEntry, min_limit, ram_tier
+from server.engine.cache.prefix_cache import MIB, CachedPrefix, CacheEntry, min_limit, ram_tier
 from server.engine.cache.scope import owner_of
 from server.engine.encode import EmbeddingCache, EmbeddingFiles, Encoder
 from server.engine.instances import Instances, has_failed
 from server.engine.loop import ANY_SLOT, Instance
 from server.engine.lora import MAX_ADAPTERS, Adapter, AdapterSet, adapter_set, default_set, rescaled
-from server.engine.media import Spans
 from server.engine.params import EngineParams
 from server.engine.queue import has_place, preferred_instance
 from server.engine.request import BACKGROUND_PRIORITY, Adapters, Bounds, Request, Sink, State
@@ -59,7 +58,7 @@ class Engine(Instances[Instance]):
         self.vocab = runners[0].vocab
         self.n_ctx_seq = runners[0].info.n_ctx_seq
         self.adapters = runners[0].adapters
-        self._changing_adapters = asyncio.Lock()
+        self._changing_adapters, self._resetting = asyncio.Lock(), asyncio.Lock()
         ids = [adapter.id for adapter in self.adapters]
         self._next_adapter = 1 + max(ids, default=-1)  # no id is given twice
         self._departed = asyncio.Event()  # a request has left
@@ -142,7 +141,7 @@ class Engine(Instances[Instance]):
             for slot in list(instance.scheduler.slots):
                 n_own = max(len(slot.tokens) - slot.n_shared, 0)
                 total.kv_cells_running += n_own if slot.sequence is not None else 0
-                total.kv_cells_cached += n_own if slot.sequence is None else 0
+                total.kv_cells_cached += min(n_own, slot.n_exact) if slot.sequence is None else 0
         if self.adapters:
             running = {id(s.ticket) for i in self._instances for slot in i.scheduler.slots if (s := slot.sequence)}
             tickets = list(self._queue.open.values())
@@ -248,14 +247,13 @@ class Engine(Instances[Instance]):
 
     def held_texts(self) -> Iterator[HeldText]:
         """Iterate over plain text computed by the base model."""
-        for i, instance in enumerate(self._instances):
-            for slot in instance.scheduler.slots:
-                n = _n_plain(slot.adapter_set, slot.n_exact, slot.media)
-                tokens = slot.tokens.copy()  # one atomic copy, because the step thread may append
-                yield HeldText((i, slot.id), tokens, min(n, len(tokens)), "GPU", slot.adapter_set.scope)
-        for state in list(self._ram):
-            n = _n_plain(state.adapter_set, state.n_exact, state.media)
-            yield HeldText(id(state), state.tokens, min(n, len(state.tokens)), "CPU", state.adapter_set.scope)
+        slots = [((i, slot.id), slot) for i, one in enumerate(self._instances) for slot in one.scheduler.slots]
+        held: list[tuple[Hashable, CachedPrefix]] = [*slots, *((id(entry), entry) for entry in self._ram)]
+        for key, one in held:
+            is_slot, media, adapter_set = isinstance(one, Slot), one.media, one.adapter_set
+            n_plain = min(adapter_set.start, one.n_exact, media[0].start if media else one.n_exact)
+            tokens = one.tokens.copy() if is_slot else one.tokens  # one atomic copy: the step thread may append
+            yield HeldText(key, tokens, min(n_plain, len(tokens)), "GPU" if is_slot else "CPU", adapter_set.scope)
 
     def _adapter_names(self, tickets: Iterable[Ticket]) -> frozenset[str]:
         ids = {id_ for ticket in tickets for id_, _ in ticket.adapter_set.adapters}
@@ -378,20 +376,28 @@ class Engine(Instances[Instance]):
     async def reset_cache(self) -> int:
         """Drop every cached KV state in slots, in RAM and on disk; return the number of dropped tokens.
 
-        No later request reuses what a busy slot holds now.
+        No later request reuses what a busy slot holds now. RAM and disk take no states until all slots are done.
         """
-        n_tokens = 0
-        for _ in range(2):  # the second time what moved between slots, RAM and disk meanwhile
-            self._check_open()  # after its end, an instance carries out no command
-            commands = [
-                instance.command(ANY_SLOT, lambda cells, slot, now: cells.drop_all())
-                for instance in self._instances
-                if not instance.failure
-            ]
-            n_tokens += sum(await asyncio.gather(*map(asyncio.wrap_future, commands)))
-            if self._disk is not None:
-                n_tokens += await asyncio.wrap_future(self._disk.drop_all())
-        return n_tokens
+        async with self._resetting:
+            self._accept_states(wanted=False)
+            try:
+                n_tokens = sum(len(entry.tokens) for entry in self._ram.remove_all())
+                if self._disk is not None:
+                    n_tokens += await asyncio.wrap_future(self._disk.drop_all())
+                self._check_open()  # after its end, an instance carries out no command
+                commands = [
+                    instance.command(ANY_SLOT, lambda cells, slot, now: cells.drop_all())
+                    for instance in self._instances
+                    if not instance.failure
+                ]
+                return n_tokens + sum(await asyncio.gather(*map(asyncio.wrap_future, commands)))
+            finally:
+                self._accept_states(wanted=True)
+
+    def _accept_states(self, *, wanted: bool) -> None:
+        self._ram.offloads = wanted and self.params.cache_ram != 0
+        if self._disk is not None:
+            self._disk.accepts = wanted
 
     async def _command(self, id_slot: int, work: Callable[[Cells, Slot, float], T]) -> T:
         self._check_open()
@@ -439,8 +445,3 @@ def _erase(cells: Cells, slot: Slot) -> int:
     n = len(slot.tokens)
     cells.clear(slot)
     return n
-
-
-def _n_plain(adapter_set: AdapterSet, n_exact: int, media: Spans) -> int:
-    """Return how many leading tokens are text computed by the base model at their position."""
-    return min(adapter_set.start, n_exact, media[0].start if media else n_exact)

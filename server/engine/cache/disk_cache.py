@@ -16,8 +16,7 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from math import inf
 from typing import Protocol
 
-from server.engine.cache.move_budget import MoveBudget
-from server.engine.cache.prefix_cache import MIB, MIN_TOKENS, CachedPrefix, CacheEntry, CacheTier, Fetch
+from server.engine.cache.prefix_cache import MIB, MIN_TOKENS, CachedPrefix, CacheEntry, CacheTier
 from server.engine.sequence import Sequence
 from server.errors import CONTAINED, LlamapoolError
 
@@ -78,6 +77,7 @@ class DiskCache:
         single-threaded executors, by default threads.
         """
         self._files = files
+        self.shared = files.shared
         self._clock = clock
         self._wake = wake
         self._can_cut = can_cut
@@ -87,6 +87,7 @@ class DiskCache:
         self._writer = writer or ThreadPoolExecutor(1, "llamapool-disk-write")
         self._reader = reader or ThreadPoolExecutor(1, "llamapool-disk-read")
         self._usable = True
+        self.accepts = True  # states are written
         self._closing = threading.Event()
         self._close_by = inf
         self._reading: dict[str, Future[CacheEntry | None]] = {}
@@ -95,14 +96,10 @@ class DiskCache:
         self.n_dropped = 0  # damaged files
         self.ready = self._writer.submit(self._begin)  # the index was loaded
 
-    @property
-    def shared(self) -> bool:
-        """Whether states are written for other processes, too."""
-        return self._files.shared
-
     def wants(self, one: CachedPrefix) -> bool:
         """Return whether `one` is long enough, and neither on disk nor being written."""
-        wanted = self._usable and len(one.tokens) >= MIN_TOKENS and not self.index.holds(one)
+        is_long = min(len(one.tokens), one.n_exact) >= MIN_TOKENS
+        wanted = self._usable and is_long and not self.index.holds(one)
         with self._lock:
             return wanted and not any(
                 s.adapter_set == one.adapter_set and s.tokens == one.tokens for s in self._writing
@@ -111,7 +108,8 @@ class DiskCache:
     def takes(self, n_bytes: int) -> bool:
         """Return whether a state of `n_bytes` would be written: it fits, and not too much waits already."""
         with self._lock:
-            return self._usable and self._has_room(n_bytes) and self.index.fits(n_bytes, self._clock())
+            can_write = self._usable and self.accepts and self._has_room(n_bytes)
+            return can_write and self.index.fits(n_bytes, self._clock())
 
     def _has_room(self, n_bytes: int) -> bool:
         return not self._writing or sum(state.size for state in self._writing) + n_bytes <= MAX_PENDING
@@ -220,18 +218,22 @@ class DiskCache:
             self._give_up(error)
 
     def _drop_all(self, unwritten: Iterable[CacheEntry]) -> int:
-        dropped = [*self.index, *(state for state in unwritten if not self.index.holds(state))]
-        for entry in self.index:
-            self.index.remove(entry)
-            self._gone.append(entry)
+        n_unwritten = sum(len(state.tokens) for state in unwritten if not self.index.holds(state))
+        dropped = self.index.remove_all()
+        self._gone += dropped
         self._sweep()
-        return sum(len(state.tokens) for state in dropped)
+        return n_unwritten + sum(len(entry.tokens) for entry in dropped)
 
     def _write(self, state: CacheEntry) -> None:
         try:
-            # `drop_all` drops what waits
-            if self._usable and state in self._writing and self._clock() < self._close_by:
-                self._write_file(state)
+            now = self._clock()
+            waits = state in self._writing and now < self._close_by  # `drop_all` drops what waits
+            is_new = self._usable and waits and not self.index.holds(state)
+            if is_new and self.index.make_room(state.size + _DESCRIPTION_BYTES, now):
+                self._sweep()
+                name = f"{secrets.token_hex(8)}.state"
+                n_bytes = self._files.write(name, state, {entry.name for entry in self.index})
+                self._keep(state.in_file(name, n_bytes), now)
         except CONTAINED as error:
             log.warning("a prompt state could not be written to disk; look at the room in cache_disk_path: %r", error)
         except Exception as error:  # noqa: BLE001 - as above
@@ -240,15 +242,6 @@ class DiskCache:
             with self._lock:
                 self._writing = [other for other in self._writing if other is not state]
                 self._lock.notify_all()
-
-    def _write_file(self, state: CacheEntry) -> None:
-        now = self._clock()
-        if self.index.holds(state) or not self.index.make_room(state.size + _DESCRIPTION_BYTES, now):
-            return
-        self._sweep()
-        name = f"{secrets.token_hex(8)}.state"
-        used = {entry.name for entry in self.index}
-        self._keep(state.in_file(name, self._files.write(name, state, used)), now)
 
     def _read(self, entry: CacheEntry) -> CacheEntry | None:
         try:
@@ -292,28 +285,6 @@ class DiskCache:
             self._usable = False
             self.index = CacheTier(0)
             self._lock.notify_all()
-
-
-# ---- sequences that wait for a file
-
-
-def start_reading(queue: Iterable[Sequence], disk: DiskCache, cost: MoveBudget, now: float) -> None:
-    """Start disk reads for the first waiting sequences, each limited to the time that recomputing would take.
-
-    `queue` is in placement order. At most `READ_AHEAD` states are read or held, besides those that more urgent
-    sequences have overtaken.
-    """
-    wanted: dict[CacheEntry, list[Fetch]] = {}
-    for sequence in queue:
-        fetch = sequence.fetch
-        if fetch is not None and (fetch.pending(now) or fetch.found is not None):
-            wanted.setdefault(fetch.entry, []).append(fetch)
-    for entry in list(wanted)[:READ_AHEAD]:
-        future = next((fetch.future for fetch in wanted[entry] if fetch.future is not None), None) or disk.read(entry)
-        for fetch in wanted[entry]:
-            if fetch.future is None:
-                fetch.future = future
-                fetch.wait_until = now + max(cost.compute_s(fetch.n) or UNKNOWN_S, LEAST_S)
 
 
 def wait_s(waiting: Iterable[Sequence], now: float) -> float | None:

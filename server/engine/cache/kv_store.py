@@ -6,13 +6,14 @@ import logging
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 
-from server.engine.cache.disk_cache import DiskCache, start_reading
+from server.engine.cache.disk_cache import LEAST_S, READ_AHEAD, UNKNOWN_S, DiskCache
 from server.engine.cache.prefix_cache import (
     MIN_GAP,
     MIN_PROMPT,
     MIN_TOKENS,
     CachedPrefix,
     CacheEntry,
+    Fetch,
     added,
     longest_match,
     n_bytes_of,
@@ -136,8 +137,8 @@ class Cells:
             log.info("slot %d: no room or time to keep the state of a preempted request", slot.id, extra=about)
 
     def save(self, slot: Slot) -> CacheEntry:
-        """Return the state of `slot`, without an incomplete medium."""
-        if slot.ends_inside and not self.truncate(slot, len(slot.tokens)):
+        """Return the state of `slot`, without an incomplete medium; an empty one if the cache was reset meanwhile."""
+        if not slot.n_exact or (slot.ends_inside and not self.truncate(slot, len(slot.tokens))):
             self.clear(slot)
         return self._copy_state(slot)
 
@@ -186,19 +187,32 @@ class Cells:
 
     def drop_cached(self, sequence: Sequence) -> None:
         """Drop the RAM and disk entries that share a prefix with `sequence`: they may be the cause of its fault."""
-        tokens, adapter_set, disk = sequence.content, sequence.adapter_set, self.disk
-        while (entry := self._scheduler.ram.match(tokens, adapter_set, 0)[0]) is not None:
-            self._scheduler.ram.drop(entry)
+        tokens, adapter_set, ram, disk = sequence.content, sequence.adapter_set, self._scheduler.ram, self.disk
+        while (entry := ram.match(tokens, adapter_set, 0)[0]) is not None:
+            ram.remove(entry)
         while disk is not None and (entry := disk.index.match(tokens, adapter_set, 0)[0]) is not None:
             disk.drop(entry)
 
     def start_reading(self) -> None:
-        """Start the disk reads that waiting sequences need, except those whose `id_slot` is busy."""
-        scheduler = self._scheduler
-        if self.disk is not None:
-            wanted_slot = scheduler.placer.wanted_slot
-            waiting = (s for s in scheduler.waiting.candidates() if (slot := wanted_slot(s)) is None or slot.idle)
-            start_reading(waiting, self.disk, self._moves, self._clock())
+        """Start disk reads for the first waiting sequences, except those whose `id_slot` is busy. A sequence waits for
+        no longer than recomputing would take.
+
+        At most `READ_AHEAD` states are read or held, besides those that more urgent sequences have overtaken.
+        """
+        disk, scheduler, now = self.disk, self._scheduler, self._clock()
+        if disk is None:
+            return
+        wanted: dict[CacheEntry, list[Fetch]] = {}
+        for sequence in scheduler.waiting.candidates():
+            slot, fetch = scheduler.placer.wanted_slot(sequence), sequence.fetch
+            if (slot is None or slot.idle) and fetch is not None and (fetch.pending(now) or fetch.found is not None):
+                wanted.setdefault(fetch.entry, []).append(fetch)
+        for entry, fetches in list(wanted.items())[:READ_AHEAD]:
+            future = next((fetch.future for fetch in fetches if fetch.future is not None), None) or disk.read(entry)
+            for fetch in fetches:
+                if fetch.future is None:
+                    fetch.future = future
+                    fetch.wait_until = now + max(self._moves.compute_s(fetch.n) or UNKNOWN_S, LEAST_S)
 
     def write_for_others(self) -> bool:
         """Write an idle slot for other processes if nothing runs or waits and it is fast enough. Return whether one was
@@ -208,13 +222,11 @@ class Cells:
         if disk is None or not disk.shared or scheduler.n_active or scheduler.waiting:
             return False
         for slot in scheduler.slots:
-            n = len(slot.tokens)
             if slot.written_for_others is slot.last or not _is_reusable(slot) or not disk.wants(slot):
                 continue
             n_bytes = self._size(slot)
-            if not n_bytes or self._moves.move_s(n_bytes) > self._moves.prompt_step_s:
-                continue
-            if disk.takes(size_of(n_bytes, n, slot.checkpoints)):
+            is_fast = n_bytes and self._moves.move_s(n_bytes) <= self._moves.prompt_step_s
+            if is_fast and disk.takes(size_of(n_bytes, len(slot.tokens), slot.checkpoints)):
                 slot.written_for_others = slot.last
                 if (entry := self._entry_of(slot)) is not None:
                     disk.put(entry)
@@ -249,19 +261,18 @@ class Cells:
         slot.n_exact, slot.floor = NEVER, 0
 
     def drop_all(self) -> int:
-        """Let no later request reuse what slots and RAM hold, and clear the idle slots. Return the number of tokens."""
-        ram, n_tokens = self._scheduler.ram, 0
-        for entry in ram:
-            ram.drop(entry)
-            n_tokens += len(entry.tokens) if entry not in ram else 0
-        for slot in self._scheduler.slots:
-            n_tokens += len(slot.tokens) if slot.n_exact else 0
+        """Let no later request reuse what slots hold, and clear the idle ones. Return the number of tokens."""
+        slots, waiting = self._scheduler.slots, list(self._scheduler.waiting)
+        n_tokens = sum(len(slot.tokens) for slot in slots if slot.n_exact)
+        for slot in slots:
             if slot.idle:
                 self.clear(slot)
-            elif slot.tokens:
-                slot.n_exact = 0
-        for sequence in self._scheduler.waiting:
+        for sequence in waiting:
             sequence.fetch = None  # it may have been read already
+        self._scheduler.placer.awaited.clear()
+        offloaded = [entry for sequence in waiting if (entry := sequence.offloaded) is not None]
+        for one in (*(slot for slot in slots if slot.tokens), *offloaded):  # their sequences go on with them
+            one.n_exact, one.checkpoints = 0, {}
         return n_tokens
 
     def evict(self, slot: Slot, now: float, then_s: float = 0.0) -> None:

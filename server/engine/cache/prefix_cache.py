@@ -213,8 +213,8 @@ class CacheEntry(CachedPrefix):
     """A cached KV state without a slot: in RAM, or on disk in the file ``name``, in which case it has no bytes.
 
     ``state`` is the library's bytes of the sequence (llama_state_seq_get_data). ``size`` in bytes, by default of what
-    it has here. ``n_used`` counts uses. It is not evicted before ``pinned_until``: never (`inf`) while a preempted
-    sequence will resume from it.
+    it has here. ``n_used`` counts uses. It is not evicted before ``pinned_until``. `inf`: a preempted sequence will
+    resume from it, and no other one may.
     """
 
     state: bytes = b""
@@ -272,7 +272,6 @@ class CacheTier:
 
     limit: int
     offloads: bool = True
-    size: int = 0  # bytes of the entries
     n_hits: int = 0  # entries used
     n_evictions: int = 0
     slots: list[CachedPrefix] = field(default_factory=list)
@@ -291,6 +290,11 @@ class CacheTier:
         return id(entry) in self._entries
 
     @property
+    def size(self) -> int:
+        """Bytes of the entries."""
+        return sum([entry.size for entry in self])
+
+    @property
     def n_bytes(self) -> int:
         """Bytes of the entries and of the slots' checkpoints."""
         return self.size + self._n_bytes_besides(self)
@@ -304,14 +308,18 @@ class CacheTier:
         return sum(states.values())
 
     def holds(self, one: CachedPrefix) -> bool:
-        """Return whether nearly all of its tokens are available from an entry."""
-        return self.match(one.tokens, one.adapter_set, len(one.tokens) - MIN_TOKENS)[0] is not None
+        """Return whether nearly all of its reusable tokens are available from an entry."""
+        n = min(len(one.tokens), one.n_exact)
+        return self.match(one.tokens, one.adapter_set, n - MIN_TOKENS, n)[0] is not None
+
+    def _n_over(self, n_bytes: int, *entries: CacheEntry) -> int:
+        """Return by how many bytes `entries`, the slots' checkpoints and `n_bytes` exceed the limit."""
+        n_more = sum([entry.size for entry in entries]) + n_bytes
+        return n_more + self._n_bytes_besides(entries) - self.limit if self.limit >= 0 else 0
 
     def fits(self, n_bytes: int, now: float, *new: CacheEntry) -> bool:
         """Return whether `n_bytes` and the `new` entries fit if others are evicted as needed."""
-        with self._lock:
-            kept = [*(entry for entry in self._entries.values() if entry.pinned_until > now), *new]
-        return self.limit < 0 or sum([e.size for e in kept]) + self._n_bytes_besides(kept) + n_bytes <= self.limit
+        return self._n_over(n_bytes, *(entry for entry in self if entry.pinned_until > now), *new) <= 0
 
     def make_room(self, n_bytes: int, now: float, *new: CacheEntry) -> bool:
         """Evict entries with the lowest keep value per byte until `n_bytes` and the `new` entries fit. Return False,
@@ -324,19 +332,14 @@ class CacheTier:
             return has_room
 
     def _evict(self, n_bytes: int, now: float, *new: CacheEntry) -> None:
-        def n_over() -> int:
-            every = [*self._entries.values(), *new]
-            return sum([e.size for e in every]) + self._n_bytes_besides(every) + n_bytes - self.limit
-
-        if self.limit < 0 or (n_left := n_over()) <= 0:
-            return
+        n_over = self._n_over(n_bytes, *self, *new)
         for entry in sorted(self._evictable(now), key=lambda e: e.keep_value(now) / max(e.size, 1)):
-            n_left -= entry.size
+            if n_over <= 0 and (n_over := self._n_over(n_bytes, *self, *new)) <= 0:  # slots may share checkpoints
+                return
+            n_over -= entry.size
             self.n_evictions += 1
             self.remove(entry)
             self.spill(entry)
-            if n_left <= 0 and (n_left := n_over()) <= 0:  # a slot may still have its checkpoints
-                break
 
     def _evictable(self, now: float) -> list[CacheEntry]:
         return [entry for entry in self._entries.values() if entry.pinned_until <= now]
@@ -363,29 +366,24 @@ class CacheTier:
                 self.remove(other)
         return replaced
 
-    def put(self, entry: CacheEntry, now: float) -> None:
+    def put(self, entry: CacheEntry, now: float, until: float = -inf) -> None:
         """Store `entry`, replacing shorter entries of the same text. One that does not fit next to the pinned ones is
         spilled.
         """
         with self._lock:
-            if not (self.offloads and self.fits(0, now, entry)):
+            if self.offloads and self.fits(0, now, entry):
+                self.remove_shorter(entry, now)
+                self.reserve(entry, now, until)
+            else:
                 self.spill(entry)
-                return
-            self.remove_shorter(entry, now)
-            self._evict(0, now, entry)
-            self._add(entry)
 
-    def _add(self, entry: CacheEntry) -> None:
-        self._entries[id(entry)] = entry
-        self.size += entry.size
-
-    def reserve(self, entry: CacheEntry, now: float) -> bool:
-        """Store `entry` until it is removed. Return False, with nothing stored, if there is no room."""
+    def reserve(self, entry: CacheEntry, now: float, until: float = inf) -> bool:
+        """Store `entry`, pinned until then. Return False, with nothing stored, if there is no room."""
         with self._lock:
             has_room = self.make_room(0, now, entry)
             if has_room:
-                entry.pinned_until = inf
-                self._add(entry)
+                entry.pinned_until = until
+                self._entries[id(entry)] = entry
             return has_room
 
     def pin(self, entry: CacheEntry, until: float, now: float) -> bool:
@@ -401,19 +399,20 @@ class CacheTier:
                 return False
             for other in same:
                 self.remove(other)
-            entry.pinned_until = until
-            self.put(entry, now)
+            self.put(entry, now, until)
         return True
+
+    def _of_no_sequence(self) -> list[CacheEntry]:
+        return [entry for entry in self if entry.pinned_until < inf]
 
     def match(
         self, prompt: Sequence[int], wanted: AdapterSet, at_least: int, most: int | None = None
     ) -> tuple[CacheEntry | None, int]:
-        """Return the `longest_match` among the entries; of equals the smallest, which is loaded fastest."""
-        if not self._entries:
-            return None, 0
-        with self._lock:
-            smallest_first = sorted(self._entries.values(), key=attrgetter("size"))
-            return longest_match(smallest_first, prompt, wanted, at_least, len(prompt) if most is None else most)
+        """Return the `longest_match` among the entries that are no preempted sequence's; of equals the smallest, which
+        is loaded fastest.
+        """
+        smallest_first = sorted(self._of_no_sequence(), key=attrgetter("size"))
+        return longest_match(smallest_first, prompt, wanted, at_least, len(prompt) if most is None else most)
 
     def touch(self, entry: CacheEntry, now: float) -> None:
         with self._lock:
@@ -424,22 +423,21 @@ class CacheTier:
     def remove(self, entry: CacheEntry) -> None:
         """Remove `entry` if present."""
         with self._lock:
-            if self._entries.pop(id(entry), None) is not None:
-                self.size -= entry.size
+            self._entries.pop(id(entry), None)
 
-    def drop(self, entry: CacheEntry) -> None:
-        """Let no sequence reuse `entry`. A reserved one stays, for the sequence that resumes from it."""
+    def remove_all(self) -> list[CacheEntry]:
+        """Remove and return all entries except those of preempted sequences."""
         with self._lock:
-            entry.n_exact = 0
-            if entry.pinned_until < inf:
+            removed = self._of_no_sequence()
+            for entry in removed:
                 self.remove(entry)
+        return removed
 
     def check_integrity(self) -> None:
-        """Verify that the bytes add up and respect the limit. Raises AssertionError."""
+        """Verify that the bytes respect the limit. Raises AssertionError."""
         with self._lock:
-            assert self.size == sum(e.size for e in self._entries.values())
-            n_pinned = sum(e.size for e in self._entries.values() if e.pinned_until > -inf)
-            assert self.limit < 0 or self.size == n_pinned or self.n_bytes <= self.limit
+            is_pinned = all(entry.pinned_until > -inf for entry in self)
+            assert self.limit < 0 or is_pinned or self.n_bytes <= self.limit
 
 
 def ram_tier(mib: int, free_bytes: int) -> CacheTier:

@@ -6,16 +6,18 @@ from collections.abc import AsyncIterator, Collection, Iterator
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
 from server.engine.cache import disk_cache
 from server.engine.cache.disk_cache import LEAST_S, DiskCache
-from server.engine.cache.move_budget import MoveBudget
+from server.engine.cache.kv_store import Cells
 from server.engine.cache.prefix_cache import CacheEntry, Fetch
 from server.engine.engine import Engine
 from server.engine.lora import NO_ADAPTERS
+from server.engine.params import EngineParams
+from server.engine.scheduler import Scheduler
 from server.engine.sequence import Sequence
 from server.errors import InternalError, InvalidRequest, ShuttingDown
 from tests.support.fakes import FakeRunner
@@ -106,6 +108,7 @@ def test_what_was_put_there_is_found_and_read() -> None:
         assert entry is not None
         assert n == 100
         assert not disk.wants(state(TEXT))
+        assert not disk.wants(replace(state([*TEXT, *range(200, 300)]), n_exact=100))  # nobody reuses the others
         found = disk.read(entry).result(60)
         assert found is not None
         assert (found.tokens, found.state) == (TEXT, state(TEXT).state)
@@ -293,29 +296,27 @@ class Disk:
 
 
 class Queue:
-    """Sequences that each want a state from `disk`, in the order of placement."""
+    """Sequences that each want a state from `disk`, in the order of placement. Slot 1 is busy."""
 
     def __init__(self, *names: str) -> None:
-        self.disk = Disk()
-        self.entries: dict[str, CacheEntry] = {}
-        self.sequences = [self.wants(name, float(at)) for at, name in enumerate(names)]
+        self.disk, self.now, runner = Disk(), 0.0, FakeRunner(n_seq=3)
+        self.scheduler = Scheduler(runner.info, EngineParams())
+        self.scheduler.placer.disk = cast(DiskCache, self.disk)
+        self.scheduler.slots[1].sequence = sequence([1])
+        self.cells = Cells(runner, self.scheduler, lambda: self.now)
+        self.sequences = [self.add(name) for name in names]
 
-    def wants(self, name: str, at: float) -> Sequence:
-        entry = self.entries.setdefault(name, CacheEntry([1], name=name))
-        made = sequence([1], at=at, client=name)
-        made.fetch = Fetch(entry, 100)
+    def add(self, name: str, **options: Any) -> Sequence:
+        made = sequence([1], at=float(len(self.scheduler.waiting)), client=name, **options)
+        made.fetch = Fetch(CacheEntry([1], name=name), 100)
+        self.scheduler.waiting.append(made)
         return made
 
-    def start(self, now: float = 0.0) -> list[str]:
+    def start(self) -> list[str]:
         """Whose reading begins."""
         before = len(self.disk.asked)
-        disk_cache.start_reading(self.sequences, cast(DiskCache, self.disk), MoveBudget(), now)
+        self.cells.start_reading()
         return self.disk.asked[before:]
-
-    def held(self, now: float = 0.0) -> list[str]:
-        """Who has a state, or one that comes."""
-        fetches = [(s.request.client, s.fetch) for s in self.sequences if s.fetch and s.fetch.future]
-        return [name for name, fetch in fetches if fetch.pending(now) or fetch.found]
 
 
 def test_two_are_read_and_the_next_when_one_is_placed() -> None:
@@ -323,7 +324,7 @@ def test_two_are_read_and_the_next_when_one_is_placed() -> None:
     assert queue.start() == ["a", "b"]
     queue.disk.arrival("a")
     assert queue.start() == []
-    del queue.sequences[0]
+    queue.scheduler.waiting.remove(queue.sequences[0])
     assert queue.start() == ["c"]
 
 
@@ -331,20 +332,27 @@ def test_the_first_in_the_queue_is_read_although_others_are_held() -> None:
     queue = Queue("a", "b", "c")
     queue.start()
     queue.disk.arrival("b")
-    queue.sequences.insert(0, queue.wants("urgent", 9.0))
+    urgent = queue.add("urgent", priority=-1)
     assert queue.start() == ["urgent"]
-    assert queue.held() == ["urgent", "a", "b"]
-    del queue.sequences[:2]
+    for one in (urgent, queue.sequences[0]):
+        queue.scheduler.waiting.remove(one)
     assert queue.start() == ["c"]
+
+
+def test_reads_for_a_busy_slot_delay_no_other_reads() -> None:
+    queue = Queue()
+    for name, id_slot in (("a", 1), ("b", 1), ("c", -1), ("d", 2)):
+        queue.add(name, id_slot=id_slot)
+    assert queue.start() == ["c", "d"]
 
 
 def test_what_was_waited_for_in_vain_is_let_go_and_makes_room() -> None:
     queue = Queue("a", "b", "c")
     queue.start()
-    assert disk_cache.wait_s(queue.sequences, 1.0) == 1.0
-    assert queue.held(100.0) == []
-    assert queue.start(100.0) == ["c"]
-    assert (disk_cache.wait_s(queue.sequences, 100.0) or 0.0) >= LEAST_S
+    assert disk_cache.wait_s(queue.scheduler.waiting, 1.0) == 1.0
+    queue.now = 100.0
+    assert queue.start() == ["c"]
+    assert (disk_cache.wait_s(queue.scheduler.waiting, 100.0) or 0.0) >= LEAST_S
 
 
 @pytest.mark.timeout(60)

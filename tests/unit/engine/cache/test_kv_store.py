@@ -3,7 +3,7 @@ cells that several slots share.
 """
 
 import random
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from server.engine.cache.disk_cache import DiskCache
 from server.engine.cache.kv_store import Cells, shift_sizes
 from server.engine.cache.move_budget import MoveBudget
-from server.engine.cache.prefix_cache import CacheEntry, Fetch, common_prefix
+from server.engine.cache.prefix_cache import CacheEntry, common_prefix
 from server.engine.params import PREFILL_ONLY_S, EngineParams
 from server.engine.placement import Placement, runs_to_shift
 from server.engine.scheduler import Scheduler
 from server.engine.sequence import Phase, Sequence, Slot
 from tests.support.fakes import FakeRunner
 from tests.unit.engine.builders import alone, engine_over, request, run, sequence
-from tests.unit.engine.cache.test_disk_cache import Disk, Files, on_disk, still
+from tests.unit.engine.cache.test_disk_cache import Files, on_disk, still
 
 STEP_S = 0.25
 
@@ -230,6 +230,20 @@ def test_nothing_from_before_a_reset_is_shifted(setup: Setup, *, is_reset: bool)
     assert placement.n_cached == (0 if is_reset else 100)
 
 
+def test_what_busy_slots_hold_counts_no_longer_after_a_reset_and_nobody_waits_for_it(setup: Setup) -> None:
+    scheduler, busy = setup.scheduler, setup.slots[2]
+    busy.sequence = sequence([7] * 200, phase=Phase.PREFILL, slot=busy)
+    busy.tokens, busy.checkpoints = [7] * 100, {90: bytes(500)}
+    scheduler.enqueue(twin := sequence([7] * 200))
+    assert scheduler.place(0.0) is None
+    assert scheduler.ram.n_bytes == 500
+    assert setup.cells.drop_all() == 500
+    assert scheduler.ram.n_bytes == 0
+    placement = scheduler.place(0.0)
+    assert placement is not None
+    assert (placement.sequence, placement.source) == (twin, None)
+
+
 @pytest.mark.parametrize(("compute_s", "waits"), [(0.3, True), (0.05, False)])
 def test_a_state_on_disk_is_waited_for_where_loading_it_is_quicker_than_computing(
     setup: Setup, compute_s: float, *, waits: bool
@@ -297,18 +311,6 @@ def test_a_victim_is_saved_only_where_that_takes_no_longer_than_a_step(
     victim = setup.preempt()
     assert ([] if victim.offloaded is None else victim.offloaded.tokens) == ([0] * 200 if saves else [])
     assert not setup.slots[0].tokens
-
-
-def test_reads_for_a_busy_slot_delay_no_other_reads(setup: Setup) -> None:
-    disk = Disk()
-    setup.scheduler.placer.disk = cast(DiskCache, disk)
-    setup.slots[1].sequence = sequence([1] * 200, phase=Phase.DECODE, slot=setup.slots[1])
-    for at, (name, id_slot) in enumerate([("a", 1), ("b", 1), ("c", -1), ("d", 2)]):
-        waiting = sequence([1], at=at, id_slot=id_slot)
-        waiting.fetch = Fetch(CacheEntry([1], name=name), 100)
-        setup.scheduler.waiting.append(waiting)
-    setup.cells.start_reading()
-    assert disk.asked == ["c", "d"]
 
 
 def test_idle_slots_are_written_once_for_other_processes(setup: Setup) -> None:

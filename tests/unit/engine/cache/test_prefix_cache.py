@@ -150,14 +150,13 @@ def test_what_slots_share_with_entries_is_not_freed_with_these() -> None:
     assert not cache.make_room(801, 2.0)
 
 
-def test_a_reserved_state_that_is_dropped_stays_for_its_sequence_only() -> None:
+def test_a_reserved_state_is_for_its_sequence_only() -> None:
     cache = CacheTier(1000)
-    reserved, other = ram_state([1] * 9, size=300), ram_state([1] * 20, size=300)
+    reserved, other = ram_state([1] * 20, size=300), ram_state([1] * 9, size=300)
     assert cache.reserve(reserved, 0.0)
     cache.put(other, 0.0)
-    cache.drop(reserved)
-    cache.drop(other)
-    assert cache.match([1] * 20, NO_ADAPTERS, 0) == (None, 0)
+    assert cache.match([1] * 20, NO_ADAPTERS, 0) == (other, 9)
+    assert cache.remove_all() == [other]
     assert (list(cache), cache.size) == ([reserved], 300)
 
 
