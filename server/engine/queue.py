@@ -20,7 +20,7 @@ may use half of the reserve. An admitted request is never refused later.
 import threading
 import zlib
 from collections import OrderedDict, deque
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from itertools import chain
 from typing import Generic, TypeVar
 
@@ -161,7 +161,7 @@ HINT_TOKENS = 3 * LOAD_TOKENS
 MAX_COMPARED = 64  # requests of an instance whose prompts are compared with a new one
 
 
-def preferred_instance(ticket: Ticket, open_: Iterable[Ticket], slots: Mapping[int, list[Slot]]) -> int:
+def preferred_instance(ticket: Ticket, open_: Collection[Ticket], slots: Mapping[int, list[Slot]]) -> int:
     """Return the instance, a key of `slots`, where `ticket` is expected to cost least in prompt tokens.
 
     It costs its own uncached tokens, which also delay others; the prefill before it; and a share of each step for
@@ -169,19 +169,16 @@ def preferred_instance(ticket: Ticket, open_: Iterable[Ticket], slots: Mapping[i
     disk do not count, because instances share them. The step threads may change the slots meanwhile.
     """
     request, costs = ticket.request, {}
-    others: dict[int, list[Ticket]] = {i: [] for i in slots}
-    for other in open_:
-        if other.instance in others:
-            others[other.instance].append(other)
     for i, own_slots in slots.items():
+        others = [other for other in open_ if other.instance == i]
         n_known = longest_match(own_slots, request.prompt, ticket.adapter_set, 0, len(request.prompt))[1]
-        for other in others[i][-MAX_COMPARED:]:
+        for other in others[-MAX_COMPARED:]:
             n_same = common_prefix(request.prompt, other.request.prompt)
             n_known = max(n_known, n_valid(n_same, other.adapter_set, ticket.adapter_set))
         n_own = len(request.prompt) - (n_known if request.cache_prompt else 0)
         prefills = (s for slot in own_slots if (s := slot.sequence) is not None and s.phase is Phase.PREFILL)
         n_before = sum(max(len(s.target) - s.n_computed, 0) for s in prefills)
-        costs[i] = 2 * n_own + n_before + LOAD_TOKENS * sum(other.request.n for other in others[i])
+        costs[i] = 2 * n_own + n_before + LOAD_TOKENS * sum(other.request.n for other in others)
     best = min(costs, key=lambda i: (costs[i], i))
     if request.cache_key:  # nothing is remembered: the key's hash chooses
         hinted = list(costs)[zlib.crc32(f"{request.client}\0{request.cache_key}".encode()) % len(costs)]

@@ -7,7 +7,7 @@ the step thread changes is copied in one operation first. Times are those of the
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from heapq import nlargest
 from typing import Literal, TypeAlias
 
@@ -150,26 +150,20 @@ class Snapshots:
         """Iterate over copies of what the slots do now."""
         for slot in self._scheduler.slots.copy():
             running, n_tokens = slot.sequence, len(slot.tokens)
-            found = SlotSnapshot(
+            s = running or slot.last
+            yield SlotSnapshot(
                 *(self._first_slot + slot.id, n_ctx, running is not None, slot.n_requests, n_tokens),
+                request=s.request if s else None,
+                choice=self._choice(s) if s else None,
+                n_prompt_computed=max(min(n_tokens, len(s.request.prompt)) - max(s.n_cached, 0), 0) if s else 0,
+                has_new_line=s is not None and s.text.has_new_line,
                 n_checkpoints=len(slot.checkpoints),
                 spec_type=spec_type,
-                scope=slot.adapter_set.scope,
+                scope=(s or slot).adapter_set.scope,
                 phase="idle" if running is None else running.phase.value,
                 adapters=slot.adapter_set.adapters,
                 last_used=slot.last_used,
             )
-            if (sequence := running or slot.last) is not None:
-                n_computed = min(n_tokens, len(sequence.request.prompt)) - max(sequence.n_cached, 0)
-                found = replace(
-                    found,
-                    request=sequence.request,
-                    choice=self._choice(sequence),
-                    n_prompt_computed=max(n_computed, 0),
-                    has_new_line=sequence.text.has_new_line,
-                    scope=sequence.adapter_set.scope,
-                )
-            yield found
 
     def _choice(self, sequence: Sequence, ended_at: float = 0.0, state: State | None = None) -> ChoiceView:
         request, slot, (source, source_slot, recompute) = sequence.request, sequence.slot, sequence.origin

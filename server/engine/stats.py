@@ -30,8 +30,12 @@ def _about(kind: str, metric: str, text: str, *, theirs: bool = False) -> dict[s
     return {"kind": kind, "metric": metric, "text": text, "theirs": theirs}
 
 
-def _count(metric: str, text: str, *, theirs: bool = False) -> Any:
-    return field(default=0, metadata=_about("counter", metric, text, theirs=theirs))
+def _count(metric: str, text: str) -> Any:
+    return field(default=0, metadata=_about("counter", metric, text))
+
+
+def _theirs(metric: str, text: str) -> Any:
+    return field(default=0, metadata=_about("counter", metric, text, theirs=True))
 
 
 def _gauge(metric: str = "", text: str = "", *, theirs: bool = False, nothing: Any = 0) -> Any:
@@ -46,30 +50,20 @@ class EngineStats:
     `server.metrics.collector` publishes them under the names that the fields have here.
     """
 
-    prompt_tokens: int = _count(
-        *("prompt_tokens_total", "Number of prompt tokens processed, excluding cached tokens"), theirs=True
-    )
-    prompt_tokens_cached: int = _count(
-        *("prompt_tokens_cached_total", "Number of prompt tokens reused from the cache"), theirs=True
-    )
-    prompt_seconds: float = _count("prompt_seconds_total", "Total time spent processing prompts", theirs=True)
-    predicted_tokens: int = _count("tokens_predicted_total", "Number of generation tokens processed", theirs=True)
-    n_decode: int = _count(
-        "n_decode_total",
-        "Total number of llama_decode() calls, excluding speculative decoding and multimodal decoding",
-        theirs=True,
+    prompt_tokens: int = _theirs("prompt_tokens_total", "Number of prompt tokens processed, excluding cached tokens")
+    prompt_tokens_cached: int = _theirs("prompt_tokens_cached_total", "Number of prompt tokens reused from the cache")
+    prompt_seconds: float = _theirs("prompt_seconds_total", "Total time spent processing prompts")
+    predicted_tokens: int = _theirs("tokens_predicted_total", "Number of generation tokens processed")
+    n_decode: int = _theirs(
+        "n_decode_total", "Total number of llama_decode() calls, excluding speculative decoding and multimodal decoding"
     )
     n_busy_slots: int = 0  # summed over decodes
-    n_draft_tokens: int = _count(
-        "spec_decode_num_draft_tokens_total", "Speculative: Total draft tokens generated", theirs=True
+    n_draft_tokens: int = _theirs("spec_decode_num_draft_tokens_total", "Speculative: Total draft tokens generated")
+    n_draft_accepted: int = _theirs(
+        "spec_decode_num_accepted_tokens_total", "Speculative: Total draft tokens accepted by the target model"
     )
-    n_draft_accepted: int = _count(
-        "spec_decode_num_accepted_tokens_total",
-        "Speculative: Total draft tokens accepted by the target model",
-        theirs=True,
-    )
-    n_drafts: int = _count(
-        "spec_decode_num_drafts_total", "Speculative: Total speculative decoding verification steps", theirs=True
+    n_drafts: int = _theirs(
+        "spec_decode_num_drafts_total", "Speculative: Total speculative decoding verification steps"
     )
     accepted_at: list[int] = field(default_factory=list)  # number of drafts whose token at this position was accepted
     n_tokens_max: int = _gauge(MAX_TOKENS, "Largest observed sequence length (prompt + generation)", theirs=True)
