@@ -151,15 +151,11 @@ class DiskCache:
     def wait_for_room(self, n_bytes: int) -> bool:
         """Block until `put` accepts a state of `n_bytes`. Return False if it never will. Call after `begin_close`."""
         with self._lock:
-            while (
-                self._usable
-                and (left_s := self._close_by - self._clock()) > 0
-                and self.index.fits(n_bytes, self._clock())
-            ):
-                if self._has_room(n_bytes):
-                    return True
-                self._lock.wait(left_s)
-        return False
+            left_s = self._close_by - self._clock()
+            if left_s <= 0 or not self.index.fits(n_bytes, self._clock()):
+                return False
+            self._lock.wait_for(lambda: not self._usable or self._has_room(n_bytes), left_s)
+            return self.takes(n_bytes)
 
     def close(self) -> None:
         """Block until pending writes are done."""

@@ -328,17 +328,16 @@ class Cells:
         """
         if self._can_cut:
             return
+        in_one = self._runner.info.unified or len(runs) == 1
         for run in runs:
-            slot = run.sequence.slot
-            if run.draft_tokens and slot is not None:
-                in_one = self._runner.info.unified or len(runs) == 1
-                if slot.floor < len(slot.tokens) and in_one:
-                    continue
-                try:
-                    run.undo = len(slot.tokens), self._runner.seq_checkpoint(slot.id)
-                except CONTAINED as error:
-                    log.warning("slot %d: draft tokens are skipped, they could not be rolled back: %r", slot.id, error)
-                    run.tokens, run.n_outputs = run.tokens[: -len(run.draft_tokens)], 1
+            slot = run.sequence.held
+            if not run.draft_tokens or (in_one and slot.floor < len(slot.tokens)):
+                continue
+            try:
+                run.undo = len(slot.tokens), self._runner.seq_checkpoint(slot.id)
+            except CONTAINED as error:
+                log.warning("slot %d: draft tokens are skipped, they could not be rolled back: %r", slot.id, error)
+                run.tokens, run.n_outputs = run.tokens[: -len(run.draft_tokens)], 1
 
     def roll_back(self, run: TokenRun, n: int, now: float) -> None:
         """Roll back the last `n` tokens of `run`, which were rejected drafts.
