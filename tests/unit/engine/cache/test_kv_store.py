@@ -25,10 +25,10 @@ STEP_S = 0.25
 
 
 class Slow(FakeRunner):
-    """Saving, loading and checkpoints take ``seconds`` of a clock that nothing else moves."""
+    """Saving and loading take ``seconds`` of a clock that nothing else moves."""
 
-    def __init__(self, *, partial_removal: bool = True) -> None:
-        super().__init__(n_seq=3, n_ctx_seq=1024, partial_removal=partial_removal)
+    def __init__(self) -> None:
+        super().__init__(n_seq=3, n_ctx_seq=1024)
         self.seconds = 0.0
         self.now = 0.0
         self.copies: list[tuple[int, int]] = []
@@ -45,16 +45,12 @@ class Slow(FakeRunner):
         self.now += self.seconds
         return super().seq_load(seq, state, n_tokens)
 
-    def seq_checkpoint(self, seq: int) -> bytes:
-        self.now += self.seconds
-        return super().seq_checkpoint(seq)
-
 
 class Setup:
     """Slots 0 and 1 hold idle caches; slot 2 generates when a test says so."""
 
-    def __init__(self, runner: Slow) -> None:
-        self.runner = runner
+    def __init__(self) -> None:
+        self.runner = runner = Slow()
         self.scheduler = Scheduler(runner.info, EngineParams(target_itl_ms=STEP_S * 1e3, cache_ram=100))
         self.cells = Cells(runner, self.scheduler, lambda: runner.now)
         for slot in self.scheduler.slots[:2]:
@@ -74,13 +70,6 @@ class Setup:
         self.cells.offload(self.slots[slot], 200, self.runner.now)
         return len(self.scheduler.ram) > before
 
-    def preempt(self) -> Sequence:
-        """What slot 0 holds, with the sequence that it is of."""
-        slot = self.slots[0]
-        slot.sequence = victim = sequence(slot.tokens, phase=Phase.DECODE, slot=slot)
-        self.cells.preempt(victim, self.runner.now)
-        return victim
-
     def computes(self, seconds: float) -> None:
         """The 200 tokens of a slot take so long to compute."""
         self.scheduler.move_budget.computed = 200 / seconds
@@ -96,7 +85,7 @@ class Setup:
 
 @pytest.fixture
 def setup() -> Setup:
-    return Setup(Slow())
+    return Setup()
 
 
 @pytest.mark.parametrize("quicker", [False, True])
@@ -282,35 +271,25 @@ def test_a_state_is_loaded_where_that_is_quicker_than_computing(setup: Setup, co
 
 
 @pytest.mark.parametrize("phase", [Phase.DECODE, Phase.PREFILL])
-@pytest.mark.parametrize(("steps", "loads"), [(0.9, True), (1.1, False)])
-def test_a_load_holds_nobody_up_for_longer_than_a_step(
-    setup: Setup, phase: Phase, steps: float, *, loads: bool
+@pytest.mark.parametrize(("steps", "moves"), [(0.9, True), (1.1, False)])
+def test_no_load_or_save_holds_others_up_for_longer_than_a_step(
+    setup: Setup, phase: Phase, steps: float, *, moves: bool
 ) -> None:
-    step_s = STEP_S if phase is Phase.DECODE else PREFILL_ONLY_S
+    budget = setup.scheduler.move_budget
     setup.computes(1000.0)  # however much it saves
-    setup.runner.seconds = steps * step_s
-    assert setup.keep(0)
-    (entry,) = setup.scheduler.ram
-    setup.scheduler.move_budget.spent_s = 0.0
-    assert not setup.scheduler.move_budget.move_stalls(len(entry.state))
-    setup.generate(phase)
-    assert setup.scheduler.move_budget.move_stalls(len(entry.state)) != loads
-    assert setup.keep(1) == loads
-
-
-@pytest.mark.parametrize("phase", [Phase.DECODE, Phase.PREFILL])
-@pytest.mark.parametrize(("steps", "saves"), [(0.9, True), (1.1, False)])
-def test_a_victim_is_saved_only_where_that_takes_no_longer_than_a_step(
-    setup: Setup, phase: Phase, steps: float, *, saves: bool
-) -> None:
-    setup.computes(1000.0)
     setup.runner.seconds = steps * (STEP_S if phase is Phase.DECODE else PREFILL_ONLY_S)
-    setup.keep(1)
-    setup.scheduler.move_budget.spent_s = 0.0
+    assert setup.keep(1)
+    (entry,) = setup.scheduler.ram
+    budget.spent_s = 0.0
+    assert not budget.move_stalls(len(entry.state))
     setup.generate(phase)
-    victim = setup.preempt()
-    assert ([] if victim.offloaded is None else victim.offloaded.tokens) == ([0] * 200 if saves else [])
-    assert not setup.slots[0].tokens
+    assert budget.move_stalls(len(entry.state)) != moves
+    assert setup.keep(0) == moves
+    budget.spent_s, slot = 0.0, setup.slots[0]
+    slot.sequence = victim = sequence(slot.tokens, phase=Phase.DECODE, slot=slot)
+    setup.cells.preempt(victim, setup.runner.now)
+    assert ([] if victim.offloaded is None else victim.offloaded.tokens) == ([0] * 200 if moves else [])
+    assert not slot.tokens
 
 
 def test_idle_slots_are_written_once_for_other_processes(setup: Setup) -> None:
