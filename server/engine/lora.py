@@ -103,14 +103,8 @@ def adapter_set(wanted: Adapters, loaded: Sequence[Adapter], prompt: Sequence[in
         return AdapterSet(wanted, 0, scope)
     if len(wanted) > 1:
         raise InvalidRequest("lora: Cannot run multiple aLoRAs in a single request", "lora")
-    at = last_occurrence(prompt, invocations[0])
-    return bare if at < 0 else AdapterSet(wanted, max(at - 1, 0), scope)
-
-
-def last_occurrence(tokens: Sequence[int], part: Sequence[int]) -> int:
-    """Return the index of the last occurrence of `part` in `tokens`, -1 if there is none."""
-    wanted = list(part)
-    for at in range(len(tokens) - len(wanted), -1, -1):
-        if tokens[at] == wanted[0] and list(tokens[at : at + len(wanted)]) == wanted:
-            return at
-    return -1
+    invocation = list(invocations[0])
+    for at in range(len(prompt) - len(invocation), -1, -1):
+        if prompt[at] == invocation[0] and list(prompt[at : at + len(invocation)]) == invocation:
+            return AdapterSet(wanted, max(at - 1, 0), scope)
+    return bare

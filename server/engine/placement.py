@@ -36,7 +36,6 @@ from server.engine.cache.prefix_cache import (
     Fetch,
     checkpoint_positions,
     common_prefix,
-    longest_common,
     longest_match,
 )
 from server.engine.lora import n_valid
@@ -263,13 +262,12 @@ class Placer:
         """Return where to create checkpoints during the prefill of `placement`."""
         if self.info.can_cut or not self.params.ctx_checkpoints:
             return ()
-        target, adapter_set, slot = placement.sequence.target, placement.sequence.adapter_set, placement.slot
-        others = [s for s in self.slots if s is not slot]
-        divergence = longest_common([*self.ram, *others], target, adapter_set)
+        target, media, slot = placement.sequence.target, placement.sequence.media, placement.slot
+        others = (one for one in (*self.ram, *self.slots) if one.adapter_set == placement.sequence.adapter_set)
+        divergence = max((common_prefix(target, one.tokens) for one in others if one is not slot), default=0)
         found = checkpoint_positions(
             target, len(slot.tokens), self.info.turn_ends, self.params.checkpoint_min_step, divergence
         )
-        media = placement.sequence.media
         return tuple(sorted({whole(media, mark) for mark in found})) if media else found
 
     def _choose(self, sequence: Sequence, source: Slot | None, n: int) -> Slot:

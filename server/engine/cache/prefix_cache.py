@@ -193,11 +193,6 @@ def longest_match(
     return best, longest if best is not None else 0
 
 
-def longest_common(prefixes: Iterable[CachedPrefix], tokens: Sequence[int], adapter_set: AdapterSet) -> int:
-    """Return the longest prefix that `tokens` shares with one of `prefixes`, whether it can be reused or not."""
-    return max((common_prefix(tokens, one.tokens) for one in prefixes if one.adapter_set == adapter_set), default=0)
-
-
 AUTOMATIC = -2
 MIB = 1 << 20
 _DEFAULT_MIB = 8192

@@ -15,7 +15,6 @@ from server.engine.cache.prefix_cache import (
     added,
     checkpoint_positions,
     common_prefix,
-    longest_common,
     longest_match,
     ram_tier,
 )
@@ -56,8 +55,6 @@ def test_cached_entries_are_searched_for_the_longest(
     found, n = cache.match(prompt, wanted, at_least, most)
     assert n == (longest if longest > at_least else 0)
     assert (found is None) == (n == 0)
-    same = (common_prefix(prompt, e.tokens) for e in cache if e.adapter_set == wanted)
-    assert longest_common(cache, prompt, wanted) == max(same, default=0)
     cache.match([1], wanted, -15)  # a shorter text than what is worth keeping, as `CacheTier.holds` asks
 
 
