@@ -113,31 +113,17 @@ def test_the_least_urgent_and_of_these_the_newest_is_preempted() -> None:
     assert not budget.surely_lacks_cells(newest)
 
 
-def crowded(n_cells: int = 2000) -> tuple[Scheduler, Sequence, Sequence]:
-    """Two sequences of 800 tokens had slots, until the cells ran out: the old one runs, the other is preempted."""
-    s = scheduler(4, unified=True, n_cells=n_cells)
-    old, young = (decoding(s, [n] * 800, at=float(n)) for n in (1, 2))
-    assert run_out(s) is young
-    return s, old, young
-
-
-def run_out(s: Scheduler) -> Sequence:
-    found = victim(s)
-    assert isinstance(found, Sequence)
-    preempt(s, found)
-    return found
-
-
 def preempt(s: Scheduler, sequence: Sequence) -> None:
-    slot = sequence.slot
-    assert slot is not None
+    slot = sequence.held
     s.requeue(sequence, 1.0)
     slot.tokens, slot.n_shared = [], 0
 
 
 def test_a_preempted_sequence_is_not_placed_again_before_another_ends() -> None:
-    s, old, young = crowded(n_cells=4000)  # it seems to fit: what is counted was wrong
-    assert young.slot is None
+    s = scheduler(4, unified=True, n_cells=4000)  # it seems to fit: what is counted was wrong
+    old, young = (decoding(s, [n] * 800, at=float(n)) for n in (1, 2))
+    assert victim(s) is young
+    preempt(s, young)
     assert s.place(0.0) is None
     finish(s, old, 2.0)
     assert place(s).sequence is young

@@ -39,10 +39,15 @@ def place(s: Scheduler, now: float = 0.0) -> Placement:
     return placement
 
 
-def decoding(s: Scheduler, prompt: list[int], **options: Any) -> Sequence:
-    """A sequence that was placed, with its prompt in the cells and a first token."""
+def placed(s: Scheduler, prompt: list[int], **options: Any) -> Sequence:
     made = waiting(s, prompt, **options)
     assert place(s).sequence is made
+    return made
+
+
+def decoding(s: Scheduler, prompt: list[int], **options: Any) -> Sequence:
+    """A sequence that was placed, with its prompt in the cells and a first token."""
+    made = placed(s, prompt, **options)
     made.held.tokens, made.phase, made.output = list(prompt), Phase.DECODE, [5]
     return made
 
@@ -74,8 +79,7 @@ def test_a_beginning_is_waited_for_where_its_copy_will_pay(copy_s: float) -> Non
     s = Scheduler(RunnerInfo(2, 10_000, 20_000, 512, 512, False, copy_s=copy_s), EngineParams())
     s.move_budget.observe_computed(1000, 1.0)  # the 1000 tokens that both begin with take a second
     s.move_budget.bandwidth = 1.0  # and their state for ever
-    waiting(s, [*range(1000), 7, 7])
-    place(s)
+    placed(s, [*range(1000), 7, 7])
     twin = waiting(s, [*range(1000), 8, 8])
     if copy_s < 1.0:
         assert s.place(0.0) is None
@@ -86,8 +90,7 @@ def test_a_beginning_is_waited_for_where_its_copy_will_pay(copy_s: float) -> Non
 
 def test_a_prefix_that_is_being_computed_is_waited_for_and_others_go_first() -> None:
     s = scheduler(3)
-    first = waiting(s, list(range(300)))
-    place(s)
+    first = placed(s, list(range(300)))
     sharing = waiting(s, [*range(200), 5])
     other = waiting(s, [4, 4, 4])
     assert place(s).sequence is other
@@ -100,8 +103,7 @@ def test_a_prefix_that_is_being_computed_is_waited_for_and_others_go_first() -> 
 
 def test_nobody_waits_for_tokens_that_were_shifted() -> None:
     s = scheduler()
-    first = waiting(s, list(range(300)))
-    place(s)
+    first = placed(s, list(range(300)))
     first.held.n_exact = 20
     waiting(s, [*range(200), 5])
     assert place(s).n_reuse == 0
@@ -112,8 +114,7 @@ def test_for_the_last_tokens_of_a_prefix_nobody_waits(n_waiting: int, n_left: in
     """Eight clients with one picture each waited for the words that their questions began with, one after the other."""
     s = scheduler(8, n_cells=8000)
     prefix = list(range(200))
-    first = waiting(s, [*prefix, *range(500, 500 + n_left)])
-    place(s)
+    first = placed(s, [*prefix, *range(500, 500 + n_left)])
     for i in range(n_waiting):
         waiting(s, [*prefix, *range(500, 506), 600 + i % 2, 700 + i])
     assert s.place(0.0) is None
@@ -163,8 +164,7 @@ def test_a_picture_beside_streams_leaves_them_the_time_of_their_own_batch(
     for _ in range(n_streams):
         decoding(s, [3])
     span = MediaSpan(0, 192, 192, True, "a", chunk=FakeChunk("a"))
-    seeing = waiting(s, [*media_tokens("a", 0, 192), 1, 2], media=(span,))
-    place(s)
+    seeing = placed(s, [*media_tokens("a", 0, 192), 1, 2], media=(span,))
     seeing.encodings[0] = Encoding(FakeChunk("a"), b"a")
     seeing.encodings[0].set_result(b"")
     assert [len(e.tokens) for e in s.plan() if e.sequence is seeing] == [n]
@@ -186,8 +186,7 @@ def test_the_last_run_of_a_prompt_is_no_partial_tile(
     s = scheduler(2, target_itl_ms=300.0, **caps)
     s.step_size.smallest = 1
     decoding(s, [3])
-    prompt = waiting(s, [1] * n_prompt)
-    place(s)
+    prompt = placed(s, [1] * n_prompt)
     found = []
     while prompt.phase is Phase.PREFILL:
         s.step_size.size = size
@@ -205,8 +204,7 @@ def test_a_last_run_that_is_longer_leaves_a_token_to_who_joins_two_neighbours() 
     assert between is not None
     finish(s, between, 0.0)
     for prompt in ([2] * 120, [1] * 400):  # slot 3 is empty, so it is taken first
-        waiting(s, prompt)
-        place(s)
+        placed(s, prompt)
     s.step_size.size = 100
     assert {run.seq: len(run.tokens) for run in s.plan()} == {0: 1, 1: 1, 2: 1, 3: 120}
 
@@ -269,8 +267,7 @@ def test_room_is_made_from_caches_first_then_from_the_youngest() -> None:
 
 def test_a_requested_slot_is_waited_for_while_others_pass() -> None:
     s = scheduler(2)
-    first = waiting(s, [1, 2], id_slot=0)
-    place(s)
+    first = placed(s, [1, 2], id_slot=0)
     bound, free = waiting(s, [3, 4], id_slot=0), waiting(s, [5, 6])
     assert place(s).sequence is free
     finish(s, first, 1.0)
@@ -335,8 +332,7 @@ def test_a_prefill_costs_what_its_step_takes_longer_than_one_that_only_decodes()
     s = scheduler(2, n_cells=4000)
     running = decoding(s, [3])
     s.commit(s.plan(), 0.1)
-    waiting(s, [7] * 500)
-    place(s)
+    placed(s, [7] * 500)
     entries = s.plan()
     n = sum(len(e.tokens) for e in entries if e.sequence is not running)
     s.move_budget.computed = 0.0  # what the first token took
@@ -383,8 +379,7 @@ def test_a_live_request_preempts_the_newest_batch_sequence() -> None:
 
 def test_no_live_sequence_is_preempted() -> None:
     s = scheduler(1)
-    waiting(s, [1] * 9)
-    place(s)
+    placed(s, [1] * 9)
     waiting(s, [2] * 9, priority=-5)
     batch_request(s, [3] * 9)
     assert s.background_victim() is None
@@ -393,11 +388,9 @@ def test_no_live_sequence_is_preempted() -> None:
 def test_no_step_has_batch_sequences_while_a_live_prompt_is_prefilled() -> None:
     s = scheduler(3)
     running = decoding(s, [1] * 9, priority=BACKGROUND_PRIORITY)
-    prefilling = batch_request(s, [2] * 9)
-    place(s)
+    prefilling = placed(s, [2] * 9, priority=BACKGROUND_PRIORITY)
     assert {run.sequence for run in s.plan()} == {running, prefilling}
-    live = waiting(s, [3] * 9)
-    place(s)
+    live = placed(s, [3] * 9)
     assert {run.sequence for run in s.plan()} == {live}
     live.phase, live.output = Phase.DECODE, [8]
     assert {run.sequence for run in s.plan()} == {running, prefilling, live}
@@ -405,8 +398,7 @@ def test_no_step_has_batch_sequences_while_a_live_prompt_is_prefilled() -> None:
 
 def test_a_batch_prompt_that_a_live_one_waits_for_is_prefilled_beside_others() -> None:
     s = scheduler(3, n_cells=6000)
-    batch = batch_request(s, list(range(500)))
-    place(s)
+    batch = placed(s, list(range(500)), priority=BACKGROUND_PRIORITY)
     waiting(s, [*range(400), 7])
     other = waiting(s, [3] * 900)
     assert place(s).sequence is other
@@ -416,16 +408,16 @@ def test_a_batch_prompt_that_a_live_one_waits_for_is_prefilled_beside_others() -
 
 def test_a_batch_request_is_placed_only_when_no_live_one_waits() -> None:
     s = scheduler(2)
-    batch = batch_request(s, [1] * 9)
-    live = waiting(s, [2] * 9, at=5.0)
-    assert place(s).sequence is live
-    assert place(s).sequence is batch
+    running = placed(s, [1] * 9, id_slot=0)
+    batch, live = batch_request(s, [2] * 9), waiting(s, [3] * 9, at=5.0, id_slot=0)
+    assert s.place(0.0) is None
+    finish(s, running, 1.0)
+    assert [place(s).sequence for _ in range(2)] == [live, batch]
 
 
 def test_a_batch_prompt_is_prefilled_in_short_steps() -> None:
     s = scheduler(1)
     s.step_size.size, s.step_size_prefill_only.size = 64, 512
-    batch_request(s, list(range(500)))
-    place(s)
+    placed(s, list(range(500)), priority=BACKGROUND_PRIORITY)
     [run] = s.plan()
     assert len(run.tokens) <= 2 * 64
