@@ -134,11 +134,9 @@ def last_position(spans: Spans, n: int) -> int:
     """Return the largest position of the first `n` tokens, -1 if n is 0."""
     if not n:
         return -1
-    for span in spans:
-        if span.start < n <= span.end:
-            first = position(spans, span.start)
-            return first + n - 1 - span.start if span.linear else first
-    return position(spans, n - 1)
+    span = span_at(spans, n - 1)
+    n_inside = n - 1 - span.start if span is not None and span.linear else 0
+    return position(spans, n - 1) + max(n_inside, 0)
 
 
 def n_up_to(spans: Spans, pos: int) -> int:
