@@ -78,8 +78,8 @@ class Files:
 
 
 @contextmanager
-def disk_over(files: Files, limit: int = 10 * SIZE, *, can_cut: bool = True) -> Iterator[DiskCache]:
-    disk = DiskCache(files, limit, lambda: 100.0, lambda: None, can_cut=can_cut)
+def disk_over(files: Files, limit: int = 10 * SIZE) -> Iterator[DiskCache]:
+    disk = DiskCache(files, limit, lambda: 100.0, lambda: None, can_cut=True)
     disk.ready.result(60)
     try:
         yield disk
@@ -169,9 +169,9 @@ async def test_conversations_outlive_their_engine(can_cut: bool, cache_ram: int)
 
 
 @asynccontextmanager
-async def engine_on(files: Files, n_seq: int = 1) -> AsyncIterator[Engine]:
+async def engine_on(files: Files) -> AsyncIterator[Engine]:
     """An engine whose states are in that folder."""
-    async with engine_over(FakeRunner(n_seq=n_seq, n_ctx_seq=1024), cache_disk=1, clock=still) as engine:
+    async with engine_over(FakeRunner(n_seq=1, n_ctx_seq=1024), cache_disk=1, clock=still) as engine:
         await engine.use_disk(files)
         yield engine
 

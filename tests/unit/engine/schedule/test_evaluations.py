@@ -1,7 +1,6 @@
 """How many graph evaluations a step takes, and where sequences are put and brought so that there are fewer."""
 
 import random
-from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from typing import Any
@@ -22,13 +21,9 @@ from tests.unit.engine.builders import sequence
 EVALUATION_S = 0.01
 
 
-def apart(ids: Iterable[int]) -> int:
-    return evaluations([(seq, 1) for seq in sorted(ids)], 512)
-
-
 @given(st.sets(st.integers(0, 40)), st.integers(0, 40))
 def test_runs_are_evaluations_of_one_token_each(ids: set[int], seq: int) -> None:
-    assert n_id_groups(ids) == apart(ids)
+    assert n_id_groups(ids) == evaluations([(seq, 1) for seq in sorted(ids)], 512)
     others = ids - {seq}
     assert n_id_groups(others | {seq}) == n_id_groups(others) + n_more_id_groups(seq, others)
 
@@ -37,19 +32,16 @@ def token_run(seq: int, n: int) -> TokenRun:
     return TokenRun(seq, 0, [1] * n, 1, at=0, sequence=sequence([1]))
 
 
-@pytest.mark.parametrize(("slot", "n_evaluations"), [(0, 2), (4, 2), (6, 2)])
-def test_a_long_prefill_at_the_edge_of_decoding_sequences_is_evaluated_alone(slot: int, n_evaluations: int) -> None:
+@pytest.mark.parametrize(
+    ("streams", "slot", "at"), [((1, 2, 3), 0, 3), ((1, 2, 3), 4, 0), ((1, 2, 3), 6, 3), ((1, 2, 4), 3, 2)]
+)
+def test_a_long_prefill_joins_sequences_that_it_is_between_and_is_evaluated_alone_at_their_edge(
+    streams: tuple[int, ...], slot: int, at: int
+) -> None:
     """What is left of it after a first token with theirs would be 127 tokens: no whole tiles of attention."""
-    decode = [token_run(seq, 1) for seq in (1, 2, 3)]
-    runs = [(run.seq, len(run.tokens)) for run in in_batch_order(decode, [token_run(slot, 128)], is_split=True)]
-    assert evaluations(runs, 512) == n_evaluations
-    assert [seq for seq, _ in runs].index(slot) == (0 if slot == 4 else 3)
-
-
-def test_a_long_prefill_between_decoding_sequences_joins_them() -> None:
-    decode = [token_run(seq, 1) for seq in (1, 2, 4)]
-    runs = [(run.seq, len(run.tokens)) for run in in_batch_order(decode, [token_run(3, 128)], is_split=True)]
-    assert runs == [(1, 1), (2, 1), (3, 128), (4, 1)]
+    runs = in_batch_order([token_run(seq, 1) for seq in streams], [token_run(slot, 128)], is_split=True)
+    assert evaluations([(run.seq, len(run.tokens)) for run in runs], 512) == 2
+    assert [run.seq for run in runs].index(slot) == at
 
 
 # ---- in the scheduler
