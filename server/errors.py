@@ -225,13 +225,6 @@ def unexpected(error: BaseException) -> InternalError:
     return found
 
 
-class Interrupted(InternalError):
-    """A decode of batch requests ended early because a live request arrived; it is planned again."""
-
-    def __init__(self) -> None:
-        super().__init__("the decode was interrupted")
-
-
 class NotNumbers(InternalError):
     """The model computed logits that are not numbers, of this sequence or over what another one left in the cells."""
 

@@ -18,7 +18,7 @@ from server.engine.loop import ANY_SLOT, Instance
 from server.engine.lora import MAX_ADAPTERS, Adapter, AdapterSet, adapter_set, default_set, rescaled
 from server.engine.params import EngineParams
 from server.engine.queue import has_place, preferred_instance
-from server.engine.request import BACKGROUND_PRIORITY, Adapters, Bounds, Request, Sink, State
+from server.engine.request import Adapters, Bounds, Request, Sink, State
 from server.engine.requests import ModelQueue, Outlet
 from server.engine.runner_api import Runner
 from server.engine.sequence import Slot, Ticket
@@ -179,9 +179,6 @@ class Engine(Instances[Instance]):
         if has_limits and not self._expires:
             self._expires = True
             self._loop.call_later(EXPIRY_CHECK_S, self._expire)
-        if request.priority < BACKGROUND_PRIORITY:
-            for instance in self._instances:
-                instance.runner.interrupt()
         return ticket
 
     @property

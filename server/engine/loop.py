@@ -18,11 +18,11 @@ from server.engine.request import FinishReason, Progress
 from server.engine.requests import ModelQueue, Requests
 from server.engine.runner_api import Runner
 from server.engine.sampling import NextTokens
-from server.engine.scheduler import Scheduler, TokenRun, batches, is_background
+from server.engine.scheduler import Scheduler, TokenRun, batches
 from server.engine.sequence import Phase, Sequence, Slot, log_fields
 from server.engine.snapshots import Snapshots, origin_of
 from server.engine.speculate.speculation import speculation
-from server.errors import CONTAINED, ContextExceeded, Interrupted, LlamapoolError, NotNumbers, ShuttingDown
+from server.errors import CONTAINED, ContextExceeded, LlamapoolError, NotNumbers, ShuttingDown
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -205,11 +205,7 @@ class Instance(StepThread):
             self.runner.use_adapters(runs[0].sequence.next_adapters)
             if self.params.backend_sampling:
                 self._next_tokens.choose_places(runs)
-            decoded = self._decoded_by_runner(runs, prefill_runs)
-        except Interrupted:
-            for run in runs:  # what it left in the cells is planned again
-                self.cells.truncate(run.sequence.held, run.at)
-            return False
+            decoded = self.runner.decode(runs)
         except CONTAINED as error:
             self._recover(runs, error)
             return False
@@ -224,16 +220,6 @@ class Instance(StepThread):
         if self.params.check_integrity:
             self.scheduler.check_integrity()
         return all_stay
-
-    def _decoded_by_runner(self, runs: list[TokenRun], prefill_runs: list[TokenRun]) -> bool:
-        """Decode. A live request interrupts a step that prefills background requests, so it does not wait for it."""
-        if not (prefill_runs and self.runner.info.can_cut and is_background(prefill_runs[0].sequence)):
-            return self.runner.decode(runs)
-        self.runner.interruptible(wanted=True)
-        try:
-            return self.runner.decode(runs)
-        finally:
-            self.runner.interruptible(wanted=False)
 
     def _take_results(self, runs: list[TokenRun], prefill_runs: list[TokenRun], seconds: float) -> bool:
         """Commit the decoded `runs`, among them `prefill_runs`, and sample their next tokens. Return False if all

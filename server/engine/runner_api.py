@@ -134,14 +134,6 @@ class Runner(Protocol):
         Raises `server.errors.InternalError` if the library rejects the batch.
         """
 
-    def interruptible(self, *, wanted: bool) -> None:
-        """Let `interrupt` end a decode early. Call it before and after each such decode."""
-
-    def interrupt(self) -> None:
-        """End an interruptible decode early: it raises `server.errors.Interrupted` and leaves positions of its batch in
-        the cache. Thread-safe; does nothing otherwise, or if the device cannot.
-        """
-
     def sampler(self, params: SamplingParams, prompt: Sequence[int]) -> Sampler:
         """Return a new sampler chain that has accepted the prompt's tokens."""
 

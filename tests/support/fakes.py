@@ -18,7 +18,7 @@ from server.engine.lora import Adapter
 from server.engine.media import MediaPrompt, Spans, media_tokens
 from server.engine.request import Adapters, SamplingParams, TokenLogprob
 from server.engine.runner_api import BatchEntry, DraftRunner, EmbedderInfo, MediaEncoder, Pooling, RunnerInfo, Vectors
-from server.errors import InternalError, Interrupted, ModelFailed
+from server.errors import InternalError, ModelFailed
 from server.media.bitmap import Bitmap, BitmapKind
 from server.pool.memory import HOST, Bytes, Fit, Footprint, Memory
 from server.pool.protocols import MediaReader, ModelInfo
@@ -182,16 +182,6 @@ class FakeRunner:
         self.in_graph: dict[int, FakeSampler] = {}  # by sequence
         self.batches: list[list[tuple[int, int]]] = []
         self.closed = False
-        self._may_interrupt = self._is_interrupted = False
-        self._interruption = threading.Lock()
-
-    def interruptible(self, *, wanted: bool) -> None:
-        with self._interruption:
-            self._may_interrupt, self._is_interrupted = wanted, False
-
-    def interrupt(self) -> None:
-        with self._interruption:  # otherwise a request that arrives as a decode ends interrupts every later one
-            self._is_interrupted = self._may_interrupt
 
     def decode(self, entries: Sequence[BatchEntry]) -> bool:
         assert not self.closed
@@ -199,8 +189,6 @@ class FakeRunner:
             assert self.steps.acquire(timeout=100), "no step was let through"
         if self.on_decode is not None:
             self.on_decode(entries)
-        if self._is_interrupted:
-            raise Interrupted
         added = sum(len(e.tokens) for e in entries)
         assert 0 < added <= self.info.n_batch, f"a batch of {added} tokens"
         if self.info.unified and sum(map(len, self.cells.values())) + added > self.info.n_cells:

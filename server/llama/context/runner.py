@@ -2,8 +2,6 @@
 
 import ctypes
 import math
-import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
@@ -24,31 +22,6 @@ from server.llama.sampling.sampler import NativeSampler, SamplerFactory
 from server.llama.threads import ComputeThreads
 from server.llama.vocab import LlamaVocab
 from server.llama.weights.adapters import LoadedAdapters
-
-
-class Interruption:
-    """The abort callback of one context. ``allow`` is called by the thread that decodes."""
-
-    def __init__(self, context: int) -> None:
-        self._text = ctypes.create_string_buffer(2)
-        self._is_allowed = False
-        self._lock = threading.Lock()
-        if sys.platform != "win32":  # there, strlen is not among the process's own symbols
-            strlen = ctypes.cast(ctypes.CDLL(None).strlen, C.ggml_abort_callback)
-            C.llama_set_abort_callback(context, strlen, ctypes.addressof(self._text))
-
-    def allow(self, *, wanted: bool) -> None:
-        """Allow or forbid interruption, and withdraw an earlier request."""
-        with self._lock:
-            self._is_allowed = wanted
-            self._text[0] = b"\0"
-
-    def request(self) -> None:
-        """Interrupt the decode if that is allowed now. Thread-safe."""
-        with self._lock:
-            if self._is_allowed:
-                self._text[0] = b"\1"
-
 
 # a chain over more candidates takes longer than getting the GIL back: let other threads run meanwhile
 _HOLD_GIL_UP_TO = 1 << 16
@@ -102,8 +75,6 @@ class LlamaRunner(NativeSequences):
         self._parallel = ParallelSampling(vocab.n_tokens)
         self._graph = GraphSampling(lambda: self._context)
         self._distributions: dict[tuple[int, int], Distribution] = {}  # of the last decode, by output and top tokens
-        stop = Interruption(context)
-        self.interruptible, self.interrupt = stop.allow, stop.request
         self.load_adapter, self.free_adapter = adapters.load, adapters.free
         self._all_logits = np.empty((0, vocab.n_tokens), np.float32)  # a view of the library's, since they last moved
         self._seen = 0, 0  # its address and number of rows

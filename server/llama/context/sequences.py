@@ -9,11 +9,11 @@ import numpy as np
 
 from server.engine.cache.prefix_cache import new_bytes
 from server.engine.runner_api import BatchEntry, RunnerInfo
-from server.errors import InternalError, Interrupted
+from server.errors import InternalError
 from server.llama.library import C, collect_errors, fast, reason
 from server.llama.threads import ThreadPools
 
-_NO_ROOM, _ABORTED, _REFUSED = 1, 2, -1  # statuses of llama_decode
+_NO_ROOM, _REFUSED = 1, -1  # statuses of llama_decode
 _WHOLE, _PARTIAL = 0, 1  # LLAMA_STATE_SEQ_FLAGS_NONE, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 _BYTE_POINTER = ctypes.POINTER(ctypes.c_uint8)
 
@@ -85,14 +85,12 @@ class NativeSequences(NativeContext, ABC):
 
     def _decode_batch(self, batch: ctypes.Structure, outputs: list[int], *, causal: bool = True) -> bool:
         """Decode a filled batch with these outputs. Return False if there is no KV room, and nothing was changed.
-        Raises `Interrupted` and `InternalError`. One without outputs needs no wait: the next decode waits for it.
+        Raises `InternalError`. One without outputs needs no wait: the next decode waits for it.
         """
         self._outputs = []
         status, why = self._decode_native(batch, wait=self.info.deferred and bool(outputs), causal=causal)
         if status != _REFUSED:  # such a batch leaves the pending copies undone
             self._pending.clear()
-        if status == _ABORTED:
-            raise Interrupted
         if status not in (0, _NO_ROOM):
             raise InternalError(f"llama_decode returned {status}: {why}")
         if status == 0:

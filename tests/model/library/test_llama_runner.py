@@ -12,7 +12,7 @@ import pytest
 from server.engine.params import EngineParams
 from server.engine.request import PromptLogprobs, Request
 from server.engine.runner_api import BatchEntry
-from server.errors import InternalError, Interrupted
+from server.errors import InternalError
 from server.llama.context.runner import LlamaRunner, best_tokens
 from tests.model.native_fixtures import (
     GREEDY,
@@ -186,25 +186,6 @@ def test_a_recurrent_state_has_no_way_back(recurrent_path: Path) -> None:
         for seq in (0, 1, 2):
             assert runner.decode([Entry(seq, len(tokens), expected[:1])])
             assert runner.sample(0, runner.sampler(GREEDY, tokens)) == expected[1]
-
-
-def test_an_interrupted_decode_leaves_the_sequence_as_it_was(runner: LlamaRunner) -> None:
-    prompt = prompt_tokens(runner.vocab, "The quick brown fox jumps over the lazy dog.")
-    expected = generate(runner, prompt, 8)
-    runner.seq_remove(0, 0)
-    runner.interrupt()  # nothing is interruptible: it has no effect
-    assert runner.decode([Entry(0, 0, prompt[:4])])
-    runner.interruptible(wanted=True)
-    runner.interrupt()
-    with pytest.raises(Interrupted):
-        runner.decode([Entry(0, 4, prompt[4:])])
-    runner.interruptible(wanted=False)
-    assert runner.seq_remove(0, 4)
-    assert runner.decode([Entry(0, 4, prompt[4:])])
-    sampler = runner.sampler(GREEDY, prompt)
-    assert runner.sample(0, sampler) == expected[0]
-    sampler.close()
-    assert generate(runner, prompt, 8) == expected
 
 
 TEXT = "the quick brown fox jumps over the lazy dog and then the other animals of the forest " * 8

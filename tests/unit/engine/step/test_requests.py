@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ from server.engine.params import EngineParams
 from server.engine.queue import MAX_BYPASSES
 from server.engine.request import BACKGROUND_PRIORITY
 from server.engine.requests import ModelQueue, Requests
-from server.engine.runner_api import BatchEntry
 from server.engine.scheduler import Scheduler
 from server.engine.sequence import Ticket
 from server.engine.snapshots import Snapshots
@@ -119,31 +117,6 @@ async def test_who_names_an_instance_that_takes_no_more_is_its_own_or_refused() 
     assert desk.receive() == []
     assert desk.queue.take(1, 1) == [free]
     assert desk.queue.n_load == 2
-
-
-async def test_a_live_request_interrupts_the_prefill_of_a_batch_request() -> None:
-    """The step that it arrives in is planned again, with the live prompt alone."""
-    arrived, submitted = threading.Event(), threading.Event()
-
-    def on_decode(entries: Sequence[BatchEntry]) -> None:
-        if not arrived.is_set():
-            arrived.set()
-            assert submitted.wait(100)
-
-    runner = FakeRunner(n_seq=2, n_ctx_seq=512, n_batch=256, on_decode=on_decode)
-    async with engine_over(runner, gather_ms=0.0) as engine:
-        batch = asyncio.ensure_future(run(engine, request("b" * 100, priority=BACKGROUND_PRIORITY)))
-        await asyncio.to_thread(arrived.wait, 100)
-        live = request("a live one")
-        reply = Reply()
-        async with events_of(engine, live) as stream:
-            submitted.set()
-            async for events in stream:
-                reply.add(events)
-        (other,) = await batch
-    assert (reply.text, other.text) == (alone(live), alone(request("b" * 100)))
-    ((_, n_tokens),) = runner.batches[0]
-    assert n_tokens == len(live.prompt), "it waited for the batch"
 
 
 async def test_who_waits_too_long_for_a_slot_ends_and_who_has_one_does_not() -> None:
