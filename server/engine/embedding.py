@@ -7,16 +7,17 @@ input. Inputs are never split.
 import asyncio
 import logging
 import threading
-import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
 
 from server.engine.arrivals import Arrivals
-from server.engine.instances import Instances, StepThread, has_failed, notify
+from server.engine.instances import Instances, StepThread, has_failed
 from server.engine.media import MediaPrompt, text_of
 from server.engine.params import EngineParams
 from server.engine.runner_api import EmbedderInfo, EmbeddingRunner, Vectors
@@ -29,20 +30,20 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False, slots=True)
 class EmbeddingJob:
-    """One request: its inputs, none empty. ``done`` belongs to the event loop. Step threads add the ``results``, by
-    input, or an ``error``, and then notify the event loop.
+    """One request: its inputs, none empty, and the future of their vectors. Step threads add the ``results``, by
+    input.
     """
 
     inputs: Sequence[MediaPrompt]
-    done: asyncio.Future[list[Vectors]]
     submitted_at: float
+    done: Future[list[Vectors]] = field(default_factory=Future)
     n_taken: int = 0  # inputs taken for a decode
     results: dict[int, Vectors] = field(default_factory=dict)
-    error: LlamapoolError | None = None
 
 
 Piece: TypeAlias = tuple[EmbeddingJob, int]
 """One input of a decode: its job and its index."""
+Outcome: TypeAlias = list[Vectors] | LlamapoolError
 
 
 class EmbeddingQueue:
@@ -56,9 +57,12 @@ class EmbeddingQueue:
     def __iter__(self) -> Iterator[EmbeddingJob]:
         return iter(list(self._jobs))
 
-    def add(self, job: EmbeddingJob) -> None:
+    def add(self, job: EmbeddingJob) -> bool:
+        """Queue a job. Return False, without queueing it, if no instance is left."""
         with self._lock:
-            self._jobs.append(job)
+            if self._takers:
+                self._jobs.append(job)
+            return bool(self._takers)
 
     def drop(self, job: EmbeddingJob) -> None:
         """Remove the rest of a job, if present."""
@@ -115,7 +119,6 @@ class EmbeddingInstance(StepThread):
         params: EngineParams,
         queue: EmbeddingQueue,
         number: int,
-        loop: asyncio.AbstractEventLoop,
         clock: Callable[[], float],
         arrivals: Arrivals,
     ) -> None:
@@ -123,32 +126,11 @@ class EmbeddingInstance(StepThread):
         self.runner = runner
         self.running: Sequence[Piece] = ()  # in the current decode
         self._queue = queue
-        self._loop = loop
-        self._changed: set[EmbeddingJob] = set()  # jobs of which the event loop is not notified yet
         self._n_served = [0] * runner.info.n_seq
-
-    # ---- on the event loop
 
     def give_up(self, reason: str) -> None:
         self.failure = reason
-        jobs = self._all()
-        for job in jobs:
-            job.error = has_failed(reason)
-        self._deliver(jobs)
-
-    def _deliver(self, jobs: Iterable[EmbeddingJob]) -> None:
-        for job in jobs:
-            if job.done.done():  # it was cancelled or given up, or another input has failed
-                continue
-            if job.error is not None:
-                job.done.set_exception(job.error)
-            elif len(job.results) == len(job.inputs):
-                self.stats.request_duration.observe(self._clock() - job.submitted_at)
-                job.done.set_result([job.results[i] for i in range(len(job.inputs))])
-
-    def _all(self) -> set[EmbeddingJob]:
-        """Return the jobs that only it computes; it takes no more."""
-        return {job for job, _ in self.running} | set(self._queue.close(self.number))
+        self._end_all(has_failed(reason))
 
     def slots(self) -> list[SlotSnapshot]:
         """Return one slot per input that a decode can carry."""
@@ -175,27 +157,29 @@ class EmbeddingInstance(StepThread):
         if self._arrivals.expected and sum(len(job.inputs) - job.n_taken for job in self._queue) < info.n_seq:
             self._gather()
         self.running = self._queue.take(info.n_seq, info.n_pack)
-        if self.running:
-            self._step(self.running)
-            self.running = ()
-            self._post()
-        elif not self._is_wanted:
-            self._rest()
-
-    def _step(self, pieces: Sequence[Piece]) -> None:
+        if not self.running:
+            if not self._is_wanted:
+                self._rest()
+            return
         started = self._clock()
-        for slot, (job, index) in enumerate(pieces):
+        for slot, (job, index) in enumerate(self.running):
             self._n_served[slot] += 1
             if index == 0:
                 self.stats.queue_time.observe(started - job.submitted_at)
-        self._compute(pieces)
+        ended: dict[EmbeddingJob, Outcome] = {}
+        self._compute(self.running, ended)
         self.last_s = self._clock() - started
         self.stats.prompt_seconds += self.last_s
+        self.running = ()
+        for job, outcome in ended.items():
+            self._end(job, outcome)
         if self.params.check_integrity:
             self._queue.check_integrity()
 
-    def _compute(self, pieces: Sequence[Piece]) -> None:
-        """Decode together; if the library rejects that, one by one, so that only the faulty job fails."""
+    def _compute(self, pieces: Sequence[Piece], ended: dict[EmbeddingJob, Outcome]) -> None:
+        """Decode together; if the library rejects that, one by one, so that only the faulty job fails. Add the jobs
+        that end to `ended`.
+        """
         try:
             found = self._embed([job.inputs[index] for job, index in pieces])
         except CONTAINED as error:
@@ -206,18 +190,19 @@ class EmbeddingInstance(StepThread):
             )
             if len(pieces) == 1:
                 own = error if isinstance(error, LlamapoolError) else InternalError("there is no memory for this input")
-                self._fail(pieces[0][0], own)
+                ended[pieces[0][0]] = own
                 return
             for piece in pieces:
-                if piece[0].error is None:
-                    self._compute([piece])
+                if piece[0] not in ended:
+                    self._compute([piece], ended)
             return
         for (job, index), vectors in zip(pieces, found, strict=True):
-            if np.isfinite(vectors).all():
-                job.results[index] = vectors
-                self._changed.add(job)
-            else:
-                self._fail(job, InternalError("the model computed a vector with values that are not numbers"))
+            if not np.isfinite(vectors).all():
+                ended[job] = InternalError("the model computed a vector with values that are not numbers")
+                continue
+            job.results[index] = vectors
+            if len(job.results) == len(job.inputs):
+                ended[job] = [job.results[i] for i in range(len(job.inputs))]
 
     def _embed(self, inputs: Sequence[MediaPrompt]) -> list[Vectors]:
         text = [one.tokens for one in inputs if not one.spans]
@@ -230,54 +215,46 @@ class EmbeddingInstance(StepThread):
         self.stats.n_tokens_max = max(self.stats.n_tokens_max, *sizes)
         return found
 
-    def _fail(self, job: EmbeddingJob, error: LlamapoolError) -> None:
+    def _end(self, job: EmbeddingJob, outcome: Outcome) -> None:
+        """Deliver the vectors of a job, or the error that ends it, unless it has ended. Thread-safe."""
         self._queue.drop(job)
-        job.error = error
-        self._changed.add(job)
+        if job.done.done():
+            return
+        self._arrivals.replied()
+        with suppress(InvalidStateError):  # it is cancelled, or another instance has ended it meanwhile
+            if isinstance(outcome, LlamapoolError):
+                job.done.set_exception(outcome)
+            else:
+                self.stats.request_duration.observe(self._clock() - job.submitted_at)
+                job.done.set_result(outcome)
 
     def _fail_all(self, error: LlamapoolError) -> None:
         """Fail the jobs of its decode; others wait for the next."""
-        self._end({job for job, _ in self.running} or self._queue, error)
+        jobs, self.running = {job for job, _ in self.running} or set(self._queue), ()
+        for job in jobs:
+            self._end(job, error)
 
     def _end_all(self, error: LlamapoolError) -> None:
-        self._end(self._all(), error)
-
-    def _end(self, jobs: Iterable[EmbeddingJob], error: LlamapoolError) -> None:
+        jobs, self.running = {job for job, _ in self.running} | set(self._queue.close(self.number)), ()
         for job in jobs:
-            self._fail(job, error)
-        self.running = ()
-        self._post()
-
-    def _post(self) -> None:
-        """Deliver the results with one call into the event loop."""
-        if self._changed:
-            jobs, self._changed = self._changed, set()
-            notify(self._loop, self._deliver, jobs)
+            self._end(job, error)
 
 
 class EmbeddingEngine(Instances[EmbeddingInstance]):
     """Computes embeddings. A request is a list of inputs; requests of all clients share decodes."""
 
     def __init__(
-        self,
-        runners: Sequence[EmbeddingRunner],
-        params: EngineParams,
-        loop: asyncio.AbstractEventLoop,
-        clock: Callable[[], float] = time.perf_counter,
+        self, runners: Sequence[EmbeddingRunner], params: EngineParams, loop: asyncio.AbstractEventLoop
     ) -> None:
-        super().__init__(params, runners[0].info.n_seq, loop, clock)
         self.info = runners[0].info
+        super().__init__(params, self.info.n_seq, loop)
         self.takes_media = runners[0].takes_media
         self.vocab = runners[0].vocab
         self.n_ctx_seq = self.info.n_ctx_seq
         self._queue = EmbeddingQueue(len(runners))
         self._open: set[EmbeddingJob] = set()
-        self._start(
-            [
-                EmbeddingInstance(runner, params, self._queue, i, loop, clock, self._arrivals)
-                for i, runner in enumerate(runners)
-            ]
-        )
+        shared = self._clock, self._arrivals
+        self._start([EmbeddingInstance(runner, params, self._queue, i, *shared) for i, runner in enumerate(runners)])
 
     def submit(self, inputs: Sequence[Sequence[int] | MediaPrompt]) -> asyncio.Future[list[Vectors]]:
         """Queue a request; the future has the vectors of each input, in order. Cancelling it frees its place.
@@ -292,18 +269,19 @@ class EmbeddingEngine(Instances[EmbeddingInstance]):
             check_input(prompt, self.info, self.vocab.n_tokens, media=self.takes_media)
         if self.n_load >= len(self._instances) * self.params.max_queue + self.n_slots:
             raise request_queue_full(self.n_load - self.n_slots, self._retry_after_s())
-        job = EmbeddingJob(prompts, self._loop.create_future(), self._clock())
-        job.done.add_done_callback(lambda _: self._left(job))
-        self._idle.clear()
+        job = EmbeddingJob(prompts, self._clock())
+        if not self._queue.add(job):  # the last instance has failed meanwhile
+            raise has_failed(self.failure)
         self._open.add(job)
-        self._queue.add(job)
-        self._arrivals.expect()
-        return job.done
+        self._arrived()
+        found = asyncio.wrap_future(job.done, loop=self._loop)
+        found.add_done_callback(lambda _: self._ended_or_cancelled(job))
+        return found
 
-    def _left(self, job: EmbeddingJob) -> None:
+    def _ended_or_cancelled(self, job: EmbeddingJob) -> None:
         self._queue.drop(job)
         self._open.remove(job)
-        self._one_is_idle()
+        self._left()
 
     @property
     def n_load(self) -> int:

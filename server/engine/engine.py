@@ -174,8 +174,7 @@ class Engine(Instances[Instance]):
             ticket.instance = preferred_instance(ticket, self._queue.open.values(), slots)
         if not self._queue.add(ticket):  # the requested instance has failed
             raise has_failed(self._instances[ticket.instance].failure)
-        self._arrivals.expect()
-        self._idle.clear()
+        self._arrived()
         if has_limits and not self._expires:
             self._expires = True
             self._loop.call_later(EXPIRY_CHECK_S, self._expire)
@@ -196,8 +195,7 @@ class Engine(Instances[Instance]):
 
     def _left(self) -> None:
         self._departed.set()
-        self._one_is_idle()
-        self._arrivals.expect()
+        super()._left()
 
     def cancel(self, ticket: Ticket) -> None:
         """Stop a request; its slots are free at the next step. Harmless after its end."""

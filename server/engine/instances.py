@@ -7,6 +7,7 @@ import math
 import os
 import sys
 import threading
+import time
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -87,7 +88,7 @@ class StepThread(ABC):
 
     @abstractmethod
     def _end_all(self, error: LlamapoolError) -> None:
-        """Fail everything, including what just arrived; take nothing from now on."""
+        """Fail everything, and refuse what arrives from now on."""
 
     @abstractmethod
     def _free(self) -> None:
@@ -110,22 +111,11 @@ class StepThread(ABC):
                 "the step thread has failed; this instance takes no more requests until its model is loaded again",
                 exc_info=error,
             )
-            self._refuse_until_stopped()
         try:
-            self._end_all(ShuttingDown("model"))
+            self._end_all(has_failed(self.failure) if self.failure else ShuttingDown("model"))
         finally:
             self._free()
             self.at_rest = True
-
-    def _refuse_until_stopped(self) -> None:
-        """Keep failing new requests, so that none waits forever for a dead thread."""
-        error = has_failed(self.failure)
-        while True:
-            self._woken.clear()
-            self._end_all(error)
-            if self._stopping:
-                return
-            self._rest()
 
     @property
     def _is_wanted(self) -> bool:
@@ -167,7 +157,11 @@ class Instances(ABC, Generic[M]):
     """Starts the instances of a model, tracks whether all are idle, and ends them."""
 
     def __init__(
-        self, params: EngineParams, n_slots_each: int, loop: asyncio.AbstractEventLoop, clock: Callable[[], float]
+        self,
+        params: EngineParams,
+        n_slots_each: int,
+        loop: asyncio.AbstractEventLoop,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.params = params
         self.n_slots_each = n_slots_each
@@ -288,9 +282,16 @@ class Instances(ABC, Generic[M]):
                 return False
         return True
 
-    def _one_is_idle(self) -> None:
+    def _arrived(self) -> None:
+        """Record that a request waits: others may follow it."""
+        self._idle.clear()
+        self._arrivals.expect()
+
+    def _left(self) -> None:
+        """Record that requests have ended: their clients may send others."""
         if not self.busy:
             self._idle.set()
+        self._arrivals.expect()
 
     def _retry_after_s(self) -> int:
         """Return the seconds until about half of the queue is served at the average pace so far."""

@@ -22,7 +22,7 @@ from server.engine.scheduler import Scheduler, TokenRun, batches
 from server.engine.sequence import Phase, Sequence, Slot, log_fields
 from server.engine.snapshots import Snapshots, origin_of
 from server.engine.speculate.speculation import speculation
-from server.errors import CONTAINED, ContextExceeded, LlamapoolError, NotNumbers, ShuttingDown
+from server.errors import CONTAINED, ContextExceeded, LlamapoolError, NotNumbers
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -103,7 +103,6 @@ class Instance(StepThread):
                 log.exception(
                     "prompt states could not be saved: they are computed again; this is a bug, please report it"
                 )
-            self._end_all(ShuttingDown("model"))  # requests that arrived meanwhile
         self.runner.close()
 
     def _iterate(self) -> None:

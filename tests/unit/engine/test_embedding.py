@@ -94,13 +94,25 @@ async def test_two_instances_share_the_work() -> None:
 async def test_a_step_thread_that_wakes_at_once_finds_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
     add = EmbeddingQueue.add
 
-    def late(queue: EmbeddingQueue, job: EmbeddingJob) -> None:
+    def late(queue: EmbeddingQueue, job: EmbeddingJob) -> bool:
         time.sleep(0.05)  # the step thread has the interpreter's lock
-        add(queue, job)
+        return add(queue, job)
 
     monkeypatch.setattr(EmbeddingQueue, "add", late)
     async with engine_over(FakeEmbeddingRunner(n_seq=1)) as engine, asyncio.timeout(10):
         assert len(await engine.submit(texts("one"))) == 1
+
+
+async def test_requests_that_follow_replies_join_those_that_already_wait() -> None:
+    gate = ConcurrencyLimiter()
+    async with engine_over(gate.runner, gather_ms=60_000.0) as engine:
+        first = engine.submit(texts("first"))
+        await gate.entered()
+        waits = engine.submit(texts("waits"))
+        gate.open()
+        await first
+        await asyncio.gather(waits, engine.submit(texts("its client's next")))
+    assert [len(batch) for batch in gate.runner.batches] == [1, 2]
 
 
 # ---- what ends early
@@ -215,11 +227,7 @@ async def test_the_step_thread_has_its_instances_processors_and_priority(monkeyp
 
 
 def job(*sizes: int) -> EmbeddingJob:
-    loop = asyncio.new_event_loop()
-    try:
-        return EmbeddingJob([MediaPrompt([0] * size) for size in sizes], loop.create_future(), 0.0)
-    finally:
-        loop.close()
+    return EmbeddingJob([MediaPrompt([0] * size) for size in sizes], 0.0)
 
 
 def queue_of(*jobs: EmbeddingJob) -> EmbeddingQueue:
@@ -262,3 +270,4 @@ def test_jobs_wait_for_another_instance_and_are_given_up_with_the_last() -> None
         queue.add(each)
     assert (queue.close(0), list(queue)) == ([], waiting)
     assert (queue.close(1), list(queue)) == (waiting, [])
+    assert not queue.add(job(7))

@@ -290,7 +290,7 @@ class Scenario:
         spec_types = ["draft-simple", "lookup,draft-simple"] if drafts else ["none", "lookup"]
         self.params = EngineParams(
             check_integrity=True,
-            gather_ms=0.0,
+            gather_ms=rng.choice([0.0, 4.0]),
             max_queue=1 << 20,
             request_timeout_s=0.05 if self.hurried else 0.0,
             queue_timeout_s=0.02 if self.hurried else 0.0,
@@ -469,7 +469,7 @@ class Scenario:
         self._open_gate(wanted=True)
         await self._all_told()
         await engine.wait_idle()
-        while any(one._woken.is_set() or not one.at_rest for one in engine._instances):  # noqa: ASYNC110
+        while not all(one.at_rest and (one.failure or not one._woken.is_set()) for one in engine._instances):  # noqa: ASYNC110
             await asyncio.sleep(1e-3)  # a thread tells nobody that it rests
 
 
