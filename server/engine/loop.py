@@ -129,8 +129,7 @@ class Instance(StepThread):
         self._requests.post()
 
     def _end_all(self, error: LlamapoolError) -> None:
-        self._requests.take_no_more()
-        self._requests.fail_all(error)
+        self._requests.fail_all(error, self._queue.close(self.number))
         self._refuse_commands(error)
         self._requests.post()
 

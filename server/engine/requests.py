@@ -209,7 +209,6 @@ class Requests:
     _snapshots: Snapshots
     _encoder: Encoder | None = None
     _wake: Callable[[], None] = lambda: None
-    _open: dict[int, Ticket] = field(default_factory=dict)
     _outbox: dict[int, tuple[Ticket, list[Event]]] = field(default_factory=dict)
     ended: list[Ticket] = field(default_factory=list)  # since the last `post`
 
@@ -227,17 +226,14 @@ class Requests:
 
     def receive(self) -> None:
         """Take requests that there are slots for, and end cancelled ones."""
-        scheduler = self._scheduler
-        taken = self._queue.take(self._instance, scheduler.n_free)
-        self._own(taken)
-        for ticket in taken:
+        for ticket in self._queue.take(self._instance, self._scheduler.n_free):
             try:
                 self._enqueue(ticket)
             except Exception as error:  # noqa: BLE001 - `fail` logs what is not ours
                 self.fail(ticket, error)
-        for ticket in list(self._open.values()):
-            if ticket.cancelled is not None:
-                self._end_all(ticket, ticket.cancelled)
+        for sequence in self._all():
+            if (state := sequence.ticket.cancelled) is not None:
+                self.end(sequence, state)
 
     def ask_for_media(self, sequence: Sequence) -> None:
         """Request the embeddings of the media of `sequence` that are not in the cells."""
@@ -290,24 +286,18 @@ class Requests:
                 extra=log_fields(ticket.request),
             )
             error = InternalError("the engine failed on this request; see the server's log")
-        self._end_all(ticket, State.FAILED)
+        for choice in ticket.choices:
+            if choice.phase is not Phase.ENDED:
+                self.end(choice, State.FAILED)
         self._close(ticket)
         self.emit(ticket, Failed(error))
 
-    def _end_all(self, ticket: Ticket, state: State) -> None:
-        for choice in ticket.choices:
-            if choice.phase is not Phase.ENDED:
-                self.end(choice, state)
+    def _all(self) -> list[Sequence]:
+        return [*self._scheduler.active(), *self._scheduler.waiting]
 
-    def _own(self, tickets: Iterable[Ticket]) -> None:
-        self._open.update((id(ticket), ticket) for ticket in tickets)
-
-    def take_no_more(self) -> None:
-        """Stop taking requests; those that wait for this instance alone become its own."""
-        self._own(self._queue.close(self._instance))
-
-    def fail_all(self, error: LlamapoolError) -> None:
-        for ticket in list(self._open.values()):
+    def fail_all(self, error: LlamapoolError, others: Iterable[Ticket] = ()) -> None:
+        """Fail the requests of this instance, and `others` that nobody has taken."""
+        for ticket in dict.fromkeys((*others, *(sequence.ticket for sequence in self._all()))):
             try:
                 self.fail(ticket, error)
             except Exception:  # fail it and the others in any case
@@ -330,7 +320,7 @@ class Requests:
 
     def _close(self, ticket: Ticket) -> None:
         """Report once that `ticket` holds nothing here, also if it never had sequences."""
-        if self._open.pop(id(ticket), None) is not None:
+        if not ticket.ended:
             ticket.ended = True  # before its choices are gone, see `Engine._expire`
             ticket.choices = []
             self.ended.append(ticket)

@@ -8,6 +8,7 @@ masks are computed in one call.
 import logging
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING
@@ -41,17 +42,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Proposal:
-    """A sampled token and whether the constraint allows it. ``mask`` is set if it was rejected and the mask is
-    computed.
+    """A sampled token and whether the constraint allows it; if not, the ``mask``, if it was computed with others."""
 
-    ``error``: sampling failed; raised when the sequence is sampled.
-    """
-
-    token: int = -1
-    probs: TokenLogprob | None = None
-    allowed: bool = False
+    token: int
+    probs: TokenLogprob | None
+    allowed: bool
     mask: memoryview | None = None
-    error: Exception | None = None
 
 
 class Constrained:
@@ -73,17 +69,12 @@ class Constrained:
             sequence = run.sequence
             if sequence.constraint is not None and sequence.phase is Phase.DECODE and sequence.request.max_tokens:
                 wanted.append((run.next_output(output), sequence, sequence.constraint))
-        if len(wanted) < 2:
-            return
         refused = []
-        for output, sequence, constraint in wanted:
-            try:
-                made = self._proposed(output, sequence, constraint)
+        for output, sequence, constraint in wanted if len(wanted) > 1 else ():
+            with suppress(Exception):  # `sample` raises it, too
+                made = self._proposals[output] = self._proposed(output, sequence, constraint)
                 if not made.allowed and (masked_by := constraint.masked_by()) is not None:
                     refused.append((made, masked_by))
-            except Exception as error:  # noqa: BLE001 - raised in `sample`
-                made = Proposal(error=error)
-            self._proposals[output] = made
         if len(refused) > 1:
             self._mask_together(refused)
 
@@ -93,8 +84,6 @@ class Constrained:
         assert sampler is not None
         assert constraint is not None
         made = self._proposals.pop(output, None) or self._proposed(output, sequence, constraint)
-        if made.error is not None:
-            raise made.error
         token, probs = made.token, made.probs
         if made.allowed:
             runner.accept(sampler, token)
@@ -128,10 +117,7 @@ class Constrained:
             log.error("%d masks could not be computed together, each is by itself: %r", len(refused), error)
             return
         for (made, _), mask in zip(refused, masks, strict=True):
-            if isinstance(mask, Exception):
-                made.error = mask
-            else:
-                made.mask = mask
+            made.mask = None if isinstance(mask, Exception) else mask  # `sample` raises the error
 
 
 MASK_LOOKS_AT = 200
