@@ -1,4 +1,6 @@
-"""Short ways to make an engine over a fake runner, and to run requests through it."""
+"""Short ways to make an engine over a fake runner, and to run requests through it. The server's own reader of events is
+`server.serving.session`.
+"""
 
 import asyncio
 import itertools
@@ -15,7 +17,6 @@ from server.engine.params import EngineParams
 from server.engine.request import Event, Failed, Finished, Request, SamplingParams, Started, Text
 from server.engine.sequence import Phase, Sequence, Slot, Ticket
 from tests.support.fakes import EOS, FakeRunner, FakeVocab
-from tests.unit.engine.events import EventStream, events_of
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -59,14 +60,18 @@ def sequence(
     return Sequence(ticket, 0, prompt, phase=phase, slot=slot)
 
 
-@dataclass
+@dataclass(eq=False)
 class Reply:
-    """All that came of one request."""
+    """A request, and all that has come of it."""
 
+    request: Request
     texts: dict[int, str] = field(default_factory=dict)
     finished: dict[int, Finished] = field(default_factory=dict)
     error: Exception | None = None
     events: list[Event] = field(default_factory=list)
+    ticket: Ticket = field(init=False)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    _steps: asyncio.Queue[list[Event]] = field(default_factory=asyncio.Queue)
 
     @property
     def text(self) -> str:
@@ -78,8 +83,13 @@ class Reply:
         """The tokens of all texts."""
         return [token for event in self.events if isinstance(event, Text) for token in event.tokens]
 
-    def add(self, events: Seq[Event]) -> None:
-        """Sort events in."""
+    @property
+    def started(self) -> Started:
+        """The first choice's Started."""
+        return next(e for e in self.events if isinstance(e, Started))
+
+    def put(self, events: list[Event]) -> None:
+        """Sort the events of a step in."""
         self.events.extend(events)
         for event in events:
             if isinstance(event, Text):
@@ -88,26 +98,34 @@ class Reply:
                 self.finished[event.index] = event
             elif isinstance(event, Failed):
                 self.error = event.error
+        self._steps.put_nowait(events)
+        if self.error is not None or len(self.finished) == self.request.n:
+            self.ended.set()
 
-    @property
-    def started(self) -> Started:
-        """The first choice's Started."""
-        return next(e for e in self.events if isinstance(e, Started))
+    async def step(self) -> list[Event]:
+        """Wait for the events of a further step."""
+        return await self._steps.get()
+
+
+def ask(engine: Engine, request: Request) -> Reply:
+    """Submit a request; raises what `Engine.submit` raises."""
+    reply = Reply(request)
+    reply.ticket = engine.submit(request, reply.put)
+    return reply
 
 
 async def run(engine: Engine, *requests: Request) -> list[Reply]:
-    """Submit all at once and wait for all."""
-
-    async def read(stream: EventStream) -> Reply:
-        reply = Reply()
-        async with stream:
-            async for events in stream:
-                reply.add(events)
-        return reply
-
+    """Submit all at once and wait for all. Cancelled, cancel those that have not ended."""
     with engine.preparing():  # else a step thread may be done with the first before there is a second
-        streams = [events_of(engine, req) for req in requests]
-    return list(await asyncio.gather(*map(read, streams)))
+        replies = [ask(engine, each) for each in requests]
+    try:
+        for reply in replies:
+            await reply.ended.wait()
+    finally:
+        for reply in replies:
+            if not reply.ended.is_set():
+                engine.cancel(reply.ticket)
+    return replies
 
 
 def alone(req: Request, adapters: Seq[Adapter] = (), replies: Mapping[str, str] | None = None) -> str:

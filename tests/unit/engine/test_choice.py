@@ -10,8 +10,7 @@ from server.engine.queue import preferred_instance
 from server.engine.runner_api import BatchEntry
 from server.engine.sequence import Phase, Sequence, Slot, Ticket
 from tests.support.fakes import FakeRunner
-from tests.unit.engine.builders import alone, engine_over, request, run, sequence
-from tests.unit.engine.events import EventStream, events_of
+from tests.unit.engine.builders import Reply, alone, ask, engine_over, request, run, sequence
 
 
 def asked(n: int, **options: Any) -> Ticket:
@@ -42,13 +41,12 @@ def two(**options: int) -> list[FakeRunner]:
 
 async def served_by(engine: Engine, runners: list[FakeRunner], prompts: list[str]) -> list[int]:
     """The instances that took the requests, submitted together."""
-    streams = [events_of(engine, request(prompt)) for prompt in prompts]
+    replies = [ask(engine, request(prompt)) for prompt in prompts]
     for runner in runners:
         runner.steps.release(10_000)  # type: ignore[union-attr]
-    for stream in streams:
-        async for _ in stream:
-            pass
-    return [stream.ticket.instance for stream in streams if stream.ticket is not None]
+    for reply in replies:
+        await reply.ended.wait()
+    return [reply.ticket.instance for reply in replies]
 
 
 async def test_twins_that_arrive_together_go_to_the_same_instance_and_strangers_to_the_other() -> None:
@@ -80,13 +78,14 @@ def runner(n_seq: int = 1, **options: Any) -> FakeRunner:
     return FakeRunner(n_seq=n_seq, **{"n_ctx_seq": 100_000, "n_batch": 512, **options})
 
 
-async def begun(stream: EventStream) -> EventStream:
-    """Once it has its first text."""
-    await anext(stream)
-    return stream
+async def begun(engine: Engine, prompt: str, **options: Any) -> Reply:
+    """A request that goes on for ever, once it has its first text."""
+    reply = ask(engine, request(prompt, max_tokens=FOR_EVER, **options))
+    await reply.step()
+    return reply
 
 
-def home(engine: Engine, ticket: Ticket | None) -> list[int]:
+def home(engine: Engine, ticket: Ticket) -> list[int]:
     """The instances where it waits or runs."""
     return [t.instance for t in engine._queue.open.values() if t is ticket]
 
@@ -99,12 +98,12 @@ async def test_a_slot_that_a_request_names_is_of_its_instance() -> None:
 
 async def test_a_full_instance_is_passed_over_although_it_has_the_prefix() -> None:
     async with engine_over(runner(on_decode=takes_time), runner(on_decode=takes_time)) as engine:
-        long = await begun(events_of(engine, request(BEGINNING + "for long", max_tokens=FOR_EVER)))
+        long = await begun(engine, BEGINNING + "for long")
         (reply,) = await run(engine, request(BEGINNING + "for short"))
         assert reply.finished[0].id_slot == 1
         assert reply.text == alone(request(BEGINNING + "for short"))
         assert home(engine, long.ticket) == [0]
-        long.cancel()
+        engine.cancel(long.ticket)
         await engine.wait_idle()
 
 
@@ -126,9 +125,7 @@ async def test_requests_with_one_cache_key_prefer_one_instance_unless_the_prefix
         assert len({instance for found in by_key for instance in found}) > 1
         (home_,) = await instances(engine, BEGINNING)
         assert await instances(engine, *(BEGINNING + key for key in "abcdef"), cache_key="any") == {home_}
-        busy = [
-            await begun(events_of(engine, request(f"busy {n}", max_tokens=FOR_EVER, cache_key="k"))) for n in range(6)
-        ]
-        assert len({home(engine, stream.ticket)[0] for stream in busy}) > 1
-        for stream in busy:
-            stream.cancel()
+        busy = [await begun(engine, f"busy {n}", cache_key="k") for n in range(6)]
+        assert len({home(engine, one.ticket)[0] for one in busy}) > 1
+        for one in busy:
+            engine.cancel(one.ticket)

@@ -14,8 +14,7 @@ from server.engine.runner_api import BatchEntry
 from server.engine.scheduler import TokenRun
 from server.errors import ContextExceeded, InternalError, InvalidRequest, ShuttingDown
 from tests.support.fakes import FakeRunner, FakeSampler
-from tests.unit.engine.builders import alone, engine_over, request, run, ticking
-from tests.unit.engine.events import events_of
+from tests.unit.engine.builders import alone, ask, engine_over, request, run, ticking
 
 
 async def test_a_sequence_whose_token_can_not_be_sampled_fails_alone() -> None:
@@ -39,16 +38,14 @@ async def test_generation_past_its_deadline_ends_with_the_line() -> None:
 async def test_a_long_prompt_does_not_stall_running_slots() -> None:
     runner = FakeRunner(n_seq=2, n_ctx_seq=4096, n_batch=2048, steps=threading.Semaphore(0))
     async with engine_over(runner, min_chunk=16) as engine:
-        first = events_of(engine, request("abc", max_tokens=400))
+        first = ask(engine, request("abc", max_tokens=400))
         assert runner.steps is not None
         runner.steps.release(2)
-        assert await anext(first)
-        second = events_of(engine, request("x" * 2000, max_tokens=1))
+        assert await first.step()
+        second = ask(engine, request("x" * 2000, max_tokens=1))
         runner.steps.release(1000)
-        async for _ in first:
-            pass
-        async for _ in second:
-            pass
+        await first.ended.wait()
+        await second.ended.wait()
     mixed = [batch for batch in runner.batches if len(batch) == 2]
     assert mixed, "the prompt was never computed beside the running slot"
     assert len(mixed) > 1, "the whole prompt went into one step"
@@ -148,7 +145,7 @@ async def test_a_bad_request_is_refused_before_it_reaches_the_library(
     req = replace(request("fine"), **options)
     async with engine_over(FakeRunner()) as engine:
         with pytest.raises(error):
-            events_of(engine, req)
+            ask(engine, req)
         assert not engine.busy
 
 
@@ -170,14 +167,13 @@ async def test_a_batch_that_the_library_refuses_fails_only_the_request_at_fault(
 async def test_closing_fails_what_is_open() -> None:
     runner = FakeRunner(n_ctx_seq=100_000)
     async with engine_over(runner) as engine:
-        stream = events_of(engine, request("abc", max_tokens=90_000))
-        await anext(stream)
+        reply = ask(engine, request("abc", max_tokens=90_000))
+        await reply.step()
         await engine.close()
-        events = [e async for batch in stream for e in batch]
-        assert isinstance(events[-1], Failed)
-        assert isinstance(events[-1].error, ShuttingDown)
+        await reply.ended.wait()
+        assert isinstance(reply.error, ShuttingDown)
         with pytest.raises(ShuttingDown):
-            events_of(engine, request("abc"))
+            ask(engine, request("abc"))
 
 
 async def test_an_unexpected_exception_ends_requests_but_not_the_engine() -> None:

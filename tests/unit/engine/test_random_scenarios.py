@@ -25,7 +25,6 @@ from server.engine.params import EngineParams
 from server.engine.request import BACKGROUND_PRIORITY, Event, Failed, Finished, PromptLogprobs, Request, SamplingParams
 from server.engine.runner_api import BatchEntry
 from server.engine.scheduler import TokenRun
-from server.engine.sequence import Ticket
 from server.errors import InternalError, InvalidRequest, LlamapoolError, NotNumbers, ShuttingDown, TooLate
 from tests.support.fakes import FakeChunk, FakeEncoder, FakeRunner, FakeSampler
 from tests.support.sampling import EXAMPLES_SHARE
@@ -203,21 +202,16 @@ def jumping(rng: Random) -> Callable[[], float]:
     return now
 
 
-@dataclass
+@dataclass(eq=False)
 class Asked(Reply):
-    """A request, and what has come of it."""
+    """A request that may be cancelled."""
 
-    request: Request = field(kw_only=True)
-    ticket: Ticket = field(init=False)
     cancelled: bool = False
     came: asyncio.Event = field(default_factory=asyncio.Event)
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     def put(self, events: list[Event]) -> None:
-        self.add(events)
+        super().put(events)
         self.came.set()
-        if self.error is not None or len(self.finished) == self.request.n:
-            self.ended.set()
 
     def check(self, replies: dict[str, str] | None, shifts: bool, explained: Callable[[Exception], bool]) -> None:
         """It ended as was promised, once: with the text of a request that is alone, or an error that is `explained`."""
@@ -364,7 +358,7 @@ class Scenario:
         rng = self.rng
         self._open_gate(wanted=rng.random() < 0.5)
         for _ in range(rng.choice([0, 1, 1, 2, 4])):
-            one = Asked(request=self._request())
+            one = Asked(self._request())
             try:
                 one.ticket = engine.submit(one.request, one.put)
             except InternalError:  # the instance of its slot has died

@@ -9,8 +9,7 @@ from server.engine.request import Request
 from server.engine.sequence import Sequence, Ticket
 from server.errors import QueueFull
 from tests.support.fakes import FakeRunner
-from tests.unit.engine.builders import engine_over, request, sequence
-from tests.unit.engine.events import events_of
+from tests.unit.engine.builders import ask, engine_over, request, sequence
 
 
 class Named:
@@ -196,15 +195,14 @@ def test_twice_the_queue_is_the_end_for_everybody() -> None:
 async def test_a_flood_of_one_client_is_refused_and_others_are_served() -> None:
     runner = FakeRunner(n_seq=1, steps=threading.Semaphore(0))
     async with engine_over(runner, max_queue=6) as engine:
-        streams = [events_of(engine, request(f"{i}", client="flood")) for i in range(7)]
+        streams = [ask(engine, request(f"{i}", client="flood")) for i in range(7)]
         with pytest.raises(QueueFull, match=r"\(6 waiting, limited by max_queue\)") as full:
-            events_of(engine, request("one too many", client="flood"))
+            ask(engine, request("one too many", client="flood"))
         assert full.value.retry_after_s >= 1
-        streams += [events_of(engine, request(name, client=name)) for name in ("other", "third")]
-        streams.append(events_of(engine, request("urgent", client="flood", priority=-10)))
+        streams += [ask(engine, request(name, client=name)) for name in ("other", "third")]
+        streams.append(ask(engine, request("urgent", client="flood", priority=-10)))
         assert runner.steps is not None
         runner.steps.release(10_000)
         for stream in streams:
-            async for _ in stream:
-                pass
+            await stream.ended.wait()
         assert not engine.busy

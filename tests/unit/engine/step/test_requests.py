@@ -17,8 +17,7 @@ from server.engine.stats import EngineStats
 from server.errors import TooLate
 from tests.support.fakes import FakeRunner
 from tests.unit.clock import Clock
-from tests.unit.engine.builders import Reply, alone, engine_over, request, run
-from tests.unit.engine.events import events_of
+from tests.unit.engine.builders import alone, ask, engine_over, request, run
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -189,15 +188,11 @@ async def test_a_request_shortens_the_limits_of_its_model_only_for_itself() -> N
 async def test_the_first_tokens_limit_does_not_end_a_request_that_generates() -> None:
     clock, steps = Clock(), threading.Semaphore(0)
     async with engine_over(FakeRunner(steps=steps), clock=clock) as engine:
-        stream = events_of(engine, request("x", max_tokens=20, first_token_timeout_s=5.0))
-        async with stream:
-            steps.release(3)
-            first = await anext(stream)
-            clock.now = 50.0
-            engine._expire()  # as ten times a second
-            steps.release(100)
-            reply = Reply()
-            reply.add(first)
-            async for events in stream:
-                reply.add(events)
+        reply = ask(engine, request("x", max_tokens=20, first_token_timeout_s=5.0))
+        steps.release(3)
+        await reply.step()
+        clock.now = 50.0
+        engine._expire()  # as ten times a second
+        steps.release(100)
+        await reply.ended.wait()
         assert (reply.error, reply.text) == (None, alone(request("x", max_tokens=20)))

@@ -11,9 +11,8 @@ from server.engine.request import FinishReason
 from server.errors import InternalError, InvalidRequest
 from tests.support.fakes import FakeRunner
 from tests.support.waiting import wait_until
-from tests.unit.engine.builders import Reply, alone, engine_over, request, run
+from tests.unit.engine.builders import alone, ask, engine_over, request, run
 from tests.unit.engine.cache.test_disk_cache import Files, still
-from tests.unit.engine.events import events_of
 
 PIRATE = Adapter(0, "pirate.gguf")
 
@@ -37,15 +36,13 @@ async def test_new_scales_hold_for_requests_that_come_afterwards() -> None:
     runner = FakeRunner(adapters=(PIRATE,), steps=threading.Semaphore(0))
     wanted = request("abc", max_tokens=20)
     async with engine_over(runner) as engine:
-        before = events_of(engine, wanted)
+        first = ask(engine, wanted)
         engine.set_adapter_scales(((0, 0.25),))
         after = asyncio.ensure_future(run(engine, wanted))
         assert runner.steps is not None
         runner.steps.release(200)
         (second,) = await after
-        first = Reply()
-        async for events in before:
-            first.add(events)
+        await first.ended.wait()
         assert engine.adapters[0].scale == 0.25
         with pytest.raises(InvalidRequest):
             engine.set_adapter_scales(((1, 1.0),))
@@ -104,23 +101,22 @@ async def test_a_shift_that_the_library_refuses_ends_that_request_alone(monkeypa
 
 
 async def test_nothing_from_before_a_reset_is_reused_although_its_request_still_runs() -> None:
-    steps, prompt, first = threading.Semaphore(0), "a" * 100, Reply()
+    steps, prompt = threading.Semaphore(0), "a" * 100
     runner = FakeRunner(n_seq=2, n_ctx_seq=512, n_batch=256, steps=steps)
     async with engine_over(runner, gather_ms=0.0) as engine:
-        running = events_of(engine, request(prompt, max_tokens=40))
+        first = ask(engine, request(prompt, max_tokens=40))
         steps.release()
-        first.add(await anext(running))
+        await first.step()
         reset = asyncio.ensure_future(engine.reset_cache())
         for _ in range(5):
             steps.release()
-            first.add(await anext(running))
+            await first.step()
         assert reset.done()
         assert await reset >= len(prompt)
         late = asyncio.ensure_future(run(engine, request(prompt + "b", max_tokens=1)))
         steps.release(200)
         [reply] = await late
-        async for events in running:
-            first.add(events)
+        await first.ended.wait()
         n_cached, saved = engine.stats.kv_cells_cached, await engine.save_slot(first.finished[0].id_slot)
         steps.release(200)
         [later] = await run(engine, request(prompt + first.text, max_tokens=1))
@@ -133,17 +129,16 @@ async def test_nothing_from_before_a_reset_is_reused_although_its_request_still_
 async def test_a_reset_leaves_nothing_to_do_for_when_slots_are_idle() -> None:
     steps = threading.Semaphore(1)
     async with engine_over(FakeRunner(n_ctx_seq=512, n_batch=256, steps=steps), gather_ms=0.0) as engine:
-        running = events_of(engine, request("a" * 100, max_tokens=40))
-        await anext(running)
+        running = ask(engine, request("a" * 100, max_tokens=40))
+        await running.step()
         reset = asyncio.ensure_future(engine.reset_cache())
         for _ in range(5):
             steps.release()
-            await anext(running)
+            await running.step()
         assert reset.done()
         is_done, n_left = reset.done(), len(engine._instances[0]._commands)
         steps.release(100)
-        async for _ in running:
-            pass
+        await running.ended.wait()
     assert (is_done, n_left) == (True, 0)
     assert await reset > 100
 
