@@ -182,6 +182,7 @@ class FakeRunner:
         self.in_graph: dict[int, FakeSampler] = {}  # by sequence
         self.batches: list[list[tuple[int, int]]] = []
         self.closed = False
+        self.n_wipes = 0
 
     def decode(self, entries: Sequence[BatchEntry]) -> bool:
         assert not self.closed
@@ -426,6 +427,7 @@ class FakeRunner:
 
     def wipe(self) -> None:
         assert not any(self.cells.values()), "a sequence holds cells"
+        self.n_wipes += 1
 
     def close(self) -> None:
         assert not self.closed, "a runner was closed twice"

@@ -4,9 +4,7 @@ import os
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +12,7 @@ from hypothesis import strategies as st
 from server.engine.encode import EmbeddingCache, Encoder
 from server.errors import InternalError
 from server.pool.saved.state_cache import EMBEDDINGS_SUFFIX, EmbeddingFolder
+from tests.support.fakes import FakeChunk, FakeEncoder
 
 
 class Files:
@@ -103,24 +102,6 @@ def test_the_file_that_was_used_longest_ago_is_removed(tmp_path: Path) -> None:
     assert [folder.read(key) for key in (b"read", b"old", b"new")] == [b"numbers", None, b"numbers"]
 
 
-@dataclass(frozen=True)
-class Chunk:
-    """A medium's part, as far as the encoder looks."""
-
-    key: bytes
-
-
-class Projector:
-    """Says how often it was asked."""
-
-    def __init__(self) -> None:
-        self.keys: list[bytes] = []
-
-    def encode(self, chunks: Sequence[Any]) -> list[bytes]:
-        self.keys += [chunk.key for chunk in chunks]
-        return [b"embeddings of " + chunk.key for chunk in chunks]
-
-
 class Panic(BaseException):
     """As a native library's."""
 
@@ -129,20 +110,20 @@ def test_a_fault_of_the_projector_ends_who_asked_and_no_thread() -> None:
     """Its exceptions were passed on only as far as they were the engine's own; others ended the thread, and who asked
     waited for ever."""
 
-    class Failing(Projector):
-        def encode(self, chunks: Sequence[Any]) -> list[bytes]:
+    class Failing(FakeEncoder):
+        def encode(self, chunks: Sequence[FakeChunk]) -> list[bytes]:
             for chunk in chunks:
-                if chunk.key != b"cat":
-                    raise {b"bug": ZeroDivisionError("a bug"), b"panic": Panic("index")}[chunk.key]
+                if chunk.name != "cat":
+                    raise {"bug": ZeroDivisionError("a bug"), "panic": Panic("index")}[chunk.name]
             return super().encode(chunks)
 
     encoder = Encoder(Failing(), EmbeddingCache(1 << 20))
     try:
-        for key in (b"bug", b"panic", b"cat"):
+        for name in ("bug", "panic", "cat"):
             come = threading.Event()
-            encoding = encoder.ask(Chunk(key), come.set)  # type: ignore[arg-type]
+            encoding = encoder.ask(FakeChunk(name), come.set)
             assert encoding.done() or come.wait(60)
-            assert (encoding.exception() is None) == (key == b"cat")
+            assert (encoding.exception() is None) == (name == "cat")
     finally:
         encoder.stop()
         assert encoder.join(60)

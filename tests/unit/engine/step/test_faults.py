@@ -1,6 +1,6 @@
 """Faults of a step end as few requests as possible, once each, and leave nothing."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -73,33 +73,34 @@ async def test_events_that_nobody_can_take_leave_others_theirs_and_no_request_op
 ADAPTERS = (Adapter(0, "lora.gguf", scale=0.0),)
 
 
-class Spoilt(FakeRunner):
-    """No numbers come of a sequence that came from a state of `bad`, nor of anybody while `bad_set` is in the cells."""
+class NoNumbers(FakeRunner):
+    """Has no numbers for a token for which `lacks` says so."""
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(n_seq=1, **options)
+    def __init__(self, lacks: Callable[[FakeRunner], bool], **options: Any) -> None:
+        super().__init__(**options)
+        self._lacks = lacks
+
+    def sample(self, output: int, sampler: FakeSampler) -> int:
+        if self._lacks(self):
+            raise NotNumbers
+        return super().sample(output, sampler)
+
+
+class Spoilt(NoNumbers):
+    """Has no numbers from a state of `bad` on."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda _: self.is_bad, n_seq=1)
         self.bad: set[bytes] = set()
-        self.bad_set: tuple[tuple[int, float], ...] = ()
         self.is_bad = False
-        self.n_wipes = 0
-
-    def decode(self, entries: Sequence[BatchEntry]) -> bool:
-        self.is_bad |= bool(self.bad_set) and self.adapters_now == self.bad_set
-        return super().decode(entries)
 
     def seq_load(self, seq: int, state: bytes, n_pos: int) -> bool:
         self.is_bad |= state in self.bad
         return super().seq_load(seq, state, n_pos)
 
-    def sample(self, output: int, sampler: FakeSampler) -> int:
-        if self.is_bad:
-            raise NotNumbers
-        return super().sample(output, sampler)
-
     def wipe(self) -> None:
         super().wipe()
         self.is_bad = False
-        self.n_wipes += 1
 
 
 async def test_a_kept_state_that_spoils_is_not_used_again() -> None:
@@ -116,8 +117,8 @@ async def test_a_kept_state_that_spoils_is_not_used_again() -> None:
 
 
 async def test_a_prompt_that_is_being_read_is_not_at_fault_for_others() -> None:
-    """However often others' cells are wiped meanwhile, it is computed anew."""
-    runner = TwoSlots(adapters=ADAPTERS, n_batch=16, n_ctx_seq=1000)
+    """An adapter makes no numbers. However often others' cells are wiped meanwhile, the prompt is computed anew."""
+    runner = NoNumbers(lambda runner: bool(runner.adapters_now), n_seq=2, adapters=ADAPTERS, n_batch=16, n_ctx_seq=1000)
     long = request("a" * 400)
     async with engine_over(runner) as engine:
         replies = await run(engine, long, *(bad(i) for i in range(6)))
@@ -130,40 +131,9 @@ def bad(i: int) -> Any:
     return request(f"{i}" * 20, adapters=((0, 9.0),))
 
 
-class TwoSlots(FakeRunner):
-    """The adapter makes no numbers of whom it computes."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(n_seq=2, **options)
-        self.n_wipes = 0
-
-    def sample(self, output: int, sampler: FakeSampler) -> int:
-        if self.adapters_now:
-            raise NotNumbers
-        return super().sample(output, sampler)
-
-    def wipe(self) -> None:
-        super().wipe()
-        self.n_wipes += 1
-
-
-class NoNumbers(FakeRunner):
-    """Has no numbers for the first `left` tokens."""
-
-    def __init__(self, left: int, **options: Any) -> None:
-        super().__init__(n_seq=1, **options)
-        self.left = left
-        self.n_wipes = 0
-
-    def sample(self, output: int, sampler: FakeSampler) -> int:
-        self.left -= 1
-        if self.left >= 0:
-            raise NotNumbers
-        return super().sample(output, sampler)
-
-    def wipe(self) -> None:
-        super().wipe()
-        self.n_wipes += 1
+def for_the_first(n: int) -> Callable[[FakeRunner], bool]:
+    left = iter(range(n))
+    return lambda _: next(left, None) is not None
 
 
 @pytest.mark.parametrize(
@@ -174,7 +144,7 @@ async def test_a_sequence_without_numbers_is_recomputed_a_few_times_an_adapters_
     loaded: tuple[Adapter, ...], used: Any, most: int
 ) -> None:
     for n_faults in (most, most + 1):
-        runner = NoNumbers(n_faults, adapters=loaded)
+        runner = NoNumbers(for_the_first(n_faults), n_seq=1, adapters=loaded)
         async with engine_over(runner) as engine:
             (reply,) = await run(engine, request("a" * 20, adapters=used))
         assert isinstance(reply.error, NotNumbers) == (n_faults > most)
