@@ -132,19 +132,12 @@ class EmbeddingInstance(StepThread):
         self.failure = reason
         self._end_all(has_failed(reason))
 
-    def slots(self) -> list[SlotSnapshot]:
-        """Return one slot per input that a decode can carry."""
+    def slots(self) -> Iterator[SlotSnapshot]:
+        """Iterate over one slot per input that a decode can carry."""
         running, info = self.running, self.runner.info
-        return [
-            SlotSnapshot(
-                self.number * info.n_seq + i,
-                info.n_ctx_seq,
-                is_processing=i < len(running),
-                n_requests=self._n_served[i],
-                n_tokens=len(running[i][0].inputs[running[i][1]]) if i < len(running) else 0,
-            )
-            for i in range(info.n_seq)
-        ]
+        for i, n_served in enumerate(self._n_served):
+            n_tokens = len(running[i][0].inputs[running[i][1]]) if i < len(running) else 0
+            yield SlotSnapshot(self.number * info.n_seq + i, info.n_ctx_seq, n_tokens > 0, n_served, n_tokens)
 
     # ---- the step thread
 

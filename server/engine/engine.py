@@ -160,10 +160,14 @@ class Engine(Instances[Instance]):
         """
         self._check_open()
         self.bounds.check(request)
-        wanted = self._adapter_set(request)
-        self._admit(request)
+        wanted = default_set(self.adapters) if request.adapters is None else request.adapters
+        computed_by = adapter_set(wanted, self.adapters, request.prompt, request.cache_scope)
+        max_queue = len(self._instances) * self.params.max_queue
+        is_full = self.n_load >= self.n_slots + max_queue
+        if is_full and not has_place(request, self._queue.open.values(), self.n_slots, max_queue):
+            raise request_queue_full(self.n_load - self.n_slots, self._retry_after_s())
         now = self._clock()
-        ticket = Ticket(request, sink, request.arrived_at or now, wanted, waits_since=now)
+        ticket = Ticket(request, sink, request.arrived_at or now, computed_by, waits_since=now)
         has_limits = self._limits or request.first_token_timeout_s or request.request_timeout_s
         if has_limits and (missed := _missed_limit(ticket, self.params, now)):
             raise TooLate(missed, RETRY_LATER_S)
@@ -184,14 +188,6 @@ class Engine(Instances[Instance]):
     def n_load(self) -> int:
         """Choices that wait or run; exact on the event loop."""
         return self._queue.n_load
-
-    def _admit(self, request: Request) -> None:
-        """Raise `QueueFull` if there is no place."""
-        n_slots, max_queue = self.n_slots, len(self._instances) * self.params.max_queue
-        if self.n_load < n_slots + max_queue:
-            return
-        if not has_place(request, self._queue.open.values(), n_slots, max_queue):
-            raise request_queue_full(self.n_load - n_slots, self._retry_after_s())
 
     def _left(self) -> None:
         self._departed.set()
@@ -313,11 +309,11 @@ class Engine(Instances[Instance]):
         on; requests that do are waited for. Raises `NotFound`.
         """
         async with self._changing_adapters:
-            adapter = next((adapter for adapter in self.adapters if name and adapter.name == name), None)
-            if adapter is None:
-                raise NotFound(f"The lora adapter '{name}' cannot be found.")
-            await self._remove_adapter(adapter)
-            return self.adapters
+            for adapter in self.adapters:
+                if name and adapter.name == name:
+                    await self._remove_adapter(adapter)
+                    return self.adapters
+            raise NotFound(f"The lora adapter '{name}' cannot be found.")
 
     async def _remove_adapter(self, adapter: Adapter) -> None:
         def uses(adapters: AdapterSet) -> bool:
@@ -404,11 +400,6 @@ class Engine(Instances[Instance]):
         """Verify that no slot, sequence or queue place is lost; only meaningful while idle."""
         for instance in self._instances:
             instance.scheduler.check_integrity()
-
-    def _adapter_set(self, request: Request) -> AdapterSet:
-        """Return the adapter set of the request. Raises `InvalidRequest` for an unknown adapter."""
-        wanted = default_set(self.adapters) if request.adapters is None else request.adapters
-        return adapter_set(wanted, self.adapters, request.prompt, request.cache_scope)
 
 
 def _missed_limit(ticket: Ticket, params: EngineParams, now: float) -> str:

@@ -57,13 +57,12 @@ class StepThread(ABC):
         self._thread.start()
 
     def wake(self) -> None:
-        """Wake the step thread."""
         self._woken.set()
 
     def stop(self) -> None:
         """Fail open requests and end the thread; `join` waits for it. Called on the event loop."""
         self._stopping = True
-        self._woken.set()
+        self.wake()
 
     def join(self, timeout_s: float | None = None) -> bool:
         """Block until the thread has freed the context. Return False on timeout."""

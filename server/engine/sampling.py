@@ -195,7 +195,9 @@ class NextTokens:
         sequence.n_draft += len(draft_tokens)
         while is_right and reason is None:
             draft = draft_tokens[n_right] if n_right < len(draft_tokens) else None
-            takes = None if draft is None else self._takes(sequence, draft, n_right)
+            takes = None
+            if draft is not None and self._speculation is not None:
+                takes = self._speculation.takes(sequence, n_right) and draft not in self._vocab.eog
             now = self._clock()
             reason = self._take_one(output + n_right, sequence, now, draft if takes else None)
             is_right = draft is not None and sequence.output[-1] == draft and takes is not False
@@ -211,11 +213,6 @@ class NextTokens:
         if reason is not None:
             context_full = reason is FinishReason.LIMIT and self._context_full(sequence)
             self.finish(sequence, run.seq, reason, now, context_full=context_full)
-
-    def _takes(self, sequence: Sequence, draft: int, n: int) -> bool | None:
-        """Return whether the `n`-th draft token is accepted regardless of sampling; None = sampling decides."""
-        takes = None if self._speculation is None else self._speculation.takes(sequence, n)
-        return takes and draft not in self._vocab.eog
 
     def _take_one(self, output: int, sequence: Sequence, now: float, given: int | None) -> FinishReason | None:
         """Take the next token from the `output`-th logits. Return why the choice ends with it, if it does.
