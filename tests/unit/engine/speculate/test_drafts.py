@@ -325,9 +325,6 @@ def test_a_size_that_was_not_seen_for_long_is_forgotten() -> None:
     assert cost.of(8) < 0.1
 
 
-"""Steps of SmolLM2-135M in 4 bits by their tokens, on two cores of an AMD EPYC."""
-
-
 def looking_up(tokens: list[int]) -> DraftState:
     return DraftState(16, Lookup(tokens, 2))
 

@@ -25,18 +25,14 @@ pytestmark = pytest.mark.timeout(60)
 class Desk:
     """The tickets of the first of two instances, without its thread."""
 
-    def __init__(self, n_seq: int = 1, *, n_cells: int | None = None) -> None:
-        self.now = 0.0
+    def __init__(self, n_seq: int = 1) -> None:
         self.queue = ModelQueue(asyncio.get_running_loop(), 2, n_seq)
-        info = FakeRunner(n_seq=n_seq, n_cells=n_cells, unified=n_cells is not None).info
-        self.scheduler = Scheduler(info, EngineParams(queue_timeout_s=0.0), self.queue.counters)
-        clock = lambda: self.now  # noqa: E731
-        snapshots = Snapshots(self.scheduler, clock, 0)
-        self.requests = Requests(self.scheduler, self.queue, 0, EngineStats(), clock, snapshots)
+        self.scheduler = Scheduler(FakeRunner(n_seq=n_seq).info, EngineParams(), self.queue.counters)
+        snapshots = Snapshots(self.scheduler, lambda: 0.0, 0)
+        self.requests = Requests(self.scheduler, self.queue, 0, EngineStats(), lambda: 0.0, snapshots)
 
-    def ask(self, text: str, *, n: int = 1, id_slot: int = -1, **own: Any) -> Ticket:
-        wanted = request(text, n=n, id_slot=id_slot)
-        ticket = Ticket(wanted, lambda events: None, self.now, **own)
+    def ask(self, text: str, *, instance: int = 0, **options: Any) -> Ticket:
+        ticket = Ticket(request(text, **options), lambda events: None, 0.0, instance=instance)
         assert self.queue.add(ticket)
         return ticket
 
@@ -45,13 +41,6 @@ class Desk:
         before = list(self.queue.taken_by(0))
         self.requests.receive()
         return [ticket for ticket in self.queue.taken_by(0) if ticket not in before]
-
-    def place(self) -> Ticket | None:
-        placement = self.scheduler.place(self.now)
-        if placement is None:
-            return None
-        self.scheduler.occupy(placement, self.now)
-        return placement.sequence.ticket
 
 
 async def test_choices_count_and_a_request_is_taken_whole() -> None:
@@ -70,19 +59,17 @@ async def test_a_request_is_taken_elsewhere_once_the_instance_that_it_prefers_is
 
 
 async def test_a_batch_request_is_never_taken_before_a_live_one() -> None:
-    queue = Desk().queue
-    queue.add(Ticket(request("batch", priority=BACKGROUND_PRIORITY), lambda events: None, 0.0))
+    desk = Desk()
+    desk.ask("batch", priority=BACKGROUND_PRIORITY)
     for i in range(2 * MAX_BYPASSES):  # one placement in `MAX_BYPASSES` ignores priority
-        live = Ticket(request(f"live {i}"), lambda events: None, 1.0 + i)
-        queue.add(live)
-        assert queue.take(0, 1) == [live]
-        queue.left([live])
+        live = desk.ask(f"live {i}")
+        assert desk.queue.take(0, 1) == [live]
+        desk.queue.left([live])
 
 
 async def test_urgent_requests_that_are_taken_in_pairs_do_not_starve_the_rest() -> None:
     desk = Desk(n_seq=2)
-    patient = Ticket(request("patient", priority=5), lambda events: None, 0.0)
-    desk.queue.add(patient)
+    patient = desk.ask("patient", priority=5)
     for _ in range(MAX_BYPASSES):
         desk.ask("urgent")
         desk.ask("urgent")
@@ -92,19 +79,12 @@ async def test_urgent_requests_that_are_taken_in_pairs_do_not_starve_the_rest() 
 
 async def test_priority_is_ignored_for_one_request_of_those_that_are_taken_together() -> None:
     desk = Desk(n_seq=4)
-
-    def ask(client: str, priority: int) -> Ticket:
-        wanted = request(client, client=client, priority=priority)
-        ticket = Ticket(wanted, lambda events: None, desk.now)
-        assert desk.queue.add(ticket)
-        return ticket
-
-    patient = [ask("patient", 10) for _ in range(4)]
+    patient = [desk.ask("patient", client="patient", priority=10) for _ in range(4)]
     for _ in range(MAX_BYPASSES - 1):
-        urgent = ask("urgent", 0)
+        urgent = desk.ask("urgent", client="urgent")
         desk.queue.counters.serve("urgent", 1.0)
         assert desk.queue.take(0, 1) == [urgent]
-    urgents = [ask("urgent", 0) for _ in range(3)]
+    urgents = [desk.ask("urgent", client="urgent") for _ in range(3)]
     assert desk.queue.take(0, 4) == [patient[0], *urgents]
 
 
