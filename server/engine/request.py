@@ -53,14 +53,12 @@ class Parameter:
 
     ``flags`` and ``env``: see `server.options.option.option`, as ``limits`` of options. In a request, a value past
     ``soft`` becomes the limit, and a value past ``hard`` is an error. A float without either is limited to a million.
-    ``listed``: whether llama-server lists it in ``generation_settings``.
     """
 
     flags: str
     env: str | bool
     soft: tuple[float, float] | None
     hard: tuple[float, float] | None
-    listed: bool
     limits: Mapping[str, Any]
 
 
@@ -75,11 +73,10 @@ def _parameter(
     env: str | bool = "",
     soft: tuple[float, float] | None = None,
     hard: tuple[float, float] | None = None,
-    listed: bool = True,
     **limits: float,
 ) -> T:
     """Return a dataclass field with its `Parameter`."""
-    return field(default=default, metadata={"parameter": Parameter(flags, env, soft, hard, listed, limits)})
+    return field(default=default, metadata={"parameter": Parameter(flags, env, soft, hard, limits)})
 
 
 @dataclass(slots=True, unsafe_hash=True)

@@ -22,7 +22,7 @@ from server.dialects.common import Json, members
 from server.dialects.completions.prompt import prompt_text
 from server.dialects.dialect import Context, Generation, Writer
 from server.dialects.generation import GenerationFields
-from server.engine.request import PARAMETERS, Adapters, Event, Finished, Progress, Request, SamplingParams, Text
+from server.engine.request import Adapters, Event, Finished, Progress, Request, SamplingParams, Text
 from server.pool.model import LoadedModel
 
 
@@ -162,11 +162,7 @@ class NativeWriter(Writer):
 
 
 _LATER = ("min_keep", "ignore_eos", "logit_bias", "samplers", "backend_sampling")
-_FIRST = tuple(
-    each.name
-    for each in fields(SamplingParams)
-    if each.name not in _LATER and (each.name not in PARAMETERS or PARAMETERS[each.name][1].listed)
-)
+_FIRST = tuple(each.name for each in fields(SamplingParams) if each.name not in _LATER)
 """Sampling parameters in llama-server's order, which is that of their fields; it lists some of them later."""
 _LONG = frozenset(
     ("dry_sequence_breakers", "stop", "logit_bias", "grammar", "grammar_lazy", "grammar_triggers", "preserved_tokens")
