@@ -18,10 +18,10 @@ from server.dialects.chat.write import ChatWriter
 from server.engine.cache.kv_store import Cells
 from server.engine.engine import Engine
 from server.engine.loop import Instance
-from server.engine.requests import ModelQueue, Requests
 from server.engine.sampling import NextTokens
 from server.engine.scheduler import Scheduler
 from server.engine.text import TextStream
+from server.engine.tickets import ModelQueue, Requests
 from server.llama.context.batch import Batch
 from server.llama.context.runner import LlamaRunner
 from server.llama.vocab import LlamaVocab

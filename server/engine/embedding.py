@@ -55,7 +55,7 @@ class EmbeddingQueue:
         self._lock = threading.Lock()
 
     def __iter__(self) -> Iterator[EmbeddingJob]:
-        return iter(list(self._jobs))
+        return iter([job for job in list(self._jobs) if not job.done.done()])
 
     def add(self, job: EmbeddingJob) -> bool:
         """Queue a job. Return False, without queueing it, if no instance is left."""
@@ -63,12 +63,6 @@ class EmbeddingQueue:
             if self._takers:
                 self._jobs.append(job)
             return bool(self._takers)
-
-    def drop(self, job: EmbeddingJob) -> None:
-        """Remove the rest of a job, if present."""
-        with self._lock:
-            if job in self._jobs:
-                self._jobs.remove(job)
 
     def close(self, instance: int) -> list[EmbeddingJob]:
         """Stop an instance from taking inputs; remove and return the jobs for which no instance is left."""
@@ -90,6 +84,8 @@ class EmbeddingQueue:
         with self._lock:
             while self._jobs and len(pieces) < n_seq and total < n_tokens:
                 job = self._jobs.popleft()
+                if job.done.done():  # it was cancelled, or has failed
+                    continue
                 size = len(job.inputs[job.n_taken])
                 if pieces and total + size > n_tokens:
                     skipped.append(job)
@@ -101,13 +97,6 @@ class EmbeddingQueue:
                     self._jobs.append(job)
             self._jobs.extendleft(reversed(skipped))
         return pieces
-
-    def check_integrity(self) -> None:
-        """Verify that every job is queued once and has work left. Raises AssertionError."""
-        with self._lock:
-            assert len({id(job) for job in self._jobs}) == len(self._jobs), "a job is queued twice"
-            for job in self._jobs:
-                assert job.n_taken < len(job.inputs), "a job without open inputs is queued"
 
 
 class EmbeddingInstance(StepThread):
@@ -123,7 +112,7 @@ class EmbeddingInstance(StepThread):
         arrivals: Arrivals,
     ) -> None:
         super().__init__("llamapool-embed", number, params, clock, arrivals)
-        self.runner = runner
+        self.runner: EmbeddingRunner = runner
         self.running: Sequence[Piece] = ()  # in the current decode
         self._queue = queue
         self._n_served = [0] * runner.info.n_seq
@@ -140,9 +129,6 @@ class EmbeddingInstance(StepThread):
             yield SlotSnapshot(self.number * info.n_seq + i, info.n_ctx_seq, n_tokens > 0, n_served, n_tokens)
 
     # ---- the step thread
-
-    def _free(self) -> None:
-        self.runner.close()
 
     def _iterate(self) -> None:
         self._woken.clear()
@@ -166,8 +152,6 @@ class EmbeddingInstance(StepThread):
         self.running = ()
         for job, outcome in ended.items():
             self._end(job, outcome)
-        if self.params.check_integrity:
-            self._queue.check_integrity()
 
     def _compute(self, pieces: Sequence[Piece], ended: dict[EmbeddingJob, Outcome]) -> None:
         """Decode together; if the library rejects that, one by one, so that only the faulty job fails. Add the jobs
@@ -210,7 +194,6 @@ class EmbeddingInstance(StepThread):
 
     def _end(self, job: EmbeddingJob, outcome: Outcome) -> None:
         """Deliver the vectors of a job, or the error that ends it, unless it has ended. Thread-safe."""
-        self._queue.drop(job)
         if job.done.done():
             return
         self._arrivals.replied()
@@ -272,7 +255,6 @@ class EmbeddingEngine(Instances[EmbeddingInstance]):
         return found
 
     def _ended_or_cancelled(self, job: EmbeddingJob) -> None:
-        self._queue.drop(job)
         self._open.remove(job)
         self._left()
 
@@ -294,7 +276,6 @@ class EmbeddingEngine(Instances[EmbeddingInstance]):
 
     def check_integrity(self) -> None:
         """Verify that no request is lost; only meaningful while idle."""
-        self._queue.check_integrity()
         assert self._open.issuperset(self._queue), "a job is queued that nobody waits for"
 
 

@@ -19,11 +19,11 @@ from server.engine.lora import MAX_ADAPTERS, Adapter, AdapterSet, adapter_set, d
 from server.engine.params import EngineParams
 from server.engine.queue import has_place, preferred_instance
 from server.engine.request import Adapters, Bounds, Request, Sink, State
-from server.engine.requests import ModelQueue, Outlet
 from server.engine.runner_api import Runner
 from server.engine.sequence import Slot, Ticket
 from server.engine.snapshots import CachedText, ChoiceView, HeldText, InstanceView, SlotSnapshot, TierView
 from server.engine.stats import EngineStats
+from server.engine.tickets import ModelQueue, Outlet
 from server.errors import (
     InternalError,
     InvalidRequest,

@@ -17,6 +17,7 @@ from typing import Generic, TypeVar
 
 from server.engine.arrivals import Arrivals
 from server.engine.params import EngineParams
+from server.engine.runner_api import EmbeddingRunner, Runner
 from server.engine.stats import EngineStats, combined
 from server.errors import InternalError, LlamapoolError, ShuttingDown, Unavailable
 
@@ -30,11 +31,13 @@ JOIN_POLL_S = 5.0
 
 
 class StepThread(ABC):
-    """Instance number `number`: the thread that owns a native context and is the only one to call into it.
+    """Instance number `number`: the thread that owns the native context `runner` and is the only one to call into it.
 
     ``failure``: why it stopped stepping; "" while it runs. ``heartbeat`` increases with each action. ``at_rest``: it
     waits to be woken, or has ended.
     """
+
+    runner: Runner | EmbeddingRunner
 
     def __init__(
         self, name: str, number: int, params: EngineParams, clock: Callable[[], float], arrivals: Arrivals
@@ -89,10 +92,6 @@ class StepThread(ABC):
     def _end_all(self, error: LlamapoolError) -> None:
         """Fail everything, and refuse what arrives from now on."""
 
-    @abstractmethod
-    def _free(self) -> None:
-        """Free the context; the last action."""
-
     def _run(self) -> None:
         try:
             cpus = self.params.cpus  # one set per instance, or one for all
@@ -113,7 +112,7 @@ class StepThread(ABC):
         try:
             self._end_all(has_failed(self.failure) if self.failure else ShuttingDown("model"))
         finally:
-            self._free()
+            self.runner.close()
             self.at_rest = True
 
     @property
@@ -132,16 +131,6 @@ class StepThread(ABC):
         while self._arrivals.expected and not self._stopping and (left := deadline - self._clock()) > 0:
             self._woken.wait(left)
             self._woken.clear()
-
-
-def notify(loop: asyncio.AbstractEventLoop, deliver: Callable[..., None], *what: object) -> None:
-    """Call `deliver` with `what` on the event loop. Does nothing if the loop is closed."""
-    try:
-        loop.call_soon_threadsafe(deliver, *what)
-    except RuntimeError:
-        if not loop.is_closed():
-            raise
-        log.debug("the event loop is closed; events of open requests are dropped")
 
 
 def has_failed(reason: str) -> InternalError:

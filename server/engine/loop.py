@@ -15,13 +15,13 @@ from server.engine.encode import Encoder
 from server.engine.instances import StepThread, has_failed
 from server.engine.params import EngineParams
 from server.engine.request import FinishReason, Progress
-from server.engine.requests import ModelQueue, Requests
 from server.engine.runner_api import Runner
 from server.engine.sampling import NextTokens
 from server.engine.scheduler import Scheduler, TokenRun, batches
 from server.engine.sequence import Phase, Sequence, Slot, log_fields
 from server.engine.snapshots import Snapshots, origin_of
 from server.engine.speculate.speculation import speculation
+from server.engine.tickets import ModelQueue, Requests
 from server.errors import CONTAINED, ContextExceeded, LlamapoolError, NotNumbers
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class Instance(StepThread):
         encoder: Encoder | None = None,
     ) -> None:
         super().__init__("llamapool-step", number, params, clock, arrivals)
-        self.runner = runner
+        self.runner: Runner = runner
         self.scheduler = Scheduler(runner.info, params, queue.counters, ram)
         self._queue = queue
         first_slot = number * runner.info.n_seq
@@ -95,16 +95,6 @@ class Instance(StepThread):
 
     # ---- the step thread
 
-    def _free(self) -> None:
-        if not self.failure:
-            try:
-                self.cells.save_all(self._clock())
-            except Exception:  # the runner must be closed in any case
-                log.exception(
-                    "prompt states could not be saved: they are computed again; this is a bug, please report it"
-                )
-        self.runner.close()
-
     def _iterate(self) -> None:
         if not self._stepped or self._woken.is_set() or self._commands or self._queue:
             self._woken.clear()
@@ -132,6 +122,13 @@ class Instance(StepThread):
         self._requests.fail_all(error, self._queue.close(self.number))
         self._refuse_commands(error)
         self._requests.post()
+        if not self.failure:
+            try:
+                self.cells.save_all(self._clock())
+            except Exception:  # the runner must be closed in any case
+                log.exception(
+                    "prompt states could not be saved: they are computed again; this is a bug, please report it"
+                )
 
     def _receive(self) -> None:
         """Take new tickets and drop cancelled ones. While nothing runs and slots stay free, first wait for requests

@@ -25,12 +25,12 @@ from server.engine.request import (
     Text,
     TokenLogprob,
 )
-from server.engine.requests import Requests
 from server.engine.runner_api import Runner
 from server.engine.scheduler import TokenRun
 from server.engine.sequence import Phase, Sequence
 from server.engine.speculate.speculation import Speculation
 from server.engine.stats import EngineStats
+from server.engine.tickets import Requests
 from server.errors import InvalidRequest, NotNumbers
 from server.structured.constraint import Constraint
 

@@ -26,11 +26,10 @@ from server.engine.instances import bind
 from server.engine.params import EngineParams
 from server.engine.runner_api import BatchEntry
 from server.errors import ModelFailed
-from server.llama.loader import LlamaLoader
 from server.llama.threads import ComputeThreads, bound
 from server.pool.spec import LoadParams, ModelSpec, ThreadPlacement
 from server.transport.keys import add_entry, hash_of, new_key
-from tests.model.native_fixtures import engine_on
+from tests.model.native_fixtures import engine_on, load
 from tests.support.ggufs import TinyModel, gguf_file
 from tests.support.real_server import EXACT, ROOT, RealServer, free_port, llamapool, llamapool_config
 from tests.support.waiting import wait_until
@@ -233,9 +232,7 @@ def threads() -> dict[str, str]:
 @two_cpus
 async def test_compute_threads_inherit_the_processors_of_their_instance(tiny_path: Path) -> None:
     params = EngineParams(cpus=(frozenset({CPUS[0]}), frozenset({CPUS[1]})))
-    native = LoadParams(n_ctx=1024, n_parallel=2, n_threads=2, warmup=False)
-    spec = ModelSpec("tiny", tiny_path, native=native, engine=params)
-    weights = LlamaLoader().load(spec, lambda _: True)
+    weights = load(tiny_path, engine=params, n_parallel=2, n_threads=2)
     before = threads()
     async with engine_on(weights, params, 2) as engine:
         replies = await run(engine, *(request("a prompt of some length", id_slot=i) for i in range(4)))
@@ -252,8 +249,7 @@ def test_prompts_are_computed_elsewhere_and_the_thread_that_decodes_comes_back(
     monkeypatch.setattr(ComputeThreads, "change", lambda self: None)  # whatever else is at work here
     alone, batch = frozenset({CPUS[0]}), frozenset({CPUS[1]} if not strict else CPUS[:2])
     placement = ThreadPlacement(cpus_batch=batch, strict_batch=strict)
-    native = LoadParams(n_ctx=1024, n_parallel=2, n_threads=2, n_threads_batch=2, warmup=False, placement=placement)
-    weights = LlamaLoader().load(ModelSpec("tiny", tiny_path, native=native), lambda _: True)
+    weights = load(tiny_path, n_parallel=2, n_threads=2, n_threads_batch=2, placement=placement)
     runner = weights.runner()
     before = threads()
 

@@ -25,7 +25,7 @@ from tests.support.fakes import FakeEmbeddingRunner
 @asynccontextmanager
 async def engine_over(*runners: FakeEmbeddingRunner, **params: Any) -> AsyncIterator[EmbeddingEngine]:
     """An engine that proves its accounting at the end."""
-    chosen = EngineParams(**{"check_integrity": True, "gather_ms": 0.0, **params})
+    chosen = EngineParams(**{"gather_ms": 0.0, **params})
     engine = EmbeddingEngine(runners, chosen, asyncio.get_running_loop())
     async with asyncio.timeout(60):
         try:
@@ -257,7 +257,6 @@ def test_every_input_is_taken_once_within_the_limits(all_sizes: list[list[int]],
     queue = queue_of(*jobs)
     taken = []
     while pieces := queue.take(n_seq, n_tokens):
-        queue.check_integrity()
         assert len(pieces) <= n_seq
         assert len(pieces) == 1 or sum(len(one.inputs[index]) for one, index in pieces) <= n_tokens
         taken += [(jobs.index(one), index) for one, index in pieces]

@@ -88,6 +88,12 @@ class FaultyRunner(FakeRunner):
         self.faults, self._memory, self._may_die = faults, memory, may_die
         self.died, self.n_spoiled = False, 0
         self._prompts: dict[int, tuple[int, ...]] = {}  # by the sampler's identity
+        for name, probability in (("seq_size", 0.02), ("seq_save", 0.03), ("seq_checkpoint", 0.03), ("seq_copy", 0.02)):
+            setattr(self, name, partial(self._struck, probability, getattr(self, name)))
+
+    def _struck(self, probability: float, method: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        self.faults.strike(probability)
+        return method(*arguments, **options)
 
     def decode(self, entries: Sequence[BatchEntry]) -> bool:
         requests: list[object] = [entry.sequence.request for entry in entries if isinstance(entry, TokenRun)]
@@ -129,25 +135,9 @@ class FaultyRunner(FakeRunner):
         is_gone = self._memory == "window" and 0 < pos < self.seq_floor(seq)
         return not is_gone and super().seq_remove(seq, pos)
 
-    def seq_size(self, seq: int, *, partial: bool = False) -> int:
-        self.faults.strike(0.02)
-        return super().seq_size(seq, partial=partial)
-
-    def seq_save(self, seq: int) -> bytes:
-        self.faults.strike(0.03)
-        return super().seq_save(seq)
-
     def seq_load(self, seq: int, state: bytes, n_pos: int) -> bool:
         self.faults.strike(0.03)
         return not self._loses(seq, 0.03) and super().seq_load(seq, state, n_pos)
-
-    def seq_checkpoint(self, seq: int) -> bytes:
-        self.faults.strike(0.03)
-        return super().seq_checkpoint(seq)
-
-    def seq_copy(self, source: int, target: int) -> None:
-        self.faults.strike(0.02)
-        super().seq_copy(source, target)
 
     def seq_rewind(self, seq: int, checkpoint: bytes, n_pos: int) -> bool:
         return not self._loses(seq, 0.2) and super().seq_rewind(seq, checkpoint, n_pos)

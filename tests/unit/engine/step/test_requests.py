@@ -9,11 +9,11 @@ import pytest
 from server.engine.params import EngineParams
 from server.engine.queue import MAX_BYPASSES
 from server.engine.request import BACKGROUND_PRIORITY
-from server.engine.requests import ModelQueue, Requests
 from server.engine.scheduler import Scheduler
 from server.engine.sequence import Ticket
 from server.engine.snapshots import Snapshots
 from server.engine.stats import EngineStats
+from server.engine.tickets import ModelQueue, Requests
 from server.errors import TooLate
 from tests.support.fakes import FakeRunner
 from tests.unit.clock import Clock
@@ -38,9 +38,9 @@ class Desk:
 
     def receive(self) -> list[Ticket]:
         """Who is new here."""
-        before = list(self.queue.taken_by(0))
+        waiting = [ticket for ticket in self.queue.open.values() if not ticket.taken]
         self.requests.receive()
-        return [ticket for ticket in self.queue.taken_by(0) if ticket not in before]
+        return [ticket for ticket in waiting if ticket.taken]
 
 
 async def test_choices_count_and_a_request_is_taken_whole() -> None:

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from server.engine.encode import Encoder
-from server.engine.instances import notify
 from server.engine.queue import Queue, TokenCounters
 from server.engine.request import BACKGROUND_PRIORITY, Event, Failed, State
 from server.engine.scheduler import Scheduler
@@ -97,7 +96,7 @@ class ModelQueue:
     def give_up(self, instance: int, error: LlamapoolError) -> None:
         """Fail the requests of `instance`, whose step thread does not return."""
         self.close(instance)
-        taken = self.taken_by(instance)
+        taken = [ticket for ticket in self.open.values() if ticket.taken and ticket.instance == instance]
         for ticket in taken:
             self.fail(ticket, error)
         self.left(taken)
@@ -107,11 +106,6 @@ class ModelQueue:
             _hand(ticket, events)
         if ended:
             self.left(ended)
-
-    def taken_by(self, instance: int) -> list[Ticket]:
-        """Return the requests that run in `instance` or that it has taken."""
-        with self._lock:
-            return [t for t in self.open.values() if t.taken and t.instance == instance]
 
     # ---- on step threads
 
@@ -182,7 +176,12 @@ class ModelQueue:
                 batch = []
             if not ended:
                 return
-        notify(self._loop, self._deliver, batch, ended)
+        try:
+            self._loop.call_soon_threadsafe(self._deliver, batch, ended)
+        except RuntimeError:
+            if not self._loop.is_closed():
+                raise
+            log.debug("the event loop is closed; events of open requests are dropped")
 
 
 def _hand(ticket: Ticket, events: list[Event]) -> None:
@@ -209,18 +208,18 @@ class Requests:
     _snapshots: Snapshots
     _encoder: Encoder | None = None
     _wake: Callable[[], None] = lambda: None
-    _outbox: dict[int, tuple[Ticket, list[Event]]] = field(default_factory=dict)
+    _outbox: dict[Ticket, list[Event]] = field(default_factory=dict)
     ended: list[Ticket] = field(default_factory=list)  # since the last `post`
 
     def emit(self, ticket: Ticket, event: Event) -> None:
         """Add an event to this step's `post`."""
         if not ticket.cancelled:
-            self._outbox.setdefault(id(ticket), (ticket, []))[1].append(event)
+            self._outbox.setdefault(ticket, []).append(event)
 
     def post(self) -> None:
         """Deliver everything of this step."""
         if self._outbox or self.ended:
-            batch, ended = list(self._outbox.values()), self.ended
+            batch, ended = list(self._outbox.items()), self.ended
             self._outbox, self.ended = {}, []
             self._queue.post(batch, ended)
 
@@ -286,11 +285,13 @@ class Requests:
                 extra=log_fields(ticket.request),
             )
             error = InternalError("the engine failed on this request; see the server's log")
-        for choice in ticket.choices:
-            if choice.phase is not Phase.ENDED:
-                self.end(choice, State.FAILED)
-        self._close(ticket)
-        self.emit(ticket, Failed(error))
+        try:
+            for choice in ticket.choices:
+                if choice.phase is not Phase.ENDED:
+                    self.end(choice, State.FAILED)
+        finally:
+            self._close(ticket)
+            self.emit(ticket, Failed(error))
 
     def _all(self) -> list[Sequence]:
         return [*self._scheduler.active(), *self._scheduler.waiting]
@@ -300,13 +301,9 @@ class Requests:
         for ticket in dict.fromkeys((*others, *(sequence.ticket for sequence in self._all()))):
             try:
                 self.fail(ticket, error)
-            except Exception:  # fail it and the others in any case
-                log.exception(
-                    "a request could not be ended in order; this is a bug, please report it",
-                    extra=log_fields(ticket.request),
-                )
-                self._close(ticket)
-                self.emit(ticket, Failed(error))
+            except Exception:  # fail the others in any case
+                about = log_fields(ticket.request)
+                log.exception("a request could not be ended in order; this is a bug, please report it", extra=about)
 
     def _enqueue(self, ticket: Ticket) -> None:
         request = ticket.request
