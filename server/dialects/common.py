@@ -64,6 +64,11 @@ def timings(t: Timings) -> Json:
     }
 
 
+def timed(t: Timings | None) -> Json:
+    """Return the member ``timings`` of a chunk whose client wants them for each token, otherwise nothing."""
+    return {"timings": timings(t)} if t else {}
+
+
 def _ratio(value: float, by: float) -> float:
     return value / by if by > 0 else 0.0
 
@@ -155,6 +160,6 @@ def typed_event(body: Json) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (body["type"].encode(), orjson.dumps(body))
 
 
-def members(body: Json) -> bytes:
-    """Return an object's members for appending to a serialized object: ``,"a":1,"b":2``."""
-    return b"," + orjson.dumps(body)[1:-1] if body else b""
+def extended(event: bytes, more: Json) -> bytes:
+    """Return a server-sent event whose object has `more` members at its end."""
+    return event.removesuffix(b"}\n\n") + b"," + orjson.dumps(more)[1:] + b"\n\n" if more else event

@@ -12,14 +12,12 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-import orjson
-
 from server.dialects import common as wire
 from server.dialects.common import Header, Json
 from server.dialects.dialect import Writer
 from server.dialects.usage import Usage
 from server.engine.media import MediaPrompt
-from server.engine.request import Event, Finished, Progress, PromptLogprobs, Started, Text, TokenLogprob
+from server.engine.request import Event, Failed, Finished, Progress, PromptLogprobs, Started, Text, TokenLogprob
 from server.vocab import Vocab
 
 if TYPE_CHECKING:
@@ -166,9 +164,9 @@ class CompletionWriter(Writer):
             "model": header.model,
             "system_fingerprint": wire.FINGERPRINT,
             "object": "text_completion",
+            "id": header.id,
         }
-        self._id, self._after_sampling = header.id, bool(request.options.post_sampling_probs)
-        self._common = wire.members({**self._head, "id": header.id})
+        self._after_sampling = bool(request.options.post_sampling_probs)
 
     def body(self) -> Json:
         """Return the whole reply, after every choice has finished."""
@@ -177,7 +175,7 @@ class CompletionWriter(Writer):
             groups = (every[start : start + self._n] for start in range(0, len(every), self._n))
             every = [choice for group in groups for choice in sorted(group, key=_Choice.mean, reverse=True)[:best]]
         choices = [choice.shown(index, logprobs=self._request.shows_logprobs) for index, choice in enumerate(every)]
-        return {"choices": choices, **self._head, "id": self._id, **self._totals()}
+        return {"choices": choices, **self._head, **self._totals()}
 
     def _totals(self) -> Json:
         ends = [(choice.prompt, choice.end) for choice in self._choices if choice.end is not None]
@@ -196,31 +194,34 @@ class CompletionWriter(Writer):
         return [chunk for one in self._held.pop(prompt) for chunk in self._written(prompt, one)]
 
     def _written(self, prompt: int, event: Event) -> list[bytes]:
+        assert not isinstance(event, Failed), "the session raises its error"
+        index = prompt * self._n + event.index
         match event:
-            case Text(text=text, timings=timings):
-                index = prompt * self._n + event.index
-                extra = wire.members({"timings": wire.timings(timings)}) if timings else b""
+            case Text():
                 logprobs = self._shown(index, event.logprobs) if event.logprobs else None
                 if self._request.best:
                     self._choices[index].scores += (token.logprob for token in event.logprobs)
-                return self._delta(index, text, logprobs, extra)
-            case Started(index=index):
+                return self._delta(index, event.text, logprobs, wire.timed(event.timings))
+            case Started():
                 echo = self._echoes[prompt]
                 logprobs = {"content": [], **echo.lists} if echo.pieces else None
-                return self._delta(prompt * self._n + index, echo.text, logprobs)
+                return self._delta(index, echo.text, logprobs, {})
             case Finished():
-                return self._last(prompt, event)
+                self._choices[index].end = event
+                extra: Json = {}
+                if not self._request.options.include_usage:
+                    extra = {"usage": Usage.of([(prompt, event)]).openai(), "timings": wire.timings(event.timings)}
+                return [self._chunk(index, "", None, extra, wire.finish_reason(event.reason))]
             case Progress():
-                index = prompt * self._n + event.index
-                return [self._chunk(index, "", extra=wire.members(wire.progress(event)))]
+                return [self._chunk(index, "", None, wire.progress(event))]
         return []
 
-    def _delta(self, index: int, text: str, logprobs: Json | None, extra: bytes = b"") -> list[bytes]:
+    def _delta(self, index: int, text: str, logprobs: Json | None, extra: Json) -> list[bytes]:
         """Return the chunk of more text of a choice; a whole reply collects it instead."""
         if not (text or logprobs):
             return []
         if self.streams:
-            return [self._chunk(index, text, logprobs, extra=extra)]
+            return [self._chunk(index, text, logprobs, extra)]
         self._choices[index].texts.append(text)
         self._choices[index].logprobs += [logprobs] if logprobs else []
         return []
@@ -229,28 +230,13 @@ class CompletionWriter(Writer):
         """Return the last events of the stream, after every choice has finished."""
         if not self._request.options.include_usage:
             return [wire.DONE]
-        return [b'data: {"choices":[]' + self._common + wire.members(self._totals()) + b"}\n\n", wire.DONE]
-
-    def _last(self, prompt: int, end: Finished) -> list[bytes]:
-        index = prompt * self._n + end.index
-        self._choices[index].end = end
-        if not self.streams:
-            return []
-        extra: Json = {}
-        if not self._request.options.include_usage:
-            extra = {"usage": Usage.of([(prompt, end)]).openai(), "timings": wire.timings(end.timings)}
-        reason = b'"%b"' % wire.finish_reason(end.reason).encode()
-        return [self._chunk(index, "", reason=reason, extra=wire.members(extra))]
+        return [wire.event({"choices": [], **self._head, **self._totals()}), wire.DONE]
 
     def _shown(self, choice: int, tokens: Sequence[TokenLogprob]) -> Json | None:
         shown = [token for token in tokens if not token.ends]  # which llama-server lists and OpenAI does not
         lists = self._lists[choice].of(tokens) if self._lists and tokens else {}
         return {**wire.logprobs(shown, after_sampling=self._after_sampling), **lists} if shown or lists else None
 
-    def _chunk(
-        self, index: int, text: str, logprobs: Json | None = None, *, reason: bytes = b"null", extra: bytes = b""
-    ) -> bytes:
-        return b'data: {"choices":[{"text":%b,"index":%d,"logprobs":%b,"finish_reason":%b}]%b%b}\n\n' % (
-            *(orjson.dumps(text), index, orjson.dumps(logprobs), reason),
-            *(self._common, extra),
-        )
+    def _chunk(self, index: int, text: str, logprobs: Json | None, extra: Json, reason: str | None = None) -> bytes:
+        choice = {"text": text, "index": index, "logprobs": logprobs, "finish_reason": reason}
+        return wire.event({"choices": [choice], **self._head, **extra})

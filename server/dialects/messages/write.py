@@ -32,13 +32,10 @@ if TYPE_CHECKING:
     from server.dialects.messages.parse import MessagesRequest
 
 PING = typed_event({"type": "ping"})
-_DELTA = (
-    b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":{"type":"%b","%b":%b}}\n\n'
-)
 _KEYS = {
-    Kind.TEXT: (b"text_delta", b"text"),
-    Kind.REASONING: (b"thinking_delta", b"thinking"),
-    Kind.CALL: (b"input_json_delta", b"partial_json"),
+    Kind.TEXT: ("text_delta", "text"),
+    Kind.REASONING: ("thinking_delta", "thinking"),
+    Kind.CALL: ("input_json_delta", "partial_json"),
 }
 
 
@@ -114,13 +111,13 @@ class MessageWriter(RoundWriter["MessagesRequest"]):
             case Text():
                 return self._written(self.said.feed(event))
             case Finished():
-                events = self._begin(event) + self._written(self.said.finish(event)) + self._close()
-                return events if self.server_tools else [*events, *self._ending()]
+                return self._begin(event) + self._written(self.said.finish(event)) + self._close()
         return []
 
     def finish(self) -> list[bytes]:
-        """Return the last events; without server tools they came with the end of the only round."""
-        return self._ending() if self.server_tools else []
+        """Return the last events, after the message has finished."""
+        ending: Json = {"type": "message_delta", "delta": self._stop(), "usage": self.usage.anthropic()}
+        return [typed_event(ending), typed_event({"type": "message_stop"})]
 
     def completed(self, call: Call, result: McpResult) -> list[bytes]:
         """Take the result of a call; return its events."""
@@ -143,10 +140,6 @@ class MessageWriter(RoundWriter["MessagesRequest"]):
         message = _message(self._header, [], empty, Usage(event.n_prompt, event.n_cached))
         listed = [event for block in self.request.listings for event in self._whole_block(block)]
         return [typed_event({"type": "message_start", "message": message}), *listed]
-
-    def _ending(self) -> list[bytes]:
-        ending: Json = {"type": "message_delta", "delta": self._stop(), "usage": self.usage.anthropic()}
-        return [typed_event(ending), typed_event({"type": "message_stop"})]
 
     def _written(self, deltas: list[Delta]) -> list[bytes]:
         events: list[bytes] = []
@@ -176,13 +169,13 @@ class MessageWriter(RoundWriter["MessagesRequest"]):
             return []
         rest: list[bytes] = []
         if item.kind is Kind.REASONING:  # clients wait for a signature before the block's end
-            rest = [self._delta(b"signature_delta", b"signature", self.request.cipher.encrypt(item.text))]
+            rest = [self._delta("signature_delta", "signature", self.request.cipher.encrypt(item.text))]
         elif item.kind is Kind.CALL and not item.text:
             rest = [self._delta(*_KEYS[item.kind], "{}")]
         return [*rest, typed_event({"type": "content_block_stop", "index": self._index})]
 
-    def _delta(self, kind: bytes, key: bytes, text: str) -> bytes:
-        return _DELTA % (self._index, kind, key, orjson.dumps(text))
+    def _delta(self, kind: str, key: str, text: str) -> bytes:
+        return typed_event({"type": "content_block_delta", "index": self._index, "delta": {"type": kind, key: text}})
 
 
 def _message(header: Header, content: list[Json], end: Json, usage: Usage) -> Json:

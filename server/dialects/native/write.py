@@ -9,7 +9,6 @@ of a full response, and in the last event of each choice of a stream, without th
 """
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, cast
@@ -18,11 +17,11 @@ import orjson
 
 from server.dialects import common as wire
 from server.dialects.adapters import pairs
-from server.dialects.common import Json, members
+from server.dialects.common import Json
 from server.dialects.completions.prompt import prompt_text
 from server.dialects.dialect import Context, Generation, Writer
 from server.dialects.generation import GenerationFields
-from server.engine.request import Adapters, Event, Finished, Progress, Request, SamplingParams, Text
+from server.engine.request import Adapters, Event, Failed, Finished, Progress, Request, SamplingParams, Text
 from server.pool.model import LoadedModel
 
 
@@ -43,6 +42,7 @@ def picked(reply: Mapping[str, Any], paths: Sequence[str]) -> Json:
 @dataclass(slots=True)
 class _Choice:
     prompt: int
+    n_tokens: int = 0
     text: list[str] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     probabilities: list[orjson.Fragment] = field(default_factory=list)
@@ -73,7 +73,6 @@ class NativeWriter(Writer):
         self._model = model.spec.id
         self._return_tokens = bool(fields.return_tokens)
         self._prompts = [prompt_text(request.prompt, model) for request in requests]
-        self._n_tokens = Counter[int]()  # by choice
         self._choices = [_Choice(prompt) for prompt, request in enumerate(requests) for _ in range(request.n)]
 
     def body(self) -> Json | list[Json]:
@@ -86,24 +85,28 @@ class NativeWriter(Writer):
 
     def feed(self, prompt: int, event: Event) -> list[bytes]:
         """Return the chunks that follow from one event of a prompt's request."""
+        assert not isinstance(event, Failed), "the session raises its error"
+        request, choice = self._requests[prompt], self._choices[self._index(prompt, event.index)]
         match event:
             case Text():
+                choice.n_tokens += len(event.tokens)
+                shown = wire.probabilities(event.logprobs, after_sampling=request.post_sampling_probs)
                 if self.streams:
-                    return [self._text(prompt, event)] if event.text or event.tokens else []
-                choice = self._choices[self._index(prompt, event.index)]
+                    extra = wire.timed(event.timings) | ({"completion_probabilities": shown} if shown else {})
+                    chunk = self._chunk(prompt, event, event.text, event.tokens, extra)
+                    return [chunk] if event.text or event.tokens else []
                 choice.text.append(event.text)
                 choice.tokens += event.tokens
                 # Serialized per token: thousands of alternatives for each would stop the event loop at the end.
-                written = wire.probabilities(event.logprobs, after_sampling=self._requests[prompt].post_sampling_probs)
-                choice.probabilities += (orjson.Fragment(orjson.dumps(entry)) for entry in written)
+                choice.probabilities += (orjson.Fragment(orjson.dumps(entry)) for entry in shown)
             case Finished():
-                self._choices[self._index(prompt, event.index)].end = event
+                choice.end = event
                 return [wire.event(self.final(prompt, event))]
             case Progress():
                 extra = wire.progress(event)
-                if not self._requests[prompt].timings_per_token:
+                if not request.timings_per_token:
                     del extra["timings"]
-                return [self._chunk(prompt, event.index, "", (), extra)]
+                return [self._chunk(prompt, event, "", (), extra)]
         return []
 
     def final(self, prompt: int, end: Finished, whole: _Choice | None = None) -> Json:
@@ -136,28 +139,19 @@ class NativeWriter(Writer):
         """Return the number of a choice in the reply: those of several prompts are numbered consecutively."""
         return prompt * self._requests[0].n + choice
 
-    def _text(self, prompt: int, event: Text) -> bytes:
-        extra: Json = {}
-        if event.timings is not None:
-            extra["timings"] = wire.timings(event.timings)
-        if event.logprobs and self._requests[prompt].n_probs > 0:
-            after = self._requests[prompt].post_sampling_probs
-            extra["completion_probabilities"] = wire.probabilities(event.logprobs, after_sampling=after)
-        return self._chunk(prompt, event.index, event.text, event.tokens, extra)
-
-    def _chunk(self, prompt: int, choice: int, text: str, tokens: Sequence[int], extra: Json) -> bytes:
-        index = self._index(prompt, choice)
-        self._n_tokens[index] += len(tokens)
-        return (
-            b'data: {"index":%d,"content":%b,"tokens":%b,"stop":false,"id_slot":-1,'
-            b'"tokens_predicted":%d,"tokens_evaluated":%d%b}\n\n'
-        ) % (
-            index,
-            orjson.dumps(text),
-            orjson.dumps(tokens),
-            self._n_tokens[index],
-            len(self._requests[prompt].prompt),
-            wire.members(extra),
+    def _chunk(self, prompt: int, event: Text | Progress, text: str, tokens: Sequence[int], extra: Json) -> bytes:
+        index = self._index(prompt, event.index)
+        return wire.event(
+            {
+                "index": index,
+                "content": text,
+                "tokens": tokens,
+                "stop": False,
+                "id_slot": -1,
+                "tokens_predicted": self._choices[index].n_tokens,
+                "tokens_evaluated": len(self._requests[prompt].prompt),
+                **extra,
+            }
         )
 
 
@@ -210,7 +204,6 @@ def _settings(request: Request, given: Mapping[str, Any], lora: Adapters) -> dic
 
 
 KEY = "__verbose"
-_END = b"}\n\n"  # of an event's object
 
 
 def verbose(
@@ -240,10 +233,9 @@ class _VerboseWriter(Writer):
         self.inner.streams = self.native.streams = self.streams
         self.native.feed(prompt, event)
         chunks = self.inner.feed(prompt, event)
-        if not (isinstance(event, Finished) and chunks and chunks[0].endswith(_END)):
+        if not (isinstance(event, Finished) and chunks):
             return chunks
-        added = members({KEY: self.native.final(prompt, event)})
-        return [chunks[0].removesuffix(_END) + added + _END, *chunks[1:]]
+        return [wire.extended(chunks[0], {KEY: self.native.final(prompt, event)}), *chunks[1:]]
 
     def finish(self) -> list[bytes]:
         return self.inner.finish()

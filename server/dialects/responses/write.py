@@ -1,7 +1,7 @@
 """Write the ``response`` object, with OpenAI's and llama-server's fields, whole or as typed events::
 
     event: response.output_text.delta
-    data: {"type": "response.output_text.delta", "item_id": "msg_x", ..., "delta": "Hi", "sequence_number": 4}
+    data: {"type": "response.output_text.delta", "sequence_number": 4, "item_id": "msg_x", ..., "delta": "Hi"}
 
 The order is OpenAI's: ``response.created``, ``response.in_progress``; for each item ``response.output_item.added``, its
 part and deltas, what is done; at the end ``response.completed`` or ``response.incomplete``. There is no ``[DONE]``.
@@ -14,8 +14,6 @@ from dataclasses import replace
 from functools import cached_property
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
-
-import orjson
 
 from server.chat.assembler import Delta, Item, Kind, NewParser
 from server.chat.conversation import Call
@@ -170,7 +168,6 @@ class ResponseWriter(RoundWriter["ResponseRequest"]):
         self._blank: list[Delta] = []  # white space that a text has begun with
         self._n_events = 0
         self._open: OutputItem | None = None
-        self._head = b""  # the bytes before a delta of the open item
 
     @cached_property
     def final(self) -> Json:
@@ -227,10 +224,7 @@ class ResponseWriter(RoundWriter["ResponseRequest"]):
         match event:
             case Text():
                 events = self._written(self.said.feed(event))
-                if event.timings is not None and events:  # the client wants them for each token
-                    timings = wire.members({"timings": wire.timings(event.timings)})
-                    events[-1] = events[-1].removesuffix(b"}\n\n") + timings + b"}\n\n"
-                return events
+                return [*events[:-1], *(wire.extended(last, wire.timed(event.timings)) for last in events[-1:])]
             case Started():
                 return self._begin() + self._written(self.said.begin(self._prefill))
             case Progress():
@@ -306,19 +300,13 @@ class ResponseWriter(RoundWriter["ResponseRequest"]):
         events = [] if item is self._open else self._close("completed") + self._start(item)
         if not text or not item.row.delta:
             return events
-        logprobs = b""
-        if item.type == "message":
-            logprobs = b',"logprobs":' + (orjson.dumps(item.logprobs(tokens)) if tokens else b"[]")
-        number = b',"sequence_number":%d}\n\n' % self._number()
-        return [*events, self._head + orjson.dumps(text) + logprobs + number]
+        logprobs = {"logprobs": item.logprobs(tokens)} if item.type == "message" else {}
+        return [*events, self._event(f"{item.row.delta}.delta", {**item.place, "delta": text, **logprobs})]
 
     def _start(self, item: OutputItem) -> list[bytes]:
         self._open = item
         if not item.row.delta:
             return [self._item("added", item, "in_progress")]
-        kind = f"{item.row.delta}.delta"
-        place = {"type": kind, **item.place}
-        self._head = b"event: " + kind.encode() + b"\ndata: " + orjson.dumps(place)[:-1] + b',"delta":'
         empty = {item.row.text: ""} if item.is_call else {}
         added = {"output_index": item.index, "item": item.body("in_progress") | empty}
         events = [self._event("response.output_item.added", added)]
@@ -368,11 +356,8 @@ class ResponseWriter(RoundWriter["ResponseRequest"]):
     def _event(self, kind: str, body: Json) -> bytes:
         if not self.streams:
             return b""
-        return wire.typed_event({"type": kind, "sequence_number": self._number(), **body})
-
-    def _number(self) -> int:
         self._n_events += 1
-        return self._n_events - 1
+        return wire.typed_event({"type": kind, "sequence_number": self._n_events - 1, **body})
 
 
 EARLY_PING = wire.typed_event({"type": "keepalive"})
