@@ -71,18 +71,38 @@ _WHOLE = re.compile(
 """Characters and whole escapes, pairs of surrogates together, up to the closing quote."""
 
 
-class _Input:
-    """Decodes the text of a call's arguments as they are generated."""
+class _InputParser:
+    """An `OutputParser` in which the arguments of custom tools' calls are their input, decoded as it is generated."""
 
-    __slots__ = ("_begun", "_closed", "_held")
+    def __init__(self, parser: OutputParser, names: Container[str]) -> None:
+        self._parser, self._names = parser, names
+        self._index = -1  # of the last call of a custom tool, which may have ended
+        self._held = ""  # its arguments that are not decoded so far
+        self._begun = self._closed = False  # its input
 
-    def __init__(self) -> None:
-        self._held = ""
-        self._begun = False
-        self._closed = False
+    def feed(self, text: str) -> list[Piece]:
+        """See `OutputParser`."""
+        return self._decoded(self._parser.feed(text))
 
-    def feed(self, arguments: str) -> str:
-        """Add more of the arguments; return the added part of the input."""
+    def finish(self, *, cut: bool = False) -> list[Piece]:
+        """See `OutputParser`."""
+        return [*self._decoded(self._parser.finish(cut=cut)), *self._ended()]
+
+    def _decoded(self, pieces: list[Piece]) -> list[Piece]:
+        found: list[Piece] = []
+        for piece in pieces:
+            if isinstance(piece, ToolCallArguments) and piece.index == self._index:
+                if text := self._more(piece.text):
+                    found.append(ToolCallArguments(piece.index, text))
+                continue
+            found += self._ended()
+            found.append(piece)
+            if isinstance(piece, ToolCallBegin) and piece.name in self._names:
+                self._index, self._held, self._begun, self._closed = piece.index, "", False, False
+        return found
+
+    def _more(self, arguments: str) -> str:
+        """Return the part of the input in more of its call's arguments."""
         if self._closed:
             return ""
         self._held += arguments
@@ -100,53 +120,18 @@ class _Input:
         except ValueError:
             return written  # an escape that JSON does not have
 
-    def finish(self) -> str:
-        """Return the input of complete arguments that have another syntax, "" for others."""
-        if self._begun:
-            return ""
+    def _ended(self) -> list[Piece]:
+        """Return the input of a custom tool's call that has ended, if its arguments have another syntax."""
+        index, self._index = self._index, -1
+        if index < 0 or self._begun:
+            return []
         try:
             given = pydantic_core.from_json(self._held, allow_partial="trailing-strings")
         except ValueError:
             given = None
         value = given.get(INPUT) if isinstance(given, dict) else None
-        return value if isinstance(value, str) else self._held
-
-
-class _InputParser:
-    """An `OutputParser` in which the arguments of custom tools' calls are their input."""
-
-    def __init__(self, parser: OutputParser, names: Container[str]) -> None:
-        self._parser, self._names = parser, names
-        self._index, self._input = -1, _Input()  # of the last call of a custom tool, which may have ended
-
-    def feed(self, text: str) -> list[Piece]:
-        """See `OutputParser`."""
-        return self._decoded(self._parser.feed(text))
-
-    def finish(self, *, cut: bool = False) -> list[Piece]:
-        """See `OutputParser`."""
-        return [*self._decoded(self._parser.finish(cut=cut)), *self._ended()]
-
-    def _decoded(self, pieces: list[Piece]) -> list[Piece]:
-        found: list[Piece] = []
-        for piece in pieces:
-            if isinstance(piece, ToolCallArguments) and piece.index == self._index:
-                found += self._arguments(self._input.feed(piece.text))
-                continue
-            found += self._ended()
-            found.append(piece)
-            if isinstance(piece, ToolCallBegin) and piece.name in self._names:
-                self._index, self._input = piece.index, _Input()
-        return found
-
-    def _ended(self) -> list[Piece]:
-        """Return the rest of the input of a custom tool's call that has ended, if there is one."""
-        rest = [] if self._index < 0 else self._arguments(self._input.finish())
-        self._index = -1
-        return rest
-
-    def _arguments(self, text: str) -> list[Piece]:
-        return [ToolCallArguments(self._index, text)] if text else []
+        text = value if isinstance(value, str) else self._held
+        return [ToolCallArguments(index, text)] if text else []
 
 
 def input_parser(parser: NewParser, names: Container[str]) -> NewParser:

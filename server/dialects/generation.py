@@ -156,11 +156,6 @@ class GenerationFields(ServingFields, SamplingFields, ConstraintFields):
         """Choices per prompt."""
         return next((n for n in (self.n_cmpl, self.n) if n is not None), 1)
 
-    @property
-    def n_top(self) -> int:
-        """Return the alternatives per token for ``n_probs``; negative means none, as in llama-server."""
-        return max(self.n_probs or 0, 0)
-
 
 _ALL_ABSENT = GenerationFields.model_construct()
 
@@ -178,6 +173,11 @@ class Logprobs:
     wanted: bool = False
     n_top: int = 0
     prompt: bool = False  # also those of the prompt's tokens
+
+    @classmethod
+    def of(cls, n_top: int | None) -> "Logprobs":
+        """Return those of ``n_probs``; none if it is absent, 0 or, as in llama-server, negative."""
+        return cls(bool(n_top and n_top > 0), max(n_top or 0, 0))
 
 
 def refuse_thinking(fields: GenerationFields) -> None:

@@ -93,76 +93,6 @@ class ToolChoice:
     parallel: bool | None = None  # several calls are allowed; None if unspecified
 
 
-def read_choice(given: object, warnings: list[str], *, has_servers: bool) -> ToolChoice:
-    """Check it as far as that needs no tools. Adds allowed tools of omitted types to `warnings`. `has_servers`: it may
-    name MCP servers. Raises `InvalidRequest`.
-    """
-    if given is None:
-        return ToolChoice()
-    if isinstance(given, str) and given in _MODES:
-        return ToolChoice(_MODES[given])
-    if not isinstance(given, dict):
-        raise invalid("tool_choice", _FORMS)
-    kind = given.get("type")
-    if not isinstance(kind, str):
-        raise invalid("tool_choice.type", _FORMS)
-    if kind == "allowed_tools":
-        return _among(given, warnings, has_servers=has_servers)
-    single = given.get("disable_parallel_tool_use")
-    if not isinstance(single, bool | None):
-        raise wrong_type("tool_choice.disable_parallel_tool_use", "a boolean", single)
-    parallel = False if single else None
-    if kind in _MODES:
-        return ToolChoice(_MODES[kind], parallel=parallel)
-    named = _named(given, "tool_choice", has_servers=has_servers)
-    if named is None:
-        raise invalid("tool_choice.type", f"no model here can use tools of type {shown(kind)}")
-    one, allowed = (named, None) if named.name else (None, [named])  # a tool, or any of an MCP server
-    return ToolChoice("required", one, allowed, parallel)
-
-
-def _named(given: Mapping[str, Any], path: str, *, has_servers: bool) -> Named | None:
-    """Return the tool that ``{"type": "function", "function": {"name": ...}}`` names, flat or not; the tool of an MCP
-    server, or the whole server. None: no model here can use tools of that type.
-    """
-    kind, inner = given.get("type"), given
-    if kind == "mcp" and has_servers:
-        return Named(str(given.get("name") or ""), path, str(given.get("server_label")), is_served=True)
-    if isinstance(kind, str) and kind in RESPONSES:
-        return Named(RESPONSES[kind].name, f"{path}.type")
-    if kind not in _NAMING:
-        return None
-    if kind in given:
-        path, inner = f"{path}.{kind}", given[kind]
-        inner = as_object(inner, path)
-    name = inner.get("name")
-    if not isinstance(name, str) or not name:
-        raise wrong_type(f"{path}.name", "the name of a tool", name)
-    return Named(name, f"{path}.name", text_in(given, "namespace"))
-
-
-def _among(given: Mapping[str, Any], warnings: list[str], *, has_servers: bool) -> ToolChoice:
-    """Return the listed tools (one level deeper in a chat), without unsupported types."""
-    path, inner = "tool_choice", given
-    if "allowed_tools" in given:
-        path = f"{path}.allowed_tools"
-        inner = as_object(given["allowed_tools"], path)
-    mode, listed = inner.get("mode", "auto"), inner.get("tools")
-    if mode not in ("auto", "required"):
-        raise invalid(f"{path}.mode", 'must be "auto" or "required"')
-    check_number(listed, f"{path}.tools")
-    allowed: list[Named] = []
-    for entry, where in objects_in(listed, f"{path}.tools"):
-        named = _named(entry, where, has_servers=has_servers)
-        if entry.get("type") == "namespace" and isinstance(entry.get("name"), str):
-            named = Named("", f"{where}.name", entry["name"])
-        if named is None:
-            warnings.append(left_out("allowed tools", str(entry.get("type"))))
-        else:
-            allowed.append(named)
-    return ToolChoice(_MODES[mode], allowed=allowed)
-
-
 def check_number(given: object, path: str) -> None:
     """Raise `InvalidRequest` for a list of too many tools."""
     if isinstance(given, list) and len(given) > MAX_TOOLS:
@@ -238,7 +168,7 @@ class ToolReader(ABC):
         if given is None and not self.names and not self.omitted:
             return Tools(parallel=parallel)  # as of most requests
         warnings += self.omitted.warnings()
-        choice = read_choice(given, warnings, has_servers=bool(self._servers))
+        choice = self._choice(given, warnings)
         skipped = bool(self.omitted or self.waiting)
         mode, name = choice.mode, ""
         if choice.one is not None:
@@ -310,6 +240,70 @@ class ToolReader(ABC):
             kept.append(tool if is_same else other)
         deferred = bool(kept) and not forced
         return [*kept, *(replace(tool, deferred=deferred) for tool in added.values())]
+
+    def _choice(self, given: object, warnings: list[str]) -> ToolChoice:
+        """Check ``tool_choice`` as far as that needs no tools. Raises `InvalidRequest`."""
+        if given is None:
+            return ToolChoice()
+        if isinstance(given, str) and given in _MODES:
+            return ToolChoice(_MODES[given])
+        if not isinstance(given, dict):
+            raise invalid("tool_choice", _FORMS)
+        kind = given.get("type")
+        if not isinstance(kind, str):
+            raise invalid("tool_choice.type", _FORMS)
+        if kind == "allowed_tools":
+            return self._among(given, warnings)
+        single = given.get("disable_parallel_tool_use")
+        if not isinstance(single, bool | None):
+            raise wrong_type("tool_choice.disable_parallel_tool_use", "a boolean", single)
+        parallel = False if single else None
+        if kind in _MODES:
+            return ToolChoice(_MODES[kind], parallel=parallel)
+        named = self._named(given, "tool_choice")
+        if named is None:
+            raise invalid("tool_choice.type", f"no model here can use tools of type {shown(kind)}")
+        one, allowed = (named, None) if named.name else (None, [named])  # a tool, or any of an MCP server
+        return ToolChoice("required", one, allowed, parallel)
+
+    def _named(self, given: Mapping[str, Any], path: str) -> Named | None:
+        """Return the tool that ``{"type": "function", "function": {"name": ...}}`` names, flat or not; the tool of an
+        MCP server, or the whole server. None: no model here can use tools of that type.
+        """
+        kind, inner = given.get("type"), given
+        if kind == "mcp" and self._servers:
+            return Named(str(given.get("name") or ""), path, str(given.get("server_label")), is_served=True)
+        if isinstance(kind, str) and kind in RESPONSES:
+            return Named(RESPONSES[kind].name, f"{path}.type")
+        if kind not in _NAMING:
+            return None
+        if kind in given:
+            path, inner = f"{path}.{kind}", given[kind]
+            inner = as_object(inner, path)
+        name = inner.get("name")
+        if not isinstance(name, str) or not name:
+            raise wrong_type(f"{path}.name", "the name of a tool", name)
+        return Named(name, f"{path}.name", text_in(given, "namespace"))
+
+    def _among(self, given: Mapping[str, Any], warnings: list[str]) -> ToolChoice:
+        """Return the listed tools (one level deeper in a chat), without unsupported types."""
+        path, inner = "tool_choice", given
+        if "allowed_tools" in given:
+            path = f"{path}.allowed_tools"
+            inner = as_object(given["allowed_tools"], path)
+        mode = inner.get("mode", "auto")
+        if mode not in ("auto", "required"):
+            raise invalid(f"{path}.mode", 'must be "auto" or "required"')
+        check_number(inner.get("tools"), f"{path}.tools")
+        allowed: list[Named] = []
+        for entry, where in objects_in(inner.get("tools"), f"{path}.tools"):
+            if entry.get("type") == "namespace" and isinstance(entry.get("name"), str):
+                allowed.append(Named("", f"{where}.name", entry["name"]))
+            elif (named := self._named(entry, where)) is not None:
+                allowed.append(named)
+            else:
+                warnings.append(left_out("allowed tools", str(entry.get("type"))))
+        return ToolChoice(_MODES[mode], allowed=allowed)
 
     def _meant(self, named: "Named") -> Collection[str]:
         """Return the model's names for a client's name, whose namespace is optional if the name is unique. The client's

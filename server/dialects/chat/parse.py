@@ -245,4 +245,4 @@ def chat_logprobs(options: GenerationFields, wanted: bool | None, n_top: int | N
     """Return the log probabilities for ``logprobs`` and ``top_logprobs``, otherwise those for ``n_probs``."""
     if wanted:
         return Logprobs(True, DEFAULT_TOP_LOGPROBS if n_top is None else n_top)
-    return Logprobs(options.n_top > 0, options.n_top)
+    return Logprobs.of(options.n_probs)

@@ -112,7 +112,7 @@ COMPLETIONS = Dialect(parse_completion)
 def _logprobs(body: CompletionBody) -> Logprobs:
     """Return the number of alternatives: ``logprobs``; true is one, as in llama-server; n_probs has precedence."""
     if body.n_probs is not None:
-        return Logprobs(body.n_top > 0, body.n_top)
+        return Logprobs.of(body.n_probs)
     if body.logprobs is None or body.logprobs is False:
         return Logprobs()
     return Logprobs(True, int(body.logprobs))

@@ -53,8 +53,7 @@ class NativeBody(GenerationFields):
     @property
     def computed(self) -> Logprobs:
         """The log probabilities for ``n_probs``, or for ``logprobs``, llama-server's other name of it."""
-        n = self.n_probs if self.n_probs is not None else int(self.logprobs or 0)
-        return Logprobs(n > 0, max(n, 0))
+        return Logprobs.of(self.n_probs if self.n_probs is not None else int(self.logprobs or 0))
 
     @property
     def thinking_tags(self) -> tuple[str, tuple[str, ...]] | None:
