@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 
 from server.dialects.common import Json, event, typed_event
+from server.telemetry.record import REQUEST_ID
 
 CONTEXT_EXCEEDED = "context_length_exceeded"
 """OpenAI's code for a prompt that is too long, which agents look for to know when to make it shorter."""
@@ -57,7 +58,7 @@ def anthropic_error(status: int, error: Json) -> Json:
     elif status == 404 and detail.get("param") == "model":
         message = f"model: {message}"
     kind = _ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": message}}
+    return {"type": "error", "error": {"type": kind, "message": message}, "request_id": REQUEST_ID.get() or None}
 
 
 def anthropic_error_event(status: int, error: Json) -> bytes:

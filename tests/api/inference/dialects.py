@@ -237,7 +237,7 @@ class Messages(Dialect):
         return self.whole(whole_message(typed_events(raw, TypeAdapter(RawMessageStreamEvent))))
 
     def error(self, body: Any) -> str:
-        assert body["type"] == "error"
+        assert (set(body), body["type"]) == ({"type", "error", "request_id"}, "error")
         assert set(body["error"]) == {"type", "message"}
         message: str = body["error"]["message"]
         return message

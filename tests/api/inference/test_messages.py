@@ -91,6 +91,7 @@ async def test_a_replys_id_has_the_name_that_anthropics_clients_read(client: htt
     for body in (BODY, {**BODY, "max_tokens": -1}):
         reply = await client.post(URL, json=body, headers=headers)
         assert reply.headers["request-id"] == reply.headers["x-request-id"]
+        assert reply.json().get("request_id", reply.headers["request-id"]) == reply.headers["request-id"]
     assert "request-id" not in (await client.post(URL, json=BODY)).headers
 
 

@@ -43,7 +43,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     (
         MESSAGES,
         {"output_config": {"format": {"type": "json_schema", "schema": {"type": "x"}}}},
-        "output_config.format",
+        "output_config.format.schema.type",
     ),
     (MESSAGES, {"id_slot": 99}, "id_slot"),
     (

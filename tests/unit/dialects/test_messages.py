@@ -12,7 +12,6 @@ from pydantic import TypeAdapter
 
 from server.chat.conversation import Message
 from server.dialects.common import Header
-from server.dialects.dialect import Context
 from server.dialects.errors import anthropic_error
 from server.dialects.messages.parse import MessagesRequest, MessageTools, parse_messages, read_conversation
 from server.dialects.messages.write import MessageWriter
@@ -21,31 +20,9 @@ from server.engine.request import Event, FinishReason
 from server.errors import InvalidRequest
 from server.formats.arguments import object_text
 from server.formats.parsing.pieces import ContentText, Piece, Reasoning, ToolCallArguments, ToolCallBegin
-from tests.unit.dialects.builders import (
-    FakeCompiler,
-    FakeConstraint,
-    Scripted,
-    Turns,
-    finished,
-    make_model,
-    started,
-    text,
-)
+from tests.unit.dialects.builders import Scripted, Turns, finished, started, text
 
 HI = {"role": "user", "content": "Hi"}
-
-
-def test_a_schema_that_cannot_be_held_is_named_as_the_client_calls_it() -> None:
-    class Strict(FakeCompiler):
-        def json_schema(self, schema: Any) -> FakeConstraint:
-            raise InvalidRequest("json_schema: 'if' is not supported", "json_schema")
-
-    model = make_model()
-    model.grammar = Strict()
-    wanted = {"format": {"type": "json_schema", "schema": {"if": {}}}}
-    with pytest.raises(InvalidRequest, match=r"^output_config.format.schema: 'if' is not supported$") as caught:
-        parse_messages({"max_tokens": 5, "messages": [HI], "output_config": wanted}).generation(Context(model))
-    assert caught.value.param == "output_config.format.schema"
 
 
 def test_an_unknown_model_is_told_in_the_words_that_claude_code_looks_for() -> None:
