@@ -10,6 +10,7 @@ import contextlib
 import logging
 import os
 import re
+import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Literal, TextIO
@@ -153,28 +154,18 @@ class Connection:
 
 @contextlib.contextmanager
 def _logged(label: str) -> Iterator[TextIO]:
-    """Yield a file for a program's standard error. Its lines are logged at debug level; it never blocks the program."""
-    loop = asyncio.get_running_loop()
+    """Yield a file for a program's standard error. A thread logs its lines, so that it never blocks the program."""
     reading, writing = os.pipe()
-    os.set_blocking(reading, False)
 
-    def received() -> None:
-        try:
-            text = os.read(reading, _LOG_CHARS)
-        except BlockingIOError:
-            return
-        if not text:
-            loop.remove_reader(reading)
-        for line in text.decode("utf-8", "replace").splitlines():
-            logger.debug("MCP server %s: %s", label, line)
+    def log() -> None:
+        with open(reading, "rb", buffering=0) as source:
+            while text := source.read(_LOG_CHARS):
+                for line in text.decode("utf-8", "replace").splitlines():
+                    logger.debug("MCP server %s: %s", label, line)
 
-    loop.add_reader(reading, received)
-    try:
-        with open(writing, "w", encoding="utf-8") as file:
-            yield file
-    finally:
-        loop.remove_reader(reading)
-        os.close(reading)
+    threading.Thread(target=log, name=f"log of MCP server {label}", daemon=True).start()
+    with open(writing, "w", encoding="utf-8") as file:
+        yield file
 
 
 @contextlib.contextmanager

@@ -10,6 +10,8 @@ import time
 from collections.abc import AsyncIterable, AsyncIterator, Sequence
 from datetime import timedelta
 
+import orjson
+
 from server.dialects.common import Json, rfc3339
 from server.pool.events import DownloadEnded, DownloadProgress, PoolEvent, StatusChanged
 from server.pool.memory import HOST, totals
@@ -143,12 +145,11 @@ def _quantization(ftype: str) -> str:
 
 
 def _value(text: str) -> object:
-    if text in ("true", "false"):
-        return text == "true"
-    for kind, form in ((int, r"-?\d{1,18}"), (float, r"-?\d+\.\d+(e[-+]?\d+)?")):
-        if re.fullmatch(form, text, re.ASCII):
-            return kind(text)
-    return text
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return text
+    return value if isinstance(value, bool | int | float) else text
 
 
 def _modified(state: ModelState) -> str:
