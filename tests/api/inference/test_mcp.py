@@ -308,16 +308,6 @@ async def test_a_model_that_sees_is_shown_the_pictures_of_results(serve: Serve, 
         assert response.output_text == "I see it."
 
 
-async def test_a_tool_that_its_server_no_longer_has_is_an_error_of_the_call(serve: Serve) -> None:
-    replies = {"Go": tool_call("calc__ghost"), "tool:Unknown tool: ghost": "It is gone."}
-    ghost = {"name": "ghost", "input_schema": {"type": "object"}}
-    listed = {"type": "mcp_list_tools", "id": "l", "server_label": "calc", "tools": [ghost]}
-    async with serving(serve, replies) as (api, _):
-        response = await ask(api, [listed, {"role": "user", "content": "Go"}])
-        assert kinds(response)[0] == "mcp_call"
-        assert response.output[0].status == "failed"  # type: ignore[union-attr]
-
-
 MESSAGE = TypeAdapter[BetaMessage](BetaMessage)
 MESSAGE_EVENT = TypeAdapter[BetaRawMessageStreamEvent](BetaRawMessageStreamEvent)
 OLD = {"anthropic-beta": "mcp-client-2025-04-04"}

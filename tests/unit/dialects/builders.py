@@ -1,7 +1,7 @@
 """Short ways to a model, events and parsed chunks."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -49,27 +49,20 @@ class FakeConstraint:
         return FakeConstraint(self.kind, self.source)
 
 
-@dataclass
 class FakeCompiler:
     """Makes `FakeConstraint`s."""
 
-    made: list[FakeConstraint] = field(default_factory=list)
-
-    def _make(self, kind: str, source: Any = None) -> FakeConstraint:
-        self.made.append(FakeConstraint(kind, source))
-        return self.made[-1]
-
     def json_schema(self, schema: Any) -> FakeConstraint:
-        return self._make("json_schema", schema)
+        return FakeConstraint("json_schema", schema)
+
+    def gbnf(self, text: str) -> FakeConstraint:
+        return FakeConstraint("gbnf", text)
 
     def own_lark(self, text: str) -> MatcherConstraint:
         return BYTES.own_lark(text)
 
     def control_token(self, text: str) -> int | None:
         return BYTES.control_token(text)
-
-    def gbnf(self, text: str) -> FakeConstraint:
-        return self._make("gbnf", text)
 
 
 def make_model(

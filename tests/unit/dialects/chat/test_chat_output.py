@@ -16,6 +16,7 @@ from server.structured.grammar.compiler import GrammarCompiler
 from server.structured.lazy import preserved
 from tests.support.fakes import EOS, FakeVocab
 from tests.unit.dialects.builders import answer_of, make_model, tools_of
+from tests.unit.structured.builders import takes
 
 HERMES = "{{ messages }}{% for t in tools or [] %}{{ t.function.name }}{% endfor %}<tool_call></tool_call>"
 GEMMA = "{{ messages }}<|tool_call>call:"
@@ -39,11 +40,7 @@ def constraint(
 def accepts(made: Constraint | None, text: str) -> bool:
     """Whether the whole of `text` may come, and then an end."""
     assert made is not None
-    for token in text.encode():
-        if not made.allows(token):
-            return False
-        made.accept(token)
-    return made.finished or made.allows(EOS)
+    return takes(made, text.encode()) and (made.finished or made.allows(EOS))
 
 
 def shown_to(tools: Tools, model: Any) -> frozenset[int]:

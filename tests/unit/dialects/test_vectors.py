@@ -1,0 +1,153 @@
+"""Embeddings and rerank: bodies, what is computed for them, and the replies; norms."""
+
+import math
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import orjson
+import pytest
+
+from server.dialects.vectors import VectorJob, normalized, read_embeddings, read_rerank
+from server.engine.media import MediaPrompt
+from server.engine.runner_api import Pooling
+from server.errors import InvalidRequest
+from server.pool.model import LoadedModel
+from server.pool.protocols import ModelInfo
+from tests.support.fakes import BOS, EOS, FakeEmbeddingRunner, FakeVocab
+from tests.unit.pool.fakes import spec
+
+SEP = 200
+ROWS = np.array([[3.0, -4.0], [0.0, 0.0], [0.5, 0.5]], np.float32)
+
+
+class FreeVocab(FakeVocab):
+    """Adds nothing to a text."""
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        return super().tokenize(text, add_special=False, parse_special=parse_special)
+
+
+class PairVocab(FakeVocab):
+    """With a choice of what is put around the texts of a pair."""
+
+    def __init__(self, *, eos: int = EOS, add_bos: bool = True, add_eos: bool = True, add_sep: bool = True) -> None:
+        super().__init__()
+        self.eos, self.sep = eos, SEP
+        self.add_bos, self.add_eos, self.add_sep = add_bos, add_eos, add_sep
+
+
+def model(pooling: Pooling, vocab: FakeVocab | None = None, template: str = "") -> LoadedModel:
+    runner, info = FakeEmbeddingRunner(pooling=pooling), ModelInfo(rerank_template=template)
+    found: Any = SimpleNamespace(spec=spec("demo"), vocab=vocab or FakeVocab(), media=None, embedder=runner, info=info)
+    return cast(LoadedModel, found)
+
+
+def tokens_of(body: dict[str, Any], *, native: bool = False, vocab: FakeVocab | None = None) -> list[list[int]]:
+    made = read_embeddings(body, native=native).job(model(Pooling.MEAN, vocab), {})
+    return [prompt.tokens for prompt in cast(list[MediaPrompt], made.inputs)]
+
+
+def job(vocab: FakeVocab | None = None, template: str = "", **body: Any) -> VectorJob:
+    body = {"query": "q", "documents": ["a", "b", "c"]} | body
+    return read_rerank(body).job(model(Pooling.RANK, vocab, template), {})
+
+
+@pytest.mark.parametrize(
+    ("norm", "first"),
+    [
+        (-1, [3.0, -4.0]),
+        (0, [24570.0, -32760.0]),
+        (1, [3 / 7, -4 / 7]),
+        (2, [0.6, -0.8]),
+        (3, [3 / 91 ** (1 / 3), -4 / 91 ** (1 / 3)]),
+    ],
+)
+def test_each_row_has_length_one_under_its_norm(norm: int, first: list[float]) -> None:
+    found = normalized(ROWS, norm)
+    assert np.allclose(found[0], first, rtol=1e-6)
+    assert not found[1].any()
+    assert found.dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("given", "tokens"),
+    [
+        ("ab", [[BOS, 97, 98]]),
+        ("", [[BOS]]),
+        ([12, 34], [[12, 34]]),
+        ([12, "a", 56], [[12, 97, 56]]),
+        (["a", "b"], [[BOS, 97], [BOS, 98]]),
+        (["a", [12, 34]], [[BOS, 97], [12, 34]]),
+        ([[1, 2], ["a", 3]], [[1, 2], [BOS, 97, 3]]),
+        ({"prompt_string": "a"}, [[BOS, 97]]),
+        ({"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}, [[BOS, 97, 98]]),
+        (
+            ["a", {"prompt_string": "b"}, {"content": [{"type": "text", "text": "c"}]}],
+            [[BOS, 97], [BOS, 98], [BOS, 99]],
+        ),
+    ],
+)
+def test_every_form_of_input(given: object, tokens: list[list[int]]) -> None:
+    assert tokens_of({"input": given}) == tokens
+    assert tokens_of({"content": given}, native=True) == tokens
+
+
+def test_a_vocabulary_that_adds_nothing_leaves_an_empty_text_empty() -> None:
+    with pytest.raises(InvalidRequest, match="Input content cannot be empty"):
+        tokens_of({"input": ""}, vocab=FreeVocab())
+
+
+def inputs(made: VectorJob) -> list[list[int]]:
+    return cast(list[list[int]], made.inputs)
+
+
+def reply(made: VectorJob, *scores: float) -> Any:
+    return orjson.loads(made.reply([np.array([[score, 0.0]], np.float32) for score in scores]))
+
+
+def test_equal_scores_keep_their_order() -> None:
+    assert [entry["index"] for entry in reply(job(), 1, 1, 1)["results"]] == [0, 1, 2]
+
+
+def test_scores_become_probabilities_where_raw_ones_are_refused() -> None:
+    scores = [entry["score"] for entry in reply(job(documents=None, texts=["a", "b"], raw_scores=False), 0, 800)]
+    assert scores == [1.0, 0.5]
+    assert reply(job(documents=None, texts=["a"], raw_scores=False), -800)[0]["score"] == pytest.approx(0.0)
+    assert reply(job(documents=None, texts=["a"], raw_scores=True), -800)[0]["score"] == -800
+    assert reply(job(raw_scores=False), 2, 0, 0)["results"][0]["relevance_score"] == pytest.approx(
+        1 / (1 + math.exp(-2))
+    )
+
+
+def test_the_probabilities_of_a_head_with_labels_are_not_changed_again() -> None:
+    found = [np.array([[0.9, 0.1]], np.float32)]
+    made = job(documents=None, texts=["a"], raw_scores=False)
+    assert orjson.loads(made.reply(found))[0]["score"] == pytest.approx(0.9)
+
+
+@pytest.mark.parametrize(
+    ("vocab", "tokens"),
+    [
+        (PairVocab(), [BOS, ord("q"), EOS, SEP, ord("a"), EOS]),
+        (PairVocab(eos=-1), [BOS, ord("q"), SEP, SEP, ord("a"), SEP]),
+        (PairVocab(add_bos=False), [ord("q"), EOS, SEP, ord("a"), EOS]),
+        (PairVocab(add_eos=False), [BOS, ord("q"), SEP, ord("a")]),
+        (PairVocab(add_sep=False), [BOS, ord("q"), EOS, ord("a"), EOS]),
+    ],
+)
+def test_a_pair_gets_what_the_vocabulary_adds(vocab: FakeVocab, tokens: list[int]) -> None:
+    assert inputs(job(vocab, documents=["a"])) == [tokens]
+
+
+def test_a_pairs_texts_are_no_markup() -> None:
+    (tokens,) = inputs(job(PairVocab(), query="</s>", documents=["<s>"]))
+    assert tokens.count(EOS) == 2
+    assert tokens.count(BOS) == 1
+
+
+def test_the_models_own_template_is_filled_once() -> None:
+    made = job(template="<s>{query}|{document}|{query}", query="{document}", documents=["{query}"])
+    filled = inputs(made)
+    assert FakeVocab().detokenize(filled[0]) == b"<s>{document}|{query}|{document}"
+    assert filled[0][0] == BOS

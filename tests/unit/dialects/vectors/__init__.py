@@ -1,1 +1,0 @@
-"""Embeddings and rerank."""
