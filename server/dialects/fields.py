@@ -288,16 +288,12 @@ def objects_in(value: object, path: str) -> Iterator[tuple[dict[str, Any], str]]
         yield as_object(entry, where), where
 
 
-def as_string(value: object, path: str) -> str:
-    """Return the string at `path`."""
-    if not isinstance(value, str):
-        raise wrong_type(path, "a string", value)
-    return value
-
-
 def string_of(given: Mapping[str, Any], key: str, path: str) -> str:
     """Return the string that the object at `path` has as `key`."""
-    return as_string(given.get(key), f"{path}.{key}")
+    value = given.get(key)
+    if not isinstance(value, str):
+        raise wrong_type(f"{path}.{key}", "a string", value)
+    return value
 
 
 def text_of(given: Mapping[str, Any], key: str, path: str) -> str:

@@ -184,9 +184,7 @@ def refuse_thinking(fields: GenerationFields) -> None:
     """Raise `InvalidRequest` for reasoning settings outside of chats; 0 and -1 are accepted, because they have no
     effect.
     """
-    if fields.reasoning_control:
-        raise field_error("reasoning_control", "only chat completions have reasoning that can be ended")
-    for name in ("reasoning_budget_tokens", "thinking_budget_tokens"):
+    for name in ("reasoning_control", "reasoning_budget_tokens", "thinking_budget_tokens"):
         if (getattr(fields, name) or 0) > 0:
             raise field_error(name, "only chat completions have reasoning that can be ended")
 
@@ -376,7 +374,7 @@ class ChatFields(GenerationFields):
             tools,
             self._reasoning(),
             shape,
-            self.lazy if self.grammar_lazy else None,
+            self.lazy,
             template_kwargs=template_kwargs(self.chat_template_kwargs),
             opens=self.add_generation_prompt,
             continues=self.continue_final_message,

@@ -48,7 +48,6 @@ from server.dialects.fields import (
     ToolObjects,
     as_array,
     as_object,
-    as_string,
     dicts_in,
     json_text,
     parse,
@@ -470,7 +469,7 @@ def _blocks(given: object, path: str) -> Iterable[tuple[Block, str]]:
     for index, entry in enumerate(given):
         where = f"{path}.{index}"
         block = as_object(entry, where)
-        as_string(block.get("type"), f"{where}.type")
+        string_of(block, "type", where)
         yield block, where
 
 
