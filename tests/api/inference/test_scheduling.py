@@ -81,12 +81,6 @@ async def test_a_user_with_one_request_does_not_wait_for_all_of_anothers(
         assert await one.go() == [1, 5, 2, 3, 4]
 
 
-@of_this_server
-async def test_a_priority_that_is_no_number_of_32_bits_is_refused(serve: Serve, dialect: Dialect) -> None:
-    async with serve() as api:
-        await api.expect(f"POST {dialect.path}", {**dialect.body(SHORT), "priority": 2**31}, 400, "priority")
-
-
 CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
 LATE = {"b": {"path": "b.gguf", "load": "on_demand"}}
 

@@ -63,7 +63,6 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     (EMBED, {"input": 5}, "invalid input type"),
     (EMBED, {"input": ["a", 5]}, "invalid input type"),
     (EMBED, {"input": "a", "keep_alive": "soon"}, "keep_alive"),
-    (EMBED, {"input": "a", "keep_alive": True}, "keep_alive"),
     (EMBED, {"input": "a", "options": 5}, "options"),
     (EMBED, {"input": "a", "truncate": "yes"}, "truncate"),
     (NATIVE, {"speculative.n_max": -1}, "speculative.n_max"),

@@ -11,16 +11,17 @@ from typing import Any
 
 import pytest
 
-from server.dialects.chat.parse import ControlBody, parse_chat
+from server.dialects.chat.parse import ChatBody, ControlBody, parse_chat
 from server.dialects.completions.parse import parse_completion
 from server.dialects.fields import Body, parse
 from server.dialects.messages.parse import parse_messages
 from server.dialects.native.parse import InfillBody, parse_infill, parse_native
 from server.dialects.native.tokens import read_detokenize, read_tokenize
+from server.dialects.ollama.parse import OllamaChatBody, parse_generate
 from server.dialects.ollama.parse import parse_chat as read_ollama_chat
-from server.dialects.ollama.parse import parse_generate
 from server.dialects.responses.parse import parse_response
-from server.dialects.vectors import read_embeddings, read_rerank
+from server.dialects.vectors import EmbeddingsBody, read_embeddings, read_rerank
+from server.dialects.warnings import WARNING_HEADER, as_header, unused_fields
 from server.errors import InvalidRequest
 from tests.support.yaml_text import loaded
 
@@ -204,6 +205,30 @@ def test_errors_of_its_own_endpoints_are_llama_servers(kind: type[Body], body: d
     with pytest.raises(InvalidRequest) as caught:
         parse(kind, body)
     assert caught.value.message == message
+
+
+def test_a_similar_known_name_is_suggested_at_the_path_of_the_field() -> None:
+    header = as_header(unused_fields({"options": {"temprature": 1, "top_k": 1}}, OllamaChatBody))
+    assert header[WARNING_HEADER] == "'options.temprature' is ignored: unknown field (did you mean 'temperature'?)"
+
+
+def test_many_unused_fields_are_counted_and_odd_names_are_one_line_of_ascii() -> None:
+    header = as_header(unused_fields({f"{n}é\r\n{'x' * 500}": 1 for n in range(1000)}, ChatBody))[WARNING_HEADER]
+    assert header.isascii()
+    assert header.isprintable()
+    assert header.endswith("and 992 more")
+
+
+def test_fields_that_clients_send_back_or_that_have_an_effect_are_known() -> None:
+    called = {"role": "assistant", "tool_calls": [{"function": {"index": 0, "name": "f", "arguments": {}, "x": 1}}]}
+    assert unused_fields({"messages": [called]}, OllamaChatBody) == [
+        "'messages.0.tool_calls.0.function.x' is ignored: unknown field"
+    ]
+    assert unused_fields({"lora": [{"id": 0, "scale": 1, "zz": 1}]}, ChatBody) == [
+        "'lora.0.zz' is ignored: unknown field"
+    ]
+    embedded = {"input": [{"prompt_string": "<__media__>", "multimodal_data": ["aGk="]}]}
+    assert unused_fields(embedded, EmbeddingsBody) == []
 
 
 if __name__ == "__main__":

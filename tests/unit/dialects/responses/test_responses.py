@@ -1,4 +1,4 @@
-"""The same events as a whole response and as a stream."""
+"""Bodies of responses, and the same events as a whole response and as a stream."""
 
 from typing import Any
 
@@ -7,11 +7,16 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
+from server.chat.conversation import Message
+from server.chat.prompt import render
+from server.dialects.responses import input as responses_input
+from server.dialects.responses.input import History
 from server.dialects.responses.parse import parse_response
 from server.dialects.responses.write import ResponseWriter
 from server.engine.request import Event, Progress
+from server.errors import InvalidRequest
 from server.formats.parsing.pieces import Piece, ToolCallArguments, ToolCallBegin
-from tests.unit.dialects.builders import Scripted, finished, started, text
+from tests.unit.dialects.builders import Scripted, finished, make_model, started, text
 
 ASKED = parse_response({"input": "Hi", "tools": [{"type": "custom", "name": "patch"}]})
 FIELDS = {"id": "resp_1", "created_at": 1, "model": "demo", "parallel_tool_calls": True, "tools": []}
@@ -26,14 +31,8 @@ SCRIPT: dict[str, list[Piece]] = {
     "call": [ToolCallBegin(0, "c1", "f"), ToolCallArguments(0, '{"a"')],
     "args": [ToolCallArguments(0, ":1}")],
     "second": [ToolCallBegin(1, "c2", "g"), ToolCallArguments(1, "{}")],
-    "patch": [ToolCallBegin(0, "c1", "patch"), ToolCallArguments(0, '{"inp')],
-    "patched": [
-        ToolCallArguments(0, 'ut": "a\\n\\ud83d'),
-        ToolCallArguments(0, "\\ude00\\u00e9\\\\"),
-        ToolCallArguments(0, '"}'),
-    ],
-    "odd": [ToolCallBegin(1, "c2", "patch"), ToolCallArguments(1, '{"other": 1, "input": "b"}')],
-    "raw": [ToolCallBegin(2, "c3", "patch"), ToolCallArguments(2, "*** x")],
+    "patch": [ToolCallBegin(0, "c1", "patch"), ToolCallArguments(0, '{"input": "a')],
+    "patched": [ToolCallArguments(0, 'b"}')],
 }
 CALLED = (started(), text("hi "), text("call"), text("args"), text("\n"), text("second"), finished())
 
@@ -150,24 +149,13 @@ def test_a_stream_that_fails_before_its_first_event_begins_all_the_same() -> Non
     ]
 
 
-def test_a_custom_tools_call_has_its_input_as_it_was_meant() -> None:
-    events = (started(), text("patch"), text("patched"), text("odd"), text("raw"), finished())
-    inputs = ["a\n\U0001f600é\\", "b", "*** x"]
-    output = whole(*events)["output"]
-    assert [(item["type"], item["name"], item["input"]) for item in output] == [
-        ("custom_tool_call", "patch", each) for each in inputs
-    ]
-    parsed_events = streamed(*events)
-    kinds = [event["type"].removeprefix("response.") for event in parsed_events]
-    assert kinds.count("output_item.added") == kinds.count("output_item.done") == len(inputs)
-    deltas = ["", "", ""]
-    for event in parsed_events:
-        if event["type"] == "response.custom_tool_call_input.delta":
-            deltas[event["output_index"]] += event["delta"]
-    assert deltas == inputs
-    done = [event["input"] for event in parsed_events if event["type"] == "response.custom_tool_call_input.done"]
-    assert done == inputs
-    assert parsed_events[-1]["response"]["output"][0]["input"] == inputs[0]
+def test_a_custom_tools_call_has_its_input() -> None:
+    events = (started(), text("patch"), text("patched"), finished())
+    [item] = whole(*events)["output"]
+    assert (item["type"], item["name"], item["input"]) == ("custom_tool_call", "patch", "ab")
+    of_input = [event for event in streamed(*events) if "custom_tool_call_input" in event["type"]]
+    assert [event.get("delta") for event in of_input] == ["a", "b", None]
+    assert of_input[-1]["input"] == "ab"
 
 
 def test_a_ping_is_an_event_behind_the_first_ones() -> None:
@@ -176,3 +164,26 @@ def test_a_ping_is_an_event_behind_the_first_ones() -> None:
     events = parsed([*begun, stream.ping(), *stream.feed(0, started())])
     assert [event["type"] for event in events] == ["response.created", "response.in_progress", "keepalive"]
     assert [event["sequence_number"] for event in events] == [0, 1, 2]
+
+
+def test_what_a_template_refuses_is_the_clients_input() -> None:
+    model = make_model(template="{{ raise_exception('no more') }}")
+    with pytest.raises(InvalidRequest, match=r"^input: .*no more") as caught:
+        render(parse_response({"input": "hi", "instructions": "be brief"}).conversation, model)
+    assert caught.value.param == "input"
+
+
+def test_a_reference_stands_for_the_item_of_a_stored_response() -> None:
+    content = [{"type": "output_text", "text": "so", "annotations": []}]
+    item = {"type": "message", "role": "assistant", "id": "msg_1", "status": "completed", "content": content}
+    asked = {"input": [{"type": "item_reference", "id": "msg_1"}]}
+    found = parse_response(asked, History(referenced={"msg_1": item})).conversation
+    assert found.messages == (Message("assistant", "so"),)
+
+
+def test_a_conversation_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(responses_input, "MAX_MESSAGES", 2)
+    said = [{"role": "user", "content": "x"}]
+    parse_response({"input": said}, History(said))
+    with pytest.raises(InvalidRequest, match="at most 2"):
+        parse_response({"input": said * 2}, History(said))

@@ -1,0 +1,26 @@
+"""The input of a custom tool's call, however its arguments are written and split."""
+
+from functools import partial
+
+import pytest
+
+from server.dialects.custom_tools import input_parser
+from server.formats.parsing.pieces import ContentText, Piece, ToolCallArguments, ToolCallBegin
+from tests.unit.dialects.builders import Turns
+
+ARGUMENTS = {
+    '{"input": "a\\n\\ud83d\\ude00\\u00e9\\\\"}': "a\n\U0001f600é\\",
+    '{"other": 1, "input": "b"}': "b",
+    "*** x": "*** x",
+}
+
+
+@pytest.mark.parametrize("written", ARGUMENTS)
+def test_arguments_become_the_input_in_every_split(written: str) -> None:
+    for at in range(len(written)):
+        first: list[Piece] = [ToolCallBegin(1, "c", "patch"), ToolCallArguments(1, written[:at])]
+        script = partial(Turns, first, [ToolCallArguments(1, written[at:])], [ContentText("!")])
+        parser = input_parser(script, {"patch"})()
+        *call, last = [piece for _ in range(3) for piece in parser.feed("")]
+        assert last == ContentText("!")
+        assert "".join(piece.text for piece in call if isinstance(piece, ToolCallArguments)) == ARGUMENTS[written]
