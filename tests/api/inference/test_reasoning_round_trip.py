@@ -6,14 +6,14 @@ from typing import Any
 
 import httpx
 import pytest
-from anthropic.types import Message, RawMessageStreamEvent
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from server.templates.built_in import source_of
 from tests.api.conftest import Serve
+from tests.api.inference.test_tool_calls import message as ask_message
 from tests.api.scripted import answering, tool_call
-from tests.api.streams import typed_events, whole_message
+from tests.api.streams import typed_events
 from tests.support.fakes import FakeLoader
 
 MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
@@ -40,14 +40,6 @@ def model() -> FakeLoader:
     return answering(dict(zip(ends, [*said, "It is blue."], strict=True)), n_ctx=4096)
 
 
-async def ask_message(client: httpx.AsyncClient, body: Mapping[str, Any], *, stream: bool) -> Any:
-    reply = await client.post(MESSAGES, json={**body, "stream": stream})
-    assert (reply.status_code, reply.headers.get("X-Llamapool-Warning")) == (200, None), reply.text
-    if not stream:
-        return TypeAdapter(Message).validate_python(reply.json()).model_dump(exclude_none=True)
-    return whole_message(typed_events(reply.text, TypeAdapter(RawMessageStreamEvent)))
-
-
 async def count(client: httpx.AsyncClient, body: Mapping[str, Any]) -> int:
     reply = await client.post(f"{MESSAGES}/count_tokens", json=body)
     return int(reply.json()["input_tokens"])
@@ -61,13 +53,13 @@ async def test_a_tool_loop_keeps_its_thinking(serve: Serve, stream: bool, displa
     body = {"model": "demo", "max_tokens": 400, "tools": [ANTHROPIC_TOOL], "thinking": thinking, "messages": messages}
     async with serve(model(), models=MODELS) as api:
         for n in range(N_ROUNDS):
-            content = (await ask_message(api.client, body, stream=stream))["content"]
+            content = (await ask_message(api, **body, stream=stream))["content"]
             assert [block["type"] for block in content] == ["thinking", "tool_use"]
             assert content[0]["thinking"] == (REASONING[n] if display == "summarized" else "")
             assert REASONING[n] not in content[0]["signature"]
             result = {"type": "tool_result", "tool_use_id": content[1]["id"], "content": f"result {n}"}
             messages += [{"role": "assistant", "content": content}, {"role": "user", "content": [result]}]
-        last = await ask_message(api.client, body, stream=stream)
+        last = await ask_message(api, **body, stream=stream)
         assert last["content"][-1] == {"type": "text", "text": "It is blue."}
         n_tokens = await count(api.client, body)
         for message in messages[1::2]:
