@@ -118,7 +118,13 @@ def test_a_stream_goes_on_when_the_page_is_reloaded(visit: Visit) -> None:
     set_grammar(page, 'root ::= ("ab" [c-z]){200}')
     say(page, "Write letters.")
     begun(page)
-    page.reload()
+    held: list[Any] = []
+    page.route("**/v1/streams/lookup", lambda route: held.append(route))
+    with page.expect_request("**/v1/streams/lookup"):
+        page.reload()
+    page.wait_for_selector("button[aria-label=Stop]")  # the page does not take it for a finished answer meanwhile
+    assert page.locator(".speed").count() == 0
+    held[0].continue_()
     answered(page)
     assert len(page.inner_text(".message.assistant .prose")) == 600
 

@@ -196,9 +196,15 @@ export async function generate(message, body) {
 export async function resume(message, theirs = false) {
   const stream = message.stream;
   if (!stream || running.value.has(message.id) || (theirs && document.hidden)) return;
-  const found = await json("v1/streams/lookup", { body: { conversation_ids: [stream] } });
-  if (running.value.has(message.id) || (theirs && !found.length)) return;
+  notify(message.id, { stop: () => stopStream(stream), progress: 0, chat: message.chat }); // before the lookup: it is not finished
+  const lookup = json("v1/streams/lookup", { body: { conversation_ids: [stream] } });
+  const found = await lookup.catch((error) => {
+    notify(message.id, null);
+    throw error;
+  });
   if (!found.length) {
+    notify(message.id, null);
+    if (theirs) return;
     const { stream: _, ...left } = message;
     const ended = { ...left, finish: "lost" };
     messages.value = new Map(messages.value).set(message.id, ended);
@@ -209,6 +215,9 @@ export async function resume(message, theirs = false) {
   const lost = () => Promise.reject(new ApiError(404, t("lostAnswer")));
   await follow(fresh, stream, () => again(stream, lost), 0, theirs);
 }
+
+/** @param {string} stream */
+const stopStream = (stream) => void call(`v1/stream?conv_id=${encodeURIComponent(stream)}`, { method: "DELETE" }).catch(() => {});
 
 /** Read a stream from its start; call `open` if the server does not know it. @param {string} stream @param {() => Promise<Response>} open */
 async function again(stream, open) {
@@ -232,7 +241,7 @@ async function follow(message, stream, open, sentAt, theirs = false) {
   let stopped = false;
   const stop = () => {
     stopped = true;
-    void call(`v1/stream?conv_id=${encodeURIComponent(stream)}`, { method: "DELETE" }).catch(() => {});
+    stopStream(stream);
   };
   notify(message.id, { stop, progress: 0, chat: message.chat });
   try {
