@@ -68,7 +68,7 @@ def _existing(model: str, names: str, wanted: frozenset[int]) -> frozenset[int]:
     allowed = _allowed(model, names)
     if wanted and not wanted & allowed:
         there = ", ".join(map(str, sorted(allowed)))
-        raise ModelFailed(model, f"{names}: there are only CPUs {there}")
+        raise ModelFailed(model, f"{names}: there are only CPUs {there}; use some of them")
     return wanted & allowed
 
 
