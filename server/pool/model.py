@@ -195,8 +195,11 @@ class LoadedModel:
                     try:
                         self.grammar.prepare()
                     except Exception:  # only constrained requests need it, and get the error
-                        said = "model '%s': no grammar can be compiled for its vocabulary; what needs one is refused"
-                        log.warning(said, self.spec.id, exc_info=True)
+                        log.warning(
+                            "model '%s': no grammar can be compiled for its vocabulary; what needs one is refused",
+                            self.spec.id,
+                            exc_info=True,
+                        )
                     return
                 self._closing.wait(_IDLE_S)
 
