@@ -129,6 +129,22 @@ def test_a_stream_goes_on_when_the_page_is_reloaded(visit: Visit) -> None:
     assert len(page.inner_text(".message.assistant .prose")) == 600
 
 
+def test_an_answer_is_stopped_before_the_reloaded_page_has_found_its_stream(visit: Visit) -> None:
+    page = visit.open()
+    set_grammar(page, ENDLESS)
+    page.wait_for_function("performance.now() > 1000")  # so that the first letters are stored at once
+    say(page, "Write letters.")
+    begun(page)
+    held: list[Any] = []
+    page.route("**/v1/streams/lookup", lambda route: held.append(route))
+    with page.expect_request("**/v1/streams/lookup"):
+        page.reload()
+    page.click("button[aria-label=Stop]")
+    held[0].continue_()
+    page.wait_for_selector("text=Stopped.")
+    assert "a" in page.inner_text(".message.assistant .prose")
+
+
 def test_stop_continue_and_another_answer(visit: Visit) -> None:
     page = visit.open()
     set_grammar(page, ENDLESS)

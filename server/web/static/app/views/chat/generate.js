@@ -196,17 +196,22 @@ export async function generate(message, body) {
 export async function resume(message, theirs = false) {
   const stream = message.stream;
   if (!stream || running.value.has(message.id) || (theirs && document.hidden)) return;
-  notify(message.id, { stop: () => stopStream(stream), progress: 0, chat: message.chat }); // before the lookup: it is not finished
+  let finish = "lost";
+  const stop = () => {
+    finish = "stopped";
+    stopStream(stream);
+  };
+  notify(message.id, { stop, progress: 0, chat: message.chat }); // before the lookup: it is not finished
   const lookup = json("v1/streams/lookup", { body: { conversation_ids: [stream] } });
   const found = await lookup.catch((error) => {
     notify(message.id, null);
     throw error;
   });
-  if (!found.length) {
+  if (!found.length || finish === "stopped") {
     notify(message.id, null);
     if (theirs) return;
     const { stream: _, ...left } = message;
-    const ended = { ...left, finish: "lost" };
+    const ended = { ...left, finish };
     messages.value = new Map(messages.value).set(message.id, ended);
     await saveMessage(ended);
     return;
