@@ -3,6 +3,7 @@
 import base64
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,19 @@ def set_grammar(page: Any, grammar: str) -> None:
     page.click(".settings button[aria-label=Close]")
 
 
+def reload_with_held_lookup(page: Any) -> Callable[[], None]:
+    """Reload while an answer is generated. The lookup of its stream gets its reply when the result is called."""
+    held: list[Any] = []
+
+    def hold(route: Any) -> None:
+        held.append(route)
+
+    page.route("**/v1/streams/lookup", hold)
+    with page.expect_request("**/v1/streams/lookup"):
+        page.reload()
+    return lambda: held[0].continue_()
+
+
 def import_chat(page: Any, file: Path) -> None:
     page.set_input_files("input[type=file]", str(file))
     page.click(".list a:has-text('From a file')")
@@ -118,13 +132,10 @@ def test_a_stream_goes_on_when_the_page_is_reloaded(visit: Visit) -> None:
     set_grammar(page, 'root ::= ("ab" [c-z]){200}')
     say(page, "Write letters.")
     begun(page)
-    held: list[Any] = []
-    page.route("**/v1/streams/lookup", lambda route: held.append(route))
-    with page.expect_request("**/v1/streams/lookup"):
-        page.reload()
+    release = reload_with_held_lookup(page)
     page.wait_for_selector("button[aria-label=Stop]")  # the page does not take it for a finished answer meanwhile
     assert page.locator(".speed").count() == 0
-    held[0].continue_()
+    release()
     answered(page)
     assert len(page.inner_text(".message.assistant .prose")) == 600
 
@@ -135,12 +146,9 @@ def test_an_answer_is_stopped_before_the_reloaded_page_has_found_its_stream(visi
     page.wait_for_function("performance.now() > 1000")  # so that the first letters are stored at once
     say(page, "Write letters.")
     begun(page)
-    held: list[Any] = []
-    page.route("**/v1/streams/lookup", lambda route: held.append(route))
-    with page.expect_request("**/v1/streams/lookup"):
-        page.reload()
+    release = reload_with_held_lookup(page)
     page.click("button[aria-label=Stop]")
-    held[0].continue_()
+    release()
     page.wait_for_selector("text=Stopped.")
     assert "a" in page.inner_text(".message.assistant .prose")
 
