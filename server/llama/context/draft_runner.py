@@ -45,9 +45,12 @@ class LlamaDraftRunner(NativeSequences):
         self._n_vocab = n_vocab
 
     def decode(self, entries: Sequence[BatchEntry]) -> bool:
-        """Decode in one call. True: done. False: no KV room, and nothing was changed. Raises `InternalError`."""
+        """Decode in one call. True: done. False: no KV room, and nothing was changed. Raises `InternalError`.
+
+        Waits for the device also without outputs, because `DraftModel.read` measures its duration.
+        """
         self._outputs = []  # also where the batch is refused
-        return self._decode_batch(self._batch.native, self._batch.fill(entries))
+        return self._decode_batch(self._batch.native, self._batch.fill(entries), wait=True)
 
     _decode_entries = decode
 

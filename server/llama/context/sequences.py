@@ -83,12 +83,15 @@ class NativeSequences(NativeContext, ABC):
     def _decode_entries(self, entries: Sequence[BatchEntry]) -> bool:
         """Decode in one call, without the MTP heads that `Runner.decode` updates. Returns and raises as that."""
 
-    def _decode_batch(self, batch: ctypes.Structure, outputs: list[int], *, causal: bool = True) -> bool:
+    def _decode_batch(
+        self, batch: ctypes.Structure, outputs: list[int], *, wait: bool = False, causal: bool = True
+    ) -> bool:
         """Decode a filled batch with these outputs. Return False if there is no KV room, and nothing was changed.
-        Raises `InternalError`. One without outputs needs no wait: the next decode waits for it.
+        Raises `InternalError`. Without outputs only `wait` waits for the device, otherwise the next decode does.
         """
         self._outputs = []
-        status, why = self._decode_native(batch, wait=self.info.deferred and bool(outputs), causal=causal)
+        wait = self.info.deferred and (wait or bool(outputs))
+        status, why = self._decode_native(batch, wait=wait, causal=causal)
         if status != _REFUSED:  # such a batch leaves the pending copies undone
             self._pending.clear()
         if status not in (0, _NO_ROOM):

@@ -13,6 +13,7 @@ from server.engine.params import EngineParams
 from server.engine.request import PromptLogprobs, Request
 from server.engine.runner_api import BatchEntry
 from server.errors import InternalError
+from server.llama.context.draft_runner import LlamaDraftRunner
 from server.llama.context.runner import LlamaRunner, best_tokens
 from tests.model.native_fixtures import (
     GREEDY,
@@ -32,17 +33,20 @@ from tests.unit.engine.builders import run
 RunnerOf = Callable[..., AbstractContextManager[LlamaRunner]]
 
 
-def test_a_device_is_waited_for_only_where_there_are_logits(
+def test_a_device_is_waited_for_where_there_are_logits_and_by_a_draft_model_always(
     runner: LlamaRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokens = prompt_tokens(runner.vocab)
     waits: list[object] = []
-    monkeypatch.setattr(runner, "info", replace(runner.info, deferred=True))
     monkeypatch.setattr("server.llama.context.runner.C.llama_synchronize", waits.append)
-    assert runner.decode([Entry(0, 0, tokens[:3], n_outputs=0)])
-    assert waits == []
+    info = replace(runner.info, deferred=True)
+    monkeypatch.setattr(runner, "info", info)
+    draft = LlamaDraftRunner(runner._open(), info, runner.vocab.n_tokens, runner.vocab.n_tokens)
+    for n_waits, decodes in ((0, runner), (1, draft)):
+        assert decodes.decode([Entry(n_waits, 0, tokens[:3], n_outputs=0)])
+        assert len(waits) == n_waits
     assert runner.decode([Entry(0, 3, tokens[3:4])])
-    assert len(waits) == 1
+    assert len(waits) == 2
 
 
 def test_outputs_are_counted_among_the_wanted_logits_only(runner: LlamaRunner) -> None:
