@@ -119,7 +119,8 @@ class Instance(StepThread):
         self._requests.post()
 
     def _end_all(self, error: LlamapoolError) -> None:
-        self._requests.fail_all(error, self._queue.close(self.number))
+        self._queue.close(self.number)
+        self._requests.fail_all(error)
         self._refuse_commands(error)
         self._requests.post()
         if not self.failure:

@@ -148,16 +148,14 @@ class ModelQueue:
             ticket.instance, ticket.taken = instance, True
         return taken
 
-    def close(self, instance: int) -> list[Ticket]:
-        """Stop `instance` from taking requests. Return those that no other instance may take; the caller refuses
-        them."""
+    def close(self, instance: int) -> None:
+        """Let `instance` take those requests that no other instance may take, and no more. The caller fails them."""
         with self._lock:
             is_new = instance not in self._closed
             self._closed.add(instance)
-            left = self._take([t for t in self._waiting if not self._has_taker(t)], instance)
+            self._take([t for t in self._waiting if not self._has_taker(t)], instance)
         if is_new:
             self._wake()
-        return left
 
     def expected(self, instance: int) -> list[Ticket]:
         """Return the waiting requests that prefer `instance`."""
@@ -296,9 +294,10 @@ class Requests:
     def _all(self) -> list[Sequence]:
         return [*self._scheduler.active(), *self._scheduler.waiting]
 
-    def fail_all(self, error: LlamapoolError, others: Iterable[Ticket] = ()) -> None:
-        """Fail the requests of this instance, and `others` that nobody has taken."""
-        for ticket in dict.fromkeys((*others, *(sequence.ticket for sequence in self._all()))):
+    def fail_all(self, error: LlamapoolError) -> None:
+        """Fail the requests that this instance has taken; `ModelQueue.give_up` may have failed those in slots."""
+        taken = [t for t in list(self._queue.open.values()) if t.taken and t.instance == self._instance and not t.ended]
+        for ticket in dict.fromkeys((*taken, *(sequence.ticket for sequence in self._all()))):
             try:
                 self.fail(ticket, error)
             except Exception:  # fail the others in any case

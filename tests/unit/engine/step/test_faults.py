@@ -1,5 +1,6 @@
 """Faults of a step end as few requests as possible, once each, and leave nothing."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -53,6 +54,30 @@ async def test_a_preempted_one_that_cannot_resume_leaves_no_sampler_open() -> No
         assert engine.stats.n_preempted == 1
         assert sorted(str(reply.error) for reply in replies) == ["None", "it broke"]
         assert all(sampler.closed for sampler in runner.samplers)
+
+
+class Stuck(FakeRunner):
+    """Its cells cannot be removed `left` times."""
+
+    left = 0
+
+    def seq_remove(self, seq: int, pos: int) -> bool:
+        if self.left:
+            self.left -= 1
+            raise InternalError("it broke")
+        return super().seq_remove(seq, pos)
+
+
+async def test_a_request_whose_slot_cannot_be_cleared_fails_and_later_ones_work() -> None:
+    runner = Stuck(n_seq=1)
+    async with engine_over(runner, gather_ms=0.0) as engine, asyncio.timeout(10):
+        await run(engine, request("abc"))
+        runner.left = 3  # in the placement, after its failure, and when it is reported
+        (lost,) = await run(engine, request("xyz"))
+        assert "the engine failed" in str(lost.error)
+        await engine.wait_idle()
+        (fine,) = await run(engine, request("xyz"))
+        assert fine.text == alone(request("xyz"))
 
 
 async def test_events_that_nobody_can_take_leave_others_theirs_and_no_request_open() -> None:
