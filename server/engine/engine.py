@@ -370,6 +370,7 @@ class Engine(Instances[Instance]):
         No later request reuses what a busy slot holds now. RAM and disk take no states until all slots are done.
         """
         async with self._resetting:
+            self._check_open()
             self._accept_states(wanted=False)
             try:
                 n_tokens = sum(len(entry.tokens) for entry in self._ram.remove_all())
@@ -381,7 +382,8 @@ class Engine(Instances[Instance]):
                     for instance in self._instances
                     if not instance.failure
                 ]
-                return n_tokens + sum(await asyncio.gather(*map(asyncio.wrap_future, commands)))
+                await asyncio.gather(*map(asyncio.wrap_future, commands), return_exceptions=True)
+                return n_tokens + sum(command.result() for command in commands)
             finally:
                 self._accept_states(wanted=True)
 

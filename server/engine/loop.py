@@ -119,17 +119,20 @@ class Instance(StepThread):
         self._requests.post()
 
     def _end_all(self, error: LlamapoolError) -> None:
-        self._queue.close(self.number)
-        self._requests.fail_all(error)
-        self._refuse_commands(error)
-        self._requests.post()
-        if not self.failure:
-            try:
-                self.cells.save_all(self._clock())
-            except Exception:  # the runner must be closed in any case
-                log.exception(
-                    "prompt states could not be saved: they are computed again; this is a bug, please report it"
-                )
+        try:
+            self._queue.close(self.number)
+            self._requests.fail_all(error)
+            self._refuse_commands(error)
+            self._requests.post()
+        finally:
+            if not self.failure:
+                self._save_all()
+
+    def _save_all(self) -> None:
+        try:
+            self.cells.save_all(self._clock())
+        except Exception:
+            log.exception("prompt states could not be saved: they are computed again; this is a bug, please report it")
 
     def _receive(self) -> None:
         """Take new tickets and drop cancelled ones. While nothing runs and slots stay free, first wait for requests

@@ -247,6 +247,27 @@ async def test_a_reset_that_the_end_of_the_model_overtakes_is_refused() -> None:
         await end
 
 
+async def test_a_reset_after_the_end_of_the_model_is_refused_and_drops_nothing() -> None:
+    files = Files()
+    async with engine_on(files) as engine:
+        await run(engine, request("a" * 100))
+    with pytest.raises(ShuttingDown):
+        await engine.reset_cache()
+    assert files.saved
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+async def test_states_are_saved_although_requests_cannot_be_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks(_: object) -> None:
+        raise ZeroDivisionError("a bug")
+
+    files = Files()
+    async with engine_on(files) as engine:
+        await run(engine, request("a" * 100))
+        monkeypatch.setattr(engine._instances[0]._requests, "fail_all", breaks)
+    assert files.saved
+
+
 async def test_the_wait_is_bounded() -> None:
     """By a clock that stands still until the test moves it."""
     files = await on_disk("a" * 300)

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -173,6 +174,25 @@ async def test_a_state_that_leaves_its_slot_for_ram_or_disk_during_a_reset_is_dr
         engine._disk._writer.submit(lambda: None).result(60)
         assert not engine._disk.index
     assert reply.started.n_cached <= 1  # what begins all prompts may be that of the request before it
+
+
+async def test_a_reset_that_fails_waits_for_the_other_instances(monkeypatch: pytest.MonkeyPatch) -> None:
+    accepted: list[bool] = []
+
+    def breaks() -> int:
+        raise InternalError("it broke")
+
+    def late() -> int:
+        time.sleep(0.1)
+        accepted.append(engine._ram.offloads)
+        return 0
+
+    async with engine_over(FakeRunner(), FakeRunner(), gather_ms=0.0) as engine:
+        for instance, drop_all in zip(engine._instances, (breaks, late), strict=True):
+            monkeypatch.setattr(instance.cells, "drop_all", drop_all)
+        with pytest.raises(InternalError, match="it broke"):
+            await engine.reset_cache()
+    assert accepted == [False]
 
 
 async def test_a_prefix_is_not_pinned_if_the_cache_is_reset_meanwhile() -> None:
