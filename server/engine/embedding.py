@@ -8,8 +8,7 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, InvalidStateError
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -30,20 +29,19 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False, slots=True)
 class EmbeddingJob:
-    """One request: its inputs, none empty, and the future of their vectors. Step threads add the ``results``, by
-    input.
-    """
+    """One request: its inputs, none empty. Step threads add the ``results``, by input."""
 
     inputs: Sequence[MediaPrompt]
     submitted_at: float
-    done: Future[list[Vectors]] = field(default_factory=Future)
     n_taken: int = 0  # inputs taken for a decode
     results: dict[int, Vectors] = field(default_factory=dict)
+    ended: bool = False  # its outcome is known, or it was cancelled
 
 
 Piece: TypeAlias = tuple[EmbeddingJob, int]
 """One input of a decode: its job and its index."""
 Outcome: TypeAlias = list[Vectors] | LlamapoolError
+Outcomes: TypeAlias = Mapping[EmbeddingJob, Outcome]
 
 
 class EmbeddingQueue:
@@ -55,7 +53,7 @@ class EmbeddingQueue:
         self._lock = threading.Lock()
 
     def __iter__(self) -> Iterator[EmbeddingJob]:
-        return iter([job for job in list(self._jobs) if not job.done.done()])
+        return iter([job for job in list(self._jobs) if not job.ended])
 
     def add(self, job: EmbeddingJob) -> bool:
         """Queue a job. Return False, without queueing it, if no instance is left."""
@@ -84,7 +82,7 @@ class EmbeddingQueue:
         with self._lock:
             while self._jobs and len(pieces) < n_seq and total < n_tokens:
                 job = self._jobs.popleft()
-                if job.done.done():  # it was cancelled, or has failed
+                if job.ended:
                     continue
                 size = len(job.inputs[job.n_taken])
                 if pieces and total + size > n_tokens:
@@ -110,11 +108,12 @@ class EmbeddingInstance(StepThread):
         number: int,
         clock: Callable[[], float],
         arrivals: Arrivals,
+        deliver: Callable[[Outcomes], None],
     ) -> None:
         super().__init__("llamapool-embed", number, params, clock, arrivals)
         self.runner: EmbeddingRunner = runner
         self.running: Sequence[Piece] = ()  # in the current decode
-        self._queue = queue
+        self._queue, self._deliver = queue, deliver
         self._n_served = [0] * runner.info.n_seq
 
     def give_up(self, reason: str) -> None:
@@ -150,8 +149,7 @@ class EmbeddingInstance(StepThread):
         self.last_s = self._clock() - started
         self.stats.prompt_seconds += self.last_s
         self.running = ()
-        for job, outcome in ended.items():
-            self._end(job, outcome)
+        self._end(ended)
 
     def _compute(self, pieces: Sequence[Piece], ended: dict[EmbeddingJob, Outcome]) -> None:
         """Decode together; if the library rejects that, one by one, so that only the faulty job fails. Add the jobs
@@ -192,28 +190,25 @@ class EmbeddingInstance(StepThread):
         self.stats.n_tokens_max = max(self.stats.n_tokens_max, *sizes)
         return found
 
-    def _end(self, job: EmbeddingJob, outcome: Outcome) -> None:
-        """Deliver the vectors of a job, or the error that ends it, unless it has ended. Thread-safe."""
-        if job.done.done():
-            return
-        self._arrivals.replied()
-        with suppress(InvalidStateError):  # it is cancelled, or another instance has ended it meanwhile
-            if isinstance(outcome, LlamapoolError):
-                job.done.set_exception(outcome)
-            else:
+    def _end(self, outcomes: Outcomes) -> None:
+        """Deliver the vectors of jobs, or the errors that end them, except to jobs that have ended. Thread-safe."""
+        outcomes = {job: outcome for job, outcome in outcomes.items() if not job.ended}
+        for job, outcome in outcomes.items():
+            job.ended = True
+            if not isinstance(outcome, LlamapoolError):
                 self.stats.request_duration.observe(self._clock() - job.submitted_at)
-                job.done.set_result(outcome)
+        if outcomes:
+            self._arrivals.replied()
+            self._deliver(outcomes)
 
     def _fail_all(self, error: LlamapoolError) -> None:
         """Fail the jobs of its decode; others wait for the next."""
         jobs, self.running = {job for job, _ in self.running} or set(self._queue), ()
-        for job in jobs:
-            self._end(job, error)
+        self._end(dict.fromkeys(jobs, error))
 
     def _end_all(self, error: LlamapoolError) -> None:
         jobs, self.running = {job for job, _ in self.running} | set(self._queue.close(self.number)), ()
-        for job in jobs:
-            self._end(job, error)
+        self._end(dict.fromkeys(jobs, error))
 
 
 class EmbeddingEngine(Instances[EmbeddingInstance]):
@@ -228,14 +223,15 @@ class EmbeddingEngine(Instances[EmbeddingInstance]):
         self.vocab = runners[0].vocab
         self.n_ctx_seq = self.info.n_ctx_seq
         self._queue = EmbeddingQueue(len(runners))
-        self._open: set[EmbeddingJob] = set()
-        shared = self._clock, self._arrivals
+        self._open: dict[EmbeddingJob, asyncio.Future[list[Vectors]]] = {}
+        shared = self._clock, self._arrivals, self._post
         self._start([EmbeddingInstance(runner, params, self._queue, i, *shared) for i, runner in enumerate(runners)])
 
     def submit(self, inputs: Sequence[Sequence[int] | MediaPrompt]) -> asyncio.Future[list[Vectors]]:
         """Queue a request; the future has the vectors of each input, in order. Cancelling it frees its place.
 
-        Raises InvalidRequest, ContextExceeded, QueueFull, ShuttingDown or Unavailable; nothing was queued then.
+        Raises InvalidRequest, ContextExceeded, QueueFull, ShuttingDown, Unavailable or InternalError; nothing was
+        queued then.
         """
         self._check_open()
         if not inputs:
@@ -248,15 +244,30 @@ class EmbeddingEngine(Instances[EmbeddingInstance]):
         job = EmbeddingJob(prompts, self._clock())
         if not self._queue.add(job):  # the last instance has failed meanwhile
             raise has_failed(self.failure)
-        self._open.add(job)
+        found = self._open[job] = self._loop.create_future()
         self._arrived()
-        found = asyncio.wrap_future(job.done, loop=self._loop)
         found.add_done_callback(lambda _: self._ended_or_cancelled(job))
         return found
 
     def _ended_or_cancelled(self, job: EmbeddingJob) -> None:
-        self._open.remove(job)
+        job.ended = True
+        del self._open[job]
         self._left()
+
+    def _post(self, outcomes: Outcomes) -> None:
+        """Deliver the outcomes of a decode with one call into the event loop. Thread-safe."""
+        with suppress(RuntimeError):  # the event loop is closed
+            self._loop.call_soon_threadsafe(self._deliver, outcomes)
+
+    def _deliver(self, outcomes: Outcomes) -> None:
+        for job, outcome in outcomes.items():
+            found = self._open.get(job)
+            if found is None or found.done():  # it is cancelled, or another instance has ended it meanwhile
+                continue
+            if isinstance(outcome, LlamapoolError):
+                found.set_exception(outcome)
+            else:
+                found.set_result(outcome)
 
     @property
     def n_load(self) -> int:
@@ -266,8 +277,8 @@ class EmbeddingEngine(Instances[EmbeddingInstance]):
     @property
     def stats(self) -> EngineStats:
         total = super().stats
-        running = self._open & {job for instance in self._instances for job, _ in instance.running}
-        total.n_processing, total.n_deferred = len(running), len(self._open - running)
+        running = self._open.keys() & {job for instance in self._instances for job, _ in instance.running}
+        total.n_processing, total.n_deferred = len(running), len(self._open) - len(running)
         return total
 
     def slots(self) -> list[SlotSnapshot]:
@@ -276,7 +287,7 @@ class EmbeddingEngine(Instances[EmbeddingInstance]):
 
     def check_integrity(self) -> None:
         """Verify that no request is lost; only meaningful while idle."""
-        assert self._open.issuperset(self._queue), "a job is queued that nobody waits for"
+        assert self._open.keys() >= set(self._queue), "a job is queued that nobody waits for"
 
 
 def check_input(prompt: MediaPrompt, info: EmbedderInfo, n_vocab: int, *, media: bool) -> None:

@@ -115,6 +115,27 @@ async def test_requests_that_follow_replies_join_those_that_already_wait() -> No
     assert [len(batch) for batch in gate.runner.batches] == [1, 2]
 
 
+async def test_the_vectors_of_a_decode_take_one_call_into_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, loop = ConcurrencyLimiter(), asyncio.get_running_loop()
+    calls: list[object] = []
+    call = loop.call_soon_threadsafe
+
+    def counted(*given: Any) -> Any:
+        calls.append(given)
+        return call(*given)
+
+    async with engine_over(gate.runner) as engine:
+        requests = [engine.submit(texts("first"))]
+        await gate.entered()
+        requests += [engine.submit(texts(word)) for word in ("second", "third", "fourth")]
+        monkeypatch.setattr(loop, "call_soon_threadsafe", counted)
+        gate.open()
+        await asyncio.gather(*requests)
+        monkeypatch.undo()
+    assert [len(batch) for batch in gate.runner.batches] == [1, 3]
+    assert len(calls) == 2
+
+
 # ---- what ends early
 
 
