@@ -95,10 +95,11 @@ class Cells:
         """Keep a copy of the state of `slot` in RAM until `until`. Raises `InvalidRequest` if there is no room, or
         nobody could reuse it.
         """
-        if not slot.n_exact:
+        ram = self._scheduler.ram
+        if not slot.n_exact or (not ram.offloads and self._scheduler.params.cache_ram):
             raise InvalidRequest("the prefix was not pinned: the cache was reset meanwhile; pin it again")
         entry = self._entry_of(slot) if _is_reusable(slot) else None
-        if entry is None or not self._scheduler.ram.pin(entry, until, now):
+        if entry is None or not ram.pin(entry, until, now):
             raise InvalidRequest(
                 f"the prefix of {len(slot.tokens)} tokens was not pinned: pinned prefixes may take half of cache_ram; "
                 "raise it, or wait until others expire"
@@ -186,10 +187,15 @@ class Cells:
             return 0
 
     def drop_cached(self, sequence: Sequence) -> None:
-        """Drop the RAM and disk entries that share a prefix with `sequence`: they may be the cause of its fault."""
+        """Drop the RAM and disk entries that share a prefix with `sequence`: they may be the cause of its fault. Only
+        their own sequences continue from those of preempted ones, and others do not reuse their cells.
+        """
         tokens, adapter_set, ram, disk = sequence.content, sequence.adapter_set, self._scheduler.ram, self.disk
         while (entry := ram.match(tokens, adapter_set, 0)[0]) is not None:
             ram.remove(entry)
+        offloaded = [waiting.offloaded for waiting in self._scheduler.waiting if waiting.offloaded is not None]
+        while (entry := longest_match(offloaded, tokens, adapter_set, 0, len(tokens))[0]) is not None:
+            entry.n_exact = 0
         while disk is not None and (entry := disk.index.match(tokens, adapter_set, 0)[0]) is not None:
             disk.drop(entry)
 

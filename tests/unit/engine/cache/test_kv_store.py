@@ -17,6 +17,7 @@ from server.engine.params import PREFILL_ONLY_S, EngineParams
 from server.engine.placement import Placement, runs_to_shift
 from server.engine.scheduler import Scheduler
 from server.engine.sequence import Phase, Sequence, Slot
+from server.errors import InvalidRequest
 from tests.support.fakes import FakeRunner
 from tests.unit.engine.builders import alone, engine_over, request, run, sequence
 from tests.unit.engine.cache.test_disk_cache import Files, on_disk, still
@@ -231,6 +232,22 @@ def test_what_busy_slots_hold_counts_no_longer_after_a_reset_and_nobody_waits_fo
     placement = scheduler.place(0.0)
     assert placement is not None
     assert (placement.sequence, placement.source) == (twin, None)
+
+
+def test_states_that_may_have_spoiled_a_sequence_are_only_those_of_the_preempted_ones_that_have_them(
+    setup: Setup,
+) -> None:
+    for slot in setup.slots[:2]:
+        slot.sequence = sequence(list(slot.tokens), phase=Phase.DECODE, slot=slot)
+        setup.cells.preempt(slot.sequence, 0.0)
+    setup.cells.drop_cached(sequence([*[1] * 100, 9]))
+    assert [(entry.tokens[0], entry.n_exact > 0) for entry in setup.scheduler.ram] == [(0, True), (1, False)]
+
+
+def test_a_pin_during_a_reset_says_so(setup: Setup) -> None:
+    setup.scheduler.ram.offloads = False
+    with pytest.raises(InvalidRequest, match="the cache was reset meanwhile"):
+        setup.cells.pin(setup.slots[0], 60.0, 0.0)
 
 
 @pytest.mark.parametrize(("compute_s", "waits"), [(0.3, True), (0.05, False)])
