@@ -116,9 +116,8 @@ class EmbeddingInstance(StepThread):
         self._queue, self._deliver = queue, deliver
         self._n_served = [0] * runner.info.n_seq
 
-    def give_up(self, reason: str) -> None:
-        self.failure = reason
-        self._end_all(has_failed(reason))
+    def give_up(self, error: LlamapoolError) -> None:
+        self._end_all(error)
 
     def slots(self) -> Iterator[SlotSnapshot]:
         """Iterate over one slot per input that a decode can carry."""

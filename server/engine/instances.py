@@ -73,7 +73,7 @@ class StepThread(ABC):
         return not self._thread.is_alive()
 
     @abstractmethod
-    def give_up(self, reason: str) -> None:
+    def give_up(self, error: LlamapoolError) -> None:
         """Fail everything because the thread does not return from a call. If it does return, it ends itself. Called on
         the event loop.
         """
@@ -238,7 +238,8 @@ class Instances(ABC, Generic[M]):
                 "no step has ended for %.0f s; only a restart ends it (isolation: process); every thread:\n%s",
                 *(seconds, stacks()),
             )
-            instance.give_up(f"no step has ended for {seconds:.0f} s")
+            instance.failure = f"no step has ended for {seconds:.0f} s"
+            instance.give_up(has_failed(instance.failure))
 
     async def wait_idle(self) -> None:
         """Return when no request waits or runs."""

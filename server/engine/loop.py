@@ -87,9 +87,7 @@ class Instance(StepThread):
             with suppress(InvalidStateError):  # it has ended
                 done.set_exception(error)
 
-    def give_up(self, reason: str) -> None:
-        self.failure = reason
-        error = has_failed(reason)
+    def give_up(self, error: LlamapoolError) -> None:
         self._refuse_commands(error)
         self._queue.give_up(self.number, error)
 
