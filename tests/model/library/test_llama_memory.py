@@ -15,6 +15,7 @@ from server.errors import ConfigError, ModelFailed
 from server.llama import fit as measure
 from server.llama.context.runner import LlamaRunner
 from server.llama.devices import add_remote_devices
+from server.llama.library import C
 from server.llama.loader import LlamaLoader
 from server.llama.weights import params as loading
 from server.pool.memory import HOST, Footprint, held, totals
@@ -259,7 +260,7 @@ def test_a_device_that_cannot_be_is_named(tiny_path: Path, name: str, problem: s
 async def test_instances_on_different_sets_answer_alike_from_weights_of_their_own(
     tiny_path: Path, asked: list[Names], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loads = spy(monkeypatch, "llama_model_load_from_file")
+    loads, freed = spy(monkeypatch, "llama_model_load_from_file"), spy(monkeypatch, "llama_model_free")
     weights = load_on(tiny_path, ("B", "C"), ("A",), ("B", "C"), embedding=True, pooling="mean")
     assert (len(loads), asked) == (2, [("B", "C"), ("A",)])
     makes: list[Callable[[], Any]] = [weights.runner, weights.embedding_runner]
@@ -272,6 +273,7 @@ async def test_instances_on_different_sets_answer_alike_from_weights_of_their_ow
         replies = await run(engine, *(request("the quick brown fox", id_slot=i) for i in range(6)))
     assert [reply.error for reply in replies] == [None] * 6
     assert len({reply.text for reply in replies}) == 1
+    assert {arguments[0] for arguments, _ in freed} == {model for _, model in loads}
 
 
 def test_a_draft_model_is_loaded_where_its_target_is(
@@ -287,8 +289,13 @@ def test_a_draft_model_is_loaded_where_its_target_is(
     weights.close()
 
 
-def test_a_second_load_that_fails_leaves_nothing_of_the_first(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_load_that_fails_leaves_nothing_of_the_first(
+    tiny_path: Path, asked: list[Names], monkeypatch: pytest.MonkeyPatch
+) -> None:
     made, freed = spy(monkeypatch, "llama_model_load_from_file"), spy(monkeypatch, "llama_model_free")
-    with pytest.raises(ModelFailed, match="'CUDA77' is no device"):
-        load_on(tiny_path, (), ("CUDA77",))
+    first = C.llama_model_load_from_file
+    monkeypatch.setattr(C, "llama_model_load_from_file", lambda *given: None if made else first(*given))
+    with pytest.raises(ModelFailed):
+        load_on(tiny_path, ("A",), ("B",))
+    assert asked == [("A",), ("B",)]
     assert [arguments[0] for arguments, _ in freed] == [model for _, model in made] != []
