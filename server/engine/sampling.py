@@ -71,7 +71,7 @@ class Constrained:
                 wanted.append((run.next_output(output), sequence, sequence.constraint))
         refused = []
         for output, sequence, constraint in wanted if len(wanted) > 1 else ():
-            with suppress(Exception):  # `sample` raises it, too
+            with suppress(Exception):  # `sample` tries again
                 made = self._proposals[output] = self._proposed(output, sequence, constraint)
                 if not made.allowed and (masked_by := constraint.masked_by()) is not None:
                     refused.append((made, masked_by))

@@ -1,4 +1,4 @@
-"""Decodes images with the library (libmtmd, which contains stb_image), so a model receives the same pixels as in
+"""Decodes images, with the library (libmtmd, which contains stb_image) so that a model receives the same pixels as in
 llama-server, and audio. For the processes of `server.media.decode`.
 """
 

@@ -261,8 +261,8 @@ class CacheTier:
     """Entries of at most `limit` bytes (negative = unlimited): the RAM tier, or the index of the disk tier.
 
     The checkpoints of ``slots`` lie in the same memory. They count towards the limit, each state once however many
-    slots share it, also with an entry, and entries are evicted for them. If not ``offloads``, only these and the states
-    of preempted sequences are in it. ``spill`` gets what is evicted or has no room.
+    slots share it, also with an entry, and entries are evicted for them. If not ``offloads`` (also during a reset),
+    only these and the states of preempted sequences are added. ``spill`` gets what is evicted or has no room.
     """
 
     limit: int
@@ -373,7 +373,7 @@ class CacheTier:
                 self.spill(entry)
 
     def reserve(self, entry: CacheEntry, now: float, until: float = inf) -> bool:
-        """Store `entry`, pinned until then. Return False, with nothing stored, if there is no room."""
+        """Store `entry`, not evicted before `until`. Return False, with nothing stored, if there is no room."""
         with self._lock:
             has_room = self.make_room(0, now, entry)
             if has_room:
