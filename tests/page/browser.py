@@ -96,7 +96,7 @@ def set_grammar(page: Any, grammar: str) -> None:
 
 
 def reload_with_held_lookup(page: Any) -> Callable[[], None]:
-    """Reload while an answer is generated. The lookup of its stream gets its reply when the result is called."""
+    """Reload while an answer is generated. Calling the result lets the lookup of its stream pass."""
     held: list[Any] = []
 
     def hold(route: Any) -> None:
@@ -105,7 +105,11 @@ def reload_with_held_lookup(page: Any) -> Callable[[], None]:
     page.route("**/v1/streams/lookup", hold)
     with page.expect_request("**/v1/streams/lookup"):
         page.reload()
-    return lambda: held[0].continue_()
+
+    def release() -> None:
+        held[0].continue_()
+
+    return release
 
 
 def import_chat(page: Any, file: Path) -> None:
@@ -143,14 +147,13 @@ def test_a_stream_goes_on_when_the_page_is_reloaded(visit: Visit) -> None:
 def test_an_answer_is_stopped_before_the_reloaded_page_has_found_its_stream(visit: Visit) -> None:
     page = visit.open()
     set_grammar(page, ENDLESS)
-    page.wait_for_function("performance.now() > 1000")  # so that the first letters are stored at once
     say(page, "Write letters.")
     begun(page)
     release = reload_with_held_lookup(page)
     page.click("button[aria-label=Stop]")
     release()
     page.wait_for_selector("text=Stopped.")
-    assert "a" in page.inner_text(".message.assistant .prose")
+    assert page.locator("[role=alert]").count() == 0
 
 
 def test_stop_continue_and_another_answer(visit: Visit) -> None:
