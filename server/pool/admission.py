@@ -28,11 +28,18 @@ class MemoryAdmission:
         self._in_thread = in_thread
 
     async def measure(self, entry: Entry) -> None:
-        """Measure a model. Raises `ModelFailed` for a file that cannot be loaded."""
-        least, memory = await self.size(entry.spec)
-        self._share(entry, Fit(entry.spec, least))
-        self.budget = self.budget or (self.limit.limits(memory) if memory else {})
-        entry.measured, entry.limits = needed(entry.spec, least, self.budget), self.budget
+        """Measure a model, unless its files are the same as before. Raises `ModelFailed` for a file that cannot be
+        loaded.
+        """
+        stamps = await self._in_thread(entry.spec.stamps)
+        if stamps != entry.stamps:
+            entry.stamps, entry.measured, entry.fit = stamps, None, None
+        if entry.measured is None:
+            least, memory = await self.size(entry.spec)
+            self._share(entry, Fit(entry.spec, least))
+            self.budget = self.budget or (self.limit.limits(memory) if memory else {})
+            entry.measured, entry.limits = needed(entry.spec, least, self.budget), self.budget
+        entry.compared = True
 
     def _share(self, entry: Entry, fit: Fit) -> None:
         """Record which weights a model loads, and their bytes."""

@@ -66,7 +66,8 @@ class Entry:
     taken: Mapping[str, int] = field(default_factory=dict)  # bytes by device: ``need`` until its load says more
     n_adapter_bytes: int = 0  # in ``taken``: of the adapters that it had when it fell asleep
     fit: Fit | None = None  # as what it was last loaded
-    stamps: Stamps = field(default_factory=list)  # of its files when it was queued last
+    stamps: Stamps = field(default_factory=list)  # of its files as ``measured`` and ``fit`` are for
+    compared: bool = False  # its files were compared with them since it was queued
     shared: Mapping[str, int] = field(default_factory=dict)  # of both: weights that other entries may load, too
     weights: Hashable = None  # equal in entries that share them; None = its process is its own
     fitting: bool = False  # its load has not said yet what it takes
@@ -108,11 +109,11 @@ class Entry:
 
     @property
     def need(self) -> Mapping[str, int] | None:
-        """Bytes by device that must be free for its load, with the adapters that it had; None = not measured.
+        """Bytes by device that must be free for its load, with the adapters that it had; None = not known.
 
         Adapters alone do not make it a model that never fits, for which no other one is unloaded.
         """
-        if self.measured is None:
+        if self.measured is None or not self.compared:
             return None
         measured = self.measured
         need = self._with_adapters(measured, 0)

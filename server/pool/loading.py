@@ -22,7 +22,7 @@ from server.pool.memory import Fit, totals
 from server.pool.model import GrammarFactory, LoadedModel, compile_grammars
 from server.pool.protocols import Loader, ModelInfo, Weights
 from server.pool.saved.state_cache import EmbeddingFolder, StateFolder
-from server.pool.spec import ModelSpec
+from server.pool.spec import ModelSpec, Stamps
 from server.pool.worker.parent import WorkerProcess
 from server.templates.rendering import Renderer
 from server.templates.template import ChatTemplate
@@ -91,6 +91,7 @@ class Load:
     quiet: Callable[[], bool]  # whether no model has anything to do
     granted: Mapping[str, int] = field(default_factory=dict)  # bytes by device that it may take at most
     before: Fit | None = None  # what fitted when it was loaded before
+    stamps: Stamps = field(default_factory=list)  # of its files then; set by `fit`
     _cancelled: threading.Event = field(default_factory=threading.Event)
     _reported_at: float = -inf
 
@@ -107,7 +108,8 @@ class Load:
 
     def fit(self) -> Fit:
         """Choose what fits, for `run`; blocks. Raises `ModelFailed`."""
-        fit = self.before
+        stamps_before, self.stamps = self.stamps, self.spec.stamps()
+        fit = self.before if self.stamps == stamps_before else None
         if fit is None or not self._fits_again(fit):
             fit = self.loader.fit(self.spec, self.granted)
         for note in fit.notes:

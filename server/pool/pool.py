@@ -320,7 +320,8 @@ class Pool:
             entry.starting = False
         if entry.status is Status.FAILED:  # it was to be loaded again
             self._scheduler.forget(entry)
-        entry.refuse(lambda: Unavailable(f"model '{entry.id}' was unloaded while this request waited for it"))
+        if not entry.n_replacing:  # otherwise its requests wait for what replaces it
+            entry.refuse(lambda: Unavailable(f"model '{entry.id}' was unloaded while this request waited for it"))
         self._begin_unload(entry, self.limits.stop_timeout_s)
         self._scheduler.advance()
         if wait:

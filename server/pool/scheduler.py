@@ -170,8 +170,9 @@ class Scheduler:
             self.advance()
 
     def enqueue(self, entry: Entry, pause_s: float = 0.0) -> None:
-        """Put a wanted model in the queue, unless a load that will serve is under way; its files are fetched first. It
-        is loaded after a pause.
+        """Put a wanted model in the queue, unless it is being replaced or a load that will serve is under way. Missing
+        files are fetched first. The model is measured, unless its files are the same as before, and loaded after a
+        pause.
         """
         if entry.n_replacing:
             return
@@ -184,8 +185,7 @@ class Scheduler:
         if entry.load is None or entry.load.cancelled:
             if entry.id not in self.queue:
                 self.queue[entry.id] = self._clock() + pause_s
-                if (stamps := entry.spec.stamps()) != entry.stamps:  # what is known is of files that were replaced
-                    entry.stamps, entry.measured, entry.fit = stamps, None, None
+                entry.compared = False
             self.advance()
 
     def advance(self) -> None:
@@ -233,7 +233,7 @@ class Scheduler:
         del self.queue[entry.id]
         if entry.restarting and (entry.pinned or entry.spec.load == "startup"):
             entry.failure, entry.asked = NO_ROOM, True
-            self.queue[entry.id] = self._clock() + FIRST_PAUSE_S
+            self.queue[entry.id], entry.compared = self._clock() + FIRST_PAUSE_S, False
         elif entry.restarting:
             self.forget(entry)
 
@@ -252,7 +252,7 @@ class Scheduler:
             await self.memory.measure(entry)
         except ModelFailed as error:
             if entry.status not in LOADABLE:
-                entry.measured = {}
+                entry.measured, entry.compared = {}, True
             elif self.queue.pop(entry.id, None) is not None:  # it is still wanted
                 self._move(entry, Status.LOADING)
                 self._not_loaded(entry, entry.spec, error)
@@ -274,7 +274,7 @@ class Scheduler:
 
         spec = entry.spec if entry.adapters is None else entry.spec.with_adapters(entry.adapters)
         loader = self._loaders.of(entry.spec)
-        load = Load(spec, loader, self._factories, report, self._quiet, granted, entry.fit)
+        load = Load(spec, loader, self._factories, report, self._quiet, granted, entry.fit, entry.stamps)
         entry.load = load
         entry.fitting = True
         entry.taken = entry.need or {}
@@ -319,6 +319,8 @@ class Scheduler:
             model.generator.set_adapter_scales(default_set(entry.adapters))
         entry.adapters = None
         entry.fit = model.fit
+        if load.stamps != entry.stamps:  # files were replaced after it was measured
+            entry.stamps, entry.measured = load.stamps, None
         measured = model.weights.footprint()
         footprint = held(measured, model.fit)
         entry.facts = ModelFacts(

@@ -230,8 +230,7 @@ async def test_an_unload_of_a_restart_under_way_ends_it() -> None:
     async with pool_of("a", "b", models_max=1) as s:
         (await loaded(s, "a")).release()
         s.end_process("a")
-        await spin()
-        assert s.status("a") is LOADING
+        await s.begun("a")
         await s.pool.unload("a")
         waiting = acquiring(s, "b")
         await spin()
@@ -432,6 +431,22 @@ async def test_a_request_does_not_wait_longer_for_a_reload_than_for_a_place() ->
         held.release()
         await s.work()
         await reloading
+
+
+async def test_an_unload_during_a_reload_refuses_no_request_that_waits_for_the_new_model() -> None:
+    async with pool_of("a", "b") as s:
+        held = await loaded(s, "a")
+        reloading = asyncio.ensure_future(s.pool.reload([spec("a", tags=("new",)), spec("b")]))
+        await spin()
+        waiting = acquiring(s, "a")
+        await spin()
+        await s.pool.unload("a")
+        held.release()
+        await s.work()
+        await reloading
+        lease = await waiting
+        assert lease.model.spec.tags == ("new",)
+        lease.release()
 
 
 async def test_a_request_that_waits_for_a_model_that_a_reload_removes_is_refused() -> None:

@@ -17,7 +17,7 @@ from server.errors import InvalidRequest, LlamapoolError, ModelFailed, NoRoom
 from server.pool.memory import HOST, Amount, Budget, Bytes, Fit, Footprint, Memory
 from server.pool.model import Lease
 from server.pool.protocols import ModelInfo
-from server.pool.spec import LoadParams, ModelSpec
+from server.pool.spec import LoadParams, ModelSpec, Stamps
 from server.pool.state import Status
 from tests.support.fakes import FakeWeights
 from tests.support.pool_integrity import check_pool
@@ -243,6 +243,45 @@ async def test_a_model_whose_file_was_replaced_is_measured_again(tmp_path: Path)
         assert loader.fitted == ["m4", "m0", "m4"]
         needed = s.pool._entries["m4"].need  # no endpoint shows it; the policy decides by it
         assert needed == {HOST: 200}
+
+
+async def test_a_file_that_is_replaced_while_its_model_waits_for_a_place_is_fitted(tmp_path: Path) -> None:
+    file = tmp_path / "m4.gguf"
+    file.write_bytes(b"GGUF")
+    loader = Sized()
+    async with sized_pool(replace(spec("m4"), path=file), "m0", loader=loader, budget=400, models_max=1) as s:
+        (await loaded(s, "m4")).release()
+        held = await loaded(s, "m0")
+        waiting = acquiring(s, "m4")
+        await s.work()
+        file.write_bytes(bytes(20))
+        loader.sizes = {"m4": 20, "m0": 100}
+        held.release()
+        await s.work()
+        (await waiting).release()
+        assert loader.fitted == ["m4", "m0", "m4"]
+        assert loader.held == 20 + WISHES["m4"]
+        await s.pool.unload("m4")
+        (await loaded(s, "m4")).release()
+        assert loader.fitted == ["m4", "m0", "m4"]
+        assert s.pool._entries["m4"].need == {HOST: 20}  # no endpoint shows it; the policy decides by it
+
+
+async def test_the_event_loop_looks_at_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[object] = []
+
+    def stamps(paths: object) -> Stamps:
+        looked.append(paths)
+        return []
+
+    monkeypatch.setattr("server.pool.spec.stamps", stamps)
+    async with sized_pool("m0") as s:
+        waiting = acquiring(s, "m0")
+        await spin()
+        assert looked == []  # a mount that hangs would stop all requests
+        await s.work()
+        (await waiting).release()
+        assert looked
 
 
 @pytest.mark.parametrize("lacking", [0, 1])
@@ -508,6 +547,8 @@ async def test_a_model_that_only_exceeds_the_budget_with_its_adapters_wakes_in_t
         await s.later(61)
         (await loaded(s, "m1")).release()
         asked = acquiring(s, "m0")
+        await spin()
+        s.threads.run()  # compares its file
         await spin()
         assert s.status("m1") is Status.DRAINING
         asked.cancel()
