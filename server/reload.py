@@ -100,8 +100,8 @@ class Reload:
 
     async def follow(self) -> None:
         """Follow the files of keys and certificates, and with ``watch_config`` the configuration: those of the settings
-        that were read last. Keys and certificates that the last reload named may have changed since they were read, so
-        they are read again. Endless.
+        that were read last. Those that the last reload named may have changed since they were read, so they are read
+        again. Endless.
 
         Files are polled: links, mounted folders and ConfigMaps send no notification of a change.
         """
@@ -120,7 +120,7 @@ class Reload:
                 self._keys_again()
             if changed & files:
                 self._certificate_again()
-            if changed & config & known.keys():
+            if changed & config:
                 self.begin()
             before = now
             await asyncio.sleep(EVERY_S)
