@@ -43,18 +43,18 @@ def open_listeners(settings: ListenSettings) -> list[Listener]:
     Raises ConfigError that names the address that cannot be used.
     """
     n_tcp = sum(not host.endswith(UNIX_SUFFIX) for host in settings.host)
-    places = [(host, settings.port, n_tcp == 1) for host in settings.host]
-    places += [(settings.admin_host, settings.admin_port, True)] * bool(settings.admin_port)
+    places = [("host", host, settings.port, n_tcp == 1) for host in settings.host]
+    places += [("admin_host", settings.admin_host, settings.admin_port, True)] * bool(settings.admin_port)
     if settings.port == 0 and n_tcp > 1:
         raise ConfigError("server.port 0 needs a single TCP address in server.host; name a port")
     scheme = "http" if settings.ssl_key_file is None else "https"
     opened: list[Listener] = []
     try:
-        for host, port, alone in places:
+        for option, host, port, alone in places:
             if host.endswith(UNIX_SUFFIX):
                 bound, file, url = _unix_socket(Path(host)), Path(host), f"{scheme}+unix://{host}"
             else:
-                bound, file = _tcp_socket(host, port, alone=alone, shared=settings.reuse_port), None
+                bound, file = _tcp_socket(option, host, port, alone=alone, shared=settings.reuse_port), None
                 url = _url(scheme, bound)
             opened.append(Listener(bound, url + settings.api_prefix, file))
     except ConfigError:
@@ -115,11 +115,11 @@ def _url(scheme: str, listener: socket.socket) -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-def _tcp_socket(host: str, port: int, *, alone: bool, shared: bool) -> socket.socket:
+def _tcp_socket(option: str, host: str, port: int, *, alone: bool, shared: bool) -> socket.socket:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     except socket.gaierror as error:
-        raise ConfigError(f"server.host: '{host}' is not an address of this machine: {error.strerror}") from None
+        raise ConfigError(f"server.{option}: '{host}' is not an address of this machine: {error.strerror}") from None
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

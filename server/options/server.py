@@ -280,6 +280,8 @@ class ListenSettings(SettingsModel, group="Server"):
     def problems(self) -> Iterator[str]:
         if self.admin_port and self.admin_port == self.port:
             yield "admin_port and port must differ"
+        if self.admin_port and self.admin_host.endswith(".sock"):
+            yield "admin_host must be an address, as administration is recognised by its TCP port"
         if 0 < self.max_bodies_bytes < self.max_body_bytes:
             yield "max_bodies_bytes must be at least max_body_bytes"
         if (self.ssl_key_file is None) is not (self.ssl_cert_file is None):

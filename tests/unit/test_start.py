@@ -1,6 +1,7 @@
 """What a server imports before it listens, where it may listen without a key, and ``llamapool health``."""
 
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -89,6 +90,16 @@ def test_the_administrations_address_counts_where_there_is_one() -> None:
     assert check_reach(ServerSettings(admin_host="0.0.0.0")) == []
     (warning,) = check_reach(ServerSettings(admin_host="0.0.0.0", admin_port=9000))
     assert "ANYONE WHO REACHES 0.0.0.0" in warning
+
+
+def test_a_wrong_address_names_its_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*args: object, **options: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "unknown")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    for host, option in (("a", "host"), (f"{tmp_path}/s.sock", "admin_host")):
+        with pytest.raises(ConfigError, match=rf"^server\.{option}: 'a' is not an address of this machine: unknown"):
+            open_listeners(ServerSettings(host=(host,), admin_host="a", admin_port=9000))
 
 
 def test_the_administration_has_a_socket_of_its_own() -> None:
