@@ -244,7 +244,7 @@ def _prepare(connection: sqlite3.Connection, path: Path | None) -> None:
     if version not in (0, VERSION):
         raise ConfigError(
             f"server.state: {path} was written by another Llamapool (format {version}, this one reads {VERSION}); "
-            "name another file"
+            "name another file, or install that version"
         )
     for statement in (*_SCHEMA.split(";\n\n"), *_counting_triggers()) if version == 0 else ():
         connection.execute(statement)

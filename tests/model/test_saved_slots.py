@@ -103,7 +103,7 @@ def test_the_file_is_what_the_library_itself_writes(tiny_path: Path, tmp_path: P
         words = (C.llama_token * len(packed))(*packed)
         n_bytes = C.llama_state_seq_save_file(runner._context, str(path).encode(), 1, words, len(words))
         state = runner.seq_save(1)
-    description = Description({}, (), None, (), len(tokens), None)
+    description = Description({}, (), None, (), len(tokens), None, (), "", "")
     ours = b"".join(encode(CacheEntry(tokens, NO_ADAPTERS, 0, state=state), description))
     assert ours[:n_bytes] == path.read_bytes()
     path.write_bytes(ours)  # what comes behind the state does not trouble it

@@ -155,9 +155,9 @@ class Description:
     lora_for_all: LoraSet
     n_tokens: _Count
     n_exact: _Count | None
-    checkpoints: tuple[tuple[_Count, _Count], ...] = ()  # tokens before each, bytes of its state
-    scope: str = ""  # `engine.cache.scope`
-    media: str = ""
+    checkpoints: tuple[tuple[_Count, _Count], ...]  # tokens before each, bytes of its state
+    scope: str  # `engine.cache.scope`
+    media: str
     blake2b: str = ""  # of the content; set by `encode`
 
 

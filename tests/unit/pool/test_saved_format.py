@@ -17,7 +17,7 @@ from server.engine.media import MediaSpan, Spans, media_tokens
 from server.errors import InternalError, InvalidRequest
 from server.pool.saved.format import DATA_PREFIX, Description, encode, open_saved, read_foreign, read_record
 
-DESCRIPTION = Description({"model": "abc", "n_ctx": 256}, (("lora", 0.5),), 3, (), 3, 2)
+DESCRIPTION = Description({"model": "abc", "n_ctx": 256}, (("lora", 0.5),), 3, (), 3, 2, (), "", "")
 PREFIX = DATA_PREFIX + bytes(4)
 SAVED = CacheEntry([7, 8, 9], AdapterSet(((0, 0.5),), 3), 2, state=PREFIX + b"state of the library")
 WHOLE = b"".join(encode(SAVED, DESCRIPTION))
@@ -47,7 +47,7 @@ def refusal(content: bytes, n_vocab: int = 100) -> str:
 def test_what_was_saved_comes_back(
     tokens: list[int], state: bytes, scales: list[tuple[str, float]], exact: int | None
 ) -> None:
-    description = Description({"model": "m"}, tuple(scales), None, tuple(scales), len(tokens), exact)
+    description = Description({"model": "m"}, tuple(scales), None, tuple(scales), len(tokens), exact, (), "", "")
     content = b"".join(encode(CacheEntry(tokens, NO_ADAPTERS, 0, state=PREFIX + state), description))
     assert read(content) == (description, tokens, PREFIX + state)
 
@@ -152,17 +152,19 @@ def test_tokens_outside_the_vocabulary_are_refused() -> None:
     assert refusal(WHOLE, n_vocab=9) == "it has tokens outside the model's vocabulary"
 
 
-def forged(description: dict[str, object]) -> bytes:
-    """A file with these values in its description; its hashes fit."""
+def forged(description: dict[str, object], without: str = "") -> bytes:
+    """A file with these values in its description, and without one; its hashes fit."""
     at = WHOLE.index(b'{"')
     written, _ = json.JSONDecoder().raw_decode(WHOLE[at:].decode(errors="replace"))
-    text = json.dumps(written | description).encode()
+    text = json.dumps({name: value for name, value in (written | description).items() if name != without}).encode()
     end = text + struct.pack("<8sIIQ", b"LLPSLOT\0", 1, len(text), at)
     return WHOLE[:at] + end + hashlib.blake2b(end, digest_size=32).digest()
 
 
 def test_a_description_with_other_fields_is_refused() -> None:
     assert "description cannot be read" in refusal(forged({"surprise": 1}))
+    for missing in ("n_tokens", "checkpoints", "scope", "media"):
+        assert "description cannot be read" in refusal(forged({}, missing))
 
 
 @pytest.mark.parametrize(
@@ -274,7 +276,7 @@ def texts(draw: st.DrawFn) -> tuple[list[int], Spans]:
 def test_a_text_with_media_comes_back(text: tuple[list[int], Spans]) -> None:
     tokens, media = text
     saved = CacheEntry(tokens, media=media, state=PREFIX + b"state")
-    content = b"".join(encode(saved, Description({}, (), None, (), len(tokens), None, media="m")))
+    content = b"".join(encode(saved, Description({}, (), None, (), len(tokens), None, (), "", "m")))
     opened = open_saved(io.BytesIO(content), len(content))
     assert astuple(opened.read(100, NO_ADAPTERS, states=False)) == astuple(saved.in_file("", 0))
     assert astuple(opened.read(100, NO_ADAPTERS)) == astuple(saved)
