@@ -80,13 +80,13 @@ def open_pool(
     factories = Factories(
         template=partial(chat_template, renderer=renderer),
         grammar=partial(compile_grammars, sandbox=sandbox),
-        in_process=in_process,
     )
     pool = Pool(
         specs,
         loader,
         limits,
         factories=factories,
+        in_process=in_process or type(loader),
         fetcher=HubFetcher(settings.hub),
         reread=None if reread is None else lambda: checked_models(reread()),
         downloads=settings.serves_cache,

@@ -38,7 +38,7 @@ class MemoryAdmission:
             least, memory = await self.size(entry.spec)
             self._share(entry, Fit(entry.spec, least))
             self.budget = self.budget or (self.limit.limits(memory) if memory else {})
-            entry.measured, entry.limits = needed(entry.spec, least, self.budget), self.budget
+            entry.measured = needed(entry.spec, least, self.budget)
         entry.compared = True
 
     def _share(self, entry: Entry, fit: Fit) -> None:
@@ -82,8 +82,8 @@ class MemoryAdmission:
     def granted(self, entry: Entry, later: Iterable[str]) -> Mapping[str, int]:
         """Return what `entry` may take: free memory minus the needs of `later` models."""
         shared = self.shared()
-        others = [without(self._entries[model].need or {}, shared.get(model, {})) for model in later]
-        need, taken = without(entry.need or {}, shared.get(entry.id, {})), self.taken()
+        others = [without(self._entries[model].need(self.budget) or {}, shared.get(model, {})) for model in later]
+        need, taken = without(entry.need(self.budget) or {}, shared.get(entry.id, {})), self.taken()
         free = {device: n - taken.get(device, 0) for device, n in self.budget.items()}
         spared = {device: n - sum(other.get(device, 0) for other in others) for device, n in free.items()}
         return {device: max(0, min(n, max(spared[device], need.get(device, 0)))) for device, n in free.items()}

@@ -62,7 +62,6 @@ class Entry:
     measured: Mapping[str, int] | None = (
         None  # bytes by device that must be free for its load, without runtime adapters
     )
-    limits: Mapping[str, int] = field(default_factory=dict)  # bytes by device of the pool, as it was measured
     taken: Mapping[str, int] = field(default_factory=dict)  # bytes by device: ``need`` until its load says more
     n_adapter_bytes: int = 0  # in ``taken``: of the adapters that it had when it fell asleep
     fit: Fit | None = None  # as what it was last loaded
@@ -107,17 +106,16 @@ class Entry:
             return self.taken
         return self._with_adapters(self.taken, self.n_adapter_bytes)
 
-    @property
-    def need(self) -> Mapping[str, int] | None:
-        """Bytes by device that must be free for its load, with the adapters that it had; None = not known.
+    def need(self, budget: Mapping[str, int]) -> Mapping[str, int] | None:
+        """Return the bytes by device that must be free for its load, with the adapters that it had; None = not known.
 
-        Adapters alone do not make it a model that never fits, for which no other one is unloaded.
+        Adapters alone do not make it a model that never fits the `budget`, for which no other one is unloaded.
         """
         if self.measured is None or not self.compared:
             return None
         measured = self.measured
         need = self._with_adapters(measured, 0)
-        return {device: max(min(n, self.limits.get(device, n)), measured.get(device, 0)) for device, n in need.items()}
+        return {device: max(min(n, budget.get(device, n)), measured.get(device, 0)) for device, n in need.items()}
 
     def _with_adapters(self, amounts: Mapping[str, int], n_counted: int) -> Mapping[str, int]:
         n_bytes = sum(adapter.n_bytes for adapter in self.runtime_adapters) - n_counted
@@ -165,8 +163,9 @@ class Entry:
             if not waiter.done():
                 waiter.set_exception(error())
 
-    def candidate(self, others: Mapping[str, int]) -> Candidate:
+    def candidate(self, others: Mapping[str, int], budget: Mapping[str, int]) -> Candidate:
         """Return what the policy decides on. `others`: bytes that count for another model."""
+        need = self.need(budget)
         return Candidate(
             self.id,
             self.status,
@@ -178,7 +177,7 @@ class Entry:
             giving_way=self.giving_way,
             pinned=self.pinned,
             taken=without(self.held, others),
-            need=None if self.need is None else without(self.need, others),
+            need=None if need is None else without(need, others),
             fitting=self.fitting,
             without_request=self.without_request,
         )

@@ -69,15 +69,12 @@ InThread = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Factories:
-    """The factories of a loaded model's parts. ``in_process``: creates the loader in a worker process, from a pickle;
-    None = worker processes are unavailable.
-    """
+    """The factories of a loaded model's parts."""
 
     engine: EngineFactory = ReportingEngine
     embedder: EmbedderFactory = EmbeddingEngine
     template: TemplateFactory = chat_template
     grammar: GrammarFactory = compile_grammars
-    in_process: Callable[[], Loader] | None = None
 
 
 @dataclass(slots=True)

@@ -59,13 +59,14 @@ class Pool:
         factories: Factories | None = None,
         threads: Executor | None = None,
         *,
+        in_process: Callable[[], Loader],
         fetcher: Fetcher,
         reread: Callable[[], Sequence[ModelSpec]] | None = None,
         downloads: bool = True,
     ) -> None:
-        """`threads` runs blocking work (loads, frees) and is shut down by the pool. `fetcher` downloads missing files.
-        `reread` returns the configured models, checked; it blocks and raises ConfigError. Without `downloads` only the
-        files of configured models are downloaded.
+        """`threads` runs blocking work (loads, frees) and is shut down by the pool. `in_process` creates the loader in
+        a worker process. `fetcher` downloads missing files. `reread` returns the configured models, checked; it blocks
+        and raises ConfigError. Without `downloads` only the files of configured models are downloaded.
         """
         self.limits = limits or PoolLimits()
         self._may_use: Callable[[Iterable[str]], bool] | None = None  # by id and aliases; None: all
@@ -84,7 +85,7 @@ class Pool:
         self._may_download = downloads
         self._reread = reread
         self._factories = factories or Factories()
-        self._loaders = Loaders(loader, self._factories.in_process)
+        self._loaders = Loaders(loader, in_process)
         self._scheduler = Scheduler(
             *(self._all_entries, self.limits, self._loaders, self._factories, self._fan_out, self._threads),
             *(clock, fetcher),

@@ -202,7 +202,7 @@ class Scheduler:
             self._measure(entries[model])
         shared = self.memory.shared()
         decision = policy.decide(
-            [entry.candidate(shared.get(entry.id, {})) for entry in entries.values()],
+            [entry.candidate(shared.get(entry.id, {}), self.memory.budget) for entry in entries.values()],
             due,
             models_max=self._limits.models_max,
             now=now,
@@ -241,7 +241,7 @@ class Scheduler:
 
     def _measure(self, entry: Entry) -> None:
         """Begin to measure a model, unless that is done or under way."""
-        if entry.need is None and entry.sizing is None and not entry.fitting:
+        if entry.need(self.memory.budget) is None and entry.sizing is None and not entry.fitting:
             entry.sizing = asyncio.create_task(self._size(entry), name=f"pool: {entry.id}: size")
             entry.sizing.add_done_callback(log_failure)
             entry.sizing.add_done_callback(lambda _: self._end_measure(entry))
@@ -277,7 +277,7 @@ class Scheduler:
         load = Load(spec, loader, self._factories, report, self._quiet, granted, entry.fit, entry.stamps)
         entry.load = load
         entry.fitting = True
-        entry.taken = entry.need or {}
+        entry.taken = entry.need(self.memory.budget) or {}
         entry.after_drain = Status.UNLOADED
         entry.progress = 0.0
         if not entry.restarting:

@@ -22,8 +22,8 @@ ENDED_S = 5.0
 class Loaders:
     """The server's own loader, and worker processes while they measure and load. Used on the event loop."""
 
-    def __init__(self, local: Loader, in_process: Callable[[], Loader] | None) -> None:
-        """`in_process` creates the loader in a worker process; None: no model runs in one."""
+    def __init__(self, local: Loader, in_process: Callable[[], Loader]) -> None:
+        """`in_process` creates the loader in a worker process, from a pickle."""
         self.local = local
         self._in_process = in_process
         self._processes: dict[WorkerProcess, ModelSpec | None] = {}  # that have not ended; what waits for its load
@@ -32,7 +32,7 @@ class Loaders:
     def isolates(self, spec: ModelSpec) -> bool:
         """Return whether a model runs in its own process: ``auto`` does so if devices besides the CPU compute."""
         if spec.isolation == "auto":
-            return self._in_process is not None and self.local.uses_devices(spec)
+            return self.local.uses_devices(spec)
         return spec.isolation == "process"
 
     def of(self, spec: ModelSpec) -> Loader:
@@ -45,7 +45,6 @@ class Loaders:
                 if measured == spec and not process.kill_reason:
                     return process
                 process.abandon()
-        assert self._in_process is not None
         process = WorkerProcess(spec.id, self._in_process, self.local)
         self._processes[process] = None
         process.ended.add_done_callback(lambda _: self._processes.pop(process))

@@ -173,6 +173,7 @@ class Setup:
         self.pool = Pool(
             *(specs, cast(Any, self.loader), PoolLimits(**limits), self.clock, self.factories),
             threads=self.threads,
+            in_process=cast(Any, Loader),
             fetcher=cast(Fetcher, fetcher),
             reread=lambda: [each for each in specs if each.origin != "cache"],  # where `Pool.remove` has deleted them
         )

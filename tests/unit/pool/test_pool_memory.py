@@ -241,7 +241,7 @@ async def test_a_model_whose_file_was_replaced_is_measured_again(tmp_path: Path)
             await s.pool.unload("m4")
             await s.work()
         assert loader.fitted == ["m4", "m0", "m4"]
-        needed = s.pool._entries["m4"].need  # no endpoint shows it; the policy decides by it
+        needed = s.pool._entries["m4"].need(s.pool.budget)  # no endpoint shows it; the policy decides by it
         assert needed == {HOST: 200}
 
 
@@ -264,7 +264,7 @@ async def test_a_file_that_is_replaced_while_its_model_waits_for_a_place_is_fitt
         await s.pool.unload("m4")
         (await loaded(s, "m4")).release()
         assert loader.fitted == ["m4", "m0", "m4"]
-        assert s.pool._entries["m4"].need == {HOST: 20}  # no endpoint shows it; the policy decides by it
+        assert s.pool._entries["m4"].need(s.pool.budget) == {HOST: 20}  # no endpoint shows it; the policy decides by it
 
 
 async def test_the_event_loop_looks_at_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
