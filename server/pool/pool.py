@@ -492,7 +492,7 @@ class Pool:
             await asyncio.wait(self._scheduler.freeing)
 
     async def _settled(self, entries: Sequence[Entry]) -> None:
-        while tasks := [task for e in entries for task in (e.task, e.sizing) if task is not None and not task.done()]:
+        while tasks := [task for e in entries for task in (e.task if e.under_way else None, e.sizing) if task]:
             await asyncio.wait(tasks)
 
     async def close(self, drain_s: float | None = None) -> None:

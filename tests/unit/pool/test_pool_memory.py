@@ -267,6 +267,21 @@ async def test_a_file_that_is_replaced_while_its_model_waits_for_a_place_is_fitt
         assert s.pool._entries["m4"].need(s.pool.budget) == {HOST: 20}  # no endpoint shows it; the policy decides by it
 
 
+async def test_a_pool_has_not_settled_between_a_measurement_and_its_load() -> None:
+    async with sized_pool("m0") as s:
+        await s.pool.load("m0")
+        sizing = s.pool._entries["m0"].sizing
+        assert sizing is not None
+        while not sizing.done():  # its callback, which begins the load, comes after this
+            if s.threads.jobs:
+                s.threads.run()
+            await asyncio.sleep(0)
+        working = asyncio.create_task(s.work())
+        await s.pool.settled()
+        assert s.status("m0") is Status.READY
+        await working
+
+
 async def test_the_event_loop_looks_at_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[object] = []
 
