@@ -29,8 +29,10 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import UTC, date, datetime
 from datetime import time as time_of_day
+from fcntl import LOCK_EX, flock
 from fnmatch import fnmatchcase
 from functools import cached_property, partial
+from io import FileIO
 from math import inf
 from pathlib import Path
 from typing import Annotated, Any
@@ -57,7 +59,9 @@ _INVALID_KEY = "Invalid API Key"  # llama-server's words; the log says where a k
 class Key(BaseModel):
     """One key, known by its hash only: an entry of the key file, or a key without a name (`plain_key`).
 
-    ``models`` and ``mcp`` are patterns; no model = all. Tokens are of prompts and replies; a limit of 0 is none.
+    ``models`` are patterns of ids and aliases; no ``models`` = all. ``mcp`` are patterns of labels and hosts of MCP
+    servers; no ``mcp`` = none. Tokens are of prompts and replies; a limit of 0 is none. ``priority`` is the most urgent
+    one that its requests may have.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -223,8 +227,9 @@ class _KeyFile(BaseModel):
 
 
 def read_keys(path: Path, added: bytes = b"") -> tuple[Key, ...]:
-    """Read a key file as it is with `added` at its end. Raises ConfigError that names the file, the entry and the
-    mistake."""
+    """Read and check a key file, as if `added` were appended. Raises ConfigError that names the file, the entry and the
+    mistake.
+    """
     try:
         with path.open("rb") as file:
             text = file.read(MAX_BYTES + 1) + added
@@ -275,14 +280,32 @@ def add_entry(path: Path, fields: Mapping[str, Any]) -> None:
         Key.model_validate(fields)
     except ValidationError as error:
         raise ConfigError(_mistake(None, error)) from None
-    keys, text = (read_keys(path), path.read_text(encoding="utf-8")) if path.exists() else ((), "")
     lines = yaml.safe_dump([dict(fields)], sort_keys=False, allow_unicode=True).splitlines()
     entry = "".join(f"  {line}\n" for line in lines)
-    if keys:
-        entry = entry if text.endswith("\n") else "\n" + entry
-        if read_keys(path, entry.encode())[: len(keys)] != keys:
-            raise ConfigError(f"{path}: an entry can't be added after its last one; write keys: as a plain list")
-    else:
-        entry = "".join(f"{line}\n" for line in text.splitlines() if line.strip().startswith("#")) + "keys:\n" + entry
-    with open(path, "a" if keys else "w", encoding="utf-8", opener=partial(os.open, mode=0o600)) as file:
-        file.write(entry)
+    try:
+        with open(path, "a+b", buffering=0, opener=partial(os.open, mode=0o600)) as file:
+            flock(file, LOCK_EX)  # against another process that adds one
+            keys, before = read_keys(path), path.read_bytes()
+            kept = len(before) if keys else 0
+            if keys:
+                entry = entry if before.endswith(b"\n") else "\n" + entry
+                if read_keys(path, entry.encode())[: len(keys)] != keys:
+                    raise ConfigError(f"{path}: no entry can be added after its last one; write keys: as a plain list")
+            else:
+                comments = (line for line in before.decode().splitlines() if line.strip().startswith("#"))
+                entry = "\n".join([*comments, "keys:", entry])
+            try:
+                file.truncate(kept)
+                _write(file, entry.encode())
+            except OSError:  # such as a full disk
+                file.truncate(kept)
+                _write(file, before[kept:])
+                raise
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+
+
+def _write(file: FileIO, data: bytes) -> None:
+    """Write all of it. Raises OSError if there is only room for a part."""
+    while data:
+        data = data[file.write(data) :]

@@ -1,4 +1,6 @@
 import os
+import resource
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from math import inf
 from pathlib import Path
@@ -36,6 +38,10 @@ def written(folder: Path, text: str) -> Path:
     file = folder / "keys.yaml"
     file.write_text(text, encoding="utf-8")
     return file
+
+
+def entry(name: str) -> dict[str, str]:
+    return {"name": name, "hash": hash_of(new_key())}
 
 
 def test_entries_say_who_may_do_what(tmp_path: Path) -> None:
@@ -126,14 +132,39 @@ def test_a_list_in_another_style_is_left_alone(tmp_path: Path) -> None:
 def test_an_entry_keeps_the_files_owner_group_and_mode(tmp_path: Path) -> None:
     """A server that reads the file as a member of its group reads it afterwards, too."""
     file = tmp_path / "keys.yaml"
-    add_entry(file, {"name": "ada", "hash": hash_of(new_key())})
+    add_entry(file, entry("ada"))
     group = 4242 if os.geteuid() == 0 else os.getegid()
     os.chown(file, -1, group)
     file.chmod(0o640)
-    add_entry(file, {"name": "bert", "hash": hash_of(new_key())})
+    add_entry(file, entry("bert"))
     status = file.stat()
     assert (status.st_uid, status.st_gid, status.st_mode & 0o777) == (os.geteuid(), group, 0o640)
     assert [key.name for key in read_keys(file)] == ["ada", "bert"]
+
+
+def test_entries_that_are_added_at_the_same_time_are_all_kept(tmp_path: Path) -> None:
+    file, names = tmp_path / "keys.yaml", [f"key{n}" for n in range(16)]
+    with ThreadPoolExecutor(len(names)) as threads:
+        list(threads.map(lambda name: add_entry(file, entry(name)), names))
+    assert sorted(key.name for key in read_keys(file)) == sorted(names)
+
+
+@pytest.mark.parametrize("text", [FULL, "# our keys\nkeys: []\n"])
+def test_a_full_disk_leaves_the_file(tmp_path: Path, text: str) -> None:
+    file = written(tmp_path, text)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(text) + 20, before[1]))
+    try:
+        with pytest.raises(ConfigError, match=r"keys\.yaml: File too large"):
+            add_entry(file, entry("bert"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert file.read_text() == text
+
+
+def test_a_file_that_can_not_be_written_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"keys\.yaml: No such file or directory"):
+        add_entry(tmp_path / "nothing" / "keys.yaml", entry("ada"))
 
 
 def test_a_file_may_have_exactly_the_largest_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
