@@ -203,7 +203,9 @@ class KeptStreams:
     async def find(self, owner: str, conversation: str) -> "KeptStream | RemoteStream | None":
         """Return the conversation's stream, also that of another replica."""
         local = self._streams.get((owner, conversation))
-        return local or next((s for s in await self.of(owner, [conversation]) if s.conversation == conversation), None)
+        if local is not None or self._redis is None:
+            return local
+        return next((s for s in await self.of(owner, [conversation]) if s.conversation == conversation), None)
 
     async def of(self, owner: str, conversations: Sequence[str]) -> "list[KeptStream | RemoteStream]":
         """Return the streams of these conversations and of their variants ``{id}::{model}``, also those of other
@@ -221,11 +223,11 @@ class KeptStreams:
     async def stop(self, owner: str, conversation: str) -> None:
         """Stop and remove a stream, also that of another replica. Return when none of this one produces it any more."""
         stream = self._stop(owner, conversation)
-        if stream is not None:
-            await stream.stopped()
-        if self._redis is not None:
+        if self._redis is not None:  # at once: the client may open the next stream before this one's producer has ended
             with suppress(Unavailable):  # logged; a stream of another replica continues
                 await _replace(self._redis, owner, conversation, None)
+        if stream is not None:
+            await stream.stopped()
 
     def _stop(self, owner: str, conversation: str) -> KeptStream | None:
         self._ended.pop((owner, conversation), None)

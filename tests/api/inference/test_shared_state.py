@@ -191,6 +191,38 @@ async def test_a_stream_that_fails_leaves_the_newer_one_of_another_replica(redis
         await client.close()
 
 
+async def test_a_stop_that_waits_for_its_producer_leaves_the_next_stream(redis: RedisServer) -> None:
+    clients = [Redis(redis.url) for _ in range(2)]
+    streams, reader = map(KeptStreams, clients)
+    stopping, ended = asyncio.Event(), asyncio.Event()
+
+    async def produce() -> AsyncGenerator[bytes, None]:
+        try:
+            yield b"old"
+            await asyncio.Event().wait()
+        finally:
+            stopping.set()
+            await ended.wait()
+
+    async with asyncio.timeout(60):
+        streams.open("me", ID).produce(produce(), error=lambda _: b"")
+        while await shared_bytes(reader) != 3:
+            pass
+        stop = asyncio.create_task(streams.stop("me", ID))
+        await stopping.wait()
+        newer = streams.open("me", ID)
+        newer.append(b"newer")
+        while await shared_bytes(reader) != 5:
+            pass
+        ended.set()
+        await stop
+        newer.finish()
+        await asyncio.gather(*streams._copying)
+        assert await shared_bytes(reader) == 5
+    for client in clients:
+        await client.close()
+
+
 async def test_a_lookup_of_an_expired_stream_leaves_the_name_of_a_newer_one(redis: RedisServer) -> None:
     client = RenamingRedis(redis.url)
     await client.client.hset("llamapool:streams:me", ID, "llamapool:stream:expired 1")
