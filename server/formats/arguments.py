@@ -11,6 +11,12 @@ from typing import Any
 import orjson
 import pydantic_core
 
+_MISPLACED = (
+    "Extra data",
+    "Expecting ',' delimiter",
+    "Expecting ':' delimiter",
+    "Expecting property name enclosed in double quotes",
+)
 _NUMBER = re.compile(r"-?\d+(?:\.\d*)?(?:[eE][+-]?\d*)?")
 
 
@@ -20,13 +26,19 @@ def object_of(text: str, *, whole: bool = False) -> dict[str, Any]:
     """
     if not text.strip():
         return {}
-    complete = _without_last_number(text) if whole and text.lstrip()[0] == "{" else text
+    start = _last_number(text) if whole and text.lstrip()[0] == "{" else len(text)
+    is_number = _NUMBER.fullmatch(text, start) is not None
+    complete = text[:start] if is_number else text
     value: Any
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
-        continues = error.msg in ("Extra data", "Expecting ',' delimiter") and text[error.pos :].strip()
-        value = text if continues and error.pos <= len(complete) else _closed(text, complete, whole=whole)
+        if error.msg not in _MISPLACED or not text[error.pos :].strip():
+            value = _closed(text, complete, whole=whole)
+        elif error.pos > start:  # in what begins as a number: `1.5e`, `2024-01-1`
+            value = _closed(text[:start], text[:start], whole=whole) or (None if is_number else text)
+        else:
+            value = text
     except (ValueError, RecursionError):  # a number of thousands of digits; too deep
         value = _closed(text, complete, whole=whole)
     if value is None:
@@ -50,10 +62,10 @@ def object_text(text: str, *, whole: bool = False) -> str:
         return json.dumps({"arguments": text}, separators=(",", ":"))
 
 
-def _without_last_number(text: str) -> str:
-    """Remove a number at the end, because digits may be missing."""
+def _last_number(text: str) -> int:
+    """Return where a number at the end begins, because digits may be missing."""
     start = len(text.rstrip("0123456789.eE+-"))
-    return text[:start] if _NUMBER.fullmatch(text, start) else text
+    return len(text) - len(text[start:].lstrip("eE"))  # not the end of `true`
 
 
 def _closed(text: str, complete: str, *, whole: bool) -> Any:

@@ -215,7 +215,10 @@ def test_half_an_argument_is_none_where_the_reply_is_cut(form: str, written: str
         ('{"a": 1, "b": -1.5e', {"a": 1}),
         ('{"a": "x", "b": [12 ', {"a": "x", "b": [12]}),
         *((text, {"arguments": text}) for text in ("{see page 12", '{"a": "x"} 12', '{"a": 1 12', '{"a": 1, 12')),
-        ('{"version": 1.2.3', {"arguments": '{"version": 1.2.3'}),
+        *((f'{{"a": 5, "d": {cut}', {"a": 5}) for cut in ("2024-01-1", "1.2.3", "1.5e+")),
+        *((text, {}) for text in ('{"a": 12', '{"a": -1.5e', '{"a": "1.2.3')),
+        *((text, {"arguments": text}) for text in ('{"version": 1.2.3', '{"a": 1, 1.2.3', '{"a": 1, "b" 1.2.3')),
+        ('{"a": true', {"a": True}),
     ],
 )
 def test_a_number_is_only_cut_off_truncated_json(written: str, whole: dict[str, Any]) -> None:
