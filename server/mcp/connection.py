@@ -10,7 +10,6 @@ import contextlib
 import logging
 import os
 import re
-import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Literal, TextIO
@@ -154,18 +153,20 @@ class Connection:
 
 @contextlib.contextmanager
 def _logged(label: str) -> Iterator[TextIO]:
-    """Yield a file for a program's standard error. A thread logs its lines, so that it never blocks the program."""
+    """Yield a file for a program's standard error, whose lines are logged."""
+    loop = asyncio.get_running_loop()
     reading, writing = os.pipe()
+    with open(reading, "rb", buffering=0) as source, open(writing, "w", encoding="utf-8") as file:
 
-    def log() -> None:
-        with open(reading, "rb", buffering=0) as source:
-            while text := source.read(_LOG_CHARS):
-                for line in text.decode("utf-8", "replace").splitlines():
-                    logger.debug("MCP server %s: %s", label, line)
+        def log() -> None:
+            for line in source.read(_LOG_CHARS).decode("utf-8", "replace").splitlines():
+                logger.debug("MCP server %s: %s", label, line)
 
-    threading.Thread(target=log, name=f"log of MCP server {label}", daemon=True).start()
-    with open(writing, "w", encoding="utf-8") as file:
-        yield file
+        loop.add_reader(reading, log)
+        try:
+            yield file
+        finally:
+            loop.remove_reader(reading)
 
 
 @contextlib.contextmanager

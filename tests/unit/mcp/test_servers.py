@@ -1,6 +1,8 @@
 """Lists and calls of tools, against servers of the official package and against hostile ones."""
 
 import asyncio
+import logging
+import os
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,6 +12,7 @@ import anyio
 import pytest
 
 from server.mcp.config import McpRules, McpServer, read_servers
+from server.mcp.connection import _logged
 from server.mcp.servers import McpFault, McpServers
 from server.media.hosts import AllowedHosts
 from server.media.source import Media
@@ -92,6 +95,18 @@ async def test_a_program_that_is_missing_is_a_fault() -> None:
         assert servers.tools == {}
         with pytest.raises(McpFault, match="No such file"):
             await servers.call(servers.configured["x"], "add", {})
+
+
+async def test_errors_are_logged_until_the_connection_ends(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, "server.mcp.connection"), _logged("x") as file:
+        kept = os.dup(file.fileno())  # as a program's child may
+        os.write(kept, b"one\ntwo\n")
+        for _ in range(3):
+            await asyncio.sleep(0)
+    assert caplog.messages == ["MCP server x: one", "MCP server x: two"]
+    with pytest.raises(BrokenPipeError):
+        os.write(kept, b"three\n")
+    os.close(kept)
 
 
 async def test_a_program_that_has_ended_is_started_again() -> None:
