@@ -46,7 +46,7 @@ def read_file(params: Json) -> Json:
         if size > MOST_RAW_BYTES:
             return {"error": f"file too large ({size} bytes, max {MOST_RAW_BYTES})"}
         return {"base64": base64.b64encode(place.read_bytes()).decode(), "size_bytes": size}
-    first, last = params.get("start_line", 1), params.get("end_line", -1)
+    first, last = (min(params.get(*each), sys.maxsize) for each in (("start_line", 1), ("end_line", -1)))
     if size > MOST_BYTES and last == -1:
         error = f"file too large ({size} bytes, max {MOST_BYTES}). Use start_line/end_line to read a portion."
         return {"error": error}

@@ -53,6 +53,8 @@ def test_lines_are_read_with_numbers(folder: Path) -> None:
     (folder / "a.txt").write_bytes(b"one\ntwo\r\nthree \xff\nfour")
     assert text_of("read_file", path="a.txt") == "one\ntwo\r\nthree \ufffd\nfour\n"
     assert text_of("read_file", path="a.txt", start_line=2, end_line=2, append_loc=True) == "2→two\r\n"
+    assert text_of("read_file", path="a.txt", start_line=4, end_line=10**19) == "four\n"
+    assert text_of("read_file", path="a.txt", start_line=10**19) == ""
     (folder / "long.txt").write_text("x" * 99 + "\n" * 20_000)
     assert "too large" in error_of("read_file", path="long.txt")
     assert text_of("read_file", path="long.txt", end_line=10**6).endswith("[output truncated]")
