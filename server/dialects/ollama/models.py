@@ -149,7 +149,8 @@ def _value(text: str) -> object:
         value = orjson.loads(text)
     except orjson.JSONDecodeError:
         return text
-    return value if isinstance(value, bool | int | float) else text
+    is_number = isinstance(value, bool | int | float) and text == text.strip()
+    return value if is_number and ("." in text or not isinstance(value, float)) else text
 
 
 def _modified(state: ModelState) -> str:

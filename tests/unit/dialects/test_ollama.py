@@ -3,7 +3,7 @@
 import pytest
 
 from server.dialects.fields import parse
-from server.dialects.ollama.models import _human, _quantization
+from server.dialects.ollama.models import _human, _quantization, _value
 from server.dialects.ollama.vectors import EmbedBody
 from server.errors import InvalidRequest
 
@@ -50,3 +50,16 @@ def test_sizes_are_ollamas(n: int, shown: str) -> None:
 )
 def test_quantizations_are_ollamas(ftype: str, shown: str) -> None:
     assert _quantization(ftype) == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        *((str(number), number) for number in (32, -1, 0.5)),
+        *(("10000.000000", 1e4), ("true", True)),
+        *((text, text) for text in ("123456789012345678901", "1e5", " 5 ", "05", "null", "[1]", "llama")),
+    ],
+)
+def test_metadata_that_is_a_number_is_shown_as_one(text: str, value: object) -> None:
+    found = _value(text)
+    assert (type(found), found) == (type(value), value)
