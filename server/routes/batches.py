@@ -298,5 +298,7 @@ def _message_result(result: Mapping[str, Any]) -> Json:
         return {"type": "canceled" if result["error"]["code"] == "batch_cancelled" else "expired"}
     if result["status_code"] == 200:
         return {"type": "succeeded", "message": result["body"]}
-    body = result["body"]
-    return {"type": "errored", "error": body if "type" in body else anthropic_error(result["status_code"], body)}
+    error = result["body"]
+    if "type" not in error:  # of this server, not of the Messages API
+        error = anthropic_error(result["status_code"], error) | {"request_id": result["request_id"] or None}
+    return {"type": "errored", "error": error}

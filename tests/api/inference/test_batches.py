@@ -18,7 +18,9 @@ from anthropic import BadRequestError as AnthropicBadRequest
 from openai import AsyncOpenAI, NotFoundError
 from openai.types import Batch
 
+from server.routes.batches import _message_result
 from server.serving import batch_runner
+from server.telemetry.record import REQUEST_ID
 from server.transport.body import MAX_VALUES
 from tests.api.conftest import Api, Serve
 from tests.api.scripted import opened as serving
@@ -374,3 +376,11 @@ async def test_anthropics_batches(serve: Serve) -> None:
     assert [getattr(part, "text", None) for part in good.result.message.content] == ["reply 4"]
     assert bad.result.type == "errored"
     assert bad.result.error.error.type == "invalid_request_error"
+
+
+def test_an_error_in_another_format_has_the_id_of_its_own_request() -> None:
+    token = REQUEST_ID.set("of-the-download")
+    result = {"status_code": 404, "request_id": "of-the-line", "body": {"error": {"code": 404, "message": "no"}}}
+    found = [_message_result({**result, "request_id": id_})["error"]["request_id"] for id_ in ("of-the-line", "")]
+    REQUEST_ID.reset(token)
+    assert found == ["of-the-line", None]
