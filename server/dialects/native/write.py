@@ -86,14 +86,15 @@ class NativeWriter(Writer):
     def feed(self, prompt: int, event: Event) -> list[bytes]:
         """Return the chunks that follow from one event of a prompt's request."""
         assert not isinstance(event, Failed), "the session raises its error"
-        request, choice = self._requests[prompt], self._choices[self._index(prompt, event.index)]
+        request, index = self._requests[prompt], self._index(prompt, event.index)
+        choice = self._choices[index]
         match event:
             case Text():
                 choice.n_tokens += len(event.tokens)
                 shown = wire.probabilities(event.logprobs, after_sampling=request.post_sampling_probs)
                 if self.streams:
                     extra = wire.timed(event.timings) | ({"completion_probabilities": shown} if shown else {})
-                    chunk = self._chunk(prompt, event, event.text, event.tokens, extra)
+                    chunk = self._chunk(index, event.text, event.tokens, extra)
                     return [chunk] if event.text or event.tokens else []
                 choice.text.append(event.text)
                 choice.tokens += event.tokens
@@ -101,12 +102,12 @@ class NativeWriter(Writer):
                 choice.probabilities += (orjson.Fragment(orjson.dumps(entry)) for entry in shown)
             case Finished():
                 choice.end = event
-                return [wire.event(self.final(prompt, event))]
+                return [wire.event(self.final(prompt, event))] if self.streams else []
             case Progress():
                 extra = wire.progress(event)
                 if not request.timings_per_token:
                     del extra["timings"]
-                return [self._chunk(prompt, event, "", (), extra)]
+                return [self._chunk(index, "", (), extra)]
         return []
 
     def final(self, prompt: int, end: Finished, whole: _Choice | None = None) -> Json:
@@ -139,8 +140,8 @@ class NativeWriter(Writer):
         """Return the number of a choice in the reply: those of several prompts are numbered consecutively."""
         return prompt * self._requests[0].n + choice
 
-    def _chunk(self, prompt: int, event: Text | Progress, text: str, tokens: Sequence[int], extra: Json) -> bytes:
-        index = self._index(prompt, event.index)
+    def _chunk(self, index: int, text: str, tokens: Sequence[int], extra: Json) -> bytes:
+        choice = self._choices[index]
         return wire.event(
             {
                 "index": index,
@@ -148,8 +149,8 @@ class NativeWriter(Writer):
                 "tokens": tokens,
                 "stop": False,
                 "id_slot": -1,
-                "tokens_predicted": self._choices[index].n_tokens,
-                "tokens_evaluated": len(self._requests[prompt].prompt),
+                "tokens_predicted": choice.n_tokens,
+                "tokens_evaluated": len(self._requests[choice.prompt].prompt),
                 **extra,
             }
         )
@@ -233,7 +234,7 @@ class _VerboseWriter(Writer):
         self.inner.streams = self.native.streams = self.streams
         self.native.feed(prompt, event)
         chunks = self.inner.feed(prompt, event)
-        if not (isinstance(event, Finished) and chunks):
+        if not (isinstance(event, Finished) and chunks and self.streams):
             return chunks
         return [wire.extended(chunks[0], {KEY: self.native.final(prompt, event)}), *chunks[1:]]
 

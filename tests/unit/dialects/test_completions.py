@@ -1,5 +1,6 @@
 """Prompts as they are: OpenAI's completions with log probabilities, llama-server's own, infill, media, tokens."""
 
+import itertools
 import json
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,7 +16,7 @@ from server.dialects.dialect import Context
 from server.dialects.native.fim import fitting_extra, fitting_gap
 from server.dialects.native.parse import parse_native
 from server.dialects.native.tokens import read_tokenize
-from server.dialects.native.write import NativeWriter
+from server.dialects.native.write import KEY, NativeWriter
 from server.dialects.vectors import read_embeddings
 from server.engine.media import MediaPrompt, MediaSpan
 from server.engine.request import (
@@ -170,6 +171,18 @@ def test_settings_show_what_it_came_to() -> None:
         {"bias": None, "token": 259},
     ]
     assert settings(json_schema={"type": "string"})["grammar"] == '%llguidance {}\nstart: %json {"type":"string"}'
+
+
+def test_the_verbose_object_of_a_whole_reply_is_written_once_per_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = itertools.count(1)
+    monkeypatch.setattr(NativeWriter, "final", lambda *_: {"n": next(calls)})
+    asked = parse_completion({"prompt": "a", "n": 2, "verbose": True})
+    writer = asked.generation(Context(make_model())).writer
+    writer.streams = False
+    for index in range(2):
+        writer.feed(0, finished(index))
+    body = cast(Body, writer.body())
+    assert (body[KEY], next(calls)) == ({"n": 1}, 3)
 
 
 SEEING = make_model(media=FakeReader(FakeVocab(), frozenset({"image"})))
