@@ -70,14 +70,15 @@ class ChatWriter(Writer):
         }
 
     def _shown(self, choice: _Choice) -> Json:
-        said = choice.message
-        message: Json = {"role": "assistant", "content": said.said(Kind.TEXT)}
-        if reasoning := said.said(Kind.REASONING):
+        content = choice.message
+        message: Json = {"role": "assistant", "content": content.said(Kind.TEXT)}
+        if reasoning := content.said(Kind.REASONING):
             message["reasoning_content"] = reasoning
-        if said.calls:
-            message["tool_calls"] = [self._call(item, item.text) for item in said.calls]
-        logprobs = [*(each for item in said.items for each in item.logprobs), *choice.rest]
-        return {"finish_reason": _reason(said), "index": choice.index, "message": message, **self._logprobs(logprobs)}
+        if content.calls:
+            message["tool_calls"] = [self._call(item, item.text) for item in content.calls]
+        logprobs = [*(each for item in content.items for each in item.logprobs), *choice.rest]
+        reason = _reason(content)
+        return {"finish_reason": reason, "index": choice.index, "message": message, **self._logprobs(logprobs)}
 
     def feed(self, _prompt: int, event: Event) -> list[bytes]:
         """Return the chunks that follow from one event."""

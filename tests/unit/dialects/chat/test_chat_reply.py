@@ -1,6 +1,8 @@
 from collections.abc import Iterable
 from typing import Any
 
+import pytest
+
 from server.dialects.chat.parse import parse_chat
 from server.dialects.chat.write import ChatWriter
 from server.engine.request import Event, Progress
@@ -44,6 +46,26 @@ def test_the_first_content_is_null_where_a_tool_may_be_called() -> None:
     tools = {"tools": [{"type": "function", "function": {"name": "f"}}]}
     for fields, content in ((tools, None), (tools | {"tool_choice": "none"}, "")):
         assert deltas(chunks(writer(**fields).feed(0, started()))) == [{"role": "assistant", "content": content}]
+
+
+@pytest.mark.parametrize("index", [0, 12])
+@pytest.mark.parametrize("said", ["a", 'é\u2028 "\n\x00\\'])
+def test_a_chunk_of_text_has_the_bytes_of_any_chunk(index: int, said: str) -> None:
+    stream = writer()
+    (chunk,) = stream.feed(0, text(said, index))
+    assert chunk == stream._chunk(stream._choices[index], {"content": said}, {})
+
+
+def test_a_reply_of_several_choices_has_the_timings_of_the_first() -> None:
+    whole, stream = (writer(n=2, stream_options={"include_usage": True}) for _ in range(2))
+    whole.streams = False
+    for index in (1, 0):
+        for each in (whole, stream):
+            each.feed(0, started(index))
+            each.feed(0, finished(index, n_predicted=index + 5))
+    (last,) = chunks(stream.finish())
+    assert last["timings"] == whole.body()["timings"]
+    assert (last["timings"]["predicted_n"], last["usage"]["completion_tokens"]) == (5, 11)
 
 
 def test_logprobs_without_any_text_get_a_chunk_of_their_own() -> None:
