@@ -75,16 +75,19 @@ def _app_of(route: APIRoute) -> ASGIApp:
     """
     handler = route.endpoint
     kinds = [each.annotation for each in inspect.signature(handler).parameters.values()]
-    app = compressed(AsyncExitStackMiddleware(route.app))
 
     async def plain(scope: Scope, receive: Receive, send: Send) -> None:
         reply = await handler(Request(scope, receive, send))
         await (reply if is_sent_as_it_is(reply) else compressed(reply))(scope, receive, send)
 
+    if kinds == [Request] and inspect.iscoroutinefunction(handler):
+        return plain
+    app = compressed(AsyncExitStackMiddleware(route.app))
+
     async def with_parameters(scope: Scope, receive: Receive, send: Send) -> None:
         await app({**scope, **route.matches(scope)[1]}, receive, send)
 
-    return plain if kinds == [Request] and inspect.iscoroutinefunction(handler) else with_parameters
+    return with_parameters
 
 
 class Dispatch:
