@@ -61,7 +61,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         for part in template.generate(arguments):
             n_chars += len(part)
             if n_chars > MAX_TEXT_CHARS:
-                raise RenderFault(f"TemplateTooCostlyError: the text is longer than {MAX_TEXT_CHARS} characters")
+                raise RenderFault(f"the text is longer than {MAX_TEXT_CHARS} characters")
             text.append(part)
         return "".join(text)
 

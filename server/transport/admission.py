@@ -72,8 +72,8 @@ class Admission:
         """Count received bytes of the body. Raises `TooManyBodies`; earlier bytes stay counted until `release`."""
         control = self._control
         if control.n_body_bytes + n_bytes > control.max_body_bytes:
-            said = f"the bodies of the running requests would exceed the limit of {control.max_body_bytes} bytes"
-            raise TooManyBodies(said, _BODIES_RETRY_S)
+            message = f"the bodies of the running requests would exceed the limit of {control.max_body_bytes} bytes"
+            raise TooManyBodies(message, _BODIES_RETRY_S)
         control.n_body_bytes += n_bytes
         self.n_body_bytes += n_bytes
 
@@ -179,8 +179,8 @@ class ConcurrencyLimiter:
     def entered(self) -> Iterator[None]:
         """Count a request on its way to a queue. Raises `QueueFull`."""
         if 0 < self._limit <= self.n:
-            said = f"{self.n} requests are being prepared (limited by max_preparing)"
-            raise QueueFull(said, _RETRY_AFTER_S, "preparing_full")
+            message = f"{self.n} requests are being prepared (limited by max_preparing)"
+            raise QueueFull(message, _RETRY_AFTER_S, "preparing_full")
         self.n += 1
         try:
             yield
@@ -214,6 +214,6 @@ class CompileTurns:
                     await stack.enter_async_context(own)
                     await stack.enter_async_context(self._all)
             except TimeoutError:
-                said = f"other clients' grammars are compiled first: this one waited for {self._wait_s:.0f} s"
-                raise TooLate(said, _COMPILE_RETRY_S) from None
+                message = f"other clients' grammars are compiled first: this one waited for {self._wait_s:.0f} s"
+                raise TooLate(message, _COMPILE_RETRY_S) from None
             yield
