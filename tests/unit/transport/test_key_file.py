@@ -4,8 +4,10 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from math import inf
 from pathlib import Path
+from threading import Barrier
 
 import pytest
+import yaml
 
 from server.cli.key_commands import main
 from server.errors import ConfigError
@@ -142,8 +144,10 @@ def test_an_entry_keeps_the_files_owner_group_and_mode(tmp_path: Path) -> None:
     assert [key.name for key in read_keys(file)] == ["ada", "bert"]
 
 
-def test_entries_that_are_added_at_the_same_time_are_all_kept(tmp_path: Path) -> None:
-    file, names = tmp_path / "keys.yaml", [f"key{n}" for n in range(16)]
+def test_entries_that_are_added_at_the_same_time_are_all_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, names = tmp_path / "keys.yaml", [f"key{n}" for n in range(8)]
+    together, dump = Barrier(len(names)), yaml.safe_dump
+    monkeypatch.setattr(yaml, "safe_dump", lambda *given, **how: (together.wait(60), dump(*given, **how))[1])
     with ThreadPoolExecutor(len(names)) as threads:
         list(threads.map(lambda name: add_entry(file, entry(name)), names))
     assert sorted(key.name for key in read_keys(file)) == sorted(names)
