@@ -66,7 +66,7 @@ class Entry:
     n_adapter_bytes: int = 0  # in ``taken``: of the adapters that it had when it fell asleep
     fit: Fit | None = None  # as what it was last loaded
     stamps: Stamps = field(default_factory=list)  # of its files as ``measured`` and ``fit`` are for
-    compared: bool = False  # its files were compared with them since it was queued
+    compared: bool = False  # since it was queued, its files were compared with ``stamps``
     shared: Mapping[str, int] = field(default_factory=dict)  # of both: weights that other entries may load, too
     weights: Hashable = None  # equal in entries that share them; None = its process is its own
     fitting: bool = False  # its load has not said yet what it takes
@@ -111,7 +111,7 @@ class Entry:
 
         Adapters alone do not make it a model that never fits the `budget`, for which no other one is unloaded.
         """
-        if self.measured is None or not self.compared:
+        if self.measured is None:
             return None
         measured = self.measured
         need = self._with_adapters(measured, 0)
@@ -165,7 +165,7 @@ class Entry:
 
     def candidate(self, others: Mapping[str, int], budget: Mapping[str, int]) -> Candidate:
         """Return what the policy decides on. `others`: bytes that count for another model."""
-        need = self.need(budget)
+        need = self.need(budget) if self.compared else None
         return Candidate(
             self.id,
             self.status,

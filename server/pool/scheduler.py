@@ -241,7 +241,8 @@ class Scheduler:
 
     def _measure(self, entry: Entry) -> None:
         """Begin to measure a model, unless that is done or under way."""
-        if entry.need(self.memory.budget) is None and entry.sizing is None and not entry.fitting:
+        is_known = entry.compared and entry.measured is not None
+        if not is_known and entry.sizing is None and not entry.fitting:
             entry.sizing = asyncio.create_task(self._size(entry), name=f"pool: {entry.id}: size")
             entry.sizing.add_done_callback(log_failure)
             entry.sizing.add_done_callback(lambda _: self._end_measure(entry))
