@@ -131,6 +131,19 @@ async def test_a_restart_waits_for_the_load_of_another_model_however_long_that_t
             (await asyncio.wait_for(asked, 60)).release()
 
 
+async def test_a_model_in_a_pause_before_its_restart_reserves_its_memory() -> None:
+    async with sized_pool(spec("m0", load="startup"), "m4") as s:
+        (await loaded(s, "m0")).release()
+        for _ in range(2):  # the first restart has no pause
+            s.end_process("m0")
+            await s.work()
+        held = await loaded(s, "m4")  # it would take 260
+        assert s.loader.held == BUDGET - LEAST["m0"]
+        await s.later(1)
+        assert s.status("m0") is Status.READY
+        held.release()
+
+
 async def test_a_restart_that_a_request_waits_for_in_vain_ends() -> None:
     async with sized_pool("m0", "m1", "m8", wait_s=5.0) as s:
         (await loaded(s, "m0")).release()
