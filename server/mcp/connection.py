@@ -158,15 +158,20 @@ def _logged(label: str) -> Iterator[TextIO]:
     reading, writing = os.pipe()
     with open(reading, "rb", buffering=0) as source, open(writing, "w", encoding="utf-8") as file:
 
-        def log() -> None:
-            for line in source.read(_LOG_CHARS).decode("utf-8", "replace").splitlines():
+        def log() -> bool:
+            text = source.read(_LOG_CHARS) or b""
+            for line in text.decode("utf-8", "replace").splitlines():
                 logger.debug("MCP server %s: %s", label, line)
+            return bool(text)
 
+        os.set_blocking(reading, False)  # a child of the program may keep the other end open
         loop.add_reader(reading, log)
         try:
             yield file
         finally:
             loop.remove_reader(reading)
+            while log():  # its last lines
+                pass
 
 
 @contextlib.contextmanager
