@@ -225,7 +225,8 @@ class KeptStreams:
         stream = self._stop(owner, conversation)
         if self._redis is not None:  # at once: the client may open the next stream before this one's producer has ended
             with suppress(Unavailable):  # logged; a stream of another replica continues
-                await _replace(self._redis, owner, conversation, None)
+                if (named := await self._redis.do("hget", _names(owner), conversation)) is not None:
+                    await _forget_copy(self._redis, owner, conversation, named.decode())
         if stream is not None:
             await stream.stopped()
 
@@ -330,18 +331,15 @@ class RemoteStream:
                 offset = end
 
 
-async def _replace(redis: Redis, owner: str, conversation: str, named: str | None) -> None:
-    """Delete the Redis stream of a conversation and name another one."""
+async def _replace(redis: Redis, owner: str, conversation: str, named: str) -> None:
+    """Delete the Redis stream of a conversation, if it has one, and name another one."""
 
     async def work(client: Any) -> None:
         before = await client.hget(_names(owner), conversation)
         if before is not None:
             await client.delete(before.decode().partition(" ")[0])
-        if named is None:
-            await client.hdel(_names(owner), conversation)
-        else:
-            await client.hset(_names(owner), conversation, named)
-            await client.expire(_names(owner), 24 * 3600)
+        await client.hset(_names(owner), conversation, named)
+        await client.expire(_names(owner), 24 * 3600)
 
     await redis.call(work)
 

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -154,7 +154,7 @@ class RenamingRedis(Redis):
 
     async def do(self, command: str, *args: Any, **options: Any) -> Any:
         found = await super().do(command, *args, **options)
-        if command == "hgetall":
+        if command in ("hget", "hgetall"):
             await self.client.hset("llamapool:streams:me", ID, "llamapool:stream:new 2")
         return found
 
@@ -223,10 +223,13 @@ async def test_a_stop_that_waits_for_its_producer_leaves_the_next_stream(redis: 
         await client.close()
 
 
-async def test_a_lookup_of_an_expired_stream_leaves_the_name_of_a_newer_one(redis: RedisServer) -> None:
+@pytest.mark.parametrize("work", [KeptStreams.find, KeptStreams.stop])
+async def test_a_lookup_or_stop_of_an_older_stream_leaves_the_name_of_a_newer_one(
+    redis: RedisServer, work: Callable[[KeptStreams, str, str], Awaitable[object]]
+) -> None:
     client = RenamingRedis(redis.url)
     await client.client.hset("llamapool:streams:me", ID, "llamapool:stream:expired 1")
-    assert await KeptStreams(client).find("me", ID) is None
+    assert await work(KeptStreams(client), "me", ID) is None
     assert await client.client.hget("llamapool:streams:me", ID) == b"llamapool:stream:new 2"
     await client.close()
 
