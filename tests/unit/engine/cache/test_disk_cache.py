@@ -207,17 +207,25 @@ class SlowlyWritten(Files):
         return super().write(name, entry, used)
 
 
+async def reset_during_a_write(engine: Engine, files: SlowlyWritten, texts: str) -> tuple[DiskCache, asyncio.Task[int]]:
+    """Reset while the first of `texts` is being written, the others wait for that, and a slot has the last. Return when
+    those that wait are dropped.
+    """
+    await engine.use_disk(files)
+    for text in texts:
+        await run(engine, request(text * 100, max_tokens=1))
+    assert await asyncio.to_thread(files.writing.wait, 60)
+    disk = engine._disk
+    assert disk is not None
+    reset = asyncio.create_task(engine.reset_cache())
+    await asyncio.to_thread(wait_until, lambda: reset.done() or not disk._writing, "dropped")
+    return disk, reset
+
+
 async def test_a_reset_drops_what_is_being_written_too() -> None:
     files = SlowlyWritten()
     async with engine_over(FakeRunner(n_seq=1, n_ctx_seq=1024), cache_ram=0, cache_disk=1, clock=still) as engine:
-        await engine.use_disk(files)
-        for text in "abc":  # one is being written, the next waits for that, and a slot has the last
-            await run(engine, request(text * 100, max_tokens=1))
-        assert await asyncio.to_thread(files.writing.wait, 60)
-        disk = engine._disk
-        assert disk is not None
-        reset = asyncio.create_task(engine.reset_cache())
-        await asyncio.to_thread(wait_until, lambda: reset.done() or not disk._writing, "dropped")
+        disk, reset = await reset_during_a_write(engine, files, "abc")
         files.may_write.set()
         assert await reset > 3 * 100
         disk._writer.submit(lambda: None).result(60)
@@ -230,14 +238,7 @@ async def test_a_reset_drops_what_is_being_written_too() -> None:
 async def test_a_reset_that_the_end_of_the_model_overtakes_is_refused() -> None:
     files, runner = SlowlyWritten(), FakeRunner(n_seq=1, n_ctx_seq=1024)
     async with engine_over(runner, cache_ram=0, cache_disk=1, clock=still) as engine:
-        await engine.use_disk(files)
-        for text in "ab":
-            await run(engine, request(text * 100, max_tokens=1))
-        assert await asyncio.to_thread(files.writing.wait, 60)
-        disk = engine._disk
-        assert disk is not None
-        reset = asyncio.create_task(engine.reset_cache())
-        await asyncio.to_thread(wait_until, lambda: reset.done() or not disk._writing, "dropped")
+        _, reset = await reset_during_a_write(engine, files, "ab")
         end = asyncio.create_task(engine.close())
         await asyncio.to_thread(wait_until, lambda: runner.closed, "the end of the step thread")
         assert not reset.done()
