@@ -6,7 +6,7 @@ requests costs nearly as much as one for eight.
 
 A wait begins when a request arrives, and when one that generates ends. It is over, and the step threads are woken, when
 the open requests fill all slots, or when `QUIET_TURNS` turns of the event loop brought no other. Those that arrive
-``gather_ms`` after it began do not prolong it. The first turn comes after `STEP_SHARE` of the last step.
+``gather_ms`` after it began do not prolong it. The first turn follows after `STEP_SHARE` of the last step.
 
 A step thread that is awake, because it has just sent replies, waits at most ``gather_ms`` (`StepThread._gather`), also
 for requests in preparation. A request that arrives while others run does not wait: it joins the next step.

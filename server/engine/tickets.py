@@ -295,7 +295,7 @@ class Requests:
         return [*self._scheduler.active(), *self._scheduler.waiting]
 
     def fail_all(self, error: LlamapoolError) -> None:
-        """Fail the requests that this instance has taken; `ModelQueue.give_up` may have failed those in slots."""
+        """Fail the requests that this instance has taken, also those in slots that `give_up` removed from ``open``."""
         taken = [t for t in list(self._queue.open.values()) if t.taken and t.instance == self._instance and not t.ended]
         for ticket in dict.fromkeys((*taken, *(sequence.ticket for sequence in self._all()))):
             try:

@@ -1,7 +1,8 @@
 """Converts any text of a call's arguments to a JSON object, as responses, templates and instructions require.
 
-A truncated object is closed. Text that is no object becomes the member ``arguments`` of one, so that nothing is
-lost. Streams contain the text as the model writes it.
+A truncated object is closed. A last value that only begins as a number (`2024-01-1`) counts as truncated. Text that is
+no object becomes the member ``arguments`` of one, so that nothing is lost. Streams contain the text as the model writes
+it.
 """
 
 import json

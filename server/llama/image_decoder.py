@@ -1,5 +1,5 @@
-"""Decodes images, with the library (libmtmd, which contains stb_image) so that a model receives the same pixels as in
-llama-server, and audio. For the processes of `server.media.decode`.
+"""Decodes images and audio for the processes of `server.media.decode`. The library (libmtmd) decodes images with
+stb_image, so a model receives the same pixels as in llama-server.
 """
 
 import ctypes

@@ -277,7 +277,7 @@ class Cells:
             sequence.fetch = None  # it may have been read already
         self._scheduler.placer.awaited.clear()
         offloaded = [entry for sequence in waiting if (entry := sequence.offloaded) is not None]
-        for one in (*(slot for slot in slots if slot.tokens), *offloaded):  # their sequences go on with them
+        for one in (*(slot for slot in slots if slot.tokens), *offloaded):  # their sequences continue with them
             one.n_exact, one.checkpoints = 0, {}
         return n_tokens
 
