@@ -24,9 +24,6 @@ log = logging.getLogger(__name__)
 
 MAX_PENDING = 512 * MIB  # bytes waiting to be written; further states are dropped
 CLOSE_S = 5.0  # longest time to write states when the model is unloaded
-LEAST_S = 0.05
-UNKNOWN_S = 2.0  # longest wait before the prefill rate is known
-READ_AHEAD = 2  # states read or held for an instance's queue: one is loaded while the next is read
 _DESCRIPTION_BYTES = 4096  # upper bound of a file's size besides tokens and states
 
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 
-from server.engine.cache.disk_cache import LEAST_S, READ_AHEAD, UNKNOWN_S, DiskCache
+from server.engine.cache.disk_cache import DiskCache
 from server.engine.cache.prefix_cache import (
     MIN_GAP,
     MIN_PROMPT,
@@ -30,6 +30,9 @@ from server.engine.sequence import Sequence, Slot, first_to_evict, log_fields
 from server.engine.stats import EngineStats
 from server.errors import CONTAINED, InternalError, InvalidRequest
 
+LEAST_S = 0.05  # shortest wait for a read from disk
+UNKNOWN_S = 2.0  # longest wait before the prefill rate is known
+READ_AHEAD = 2  # states read or held for an instance's queue: one is loaded while the next is read
 log = logging.getLogger(__name__)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from server.engine.cache import disk_cache
+from server.engine.cache import kv_store
 from tests.api.conftest import Api, Serve
 from tests.api.inference.dialects import Asked, Dialect, of_this_server
 from tests.api.transport.test_keys import bearer, key_file, server
@@ -198,7 +198,7 @@ def one_slot() -> FakeLoader:
 async def test_a_conversation_outlives_the_application(
     serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(disk_cache, "UNKNOWN_S", 60.0)  # that reading takes too long is for other tests
+    monkeypatch.setattr(kv_store, "UNKNOWN_S", 60.0)  # that reading takes too long is for other tests
     disk = {"cache_disk": 1, "cache_disk_path": str(tmp_path / "states")}
     models = {"demo": {"path": "demo.gguf", "load": "startup", **disk}}
     answers = []

@@ -11,8 +11,8 @@ from typing import Any, cast
 import pytest
 
 from server.engine.cache import disk_cache
-from server.engine.cache.disk_cache import LEAST_S, DiskCache
-from server.engine.cache.kv_store import Cells
+from server.engine.cache.disk_cache import DiskCache
+from server.engine.cache.kv_store import LEAST_S, Cells
 from server.engine.cache.prefix_cache import CacheEntry, Fetch
 from server.engine.engine import Engine
 from server.engine.lora import NO_ADAPTERS
