@@ -37,6 +37,7 @@ class RunnerInfo:
     evaluation_s: float = 0.0  # seconds per additional graph evaluation in a step; 0 = not measured or never needed
     deferred: bool = False  # a decode without outputs returns before the device is done
     copy_s: float = 0.0  # seconds to copy a sequence between separate streams, which are copied whole
+    n_rollback: int = 0  # tokens of its last decode that a sequence can remove although it cannot be truncated
 
 
 @dataclass(eq=False, slots=True)

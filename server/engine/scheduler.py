@@ -267,6 +267,8 @@ class Scheduler:
         if len(decoding) < len(members):  # otherwise, as in nearly all steps, runs are in slot order
             prefilling = [s for s in members if s.phase is Phase.PREFILL]
             runs = in_batch_order(runs, self._prefill_runs(prefilling, runs), is_split=not self.info.unified)
+        if self.info.n_rollback and self.info.unified:  # otherwise the library evaluates fewer runs together
+            runs.sort(key=lambda run: len(run.tokens))
         return runs
 
     def _decode_runs(self, decoding: list[Sequence], propose: Proposer | None) -> list[TokenRun]:

@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 
 from server.engine.engine import Engine
@@ -254,6 +256,65 @@ def test_a_copy_drafts_as_its_source_and_a_cut_as_if_nothing_had_been_behind(tmp
     runner.seq_remove(1, n - 4)
     assert heads.ready(1, n - 4)
     assert drafts(runner, 1, n - 4, 78) == shorter
+    runner.close()
+    weights.close()
+
+
+def next_logits(
+    runner: LlamaRunner, seq: int, tokens: Sequence[int], pos: int, n_rejected: int = 0
+) -> npt.NDArray[np.float64]:
+    """Decode `tokens` at `pos`, after as many rejected drafts; return the logits after the last one."""
+    if n_rejected:
+        assert runner.decode([BatchEntry(seq, pos, [tokens[0], *range(200, 200 + n_rejected)], n_outputs=1)])
+        assert runner.seq_remove(seq, pos + 1)
+        assert not runner.seq_remove(seq, pos)  # the states of one decode serve once
+        tokens, pos = tokens[1:], pos + 1
+    assert runner.decode([BatchEntry(seq, pos, tokens, n_outputs=1)])
+    return np.array(raw_logits(runner))
+
+
+def test_a_recurrent_state_is_rolled_back_behind_the_last_decode_only(tmp_path: Path) -> None:
+    weights = with_heads(tmp_path, HYBRID_HEADS)
+    runner, text = weights.runner(), [*range(60, 100)]
+    n = len(text)
+    assert runner.info.n_rollback == 3
+    for seq in range(2):
+        prefill(runner, seq, text)
+    expected = next_logits(runner, 0, [77, 78], n)
+    assert abs(next_logits(runner, 1, [77, 78], n, n_rejected=3) - expected).max() < TIE
+    for n_rejected, other in ((4, 1), (3, 0)):  # more than states are kept, and states of an earlier decode
+        tokens = [79, *range(200, 200 + n_rejected)]
+        runner.seq_remove(1, 0)
+        prefill(runner, 1, text)
+        assert runner.decode([BatchEntry(1, n, tokens, n_outputs=1)])
+        if other != 1:
+            assert runner.decode([BatchEntry(0, n + 2, [79], n_outputs=1)])
+        assert not runner.seq_remove(1, n + 1)
+    runner.close()
+    weights.close()
+
+
+@pytest.mark.parametrize("way", ["copy", "state", "checkpoint"])
+def test_what_is_taken_from_a_rolled_back_sequence_is_rolled_back(tmp_path: Path, way: str) -> None:
+    weights = with_heads(tmp_path, HYBRID_HEADS)
+    runner, text = weights.runner(), [*range(60, 100)]
+    n = len(text)
+    for seq in range(2):
+        prefill(runner, seq, text)
+    expected = next_logits(runner, 0, [77, 78], n)
+    assert runner.decode([BatchEntry(1, n, [77, 200, 201], n_outputs=1)])
+    assert runner.seq_remove(1, n + 1)
+    target = 1 if way == "checkpoint" else 2
+    if way == "copy":
+        runner.seq_copy(1, 2)
+    elif way == "state":
+        assert runner.seq_load(2, runner.seq_save(1), n + 1)
+    else:
+        checkpoint = runner.seq_checkpoint(1)
+        assert runner.decode([BatchEntry(1, n + 1, [202], n_outputs=1)])
+        assert runner.seq_rewind(1, checkpoint, n + 1)
+    for seq in {1, target}:
+        assert abs(next_logits(runner, seq, [78], n + 1) - expected).max() < TIE
     runner.close()
     weights.close()
 

@@ -143,6 +143,7 @@ class FakeRunner:
         n_cells: int | None = None,
         replies: Mapping[str, str] | None = None,
         partial_removal: bool = True,
+        n_rollback: int = 0,
         adapters: tuple[Adapter, ...] = (),
         draft: DraftRunner | None = None,
         steps: threading.Semaphore | None = None,
@@ -159,7 +160,9 @@ class FakeRunner:
             *(n_seq, n_ctx_seq, n_cells or n_seq * n_ctx_seq, n_batch, n_batch, unified, True, partial_removal, 64),
             turn_ends=FakeVocab.eog,
             n_more_outputs=n_more_outputs,
+            n_rollback=n_rollback,
         )
+        self._removable: dict[int, int] = {}  # by sequence of the last decode, see `RunnerInfo.n_rollback`
         self.adapters = adapters
         self.draft = draft
         self.heads = None
@@ -214,6 +217,7 @@ class FakeRunner:
                 self.outputs.append(self._next(history))
                 self.histories.append(history)
         self.batches.append([(e.seq, len(e.tokens)) for e in entries])
+        self._removable = {e.seq: min(len(e.tokens) - 1, self.info.n_rollback) for e in entries}
         return True
 
     def _at(self, seq: int) -> list[int]:
@@ -350,7 +354,8 @@ class FakeRunner:
 
     def seq_remove(self, seq: int, pos: int) -> bool:
         n = sum(at < pos for at in self._at(seq))
-        if 0 < n < len(self.cells[seq]) and not self.partial_removal:
+        n_removed = len(self.cells[seq]) - n
+        if n and n_removed and not self.partial_removal and n_removed > self._removable.pop(seq, 0):
             return False
         self._keep(seq, n)
         self._own_from(seq, n)

@@ -340,13 +340,14 @@ class Cells:
         in_one = self._runner.info.unified or len(runs) == 1
         for run in runs:
             slot = run.sequence.held
-            if not run.draft_tokens or (in_one and slot.floor < len(slot.tokens)):
+            n_draft = len(run.draft_tokens)
+            if n_draft <= self._runner.info.n_rollback or (in_one and slot.floor < len(slot.tokens)):
                 continue
             try:
                 run.undo = len(slot.tokens), self._runner.seq_checkpoint(slot.id)
             except CONTAINED as error:
                 log.warning("slot %d: draft tokens are skipped, they could not be rolled back: %r", slot.id, error)
-                run.tokens, run.n_outputs = run.tokens[: -len(run.draft_tokens)], 1
+                run.tokens, run.n_outputs = run.tokens[:-n_draft], 1
 
     def roll_back(self, run: TokenRun, n: int, now: float) -> None:
         """Roll back the last `n` tokens of `run`, which were rejected drafts.

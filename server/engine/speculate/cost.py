@@ -87,7 +87,7 @@ class StepCost:
 def draft_length(
     chances: Sequence[float],
     n_tokens: int,
-    step_s: Callable[[int], float],
+    step_s: Callable[[int, int], float],
     most: int,
     room: int,
     draft_s: Callable[[int], float] | None = None,
@@ -96,18 +96,18 @@ def draft_length(
     `n_tokens` otherwise; and the gain: the sum of the logarithms of all sequences' tokens per second, compared with no
     drafts.
 
-    `chances`, never rising: the acceptance rate per sequence. `step_s`: seconds of a step of so many tokens.
-    `draft_s`: seconds to propose one more token for so many sequences. All drafts have one length, because with
-    separate KV each other length takes another graph evaluation.
+    `chances`, never rising: the acceptance rate per sequence. `step_s`: seconds of a step of so many tokens,
+    with drafts of this length. `draft_s`: seconds to propose one more token for so many sequences. All drafts have one
+    length, because with separate KV each other length takes another graph evaluation.
     """
-    n, base_s, best = len(chances), step_s(n_tokens), (0, 0, _MIN_GAIN * (1 + n_tokens))
+    n, base_s, best = len(chances), step_s(n_tokens, 0), (0, 0, _MIN_GAIN * (1 + n_tokens))
     rows = [_log_tokens(round(chance, 2)) for chance in chances]
     for count in sorted({1, n // 4, n // 2, n} - {0}):
         logs = list(map(sum, zip(*rows[:count], strict=True)))
         for length, gained in zip(LENGTHS, logs, strict=True):
             if length > most or count * length > room:
                 break
-            seconds = step_s(n_tokens + count * length) + (length * draft_s(count) if draft_s else 0.0)
+            seconds = step_s(n_tokens + count * length, length) + (length * draft_s(count) if draft_s else 0.0)
             gain = gained - n_tokens * log(seconds / base_s)
             if gain > best[2]:
                 best = count, length, gain

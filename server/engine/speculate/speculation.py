@@ -56,7 +56,8 @@ class Speculation:
 
     def __post_init__(self) -> None:
         share = GPU_TOKEN_COST if self._info.deferred else TOKEN_COST
-        self._cost = StepCost(share if self._info.can_cut else share / _REDECODE_FACTOR)
+        self._longest_free = self._info.n_draft_max if self._info.can_cut else self._info.n_rollback
+        self._cost = StepCost(share if self._longest_free else share / _REDECODE_FACTOR)
 
     def begin(self, sequence: Sequence) -> None:
         """Set up `sequence`, which got a slot for the first time."""
@@ -190,11 +191,14 @@ class Speculation:
         """Whether the draft model has made no draft yet, so that its cost is unknown."""
         return self._model is not None and not self._model.cost.of(1)
 
-    def _step_s(self, n: int) -> Callable[[int], float]:
-        """Return a function of the seconds of a step with so many tokens, `n` of them without drafts."""
-        cost, base_s = self._cost, self._cost.of(n)
-        again = 1.0 if self._info.can_cut else _REDECODE_FACTOR
-        return lambda n_tokens: base_s + again * max(cost.of(n_tokens) - base_s, 0.0)
+    def _step_s(self, n: int) -> Callable[[int, int], float]:
+        """Return a function of the seconds of a step with so many tokens, `n` of them without drafts, and drafts of a
+        length. Accepted tokens of drafts that are too long to be removed are decoded again.
+        """
+        cost, base_s, longest = self._cost, self._cost.of(n), self._longest_free
+        return lambda n_tokens, length: (
+            base_s + (1.0 if length <= longest else _REDECODE_FACTOR) * max(cost.of(n_tokens) - base_s, 0.0)
+        )
 
     def _draft_s(self, base_s: float) -> Callable[[int], float]:
         """Return a function of the seconds of one more token of so many drafts of the draft model."""

@@ -50,7 +50,7 @@ class LlamaDraftRunner(NativeSequences):
         Waits for the device also without outputs, because `DraftModel.read` measures its duration.
         """
         self._outputs = []  # also where the batch is refused
-        return self._decode_batch(self._batch.native, self._batch.fill(entries), wait=True)
+        return self._decode_batch(entries, self._batch.native, self._batch.fill(entries), wait=True)
 
     _decode_entries = decode
 

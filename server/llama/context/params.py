@@ -38,6 +38,10 @@ _MOST_LOGITS = 1 << 27
 """A decoder computes logits for each token of a batch even if nobody wants them: twice 512 MiB at this number. A larger
 batch must be requested with ``n_ubatch``.
 """
+_ROLLBACK_STATES = 3
+"""Recurrent states that each sequence keeps besides its own, so that rejected drafts of MTP heads are rolled back: the
+default of llama-server's ``--spec-draft-n-max``. Longer drafts need a checkpoint.
+"""
 CELLS = 256  # a context is made of so many, or a multiple
 _SPLITTABLE = (Pooling.NONE, Pooling.LAST, Pooling.RANK)
 _HEAD, _HEAD_OUTPUT = "cls", "cls.output.weight"
@@ -67,6 +71,9 @@ def generator_params(model: int, spec: ModelSpec) -> ctypes.Structure:
     params = context_params(spec.id, spec.native, more_outputs(n_vocab, spec.native.n_slots, spec.engine))
     if spec.engine.backend_sampling:  # the graph has a sampler for each of them
         params.n_outputs_max_per_seq = 1 + spec.engine.n_draft_max
+    if spec.native.mtp and not windowed(model, spec.native):
+        n_ubatch = min(params.n_ubatch, params.n_batch)  # otherwise split_equal aborts (llama-batch.cpp)
+        params.n_rs_seq = max(min(spec.engine.spec_draft_max, _ROLLBACK_STATES, n_ubatch - 2), 0)
     return params
 
 
@@ -74,7 +81,7 @@ def heads_params(model: int, spec: ModelSpec, target: int | None = None) -> ctyp
     """Return the parameters of a context for MTP heads, besides the context `target`. Raises `ModelFailed`."""
     params = generator_params(model, spec)
     params.n_outputs_max, params.n_outputs_max_per_seq = params.n_seq_max, 1
-    params.swa_full = True  # drafts can always be rolled back
+    params.swa_full, params.n_rs_seq = True, 0  # drafts can always be rolled back
     params.ctx_type = C.LLAMA_CONTEXT_TYPE_MTP
     params.ctx_other = target
     return params
@@ -108,6 +115,7 @@ def runner_info(context: int, model: int, params: ctypes.Structure, native: Load
         unified=unified,
         can_shift=bool(C.llama_memory_can_shift(C.llama_get_memory(context))),
         can_cut=not (windowed(model, native) or stateful(model)),
+        n_rollback=C.llama_n_rs_seq(context),
         n_more_outputs=int(params.n_outputs_max) - n_seq,
         free_bytes=available_bytes(),
         deferred=offloads(native),

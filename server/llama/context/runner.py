@@ -106,7 +106,7 @@ class LlamaRunner(NativeSequences):
             return self._decode_media(entries)
         if self._evaluation_tokens and len(entries) > 1 and self._decode_padded(entries):
             return True
-        return self._decode_batch(self._batch.native, self._batch.fill(entries))
+        return self._decode_batch(entries, self._batch.native, self._batch.fill(entries))
 
     def _decode_padded(self, entries: Sequence[BatchEntry]) -> bool:
         """Decode with padding where that saves time. False: there is none or no room for it; nothing was changed."""
@@ -116,7 +116,7 @@ class LlamaRunner(NativeSequences):
         fits = fits and all(e.pos + n <= self.info.n_ctx_seq for e, n in zip(entries, padded, strict=True))
         if padded == lengths or not fits:
             return False
-        if not self._decode_batch(self._batch.native, self._batch.fill(entries, padded)):
+        if not self._decode_batch(entries, self._batch.native, self._batch.fill(entries, padded)):
             return False
         for entry, n, n_padded in zip(entries, lengths, padded, strict=True):
             if n < n_padded and not self.seq_remove(entry.seq, entry.pos + n):
@@ -132,7 +132,7 @@ class LlamaRunner(NativeSequences):
         if not causal and (len(sizes) != 1 or sum(sizes) * len(entries) > self.info.n_ubatch):
             # the library would abort, or cut one
             raise InternalError(f"{len(entries)} media of {sorted(sizes)} tokens can't be read all at once")
-        return self._decode_batch(self._media.native, outputs, causal=causal)
+        return self._decode_batch(entries, self._media.native, outputs, causal=causal)
 
     def sampler(self, params: SamplingParams, prompt: Sequence[int]) -> NativeSampler:
         """Return a new chain that has seen the prompt's tokens. Raises `InvalidRequest` for impossible parameters."""

@@ -15,6 +15,8 @@ from server.llama.threads import ThreadPools
 
 _NO_ROOM, _REFUSED = 1, -1  # statuses of llama_decode
 _WHOLE, _PARTIAL = 0, 1  # LLAMA_STATE_SEQ_FLAGS_NONE, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
+_ROLLED_BACK, _FAILED = -1, -2
+"""The next decode of a sequence carries its rollback out; a decode failed, so what its cells hold is unknown."""
 _BYTE_POINTER = ctypes.POINTER(ctypes.c_uint8)
 
 
@@ -77,6 +79,8 @@ class NativeSequences(NativeContext, ABC):
         self._n_swa = n_swa
         self._stateful = stateful
         self._pending: set[int] = set()
+        self._n_removable: dict[int, int] = {}
+        """With ``info.n_rollback``: tokens of the last decode that each sequence can remove; or below 0, its state."""
         self._outputs: list[int] = []  # of the last decode: the index of each token with logits
 
     @abstractmethod
@@ -84,31 +88,55 @@ class NativeSequences(NativeContext, ABC):
         """Decode in one call, without the MTP heads that `Runner.decode` updates. Returns and raises as that."""
 
     def _decode_batch(
-        self, batch: ctypes.Structure, outputs: list[int], *, wait: bool = False, causal: bool = True
+        self,
+        entries: Sequence[BatchEntry],
+        batch: ctypes.Structure,
+        outputs: list[int],
+        *,
+        wait: bool = False,
+        causal: bool = True,
     ) -> bool:
-        """Decode a filled batch with these outputs. Return False if there is no KV room, and nothing was changed.
-        Raises `InternalError`. Without outputs only `wait` waits for the device, otherwise the next decode does.
+        """Decode `entries`, which fill `batch`, with these outputs. Return False if there is no KV room, and nothing
+        was changed. Raises `InternalError`. Without outputs only `wait` waits for the device, otherwise the next decode
+        does.
         """
         self._outputs = []
         wait = self.info.deferred and (wait or bool(outputs))
         status, why = self._decode_native(batch, wait=wait, causal=causal)
         if status != _REFUSED:  # such a batch leaves the pending copies undone
             self._pending.clear()
+        if self.info.n_rollback and status not in (_NO_ROOM, _REFUSED):
+            others = {seq: n for seq, n in self._n_removable.items() if n < 0}
+            decoded = {entry.seq: _FAILED if status else self._n_kept(entry) for entry in entries}
+            self._n_removable = others | decoded
         if status not in (0, _NO_ROOM):
             raise InternalError(f"llama_decode returned {status}: {why}")
         if status == 0:
             self._outputs = outputs
         return status == 0
 
+    def _n_kept(self, entry: BatchEntry) -> int:
+        """Return before how many of the last tokens of a decoded entry the library kept the recurrent state."""
+        return min(len(entry.tokens) - 1, self.info.n_rollback) if entry.media is None else 0
+
     def seq_remove(self, seq: int, pos: int) -> bool:
         """Remove positions >= `pos`. Return False, with nothing changed, if the rest could not be continued.
 
         A sliding-window cache keeps only the last positions, so the rest must still cover the window of `pos`
-        (llama-server: server-context.cpp, pos_min_thold). Recurrent states cannot be truncated.
+        (llama-server: server-context.cpp, pos_min_thold). Recurrent states cannot be truncated, except once after a
+        decode by ``info.n_rollback`` of its tokens (llama-memory-recurrent.cpp, seq_rm).
         """
         self._check(seq)
         if pos <= 0:
             removed = fast.memory_seq_rm(self._memory, seq, -1, -1)
+            self._n_removable.pop(seq, None)
+        elif self.info.n_rollback:
+            n = max(fast.memory_seq_pos_max(self._memory, seq) + 1 - pos, 0)
+            n_removable = self._n_removable.get(seq, 0)
+            removed = n <= max(n_removable, 0) and n_removable != _FAILED
+            if removed and n:
+                self._n_removable[seq] = _ROLLED_BACK
+                removed = fast.memory_seq_rm(self._memory, seq, pos, -1)
         elif pos > fast.memory_seq_pos_max(self._memory, seq):
             removed = True
         elif self._n_swa and fast.memory_seq_pos_min(self._memory, seq) > max(0, pos - self._n_swa):
@@ -128,6 +156,11 @@ class NativeSequences(NativeContext, ABC):
         self._check(target)
         if source == target or fast.memory_seq_pos_max(self._memory, target) >= 0:
             raise InternalError(f"sequence {source} cannot be copied into {target}, which is not empty")
+        if self._n_removable.get(source) == _ROLLED_BACK:  # a copy would have the state from before the rollback
+            carried_out = self._set_state(source, self._state(source, _PARTIAL), _PARTIAL)
+            self._n_removable[source] = 0 if carried_out else _FAILED
+        if self._n_removable.get(source) == _FAILED:
+            raise InternalError(f"what sequence {source} holds is unknown")
         fast.memory_seq_cp(self._memory, source, target, -1, -1)
         if not self.info.unified:
             self._pending |= {source, target}
@@ -177,6 +210,7 @@ class NativeSequences(NativeContext, ABC):
         self._check(seq)
         self._settle(seq)
         fast.memory_seq_rm(self._memory, seq, -1, -1)
+        self._n_removable.pop(seq, None)
         self._cut(seq, 0)
         if not state:
             return False
@@ -219,6 +253,7 @@ class NativeSequences(NativeContext, ABC):
             and fast.memory_seq_rm(self._memory, seq, n_pos, -1)
             and fast.memory_seq_pos_max(self._memory, seq) + 1 == n_pos
         )
+        self._n_removable.pop(seq, None)
         if not back:
             fast.memory_seq_rm(self._memory, seq, -1, -1)
         self._cut(seq, n_pos if back else 0)
@@ -239,6 +274,7 @@ class NativeSequences(NativeContext, ABC):
             raise InternalError("a recurrent state could not be put back")
         if not fast.memory_seq_rm(self._memory, candidate, pos if pos else -1, -1):
             raise InternalError("a pending copy could not be settled")
+        self._n_removable.pop(candidate, None)
 
     def _check(self, seq: int) -> None:
         self._open()

@@ -75,7 +75,7 @@ class Faults:
 
 
 class FaultyRunner(FakeRunner):
-    """Of a memory that forgets any tokens, the last ones of a window, or none.
+    """Of a memory that forgets any tokens, the last ones of a window, those of a decode, or none.
 
     A fault of a decode may fail the request that is alone in it, or that was in too many of them; one of a sampler that
     sampler's, one of a cache nobody. ``died``:
@@ -83,8 +83,8 @@ class FaultyRunner(FakeRunner):
     """
 
     def __init__(self, faults: Faults, memory: str, *, may_die: bool, **options: Any) -> None:
-        super().__init__(partial_removal=memory == "any", **options)
-        self.partial_removal = memory != "none"
+        super().__init__(partial_removal=memory == "any", n_rollback=2 * (memory == "decode"), **options)
+        self.partial_removal = memory in ("any", "window")
         self.faults, self._memory, self._may_die = faults, memory, may_die
         self.died, self.n_spoiled = False, 0
         self._prompts: dict[int, tuple[int, ...]] = {}  # by the sampler's identity
@@ -129,7 +129,7 @@ class FaultyRunner(FakeRunner):
 
     def seq_floor(self, seq: int) -> int:
         n = max(self._at(seq), default=-1) + 1
-        return {"any": 0, "window": max(n - WINDOW, 0), "none": n}[self._memory]
+        return {"any": 0, "window": max(n - WINDOW, 0), "decode": n, "none": n}[self._memory]
 
     def seq_remove(self, seq: int, pos: int) -> bool:
         is_gone = self._memory == "window" and 0 < pos < self.seq_floor(seq)
@@ -237,7 +237,7 @@ class Scenario:
 
     def __init__(self, seed: int) -> None:
         rng = self.rng = Random(seed)
-        self.faulty, memory = rng.random() < 0.6, rng.choice(["any", "any", "window", "none"])
+        self.faulty, memory = rng.random() < 0.6, rng.choice(["any", "any", "window", "decode", "none"])
         self.replies = rng.choice([None, {"sing": VERSE}])
         self.hurried, self.shifts = rng.random() < 0.1, rng.random() < 0.15
         n_seq, n_instances, n_batch = rng.randint(1, 4), rng.choice([1, 1, 2, 3]), rng.choice([24, 48, 64, 128])

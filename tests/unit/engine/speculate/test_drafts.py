@@ -44,6 +44,19 @@ async def test_a_model_that_cannot_forget_a_part_guesses_with_checkpoints(
     assert len(runner.batches) < 120
 
 
+async def test_rejected_drafts_that_the_memory_removes_take_no_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = VERSE[:70] + "and merrily " + VERSE
+    runner = FakeRunner(n_ctx_seq=512, replies={"sing": said}, partial_removal=False, n_rollback=64)
+    monkeypatch.setattr(FakeRunner, "seq_checkpoint", lambda self, seq: pytest.fail("a checkpoint"))
+    async with engine_over(runner, spec_type="lookup", clock=ticking()) as engine:
+        (reply,) = await run(engine, request("sing", max_tokens=150))
+    timings = reply.finished[0].timings
+    assert reply.text == said[:150]
+    assert timings.draft_n > timings.draft_n_accepted > 50
+    n_tokens = sum(n for batch in runner.batches for _, n in batch)
+    assert n_tokens == timings.prompt_n + 150 - 1 + timings.draft_n - timings.draft_n_accepted
+
+
 async def test_wrong_guesses_without_a_way_back_are_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     said = VERSE[:70] + "and merrily " + VERSE
     runner = FakeRunner(n_ctx_seq=512, replies={"sing": said}, partial_removal=False)
@@ -341,8 +354,8 @@ def test_what_the_text_suggests_is_judged_for_nothing_by_what_is_sampled() -> No
     assert state.acceptance < 0.8
 
 
-def per_token(base_s: float, token_s: float) -> Callable[[int], float]:
-    return lambda n: base_s + n * token_s
+def per_token(base_s: float, token_s: float) -> Callable[[int, int], float]:
+    return lambda n, _length: base_s + n * token_s
 
 
 @given(
