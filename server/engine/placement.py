@@ -3,15 +3,15 @@
 
 How much of a match counts depends on LoRA set, cache namespace, media, and whether the memory can be truncated
 (`CachedPrefix.reusable`, cache/prefix_cache.py). A preempted sequence resumes from its own state. For others these
-sources are checked in this order; an earlier one must give more tokens than later ones, by `MIN_TOKENS` or
-`_least_gain`, from disk by `MIN_WAIT`:
+sources are checked in this order:
 
-| source | condition |
-|---|---|
-| nothing, for now: the sequence waits | its prefix is read from disk, or a running prefill computes it (ADR 3) |
-| a state in RAM, or read from disk | loading is faster than computing what it adds to a slot, and stalls nobody |
-| the idle slot that holds the prefix, in place | not much else would be lost (``slot_prompt_similarity``) |
-| another slot, whose cells are copied | copying is faster than computing |
+| source | tokens more than those below give | condition |
+|---|---|---|
+| nothing, for now: the sequence waits for a read | over `MIN_WAIT` | reading from disk is faster than computing |
+| nothing, for now: it waits for a prefill | `_least_gain` | a running prefill computes its prefix (ADR 3) |
+| a state in RAM, or read from disk | `LEAST_GAIN` | loading is faster than computing, and stalls nobody |
+| the idle slot that holds the prefix, in place | | not much else would be lost (``slot_prompt_similarity``) |
+| another slot, whose cells are copied | | copying is faster than computing |
 
 Prompts are compared token by token, and not in a radix tree: see docs/adr/0002.
 
@@ -45,6 +45,10 @@ from server.engine.runner_api import RunnerInfo
 from server.engine.sequence import Phase, Sequence, Slot, first_to_evict
 
 MAX_SHIFT_SOURCES = 4  # slots that are searched for runs to shift
+LEAST_GAIN = 4
+"""Additional cached tokens for which a state in RAM is loaded, if that is faster than computing them. A prompt that is
+not cached entirely takes a graph evaluation of its own beside decoding sequences.
+"""
 MIN_WAIT = 64  # tokens; fewer are recomputed instead of read from disk or waited for
 
 
@@ -197,13 +201,13 @@ class Placer:
         return best
 
     def _stored(self, sequence: Sequence, n: int) -> tuple[CacheEntry | None, int]:
-        """Return a cached entry that saves considerably more than the `n` tokens of a slot, and how many tokens it
+        """Return a cached entry that gives at least `LEAST_GAIN` tokens more than the `n` of a slot, and how many it
         gives. Loading it is faster than computing what it adds, and stalls nobody.
         """
         prompt, most, moves = sequence.target, sequence.n_reusable, self.move_budget
-        entry, n_stored = self.ram.match(prompt, sequence.adapter_set, n + MIN_TOKENS, most)
+        entry, n_stored = self.ram.match(prompt, sequence.adapter_set, n + LEAST_GAIN - 1, most)
         if sequence.fetch is not None and (from_disk := sequence.fetch.found) is not None:
-            found, n_found = longest_match([from_disk], prompt, sequence.adapter_set, n + MIN_TOKENS, most)
+            found, n_found = longest_match([from_disk], prompt, sequence.adapter_set, n + LEAST_GAIN - 1, most)
             entry, n_stored = (found, n_found) if n_found > n_stored else (entry, n_stored)
         if entry is None or moves.move_stalls(len(entry.state)) or not moves.pays(len(entry.state), n_stored - n):
             return None, 0

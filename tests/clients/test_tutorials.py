@@ -113,7 +113,7 @@ SAYS = {
     "rag": ("found: The capital of Japan is Tokyo.", "found: A spider has eight legs."),
     "several_models": ("'demo-embed': 'loaded'", "'demo-embed': 'unloaded'"),
     "lora_switch": ("without: The capital of France is Paris.", "with:    Arr!"),
-    "slot_moved": ("save of slot 0", "restore of slot 1", "86 from the cache"),
+    "slot_moved": ("save of slot 0", "restore of slot 1", "'n_restored': 86", "slot 1: 1 tokens computed"),
     "image": ("It is week.",),
     "batch": ("What is 2 + 3?", "-- 40 answers"),
 }

@@ -453,6 +453,16 @@ async def test_a_kept_state_comes_back_when_idle_caches_fill_the_cells() -> None
     assert reply.text == alone(again)
 
 
+@pytest.mark.parametrize(("n_more", "n_cached"), [(5, 21), (4, 17)])  # the last token of a prompt is always computed
+async def test_a_short_prompt_that_was_sent_before_is_taken_from_ram(n_more: int, n_cached: int) -> None:
+    prompt = "a" * 16 + "b" * n_more
+    async with engine_over(FakeRunner(n_seq=1), clock=still) as engine:
+        await run(engine, request(prompt, max_tokens=20))
+        await run(engine, request("a" * 16 + "c" * 20, max_tokens=1))
+        (reply,) = await run(engine, request(prompt, max_tokens=1))
+    assert reply.started.n_cached == n_cached
+
+
 async def test_evictions_from_slots_and_from_ram_are_counted() -> None:
     runner = FakeRunner(n_seq=1, n_ctx_seq=1024, n_state_bytes=400 << 10)
     async with engine_over(runner, cache_ram=1, clock=still) as engine:
