@@ -170,10 +170,10 @@ check: $(VENV)/.installed-dev
 	$(BIN)/codespell *.md docs examples deploy llamapool server
 	$(BIN)/python -m tests.unit.test_language
 
-# At most 30 minutes on a quiet machine with two cores; the first time some more, to compile llama-server. A run that was
+# At most an hour on a quiet machine with two cores; the first time some more, to compile llama-server. A run that was
 # cut off, or that other processes disturbed, continues where it was. Its JSON is committed with what `make figures` writes.
 bench: $(VENV)/.installed-bench $(VENV)/.smollm2
-	$(BIN)/python -m benchmarks.compare --rounds 5 --budget-s 1700 --real-model $(SMOLLM2) --json benchmarks/results/compare.json
+	$(BIN)/python -m benchmarks.compare --rounds 5 --budget-s 3500 --real-model $(SMOLLM2) --json benchmarks/results/compare.json
 	$(MAKE) figures
 
 # Every measured figure and plot of README.md, docs/ and benchmarks/ from the raw JSON in benchmarks/results.
