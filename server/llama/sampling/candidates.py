@@ -44,6 +44,11 @@ class Candidates:
 
         Raises `InternalError` when the chain selects nothing.
         """
+        if allowed is not None and sampler.n_biases * len(allowed) > self._n_vocab:
+            # the library compares each candidate that is not in its place in the vocabulary with each bias
+            others = np.full(self._n_vocab, -np.inf, np.float32)
+            others[allowed] = logits[allowed]
+            logits, allowed = others, None
         n = self._n_vocab if allowed is None else len(allowed)
         entries = self._entries[:n]
         entries["id"] = self._ids if allowed is None else allowed

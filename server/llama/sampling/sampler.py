@@ -62,8 +62,10 @@ class NativeSampler:
     """A native sampler chain; call `close`. ``seed`` is the seed in use, also if it was random. ``remembers``:
     accepting a token changes later samples. ``lowered``: None in general; otherwise the chain is greedy except for
     these tokens, whose logits it lowers first. ``in_graph``: the whole chain can run in the graph; it does for the
-    sequence ``seq`` unless that is -1, and ``on_close`` detaches it.
+    sequence ``seq`` unless that is -1, and ``on_close`` detaches it. ``n_biases``: of logits, which it adds first.
     """
+
+    n_biases = 0
 
     def __init__(
         self, chain: int, seed: int, remembers: bool, lowered: frozenset[int] | None = None, *, in_graph: bool = False
@@ -123,6 +125,7 @@ class SamplerFactory:
         lowered = frozenset(token for token, _ in biases) if greedy else None
         in_graph = not remembers and _fits_a_graph(params, self._vocab.n_tokens)
         sampler = NativeSampler(new_chain(), seed, remembers, lowered, in_graph=in_graph)
+        sampler.n_biases = len(biases)
         for member in self._members(params, seed, biases):
             fast.sampler_chain_add(sampler.chain, member)
         history = max(n_penalized, n_dry)
@@ -183,7 +186,8 @@ class SamplerFactory:
                 case "temperature":
                     dynamic = params.dynatemp_range, params.dynatemp_exponent
                     yield fast.sampler_init_temp_ext(params.temperature, *dynamic)
-                case "infill":
+                case "infill":  # compares each candidate with each: a whole vocabulary would take minutes
+                    yield fast.sampler_init_top_k(MOST_CANDIDATES)
                     yield C.llama_sampler_init_infill(self._vocab.pointer)
         if "adaptive_p" in params.samplers:
             yield fast.sampler_init_adaptive_p(params.adaptive_target, params.adaptive_decay, seed)
@@ -226,7 +230,7 @@ def _takes_the_highest(p: SamplingParams) -> bool:
 _IN_GRAPH = ("top_k", "top_p", "min_p", "temperature")
 _LEAST_TEMPERATURE, _MOST_MIN_P = 0.01, 0.9
 MOST_CANDIDATES = 256
-"""Tokens of which the graph may draw."""
+"""Tokens of which the graph may draw, and that the sampler infill considers."""
 
 
 def _fits_a_graph(p: SamplingParams, n_vocab: int) -> bool:
