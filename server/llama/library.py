@@ -82,18 +82,19 @@ class collect_errors:  # noqa: N801 - used as a function
     for calls whose outcome the caller reports. A class, because a generator is several times slower per step.
     """
 
-    __slots__ = ("_errors", "_quiet")
+    __slots__ = ("_before", "_errors", "_quiet")
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._quiet = quiet
         self._errors: list[str] = []
 
     def __enter__(self) -> list[str]:
+        self._before = getattr(_local, "errors", None), getattr(_local, "quiet", False)
         _local.errors, _local.quiet = self._errors, self._quiet
         return self._errors
 
     def __exit__(self, *_: object) -> None:
-        _local.errors, _local.quiet = None, False
+        _local.errors, _local.quiet = self._before
 
 
 log_callback = C.llama_log_callback(_on_log)  # the library calls it until the process ends, so it must stay referenced

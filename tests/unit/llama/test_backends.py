@@ -8,7 +8,7 @@ import pytest
 
 from server.errors import ConfigError, InternalError
 from server.llama import LIBRARY_VERSION, check_version
-from server.llama.library import load_backends
+from server.llama.library import collect_errors, load_backends, log_callback
 
 
 def test_only_the_pinned_version_of_the_library_is_used() -> None:
@@ -51,3 +51,13 @@ def test_backends_that_are_not_built_in_are_loaded_once_from_the_folder_of_the_b
 def test_no_backend_is_an_error_that_names_the_folder() -> None:
     with pytest.raises(InternalError, match="/somewhere/llama_cpp/lib contains no backend"):
         load_backends(cast(ctypes.CDLL, _Library(0, 0)))
+
+
+def test_errors_are_collected_after_a_call_within_that_collects_its_own() -> None:
+    """As of a medium that is preprocessed before it is encoded."""
+    with collect_errors(quiet=True) as errors:
+        with collect_errors(quiet=True) as own:
+            log_callback(4, b"of preprocessing\n", None)
+        log_callback(4, b"of encoding\n", None)
+    log_callback(4, b"of nobody\n", None)
+    assert (errors, own) == (["of encoding"], ["of preprocessing"])
