@@ -416,7 +416,7 @@ class Measure:
         start_backend(native.numa)
         params = model_params(self._spec.id, _without_vocabulary(files.header, native), files)
         params.no_alloc, params.load_mode = True, _LOAD_PLAIN
-        path = str(files.path).encode()
+        path = bytes(files.path)
         model = _quietly(self._spec.id, lambda: C.llama_model_load_from_file(path, params))
         self._open[files.path] = placed, model
         return model

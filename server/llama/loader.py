@@ -193,7 +193,7 @@ def _open(
     callback = C.llama_progress_callback(on_progress)  # must stay referenced as long as the load runs
     params.progress_callback, params.vocab_only = callback, vocab_only
     with collect_errors(quiet=vocab_only) as errors:
-        model: int | None = C.llama_model_load_from_file(str(files.path).encode(), params)
+        model: int | None = C.llama_model_load_from_file(bytes(files.path), params)
     if failures:
         raise InternalError("reporting the load's progress failed") from failures[0]
     if not model:

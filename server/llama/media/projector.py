@@ -327,7 +327,7 @@ def projector_params(name: str, native: LoadParams, marker: str) -> ctypes.Struc
 
 def _opened(path: Path, model: int, params: ctypes.Structure) -> tuple[int | None, str]:
     with collect_errors() as errors:
-        context = M.mtmd_init_from_file(str(path).encode(), model, params)
+        context = M.mtmd_init_from_file(bytes(path), model, params)
     return context, _first_reason(errors, str(path))
 
 
@@ -370,5 +370,5 @@ def projector_memory(name: str, path: Path | None, native: LoadParams) -> Footpr
     params = projector_params(name, native, "<__media__>")
     measure = bind(M._libmtmd, _SYMBOL, Tree, ctypes.c_char_p, M.mtmd_context_params)
     names = {device.pointer: HOST if device.type == CPU else device.name for device in devices()}
-    entries = [words[-2:] for words in tree_nodes(measure(str(path).encode(), params), _NODE_WORDS)]
+    entries = [words[-2:] for words in tree_nodes(measure(bytes(path), params), _NODE_WORDS)]
     return added({names.get(device, HOST): Bytes(weights=n_bytes)} for device, n_bytes in entries)

@@ -2,7 +2,9 @@
 vocabularies."""
 
 import ctypes
+import os
 import shutil
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -55,6 +57,15 @@ def test_a_loaded_model_describes_itself(tiny_path: Path) -> None:
 )
 def test_kinds_of_models_that_nobody_serves(arch: Arch, said: str, gguf_folder: Path) -> None:
     assert said in failure(gguf_file(gguf_folder, TinyModel(arch=arch, n_head_kv=4)))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="others refuse such names")
+def test_a_folder_may_have_a_name_that_is_not_utf_8(tiny_path: Path, tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"mod\xe8les")
+    folder.mkdir()
+    spec = ModelSpec("tiny", Path(shutil.copy(tiny_path, folder)), native=LoadParams(n_ctx=256, warmup=False))
+    assert LlamaLoader().fit(spec).footprint
+    LlamaLoader().load(spec, lambda _: True).close()
 
 
 def test_progress_can_stop_the_load(tiny_path: Path) -> None:
