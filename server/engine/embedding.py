@@ -13,8 +13,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-import numpy as np
-
 from server.engine.arrivals import Arrivals
 from server.engine.instances import Instances, StepThread, has_failed
 from server.engine.media import MediaPrompt, text_of
@@ -66,10 +64,7 @@ class EmbeddingQueue:
         """Stop an instance from taking inputs; remove and return the jobs for which no instance is left."""
         with self._lock:
             self._takers.discard(instance)
-            left = [] if self._takers else list(self._jobs)
-            if left:
-                self._jobs.clear()
-        return left
+            return [] if self._takers else [self._jobs.popleft() for _ in range(len(self._jobs))]
 
     def take(self, n_seq: int, n_tokens: int) -> list[Piece]:
         """Return the inputs of the next decode: at most `n_seq`, at most `n_tokens` in total, or the first one alone.
@@ -157,6 +152,8 @@ class EmbeddingInstance(StepThread):
         try:
             found = self._embed([job.inputs[index] for job, index in pieces])
         except CONTAINED as error:
+            if all(job.ended for job, _ in pieces):
+                return
             log.error(
                 "a decode of %d inputs failed, each is tried by itself; a smaller n_batch takes less memory: %r",
                 len(pieces),
@@ -171,17 +168,20 @@ class EmbeddingInstance(StepThread):
                     self._compute([piece], ended)
             return
         for (job, index), vectors in zip(pieces, found, strict=True):
-            if not np.isfinite(vectors).all():
-                ended[job] = InternalError("the model computed a vector with values that are not numbers")
-                continue
             job.results[index] = vectors
             if len(job.results) == len(job.inputs):
                 ended[job] = [job.results[i] for i in range(len(job.inputs))]
 
+    def _on_part(self) -> None:
+        """Record progress within a decode. Raises `InternalError` if no client waits for its rest."""
+        self.heartbeat += 1
+        if all(job.ended for job, _ in self.running):
+            raise InternalError("the request was cancelled")
+
     def _embed(self, inputs: Sequence[MediaPrompt]) -> list[Vectors]:
         text = [one.tokens for one in inputs if not one.spans]
-        vectors = iter(self.runner.embed(text) if text else ())
-        found = [self.runner.embed_media(one.tokens, one.spans) if one.spans else next(vectors) for one in inputs]
+        vectors = iter(self.runner.embed(text, self._on_part) if text else ())
+        found = [next(vectors) if not one.spans else self.runner.embed_media(one, self._on_part) for one in inputs]
         sizes = [len(one) for one in inputs]
         self.stats.n_decode += 1
         self.stats.n_busy_slots += len(inputs)

@@ -2,7 +2,7 @@
 `tests/support/fakes.py`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol, TypeAlias
@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from server.engine.lora import Adapter
-from server.engine.media import MediaInput, Spans
+from server.engine.media import MediaInput, MediaPrompt
 from server.engine.request import Adapters, SamplingParams, TokenLogprob
 from server.vocab import Vocab
 
@@ -279,14 +279,14 @@ class EmbeddingRunner(Protocol):
     @property
     def vocab(self) -> Vocab: ...
 
-    def embed(self, inputs: Sequence[Sequence[int]]) -> list[Vectors]:
-        """Return the vectors of each input, computed in one batch. Stateless.
+    def embed(self, inputs: Sequence[Sequence[int]], on_part: Callable[[], None]) -> list[Vectors]:
+        """Return the vectors of each input, computed in one batch; calls `on_part` after each part of a long one.
 
         Accepts at most ``n_seq`` inputs of ``n_pack`` tokens in total, or a single one. Raises
-        `server.errors.InternalError` if the library fails.
+        `server.errors.InternalError` if the library fails, or computes values that are not numbers.
         """
 
-    def embed_media(self, tokens: Sequence[int], media: Spans) -> Vectors:
+    def embed_media(self, prompt: MediaPrompt, on_part: Callable[[], None]) -> Vectors:
         """Embed one input with media, which are encoded first. Raises `InternalError`."""
 
     @property

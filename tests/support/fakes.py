@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from server.engine.lora import Adapter
-from server.engine.media import MediaPrompt, Spans, media_tokens
+from server.engine.media import MediaPrompt, media_tokens
 from server.engine.request import Adapters, SamplingParams, TokenLogprob
 from server.engine.runner_api import BatchEntry, DraftRunner, EmbedderInfo, MediaEncoder, Pooling, RunnerInfo, Vectors
 from server.errors import InternalError, ModelFailed
@@ -467,10 +467,10 @@ class FakeEmbeddingRunner:
 
     takes_media = False
 
-    def embed_media(self, tokens: Sequence[int], media: Spans) -> Vectors:
+    def embed_media(self, prompt: MediaPrompt, on_part: object) -> Vectors:
         raise AssertionError("it takes no media")
 
-    def embed(self, inputs: Sequence[Sequence[int]]) -> list[Vectors]:
+    def embed(self, inputs: Sequence[Sequence[int]], on_part: Callable[[], None] = lambda: None) -> list[Vectors]:
         assert not self.closed
         if self.on_embed is not None:
             self.on_embed(inputs)

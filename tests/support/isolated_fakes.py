@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from server.engine.media import MediaPrompt, MediaSpan, Spans, media_tokens
+from server.engine.media import MediaPrompt, MediaSpan, media_tokens
 from server.engine.runner_api import BatchEntry, Vectors
 from server.media.bitmap import Bitmap
 from server.pool.memory import HOST, Bytes, Footprint
@@ -171,10 +171,10 @@ class ActingEmbedder(FakeEmbeddingRunner):
         super().__init__(on_embed=lambda _: die_once(path))
         self._path = path
 
-    def embed_media(self, tokens: Sequence[int], media: Spans) -> Vectors:
-        assert media
+    def embed_media(self, prompt: MediaPrompt, on_part: object) -> Vectors:
+        assert prompt.spans
         die_once(self._path)
-        return self.vectors(tokens)
+        return self.vectors(prompt.tokens)
 
 
 class SizedLoader(FakeLoader):

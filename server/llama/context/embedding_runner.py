@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from server.engine.media import MediaInput, MediaSpan, Spans, position, runs
+from server.engine.media import MediaInput, MediaPrompt, MediaSpan, Spans, position, runs
 from server.engine.runner_api import BatchEntry, EmbedderInfo, Pooling, Vectors
 from server.errors import InternalError
 from server.llama.context.batch import Batch, EmbeddingBatch
@@ -45,32 +45,32 @@ class LlamaEmbeddingRunner(NativeContext):
         """Whether there is a projector, and an input can be computed in parts."""
         return self._media is not None
 
-    def embed(self, inputs: Sequence[Sequence[int]]) -> list[Vectors]:
+    def embed(self, inputs: Sequence[Sequence[int]], on_part: Callable[[], None] = lambda: None) -> list[Vectors]:
         """Return the vectors of each input, computed in one batch; an input longer than ``n_pack`` must be the only
         one. Raises `InternalError` for input that the library refuses or would abort on.
         """
         context = self._open()
         self._check(inputs)
         if len(inputs) == 1:
-            return [self._in_parts(context, inputs[0], ())]
+            return [self._in_parts(context, inputs[0], (), on_part)]
         try:
             self._decode(self._batch, [BatchEntry(seq, 0, tokens, n_outputs=1) for seq, tokens in enumerate(inputs)])
             return self._read(context, [len(tokens) for tokens in inputs])
         finally:
             self._clear()
 
-    def embed_media(self, tokens: Sequence[int], media: Spans) -> Vectors:
+    def embed_media(self, prompt: MediaPrompt, on_part: Callable[[], None] = lambda: None) -> Vectors:
         """Embed one input with media, computed in parts. Raises `InternalError`."""
         context = self._open()
-        if len(tokens) > self.info.n_ctx_seq:
-            raise InternalError(f"an input of {len(tokens)} tokens in a context of {self.info.n_ctx_seq}")
-        return self._in_parts(context, tokens, media)
+        if len(prompt) > self.info.n_ctx_seq:
+            raise InternalError(f"an input of {len(prompt)} tokens in a context of {self.info.n_ctx_seq}")
+        return self._in_parts(context, prompt.tokens, prompt.spans, on_part)
 
-    def _clear(self) -> None:
+    def _clear(self, *, zero: bool = False) -> None:
         if self._memory:
-            C.llama_memory_clear(self._memory, False)
+            C.llama_memory_clear(self._memory, zero)
 
-    def _in_parts(self, context: int, tokens: Sequence[int], media: Spans) -> Vectors:
+    def _in_parts(self, context: int, tokens: Sequence[int], media: Spans, on_part: Callable[[], None]) -> Vectors:
         """Embed one input, text in parts of ``n_ubatch`` tokens: a window's small cache loses tokens where one decode
         is computed in parts.
         """
@@ -83,6 +83,7 @@ class LlamaEmbeddingRunner(NativeContext):
                     run = BatchEntry(0, position(media, at), tokens[at : min(at + step, end)], n_outputs=1)
                     self._decode(self._batch, [run]) if span is None else self._decode_medium(run, span)
                     rows += self._read(context, [len(run.tokens)])
+                    on_part()
                     sizes.append(len(run.tokens))
         finally:
             self._clear()
@@ -109,8 +110,6 @@ class LlamaEmbeddingRunner(NativeContext):
             raise InternalError(f"an input of {longest} tokens in a context of {info.n_ctx_seq}")
         if not all(map(len, inputs)):
             raise InternalError("an input without tokens")
-        if len(inputs) > info.n_seq:
-            raise InternalError(f"{len(inputs)} inputs at once; at most {info.n_seq} are possible")
         if info.whole and sum(map(len, inputs)) > info.n_ubatch:
             raise InternalError(f"more than the {info.n_ubatch} tokens that can be computed at once")
 
@@ -126,9 +125,13 @@ class LlamaEmbeddingRunner(NativeContext):
         n_embd = self.info.n_embd
         if self.info.pooling is Pooling.NONE:
             rows = _copied(C.llama_get_embeddings(context), sum(sizes), n_embd)
-            ends = np.cumsum(sizes)
-            return list(np.split(rows, ends[:-1]))
-        return [_copied(C.llama_get_embeddings_seq(context, seq), 1, n_embd) for seq in range(len(sizes))]
+            found = np.split(rows, np.cumsum(sizes)[:-1])
+        else:
+            found = [_copied(C.llama_get_embeddings_seq(context, seq), 1, n_embd) for seq in range(len(sizes))]
+        if not all(np.isfinite(vectors).all() for vectors in found):
+            self._clear(zero=True)  # removed cells still enter sums, with weight 0
+            raise InternalError("the model computed a vector with values that are not numbers")
+        return found
 
     def close(self) -> None:
         """Free the context; every later call raises. Once is enough."""

@@ -5,11 +5,13 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from server.engine.runner_api import Pooling
 from server.errors import InternalError, ModelFailed
 from server.llama.context.embedding_runner import LlamaEmbeddingRunner
+from server.llama.files.gguf_header import read_header
 from server.llama.weights.model import LlamaWeights
 from tests.model.native_fixtures import load
 from tests.support.closeness import same_vectors
@@ -26,6 +28,7 @@ from tests.support.ggufs import (
     SLIDING_WINDOW,
     TEMPLATE_RERANKER,
     TinyModel,
+    damaged,
     gguf_file,
 )
 from tests.support.sampling import sample
@@ -69,7 +72,9 @@ def test_a_causal_models_long_input_is_computed_in_parts(gguf_folder: Path, mode
     with embedder(path, n_batch=64, n_ubatch=32) as runner:
         assert not runner.info.whole
         assert len(long) > 5 * runner.info.n_ubatch
-        (parts,) = runner.embed([long])
+        ends: list[None] = []
+        (parts,) = runner.embed([long], lambda: ends.append(None))
+        assert len(ends) == -(-len(long) // 32)
     assert same_vectors(parts, whole)
 
 
@@ -115,6 +120,21 @@ def test_what_the_library_would_abort_on_is_an_error(
         with pytest.raises(InternalError):
             runner.embed(inputs)
         assert same_vectors(runner.embed([[5, 6, 7]])[0], before)
+
+
+@pytest.mark.parametrize("pooling", ["none", "mean", "last"])
+def test_an_input_without_numbers_leaves_none_for_later_ones(gguf_folder: Path, pooling: str) -> None:
+    """Cells that are removed still enter sums, with weight 0."""
+    path, bad = gguf_file(gguf_folder, PLAIN), 9
+    (table,) = (tensor for tensor in read_header(path).tensors if tensor.name == "token_embd.weight")
+    n_embd, n_vocab = table.shape
+    nan = np.float32(np.nan).tobytes()
+    with embedder(damaged(path, table.end - 4 * n_embd * (n_vocab - bad), nan), pooling=pooling) as runner:
+        expected = runner.embed([[5, 6]])[0]
+        for inputs in ([[7, 8, bad, 7, 8]], [[5, 6], [7, 8, bad, 7, 8]]):
+            with pytest.raises(InternalError, match="not numbers"):
+                runner.embed(inputs)
+            assert same_vectors(runner.embed([[5, 6]])[0], expected)
 
 
 def test_a_model_whose_head_gives_more_than_it_reads_back_takes_one_input_at_a_time(gguf_folder: Path) -> None:

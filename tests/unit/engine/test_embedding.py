@@ -4,7 +4,7 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -20,6 +20,7 @@ from server.engine.params import EngineParams
 from server.engine.runner_api import Pooling, Vectors
 from server.errors import ContextExceeded, InternalError, InvalidRequest, ShuttingDown
 from tests.support.fakes import FakeEmbeddingRunner
+from tests.unit.clock import Clock
 
 
 @asynccontextmanager
@@ -167,15 +168,52 @@ async def test_a_step_that_breaks_ends_every_request_and_the_next_ones_work() ->
         assert len(await engine.submit(texts("two"))) == 1
 
 
-async def test_numbers_that_are_none_fail_the_request() -> None:
-    runner = FakeEmbeddingRunner()
-    plain = runner.vectors
-    runner.vectors = lambda tokens: plain(tokens) * (np.nan if bytes(tokens) == b"nan" else 1)  # type: ignore[method-assign]
+class InParts(FakeEmbeddingRunner):
+    """Computes each input in two parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun, self.goes_on = threading.Semaphore(0), threading.Semaphore(0)
+
+    def embed(self, inputs: Sequence[Sequence[int]], on_part: Callable[[], None] = lambda: None) -> list[Vectors]:
+        for _ in range(2):
+            self.begun.release()
+            assert self.goes_on.acquire(timeout=60)
+            on_part()
+        return super().embed(inputs)
+
+    async def part(self) -> None:
+        """Wait until the next part has begun."""
+        assert await asyncio.to_thread(self.begun.acquire, timeout=60)
+
+
+async def test_a_long_input_whose_parts_end_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner, clock = InParts(), Clock()
     async with engine_over(runner) as engine:
-        good, bad = engine.submit(texts("good")), engine.submit(texts("good", "nan"))
-        with pytest.raises(InternalError, match="not numbers"):
-            await bad
-        assert np.isfinite((await good)[0]).all()
+        monkeypatch.setattr(engine, "_clock", clock)
+        found = engine.submit(texts("long"))
+        for now in (1.0, 12.0):
+            await runner.part()
+            clock.now = now
+            assert engine.hung(10.0) == []
+            runner.goes_on.release()
+        assert len(await found) == 1
+
+
+async def test_nothing_more_is_computed_for_a_client_that_has_left(caplog: pytest.LogCaptureFixture) -> None:
+    runner = InParts()
+    async with engine_over(runner) as engine:
+        gone = engine.submit(texts("longer"))
+        await runner.part()
+        gone.cancel()
+        await asyncio.sleep(0)
+        runner.goes_on.release()
+        after = engine.submit(texts("next"))
+        await runner.part()
+        runner.goes_on.release(2)
+        assert len(await after) == 1
+    assert runner.batches == [[4]]
+    assert "failed" not in caplog.text
 
 
 async def test_close_fails_what_runs_and_refuses_what_comes() -> None:
