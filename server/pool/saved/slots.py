@@ -13,7 +13,7 @@ from typing import cast
 
 from server.engine.cache.prefix_cache import CacheEntry
 from server.engine.cache.scope import cache_scope, owner_of
-from server.engine.lora import NEVER, AdapterSet, default_set
+from server.engine.lora import NEVER, AdapterSet, adapter_set, default_set
 from server.engine.request import Adapters
 from server.errors import InvalidRequest
 from server.pool.model import LoadedModel
@@ -205,8 +205,8 @@ def _read(model: LoadedModel, files: SavedFiles, name: str) -> tuple[CacheEntry,
             else:
                 logger.warning("%s was not saved here: nothing proves that this model and these settings fit it", name)
                 (tokens, media), state = foreign
-                adapter_set = AdapterSet(default_set(model.engine.adapters), NEVER)
-                saved = CacheEntry(tokens, adapter_set, media=media, state=state)
+                loaded = model.engine.adapters
+                saved = CacheEntry(tokens, adapter_set(default_set(loaded), loaded, tokens), media=media, state=state)
             if saved.media and model.media is None:  # they could not be recomputed
                 raise InvalidRequest(NO_PROJECTOR)
             return saved, size

@@ -5,17 +5,22 @@ import io
 import json
 import struct
 from dataclasses import astuple, replace
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from server.engine.cache.prefix_cache import CacheEntry
-from server.engine.lora import NO_ADAPTERS, AdapterSet
+from server.engine.lora import NO_ADAPTERS, Adapter, AdapterSet
 from server.engine.media import MediaSpan, Spans, media_tokens
 from server.errors import InternalError, InvalidRequest
+from server.pool.model import LoadedModel
+from server.pool.saved import slots
 from server.pool.saved.format import DATA_PREFIX, Description, encode, open_saved, read_foreign, read_record
+from server.pool.saved.store import SlotFiles
 
 DESCRIPTION = Description({"model": "abc", "n_ctx": 256}, (("lora", 0.5),), 3, (), 3, 2, (), "", "")
 PREFIX = DATA_PREFIX + bytes(4)
@@ -116,6 +121,15 @@ def foreign(content: bytes, n_vocab: int = 100) -> tuple[list[int], bytes] | Non
 @pytest.mark.parametrize("content", [THEIRS, OLDER])
 def test_what_llama_server_itself_saved_is_read(content: bytes) -> None:
     assert foreign(content) == ([7, 8, 9], PREFIX + b"state of the library")
+
+
+def test_what_llama_server_itself_saved_counts_as_computed_by_the_default_lora_set(tmp_path: Path) -> None:
+    """Requests for the base model reused it, and those for the default set did not."""
+    (tmp_path / "theirs").write_bytes(THEIRS)
+    engine, vocab = SimpleNamespace(adapters=(Adapter(0, "lora.gguf", 0.5),)), SimpleNamespace(n_tokens=100)
+    model = cast(LoadedModel, SimpleNamespace(engine=engine, vocab=vocab, media=None))
+    saved, _ = slots._read(model, SlotFiles(tmp_path), "theirs")
+    assert (saved.tokens, saved.adapter_set) == ([7, 8, 9], AdapterSet(((0, 0.5),), 0))
 
 
 def test_a_file_of_ours_and_no_saved_slot_are_not_foreign() -> None:
