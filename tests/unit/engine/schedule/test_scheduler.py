@@ -170,6 +170,13 @@ def test_a_picture_beside_streams_leaves_them_the_time_of_their_own_batch(
     assert [len(e.tokens) for e in s.plan() if e.sequence is seeing] == [n]
 
 
+def test_drafts_leave_outputs_for_prompts_whose_log_probabilities_are_wanted() -> None:
+    s = Scheduler(RunnerInfo(2, 1000, 2000, 512, 512, False, n_more_outputs=16), EngineParams())
+    running, scored = decoding(s, [1] * 10), placed(s, [2] * 40, prompt_logprobs=True)
+    runs = s.plan(lambda sequences, room: [[7] * room for _ in sequences])
+    assert [run.sequence for run in runs] == [running, scored]
+
+
 @pytest.mark.parametrize(
     ("size", "n_prompt", "caps", "runs"),
     [
