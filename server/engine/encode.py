@@ -153,8 +153,8 @@ class Encoder:
         self._thread.start()
 
     def ask(self, chunk: MediaChunk, wake: Callable[[], None], scope: str = "") -> Encoding:
-        """Return the embeddings of `chunk`, possibly still pending. `wake` is called from another thread when they
-        arrive.
+        """Return the embeddings of `chunk`, possibly still pending. `wake` is called, possibly from another thread,
+        when they arrive.
 
         They are shared within a cache namespace (`scope`), because timing would reveal that an image was sent before.
         """
@@ -163,16 +163,13 @@ class Encoder:
             encoding = self._open.get(key)
             if encoding is None:
                 encoding = Encoding(chunk, key)
-                if self._closing:
-                    encoding.set_exception(InternalError("the model was unloaded while it was in use"))
-                elif (kept := self.cache.get(key)) is not None:
+                if (kept := self.cache.get(key)) is not None:
                     encoding.set_result(kept)
                 else:
                     self._open[key] = encoding
                     self._changed.notify_all()
             encoding.n_wanting += 1
-            if not encoding.done():
-                encoding.add_done_callback(lambda _: wake())
+            encoding.add_done_callback(lambda _: wake())
             return encoding
 
     def leave(self, encoding: Encoding) -> None:
@@ -181,7 +178,7 @@ class Encoder:
             encoding.n_wanting -= 1
 
     def stop(self) -> None:
-        """Take no more media, and end the thread after what it computes now; `join` waits for that."""
+        """End the thread after what it computes now; `join` waits for that. Called when the step threads have ended."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -197,8 +194,6 @@ class Encoder:
             with self._changed:
                 self._changed.wait_for(lambda: self._open or self._closing)
                 if self._closing:
-                    for one in list(self._open.values()):
-                        self._finish(one, InternalError("the model was unloaded while it was in use"))
                     return
                 self._open = {key: one for key, one in self._open.items() if one.n_wanting > 0}
                 wanted = list(self._open.values())[:MAX_BATCH]
@@ -211,6 +206,7 @@ class Encoder:
                     if not one.done():
                         error = InternalError("the engine failed to encode this medium; see the server's log")
                         self._finish(one, error)
+            wanted.clear()  # the pixels, while this thread waits
 
     def _serve(self, wanted: list[Encoding]) -> None:
         """Encode the first of `wanted` and those computed with it."""

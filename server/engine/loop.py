@@ -179,7 +179,6 @@ class Instance(StepThread):
             self._relocate()
         if self._shifts:
             self._shift()
-        self._requests.fail_unencoded()
         runs = self.scheduler.plan(self._speculation.propose if self._speculation is not None else None)
         if not runs:
             self._unseen = 0, 0.0  # the device is idle

@@ -222,15 +222,18 @@ class Scheduler:
         return None
 
     def background_victim(self) -> Sequence | None:
-        """Return the background sequence to preempt for a live request that waits for a slot, None if none waits.
-
-        Of several the newest, since it has the least to lose.
+        """Return the background sequence to preempt for a live request that waits for its slot or its cells, None if
+        none does. Of several the newest, since it has the least to lose.
         """
-        if not self.waiting or self.n_active < len(self.slots) or self.move_budget.is_spent:
-            return None
-        if all(map(is_background, self.waiting)):
-            return None
-        return max(filter(is_background, self.active()), key=lambda s: s.arrival, default=None)
+        background = [] if self.move_budget.is_spent else [s for s in self.active() if is_background(s)]
+        is_full = self.n_active == len(self.slots)
+        for live in [s for s in self.waiting if not is_background(s)] if background else []:
+            wanted = self.placer.wanted_slot(live)
+            is_bound = wanted is not None and not wanted.idle
+            holders = [s for s in background if s.slot is wanted] if is_bound else background
+            if holders and (is_full or is_bound or self.kv_budget.surely_lacks_cells(live)):
+                return max(holders, key=lambda s: s.arrival)
+        return None
 
     @property
     def n_free(self) -> int:

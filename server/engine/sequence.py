@@ -136,13 +136,12 @@ class Sequence:
 
     @property
     def awaits_media(self) -> bool:
-        """Whether it cannot continue until a medium is encoded."""
-        if not self.encodings or self.phase is not Phase.PREFILL:
-            return False
+        """Whether it cannot continue until a medium is encoded. If that fails, `Requests.receive` ends it."""
         span = span_at(self.media, self.n_computed)
-        if span is None or span.start > self.n_computed:
+        if not self.encodings or span is None or span.start > self.n_computed:
             return False
-        return not self.encodings[span.start].done()
+        encoding = self.encodings[span.start]
+        return not encoding.done() or encoding.exception() is not None
 
     @property
     def pending(self) -> list[int]:

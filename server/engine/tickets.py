@@ -10,7 +10,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from server.engine.encode import Encoder
@@ -117,13 +117,17 @@ class ModelQueue:
             if self._n_instances == 1:
                 return self._take(self._waiting, instance)
             room = [0 if i in self._closed else self._n_slots for i in range(self._n_instances)]
+            less = [0] * self._n_instances  # for background requests, which take no slot from each other
             for ticket in list(self.open.values()):
-                if ticket.taken and ticket.request.priority < BACKGROUND_PRIORITY:
-                    room[ticket.instance] -= ticket.request.n
+                if ticket.taken:
+                    counted = room if ticket.request.priority < BACKGROUND_PRIORITY else less
+                    counted[ticket.instance] -= ticket.request.n
             room[instance] = 0 if instance in self._closed else n_free
             taken: list[Ticket] = []
             n_left, ignores_priority = n_free, self._waiting.ignores_priority
             for ticket in self._waiting.candidates():
+                if ticket.request.priority >= BACKGROUND_PRIORITY:  # as are all that follow
+                    room, less = [n + m for n, m in zip(room, less, strict=True)], [0] * self._n_instances
                 preferred = ticket.instance
                 is_free = ticket.request.id_slot < 0 and room[preferred] <= 0
                 if ticket.cancelled or (room[instance] > 0 and (preferred == instance or is_free)):
@@ -222,15 +226,18 @@ class Requests:
             self._queue.post(batch, ended)
 
     def receive(self) -> None:
-        """Take requests that there are slots for, and end cancelled ones."""
+        """Take requests that there are slots for. End cancelled ones, and those whose media cannot be encoded."""
         for ticket in self._queue.take(self._instance, self._scheduler.n_free):
             try:
                 self._enqueue(ticket)
             except Exception as error:  # noqa: BLE001 - `fail` logs what is not ours
                 self.fail(ticket, error)
         for sequence in self._all():
+            ended = [one.exception() for one in sequence.encodings.values() if one.done()]
             if (state := sequence.ticket.cancelled) is not None:
                 self.end(sequence, state)
+            elif errors := [error for error in ended if isinstance(error, Exception)]:
+                self.fail(sequence.ticket, errors[0])
 
     def ask_for_media(self, sequence: Sequence) -> None:
         """Request the embeddings of the media of `sequence` that are not in the cells."""
@@ -246,16 +253,6 @@ class Requests:
             for encoding in sequence.encodings.values():
                 self._encoder.leave(encoding)
         sequence.encodings = {}
-
-    def fail_unencoded(self) -> None:
-        """End requests whose media cannot be encoded."""
-        if self._encoder is None:
-            return
-        for sequence in list(self._scheduler.active()):
-            for encoding in sequence.encodings.values():
-                if encoding.done() and isinstance(error := encoding.exception(), Exception):
-                    self.fail(sequence.ticket, error)
-                    break
 
     def end(self, sequence: Sequence, state: State = State.DONE) -> None:
         """Free what a choice holds; the caller emits events."""
@@ -273,6 +270,9 @@ class Requests:
             self._close(ticket)
             if ticket.cancelled is not State.CANCELLED:
                 self._stats.request_duration.observe(now - ticket.submitted_at)
+        if sequence.request.media:  # `Slot.last` would keep the pixels of its media
+            sequence.media, sequence.request = (), replace(sequence.request, media=())
+            sequence.ticket = replace(ticket, request=sequence.request, sink=lambda _: None, choices=[])
 
     def fail(self, ticket: Ticket, error: Exception) -> None:
         """End every choice of a request with one event. An unexpected error is logged and not shown to the client."""

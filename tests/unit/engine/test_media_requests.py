@@ -1,6 +1,8 @@
 """Requests with media: encoded once, waited for by nobody else, whole in every cache, and gone with who left."""
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Sequence
 
 import pytest
@@ -9,6 +11,7 @@ from server.engine.media import MediaSpan, media_tokens
 from server.engine.request import PromptLogprobs, Request, TokenLogprob
 from server.errors import ContextExceeded, InvalidRequest
 from tests.support.fakes import FakeChunk, FakeEncoder, FakeRunner, FakeVocab
+from tests.support.waiting import wait_until
 from tests.unit.engine.builders import GREEDY, engine_over, run
 
 TEXT = " that is longer than the outputs of a step"
@@ -66,6 +69,19 @@ async def test_who_leaves_while_waiting_for_a_picture_frees_the_slot_and_is_not_
         assert (await stays)[0].error is None
         assert (await run(engine, seen(["see ", picture("c")])))[0].error is None
         assert ["b"] not in encoder.batches
+
+
+class Pixels(FakeChunk):
+    """May be referred to weakly."""
+
+
+async def test_a_slot_keeps_the_pixels_of_no_request_that_has_ended() -> None:
+    async with engine_over(FakeRunner(encoder=FakeEncoder())) as engine:
+        chunk = Pixels("a")
+        pixels = weakref.ref(chunk)
+        await run(engine, seen(["look: ", (chunk, 20, None)], n=2))
+        del chunk
+        await asyncio.to_thread(wait_until, lambda: gc.collect() >= 0 and pixels() is None, "no pixels are left")
 
 
 async def test_of_a_prompt_with_media_the_texts_tokens_are_scored() -> None:

@@ -241,3 +241,14 @@ def test_a_batch_request_that_was_bypassed_keeps_no_live_request_waiting() -> No
     live = waiting(s, [99] * 50)
     assert place(s).sequence is live
     assert large in s.waiting
+
+
+def test_a_live_request_that_lacks_cells_preempts_the_newest_batch_sequence() -> None:
+    s = scheduler(4, unified=True, n_cells=2000)
+    _, newest = (decoding(s, [n] * 700, at=float(n), priority=BACKGROUND_PRIORITY) for n in (1, 2))
+    live = waiting(s, [9] * 600)
+    assert s.place(0.0) is None
+    assert s.background_victim() is newest
+    preempt(s, newest)
+    assert place(s).sequence is live
+    assert s.background_victim() is None

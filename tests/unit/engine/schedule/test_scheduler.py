@@ -16,6 +16,7 @@ from server.engine.request import BACKGROUND_PRIORITY, Adapters
 from server.engine.runner_api import RunnerInfo
 from server.engine.scheduler import Scheduler
 from server.engine.sequence import Phase, Sequence, Slot
+from server.errors import InternalError
 from tests.support.fakes import FakeChunk
 from tests.unit.engine.builders import sequence
 
@@ -168,6 +169,17 @@ def test_a_picture_beside_streams_leaves_them_the_time_of_their_own_batch(
     seeing.encodings[0] = Encoding(FakeChunk("a"), b"a")
     seeing.encodings[0].set_result(b"")
     assert [len(e.tokens) for e in s.plan() if e.sequence is seeing] == [n]
+
+
+def test_a_medium_that_fails_just_before_a_step_is_planned_ends_no_other_request() -> None:
+    """The encoder works in a thread of its own: the step has just looked for failures."""
+    s = scheduler(2)
+    running = decoding(s, [3])
+    span = MediaSpan(0, 192, 192, True, "a", chunk=FakeChunk("a"))
+    seeing = placed(s, [*media_tokens("a", 0, 192), 1, 2], media=(span,))
+    seeing.encodings[0] = Encoding(FakeChunk("a"), b"a")
+    seeing.encodings[0].set_exception(InternalError("it can't be encoded"))
+    assert [run.sequence for run in s.plan()] == [running]
 
 
 def test_drafts_leave_outputs_for_prompts_whose_log_probabilities_are_wanted() -> None:
@@ -382,6 +394,16 @@ def test_a_live_request_preempts_the_newest_batch_sequence() -> None:
     assert s.background_victim() is None
     waiting(s, [3] * 9)
     assert s.background_victim() is max(first, second, key=lambda each: each.arrival)
+
+
+@pytest.mark.parametrize("is_batch", [True, False])
+def test_for_a_live_request_with_an_id_slot_only_its_holder_is_preempted(is_batch: bool) -> None:
+    s = scheduler(3)
+    holder = placed(s, [1] * 9, id_slot=0, priority=BACKGROUND_PRIORITY if is_batch else 0)
+    placed(s, [2] * 9, at=1.0, priority=BACKGROUND_PRIORITY)
+    waiting(s, [3] * 9, id_slot=0)
+    assert s.place(0.0) is None
+    assert s.background_victim() is (holder if is_batch else None)
 
 
 def test_no_live_sequence_is_preempted() -> None:

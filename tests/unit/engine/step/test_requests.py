@@ -58,6 +58,16 @@ async def test_a_request_is_taken_elsewhere_once_the_instance_that_it_prefers_is
     assert desk.queue.take(1, 1) == [first]
 
 
+async def test_a_batch_uses_all_instances_and_its_slots_are_free_for_live_requests() -> None:
+    desk = Desk()
+    first, second = (desk.ask(f"batch {i}", priority=BACKGROUND_PRIORITY) for i in range(2))
+    assert desk.receive() == [first]
+    assert desk.receive() == []
+    assert desk.queue.take(1, 1) == [second]
+    live = desk.ask("live")
+    assert desk.receive() == [live]
+
+
 async def test_a_batch_request_is_never_taken_before_a_live_one() -> None:
     desk = Desk()
     desk.ask("batch", priority=BACKGROUND_PRIORITY)
