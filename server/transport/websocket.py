@@ -20,6 +20,7 @@ from server.dialects.errors import openai_error
 from server.errors import InvalidRequest, invalid, short_json
 from server.transport.admission import admission_of
 from server.transport.body import parse_value, read_message
+from server.transport.endpoints import TARGET
 from server.transport.errors import error_body
 from server.transport.internal import post
 from server.transport.limits import TooManyBodies
@@ -76,7 +77,8 @@ class EventSocket:
                 self._admission.take(len(text))
             except (TooManyBodies, asyncio.QueueFull):
                 self._gone.set()
-                await self._socket.close(_POLICY_VIOLATION, "too many messages")
+                with contextlib.suppress(WebSocketDisconnect, RuntimeError):  # gone by now
+                    await self._socket.close(_POLICY_VIOLATION, "too many messages")
                 break
             self._waiting.put_nowait(text)
         self._gone.set()
@@ -102,9 +104,10 @@ class EventSocket:
         # Headers that describe the connection or its body are not those of a request over it.
         own = [each for each, _ in scope["headers"] if each in _OWN_HEADERS or each.startswith(b"sec-websocket-")]
         headers = [pair for pair in scope["headers"] if pair[0] not in own]
-        names = ("asgi", "path", "raw_path", "query_string", "root_path", "client", "server", "state")
+        names = ("asgi", "query_string", "root_path", "client", "server", "state")
         return {
             **{name: scope[name] for name in names if name in scope},
+            "path": self._socket.app.state.services.options.api_prefix + scope[TARGET].path,
             "scheme": "https" if scope.get("scheme") == "wss" else "http",
             "headers": headers,
             CONNECTION: self._remembered,

@@ -153,7 +153,13 @@ class Socket:
         self._heard.put_nowait({"type": "websocket.connect"})
         more = {"subprotocols": [], "extensions": {"websocket.http.response": {}}}
         scope = scope_of("websocket", path, headers or {}, **more)
-        self.task = asyncio.create_task(api.app(scope, self._heard.get, self.said.put))  # type: ignore[arg-type]
+        self.is_lost = False  # whether messages to the client are errors
+        self.task = asyncio.create_task(api.app(scope, self._heard.get, self._send))  # type: ignore[arg-type]
+
+    async def _send(self, message: dict[str, Any]) -> None:
+        if self.is_lost:
+            raise OSError("the client is gone")
+        self.said.put_nowait(message)
 
     async def began(self) -> dict[str, Any]:
         """What became of the handshake."""
@@ -211,8 +217,10 @@ async def test_a_connection_remembers_what_is_not_stored(serve: Serve, path: str
     assert (lost["status"], lost["error"]["code"]) == (400, "previous_response_not_found")
 
 
-async def test_a_prompt_may_be_computed_ahead(serve: Serve) -> None:
-    async with serve(answering({"Hi": "Hello!"}), models=CHATML) as api, opened(api) as socket:
+@pytest.mark.parametrize("prefix", ["", "/llm"])
+async def test_a_prompt_may_be_computed_ahead(serve: Serve, prefix: str) -> None:
+    loader, server = answering({"Hi": "Hello!"}), {"api_prefix": prefix}
+    async with serve(loader, models=CHATML, server=server) as api, opened(api, path=f"{prefix}{URL}") as socket:
         ahead = (await socket.response(input="Hi", generate=False, store=False))["response"]
         after = (await socket.response(input=[], previous_response_id=ahead["id"], store=False))["response"]
     assert (ahead["status"], ahead["output"]) == ("completed", [])
@@ -256,6 +264,15 @@ async def test_messages_that_wait_are_bounded(serve: Serve, n_messages: int, fie
         closed = await socket.began()
         assert (closed["type"], closed["code"]) == ("websocket.close", 1008)
         steps.release(10_000)
+
+
+async def test_a_client_that_is_gone_when_its_messages_are_too_many_leaves_nothing_behind(serve: Serve) -> None:
+    steps = threading.Semaphore(0)
+    async with serve(FakeLoader(steps=steps)) as api, opened(api) as socket:
+        socket.is_lost = True
+        for _ in range(MAX_WAITING + 2):
+            socket.tell({"type": "response.create", "input": "Hi"})
+        steps.release(10_000)  # leaving the block waits for the end of the connection
 
 
 async def test_a_message_that_is_nested_too_deeply_is_told(serve: Serve) -> None:
