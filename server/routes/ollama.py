@@ -48,7 +48,8 @@ async def version() -> Response:
 @describe("$OllamaTags")
 async def list_tags(request: Request) -> Response:
     """Return every configured model."""
-    return json_reply(tags(services(request).pool.states()))
+    states = services(request).pool.states()
+    return json_reply(tags([state for state in states if not state.spec.hidden]))
 
 
 @router.get("/ps")
@@ -131,7 +132,7 @@ async def pull(request: Request) -> Response:
     pool = services(request).pool
     events = pool.subscribe()
     try:
-        model, begins = await _followed(pool, name)
+        model, begins = await while_connected(request, _followed(pool, name))
     except BaseException:
         events.close()
         raise

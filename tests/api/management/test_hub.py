@@ -14,11 +14,13 @@ import httpx
 import pytest
 
 from server.app import create_app
+from server.hub.hub import HubFetcher
 from server.pool.events import DownloadEnded, DownloadProgress, PoolEvent, StatusChanged, Subscription
 from server.pool.state import Status
 from server.routes.models import event_object
 from server.settings import load_settings
 from tests.api.conftest import Api, running
+from tests.api.streams import posting
 from tests.support.fakes import FakeLoader
 from tests.support.pool_integrity import check_pool
 from tests.support.stand_in_hub import StandInHub, stand_in_hub
@@ -307,6 +309,7 @@ async def test_a_reload_reads_preset_folder_and_cache_again(remote: StandInHub, 
     preset.write_text(f"[*]\ndedup-cache-models = 1\n[a]\nhf-repo = {REPOSITORY}\n")
     async with serving(remote, tmp_path, "--models-preset", str(preset)) as api:
         assert await ids(api) == ["a"]
+        assert [model["name"] for model in (await api.expect("GET /api/tags")).json()["models"]] == ["a"]
         assert (await chat(api, MODEL_ID)).status_code == 200
 
 
@@ -346,3 +349,23 @@ async def test_a_pull_whose_client_leaves_is_stopped(remote: StandInHub, tmp_pat
                 await first
             assert (await ended(events))[-1] == DownloadEnded(MODEL_ID, ok=False)
         assert await ids(api) == []
+
+
+async def test_a_pull_whose_client_leaves_before_it_begins_downloads_nothing(
+    remote: StandInHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, go_on = threading.Event(), threading.Event()
+
+    def check(*_: object) -> None:
+        asked.set()
+        go_on.wait()
+
+    monkeypatch.setattr(HubFetcher, "check", check)
+    async with serving(remote, tmp_path) as api:
+        try:
+            async with posting(api.app, "/api/pull", {"model": MODEL_ID}):
+                assert await asyncio.to_thread(asked.wait, 60)
+        finally:
+            go_on.set()
+        assert await ids(api) == []
+    assert remote.contents_asked() == []
