@@ -234,8 +234,11 @@ async def _start_in_background(request: Request, parsed: ResponseRequest) -> Res
                 status, body = exchange.failure
                 code = "rate_limit_exceeded" if status == HTTPStatus.TOO_MANY_REQUESTS else "server_error"
                 end = _failed(code, body["error"]["message"])
+            settling = asyncio.create_task(settle(end))
             try:
-                await settle(end)
+                while not settling.done():  # a further cancellation must not lose the end
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await asyncio.shield(settling)
             finally:
                 del used.background[owner, response_id]
 

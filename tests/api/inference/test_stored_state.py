@@ -1,5 +1,6 @@
 """Stored responses, background responses and conversations, through the official client over a scripted model."""
 
+import asyncio
 import base64
 import os
 import shutil
@@ -17,7 +18,7 @@ from pydantic import TypeAdapter
 
 from server.dialects.responses import compaction
 from server.routes import responses
-from tests.api.conftest import Api, Serve
+from tests.api.conftest import Api, Serve, until
 from tests.api.scripted import CHATML
 from tests.api.scripted import opened as serving
 from tests.media_files import media_file
@@ -185,6 +186,33 @@ async def test_a_background_response_is_cancelled(serve: Serve) -> None:
             await client.responses.cancel(after.id)
     assert (cancelled.status, again.status) == ("cancelled", "cancelled")
     assert after.output_text == "Hello!"
+
+
+async def test_a_background_response_that_is_cancelled_twice_ends(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps, storing, go_on = threading.Semaphore(3), asyncio.Event(), asyncio.Event()
+    async with opened(serve, steps) as (api, client):
+        queued = await ask(client, background=True, extra_body={"ignore_eos": True})
+        while (await client.responses.retrieve(queued.id)).status == "queued":
+            pass
+        (stream,) = api.app.state.services.background.values()
+        state = api.app.state.services.state
+        update = state.update
+
+        async def slowly(*args: Any) -> Any:
+            storing.set()
+            await go_on.wait()
+            return await update(*args)
+
+        monkeypatch.setattr(state, "update", slowly)
+        first = asyncio.create_task(client.responses.cancel(queued.id))
+        await storing.wait()
+        second = asyncio.create_task(client.responses.cancel(queued.id))
+        await until(lambda: stream._task.cancelling() == 2)
+        go_on.set()
+        assert [(await each).status for each in (first, second)] == ["cancelled", "cancelled"]
+        steps.release(5000)
 
 
 async def test_a_background_response_that_fails_says_why(serve: Serve) -> None:
