@@ -22,7 +22,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream
 from mcp import Client, MCPError, StdioServerParameters
 from mcp.client._transport import Transport, TransportStreams
 from mcp.client.stdio import stdio_client
-from mcp.client.streamable_http import streamable_http_client
+from mcp.client.streamable_http import MCP_SESSION_ID, streamable_http_client
 from mcp_types import CONNECTION_CLOSED, CallToolResult, ContentBlock
 
 from server.errors import short
@@ -39,6 +39,8 @@ MAX_TOOLS = 1024
 MAX_LIST_PAGES = 100
 MAX_IMAGES = 16
 _LOG_CHARS = 4096
+CLOSE_S = 10.0
+"""Seconds that a server gets to end a session."""
 MAX_REPLY_BYTES = 16 << 20
 """Of one JSON reply. Events of a stream have the MCP package's own bound."""
 _TIMEOUT = httpx2.Timeout(30.0, read=600.0)
@@ -60,6 +62,7 @@ class Connection:
         self._ready: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
         self._closing = asyncio.Event()
         self._reading: MemoryObjectReceiveStream[Any] | None = None  # a program's messages
+        self.is_forgotten = False  # whether the server has ended the session
         self._scope = anyio.CancelScope()
         self._task = asyncio.create_task(self._keep(), name=f"MCP server {server.label}")
 
@@ -67,17 +70,12 @@ class Connection:
     def is_alive(self) -> bool:
         """Whether calls can be made, or will be once it is open."""
         has_ended = self._reading is not None and not self._reading.statistics().open_send_streams
-        return not (self._task.done() or has_ended or self._closing.is_set())
+        return not (self._task.done() or has_ended or self.is_forgotten or self._closing.is_set())
 
     @property
     def was_open(self) -> bool:
         """Whether the handshake succeeded once."""
         return self._ready.done() and not self._ready.cancelled() and self._ready.exception() is None
-
-    @property
-    def is_open(self) -> bool:
-        """Whether it can be called now."""
-        return self.is_alive and self.was_open
 
     async def tools(self) -> tuple[McpTool, ...]:
         """Return all tools of the server. Raises `McpFault`."""
@@ -107,8 +105,8 @@ class Connection:
     async def close(self) -> None:
         """End the session and wait until its program has ended."""
         self._closing.set()
-        if not self._ready.done():
-            self._scope.cancel()  # it may never answer
+        limit_s = CLOSE_S if self._ready.done() else 0.0  # it may never answer
+        self._scope.deadline = anyio.current_time() + limit_s
         await asyncio.wait((self._task,))
 
     async def _keep(self) -> None:
@@ -133,6 +131,7 @@ class Connection:
         server = self._server
         if server.url:
             client = await stack.enter_async_context(http_client(server.headers, self._sites))
+            client.event_hooks["response"].append(self._watch_session)
             return streamable_http_client(server.url, http_client=client)
         program = StdioServerParameters(
             command=server.command,
@@ -142,6 +141,11 @@ class Connection:
             encoding_error_handler="replace",
         )
         return self._program(program, stack.enter_context(_logged(server.label)))
+
+    async def _watch_session(self, reply: httpx2.Response) -> None:
+        """Note that the server has ended the session: the next use opens another one (revision 2025-11-25)."""
+        asked = reply.request
+        self.is_forgotten |= reply.status_code == 404 and asked.method == "POST" and MCP_SESSION_ID in asked.headers
 
     @asynccontextmanager
     async def _program(self, program: StdioServerParameters, errors: TextIO) -> AsyncGenerator[TransportStreams, None]:

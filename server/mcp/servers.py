@@ -124,8 +124,14 @@ class McpServers:
 
     async def list_tools(self, server: McpServer) -> tuple[McpTool, ...]:
         """Return a server's tools, as they are now, that its configuration allows. Raises `McpFault`."""
-        async with self._connection(server, LIST_TIMEOUT_S, closes_hung=True) as connection:
-            found = await connection.tools()
+        for is_last in (False, True):
+            async with self._connection(server, LIST_TIMEOUT_S, closes_hung=True) as connection:
+                try:
+                    found = await connection.tools()
+                    break
+                except McpFault:
+                    if is_last or not connection.is_forgotten:
+                        raise
         return tuple(tool for tool in found if server.allowed_tools is None or tool.name in server.allowed_tools)
 
     async def call(self, server: McpServer, tool: str, arguments: Json) -> McpResult:
@@ -193,7 +199,7 @@ class McpServers:
 
     def _fail(self, server: McpServer, used: "Connection", fault: McpFault) -> None:
         """Close a connection that never opened, or that broke."""
-        if used.is_open or self._used.get(server) is not used:
+        if (used.is_alive and used.was_open) or self._used.get(server) is not used:
             return
         if not used.was_open:
             if len(self._failed) >= MAX_CONNECTIONS:

@@ -29,6 +29,7 @@ class Tools:
     calls: list[tuple[str, Any]] = field(default_factory=list)
     started: asyncio.Event = field(default_factory=asyncio.Event)
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
+    sessions: dict[str, Any] = field(default_factory=dict)  # those of HTTP, by id
 
     def make(self) -> MCPServer:
         """Return a server with these tools."""
@@ -89,7 +90,9 @@ async def served(tools: Tools) -> AsyncIterator[str]:
         listening.bind(("127.0.0.1", 0))
         listening.listen()
         port = listening.getsockname()[1]
-        app = tools.make().streamable_http_app()
+        made = tools.make()
+        app = made.streamable_http_app()
+        tools.sessions = made.session_manager._server_instances
         server = uvicorn.Server(uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=0))
         running = asyncio.create_task(server.serve(sockets=[listening]))
         while not server.started:  # noqa: ASYNC110 (it announces itself by no event)

@@ -6,10 +6,12 @@ import os
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import anyio
 import pytest
+from mcp import Client
 
 from server.mcp.config import McpRules, McpServer, read_servers
 from server.mcp.connection import _logged
@@ -121,6 +123,33 @@ async def test_a_program_that_has_ended_is_started_again() -> None:
         reading.close()
         used._reading = reading
         assert (await servers.call(server, "add", {"a": 1, "b": 2})).text == "3"
+
+
+async def test_a_session_that_the_server_has_ended_is_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.mcp.connection.Client", partial(Client, mode="legacy"))
+    tools = Tools()
+    async with served(tools) as url, opened(x={"url": url}) as servers:
+        server = servers.configured["x"]
+        assert (await servers.call(server, "add", {"a": 1, "b": 2})).text == "3"
+        assert len(tools.sessions) == 1
+        tools.sessions.clear()
+        with pytest.raises(McpFault, match="Session"):  # perhaps the tool may not be called twice
+            await servers.call(server, "add", {"a": 1, "b": 2})
+        assert (await servers.call(server, "add", {"a": 1, "b": 2})).text == "3"
+        tools.sessions.clear()
+        assert "add" in [tool.name for tool in await servers.list_tools(server)]
+
+
+async def test_a_server_that_does_not_answer_is_not_waited_for_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def hang(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr("mcp.server.streamable_http.StreamableHTTPServerTransport._handle_delete_request", hang)
+    monkeypatch.setattr("server.mcp.connection.Client", partial(Client, mode="legacy"))
+    monkeypatch.setattr("server.mcp.connection.CLOSE_S", 0.2)
+    async with served(Tools()) as url, opened(x={"url": url}) as servers:
+        assert (await servers.call(servers.configured["x"], "add", {"a": 1, "b": 2})).text == "3"
+        await asyncio.wait_for(servers.close(), 20)
 
 
 async def test_a_program_that_hangs_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
