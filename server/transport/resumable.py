@@ -34,6 +34,17 @@ _RUNNING_TTL_S = 3600
 _BLOCK_MS = 1000  # shorter than the socket's timeout
 _DATA, _DONE = b"data", b"done"
 _FIRST = "0-1"
+_NAME = """
+local before = redis.call('HGET', KEYS[1], ARGV[1])
+if before then redis.call('DEL', string.match(before, '%S+')) end
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
+redis.call('EXPIRE', KEYS[1], 86400)
+local some = redis.call('HRANDFIELD', KEYS[1], 8, 'WITHVALUES')
+for i = 1, #some, 2 do
+    if redis.call('EXISTS', string.match(some[i + 1], '%S+')) == 0 then redis.call('HDEL', KEYS[1], some[i]) end
+end
+"""
+"""Deletes a conversation's stream, if it has one, and names another one. Checks some names, because streams expire."""
 _FORGET = """
 if redis.call('HGET', KEYS[1], ARGV[1]) == ARGV[2] then
     redis.call('HDEL', KEYS[1], ARGV[1])
@@ -279,7 +290,7 @@ class KeptStreams:
         try:
             await add({_DATA: b""}, _FIRST)  # before its name: a replica forgets names without a stream
             named = f"{key} {stream.started_at}"
-            await _replace(redis, owner, stream.conversation, named)
+            await redis.do("eval", _NAME, 1, _names(owner), stream.conversation, named)
             with suppress(Exception):  # its client gets the error
                 await stream.begin()
             if not stream.total_bytes:
@@ -316,7 +327,7 @@ class RemoteStream:
     async def read(self, offset: int) -> AsyncGenerator[bytes, None]:
         """Yield the bytes from `offset` until it is complete or deleted. Raises `SendTimeoutError` as `KeptStream`."""
         at = f"{offset}-0"
-        while True:
+        while not self.completed_at or offset < self.total_bytes:
             found = await self.redis.do("xread", {self.key: at}, block=_BLOCK_MS)
             if not found and not await self.redis.do("exists", self.key):
                 return
@@ -329,19 +340,6 @@ class RemoteStream:
                     raise SendTimeoutError
                 yield data[len(data) - (end - offset) :]
                 offset = end
-
-
-async def _replace(redis: Redis, owner: str, conversation: str, named: str) -> None:
-    """Delete the Redis stream of a conversation, if it has one, and name another one."""
-
-    async def work(client: Any) -> None:
-        before = await client.hget(_names(owner), conversation)
-        if before is not None:
-            await client.delete(before.decode().partition(" ")[0])
-        await client.hset(_names(owner), conversation, named)
-        await client.expire(_names(owner), 24 * 3600)
-
-    await redis.call(work)
 
 
 async def _forget_copy(redis: Redis, owner: str, conversation: str, named: str) -> None:

@@ -124,6 +124,7 @@ async def test_a_stream_is_read_and_stopped_through_another_replica(serve: Serve
         assert whole.startswith(begun)
         assert whole == (await a.api.client.get(AT)).content
         assert (await b.api.client.get(f"{AT}&from=7")).content == whole[7:]
+        assert (await b.api.client.get(f"{AT}&from={len(whole) + 1}")).content == b""
         (shown,) = await lookup(b.api, ID)
         assert (shown["is_done"], shown["total_bytes"]) == (True, len(whole))
         assert (await b.api.client.delete(AT)).status_code == 204
@@ -231,6 +232,21 @@ async def test_a_lookup_or_stop_of_an_older_stream_leaves_the_name_of_a_newer_on
     await client.client.hset("llamapool:streams:me", ID, "llamapool:stream:expired 1")
     assert await work(KeptStreams(client), "me", ID) is None
     assert await client.client.hget("llamapool:streams:me", ID) == b"llamapool:stream:new 2"
+    await client.close()
+
+
+async def test_the_names_of_expired_streams_do_not_pile_up(redis: RedisServer) -> None:
+    client = Redis(redis.url)
+    expired = {f"old {n}": f"llamapool:stream:{n} 1" for n in range(8)}
+    await client.client.hset("llamapool:streams:me", mapping=expired)
+    streams = KeptStreams(client)
+    async with asyncio.timeout(60):
+        for name in ("a", "b"):  # each checks eight
+            stream = streams.open("me", name)
+            stream.append(b"new")
+            stream.finish()
+            await asyncio.gather(*streams._copying)
+    assert sorted(await client.client.hkeys("llamapool:streams:me")) == [b"a", b"b"]
     await client.close()
 
 
