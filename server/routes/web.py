@@ -15,7 +15,7 @@ from server.serving.services import key_of, services, target_of, whole_number
 from server.transport.body import read_body, read_json
 from server.transport.errors import json_reply
 from server.transport.keys import given_key
-from server.transport.sse import EventStream, Watch, written
+from server.transport.sse import EventStream, Watch, while_connected, written
 from server.web.bench import SCENARIOS, Address, BenchBody, measured
 
 T = TypeVar("T")
@@ -79,7 +79,8 @@ async def cors_proxy(request: Request, url: str = "") -> Response:
         return json_reply(_OFF, status=403)
     from server.transport.forward import forward  # with httpcore2: only the proxy of the web UI needs it
 
-    return await forward(request, url, await read_body(request))
+    body = await read_body(request)
+    return await while_connected(request, forward(request, url, body))
 
 
 @router.get("/tools")

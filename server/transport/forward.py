@@ -31,23 +31,21 @@ async def forward(request: Request, url: str, body: bytes) -> Response:
         own = name.removeprefix(FORWARD_PREFIX)
         if own != name and own and own not in _OWN:
             headers.append((own, value))
-    stack = AsyncExitStack()
-    try:
-        pool = await stack.enter_async_context(httpcore2.AsyncConnectionPool())
-        reply = await stack.enter_async_context(
-            pool.stream(request.method, target, headers=headers, content=body, extensions={"timeout": _TIMEOUTS})
-        )
-    except (httpcore2.NetworkError, httpcore2.ProtocolError, httpcore2.TimeoutException, OSError) as error:
-        await stack.aclose()
-        raise Unavailable(f"{host.decode('latin-1')} can't be reached: {type(error).__name__}") from None
-    except BaseException:
-        await stack.aclose()
-        raise
-    kept = {name.decode("latin-1"): value.decode("latin-1") for name, value in reply.headers if name.lower() in _KEPT}
-    if reply.status in (204, 304):
-        await stack.aclose()
-        return Response(status_code=reply.status, headers={**kept, **_HARMLESS})
-    return StreamingResponse(_parts(reply, stack), status_code=reply.status, headers={**kept, **_HARMLESS})
+    async with AsyncExitStack() as stack:
+        try:
+            pool = await stack.enter_async_context(httpcore2.AsyncConnectionPool())
+            reply = await stack.enter_async_context(
+                pool.stream(request.method, target, headers=headers, content=body, extensions={"timeout": _TIMEOUTS})
+            )
+        except (httpcore2.NetworkError, httpcore2.ProtocolError, httpcore2.TimeoutException, OSError) as error:
+            raise Unavailable(f"{host.decode('latin-1')} can't be reached: {type(error).__name__}") from None
+        kept = {
+            name.decode("latin-1"): value.decode("latin-1") for name, value in reply.headers if name.lower() in _KEPT
+        }
+        if reply.status in (204, 304):
+            return Response(status_code=reply.status, headers={**kept, **_HARMLESS})
+        parts = _parts(reply, stack.pop_all())
+        return StreamingResponse(parts, status_code=reply.status, headers={**kept, **_HARMLESS})
 
 
 async def _parts(reply: httpcore2.Response, stack: AsyncExitStack) -> AsyncGenerator[bytes, None]:

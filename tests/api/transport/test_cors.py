@@ -5,8 +5,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 import pytest
+from starlette.types import Message
 
 from tests.api.conftest import Serve
+from tests.api.streams import scope_of
 
 ORIGIN = {"Origin": "http://x.y"}
 
@@ -113,3 +115,31 @@ async def test_a_body_whose_type_is_behind_the_prefix_goes_on(serve: Serve, name
         reply = await api.client.post(f"/cors-proxy?url={url}/mcp", content=b'{"id": 1}', headers=headers)
     assert reply.status_code == status
     assert [request.lower().count(b"content-type: application/json") for request in came] == ([1] if named else [])
+
+
+async def test_a_client_that_leaves_ends_the_request_to_a_server_that_is_silent(serve: Serve) -> None:
+    came, gone = asyncio.Event(), asyncio.Event()
+    unread = [{"type": "http.request"}]
+
+    async def hear(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        came.set()
+        await reader.read()
+        gone.set()
+        writer.close()
+
+    async def receive() -> Message:
+        if unread:
+            return unread.pop()
+        await came.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        raise AssertionError(message)
+
+    server = await asyncio.start_server(hear, "127.0.0.1", 0)
+    async with server, serve(server=ON) as api, asyncio.timeout(20):
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        query = f"url={url}".encode()
+        await api.app(scope_of("http", "/cors-proxy", {}, method="GET", query_string=query), receive, send)
+        await gone.wait()
