@@ -62,7 +62,7 @@ from server.structured.grammar.sandbox import Sandbox
 from server.telemetry.record import Record
 from server.transport.admission import ConcurrencyLimiter
 from server.transport.internal import InternalReply, failed, post_json
-from server.transport.limits import Rates
+from server.transport.limits import RateLimited, Rates
 from server.transport.middleware import Middleware
 from server.transport.options import MAX_CONNECTIONS, MIB, HttpOptions
 from server.transport.resumable import KeptStreams
@@ -124,6 +124,10 @@ def create_app(
         key = keys.named(key_name)
         if key is None:
             return failed(AuthenticationFailed("the API key that started this batch is no longer valid"))
+        try:
+            services.rates.check_budgets(key)
+        except RateLimited as error:
+            return failed(error)
         return await post_json(app, {}, server.api_prefix + path, body, key)
 
     def n_slots() -> int:

@@ -144,7 +144,8 @@ class BatchRunner:
 
     async def _run_line(self, owner: str, batch: Json, line: BatchLine) -> None:
         """Run a request, again and again while the server has no capacity for it, and store the result."""
-        while (reply := await self.call(batch["key_name"], batch["endpoint"], line.body)).status in _RETRIED:
+        call = partial(self.call, batch["key_name"], batch["endpoint"], line.body)
+        while (reply := await call()).status in _RETRIED and reply.headers:  # without any it was refused for its key
             after = reply.headers.get(b"retry-after", b"")
             await asyncio.sleep(float(after) if after.isdigit() else _RETRY_AFTER_S)
         result = {

@@ -111,7 +111,7 @@ class Rates:
         limit = key.max_concurrent_requests
         if 0 < limit <= self._running[key.name]:
             raise RateLimited("concurrent requests", limit, _AGAIN_S)
-        self._check_budgets(key)
+        self.check_budgets(key)
         self._running[key.name] += 1
         try:
             return await self._count(lambda limiters: self._enter_windows(limiters, key)) if key.is_limited else {}
@@ -131,7 +131,8 @@ class Rates:
                     raise RateLimited(f"{what} per minute", limit, window.reset_time - self._clock(), windows)
         return windows
 
-    def _check_budgets(self, key: Key) -> None:
+    def check_budgets(self, key: Key) -> None:
+        """Raise `RateLimited` if the key has used up its tokens of this day or month."""
         if not (key.tokens_per_day or key.tokens_per_month):
             return
         of_day, of_month = self._spent(key.name)

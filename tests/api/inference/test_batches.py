@@ -24,6 +24,7 @@ from server.telemetry.record import REQUEST_ID
 from server.transport.body import MAX_VALUES
 from tests.api.conftest import Api, Serve
 from tests.api.scripted import opened as serving
+from tests.api.transport.test_keys import key_file
 
 REPLIES = {f"number {n}": f"reply {n}" for n in range(50)}
 ENDED = ("completed", "failed", "cancelled", "expired")
@@ -156,6 +157,17 @@ async def test_a_request_that_fails_is_in_the_error_file(serve: Serve) -> None:
     assert [each["custom_id"] for each in good] == ["id-1"]
     assert [(each["custom_id"], each["response"]["status_code"]) for each in bad] == [("id-2", 400), ("id-3", 400)]
     assert "temperature" in bad[0]["response"]["body"]["error"]["message"]
+
+
+async def test_a_batch_may_not_use_more_tokens_than_its_key(serve: Serve, tmp_path: Path) -> None:
+    keys = key_file(tmp_path, **{"sk-one": {"tokens_per_day": 1}})
+    async with opened(serve, keys_file=str(keys)) as (api, client):
+        done = await ended(api, client, (await start(client, [line(n) for n in range(20)])).id)
+        bad = await output(client, done.error_file_id)
+    assert done.request_counts
+    assert 0 < done.request_counts.completed < 20
+    assert {each["response"]["status_code"] for each in bad} == {429}
+    assert "tokens per day" in bad[0]["response"]["body"]["error"]["message"]
 
 
 async def test_a_wrong_file_fails_with_the_lines(serve: Serve) -> None:
