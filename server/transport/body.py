@@ -4,11 +4,11 @@ import asyncio
 import gc
 from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import orjson
-from starlette.datastructures import UploadFile
+from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
 
@@ -193,7 +193,7 @@ class Form:
 
     fields: Mapping[str, list[str]]
     files: Mapping[str, bytes]
-    filenames: Mapping[str, str] = field(default_factory=dict)
+    filenames: Mapping[str, str]
 
 
 class _InMemoryParser(MultiPartParser):
@@ -203,17 +203,20 @@ class _InMemoryParser(MultiPartParser):
 
 
 async def read_form(request: Request) -> Form:
-    """Parse the form in a body. Raises `InvalidRequest`."""
+    """Parse the form in a body, in the thread that reads long bodies. Raises `InvalidRequest`."""
     if not request.headers.get("content-type", "").startswith("multipart/form-data"):
         raise InvalidRequest("the request body must be a form (multipart/form-data)")
     body = await read_body(request)
+    return await read_later(request, lambda: asyncio.run(_form(request.headers, body)))
 
+
+async def _form(headers: Headers, body: bytes) -> Form:
     async def chunks() -> AsyncGenerator[bytes, None]:
         for start in range(0, len(body), _CHUNK_BYTES):  # the parser holds two copies of what it is given at once
             yield body[start : start + _CHUNK_BYTES]
 
     parser = _InMemoryParser(
-        request.headers, chunks(), max_files=_MAX_PARTS, max_fields=_MAX_PARTS, max_part_size=_MAX_FIELD_BYTES
+        headers, chunks(), max_files=_MAX_PARTS, max_fields=_MAX_PARTS, max_part_size=_MAX_FIELD_BYTES
     )
     try:
         parsed = await parser.parse()

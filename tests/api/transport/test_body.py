@@ -11,6 +11,8 @@ from typing import Never
 
 import httpx
 import pytest
+from starlette.datastructures import FormData
+from starlette.formparsers import MultiPartParser
 
 from server.dialects.dialect import Dialect
 from server.errors import InvalidRequest
@@ -87,6 +89,20 @@ async def test_a_long_malformed_body_is_the_clients_mistake(api: Api, path: str)
     invalid = b"{\n" + b" " * (1 << 16) + b"x"
     await api.expect(f"POST {path}", invalid, 400, "is not valid JSON at line 2, column 65537")
     await api.expect(f"POST {path}", b'["' + b"x" * (1 << 16) + b'"]', 400, "an array")
+
+
+async def test_a_form_is_read_beside_the_event_loop(client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of 64 MiB whose lines almost end a part takes half a minute."""
+    seen: list[str] = []
+    parse = MultiPartParser.parse
+
+    async def noted(parser: MultiPartParser) -> FormData:
+        seen.append(threading.current_thread().name)
+        return await parse(parser)
+
+    monkeypatch.setattr(MultiPartParser, "parse", noted)
+    reply = await client.post("/v1/files", data={"purpose": "user_data"}, files={"file": b"x"})
+    assert (reply.status_code, seen) == (200, ["prepare-body_0"])
 
 
 async def test_compressed_bodies_are_refused(api: Api) -> None:
