@@ -45,7 +45,7 @@ class Admission:
         self.manages = False
         self.n_body_bytes = 0
         self._control = control
-        self._leave: Callable[[], None] | None = None
+        self._leave: Callable[[], object] = lambda: None
         self._windows: Windows = {}
 
     async def count(self, key: Key) -> None:
@@ -58,9 +58,15 @@ class Admission:
         self._leave = lambda: self._control.rates.leave(key)
 
     def detach(self) -> Callable[[], None]:
-        """Return a function that ends the counting of the request, which now outlives its client."""
-        leave, self._leave = self._leave, None
-        return leave or (lambda: None)
+        """Return a function that ends the counting of the request and its body, which now outlive their client."""
+        control, n_bytes, leave = self._control, self.n_body_bytes, self._leave
+        self.n_body_bytes, self._leave = 0, lambda: None
+
+        def end() -> None:
+            control.n_body_bytes -= n_bytes
+            leave()
+
+        return end
 
     def limit_headers(self, path: str) -> ReplyHeaders:
         """Return reply headers with the remaining requests and tokens of the key; none if it has no limits."""
@@ -85,7 +91,6 @@ class Admission:
     def release(self) -> None:
         """End the counting of the request and its body. Call it once."""
         self._control.n_running -= 1
-        self.give_back(self.n_body_bytes)
         self.detach()()
 
 

@@ -184,6 +184,19 @@ async def test_garbage_behind_a_request_does_not_spoil_its_reply(live: GoLive) -
         assert (await server.api.client.get("/health")).status_code == 200
 
 
+async def test_the_body_of_a_request_that_outlives_its_client_counts_until_its_end(serve: Serve) -> None:
+    steps = threading.Semaphore(0)
+    limits = {"max_body_bytes": 1024, "max_bodies_bytes": 1500}
+    async with serve(FakeLoader(steps=steps), server=limits) as api:
+        body = {"input": "Hi", "background": True, "max_output_tokens": 2}
+        await api.expect("POST /v1/responses", json.dumps(body).encode().ljust(1000))
+        (stream,) = api.app.state.services.background.values()
+        await api.expect("POST /v1/completions", BYTES.ljust(1000), 503, "limit of 1500 bytes")
+        steps.release(1000)
+        await stream.stopped()
+        await api.expect("POST /v1/completions", BYTES.ljust(1000))
+
+
 async def test_pipelined_requests_are_answered_in_order(live: GoLive) -> None:
     async with live() as server:
         one = b"GET /livez HTTP/1.1\r\nHost: x\r\nX-Request-Id: %d\r\n\r\n"
