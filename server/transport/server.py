@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 from types import FrameType
 
 from uvicorn import Server
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 logger = logging.getLogger(__name__)
 
@@ -120,6 +120,7 @@ class HttpProtocol(HttpToolsProtocol):
     _is_first = True
     _is_last = False  # no request follows
     _n_bytes = 0  # since the last head or part of a body was complete
+    _earlier: tuple[RequestResponseCycle, ...] = ()  # requests without a whole reply when the next one arrived
 
     def data_received(self, data: bytes) -> None:
         """Parse the client's bytes."""
@@ -135,10 +136,21 @@ class HttpProtocol(HttpToolsProtocol):
         if self._n_bytes > MAX_HEAD_BYTES:
             self.transport.close()
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell every request that the client is gone; uvicorn tells the last one."""
+        super().connection_lost(exc)
+        for cycle in self._earlier:
+            cycle.disconnected = True
+            cycle.message_event.set()
+
     def on_headers_complete(self) -> None:
         """Handle the end of a head (a callback of httptools)."""
-        self._n_bytes = 0
+        self._n_bytes, before = 0, self.cycle
         super().on_headers_complete()
+        if before and before is not self.cycle and not before.response_complete:
+            self._earlier = (*(each for each in self._earlier if not each.response_complete), before)
+            if len(self._earlier) == 1:
+                self.flow.resume_reading()  # otherwise nothing notices that the client leaves
 
     def on_body(self, body: bytes) -> None:
         """Handle a part of a body (a callback of httptools)."""

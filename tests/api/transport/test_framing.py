@@ -3,11 +3,13 @@ nobody's bytes are taken for the next request (request smuggling, RFC 9112 secti
 
 import contextlib
 import json
+import threading
 
 import pytest
 
 from server.transport.server import without_h2c
-from tests.api.conftest import GoLive, Live, until
+from tests.api.conftest import GoLive, Live, chat_request, until
+from tests.support.fakes import FakeLoader
 
 pytestmark = pytest.mark.slow
 
@@ -153,3 +155,16 @@ async def test_a_handshake_during_another_request_ends_the_connection(live: GoLi
         first = b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(BODY)
         handshake = b"GET /v1/responses HTTP/1.1\r\nHost: x\r\n" + HANDSHAKE + b"\r\n"
         assert await server.exchange(first + BODY + handshake) == b""
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_leaves_ends_its_first_request_though_another_one_waits(live: GoLive, stream: bool) -> None:
+    """uvicorn tells the last one only, and reads nothing until the first reply is complete."""
+    steps = threading.Semaphore(0)
+    async with live(FakeLoader(steps=steps)) as server:
+        _, writer = await server.connect(chat_request(stream=stream) + NEXT)
+        loaded = server.api.loaded()
+        await until(lambda: loaded.busy)
+        writer.close()
+        await until(lambda: not server.server.server_state.tasks)
+        steps.release(1000)
