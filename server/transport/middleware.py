@@ -9,7 +9,7 @@ import random
 import re
 import time
 from collections.abc import Callable, Mapping
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from sse_starlette.sse import SendTimeoutError
 from starlette.exceptions import HTTPException
@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.errors import AuthenticationFailed, LlamapoolError, NotFound
+from server.errors import AuthenticationFailed, LlamapoolError, NotFound, without_credentials
 from server.telemetry.record import RECORD, REQUEST_ID, Record, reason_of
 from server.transport.admission import ADMISSION, Admission, AdmissionControl, admission_of
 from server.transport.cors import CorsPolicy
@@ -204,7 +204,7 @@ class Middleware:
             access.log(level, "%s %r %d %.1f ms", *said, extra=record.fields())
         if endpoint.changes_server and endpoint.path and target.path != "/page/log":  # the web UI polls that
             client = (scope.get("client") or ["a local socket"])[0]
-            query = scope["query_string"].decode("latin-1")[:MAX_AUDIT_QUERY]
+            query = without_credentials(unquote(scope["query_string"].decode("latin-1")))[:MAX_AUDIT_QUERY]
             fields = {"request": record.id, "key": record.key or record.refused_key, "client": client}
             fields |= {"model": record.subject, "query": query, "outcome": record.outcome}
             given = {name: value for name, value in fields.items() if value}

@@ -86,10 +86,11 @@ async def test_the_audit_log_names_who_changed_which_model(serve: Serve, lines: 
         await api.client.get("/models?reload=1", headers=right)
         await api.client.post("/cache/reset", json={"model": "demo" * 100}, headers=right)
         await api.client.post("/cache/pin", json={"model": "demo", "ttl_s": 0}, headers=right)
+        await api.client.get("/cors-proxy", params={"url": "http://127.0.0.1:1/mcp?token=secret"}, headers=right)
         for path in ("/slots", "/models", "/props", "/no/such/path"):
             await api.client.get(path, headers=right)
         await api.client.post("/v1/chat/completions", json=CHAT, headers=right)
-        unload, load, delete, reload, reset, pin = lines("server.audit")
+        unload, load, delete, reload, reset, pin, proxy = lines("server.audit")
     assert unload["msg"] == "POST '/models/unload' 200"
     assert (unload["key"], unload["model"], unload["outcome"]) == (plain_key("right").name, "demo", "done")
     assert (load["key"], load["outcome"], load.get("model")) == (plain_key("wrong").name, "authentication_failed", None)
@@ -97,6 +98,7 @@ async def test_the_audit_log_names_who_changed_which_model(serve: Serve, lines: 
     assert reload["query"] == "reload=1"
     assert reset["model"] == short("demo" * 100)
     assert (pin["model"], pin["outcome"]) == ("demo", "invalid_request")
+    assert proxy["query"] == "url=http://127.0.0.1:1/mcp?token=****"
 
 
 async def test_a_client_that_leaves(live: GoLive, lines: Lines) -> None:
