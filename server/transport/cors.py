@@ -19,11 +19,9 @@ import ipaddress
 import re
 import socket
 from collections.abc import Collection, Mapping
-from functools import cache
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
-from server.errors import InvalidRequest, LlamapoolError, PermissionDenied
+from server.errors import InvalidRequest, PermissionDenied
 from server.transport.endpoints import UNKNOWN, Target
 from server.transport.options import FORWARD_PREFIX, HttpOptions
 
@@ -110,23 +108,19 @@ class Guard:
         if target.endpoint is UNKNOWN:
             return  # nothing answers there
         if (self._closed and not target.is_page) or target.endpoint.changes_server:
-            refusal = self._refusal(target, scope, headers)
-            if refusal is not None:
-                raise refusal
+            self._check_change(target, scope, headers)
 
-    def _refusal(self, target: Target, scope: "Scope", headers: RequestHeaders) -> LlamapoolError | None:
-        """Return why a request that changes the server is refused, None if it is not."""
+    def _check_change(self, target: Target, scope: "Scope", headers: RequestHeaders) -> None:
+        """Check a request that changes the server. Raises as `check`."""
         if self.is_foreign(headers) or (target.method == "GET" and not self._closed and _hides_its_page(headers)):
-            return PermissionDenied(
+            raise PermissionDenied(
                 "pages of other sites may not do this without an API key; see --cors-origins, and --allowed-hosts for "
                 "names of this server"
             )
-        has_body = target.method in ("POST", "PUT", "PATCH")
-        if has_body and not (_is_json(headers) or _was_asked_about(target.path, headers)):
-            return NotJson("send the body as Content-Type: application/json, or an API key with it")
+        if target.method == "POST" and not (_is_json(headers) or _was_asked_about(target.path, headers)):
+            raise NotJson("send the body as Content-Type: application/json, or an API key with it")
         if target.endpoint.is_of_this_machine and not _is_local_client(scope, headers):
-            return PermissionDenied("without an API key this is for clients of the server's own machine")
-        return None
+            raise PermissionDenied("this is for clients of the server's own machine; others need an API key")
 
     def is_foreign(self, headers: RequestHeaders) -> bool:
         """Return whether a page sent the request that is neither this server's, nor this machine's, nor listed.
@@ -136,17 +130,10 @@ class Guard:
         host = headers.get(b"host", b"").decode("latin-1").lower()
         origin = headers.get(b"origin", b"").decode("latin-1")
         if origin:
-            own = _authority(origin) == host and not is_foreign_host(host, self._hosts)
+            own = origin.partition("://")[2].lower() == host and not is_foreign_host(host, self._hosts)
             return not (own or is_local(host_of(origin)) or origin in self._origins)
         site = headers.get(b"sec-fetch-site")
         return site in (b"cross-site", b"same-site") or (site == b"same-origin" and is_foreign_host(host, self._hosts))
-
-
-def _authority(origin: str) -> str:
-    try:
-        return urlsplit(origin).netloc.lower()
-    except ValueError:
-        return ""
 
 
 def _is_local_client(scope: "Scope", headers: RequestHeaders) -> bool:
@@ -219,7 +206,7 @@ def is_foreign_host(host: str, allowed: Collection[str]) -> bool:
     if name and ("." not in name or name.endswith(_PRIVATE_ENDINGS) or _is_address(name)):
         return False
     is_below = any(name.endswith(one[1:]) for one in allowed if one.startswith("*."))
-    return not (name == _own_name() or "*" in allowed or name in allowed or is_below)
+    return not (name == socket.gethostname().lower() or "*" in allowed or name in allowed or is_below)
 
 
 @functools.lru_cache(64)  # the names that clients write into Host
@@ -229,8 +216,3 @@ def _is_address(name: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-@cache
-def _own_name() -> str:
-    return socket.gethostname().lower()

@@ -153,8 +153,8 @@ def error_response(error: Exception, scope: Scope) -> Response:
 
 def _known(error: LlamapoolError) -> ErrorReply:
     kind = next((kind for kind in KINDS if isinstance(error, kind.error)), KINDS[-1])
-    code, body, headers = _reply(kind.status, kind.type, error.message)
-    detail = body["error"]
+    detail: dict[str, Any] = {"code": kind.status, "message": error.message, "type": kind.type}
+    headers: dict[str, str] = {}
     if isinstance(error, ContextExceeded):
         detail |= {"n_prompt_tokens": error.n_prompt_tokens, "n_ctx": error.n_ctx}
     elif isinstance(error, ModelNotFound):
@@ -171,19 +171,15 @@ def _known(error: LlamapoolError) -> ErrorReply:
         headers["Connection"] = "close"  # the rest of the body is not read
     if isinstance(error, Unavailable) and error.retry_after_s:
         headers["Retry-After"] = str(error.retry_after_s)
-    return code, body, headers
+    return kind.status, {"error": detail}, headers
 
 
 def _http(error: HTTPException) -> ErrorReply:
     """Starlette's own: unknown paths (llama-server's words), wrong methods."""
     status = error.status_code
     type_ = _HTTP_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-    code, body, _ = _reply(status, type_, "File Not Found" if status == 404 else str(error.detail))
-    return code, body, dict(error.headers or {})
-
-
-def _reply(status: int, type_: str, message: str) -> ErrorReply:
-    return status, {"error": {"code": status, "message": message, "type": type_}}, {}
+    message = "File Not Found" if status == 404 else str(error.detail)
+    return status, {"error": {"code": status, "message": message, "type": type_}}, dict(error.headers or {})
 
 
 JSON_TYPE = "application/json; charset=utf-8"

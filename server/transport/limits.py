@@ -9,6 +9,7 @@ used up its tokens is refused until the next minute begins; running requests are
 
 import asyncio
 import math
+import resource
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
@@ -234,10 +235,6 @@ def connection_limit(configured: int) -> int:
 
 def _raise_descriptor_limit(wanted: int) -> int:
     """Return the number of descriptors that this process may open, after raising it to `wanted` if possible."""
-    try:
-        import resource
-    except ImportError:  # Windows has no such limit
-        return wanted
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return wanted
