@@ -233,7 +233,6 @@ async def _openai(request: Request, batch: Json) -> Json:
 async def _anthropic(request: Request, batch: Json) -> Json:
     status, counts = batch["status"], await _counts(request, batch)
     shown = _ANTHROPIC_STATUS.get(status, "ended")
-    ended_at = batch.get(f"{status}_at")
     return {
         "id": batch["id"],
         "type": "message_batch",
@@ -245,11 +244,11 @@ async def _anthropic(request: Request, batch: Json) -> Json:
             "canceled": counts["unsent"] if status == "cancelled" else 0,
             "expired": counts["unsent"] if status == "expired" else 0,
         },
-        "created_at": _rfc3339(batch["created_at"]),
-        "expires_at": _rfc3339(batch["expires_at"]),
-        "ended_at": _rfc3339(ended_at) if shown == "ended" else None,
+        "created_at": rfc3339(batch["created_at"]),
+        "expires_at": rfc3339(batch["expires_at"]),
+        "ended_at": rfc3339(batch[f"{status}_at"]) if shown == "ended" else None,
         "archived_at": None,
-        "cancel_initiated_at": _rfc3339(batch.get("cancelling_at")),
+        "cancel_initiated_at": rfc3339(batch["cancelling_at"]) if "cancelling_at" in batch else None,
         "results_url": _results_url(request, batch["id"]) if shown == "ended" else None,
     }
 
@@ -266,10 +265,6 @@ def _results_url(request: Request, batch_id: str) -> str:
     """Return the address of a batch's results, as seen by a client of this port."""
     host = request.headers.get("host", "localhost")
     return f"{request.scope['scheme']}://{host}{target_of(request).base}/v1/messages/batches/{batch_id}/results"
-
-
-def _rfc3339(at: int | None) -> str | None:
-    return None if at is None else rfc3339(at)
 
 
 def _message_lines(given: object) -> BatchInput:

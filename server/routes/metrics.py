@@ -60,8 +60,7 @@ async def usage(
     if form not in ("json", "csv"):
         raise invalid("format", "must be json or csv")
     caller, used = caller_of(request), services(request)
-    own = caller is not None and not caller.sees_all
-    name = caller.name if own and caller is not None else key or None
+    name = (key or None) if caller is None or caller.sees_all else caller.name
     rows = await used.usage.find(first.isoformat(), last.isoformat(), name, model or None)
     if form == "csv":
         text = io.StringIO()

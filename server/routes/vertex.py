@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import re
-from http import HTTPStatus
 from typing import Any
 
 import orjson
@@ -73,8 +72,6 @@ async def _predict(request: Request, index: int, instance: Any) -> Any:
         return error_body(error)[1]
     except TypeError:  # orjson reads deeper than it writes
         return error_body(invalid(f"instances.{index}", "is nested too deeply"))[1]
-    if reply.status != HTTPStatus.OK and not reply.body:
-        return {"error": {"code": reply.status, "message": "the request failed without a reply"}}
     return orjson.loads(reply.body)
 
 

@@ -34,11 +34,6 @@ _END = (-1).to_bytes(8, "big", signed=True)
 CLEARED = ["AllBlocksCleared"]
 
 
-def _packed(message: object) -> bytes:
-    packed: bytes = msgpack.packb(message)  # type: ignore[no-untyped-call]
-    return packed
-
-
 def _frames(topic: bytes, number: int, payload: bytes) -> list[bytes]:
     return [topic, number.to_bytes(8, "big"), payload]
 
@@ -142,7 +137,7 @@ class KvEvents:
     async def _send(self, events: zmq.asyncio.Socket, model: str, changes: Sequence[Sequence[object]]) -> None:
         """Publish changes of a model's cache."""
         topic = f"kv@{self._pod}@{model}".encode()
-        message = (topic, self._n, _packed([time.time(), changes]))
+        message = (topic, self._n, msgpack.packb([time.time(), changes]))  # type: ignore[no-untyped-call]
         self._n += 1
         self._kept.append(message)
         await events.send_multipart(_frames(*message))

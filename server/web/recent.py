@@ -8,7 +8,7 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.telemetry.record import RECORD
-from server.transport.endpoints import TARGET, Target
+from server.transport.endpoints import TARGET
 
 MOST_KEPT = 100
 MOST_BYTES = 64 * 1024  # of a body; the rest is counted
@@ -59,11 +59,10 @@ class Bodies:
             return app
 
         async def serve(scope: Scope, receive: Receive, send: Send) -> None:
-            target: Target | None = scope.get(TARGET)  # none for a lifespan
-            if target is None or scope["type"] != "http" or not target.endpoint.is_work:
+            if scope["type"] != "http" or not scope[TARGET].endpoint.is_work:
                 await app(scope, receive, send)
                 return
-            exchange = RecordedBodies(scope[RECORD].id, target.path)
+            exchange = RecordedBodies(scope[RECORD].id, scope[TARGET].path)
             self._recorded.append(exchange)
 
             async def received() -> Message:
