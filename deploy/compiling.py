@@ -1,18 +1,17 @@
-"""What pip says while it compiles, as a count of what is compiled; the Makefile pipes it here.
+"""Count the compiled files in pip's output, which the Makefile pipes here.
 
-One line that changes on a terminal, a line now and then elsewhere. (Not awk: Debian's waits for 4 kB before it says
-anything.)
+On a terminal one line changes; otherwise a line is printed for every 25 files. (Debian's awk would buffer 4 kB first.)
 """
 
 import re
 import sys
 
 COUNT = re.compile(r"\[(\d+)/(\d+)\]")  # ninja's
-EVERY = 25  # lines, where they stay
+EVERY = 25  # files per line, if standard error is no terminal
 
 
 def main() -> None:
-    """Until standard input ends."""
+    """Read standard input to its end."""
     sys.stdin.reconfigure(errors="replace")  # type: ignore[union-attr]
     terminal, n = sys.stderr.isatty(), 0
     for line in sys.stdin:

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds both stages of the Dockerfile and runs the image, without Docker, a registry, a daemon or namespaces. It needs root,
-# Debian's packages buildah and mmdebstrap, a Debian mirror and PyPI. The base is a minimal Debian made by mmdebstrap: it
-# stands for debian:bookworm-slim, which lies in a registry. `buildah --isolation chroot` runs each step of the Dockerfile,
+# Debian's packages buildah and mmdebstrap, a Debian mirror and PyPI. The base is a minimal Debian made by mmdebstrap, which
+# replaces debian:bookworm-slim of a registry. `buildah --isolation chroot` runs each step of the Dockerfile,
 # and then the image's entry point as its user, with its environment and its health check: once over plain HTTP, once with
 # TLS, an API prefix and another port. llama.cpp is compiled (an hour on two cores); with WHEEL, a wheel of llama-cpp-python
 # is installed instead. PORT and WORK may be set.
@@ -16,7 +16,7 @@ trap ended EXIT
 mkdir -p "$work/tmp"
 export TMPDIR=$work/tmp BUILDAH_ISOLATION=chroot
 
-# The files of the build, as .dockerignore lets them through. With WHEEL its hash stands in the lock for the source's.
+# The files of the build, as in .dockerignore. With WHEEL, its hash replaces the source's in the lock.
 context=$work/context
 rm -rf "$context" && mkdir -p "$context/models" "$context/deploy"
 cd "$source"

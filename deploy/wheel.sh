@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds both distributions into dist/ (each wheel from its source distribution), installs each in an empty environment,
-# and tries every way in: the commands, the packaged default, the application, the client. `make wheel`.
+# Build both distributions in dist/ (each wheel from its source distribution), install each in an empty environment, and try
+# the commands, the packaged default, the application and the client. `make wheel`.
 set -euo pipefail
 source=$(cd "$(dirname "$0")/.." && pwd)
 python=${PYTHON:-python3}
@@ -19,7 +19,7 @@ ls -l "$source"/dist/llamapool*
 version=$(cd "$source" && "$python" -c 'import llamapool; print(llamapool.__version__)')
 cd "$root"
 
-said() { # WORDS COMMAND...: what the command prints has these words
+said() { # WORDS COMMAND...: check that the command prints these words
   local words=$1 out; shift
   out=$("$@" 2>&1) || { echo "$* failed: $out"; exit 1; }
   grep -qF -- "$words" <<<"$out" || { echo "$* does not say '$words': $out"; exit 1; }

@@ -1,9 +1,9 @@
-"""Runs both proxy configurations on the loopback before a server of ours, and looks at what comes through.
+"""Run both proxy configurations on loopback with a Llamapool server, and check what passes.
 
     python deploy/proxy/try.py NGINX CADDY      # the programs, e.g. of Debian's packages
 
-Ports, names, certificates and TLS are replaced; everything else is as the files have it. Each must pass a stream
-through piece by piece (the first one long before the last), a body of 7 MB, a WebSocket's handshake, and hide /metrics.
+Ports, names, certificates and TLS are replaced; the rest is as in the files. Each proxy must pass a stream in pieces (the
+first one long before the last), a body of 7 MB and a WebSocket handshake, and hide /metrics.
 """
 
 import http.client
@@ -24,7 +24,7 @@ ROOT = HERE.parents[1]
 
 
 def free_port() -> int:
-    """Free a moment ago."""
+    """Return a port that was free a moment ago."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         return int(bound.getsockname()[1])
@@ -32,7 +32,7 @@ def free_port() -> int:
 
 @contextmanager
 def running(port: int, *command: str, **environment: str) -> Iterator[None]:
-    """A program that listens on `port` while the block runs."""
+    """Run a program that listens on `port` while the block runs."""
     process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **environment}, stderr=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + 120
@@ -51,7 +51,7 @@ def running(port: int, *command: str, **environment: str) -> Iterator[None]:
 
 
 def nginx(folder: Path, port: int, upstream: int) -> Path:
-    """The file within an http block of its own."""
+    """Write nginx.conf inside an http block; return the file."""
     text = (HERE / "nginx.conf").read_text()
     text = text.replace("127.0.0.1:8080", f"127.0.0.1:{upstream}").replace("listen 443 ssl", f"listen 127.0.0.1:{port}")
     text = re.sub(r"\s*ssl_certificate\S* .*;", "", text)
@@ -67,7 +67,7 @@ def nginx(folder: Path, port: int, upstream: int) -> Path:
 
 
 def caddy(folder: Path, port: int, upstream: int) -> Path:
-    """The file at another address, without an administration of its own."""
+    """Write the Caddyfile with another port, without Caddy's administration; return the file."""
     text = (HERE / "Caddyfile").read_text().replace("127.0.0.1:8080", f"127.0.0.1:{upstream}")
     file = folder / "Caddyfile"
     file.write_text(
@@ -77,7 +77,7 @@ def caddy(folder: Path, port: int, upstream: int) -> Path:
 
 
 def ask(port: int, method: str, path: str, body: bytes = b"", **headers: str) -> http.client.HTTPResponse:
-    """One request under the site's name."""
+    """Send one request with the site's name."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
     given = {name.replace("_", "-"): value for name, value in headers.items()}
     connection.request(method, path, body or None, {"Host": "llm.example.org", **given})
@@ -85,7 +85,7 @@ def ask(port: int, method: str, path: str, body: bytes = b"", **headers: str) ->
 
 
 def stream(port: int, n_tokens: int = 600) -> str:
-    """When the events of a stream come. Raises AssertionError where they come at once."""
+    """Return the times of a stream's events. Raises AssertionError if they arrive together."""
     question = {"messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": n_tokens, "stream": True}
     body = json.dumps({**question, "ignore_eos": True}).encode()
     began = time.perf_counter()
@@ -98,7 +98,7 @@ def stream(port: int, n_tokens: int = 600) -> str:
 
 
 def look(port: int, direct: int) -> str:
-    """What comes through, beside the same at the server itself. Raises AssertionError."""
+    """Compare the proxy's replies with the server's own; return the stream's times. Raises AssertionError."""
     said = stream(port)
     large = json.dumps({"content": "a word " * 1_000_000}).encode()
     for_both = [ask(each, "POST", "/tokenize", large, content_type="application/json") for each in (direct, port)]
@@ -112,7 +112,7 @@ def look(port: int, direct: int) -> str:
 
 
 def main() -> None:
-    """Both, one after the other."""
+    """Check nginx, then Caddy."""
     programs = sys.argv[1:3]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

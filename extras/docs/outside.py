@@ -1,7 +1,6 @@
-"""Pages of the site that stand elsewhere in the repository, where they are read beside what they are about.
+"""Add pages from outside of docs/ to the site: a hook of mkdocs (mkdocs.yml).
 
-A hook of mkdocs (mkdocs.yml): adds them, leads their links and those to them to each other, and leaves the text of a
-link to a file that is no page.
+Links between pages are rewritten to their places in the site. A link to a file that is no page becomes its text.
 """
 
 import posixpath
@@ -23,23 +22,23 @@ PAGES = {
     "models/README.md": "demo-model.md",
     "models/demo-vision/README.md": "demo-vision.md",
 }
-IMAGE_DECODER = ("benchmarks/plots/*.png", "models/demo-vision/frozen/word-1.png")
+IMAGES = ("benchmarks/plots/*.png", "models/demo-vision/frozen/word-1.png")
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)#\s]*)(#[^)\s]*)?\)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """The pages and pictures from outside, among the others."""
+    """Return the site's files with the pages and images from outside."""
     for source, page in PAGES.items():
         files.append(File.generated(config, page, abs_src_path=str(ROOT / source)))
-    for pattern in IMAGE_DECODER:
-        for picture in sorted(ROOT.glob(pattern)):
-            place = picture.relative_to(ROOT).as_posix()
-            files.append(File.generated(config, f"outside/{place}", abs_src_path=str(picture)))
+    for pattern in IMAGES:
+        for image in sorted(ROOT.glob(pattern)):
+            place = image.relative_to(ROOT).as_posix()
+            files.append(File.generated(config, f"outside/{place}", abs_src_path=str(image)))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Its links, as they are in the site."""
+    """Return the page with links to places in the site. Raises ValueError for a link to a missing file."""
     here = page.file.src_uri
     source = next((path for path, name in PAGES.items() if name == here), f"docs/{here}")
 

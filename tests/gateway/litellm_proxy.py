@@ -49,9 +49,9 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
         command = [os.environ["LITELLM"], "--config", str(ROOT / "deploy/gateway/litellm.yaml"), "--port", str(port)]
         environment = {
             "HOME": str(home),
-            "LLAMAPOOL_A": f"{servers[0].base_url}/v1",
-            "LLAMAPOOL_B": f"{servers[1].base_url}/v1",
-            "LLAMAPOOL_KEY": KEY,
+            "BACKEND_A": f"{servers[0].base_url}/v1",
+            "BACKEND_B": f"{servers[1].base_url}/v1",
+            "BACKEND_KEY": KEY,
             "LITELLM_MASTER_KEY": MASTER,
             "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # no request to another host
             "NO_PROXY": "*",

@@ -4,6 +4,7 @@ import ast
 import json
 import re
 import subprocess
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -72,6 +73,25 @@ def test_every_name_in_the_architecture_is_in_the_code() -> None:
     absent = [name for name in paths if not any(f"/{name}{'#' * name.endswith('.py')}" in place for place in places)]
     assert [name for name in absent if not (ROOT / name).exists()] == []
     assert [name for name in named if name not in paths and name.rpartition(".")[2] not in words] == []
+
+
+def test_the_architecture_lists_packages_in_the_order_of_their_layers() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    layers = [set(layer.split(" | ")) for layer in contracts[0]["layers"]]
+    section = (ROOT / "docs/architecture.md").read_text().partition("\n## Packages\n")[2].partition("\n## ")[0]
+    cells = "".join(line.split("|")[1] for line in section.splitlines() if line.startswith("| `"))
+    listed = [name for name in re.findall(r"`(\w+)(?:/|\.py)`", cells) if name != "bench"]
+    places = [next(n for n, layer in enumerate(layers) if name in layer) for name in listed]
+    assert places == sorted(places)
+    assert set(listed) == set().union(*layers) - {"__main__"}
+
+
+def test_the_site_lists_every_page() -> None:
+    """`make docs` fails for a name in mkdocs.yml that leads nowhere, and for a page that is not in it."""
+    listed = re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2])
+    outside = re.findall(r'\.md": "([\w-]+\.md)"', (ROOT / "extras/docs/outside.py").read_text())
+    pages = [str(page.relative_to(ROOT / "docs")) for page in PAGES if page.is_relative_to(ROOT / "docs")]
+    assert sorted(listed) == sorted([*pages, *outside])
 
 
 def test_every_cell_of_the_comparison_has_a_command_or_a_source() -> None:
