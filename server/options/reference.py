@@ -125,7 +125,7 @@ def markdown() -> str:
             parts.append(f"- {_flags(option.met)}: {option.reason}.{skipped}\n")
         elif not option.is_refused:
             parts.append(f"- Skipped: {_flags(option.names)}: {option.reason}.\n")
-    parts.append("\n## Flags that stand for others\n\nAs in llama-server; on the command line only.\n\n")
+    parts.append("\n## Shorthand flags\n\nAs in llama-server; on the command line only.\n\n")
     parts += [f"- `{flag}`: `{words}`\n" for flag, words in SHORTHANDS.items()]
     parts.append("\n## llama-server's options that are not supported\n\nRefused with one line that says why.\n\n")
     refused = [(_flags(each.names), each.reason) for each in FOREIGN_OPTIONS if each.is_refused and not each.met]
