@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Prints the README's recorded session: each command, then what the running server answered.
+# Print the session of docs/session.md: each command, then the reply of the running server.
 # usage: docs/session.sh [BASE_URL], with `make serve` running
 base=${1:-http://localhost:8080}
 show() { printf '$ %s\n' "${1//$base/localhost:8080}"; bash -c "$1"; echo; }
