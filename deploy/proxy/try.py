@@ -2,8 +2,8 @@
 
     python deploy/proxy/try.py NGINX CADDY      # the programs, e.g. of Debian's packages
 
-Ports, names, certificates and TLS are replaced; the rest is as in the files. Each proxy must pass a stream in pieces (the
-first one long before the last), a body of 7 MB and a WebSocket handshake, and hide /metrics.
+Ports, names, certificates and TLS are replaced; the rest is as in the files. Each proxy must pass a stream in pieces
+(the first one long before the last), a body of 7 MB and a WebSocket handshake, and hide /metrics.
 """
 
 import http.client

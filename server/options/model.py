@@ -104,8 +104,8 @@ class ChatSettings(SettingsModel, group="Chat"):
     chat_template_file: FilePath | None = option(None, "--chat-template-file", env=True, replaces="chat_template")
     """File with a Jinja template that replaces the model's."""
     jinja: Bool = option(True, "--jinja", env=True, off=True)
-    """Render the template with Jinja. Off = use llama.cpp's built-in equivalent, which supports no tools; a model whose
-    template llama.cpp does not recognize then fails to load.
+    """Render the template with Jinja. Off = use llama.cpp's built-in equivalent, and describe tools in the system
+    message; a model whose template llama.cpp does not recognize then fails to load.
     """
     chat_template_kwargs: JsonObject = option({}, "--chat-template-kwargs", env=True, metavar="JSON", check=_variables)
     """JSON object of additional template variables for all requests."""
@@ -723,6 +723,6 @@ class ModelSettings(ProjectorSettings, ModelDefaults, group="Model"):
     aliases: TextList = option(
         (), "-a --alias", env=True, metavar="A,B", text=split_list, repeat=True, also="served_model_name"
     )
-    """Additional model names that requests may use, separated by commas. For -m, the first one is the model's id."""
+    """Additional names of the model, separated by commas. For -m, the first one in alphabetical order is its id."""
     tags: TextList = option((), "--tags", env=True, metavar="A,B", text=split_list, repeat=True)
     """Tags of the model in /v1/models, separated by commas; they have no other effect."""

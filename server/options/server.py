@@ -173,7 +173,7 @@ class StateSettings(SettingsModel, group="State"):
     deleted first.
     """
     state_days: Int = option(30, metavar="DAYS", ge=0)
-    """Days after which a stored response is deleted; 0 = never. Conversations and files stay until they are deleted."""
+    """Days after which responses, batches and their files expire; 0 = never. Conversations and other files stay."""
     reasoning_key_file: FilePath | None = option(None)
     """File with a secret on each line, for the reasoning that clients keep in signature and encrypted_content. The
     first one encrypts, all decrypt. Replicas need the same file. none = a secret next to the state file, created at the
@@ -215,7 +215,7 @@ class ListenSettings(SettingsModel, group="Server"):
     """Set SO_REUSEPORT: other processes may listen on the same port, and the system distributes connections."""
     admin_port: Int = option(0, ge=0, le=65535)
     """Separate TCP port for administration: models, slots, LoRA, props and metrics (every key scope except `infer`).
-    These endpoints are then refused on the main port. 0 = off.
+    These endpoints are then a 404 on the main port. 0 = off.
     """
     admin_host: str = option("127.0.0.1", metavar="HOST")
     """Address on which the administration port listens."""
