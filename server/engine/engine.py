@@ -15,7 +15,7 @@ from server.engine.cache.scope import owner_of
 from server.engine.encode import EmbeddingCache, EmbeddingFiles, Encoder
 from server.engine.instances import Instances, has_failed
 from server.engine.loop import ANY_SLOT, Instance
-from server.engine.lora import MAX_ADAPTERS, Adapter, AdapterSet, adapter_set, default_set, rescaled
+from server.engine.lora import MAX_ADAPTERS, Adapter, adapter_set, default_set, rescaled
 from server.engine.params import EngineParams
 from server.engine.queue import has_place, preferred_instance
 from server.engine.request import Adapters, Bounds, Request, Sink, State
@@ -316,29 +316,17 @@ class Engine(Instances[Instance]):
             raise NotFound(f"The lora adapter '{name}' cannot be found.")
 
     async def _remove_adapter(self, adapter: Adapter) -> None:
-        def uses(adapters: AdapterSet) -> bool:
-            return adapter.id in dict(adapters.adapters)
+        def uses(one: Ticket | CachedPrefix) -> bool:
+            return adapter.id in dict(one.adapter_set.adapters)
 
         self.adapters = tuple(each for each in self.adapters if each.id != adapter.id)
-        while any(uses(ticket.adapter_set) for ticket in self._queue.open.values()):
+        while any(map(uses, self._queue.open.values())):
             self._departed.clear()
             await self._departed.wait()
-        await asyncio.gather(
-            *(
-                self._command(
-                    i * self.n_slots_each + slot.id,
-                    lambda cells, slot, now: _erase(cells, slot) if uses(slot.adapter_set) else 0,
-                )
-                for i, instance in enumerate(self._instances)
-                for slot in instance.scheduler.slots
-                if uses(slot.adapter_set)
-            ),
-            return_exceptions=True,
-        )
-        for entry in self._ram:
-            if uses(entry.adapter_set):
-                self._ram.remove(entry)
         await self._free_adapter(adapter.id)
+        await self._between_steps(lambda cells: cells.clear_idle(uses))
+        for entry in filter(uses, self._ram):
+            self._ram.remove(entry)
 
     async def _free_adapter(self, id_: int) -> None:
         def free() -> None:
@@ -362,7 +350,7 @@ class Engine(Instances[Instance]):
 
     async def erase_slot(self, id_slot: int, owner: str = "") -> int:
         """Clear a slot once it is idle; return the number of its tokens. Raises as `save_slot`."""
-        return await self._command(id_slot, lambda cells, slot, now: _erase(cells, _own(slot, owner)))
+        return await self._command(id_slot, lambda cells, slot, now: cells.clear(_own(slot, owner)))
 
     async def reset_cache(self) -> int:
         """Drop every cached KV state in slots, in RAM and on disk; return the number of dropped tokens.
@@ -376,14 +364,7 @@ class Engine(Instances[Instance]):
                 n_tokens = sum(len(entry.tokens) for entry in self._ram.remove_all())
                 if self._disk is not None:
                     n_tokens += await asyncio.wrap_future(self._disk.drop_all())
-                self._check_open()  # after its end, an instance carries out no command
-                commands = [
-                    instance.command(ANY_SLOT, lambda cells, slot, now: cells.drop_all())
-                    for instance in self._instances
-                    if not instance.failure
-                ]
-                await asyncio.gather(*map(asyncio.wrap_future, commands), return_exceptions=True)
-                return n_tokens + sum(command.result() for command in commands)
+                return n_tokens + sum(await self._between_steps(lambda cells: cells.drop_all()))
             finally:
                 self._accept_states(wanted=True)
 
@@ -391,6 +372,14 @@ class Engine(Instances[Instance]):
         self._ram.offloads = wanted and self.params.cache_ram != 0
         if self._disk is not None:
             self._disk.accepts = wanted
+
+    async def _between_steps(self, work: Callable[[Cells], T]) -> list[T]:
+        """Do `work` before the next step of each instance, whether its slots are idle or not; return the results."""
+        self._check_open()  # after its end, an instance carries out no command
+        working = [instance for instance in self._instances if not instance.failure]
+        commands = [instance.command(ANY_SLOT, lambda cells, *_: work(cells)) for instance in working]
+        await asyncio.gather(*map(asyncio.wrap_future, commands), return_exceptions=True)
+        return [command.result() for command in commands]
 
     async def _command(self, id_slot: int, work: Callable[[Cells, Slot, float], T]) -> T:
         self._check_open()
@@ -427,9 +416,3 @@ def _own(slot: Slot, owner: str) -> Slot:
     if slot.tokens and owner_of(slot.adapter_set.scope) != owner:
         raise PermissionDenied("the slot holds what was computed for another API key")
     return slot
-
-
-def _erase(cells: Cells, slot: Slot) -> int:
-    n = len(slot.tokens)
-    cells.clear(slot)
-    return n

@@ -123,14 +123,11 @@ class Instance(StepThread):
             self._refuse_commands(error)
             self._requests.post()
         finally:
-            if not self.failure:
-                self._save_all()
-
-    def _save_all(self) -> None:
-        try:
-            self.cells.save_all(self._clock())
-        except Exception:
-            log.exception("prompt states could not be saved: they are computed again; this is a bug, please report it")
+            try:
+                if not self.failure:
+                    self.cells.save_all(self._clock())
+            except Exception:
+                log.exception("prompt states could not be saved: they are recomputed; this is a bug, please report it")
 
     def _receive(self) -> None:
         """Take new tickets and drop cancelled ones. While nothing runs and slots stay free, first wait for requests

@@ -262,20 +262,26 @@ class Cells:
 
     # ---- the cells of a slot
 
-    def clear(self, slot: Slot) -> None:
-        """Remove everything from `slot`."""
+    def clear(self, slot: Slot) -> int:
+        """Remove everything from `slot`; return the number of its tokens."""
+        n = len(slot.tokens)
         self._runner.seq_remove(slot.id, 0)
         self._unshare(slot, 0)
         slot.tokens, slot.media, slot.checkpoints = [], (), {}
         slot.n_exact, slot.floor = NEVER, 0
+        return n
+
+    def clear_idle(self, wanted: Callable[[Slot], bool]) -> None:
+        """Clear the `wanted` ones of the idle slots."""
+        for slot in self._scheduler.slots:
+            if slot.idle and wanted(slot):
+                self.clear(slot)
 
     def drop_all(self) -> int:
         """Let no later request reuse what slots hold, and clear the idle ones. Return the number of tokens."""
         slots, waiting = self._scheduler.slots, list(self._scheduler.waiting)
         n_tokens = sum(len(slot.tokens) for slot in slots if slot.n_exact)
-        for slot in slots:
-            if slot.idle:
-                self.clear(slot)
+        self.clear_idle(lambda _: True)
         for sequence in waiting:
             sequence.fetch = None  # it may have been read already
         self._scheduler.placer.awaited.clear()

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from server.engine.lora import Adapter
+from server.engine.placement import Placement
 from server.engine.request import FinishReason
 from server.errors import InternalError, InvalidRequest
 from tests.support.fakes import FakeRunner
@@ -49,6 +50,40 @@ async def test_new_scales_hold_for_requests_that_come_afterwards() -> None:
             engine.set_adapter_scales(((1, 1.0),))
     assert first.text == alone(replace(wanted, adapters=((0, 1.0),)), (PIRATE,))
     assert second.text == alone(replace(wanted, adapters=((0, 0.25),)), (PIRATE,))
+
+
+async def test_the_unload_of_an_adapter_waits_for_no_request_that_gets_its_slot_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    steps, placing, may_place = threading.Semaphore(100), threading.Event(), threading.Event()
+    async with engine_over(FakeRunner(n_seq=1, n_ctx_seq=512, steps=steps), gather_ms=0.0) as engine:
+        (adapter,) = await engine.load_adapter("pirate", PIRATE.path, in_place=False)
+        await run(engine, request("abc", adapters=((adapter.id, 1.0),)))
+        while steps.acquire(blocking=False):
+            pass
+        cells = engine._instances[0].cells
+        prepare = cells.prepare
+
+        def late(placement: Placement, now: float) -> None:
+            placing.set()
+            assert may_place.wait(60)
+            prepare(placement, now)
+
+        monkeypatch.setattr(cells, "prepare", late)
+        other = ask(engine, request("xyz", max_tokens=200))
+        await asyncio.to_thread(placing.wait, 60)
+        unloading = asyncio.ensure_future(engine.unload_adapter("pirate"))
+        await asyncio.sleep(0)
+        may_place.set()
+        while not (unloading.done() or other.ended.is_set()):
+            steps.release()
+            await other.step()
+        is_running = not other.ended.is_set()
+        steps.release(1000)
+        await unloading
+        await other.ended.wait()
+    assert is_running
+    assert other.text == alone(request("xyz", max_tokens=200))
 
 
 async def test_an_activated_lora_shares_what_comes_before_its_invocation() -> None:
