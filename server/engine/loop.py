@@ -267,9 +267,9 @@ class Instance(StepThread):
         """Recover from logits of `not_finite` that are not numbers. The cause is their own computation (an extreme LoRA
         scale) or a value that another sequence left in the cells: 0 times NaN is NaN.
 
-        All cells are zeroed. Sequences with finite logits resume from their states; others are recomputed. A
-        sequence whose logits are not finite again without any cache is faulty, and so is, immediately, one computed
-        by an adapter.
+        All cells are zeroed. Sequences with finite logits resume from their states; others are recomputed in
+        quarantine. A sequence whose logits are not finite again without any cache is faulty, and so is, immediately,
+        one computed by an adapter.
         """
         about = log_fields(*(sequence.request for sequence in not_finite))
         log.error(
@@ -292,6 +292,7 @@ class Instance(StepThread):
                 self._requests.fail(sequence.ticket, NotNumbers())
             else:
                 self.scheduler.requeue(sequence, now)
+                sequence.quarantined_until = len(sequence.content) + 1
             self.cells.clear(slot)
         for slot in self.scheduler.slots:
             self.cells.evict(slot, now)

@@ -235,7 +235,7 @@ class NextTokens:
             self._emit_started(sequence, now)
         else:
             self._stats.inter_token.observe(now - sequence.last_token_at)
-        sequence.last_token_at = now
+        sequence.last_token_at, sequence.n_faults = now, 0
         sequence.output.append(token)
         if sequence.draft_state is not None:
             sequence.draft_state.add(token)

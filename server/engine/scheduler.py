@@ -369,10 +369,11 @@ class Scheduler:
 
     def _members(self) -> list[Sequence]:
         """Return the sequences of the next step. One LoRA set computes a step, so sets take turns, and so do
-        quarantined sequences.
+        quarantined sequences until they are past their fault, since their cells may spoil others' logits.
 
-        A turn lasts several steps, because the library plans its memory again after each change of the set. It lasts
-        as long as the other sets can wait, all their turns together (`SET_WAIT_SHARE`). The next set in order follows.
+        A turn of a set lasts several steps, because the library plans its memory again after each change of the set. It
+        lasts as long as the other sets can wait, all their turns together (`SET_WAIT_SHARE`). The next set in order
+        follows.
         """
         active = [s for slot in self.slots if (s := slot.sequence) and not (s.encodings and s.awaits_media)]
         if [s for s in active if s.phase is Phase.PREFILL and not is_background(s)]:
@@ -383,7 +384,7 @@ class Scheduler:
         sets = sorted({_turn_of(s) for s in active})
         waited_s = (self._turn_s + self._last_s) * (len(sets) - 1)
         longest_s = min(self.params.target_s, PREFILL_ONLY_S) * SET_WAIT_SHARE
-        goes_on = waited_s <= longest_s and all(quarantined < 0 for _, quarantined in sets)
+        goes_on = self._turn[1] >= 0 or (waited_s <= longest_s and all(quarantined < 0 for _, quarantined in sets))
         if self._turn not in sets or not goes_on:
             self._turn = next((one for one in sets if one > self._turn), sets[0])
             self._turn_s = self._last_s = 0.0
@@ -404,7 +405,7 @@ class Scheduler:
                 slot.media = (*slot.media, run.media.span.kept)
             n_tokens += n
             if sequence.quarantined_until and len(slot.tokens) >= sequence.quarantined_until:
-                sequence.quarantined_until = sequence.n_faults = 0
+                sequence.quarantined_until = 0
             if sequence.phase is generating:
                 sequence.n_rolled_back = 0
                 self._counters.serve(sequence.request.client, OUTPUT_WEIGHT)

@@ -1,6 +1,7 @@
 """Faults of a step end as few requests as possible, once each, and leave nothing."""
 
 import asyncio
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -174,6 +175,26 @@ async def test_a_sequence_without_numbers_is_recomputed_a_few_times_an_adapters_
             (reply,) = await run(engine, request("a" * 20, adapters=used))
         assert isinstance(reply.error, NotNumbers) == (n_faults > most)
         assert runner.n_wipes == n_faults
+
+
+async def test_a_sequence_that_gets_on_survives_any_number_of_wiped_cells() -> None:
+    """Others' values in its cells, again and again, ended a long reply."""
+    turns = itertools.cycle([False, True])
+    runner, wanted = NoNumbers(lambda _: next(turns), n_seq=1), request("a" * 20, max_tokens=2 * MAX_NOT_FINITE)
+    async with engine_over(runner) as engine:
+        (reply,) = await run(engine, wanted)
+    assert (reply.error, reply.text) == (None, alone(wanted))
+    assert runner.n_wipes == 2 * MAX_NOT_FINITE - 1
+
+
+async def test_a_long_prompt_without_numbers_fails_alone() -> None:
+    """Before its first token, its cells take the numbers from others' logits."""
+    runner = NoNumbers(lambda runner: any(ord("!") in cells for cells in runner.cells.values()), n_seq=3, n_batch=16)
+    wanted = [request("a" * 20, max_tokens=60), request("b" * 50, max_tokens=60)]
+    async with engine_over(runner) as engine:
+        *others, faulty = await run(engine, *wanted, request("!" * 100))
+    assert [(reply.error, reply.text) for reply in others] == [(None, alone(each)) for each in wanted]
+    assert isinstance(faulty.error, NotNumbers)
 
 
 class HalfDone(FakeRunner):
