@@ -948,6 +948,19 @@ def test_a_lost_connection_is_said_and_comes_back(visit: Visit) -> None:
     expect(page.locator("main")).not_to_contain_text("fetch")
 
 
+def test_an_answer_that_is_stopped_while_the_connection_is_lost_is_not_asked_for_again(visit: Visit) -> None:
+    page = visit.open()
+    page.wait_for_selector(".model-picker select")
+    visit.context.set_offline(True)
+    say(page, "Hello!")
+    for _ in range(2):  # then it waits for two seconds
+        page.wait_for_event("requestfailed", lambda request: "v1/stream?" in request.url)
+    page.click("button[aria-label=Stop]")
+    visit.context.set_offline(False)
+    expect(page.locator(".message.assistant .outcome")).to_have_text("Stopped.")
+    assert page.evaluate("window.chats.length") == 1
+
+
 def test_a_full_queue_is_said_with_the_time_to_wait(browser: Any, guarded: RealServer) -> None:
     visit = Visit(browser, guarded.base_url)
     page = with_key(visit)

@@ -258,6 +258,7 @@ async function follow(message, stream, open, sentAt, theirs = false) {
         // The connection broke. The server keeps the stream, so it is read again from its start.
         if (stopped || (error instanceof ApiError && error.status !== 0) || n >= 5) throw error;
         await new Promise((done) => setTimeout(done, 500 * 2 ** n));
+        if (stopped) throw error;
         Object.assign(writer.message, { content: message.content, reasoning: undefined, calls: undefined });
       }
     }
