@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import orjson
+from python_multipart.multipart import parse_options_header
 from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
@@ -125,16 +126,11 @@ async def read_body(request: Request) -> bytes:
                 if len(body) + len(piece) > options.max_body_bytes:
                     raise BodyTooLarge(options.max_body_bytes)
                 admission.take(len(piece))
-                is_last = not message.get("more_body", False)
-                if is_last and not body:
-                    return piece
                 body += piece
-                if is_last:
+                if not message.get("more_body", False):
                     return bytes(body)
                 limit.reschedule(min(due, now() + options.idle_s))
     except TimeoutError:
-        if not limit.expired():
-            raise
         waited_s = options.timeout_s if now() >= due else options.idle_s
         raise BodyTimeout(f"the request body did not arrive within {waited_s:g} s") from None
     raise ClientDisconnect
@@ -211,6 +207,10 @@ async def read_form(request: Request) -> Form:
 
 
 async def _form(headers: Headers, body: bytes) -> Form:
+    boundary = parse_options_header(headers["content-type"])[1].get(b"boundary", b"")
+    if body.count(b"--" + boundary) > 2 * _MAX_PARTS + 1:  # the parser is slow at each, even inside a file
+        raise InvalidRequest(f"the form has more than {2 * _MAX_PARTS} parts")
+
     async def chunks() -> AsyncGenerator[bytes, None]:
         for start in range(0, len(body), _CHUNK_BYTES):  # the parser holds two copies of what it is given at once
             yield body[start : start + _CHUNK_BYTES]

@@ -81,7 +81,6 @@ async def post_json(app: ASGIApp, state_scope: Scope, path: str, body: bytes, ke
         "asgi": {"version": "3.0"},
         "scheme": "http",
         "path": path,
-        "raw_path": path.encode(),
         "query_string": b"",
         "root_path": "",
         "client": None,
