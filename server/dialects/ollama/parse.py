@@ -240,7 +240,6 @@ class OllamaRequest(ConversationRequest):
         return not self.conversation.messages
 
     def generation(self, context: Context) -> Generation:
-        """Return the request and the writer of its reply; blocking, for a thread. Raises `InvalidRequest`."""
         loaded, model = time.perf_counter(), context.model
         reply = self.reply if self.reply.model else replace(self.reply, model=model.spec.id)
         if self.conversation.thinking.wanted and not can_think(model.template):

@@ -21,6 +21,9 @@ from server.dialects.dialect import Writer
 from server.engine.request import Event, Finished, FinishReason, Text, TokenLogprob
 from server.formats.arguments import object_text
 
+_BREAKS = {ord("\n"): " ", ord("\r"): " "} | {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
+"""Characters at which clients split lines: of arguments between their members, and, for httpx, inside of texts."""
+
 
 @dataclass(frozen=True, slots=True)
 class Reply:
@@ -58,7 +61,6 @@ class OllamaWriter(Writer):
         self._generated: list[int] = []
 
     def feed(self, _prompt: int, event: Event) -> list[bytes]:
-        """Return the lines that follow from one event."""
         lines: list[Json] = []
         if isinstance(event, Text):
             self._generated += event.tokens
@@ -69,10 +71,9 @@ class OllamaWriter(Writer):
             deltas = self._said.finish(event)
             if self.streams:
                 lines = [*self._written(deltas), *self._called(), self._reply.line() | self._last(event)]
-        return [orjson.dumps(line) + b"\n" for line in lines]
+        return [orjson.dumps(line).decode().translate(_BREAKS).encode() + b"\n" for line in lines]
 
     def body(self) -> Json:
-        """Return the whole reply, after it has finished."""
         said, more = self._said, dict[str, object]()
         if reasoning := said.said(Kind.REASONING):
             more["thinking"] = reasoning

@@ -23,7 +23,7 @@ from tests.unit.dialects.builders import HEADER, Turns, finished, started, text
 HI = {"messages": [{"role": "user", "content": "Hi"}], "stream_options": {"include_usage": True}}
 CHAT, MESSAGE, RESPONSE = parse_chat(HI), parse_messages(HI), parse_response({"input": "Hi"})
 FIELDS = {"id": "r", "created_at": 1, "model": "demo", "parallel_tool_calls": True, "tools": [], "tool_choice": "auto"}
-WORDS = st.text('abé \n"\\{', min_size=1, max_size=4).filter(lambda word: bool(word.strip()))
+WORDS = st.text('abé \n\u2028"\\{', min_size=1, max_size=4).filter(lambda word: bool(word.strip()))
 ARGUMENTS = st.dictionaries(st.sampled_from("ab"), WORDS | st.integers() | st.none(), max_size=2)
 WRITERS: dict[str, Callable[[Callable[[], Turns]], Any]] = {
     "chat": lambda script: ChatWriter(CHAT, HEADER, script),
@@ -41,7 +41,7 @@ def turns(draw: st.DrawFn) -> list[list[Piece]]:
     for kind in draw(st.lists(st.sampled_from(("text", "thought", "call")), max_size=6)):
         if kind == "call":
             pieces.append(ToolCallBegin(n_calls, f"c{n_calls}", draw(st.sampled_from("fg"))))
-            written = json.dumps(draw(ARGUMENTS))
+            written = json.dumps(draw(ARGUMENTS), indent=draw(st.sampled_from((None, 1))), ensure_ascii=False)
             cut = draw(st.integers(0, len(written)))
             pieces += [ToolCallArguments(n_calls, part) for part in (written[:cut], written[cut:]) if part]
             n_calls += 1
