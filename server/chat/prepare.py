@@ -138,11 +138,7 @@ class _Reply:
         if len(prefilled) > MAX_PREFILLED_CHARS:
             reason = f"to continue it as JSON, the last message must have at most {MAX_PREFILLED_CHARS} characters"
             raise invalid(self.conversation.messages_at, reason)
-        begun = constraint.fork()
-        if not self.model.grammar.tokens.feed(begun, prefilled.encode()):
-            return constraint
-        begun.recipe = begun.recipe._replace(begun=prefilled.encode())
-        return begun
+        return self.model.grammar.after(constraint, prefilled) or constraint
 
     def _calls_or_answer(self) -> Constraint:
         """Return the constraint of calls; unless they are required, of a reply in the response format instead."""
@@ -226,11 +222,17 @@ class _Reply:
     def _compiled(self, functions: Sequence[Function]) -> _Begun:
         grammar, parallel = self.model.grammar, self.conversation.tools.parallel is not False
         found = self.prompt.chat_format.call_triggers(functions, parallel=parallel, control=grammar.control_token)
-        begun = tuple(
-            TriggeredTag(each.text.encode(), grammar.lark(each.lark, max_chars=MAX_CALLS_CHARS), each.at_start)
-            for each in found
-        )
-        return begun, grammar.tokens.markers([each.marker for each in begun]) if found else None
+        calls = grammar.lark(found[0].lark, max_chars=MAX_CALLS_CHARS)
+        made = {text: self._after(calls, text) for text in {each.begun for each in found}}
+        begun = tuple(TriggeredTag(each.text.encode(), made[each.begun], each.at_start) for each in found)
+        return begun, grammar.tokens.markers([each.marker for each in begun])
+
+    def _after(self, calls: MatcherConstraint, begun: str) -> MatcherConstraint:
+        """Return the constraint of `calls`, after the text `begun`."""
+        found = self.model.grammar.after(calls, begun)
+        if found is None:
+            raise invalid("tools", f"no call can be enforced: the vocabulary has no tokens for {begun!r}")
+        return found
 
 
 def prepare(conversation: Conversation, model: LoadedModel, media: LoadedMedia) -> tuple[Output, MediaPrompt]:

@@ -6,7 +6,6 @@ the markup that both require.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from server.formats.grammar.call_grammar import Function, Trigger, calls_lark, triggers
 from server.formats.grammar.lark_text import ControlToken, LarkText
@@ -151,10 +150,8 @@ class ChatFormat:
     def call_triggers(
         self, functions: Sequence[Function], *, parallel: bool, control: ControlToken | None = None
     ) -> list[Trigger]:
-        """Return the texts that start a call of these functions in free text, with the grammars of the rest. Raises
+        """Return the texts that start a call of these functions in free text, with the grammar of the rest. Raises
         `InvalidRequest` for parameters that can't be enforced.
         """
-        if not functions:
-            return []
-        new_text = partial(LarkText, control, self.tool_format.markup)
-        return triggers(self.tool_call_syntax, functions, new_text, parallel=parallel)
+        text = LarkText(control, self.tool_format.markup)
+        return triggers(self.tool_call_syntax, functions, text, parallel=parallel)

@@ -4,7 +4,7 @@ Each format describes its syntax (`tool_call_syntax`); this module converts it t
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,11 +19,12 @@ Function = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """After ``text``, only what ``lark`` describes is allowed. ``at_start``: only at the start of a message."""
+    """After ``text``, only what ``lark`` describes is allowed."""
 
     text: str
     lark: str
-    at_start: bool = False
+    at_start: bool = False  # only at the start of a message
+    begun: str = ""  # the end of ``text`` that ``lark`` describes, too
 
 
 def calls_lark(
@@ -51,30 +52,17 @@ def calls_lark(
     return text.whole(f"{text.rule(start)} | {other}")
 
 
-def triggers(
-    form: ToolCallSyntax, functions: Sequence[Function], new_text: Callable[[], LarkText], *, parallel: bool
-) -> list[Trigger]:
-    """Return the texts that start a call in free text, with the grammars of the rest. Raises `InvalidRequest`.
-
-    ``new_text``: creates the writer of one grammar.
-    """
+def triggers(form: ToolCallSyntax, functions: Sequence[Function], text: LarkText, *, parallel: bool) -> list[Trigger]:
+    """Return the texts that start a call in free text, with the grammar of the rest. Raises `InvalidRequest`."""
+    calls = _Calls(form, functions, text, parallel)
     try:
-        if form.by_name:
-            return [
-                trigger
-                for function in functions
-                for trigger in _Calls(form, functions, new_text(), parallel).triggers_of(function)
-            ]
-        text = new_text()
-        lark = text.whole(_Calls(form, functions, text, parallel).after((*form.openings, *form.starts)[0]))
+        lark = text.whole(calls.after(str(form.before) if form.by_name else (*form.openings, *form.starts)[0]))
     except RecursionError:
         raise _too_deep() from None
-    return _triggers(form, "", lark)
-
-
-def _triggers(form: ToolCallSyntax, name: str, lark: str) -> list[Trigger]:
-    found = [Trigger(f"{text}{name}", lark) for text in form.openings]
-    return [*found, *(Trigger(f"{text}{name}", lark, at_start=True) for text in form.starts)]
+    after_name = str(form.after_name[0])[:1]
+    names = [f"{_written(each['name'], form)}{after_name}" for each in functions] if form.by_name else [""]
+    starts = [*((each, False) for each in form.openings), *((each, True) for each in form.starts)]
+    return [Trigger(f"{start}{name}", lark, at_start, name) for name in names for start, at_start in starts]
 
 
 def _too_deep() -> InvalidRequest:
@@ -101,25 +89,12 @@ class _Calls:
         return f"{lead} {text.literal(form.open)} {one}{more} {text.literal(form.close)}"
 
     def after(self, begun: str) -> str:
-        """Return the rule of the calls after the text `begun`."""
+        """Return the rule of the calls after the text `begun`, of those by name from the first name on."""
         form, text, one = self.form, self.text, self._one()
         more = self._more(one, form.is_list)
-        if form.open:
+        if form.open and not form.by_name:
             return f"{text.literal(form.open.removeprefix(begun))} {one}{more} {text.literal(form.close)}"
         return f"{self._one(begun)}{more} {text.literal(form.close)}"
-
-    def triggers_of(self, function: Function) -> list[Trigger]:
-        """Return the triggers with this function's name and the next character."""
-        form, text = self.form, self.text
-        after_name = form.after_name[0]
-        assert isinstance(after_name, str)
-        arguments = argument_rule(form.arguments, function, text)
-        call = f"{text.literal(after_name[1:])} {arguments} {text.literal(form.after)}"
-        if form.is_list:
-            call = f"{call}{self._more(self._one(), form.several)} {text.literal(form.close)}"
-        lark = text.whole(call)
-        name = _written(function["name"], form)
-        return _triggers(form, f"{name}{after_name[0]}", lark)
 
     def whole(self, whole: WholeJson) -> str:
         """Return the rule of calls as one JSON value, in the lexemes of ``%json``, since an answer may be one, too."""

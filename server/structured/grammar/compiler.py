@@ -94,9 +94,13 @@ class GrammarCompiler:
     def recreate(self, recipe: Recipe) -> MatcherConstraint:
         """Return a constraint that a compiler over the same vocabulary has made, after ``recipe.begun``."""
         made = self._made(*json.loads(recipe.request))
-        if recipe.begun:
-            self.tokens.feed(made, recipe.begun)
-        return made
+        return self.after(made, recipe.begun.decode()) or made
+
+    def after(self, constraint: MatcherConstraint, text: str) -> MatcherConstraint | None:
+        """Return a copy of the constraint after a text, None if the constraint does not take it."""
+        made, written = constraint.fork(), text.encode()
+        made.recipe = constraint.recipe._replace(begun=written)
+        return made if self.tokens.feed(made, written) else None
 
     def _made(self, kind: Kind, request: Any, param: str, *, is_own: bool = False) -> MatcherConstraint:
         """Return the constraint of what `build` makes of a request. ``param``: the field that errors name. ``is_own``:
