@@ -5,11 +5,12 @@ Parsers ask for the possible types of a text, grammars for the parameters. Full 
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from server.errors import InvalidRequest
 from server.formats.grammar.lark_text import ANY_TEXT
+from server.structured.grammar.schema.formats import FORMATS
 from server.structured.grammar.schema.language import alternatives, without_look_aheads
 
 KINDS = ("object", "array", "string", "number", "integer", "boolean", "null")
@@ -17,24 +18,34 @@ ANY = frozenset(KINDS)
 STRING = frozenset(("string",))
 NOT_STRING = ANY - STRING
 _KINDS = {type(None): "null", bool: "boolean", int: "integer", float: "number", str: "string", list: "array"}
-_MAX_REFERENCES = 16
+_MAX_REFERENCES, _MAX_VISITS = 16, 10_000
 _IN_MARKUP = re.compile(r"""[^\x00-\x20<>{}\[\](),;="'`|\\\x7f]+""")
 _TEXT_KEYWORDS = ("not", "if", "allOf")
+_FOR_NULL: Mapping[str, Any] = {"properties": {}, "required": []}  # as clients in Go write what is empty
 
 
 def object_schema(function: Mapping[str, Any]) -> dict[str, Any]:
     """Return the schema of the arguments, which are an object."""
-    schema = function.get("parameters") or {}
+    given = function.get("parameters") or {}
+    schema = {key: _FOR_NULL.get(key) if value is None else value for key, value in given.items()}
     has_type = any(key in schema for key in ("type", "$ref", "anyOf", "oneOf", "allOf"))
-    return {**schema} if has_type else {"type": "object", **schema}
+    return schema if has_type else {"type": "object", **schema}
 
 
 def properties_of(schema: Mapping[str, Any]) -> dict[str, tuple[Any, bool]]:
-    """Return each parameter's schema, and whether it is required."""
-    named = schema.get("properties") or {}
-    required = [*schema.get("required", ())]
-    others: dict[str, Any] = {key: {} for key in required if key not in named}
-    return {key: (value, key in required) for key, value in {**named, **others}.items()}
+    """Return each parameter's schema, and whether it is required. Raises `InvalidRequest`."""
+    named, needed = schema.get("properties") or {}, dict.fromkeys(required_in(schema))
+    if not isinstance(named, Mapping):
+        raise InvalidRequest("tools: 'properties' must be an object", "tools")
+    return {key: (named.get(key, {}), key in needed) for key in {**named, **needed}}
+
+
+def required_in(schema: Mapping[str, Any]) -> list[str]:
+    """Return the names that a schema requires. Raises `InvalidRequest`."""
+    required = schema.get("required") or []
+    if not isinstance(required, list):
+        raise InvalidRequest("tools: 'required' must be a list of names", "tools")
+    return list(map(str, required))
 
 
 def others_of(schema: Mapping[str, Any]) -> Any:
@@ -67,13 +78,17 @@ def member(schema: Any, name: str) -> Any:
     return properties.get(name) if isinstance(properties, Mapping) else None
 
 
-def types_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[str]:
-    """Return the JSON types that a value may have; all of them if the schema doesn't restrict them."""
-    if not isinstance(schema, Mapping) or depth > _MAX_REFERENCES:
+def types_of(schema: Any, root: Mapping[str, Any], depth: int = 0, left: Iterator[int] | None = None) -> frozenset[str]:
+    """Return the JSON types that a value may have; all of them if the schema doesn't restrict them.
+
+    ``left``: of the schemas that are looked at, because references may lead to one in countless ways.
+    """
+    left = left or iter(range(_MAX_VISITS))
+    if not isinstance(schema, Mapping) or depth > _MAX_REFERENCES or next(left, None) is None:
         return ANY
     if isinstance(schema.get("$ref"), str):
         found = referred(schema, root)
-        return ANY if found is schema else types_of(found, root, depth + 1)
+        return ANY if found is schema else types_of(found, root, depth + 1, left)
     kind = schema.get("type")
     if isinstance(kind, str | list):
         return frozenset([kind] if isinstance(kind, str) else filter(ANY.__contains__, map(str, kind))) & ANY or ANY
@@ -82,9 +97,9 @@ def types_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[
         return frozenset(kind_of(value) for value in values)
     for key in ("anyOf", "oneOf"):
         if isinstance(schema.get(key), list):
-            return frozenset().union(*(types_of(part, root, depth + 1) for part in schema[key])) or ANY
+            return frozenset().union(*(types_of(part, root, depth + 1, left) for part in schema[key])) or ANY
     if isinstance(schema.get("allOf"), list):
-        return ANY.intersection(*(types_of(part, root, depth + 1) for part in schema["allOf"])) or ANY
+        return ANY.intersection(*(types_of(part, root, depth + 1, left) for part in schema["allOf"])) or ANY
     return frozenset(("object",)) if "properties" in schema else ANY
 
 
@@ -124,9 +139,8 @@ def text_limits(schema: Mapping[str, Any]) -> list[str]:
     least, most = schema.get("minLength", 0), schema.get("maxLength", "")
     limits = [f"(?s:.{{{least},{most}}})"] if least or most != "" else []
     pattern = schema.get("pattern")
-    if isinstance(pattern, str):
-        limits += map(_whole, without_look_aheads(pattern))
-    return limits
+    patterns = without_look_aheads(pattern) if isinstance(pattern, str) else []
+    return [*limits, *map(_whole, (*patterns, *FORMATS.get(str(schema.get("format")), ())))]
 
 
 def _whole(pattern: str) -> str:

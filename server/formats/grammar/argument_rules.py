@@ -6,7 +6,7 @@ notations of Gemma 4 (`Braces`) and MiniMax M3 (`Elements`) are converted value 
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from server.errors import InvalidRequest
@@ -20,6 +20,7 @@ from server.formats.parameter_schema import (
     others_of,
     properties_of,
     referred,
+    required_in,
     text_limits,
     types_of,
     values_of,
@@ -44,6 +45,7 @@ _REFUSED = (
     *("oneOf", "allOf", "not", "if", "patternProperties", "propertyNames", "minProperties", "maxProperties"),
     *("dependentRequired", "dependentSchemas", "dependencies", "unevaluatedProperties"),
 )
+MAX_JOINED_CHARS = 1_000_000  # of the keywords beside alternatives, which each of these gets
 _REFUSED_ONE_BY_ONE = ("$ref", "anyOf", *_REFUSED)
 _REFUSED_NESTED = (*_REFUSED, "unevaluatedItems", "prefixItems", "contains", "uniqueItems")
 
@@ -180,26 +182,72 @@ def json_rule(schema: Any, root: Mapping[str, Any], text: LarkText) -> str:
 
 def _parameter(form: Parameters, root: Mapping[str, Any], text: LarkText) -> MakeMember:
     """Strings have no quotes, other values are JSON."""
+    known: dict[str, str] = {}  # the rules of values by their references, which may lead to one in countless ways
 
     def member(key: str, schema: Any) -> str:
-        value, is_json = typed(schema)
-        opening = form.before_json_value if is_json and form.before_json_value is not None else form.before_value
-        return text.rule(f"{text.literal(form.before)} {key} {text.markup(opening)} {value} {text.literal(form.joint)}")
+        return text.rule(f"{text.literal(form.before)} {key} {value(schema)} {text.literal(form.joint)}")
 
-    def typed(schema: Any) -> tuple[str, bool]:
-        """Return the rule of a value and its end, and whether it is JSON."""
-        types, end = types_of(schema, root), form.after
-        schema = referred(schema, root)
+    def value(schema: Any) -> str:
+        """Return the rule of a value and the markup around it."""
+        reference = schema.get("$ref") if isinstance(schema, Mapping) else None
+        if not isinstance(reference, str):
+            return written(_mapping(schema))
+        if reference not in known:
+            known[reference] = text.rule(written(_mapping(referred(schema, root))))
+        return known[reference]
+
+    def written(schema: Schema) -> str:
+        types, end = types_of(schema, root), text.literal(form.after)
         if "string" not in types:
-            return f"{json_rule(schema, root, text)} {text.literal(end)}", True
+            opening = form.before_value if form.before_json_value is None else form.before_json_value
+            return f"{text.markup(opening)} {json_rule(schema, root, text)} {end}"
+        if choices := _choices(schema):
+            return text.rule(" | ".join(map(value, choices)))
         values = values_of(schema)
-        if values is not None:
-            shown = [value if isinstance(value, str) else json.dumps(value) for value in values]
-            return f"({' | '.join(map(text.literal, shown))}) {text.literal(end)}", False
-        limited = schema if types == STRING and isinstance(schema, Mapping) else {}
-        return text.text_until(end, *text_limits(limited), never=form.never, empty=not limited.get("minLength")), False
+        if values is None:
+            content = _text_until(form.after, schema if types == STRING else {}, text, never=form.never)
+        else:
+            shown = [each if isinstance(each, str) else json.dumps(each) for each in values]
+            content = f"({' | '.join(map(text.literal, shown))}) {end}"
+        return f"{text.markup(form.before_value)} {content}"
 
     return member
+
+
+def _mapping(schema: Any) -> Schema:
+    """Return a schema as an object. Raises `InvalidRequest` for false."""
+    if schema is False:
+        raise InvalidRequest("tools: a parameter that may have no value can't be enforced", "tools")
+    return schema if isinstance(schema, Mapping) else {}
+
+
+def _text_until(end: str, schema: Schema, text: LarkText, *, never: Sequence[str] = ()) -> str:
+    """Return the rule of a text with the limits of `schema`, and its `end`; before a control token with a limit, not of
+    the empty text.
+    """
+    empty = not any(schema.get(key) for key in ("minLength", "pattern", "format"))
+    return text.text_until(end, *text_limits(schema), never=never, empty=empty)
+
+
+def _choices(schema: Schema) -> list[Any]:
+    """Return the alternatives of a schema, each with its other keywords; [] for none. Raises `InvalidRequest` if one of
+    them has a keyword with another value.
+    """
+    name = "anyOf" if "anyOf" in schema else "oneOf"
+    rest = {key: value for key, value in schema.items() if key not in (name, "$defs", "definitions")}
+    parts = schema.get(name)
+    if not isinstance(parts, list):
+        return []
+    if len(parts) * len(json.dumps(rest)) > MAX_JOINED_CHARS:
+        raise InvalidRequest(f"tools: the keyword '{name}' of a parameter has too many alternatives", "tools")
+    found = list[Any]()
+    for part in parts:
+        own = part if isinstance(part, Mapping) else {}
+        if any(rest[key] != own[key] for key in rest.keys() & own.keys() - _REMARKS - {"required"}):
+            raise InvalidRequest(f"tools: the keyword '{name}' cannot be enforced next to others in it", "tools")
+        needed = {"required": [*required_in(rest), *required_in(own)]} if "required" in own else {}
+        found.append(False if part is False else {**rest, **own, **needed})
+    return found
 
 
 def _keyword(root: Mapping[str, Any], text: LarkText) -> MakeMember:
@@ -209,10 +257,10 @@ def _keyword(root: Mapping[str, Any], text: LarkText) -> MakeMember:
         types = types_of(schema, root)
         schema = referred(schema, root)
         rule = json_rule(schema, root, text)
-        if values_of(schema) is None and isinstance(schema, Mapping):
+        if isinstance(schema, Mapping) and schema.keys() <= _REMARKS | {"type"}:
             if types == {"boolean"}:
                 rule = f'({rule} | "True" | "False")'
-            elif types == STRING and not text_limits(schema):
+            elif types == STRING:
                 rule = f"({rule} | {_PYTHON_STRING})"
         return f'{key} "=" {rule}'
 
@@ -232,10 +280,7 @@ class _Nested:
 
     def value(self, schema: Any, end: str) -> str:
         """Return the rule of a value and its `end`. An unspecified value may be anything that the notation has."""
-        if schema is False:
-            raise InvalidRequest("tools: a parameter that may have no value can't be enforced", "tools")
-        if not isinstance(schema, Mapping):
-            schema = {}
+        schema = _mapping(schema)
         reference = schema.get("$ref")
         if isinstance(reference, str):
             found = referred(schema, self._root)
@@ -246,11 +291,8 @@ class _Nested:
         values = values_of(schema)
         if values is not None:
             return self._one_of(f"{self._literal(value)} {self._text.literal(end)}" for value in values)
-        if parts := schema.get("anyOf"):
-            rest = {key: value for key, value in schema.items() if key != "anyOf"}
-            return self._one_of(
-                self.value({**rest, **part} if isinstance(part, Mapping) else part, end) for part in parts
-            )
+        if choices := _choices(schema):
+            return self._one_of(self.value(part, end) for part in choices)
         kinds = self.kinds(schema)
         return self._one_of(self._kind(kind, schema, end) for kind in kinds) if kinds else self._anything(end)
 
@@ -309,10 +351,8 @@ class _Nested:
         text = self._text
         if isinstance(self._form, Braces):
             quote = self._form.quote
-            content = text.text_until(quote, *text_limits(schema), empty=not schema.get("minLength"))
-            return f"{text.literal(quote)} {content} {text.literal(end)}"
-        limited = schema if schema.get("type") == "string" else {}
-        return text.text_until(end, *text_limits(limited), empty=not limited.get("minLength"))
+            return f"{text.literal(quote)} {_text_until(quote, schema, text)} {text.literal(end)}"
+        return _text_until(end, schema if schema.get("type") == "string" else {}, text)
 
     def _array(self, schema: Schema, end: str) -> str:
         text, items = self._text, schema.get("items", {})

@@ -77,7 +77,6 @@ class StreamParser(Reader):
             self._reasoning_spaces.clear()
 
     def feed(self, text: str) -> list[Piece]:
-        """Add a chunk and return the pieces that can't change any more."""
         if self._steps is None and not (self.holds_spaces or self.raw or self._spaces):
             return [ContentText(text)] if text else []
         for piece in pieces_of(text):

@@ -7,7 +7,10 @@ import jsonschema
 import pytest
 
 from server import formats
+from server.errors import InvalidRequest
 from server.formats.chat_format import ChatFormat
+from server.formats.grammar.argument_rules import argument_rule
+from server.formats.grammar.lark_text import LarkText
 from server.formats.tool_call_syntax import Arguments, Braces, Elements, Parameters
 from server.formats.written import calls_text
 from tests.unit.formats.reading import chat_format, every_character, forced_calls, functions_of, parser, prompt_of, read
@@ -136,6 +139,50 @@ def test_parameters_may_have_names_of_any_api(name: str) -> None:
     found = read(parser(name, tools=tools), text)
     assert [(each[0], json.loads(each[1])) for each in found.calls] == [("step", given)]
     assert takes(WORDS.lark(forced_calls(name, "", tools)), text.encode())
+
+
+DATE = {"type": "string", "format": "date"}
+UNIT = {"anyOf": [{"type": "string", "enum": ["C", "F"]}, {"type": "null"}], "default": None}
+
+
+@pytest.mark.parametrize("name", MARKED)
+@pytest.mark.parametrize(
+    ("schema", "fitting", "other"),
+    [
+        (DATE, "2024-02-29", "2023-02-29"),
+        (UNIT, "C", "K"),
+        (UNIT, None, 5),
+        ({"$ref": "#/$defs/unit", "title": "Unit"}, "F", "f"),
+        ({"anyOf": [DATE, {"type": "string", "maxLength": 3}]}, "now", "never"),
+    ],
+)
+def test_a_text_keeps_its_format_and_its_alternatives(name: str, schema: Any, fitting: object, other: object) -> None:
+    parameters = {"type": "object", "properties": {"x": schema}, "required": ["x"], "$defs": {"unit": UNIT}}
+    grammar = WORDS.lark(forced_calls(name, "", [tool("step", parameters)]))
+    for value, fits in ((fitting, True), (other, False)):
+        text = calls_text(formats.BY_NAME[name].syntax, [("step", json.dumps({"x": value}))])
+        assert matches(grammar.fork(), text) is fits
+
+
+@pytest.mark.parametrize("name", [*MARKED, "hermes", "lfm2"])
+def test_null_requires_no_parameter(name: str) -> None:
+    lark = forced_calls(name, "", [tool("step", {"type": "object", "properties": {"x": DATE}, "required": None})])
+    assert matches(WORDS.lark(lark), calls_text(formats.BY_NAME[name].syntax, [("step", "{}")]))
+
+
+@pytest.mark.parametrize("parameters", [{"required": True}, {"properties": [5]}])
+def test_malformed_parameters_are_refused(parameters: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"tools: '(required|properties)' must be"):
+        forced_calls("qwen3-coder", "", [tool("step", parameters)])
+
+
+def test_no_empty_text_precedes_a_control_token_where_a_pattern_forbids_it() -> None:
+    rules, token = LarkText(WORDS.control_token, ["<tool>"]), WordVocab().n_tokens - 1
+    parameters = {"properties": {"x": {"type": "string", "pattern": "^[a-c]+$"}}, "required": ["x"]}
+    rule = argument_rule(Parameters("<x>", ":", "<tool>"), {"parameters": parameters}, rules)
+    grammar = WORDS.lark(rules.whole(rule))
+    assert takes(grammar.fork(), [*b"<x>x:ab", token])
+    assert not takes(grammar, [*b"<x>x:", token])
 
 
 TOOL_NAMES = (

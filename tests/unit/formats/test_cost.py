@@ -1,13 +1,15 @@
 """Long outputs cost in proportion: little text is held, and little is copied."""
 
 import json
+from typing import Any
 
 import pytest
 
+from server.formats.parameter_schema import types_of
 from server.formats.parsing.reader import MAX_WORD, Reader
 from server.formats.parsing.stream_parser import StreamParser
-from tests.unit.formats.reading import parser, read
-from tests.unit.formats.recorded import RECORDED, Recorded
+from tests.unit.formats.reading import forced_calls, parser, read
+from tests.unit.formats.recorded import RECORDED, Recorded, tool
 
 PIECES = ["x" * 2000] * 100  # 200 kB
 
@@ -60,3 +62,21 @@ def test_arguments_that_come_in_one_piece_cost_in_proportion(
         copied(monkeypatch, form, LONG[form] % ", ".join(f'"key{k}": {value}' for k in range(n))) for n in (1000, 4000)
     )
     assert long < 4.6 * short
+
+
+class Counted(dict[str, Any]):
+    """A schema that counts how often schemas are looked at."""
+
+    n_looks = 0
+
+    def get(self, *args: Any) -> Any:
+        Counted.n_looks += 1
+        return super().get(*args)
+
+
+def test_a_schema_that_references_lead_to_in_countless_ways_costs_in_proportion() -> None:
+    layers = {f"n{n}": Counted(anyOf=[Counted({"$ref": f"#/$defs/n{n + 1}"})] * 10) for n in range(6)}
+    parameters = {"type": "object", "properties": {"x": layers["n0"]}, "$defs": layers | {"n6": Counted(type="string")}}
+    assert types_of(layers["n0"], parameters) >= {"string"}
+    assert len(forced_calls("qwen3-coder", "", [tool("f", parameters)])) < 10_000
+    assert Counted.n_looks < 1_000_000

@@ -92,6 +92,8 @@ CASES: list[tuple[Any, str, str, Any]] = [
     (TWO, "{a:'x'}", "<a>x</a>", {"a": "x"}),
     (TWO, "{}", "", {}),
     (TWO | {"required": ["b"]}, "{a:'x'}", "<a>x</a>", None),
+    (TWO | {"required": ["b"], "anyOf": [{"required": ["a"]}]}, "{a:'x'}", "<a>x</a>", None),
+    (TWO | {"required": ["b"], "anyOf": [{"required": ["b"]}]}, "{b:1}", "<b>1</b>", {"b": 1}),
     (TREE, "{a:{n:1}}", "<a><n>1</n></a>", {"a": {"n": 1}}),
     (
         TREE,
@@ -143,6 +145,7 @@ def test_braces_hold_anything_where_the_schema_says_nothing() -> None:
         (one({}, properties={"a b": {}}), "a b"),
         ({"type": "array"}, "must be an object"),
         (one({}, minProperties=1), "minProperties"),
+        (one({"type": "integer", "anyOf": [{"type": "string"}]}), "anyOf"),
     ],
 )
 def test_what_cannot_be_kept_is_named(form: str, schema: Any, said: str) -> None:
@@ -154,3 +157,9 @@ def test_what_cannot_be_kept_is_named(form: str, schema: Any, said: str) -> None
 def test_elements_cannot_tell_texts_from_lists(schema: Any) -> None:
     with pytest.raises(InvalidRequest, match="can't be enforced"):
         forced_calls("minimax-m3", "", [tool(schema)], name="f", parallel=False)
+
+
+def test_alternatives_are_not_joined_with_the_rest_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.formats.grammar.argument_rules.MAX_JOINED_CHARS", 1000)
+    with pytest.raises(InvalidRequest, match="too many alternatives"):
+        forced_calls("gemma4", "", [tool(TWO | {"anyOf": [{"required": ["a"]}] * 20})], name="f", parallel=False)
