@@ -37,8 +37,6 @@ class Bitmap:
 
 @dataclass(frozen=True, slots=True)
 class Video:
-    """A decoded video."""
-
     parts: tuple[str | Bitmap, ...]  # of its prompt: frames with timestamps between them
     has_audio: bool = False  # an audio track, which is ignored
 
@@ -63,5 +61,4 @@ def n_bytes_of(found: Decoded) -> int:
 
 
 def bitmaps_of(found: Decoded) -> list[Bitmap]:
-    """Return the bitmaps of the reply."""
     return [part for part in found.parts if isinstance(part, Bitmap)]

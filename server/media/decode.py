@@ -8,7 +8,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from itertools import count
 from typing import Any, TypeAlias
@@ -99,7 +99,8 @@ class Decoder:
         key = (scope or "", hashlib.sha256(data).hexdigest(), sample_rate, document)
         known = self._known.get(key) if scope is not None else None
         if known is not None:
-            return _without_data(known, cache(lambda: self._again(data, sample_rate, document)))
+            again = partial(self._again, data, sample_rate, document)
+            return _without_data(known, again if isinstance(known, Bitmap) else cache(again))  # once for all parts
         found = self._decoded(data, sample_rate, key[1], document)
         if scope is not None:
             self._known.add(key, _without_data(found))

@@ -14,6 +14,7 @@ from server.media.bitmap import BitmapKind
 
 _JPEG_SIZES = frozenset((*range(0xC0, 0xC4), *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0xD0)))  # SOF0..15
 _JPEG_ALONE = frozenset((0x01, *range(0xD0, 0xD9)))  # markers without a segment
+_MAX_JPEG_MARKERS = 1 << 16  # before the size: each takes time, and a file has a few hundred
 _HEIC = rb"(?:hei[cxms]|hev[cx]|m[is]f1)"
 
 
@@ -63,10 +64,10 @@ def _bmp_size(data: bytes) -> tuple[int, int]:
 
 def _jpeg_size(data: bytes) -> tuple[int, int]:
     at = 2
-    while at + 4 <= len(data):
-        if data[at] != 0xFF:
-            at += 1  # stb_image looks for the next marker, too
-            continue
+    for _ in range(_MAX_JPEG_MARKERS):
+        at = data.find(0xFF, at)  # stb_image looks for the next marker, too
+        if not 0 <= at <= len(data) - 4:
+            break
         marker = data[at + 1]
         if marker == 0xFF:
             at += 1

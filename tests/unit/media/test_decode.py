@@ -68,6 +68,7 @@ def test_the_content_tells_a_file_and_the_size_of_a_picture_before_it_is_decoded
         (b"%PDF-1.7", "PDF"),
         (media_file("tiny.png")[:20], "cut off"),
         (media_file("tiny.jpg")[:30], "cut off"),
+        (b"\xff\xd8" + b"\xff" * (1 << 17) + media_file("tiny.jpg")[2:], "cut off"),
         (media_file("tiny.gif")[:8], "cut off"),
         (media_file("tiny.bmp")[:20], "cut off"),
         (b"\x89PNG\r\n\x1a\n" + bytes(30), "without a header"),
@@ -269,6 +270,7 @@ def test_what_was_decoded_before_is_decoded_again_when_somebody_asks(decoder: De
     assert first.data
     assert not again.data
     assert again.decoded() == first.decoded() == first.data
+    assert again.decoded() is not again.decoded()  # a request of many known images holds the pixels of none
 
 
 def test_how_long_decoding_takes_tells_nobody_of_others(decoder: Decoder) -> None:
