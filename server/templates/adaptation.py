@@ -293,7 +293,7 @@ def _with_ids(messages: _Messages, caps: Capabilities) -> _Messages:
         return messages
     adapted: _Messages = []
     ids: dict[str, str] = {}
-    unanswered: list[str] = []
+    unanswered: dict[str, None] = {}
     n_calls = 0
     for message in messages:
         if "tool_calls" in message:
@@ -301,14 +301,13 @@ def _with_ids(messages: _Messages, caps: Capabilities) -> _Messages:
             for call in message["tool_calls"]:
                 given = call.get("id") or f"{_UNNAMED}{n_calls}"
                 ids[given] = _call_id(given, call["function"]["name"], n_calls, caps)
-                unanswered.append(given)
+                unanswered[given] = None
                 calls.append({**call, "id": ids[given]})
                 n_calls += 1
             adapted.append({**message, "tool_calls": calls})
         elif message.get("role") == "tool":
-            given = message.get("tool_call_id") or (unanswered[0] if unanswered else _UNNAMED)
-            if given in unanswered:
-                unanswered.remove(given)
+            given = message.get("tool_call_id") or next(iter(unanswered), _UNNAMED)
+            unanswered.pop(given, None)
             adapted.append({**message, "tool_call_id": ids.get(given) or _call_id(given, "", n_calls, caps)})
         else:
             adapted.append(message)

@@ -2,9 +2,11 @@
 
 import contextlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import accumulate
 from typing import Any
 
 from server.errors import ConfigError, InvalidRequest
@@ -167,8 +169,10 @@ class ChatTemplate:
             (text,) = self._rendered(compiled, arguments, opens)
         except InvalidRequest:
             return False
-        places = [text.find(word) for word in words]
-        in_place = (max(places[:at], default=0) <= places[at] <= min(places[at:]) for at in late)
+        first = {found[0]: found.start() for found in reversed([*re.finditer(r"word\d+x", text)])}
+        places = [first.get(word, -1) for word in words]  # with `find`, the time would grow with the square
+        before, after = [*accumulate(places, max, initial=0)], [*accumulate(reversed(places), min)][::-1]
+        in_place = (before[at] <= places[at] <= after[at] for at in late)
         return min(places, default=0) >= 0 and all(in_place)
 
     def _opened(self, compiled: _Compiled, arguments: Mapping[str, Any]) -> RenderedPrompt:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from server.errors import InvalidRequest
+from server.templates.adaptation import _with_ids
 from server.templates.template import ChatTemplate
 from tests.support.downloads import TEMPLATE_NAMES, needs_templates
 from tests.unit.templates.conversations import says
@@ -177,3 +178,23 @@ def test_text_before_a_call_is_a_preamble_in_harmony_where_the_template_would_lo
 def test_text_before_a_call_stays_where_the_harmony_template_shows_it() -> None:
     text = template_of("openai-gpt-oss-120b").render([U, {**CALL, "content": "I look."}, T]).text
     assert "<|channel|>analysis<|message|>I look.<|end|>" in text
+
+
+class Compared(str):
+    """An id that counts how often it is compared."""
+
+    n_compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        Compared.n_compared += 1
+        return super().__eq__(other)
+
+    __hash__ = str.__hash__
+
+
+def test_results_find_their_calls_in_time_in_proportion() -> None:
+    ids = [f"id{n}" for n in range(500)]
+    results = [says("tool", "t", tool_call_id=Compared(each)) for each in reversed(ids)]
+    calls: list[dict[str, str]] = [{"id": Compared(each)} for each in ids]
+    _with_ids([called(*calls), *results], template(NINE).capabilities)
+    assert Compared.n_compared < 10 * len(ids)

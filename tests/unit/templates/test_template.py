@@ -1,6 +1,7 @@
 """Templates: what they get, and what they may refuse."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -87,3 +88,27 @@ def test_arguments_that_nest_deeply_and_do_not_end_are_shown_as_text() -> None:
 
 def test_tools_that_only_the_template_for_tools_shows_are_supported() -> None:
     assert template("{{ messages[0].content }}", tool_source="{{ tools | tojson }}").supports_tools
+
+
+class Searched(str):
+    """A prompt that counts the characters that are searched."""
+
+    n_searched = 0
+
+    def removeprefix(self, _: str, /) -> "Searched":
+        return self
+
+    def find(self, *args: Any) -> int:
+        Searched.n_searched += len(self)
+        return super().find(*args)
+
+
+def test_the_texts_of_a_long_chat_are_found_in_time_in_proportion(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Joining:
+        def render(self, _: str, *arguments: Any) -> list[str]:
+            return [Searched("".join(message["content"] for message in each["messages"])) for each in arguments]
+
+    made = template()
+    monkeypatch.setattr(made, "_renderer", Joining())
+    assert made._shows_all(made._main, {"messages": [USER] * 1000}, opens=True)
+    assert Searched.n_searched < 10 * 10_000
