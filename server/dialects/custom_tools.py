@@ -81,11 +81,9 @@ class _InputParser:
         self._begun = self._closed = False  # its input
 
     def feed(self, text: str) -> list[Piece]:
-        """See `OutputParser`."""
         return self._decoded(self._parser.feed(text))
 
     def finish(self, *, cut: bool = False) -> list[Piece]:
-        """See `OutputParser`."""
         return [*self._decoded(self._parser.finish(cut=cut)), *self._ended()]
 
     def _decoded(self, pieces: list[Piece]) -> list[Piece]:
@@ -116,7 +114,7 @@ class _InputParser:
         written, self._held = self._held[:end], self._held[end:]
         self._closed = self._held.startswith('"')
         try:
-            return str(json.loads(f'"{written}"', strict=False))
+            return str(json.loads(f'"{written}"', strict=False)).encode(errors="replace").decode()
         except ValueError:
             return written  # an escape that JSON does not have
 

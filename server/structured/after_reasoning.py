@@ -54,7 +54,6 @@ class AfterReasoning:
         return mask
 
     def masked_by(self) -> "MatcherConstraint | None":
-        """Return the only grammar that may follow."""
         if self._framing is None:
             return None if self._reply is None else self._reply.masked_by()
         return self._framing if self._reply is None else None
@@ -89,5 +88,4 @@ class AfterReasoning:
 
     @property
     def finished(self) -> bool:
-        """Return whether the reply is complete."""
         return self._reply is not None and self._reply.finished

@@ -119,7 +119,6 @@ class ReasoningEnd:
     _recent: tuple[int, ...] = ()
 
     def fork(self) -> "ReasoningEnd":
-        """Return a copy in the same state, on the same switch."""
         made = copy(self)
         made.inner = None if self.inner is None else self.inner.fork()
         return made
@@ -145,7 +144,6 @@ class ReasoningEnd:
         return mask
 
     def masked_by(self) -> "MatcherConstraint | None":
-        """Return the inner grammar, where nothing is forced."""
         return None if self._due or self.inner is None else self.inner.masked_by()
 
     def accept(self, token: int) -> None:

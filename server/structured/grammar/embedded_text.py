@@ -73,7 +73,6 @@ class EmbeddedTexts(MatcherConstraint):
         return bits.tobytes()
 
     def masked_by(self) -> MatcherConstraint | None:
-        """Return the matcher of the call, outside of a text."""
         return self._outer if self._text is None else None
 
     def accept(self, token: int) -> None:
@@ -92,11 +91,9 @@ class EmbeddedTexts(MatcherConstraint):
 
     @property
     def complete(self) -> bool:
-        """True when the output may end here."""
         return self._text is None and self._outer.complete
 
     def failure(self) -> InvalidRequest | None:
-        """Return why a matcher gave up, if it did."""
         inner = None if self._text is None or self._text.inner is None else self._text.inner.failure()
         return inner or self._outer.failure()
 

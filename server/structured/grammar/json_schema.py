@@ -38,7 +38,7 @@ _OPTIONS = {
 }
 _BOUNDS = frozenset(["minLength", "maxLength", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"])
 _SHORT_ESCAPES = 'nrbtf\\"'
-_CONTROL = re.compile(r"\\u00[01]")  # a character without a short escape, as JSON
+_CONTROL = re.compile(r"(?<!\\)(?:\\\\)*\\u00[01]")  # a character without a short escape, no pattern's escape
 
 
 class Written(NamedTuple):

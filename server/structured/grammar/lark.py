@@ -12,7 +12,7 @@ from server.structured.grammar.limits import MAX_TEXT_CHARS
 _KEYWORDS = re.compile(
     r"""
     //[^\n]* | \#[^\n]* | "(?:\\.|[^"\\\n])*" | /(?!/)(?:\\.|[^/\\\n])+/  # comments, strings and regexes are skipped
-  | (?P<keyword>%(?:json|text|lark)\b)
+  | (?P<keyword>%(?:json|text|lark)\b)\s*
     """,
     re.VERBOSE | re.DOTALL,
 )
@@ -70,9 +70,8 @@ def lark_with_texts(text: str, max_chars: int, special: Iterable[int]) -> tuple[
 
 
 def _inline_json(text: str, pos: int, keyword: str) -> tuple[Any, int]:
-    start = pos + len(text[pos:]) - len(text[pos:].lstrip())
     try:
-        return _JSON.raw_decode(text, start)
+        return _JSON.raw_decode(text, pos)
     except (ValueError, RecursionError) as error:
         line, kind = text.count("\n", 0, pos) + 1, "Schema" if keyword == "%json" else "object"
         raise InvalidRequest(f"{keyword} on line {line} is not followed by a JSON {kind}: {error}") from None

@@ -60,7 +60,6 @@ class MatcherConstraint:
 
     @contained
     def fork(self) -> Self:
-        """Return an independent copy in the same state."""
         made = copy(self)
         made.matcher = self.matcher.deep_copy()
         return made
@@ -97,7 +96,6 @@ class MatcherConstraint:
             self._slow_s += cpu_s - SLOW_S
 
     def masked_by(self) -> "MatcherConstraint | None":
-        """Itself, for `server.structured.grammar.matcher`."""
         return self
 
     @contained
@@ -112,7 +110,6 @@ class MatcherConstraint:
     @property
     @contained
     def finished(self) -> bool:
-        """True when only an end token may follow."""
         return bool(self.matcher.is_stopped()) and not self.matcher.is_error()
 
     @property

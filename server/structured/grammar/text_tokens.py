@@ -67,7 +67,7 @@ class TextTokens:
 
     def markers(self, texts: Sequence[bytes]) -> Markers:
         """Return the tokens that may cross the end of one of these texts."""
-        crossing = {token for byte in {text[-1] for text in texts} for token in self.with_inside(byte)}
+        crossing = {token for byte in {text[-1] for text in texts if text} for token in self.with_inside(byte)}
         return Markers(self, tuple(sorted(crossing)), max(map(len, texts), default=0))
 
     def with_inside(self, byte: int) -> tuple[int, ...]:

@@ -217,7 +217,6 @@ class TriggeredConstraint:
 
     @property
     def _may_leave(self) -> bool:
-        """Return whether free text may follow here."""
         return self._rules.lazy is None and self._inner is not None and self._inner.complete
 
     def _leave(self) -> None:

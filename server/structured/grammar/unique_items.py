@@ -140,7 +140,6 @@ class Cursor:
         self.in_string = self._in_key = self._escaped = self._in_scalar = False
 
     def fork(self) -> "Cursor":
-        """Return an independent copy."""
         return copy(self)
 
     @property

@@ -12,6 +12,7 @@ ARGUMENTS = {
     '{"input": "a\\n\\ud83d\\ude00\\u00e9\\\\"}': "a\n\U0001f600é\\",
     '{"other": 1, "input": "b"}': "b",
     "*** x": "*** x",
+    r'{"input": "a\ud83d\u0062\udc00"}': "a?b?",
 }
 
 

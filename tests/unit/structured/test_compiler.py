@@ -4,6 +4,7 @@ import gc
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import llguidance
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from server.errors import InvalidRequest
 from server.structured.constraint import n_mask_bytes
 from server.structured.grammar.compiler import GrammarCompiler, NewestValues
+from server.structured.grammar.lark import lark_with_texts
 from server.structured.grammar.matcher import Masks
 from tests.support.fakes import FakeVocab
 from tests.unit.structured.builders import BYTES, WORDS, WordVocab, allowed, matches
@@ -188,3 +190,21 @@ def test_one_that_gave_up_is_its_own_failure() -> None:
     assert not isinstance(first, Exception)
     assert not isinstance(third, Exception)
     assert bytes(first) == bytes(third) == good.mask()[: n_mask_bytes(good.tokenizer.n_tokens)]
+
+
+class Sliced(str):
+    """A grammar that counts the characters that are copied."""
+
+    n_copied = 0
+
+    def __getitem__(self, key: Any) -> str:
+        found = super().__getitem__(key)
+        Sliced.n_copied += len(found)
+        return found
+
+
+def test_the_schemas_in_a_grammar_are_taken_out_in_time_in_proportion() -> None:
+    text = Sliced("start: " + " | ".join(["%json \n {}"] * 200))
+    grammar, _, _ = lark_with_texts(text, len(text), ())
+    assert grammar.count("%json {") == 200
+    assert Sliced.n_copied < 2 * len(text)

@@ -115,6 +115,20 @@ def test_a_token_is_a_trigger_only_as_that_token() -> None:
         assert made.finished
 
 
+class Silent(FakeVocab):
+    """Token 1 has no text."""
+
+    def piece(self, token: int, *, special: bool = True) -> bytes:
+        return b"" if token == 1 else super().piece(token, special=special)
+
+
+def test_a_token_without_a_text_is_a_trigger() -> None:
+    triggers = [{"type": 0, "value": "", "token": 1}]
+    made = constraint(Silent(), grammar='root ::= [0-9]+ "."', grammar_triggers=triggers)
+    assert takes(made, [*b"is it ", 1, *b"5."])
+    assert made.finished
+
+
 def test_a_schema_may_wait_too_and_every_wire_format_knows_it() -> None:
     triggers = [{"type": 1, "value": '{"'}]
     lazy: dict[str, Any] = {"json_schema": {"const": {"a": 1}}, "grammar_lazy": True, "grammar_triggers": triggers}

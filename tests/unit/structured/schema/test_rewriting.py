@@ -151,6 +151,10 @@ def test_an_exclusive_bound_close_to_a_fraction_is_exclusive(end: int, way: int)
         ({"properties": {"a": {"type": "integer"}}, "additionalProperties": {"type": "string"}}, r'{"\u0061":"x"}'),
         ({"patternProperties": {"^a": {"type": "integer"}}}, r'{"\u0061":"x"}'),
         ({"allOf": [{"properties": {"a": {"type": "integer"}}}, {"required": ["b"]}]}, r'{"b":1,"\u0061":"x"}'),
+        (
+            {"properties": {"a": {"type": "integer"}}, "additionalProperties": {"pattern": r"^[^\u0000-\u0008]*$"}},
+            r'{"\u0061":"x"}',
+        ),
     ],
 )
 def test_a_listed_name_is_not_written_otherwise(schema: Any, text: str) -> None:
