@@ -39,6 +39,7 @@ from server.vocab import PlainText, Vocab
 MAX_NAME_CHARS = 255
 _SPACES = re.compile(r"[\s\x00-\x1f\x7f]+")
 DOCUMENT_END = "</document>"
+MAX_TEXT_CHARS = 64 << 20  # of a prompt with its documents, which parts may repeat
 
 
 def document_start(name: str, media_type: str, context: str = "") -> str:
@@ -92,6 +93,7 @@ def as_text(parts: Sequence[str | Media], marker: str, media: LoadedMedia = NO_M
     for part in parts:
         is_document = isinstance(part, Media) and part.kind == "document"
         found += _shown_parts(part, media) if is_document else [part]
+    _check_text(found)
     return "".join(each if isinstance(each, str) else marker for each in found)
 
 
@@ -143,12 +145,19 @@ def read_parts(
 def _given(parts: Sequence[str | Media], media: LoadedMedia) -> list[str | Bitmap]:
     """Return `parts` as they are shown to the model. Adjacent texts of the same type are joined."""
     found: list[str | Bitmap] = []
-    shown = (each for part in parts for each in _shown_parts(part, media))
+    shown = [each for part in parts for each in _shown_parts(part, media)]
+    _check_text(shown)
     for _, same in groupby(shown, type):
         group = list(same)
         texts = [each for each in group if isinstance(each, str)]
         found += [type(texts[0])("".join(texts))] if texts else group
     return found
+
+
+def _check_text(parts: Sequence[object]) -> None:
+    """Raise `InvalidRequest` for more text than a prompt may have."""
+    if sum(len(part) for part in parts if isinstance(part, str)) > MAX_TEXT_CHARS:
+        raise InvalidRequest(f"a prompt with its documents may have at most {MAX_TEXT_CHARS} characters")
 
 
 def _tokens(texts: Sequence[str], vocab: Vocab, *, add_special: bool, parse_special: bool) -> list[int]:

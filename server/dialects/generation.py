@@ -219,7 +219,7 @@ class ParsedRequest(ABC):
     def generation(self, context: Context) -> Generation:
         """Return the engine requests and the writer of the reply. Blocking, for a worker thread.
 
-        Raises `InvalidRequest`, `PermissionDenied`.
+        Raises `InvalidRequest`, `PermissionDenied`, `NotSupported`.
         """
 
     @property
@@ -317,8 +317,8 @@ def check_totals(requests: Sequence[Request], n_ctx: int) -> None:
     for request in requests:
         n_prompt = len(request.prompt)
         most = request.max_tokens if request.max_tokens >= 0 else n_ctx - n_prompt
-        n += request.n_probs * (request.n * most + n_prompt * request.prompt_logprobs)
-    if n > MAX_ALTERNATIVES and any(r.n_probs > FEW_PROBS for r in requests):
+        n += request.n_probs * request.n * (most + n_prompt * request.prompt_logprobs)
+    if n > MAX_ALTERNATIVES and any(r.n_probs > FEW_PROBS or (r.prompt_logprobs and r.n > 1) for r in requests):
         said = f"up to {n} probabilities in one reply, more than {MAX_ALTERNATIVES}; ask for fewer, or set n_predict"
         raise field_error("n_probs", said)
 

@@ -8,6 +8,7 @@ import asyncio
 import re
 import time
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Generic, TypeVar
@@ -172,17 +173,17 @@ class ServerTools:
         # As the model sees them, by the path of their server; the first one of a server describes the server, too.
         self.functions: dict[str, list[tuple[Tool, ClientName]]] = {}
         self._servers = servers
-        taken = set(_names(own))
+        taken, numbers = set(_names(own)), Counter[str]()
         for each in requested:
             assert each.server is not None, "the server has been asked for its tools"
             about = each.description or each.server.description
             functions = self.functions[each.at] = []
             for tool in each.tools:
-                name = base = function_name(each.label, tool.name)
-                number = 1
+                name = function_name(each.label, tool.name)
+                stem = name[: _MAX_NAME_CHARS - 5]
                 while name in self.tools or name in taken:
-                    number += 1
-                    name = f"{base[: _MAX_NAME_CHARS - 5]}_{number}"
+                    numbers[stem] += 1
+                    name = f"{stem}_{numbers[stem] + 1}"
                 self.tools[name] = CallableTool(each.server, tool, each.approval.needed(tool))
                 description = "\n\n".join(filter(None, [about, tool.description]))
                 function = Tool(name, description, {**tool.schema, "type": "object"}, at=each.at)
@@ -245,11 +246,9 @@ class GivenCalls:
     calls: Sequence[Call]
 
     def feed(self, _: str) -> list[Piece]:
-        """Return nothing, because such a round has no text."""
         return []
 
     def finish(self, **_: bool) -> list[Piece]:
-        """Return the calls."""
         found: list[Piece] = []
         for index, call in enumerate(self.calls):
             found += ToolCallBegin(index, call.id, call.name), ToolCallArguments(index, call.arguments)
@@ -333,7 +332,6 @@ class RoundWriter(Writer, Generic[R]):
             self._results.append(Message("tool", content, call_id=call.id, name=name))
 
     def next(self) -> tuple[Generate, Sequence[Media]] | None:
-        """See `Writer`."""
         if not self._results or self.waits_for_client:
             return None
         tools, limits = self.conversation.tools, self._tools

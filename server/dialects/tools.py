@@ -18,7 +18,9 @@ from server.dialects.tool_types import RESPONSES, ToolType, left_out_reason
 from server.dialects.warnings import NO_TOOL_LEFT, Omitted, left_out, shown
 from server.errors import InvalidRequest, invalid
 
-MAX_TOOLS = 1024
+MAX_TOOLS = 1024  # of a list
+MAX_FUNCTIONS = 8192  # of a request: `tool_choice` may look for each tool of a list among all
+MAX_DEFINED_CHARS = 16 << 20  # of the definitions in messages, where each reference repeats one
 NO_NAMESPACE = "functions"
 
 
@@ -122,7 +124,7 @@ class ToolReader(ABC):
         self.omitted = Omitted()  # tools that no model can use, by type
         self._introduced: dict[str, Tool] = {}
         self._omitted_names: dict[str, str] = {}  # the types of omitted tools, by name
-        self._n_grammar_chars = 0
+        self._n_grammar_chars = self._n_defined_chars = 0
         self._servers = {} if servers is None else {**servers}
         self._served = {tool.name for functions in self._servers.values() for tool, _ in functions}
         elsewhere = [at for at in self._servers if not at.startswith("tools.")]
@@ -167,9 +169,11 @@ class ToolReader(ABC):
             given = None
         if given is None and not self.names and not self.omitted:
             return Tools(parallel=parallel)  # as of most requests
+        if len(self.names) > MAX_FUNCTIONS:
+            raise invalid("tools", f"a request must have at most {MAX_FUNCTIONS} functions, also in its messages")
         warnings += self.omitted.warnings()
         choice = self._choice(given, warnings)
-        skipped = bool(self.omitted or self.waiting)
+        skipped, omitted = bool(self.omitted or self.waiting), self.omitted.types
         mode, name = choice.mode, ""
         if choice.one is not None:
             if not (skipped or self.offered or self._introduced):
@@ -177,7 +181,7 @@ class ToolReader(ABC):
             name, *_ = self._meant(choice.one)
         tools = self._with_introduced(name)
         if choice.allowed is not None:
-            kept = [each for each in choice.allowed if each.name in self.names or each.name not in self.omitted.types]
+            kept = [each for each in choice.allowed if each.name in self.names or each.name not in omitted]
             allowed = {name for each in kept for name in self._meant(each)}
             tools = [tool for tool in tools if tool.name in allowed]
         if mode == "required" and not tools:
@@ -222,7 +226,11 @@ class ToolReader(ABC):
         """Return the text that defines `tool`, which may be called from there on."""
         self._introduced[tool.name] = tool
         defined = {"description": tool.description, "name": tool.name, "parameters": tool.parameters}
-        return f"<function>{json_text(defined)}</function>\n"
+        text = f"<function>{json_text(defined)}</function>\n"
+        self._n_defined_chars += len(text)
+        if self._n_defined_chars > MAX_DEFINED_CHARS:
+            raise invalid("tools", f"messages must define at most {MAX_DEFINED_CHARS} characters of tools")
+        return text
 
     def _with_introduced(self, required: str) -> list[Tool]:
         """Return the offered tools and the introduced ones, which are deferred.

@@ -10,7 +10,7 @@ import base64
 import math
 import re
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -233,7 +233,11 @@ def read_rerank(given: dict[str, Any], *, cohere: bool = False) -> VectorRequest
     def job(model: LoadedModel, _: LoadedMedia) -> VectorJob:
         if model.embedder.info.pooling is not Pooling.RANK:
             raise cannot_rerank(model.spec.id)
-        inputs = _pairs(body.query, texts, model.info.rerank_template, model.vocab)
+        inputs: list[list[int]] = []
+        for pair in _pairs(body.query, texts, model.info.rerank_template, model.vocab):
+            inputs.append(pair)
+            if len(pair) > model.embedder.info.longest:  # it is refused later, and a long query would be in each pair
+                break
 
         def reply(found: Sequence[Vectors]) -> bytes:
             as_probability = body.raw_scores is False or shape == "cohere"
@@ -256,8 +260,8 @@ def read_rerank(given: dict[str, Any], *, cohere: bool = False) -> VectorRequest
     return VectorRequest(body.model, job, unused_fields(given, _COHERE_FIELDS if cohere else RerankBody), "rerank")
 
 
-def _pairs(query: str, documents: Sequence[str], template: str, vocab: Vocab) -> list[list[int]]:
-    """Return the tokens of the model's own prompt for each document, whose template has names in braces.
+def _pairs(query: str, documents: Sequence[str], template: str, vocab: Vocab) -> Iterator[list[int]]:
+    """Yield the tokens of the model's own prompt for each document, whose template has names in braces.
 
     Without a template: ``[BOS]query[EOS][SEP]document[EOS]`` with the tokens that the vocabulary adds; SEP if there is
     no EOS.
@@ -265,16 +269,17 @@ def _pairs(query: str, documents: Sequence[str], template: str, vocab: Vocab) ->
     if template:
         # Names are replaced in the template only, not in the texts.
         parts = _PLACES.split(template)
-        prompts = [
-            "".join({"query": query, "document": text}[part] if at % 2 else part for at, part in enumerate(parts))
-            for text in documents
-        ]
-        return [vocab.tokenize(prompt, add_special=False, parse_special=True) for prompt in prompts]
+        for text in documents:
+            given = {"query": query, "document": text}
+            prompt = "".join(given[part] if at % 2 else part for at, part in enumerate(parts))
+            yield vocab.tokenize(prompt, add_special=False, parse_special=True)
+        return
     end = [vocab.sep if vocab.eos == -1 else vocab.eos] if vocab.add_eos else []
     begin = [vocab.bos] if vocab.add_bos and vocab.bos != -1 else []
     between = [vocab.sep] if vocab.add_sep and vocab.sep != -1 else []
     first = begin + vocab.tokenize(query, add_special=False, parse_special=False) + end + between
-    return [first + vocab.tokenize(text, add_special=False, parse_special=False) + end for text in documents]
+    for text in documents:
+        yield first + vocab.tokenize(text, add_special=False, parse_special=False) + end
 
 
 def _probability(vectors: Vectors) -> float:

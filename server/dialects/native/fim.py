@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from server.dialects.fields import Body, field_error
-from server.errors import NotSupported
+from server.errors import ContextExceeded, NotSupported
 from server.pool.model import LoadedModel
 from server.vocab import Vocab
 
@@ -68,7 +68,10 @@ def suffix_prompt(model: LoadedModel, prefix: Sequence[int], suffix: str) -> lis
         require_fim(model.vocab)
     except NotSupported as error:
         raise field_error("suffix", error.message) from None
-    return fim_tokens(model.vocab, prefix, _plain(model.vocab, suffix), suffix_first=model.spec.spm_infill)
+    tokens = fim_tokens(model.vocab, prefix, _plain(model.vocab, suffix), suffix_first=model.spec.spm_infill)
+    if len(tokens) >= model.engine.n_ctx_seq:  # before each further prompt has the suffix, too
+        raise ContextExceeded(len(tokens), model.engine.n_ctx_seq)
+    return tokens
 
 
 def extra_tokens(vocab: Vocab, files: Sequence[Extra]) -> list[int]:

@@ -16,7 +16,7 @@ from server.dialects.completions.prompt import GivenPrompt, PromptRequest, promp
 from server.dialects.constraints import read_shape
 from server.dialects.dialect import Context, Dialect, Generation
 from server.dialects.fields import Object, Prompt, field_error, parse
-from server.dialects.generation import MAX_PROBS, GenerationFields, Logprobs, refuse_thinking
+from server.dialects.generation import MAX_PROBS, GenerationFields, Logprobs, Stops, refuse_thinking
 from server.dialects.native.fim import Extra, extra_tokens, fim_tokens, fitting_extra, fitting_gap, require_fim
 from server.dialects.native.write import NativeWriter
 from server.dialects.warnings import unused_fields
@@ -47,7 +47,7 @@ class NativeBody(GenerationFields):
     response_format: Object = None
     reasoning_budget_start_tag: str | None = None
     reasoning_budget_end_tag: str | None = None
-    reasoning_budget_end_tags: list[str] | None = None
+    reasoning_budget_end_tags: Stops | None = None  # each is looked for at every token
     generation_prompt: str | None = None
 
     @property
@@ -74,10 +74,6 @@ class NativeRequest(PromptRequest):
     options: NativeBody
 
     def generation(self, context: Context) -> Generation:
-        """Return one engine request per prompt, and the writer for all of them; blocking, for a thread.
-
-        Raises `InvalidRequest`, and `NotSupported` for infill by a model without the tokens for it.
-        """
         body, model = self.options, context.model
         # A grammar has precedence over a schema here, and response_format has no effect, as in llama-server.
         shape = read_shape(body.model_copy(update={"json_schema": None}) if body.grammar else body, {})

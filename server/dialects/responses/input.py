@@ -100,7 +100,7 @@ def read_input(
         raise invalid(at, f"'{at}' must be a string or array of objects")
     if len(history.items) + (len(given) if isinstance(given, list) else 1) > MAX_MESSAGES:
         raise invalid(at, f"a conversation must have at most {MAX_MESSAGES} items")
-    reader = InputReader(tools or ResponseTools(), cipher)
+    reader, referenced = InputReader(tools or ResponseTools(), cipher), {**history.referenced}
     for item in history.items:
         reader.read(item, history.named_by)
     message: Json = {"role": "user", "content": given}
@@ -108,9 +108,10 @@ def read_input(
         reader.items.append(item)
         if _is_reference(item):
             item_id = string_of(item, "id", path)
-            if item_id not in history.referenced:
-                raise invalid(f"{path}.id", f"Item with id '{item_id[:80]}' not found.")
-            reader.items[-1] = history.referenced[item_id]
+            if item_id not in referenced:
+                said = "has two references" if item_id in history.referenced else "not found"
+                raise invalid(f"{path}.id", f"Item with id '{item_id[:80]}' {said}.")
+            reader.items[-1] = referenced.pop(item_id)  # once, because an item may be as long as a body
         reader.read(reader.items[-1], path)
     reader.finish()
     return reader

@@ -30,7 +30,7 @@ from server.engine.request import (
     Timings,
     TokenLogprob,
 )
-from server.errors import InvalidRequest
+from server.errors import ContextExceeded, InvalidRequest
 from server.media.bitmap import Bitmap
 from server.media.source import LoadedMedia, MediaUrl
 from server.pool.model import LoadedModel
@@ -221,3 +221,17 @@ def test_many_tokens_are_the_same_as_few(n: int, with_pieces: bool) -> None:
     written = orjson.loads(orjson.dumps(tokens(content=text[:n], with_pieces=with_pieces)))
     ids = [ord(letter) for letter in text[:n]]
     assert written == {"tokens": [{"id": i, "piece": chr(i)} for i in ids] if with_pieces else ids}
+
+
+def test_a_suffix_that_does_not_fit_is_refused_before_every_prompt_has_it() -> None:
+    asked = parse_completion({"prompt": ["a", "b"], "suffix": "s" * 256})
+    with pytest.raises(ContextExceeded):
+        asked.generation(Context(make_model(n_ctx=256)))
+
+
+def test_log_probabilities_of_a_prompt_count_in_every_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.dialects.generation.MAX_ALTERNATIVES", 100)
+    body = {"prompt": "x" * 60, "echo": True, "logprobs": 1, "max_tokens": 1}
+    parse_completion(body).generation(Context(make_model()))
+    with pytest.raises(InvalidRequest, match="up to 124 probabilities"):
+        parse_completion(body | {"n": 2}).generation(Context(make_model()))

@@ -232,3 +232,18 @@ def test_a_toolsets_members_are_switched_and_deferred_one_by_one() -> None:
     names = [tool.name for tool in read(tools=[{**browser, "configs": configs}]).conversation.tools.tools]
     assert "browser__javascript_exec" in names
     assert not {"browser__navigate", "browser__find"} & set(names)
+
+
+def test_references_do_not_repeat_a_definition_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.dialects.tools.MAX_DEFINED_CHARS", 1000)
+    tools = [{"name": "f", "description": "d" * 300, "input_schema": {}, "defer_loading": True}]
+    use, reference = {"type": "tool_use", "id": "c", "name": "g"}, {"type": "tool_reference", "tool_name": "f"}
+
+    def referring(n: int) -> dict[str, Any]:
+        result = {"type": "tool_result", "tool_use_id": "c", "content": [reference] * n}
+        messages = [{"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
+        return {"max_tokens": 9, "tools": tools, "messages": messages}
+
+    parse_messages(referring(2))
+    with pytest.raises(InvalidRequest, match="at most 1000 characters"):
+        parse_messages(referring(3))

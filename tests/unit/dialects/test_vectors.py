@@ -146,6 +146,11 @@ def test_a_pairs_texts_are_no_markup() -> None:
     assert tokens.count(BOS) == 1
 
 
+@pytest.mark.parametrize("template", ["", "{query}|{document}"])
+def test_a_query_that_is_too_long_is_in_one_pair_only(template: str) -> None:
+    assert len(inputs(job(template=template, query="q" * 10_000))) == 1
+
+
 def test_the_models_own_template_is_filled_once() -> None:
     made = job(template="<s>{query}|{document}|{query}", query="{document}", documents=["{query}"])
     filled = inputs(made)

@@ -3,17 +3,21 @@
 import os
 import random
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from server.app import IMAGE_DECODER as ANSWERER
+from server.chat.prompt import as_text, read_parts
+from server.errors import InvalidRequest
 from server.media.bitmap import Bitmap, Document, bitmaps_of
 from server.media.decode import Decoder
 from server.media.document import LONGEST_SIDE, LOW_DETAIL_SIDE, DocumentHints, DocumentLimits, media_type_of
 from server.media.header import Unreadable
+from server.media.source import LoadedMedia, Media, StoredFile
 from server.vocab import PlainText
 from tests.media_files import damaged, media_file, pdf, pdf_of
+from tests.unit.dialects.builders import make_model
 
 pytestmark = pytest.mark.slow
 ROUNDS = int(os.environ.get("FUZZ_ROUNDS", "25"))  # of damage to each file; `make fuzz-media` does more
@@ -220,3 +224,18 @@ def test_a_damaged_document_is_read_or_refused(decoder: Decoder, name: str) -> N
             n_read += 1
             assert found.parts
     assert n_read, "nothing of it could be read at all"
+
+
+def test_a_document_is_not_repeated_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.chat.prompt.MAX_TEXT_CHARS", 1000)
+    part = Media("document", source=StoredFile("file-1"))
+    media: LoadedMedia = {StoredFile("file-1"): Document((PlainText("x" * 300),), "text/plain")}
+    model = make_model()
+    uses: list[Callable[[list[str | Media]], object]] = [
+        lambda parts: as_text(parts, "", media),
+        lambda parts: read_parts(parts, model, media),
+    ]
+    for use in uses:
+        use([part, " "] * 2)
+        with pytest.raises(InvalidRequest, match="at most 1000 characters"):
+            use([part, " "] * 3)

@@ -226,3 +226,26 @@ def test_a_choice_of_a_name_that_several_tools_have(choice: Any, required: str |
             parse_response(body, mcp=tools)
     else:
         assert parse_response(body, mcp=tools).conversation.tools.name == required
+
+
+class Looked(dict[str, Any]):
+    """Tools by name that count how often a name is looked for."""
+
+    n_looks = 0
+
+    def __contains__(self, name: object) -> bool:
+        Looked.n_looks += 1
+        return super().__contains__(name)
+
+
+class CountedTools(ServerTools):
+    def __setattr__(self, name: str, value: object) -> None:
+        super().__setattr__(name, Looked() if name == "tools" else value)
+
+
+def test_tools_of_one_name_are_numbered_in_time_in_proportion() -> None:
+    (server,) = read_mcp([{"type": "mcp", "server_label": "x", "server_url": "https://x.example"}], "", [])
+    server.server, server.tools = McpServer("x"), (McpTool("a", "", {}),) * 500
+    tools = CountedTools(McpServers(), [server]).tools
+    assert list(tools)[:3] == ["x__a", "x__a_2", "x__a_3"]
+    assert Looked.n_looks < 5 * len(tools) == 5 * 500

@@ -179,6 +179,8 @@ def test_a_reference_stands_for_the_item_of_a_stored_response() -> None:
     asked = {"input": [{"type": "item_reference", "id": "msg_1"}]}
     found = parse_response(asked, History(referenced={"msg_1": item})).conversation
     assert found.messages == (Message("assistant", "so"),)
+    with pytest.raises(InvalidRequest, match="two references"):
+        parse_response({"input": asked["input"] * 2}, History(referenced={"msg_1": item}))
 
 
 def test_a_conversation_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,3 +189,12 @@ def test_a_conversation_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     parse_response({"input": said}, History(said))
     with pytest.raises(InvalidRequest, match="at most 2"):
         parse_response({"input": said * 2}, History(said))
+
+
+def test_namespaces_do_not_evade_the_limit_of_functions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.dialects.tools.MAX_FUNCTIONS", 3)
+    functions = [{"type": "function", "name": name} for name in "fg"]
+    spaces = [{"type": "namespace", "name": name, "tools": functions} for name in "ab"]
+    parse_response({"input": "hi", "tools": spaces[:1]})
+    with pytest.raises(InvalidRequest, match="at most 3 functions"):
+        parse_response({"input": "hi", "tools": spaces})

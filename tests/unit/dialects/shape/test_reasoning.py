@@ -285,6 +285,7 @@ def test_a_native_completion_has_a_budget_where_it_names_the_tags() -> None:
         ({"reasoning_budget_start_tag": "<t>"}, "reasoning_budget_tokens"),
         (BUDGET_TAGS | {"reasoning_control": True}, "reasoning_control"),
         (BUDGET_TAGS | {"reasoning_budget_end_tags": "x"}, "reasoning_budget_end_tags"),
+        (BUDGET_TAGS | {"reasoning_budget_end_tags": ["x"] * 65}, "reasoning_budget_end_tags"),
         (BUDGET_TAGS | {"json_schema": {}}, "reasoning_budget_tokens"),
     ],
 )
