@@ -76,10 +76,6 @@ class TranscriptionRequest(ParsedRequest):
     form: TranscriptionForm
 
     def generation(self, context: Context) -> Generation:
-        """Return the engine's request and the writer of its reply. Blocking, for a worker thread.
-
-        Raises `InvalidRequest`, and `NotSupported` for a model without audio input.
-        """
         model = context.model
         if model.media is None or "audio" not in model.media.kinds:
             raise NotSupported("The current model does not support audio input.")
@@ -147,7 +143,6 @@ class TranscriptWriter(Writer):
         self._logprobs: list[float] = []
 
     def feed(self, _prompt: int, item: Event) -> list[bytes]:
-        """Return the bytes for one event."""
         if isinstance(item, Text):
             self._tokens += item.tokens
             self._logprobs += (token.logprob for token in item.logprobs)
@@ -157,7 +152,6 @@ class TranscriptWriter(Writer):
         return []
 
     def finish(self) -> list[bytes]:
-        """Return the last events."""
         return [DONE]
 
     def body(self) -> Json:

@@ -138,7 +138,6 @@ class ChatTools(ToolReader):
     """Reads ``tools`` of a chat: functions and custom tools, each one level below its type."""
 
     def read(self, entry: dict[str, Any], path: str) -> Iterator[ReadTool]:
-        """See `ToolReader`."""
         kind = entry.get("type")
         if not isinstance(kind, str):
             raise wrong_type(f"{path}.type", "a type such as function", kind)
@@ -192,7 +191,6 @@ class ChatRequest(ConversationRequest):
     custom: frozenset[str] = frozenset()
 
     def generation(self, context: Context) -> Generation:
-        """Return the request and the writer of its reply; blocking, for a thread. Raises `InvalidRequest`."""
         options, header = self.options, Header(context.model.spec.id)
         output, request = self.prepare(context, header.id, self.conversation)
         prefilled = output.prompt.prefilled

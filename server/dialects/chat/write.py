@@ -57,7 +57,6 @@ class ChatWriter(Writer):
         self._tail = orjson.dumps(self._common)[1:]
 
     def body(self) -> Json:
-        """Return the whole reply, after every choice has finished."""
         return {
             "choices": [self._shown(choice) for _, choice in sorted(self._choices.items())],
             "created": self._header.created,
@@ -81,7 +80,6 @@ class ChatWriter(Writer):
         return {"finish_reason": reason, "index": choice.index, "message": message, **self._logprobs(logprobs)}
 
     def feed(self, _prompt: int, event: Event) -> list[bytes]:
-        """Return the chunks that follow from one event."""
         assert not isinstance(event, Failed), "the session raises its error"
         choice = self._choices.get(event.index) or self._choice(event.index)
         if type(event) is Text:  # nearly all are
@@ -102,7 +100,6 @@ class ChatWriter(Writer):
         return []
 
     def finish(self) -> list[bytes]:
-        """Return the last events of the stream, after every choice has finished."""
         if not self._include_usage:
             return [wire.DONE]
         return [self._event([], {"usage": self._usage().openai(), "timings": self._timings()}), wire.DONE]

@@ -45,7 +45,6 @@ class CompletionRequest(PromptRequest):
     lists: bool  # log probabilities are shown in OpenAI's lists, too
 
     def generation(self, context: Context) -> Generation:
-        """Return the requests and the writer of their reply; blocking, for a thread. Raises `InvalidRequest`."""
         model, body = context.model, self.options
         header = Header(model.spec.id)
         constraint = compiled(read_shape(body) or model.spec.shape, body.lazy, model)

@@ -95,7 +95,6 @@ class PromptRequest(ParsedRequest):
 
     @property
     def only_tokenizes(self) -> bool:
-        """See `ParsedRequest`."""
         return not self.options.is_constrained
 
     def tokens(self, context: Context) -> list[MediaPrompt]:

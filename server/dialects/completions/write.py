@@ -169,7 +169,6 @@ class CompletionWriter(Writer):
         self._after_sampling = bool(request.options.post_sampling_probs)
 
     def body(self) -> Json:
-        """Return the whole reply, after every choice has finished."""
         every, best = self._choices, self._request.best
         if best:
             groups = (every[start : start + self._n] for start in range(0, len(every), self._n))
@@ -182,7 +181,6 @@ class CompletionWriter(Writer):
         return {"usage": Usage.of(ends).openai(), "timings": wire.timings(ends[0][1].timings)}
 
     def feed(self, prompt: int, event: Event) -> list[bytes]:
-        """Return the chunks that follow from one event of a prompt's request."""
         if prompt not in self._held or isinstance(event, Progress):
             return self._written(prompt, event)
         if isinstance(event, PromptLogprobs):
@@ -227,7 +225,6 @@ class CompletionWriter(Writer):
         return []
 
     def finish(self) -> list[bytes]:
-        """Return the last events of the stream, after every choice has finished."""
         if not self._request.options.include_usage:
             return [wire.DONE]
         return [wire.event({"choices": [], **self._head, **self._totals()}), wire.DONE]

@@ -118,7 +118,6 @@ class MessagesRequest(ToolRequest):
     show_reasoning: bool = True
 
     def generation(self, context: Context) -> Generation:
-        """Return the request and the writer of its reply; blocking, for a thread. Raises `InvalidRequest`."""
         header = Header(context.model.spec.id, f"msg_{random_id()}")
         output, request = self.prepare(context, header.id, self.conversation)
         return Generation([request], MessageWriter(self, header, output.parser))
@@ -220,7 +219,6 @@ class MessageTools(ToolReader):
         return not any(kind.startswith(_SEARCH) for kind in self.omitted.types)
 
     def read(self, entry: dict[str, Any], path: str) -> Iterator[ReadTool]:
-        """See `ToolReader`."""
         kind, row = entry.get("type"), anthropic_type(entry)
         if not isinstance(kind, str | None):
             raise wrong_type(f"{path}.type", "a string", kind)

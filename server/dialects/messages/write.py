@@ -55,14 +55,12 @@ class MessageWriter(RoundWriter["MessagesRequest"]):
         self._index = -1
 
     def next_round(self, parser: NewParser) -> None:
-        """Continue with another round of generation."""
         self._blocks += self._round_blocks()
         self._result_blocks = []
         self._ids.clear()
         super().next_round(parser)
 
     def call_id(self, item: Item) -> str:
-        """See `RoundWriter`."""
         return self._ids.setdefault(id(item), f"mcptoolu_{random_id()}") if self._makes(item) else item.id
 
     def _call_block(self, item: Item, given: object) -> Json:
@@ -88,7 +86,6 @@ class MessageWriter(RoundWriter["MessagesRequest"]):
         return {"stop_reason": reason, "stop_sequence": end.stopping_word if reason == "stop_sequence" else None}
 
     def body(self) -> Json:
-        """Return the whole message, after it has finished."""
         return _message(self._header, [*self._blocks, *self._round_blocks()], self._stop(), self.usage)
 
     def _round_blocks(self) -> list[Json]:
@@ -104,7 +101,6 @@ class MessageWriter(RoundWriter["MessagesRequest"]):
         return self._call_block(item, orjson.Fragment(object_text(item.text, whole=True)))
 
     def feed(self, _prompt: int, event: Event) -> list[bytes]:
-        """Return the events that follow from one of the engine's."""
         match event:
             case Started():
                 return self._begin(event)
@@ -115,12 +111,10 @@ class MessageWriter(RoundWriter["MessagesRequest"]):
         return []
 
     def finish(self) -> list[bytes]:
-        """Return the last events, after the message has finished."""
         ending: Json = {"type": "message_delta", "delta": self._stop(), "usage": self.usage.anthropic()}
         return [typed_event(ending), typed_event({"type": "message_stop"})]
 
     def completed(self, call: Call, result: McpResult) -> list[bytes]:
-        """Take the result of a call; return its events."""
         content = [{"type": "text", "text": result.shown}]
         block = {"type": "mcp_tool_result", "tool_use_id": call.id, "is_error": result.failed, "content": content}
         self._result_blocks.append(block)

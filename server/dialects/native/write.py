@@ -76,7 +76,6 @@ class NativeWriter(Writer):
         self._choices = [_Choice(prompt) for prompt, request in enumerate(requests) for _ in range(request.n)]
 
     def body(self) -> Json | list[Json]:
-        """Return the whole reply, after every choice has finished."""
         found = []
         for choice in self._choices:
             assert choice.end is not None, "a choice has not finished"
@@ -84,7 +83,6 @@ class NativeWriter(Writer):
         return found[0] if len(found) == 1 else found
 
     def feed(self, prompt: int, event: Event) -> list[bytes]:
-        """Return the chunks that follow from one event of a prompt's request."""
         assert not isinstance(event, Failed), "the session raises its error"
         request, index = self._requests[prompt], self._index(prompt, event.index)
         choice = self._choices[index]

@@ -166,10 +166,6 @@ class ResponseRequest(ToolRequest):
         return [Call(names[each.label, each.name], each.arguments, each.id) for each in self.approved]
 
     def generation(self, context: Context) -> Generation:
-        """Return the engine's request and the writer of the response. Blocks, so run it in a thread.
-
-        Raises `InvalidRequest`.
-        """
         approved = self.approved_calls()
         header = Header(context.model.spec.id, self.response_id or new_response_id())
         requests: list[Request] = []

@@ -55,7 +55,6 @@ class ResponseTools(ToolReader):
     """Reads ``tools`` of a response, and those among its items. ``shown``: the tools as the response repeats them."""
 
     def __init__(self, given: object = None, servers: ServerFunctions | None = None) -> None:
-        """See `ToolReader`."""
         super().__init__(given, servers)
         listed = entries(given, "tools")
         self.shown = [shown_server(entry) if at in self._servers else _shown(entry) for entry, at in listed]
@@ -66,7 +65,6 @@ class ResponseTools(ToolReader):
         return any(known.type is RESPONSES["tool_search"] for known in self.names.values())
 
     def read(self, entry: dict[str, Any], path: str) -> Iterator[ReadTool]:
-        """See `ToolReader`."""
         kind = entry.get("type")
         if kind in _CALLABLE:
             yield self._function(entry, path)

@@ -194,17 +194,14 @@ class ResponseWriter(RoundWriter["ResponseRequest"]):
         return "incomplete" if self.is_cut_off else "completed"
 
     def next_round(self, parser: NewParser) -> None:
-        """Continue with another round of generation."""
         self._before += self._finished_items()
         self._items, self._prefill = [], ""
         super().next_round(input_parser(parser, self._custom))
 
     def call_id(self, item: Item) -> str:
-        """See `RoundWriter`."""
         return self._shown[id(item)].call_id
 
     def completed(self, call: Call, result: McpResult) -> list[bytes]:
-        """See `RoundWriter`."""
         item = next(item for item in self._items if item.call_id == call.id)
         item.outcome = result_fields(result)
         kind = "completed" if item.outcome["status"] == "completed" else "failed"
@@ -216,11 +213,9 @@ class ResponseWriter(RoundWriter["ResponseRequest"]):
             self.final["store"] = await self.request.store(self.final, self._inputs)
 
     def body(self) -> Json:
-        """Return the whole response, after it has finished."""
         return self.final
 
     def feed(self, _prompt: int, event: Event) -> list[bytes]:
-        """Return the events that follow from one of the engine's."""
         match event:
             case Text():
                 events = self._written(self.said.feed(event))
@@ -239,7 +234,6 @@ class ResponseWriter(RoundWriter["ResponseRequest"]):
         return []
 
     def finish(self) -> list[bytes]:
-        """Return the last events, after the response has finished."""
         not_made = [each for each in self._items if each.type == "mcp_call" and each.outcome is None]
         done = [self._item("done", item, "incomplete") for item in not_made]
         last = {"response": self.final, "timings": wire.timings(self.said.finished.timings)}
