@@ -222,7 +222,7 @@ def check_files(settings: Settings, *, strict: bool = False) -> list[str]:
         read_keys(settings.server.keys_file)
     for key in ("slot_save_path", "path", "media_path", "lora_dir"):
         folder = getattr(settings.server, key)
-        if isinstance(folder, Path) and not folder.is_dir():
+        if isinstance(folder, Path) and not os.path.isdir(folder):  # False also where it may not be looked for
             raise ConfigError(f"server.{key}: {folder} is not a folder; create it or correct the path")
     specs = model_specs(settings)
     for spec in specs:

@@ -43,15 +43,16 @@ DEDUP_CACHE = "dedup-cache-models"
 _DRAFT_PREFIXES = ("mtp-", "dspark-", "dflash-")
 
 
-def scan_models_dir(path: Path) -> dict[str, tuple[Path, Path | None]]:
-    """Return the model and the projector of each entry of a folder, by id. Raises ConfigError when it is not a folder
-    that can be read.
+def scan_models_dir(path: Path, skipped: list[str]) -> dict[str, tuple[Path, Path | None]]:
+    """Return the model and the projector of each entry of a folder, by id. Add to `skipped` which folders in it may not
+    be read. Raises ConfigError when it is not a folder that can be read.
     """
-    if not path.is_dir():
-        raise ConfigError(f"{path}: is not a folder; give --models-dir a folder that contains GGUF files")
     by_id: dict[str, tuple[Path, Path | None]] = {}
     try:
-        for name, model, projector in (entry for child in sorted(path.iterdir()) for entry in _models_of(child)):
+        if not path.is_dir():
+            raise ConfigError(f"{path}: is not a folder; give --models-dir a folder that contains GGUF files")
+        found = (entry for child in sorted(path.iterdir()) for entry in _models_of(child, skipped))
+        for name, model, projector in found:
             if name in by_id:
                 raise ConfigError(f"{path}: '{name}' is both a file and a folder; rename one")
             by_id[name] = model, projector
@@ -60,13 +61,17 @@ def scan_models_dir(path: Path) -> dict[str, tuple[Path, Path | None]]:
     return by_id
 
 
-def _models_of(child: Path) -> Iterator[tuple[str, Path, Path | None]]:
+def _models_of(child: Path, skipped: list[str]) -> Iterator[tuple[str, Path, Path | None]]:
     if not child.is_dir():
         split = parts_of(child.name)
         if split is not None and split.index == 1 and child.is_file() and not _is_companion(child.name):
             yield child.name.replace(".gguf", ""), child, None
         return  # llama-server lists further parts of a split model as models that fail to load
-    names = sorted(file.name for file in child.iterdir() if file.name.endswith(".gguf") and file.is_file())
+    try:
+        names = sorted(file.name for file in child.iterdir() if file.name.endswith(".gguf") and file.is_file())
+    except PermissionError:  # such as lost+found
+        skipped.append(f"{child}: may not be read; no model in it is served")
+        return
     projectors = [name for name in names if "mmproj" in name]
     models = [name for name in names if not _is_companion(name)]
     if models:
@@ -81,11 +86,11 @@ def _is_companion(name: str) -> bool:
 
 def problem_of(path: Path) -> str:
     """Return why the GGUF at `path` cannot be loaded, judged by its name and first bytes; empty if it can."""
-    if not path.exists():
-        return f"no such file: {path}; check the path"
-    if not path.is_file():
-        return f"is not a file: {path}; name the GGUF in it"
     try:
+        if not path.exists():
+            return f"no such file: {path}; check the path"
+        if not path.is_file():
+            return f"is not a file: {path}; name the GGUF in it"
         with path.open("rb") as file:
             magic = file.read(4)
     except OSError as error:
@@ -202,7 +207,7 @@ class FoundModels(LlamaOptions):
         A section is stronger than the preset's ``[*]``; a folder's model replaces the cache's of the same id (llama.cpp
         server-models.cpp, load_models).
         """
-        local = scan_models_dir(folder) if folder is not None else {}
+        local = scan_models_dir(folder, self.skipped) if folder is not None else {}
         preset = read_preset(preset_file) if preset_file is not None else {}
         common = preset.pop(_EVERY_SECTION, {})
         every_model = self._section(_EVERY_SECTION, common)

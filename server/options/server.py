@@ -21,11 +21,13 @@ from server.options.values import (
     Float,
     Int,
     JsonObject,
+    OptionalPath,
     Place,
     SiteNames,
     Switch,
     TextList,
     check_registry,
+    is_address,
     read_text,
     split_list,
 )
@@ -54,7 +56,7 @@ class FetchSettings(SettingsModel, group="Files of requests"):
     """Hosts from which http and https URLs in requests are fetched: off, on = all public hosts, or a list (example.com,
     *.example.com). Private networks are refused whatever a name resolves to, except IP addresses listed here.
     """
-    media_path: FilePath | None = option(None, "--media-path", metavar="FOLDER")
+    media_path: OptionalPath = option(None, "--media-path", metavar="FOLDER")
     """Folder that file:// URLs in requests are relative to; empty = file:// URLs are refused."""
     video_fps: Float = option(4.0, "--video-fps", env=True, allow_inf_nan=False)
     """Video frames per second that a model is shown; 0 or less = all frames. Needs llamapool[video]."""
@@ -154,7 +156,7 @@ class PageSettings(SettingsModel, group="Web page"):
     """Keep the bodies of the last 100 requests and replies in memory for the web UI's request view. Needs a key with
     scope props; without keys, a client on this machine.
     """
-    path: FilePath | None = option(None, "--path", env="LLAMA_ARG_STATIC_PATH", metavar="FOLDER")
+    path: OptionalPath = option(None, "--path", env="LLAMA_ARG_STATIC_PATH", metavar="FOLDER")
     """Folder of files to serve instead of the web UI. Everybody may read them, even if there are API keys."""
 
     @property
@@ -162,8 +164,13 @@ class PageSettings(SettingsModel, group="Web page"):
         return ("all",) if self.agent else self.tools
 
 
+def _state(value: str) -> None:
+    if is_address(value) and not value.startswith(("redis://", "rediss://", "unix://")):
+        raise ValueError("should be auto, memory, a file, or a URL that begins with redis://, rediss:// or unix://")
+
+
 class StateSettings(SettingsModel, group="State"):
-    state: str = option("auto", "--state", metavar="FILE|URL")
+    state: str = option("auto", "--state", metavar="FILE|URL", check=_state)
     """SQLite file for stored responses, conversations, files and batches. auto = llamapool/state.sqlite3 in the XDG
     state directory; memory = no file: everything is lost at exit. redis://, rediss:// or unix:// = a Redis server that
     replicas share, which also has rate limits, usage and resumable streams (extra redis).
@@ -207,7 +214,7 @@ class ListenSettings(SettingsModel, group="Server"):
     """Addresses to listen on, separated by commas. An address that ends in .sock is a Unix socket."""
     port: Int = option(8080, "--port", env=True, ge=0, le=65535)
     """TCP port; 0 = any free port."""
-    address_file: FilePath | None = option(None)
+    address_file: OptionalPath = option(None)
     """File for the server's addresses, one per line, removed at exit. `llamapool health` reads it, so a container's
     health check needs no flags.
     """
@@ -347,7 +354,7 @@ class AccessSettings(SettingsModel, group="Access"):
     """File with a secret that signs saved slots, for a folder that others can write to. Unsigned files, including
     llama-server's, are not restored.
     """
-    lora_dir: FilePath | None = option(None, "--lora-dir", metavar="FOLDER")
+    lora_dir: OptionalPath = option(None, "--lora-dir", metavar="FOLDER")
     """Folder with LoRA adapters that POST /v1/load_lora_adapter may load while the server runs; empty = off."""
     props: Bool = option(False, "--props", env="LLAMA_ARG_ENDPOINT_PROPS")
     """Serve POST /props. As in llama-server, no property can be changed yet."""
@@ -368,7 +375,7 @@ def _endpoint(value: str) -> None:
 
 
 class PoolSettings(SettingsModel, group="Model pool"):
-    models_dir: FilePath | None = option(None, "--models-dir", env=True, metavar="FOLDER")
+    models_dir: OptionalPath = option(None, "--models-dir", env=True, metavar="FOLDER")
     """Folder to serve models from: each GGUF file, split model and multimodal folder, under its name."""
     models_preset: FilePath | None = option(None, "--models-preset", env=True)
     """INI preset file in llama-server's format, with one section per model."""

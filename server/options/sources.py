@@ -240,8 +240,8 @@ class YamlFile(OptionSource):
         if path is None:
             return
         self._path = path
-        self._loader = yaml.SafeLoader(read_text(path, remedy=f"check --config and {CONFIG_VARIABLE}"))
         try:
+            self._loader = yaml.SafeLoader(read_text(path, remedy=f"check --config and {CONFIG_VARIABLE}"))
             self._read()
         except yaml.MarkedYAMLError as error:
             said = " ".join(part for part in (error.context, error.problem) if part)
@@ -249,7 +249,7 @@ class YamlFile(OptionSource):
                 raise ConfigError(f"{path}: invalid YAML: {said}") from None
             line, column = error.problem_mark.line + 1, error.problem_mark.column + 1
             raise ConfigError(f"{path}:{line}: invalid YAML: {said} (column {column}); check the indentation") from None
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, ValueError, RecursionError) as error:  # such as a date that is none
             raise ConfigError(f"{path}: invalid YAML: {' '.join(str(error).split())}") from None
 
     def _read(self) -> None:
@@ -296,19 +296,22 @@ class YamlFile(OptionSource):
         return value
 
     def _items(self, node: yaml.Node, where: str, place: str) -> Iterator[tuple[str, yaml.Node, str]]:
-        """Yield key, value and place of each entry of a mapping."""
+        """Yield key, value and place of each entry of a mapping, whose own entries replace those that ``<<`` merges."""
         if isinstance(node, yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:null":
             return
         if not isinstance(node, yaml.MappingNode):
             raise ConfigError(f"{place}: {where} should be a mapping of keys to values")
+        own = {key_node for key_node, _ in node.value}
         self._loader.flatten_mapping(node)
-        known: set[str] = set()
+        found: dict[str, tuple[yaml.Node, yaml.Node, str]] = {}
         for key_node, value_node in node.value:
             key: Any = self._loader.construct_object(key_node, deep=True)
             at = f"{self._path}:{key_node.start_mark.line + 1}"
             if not isinstance(key, str) or not key:
                 raise ConfigError(f'{at}: the key {key!r} in {where} is not text; write "{key}" in quotes')
-            if key in known:
+            if key in found and found[key][0] in own:
                 raise ConfigError(f"{at}: '{key}' appears twice in {where}; remove one")
-            known.add(key)
+            found[key] = key_node, value_node, at
+        node.value = [entry[:2] for entry in found.values()]
+        for key, (_, value_node, at) in found.items():
             yield key, value_node, at

@@ -86,14 +86,11 @@ def read_sampler_chars(value: object) -> object:
 
 
 def _bias(item: object) -> tuple[int, float]:
-    if isinstance(item, str):
-        match = re.fullmatch(r"\s*(\d+)\s*([+-])\s*([0-9.eE+-]+|inf)\s*", item)
-        if match:
-            return int(match[1]), float(match[2] + match[3])
-    elif isinstance(item, (list, tuple)) and len(item) == 2 and isinstance(item[0], int) and item[0] >= 0:
-        bias = float(item[1])
-        if not math.isnan(bias):
-            return item[0], bias
+    match item:
+        case str() if found := re.fullmatch(r"\s*(\d+)\s*([+-])\s*([0-9.eE+-]+|inf)\s*", item):
+            return int(found[1]), float(found[2] + found[3])
+        case (int() as token, int() | float() | str() as bias) if token >= 0 and not math.isnan(float(bias)):
+            return token, float(bias)
     raise ValueError("should be TOKEN_ID+BIAS or TOKEN_ID-BIAS, as in 15043+1")
 
 
@@ -186,6 +183,8 @@ LogitBias = Annotated[
 JsonObject = Annotated[dict[str, Any], BeforeValidator(read_json_object), WithJsonSchema({"type": "object"})]
 Breakers = Annotated[tuple[str, ...], BeforeValidator(read_breakers), WithJsonSchema(_TEXT_LIST)]
 FilePath = Annotated[Path, WithJsonSchema({"type": "string"})]
+OptionalPath = Annotated[FilePath | None, BeforeValidator(lambda value: value or None)]
+"""A path; an empty text means none, not the working directory."""
 
 
 def is_address(value: object) -> bool:
@@ -199,11 +198,11 @@ def without_secrets(value: str) -> str:
 
 
 Place = Annotated[
-    Path | str,
-    BeforeValidator(lambda value: value if value is None or is_address(value) else Path(str(value))),
+    Path | str | None,
+    BeforeValidator(lambda value: value if is_address(value) else Path(str(value)) if value else None),
     WithJsonSchema({"type": "string"}),
 ]
-"""A folder, or the address of one elsewhere, which stays a text."""
+"""A folder, or the address of one elsewhere, which stays a text; an empty text means none."""
 MOST_CPUS = 512  # GGML_MAX_N_THREADS
 
 

@@ -250,7 +250,7 @@ class ModelSpec:
         if self.remote is None:
             return False
         named = [self.path, self.draft.path if self.draft else None, self.mmproj if self.remote.mmproj_url else None]
-        return not all(path.is_file() for path in named if path is not None)
+        return not all(os.path.isfile(path) for path in named if path is not None)
 
     def stamps(self) -> "Stamps":
         """Return the `stamps` of the model's own files, its projector's and its draft model's."""

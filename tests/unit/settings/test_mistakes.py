@@ -1,6 +1,8 @@
 """Every mistake in the settings, devices included, ends in one line that names where, what and what to do."""
 
+import errno
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,9 +15,10 @@ from server.cli import main
 from server.errors import ConfigError
 from server.options.flags import FOREIGN, FOREIGN_OPTIONS
 from server.options.table import TABLE
-from server.settings import check_files, load_settings
+from server.settings import check_files, load_settings, model_specs
 
 MODEL = ["-m", "model.gguf"]
+LONG = "x" * 300
 
 
 def outcome(argv: list[str], config: Path | None = None) -> str:
@@ -29,6 +32,21 @@ def outcome(argv: list[str], config: Path | None = None) -> str:
 
 def test_a_value_that_nests_too_deeply_is_a_mistake() -> None:
     assert "should be a JSON object: " in outcome([*MODEL, "--chat-template-kwargs", "[" * 100_000])
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("server: {api_prefix: /\a}", "unacceptable character #x0007"),
+        ("models: {a: {path: x, aliases: 2026-13-01}}", "month must be in 1..12"),
+        ("[" * 1000, "recursion"),
+    ],
+)
+def test_what_the_yaml_parser_fails_at_is_a_mistake(tmp_path: Path, text: str, problem: str) -> None:
+    config = tmp_path / "pool.yaml"
+    config.write_text(text)
+    assert outcome([], config).startswith(f"{config}: invalid YAML: ")
+    assert problem in outcome([], config)
 
 
 def test_an_option_is_supported_or_foreign_and_is_listed_once() -> None:
@@ -97,3 +115,32 @@ def test_an_incomplete_model_of_a_folder_is_a_mistake_for_check_config(tmp_path:
     settings = load_settings(["--models-dir", str(tmp_path)], {})
     with pytest.raises(ConfigError, match=r"models\.kimi\.path: of the 2 parts of the model 1 are missing"):
         check_files(settings, strict=True)
+
+
+@pytest.mark.parametrize("flags", [["-m", LONG], [*MODEL, "--media-path", LONG], ["--models-dir", LONG]])
+def test_a_path_that_the_system_refuses_is_a_mistake(flags: list[str]) -> None:
+    """As one in the home folder of another user is."""
+    with pytest.raises(ConfigError, match=r"File name too long|is not a folder"):
+        check_files(load_settings(flags, {}))
+
+
+def test_a_file_that_may_not_be_looked_for_is_missing() -> None:
+    (spec,) = model_specs(load_settings(["-mu", "http://localhost/m.gguf", "-m", LONG], {}))
+    assert spec.missing
+
+
+def test_a_folder_that_may_not_be_read_hides_no_other_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder of a disk has lost+found."""
+    (tmp_path / "lost+found").mkdir()
+    (tmp_path / "a.gguf").write_bytes(b"GGUF")
+    iterdir = Path.iterdir
+
+    def allowed(path: Path) -> Iterator[Path]:
+        if path.name == "lost+found":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return iterdir(path)
+
+    monkeypatch.setattr(Path, "iterdir", allowed)
+    settings = load_settings(["--models-dir", str(tmp_path)], {})
+    assert list(settings.models) == ["a"]
+    assert settings.skipped == (f"{tmp_path}/lost+found: may not be read; no model in it is served",)
