@@ -116,7 +116,7 @@ def create_app(
         return [each for some in (sandbox, media_loader, renderer) if some is not None for each in some.at_work]
 
     redis, state, batch_state = state_of(server)
-    lines = BatchLines(batch_state.database)
+    lines = BatchLines(batch_state)
     usage = UsageLedger(DatabaseUsage(batch_state.database) if redis is None else RedisUsage(redis))
 
     async def call(key_name: str, path: str, body: bytes) -> InternalReply:

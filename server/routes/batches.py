@@ -185,12 +185,7 @@ async def _start(request: Request, found: BatchInput, fields: Json, lasts_s: int
     }
     keep_s = used.options.keep_s
     expires_at = now + keep_s if found.errors and keep_s else None
-    await used.batches.lines.add(owner, batch["id"], lines)
-    try:
-        await used.batches.state.put(owner, "batch", batch, label=batch["api"], expires_at=expires_at)
-    except InvalidRequest:
-        await used.batches.lines.remove(owner, batch["id"])
-        raise
+    await used.batches.lines.add(owner, batch, lines, expires_at)
     used.batches.wake()
     return batch
 

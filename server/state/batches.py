@@ -11,8 +11,8 @@ from typing import Literal, get_args
 
 import orjson
 
-from server.state.database import Database
-from server.state.objects import Json
+from server.state.objects import Document, Json
+from server.state.sqlite_objects import SqliteObjects
 
 Outcome = Literal["completed", "failed", "unsent"]
 """What became of a request: it succeeded, it failed, or the batch ended before it was run."""
@@ -29,21 +29,28 @@ class BatchLine:
 
 @dataclass(frozen=True, slots=True)
 class BatchLines:
-    """The requests of the batches of all owners. They are deleted with their batch."""
+    """The requests of the batches of all owners, which are in `objects`. They are deleted with their batch."""
 
-    database: Database
+    objects: SqliteObjects
 
-    async def add(self, owner: str, batch_id: str, lines: Sequence[BatchLine]) -> None:
-        """Store a batch's requests in the order in which they are to run. Call it before the batch is stored."""
+    async def add(self, owner: str, batch: Json, lines: Sequence[BatchLine], expires_at: float | None = None) -> None:
+        """Store a batch with its requests, in the order in which they are to run. Raises `QuotaExceeded`."""
         query = (
             "INSERT INTO batch_lines (owner, batch_id, run_order, number, custom_id, request) VALUES (?, ?, ?, ?, ?, ?)"
         )
-        values = [(owner, batch_id, order, each.number, each.custom_id, each.body) for order, each in enumerate(lines)]
-        await self.database.run(lambda db: db.executemany(query, values))
+        name, document = batch["id"], Document("batch", batch, label=batch["api"], expires_at=expires_at)
+        values = [(owner, name, order, each.number, each.custom_id, each.body) for order, each in enumerate(lines)]
+
+        def work(db: sqlite3.Connection) -> None:
+            db.executemany(query, values)
+            self.objects.change_one(db, owner, name, lambda _: document, None)
+            self.objects.fit(db, owner, keep=name)
+
+        await self.objects.database.run(work)
 
     async def pending(self, owner: str, batch_id: str, after: int, limit: int) -> list[tuple[int, BatchLine]]:
         """Return up to `limit` requests without a result after the place `after` in the run order, each with it."""
-        rows = await self.database.execute(
+        rows = await self.objects.database.execute(
             "SELECT run_order, number, custom_id, request FROM batch_lines"
             " WHERE owner = ? AND batch_id = ? AND run_order > ? AND outcome IS NULL ORDER BY run_order LIMIT ?",
             (owner, batch_id, after, limit),
@@ -52,7 +59,7 @@ class BatchLines:
 
     async def store(self, owner: str, batch_id: str, number: int, outcome: Outcome, result: Json) -> None:
         """Store a request's result, unless it has one or the batch was deleted. `result` may contain fragments."""
-        await self.database.execute(
+        await self.objects.database.execute(
             "UPDATE batch_lines SET result = ?, outcome = ?"
             " WHERE owner = ? AND batch_id = ? AND number = ? AND outcome IS NULL",
             (orjson.dumps(result), outcome, owner, batch_id, number),
@@ -60,7 +67,7 @@ class BatchLines:
 
     async def end_pending(self, owner: str, batch_id: str, result: Json) -> None:
         """Give every request without a result this one, with the outcome ``unsent``."""
-        await self.database.execute(
+        await self.objects.database.execute(
             "UPDATE batch_lines SET result = ?, outcome = 'unsent'"
             " WHERE owner = ? AND batch_id = ? AND outcome IS NULL",
             (orjson.dumps(result), owner, batch_id),
@@ -68,7 +75,7 @@ class BatchLines:
 
     async def counts(self, owner: str, batch_id: str) -> Json:
         """Return a batch's ``request_counts``: in all and by outcome. ``failed`` includes ``unsent``."""
-        rows = await self.database.execute(
+        rows = await self.objects.database.execute(
             "SELECT outcome, count(*) FROM batch_lines WHERE owner = ? AND batch_id = ? GROUP BY outcome",
             (owner, batch_id),
         )
@@ -93,8 +100,9 @@ class BatchLines:
                 if line is not None:
                     yield orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
 
-        return await self.database.run(lambda db: b"".join(lines(db)))
+        return await self.objects.database.run(lambda db: b"".join(lines(db)))
 
     async def remove(self, owner: str, batch_id: str) -> None:
         """Delete a batch's requests and results."""
-        await self.database.execute("DELETE FROM batch_lines WHERE owner = ? AND batch_id = ?", (owner, batch_id))
+        query = "DELETE FROM batch_lines WHERE owner = ? AND batch_id = ?"
+        await self.objects.database.execute(query, (owner, batch_id))

@@ -5,6 +5,7 @@ of the operating system can lose the last commits (sqlite.org/pragma.html#pragma
 """
 
 import asyncio
+import contextlib
 import fcntl
 import glob
 import logging
@@ -237,7 +238,8 @@ def _connect(path: Path | None) -> sqlite3.Connection:
 
 def _prepare(connection: sqlite3.Connection, path: Path | None) -> None:
     connection.row_factory = sqlite3.Row
-    connection.execute("PRAGMA journal_mode=WAL")
+    with contextlib.suppress(sqlite3.OperationalError):  # a server that opens the new file, too, does it
+        connection.execute("PRAGMA journal_mode=WAL")
     connection.execute("PRAGMA synchronous=NORMAL")
     connection.execute("BEGIN IMMEDIATE")
     version = connection.execute("PRAGMA user_version").fetchone()[0]

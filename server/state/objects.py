@@ -6,6 +6,7 @@ a quota of uncompressed bytes. Only responses are evicted, the least recently us
 using every response before it, so eviction never breaks a chain.
 """
 
+import contextlib
 import time
 import zlib
 from abc import ABC, abstractmethod
@@ -15,7 +16,7 @@ from typing import Any, Literal
 
 import orjson
 
-from server.errors import InvalidRequest, short
+from server.errors import InvalidRequest, Unavailable, short
 
 Json = dict[str, Any]
 Kind = Literal["response", "conversation", "file", "batch"]
@@ -251,7 +252,8 @@ class Objects(ABC):
         found = await self.ancestry(owner, object_id)
         if not found or found[object_id].hidden or found[object_id].kind != "response":
             return None
-        await self.touch(owner, found)
+        with contextlib.suppress(Unavailable):  # logged; a full store is still read
+            await self.touch(owner, found)
         return [item for document in reversed(found.values()) for _, item in document.items]
 
     async def find_items(self, owner: str, item_ids: Iterable[str]) -> dict[str, Json]:

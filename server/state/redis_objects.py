@@ -5,7 +5,6 @@ that starts again if another replica has changed the object meanwhile.
 """
 
 import asyncio
-import contextlib
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,7 +12,6 @@ from dataclasses import replace
 from hashlib import sha1
 from typing import Any
 
-from server.errors import Unavailable
 from server.state.objects import (
     Change,
     Document,
@@ -164,8 +162,7 @@ class RedisObjects(Objects):
         return parent
 
     async def touch(self, owner: str, object_ids: Iterable[str]) -> None:
-        with contextlib.suppress(Unavailable):  # logged; a Redis without memory is still read
-            await self.redis.do("zadd", _key("used", owner), dict.fromkeys(object_ids, self.clock()))
+        await self.redis.do("zadd", _key("used", owner), dict.fromkeys(object_ids, self.clock()))
 
     async def data(self, owner: str, object_id: str) -> bytes | None:
         found: bytes | None = await self.redis.do("get", _key("data", owner, object_id))

@@ -67,18 +67,19 @@ class SqliteObjects(Objects):
         def work(db: sqlite3.Connection) -> Document | None:
             first = next(iter(changes))
             found = {
-                object_id: self._change(db, owner, object_id, change, data if object_id == first else None)
+                object_id: self.change_one(db, owner, object_id, change, data if object_id == first else None)
                 for object_id, change in changes.items()
             }
             if within_quota and any(found.values()):
-                self._fit(db, owner, keep=first)
+                self.fit(db, owner, keep=first)
             return found[first]
 
         return await self.database.run(work)
 
-    def _change(
+    def change_one(
         self, db: sqlite3.Connection, owner: str, object_id: str, change: Change, data: bytes | None
     ) -> Document | None:
+        """Do what `change` does with one document, as a part of a transaction."""
         old = _document(db, owner, object_id)
         new = change(None if old is None or old.hidden else old)
         if new is None:
@@ -173,8 +174,8 @@ class SqliteObjects(Objects):
 
         return await self.database.run(work)
 
-    def _fit(self, db: sqlite3.Connection, owner: str, *, keep: str) -> None:
-        """Evict the least recently used responses until the owner is within the quota."""
+    def fit(self, db: sqlite3.Connection, owner: str, *, keep: str) -> None:
+        """Evict the least recently used responses until the owner is within the quota. Raises `QuotaExceeded`."""
         while (used := db.execute("SELECT n_bytes FROM usage WHERE owner = ?", (owner,)).fetchone()) is not None:
             if used["n_bytes"] <= self.quota_bytes:
                 return

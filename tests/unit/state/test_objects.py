@@ -25,6 +25,7 @@ from tests.support.redis_server import RedisServer, needs_redis, running_redis
 from tests.unit.clock import Clock
 
 MIB = 1 << 20
+DISK_IS_FULL = "CREATE TRIGGER disk BEFORE {} ON objects BEGIN SELECT RAISE(FAIL, 'database or disk is full'); END"
 
 
 @pytest.fixture(scope="module")
@@ -252,6 +253,39 @@ def test_the_connection_is_closed_of_a_file_that_is_refused_and_of_a_database_th
             each.execute("SELECT 1")
 
 
+def test_two_servers_may_create_the_file_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite does not wait for the lock of the other one when the mode of the file is changed."""
+    other = sqlite3.connect(tmp_path / "state.sqlite3", isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN IMMEDIATE")
+    connect = sqlite3.connect
+
+    def traced(*given: Any, **more: Any) -> sqlite3.Connection:
+        connection: sqlite3.Connection = connect(*given, **more)
+        connection.set_trace_callback(lambda statement: statement == "BEGIN IMMEDIATE" and other.execute("COMMIT"))
+        return connection
+
+    monkeypatch.setattr(sqlite3, "connect", traced)
+    Database(tmp_path / "state.sqlite3").close()
+    other.close()
+
+
+async def test_a_batch_is_stored_with_its_requests_or_not_at_all() -> None:
+    objects = SqliteObjects(Database(None), MIB)
+    await objects.database.execute(DISK_IS_FULL.format("INSERT"))
+    with pytest.raises(Unavailable):
+        await BatchLines(objects).add("me", {"id": "d", "api": "openai"}, [BatchLine(0, "0", b"{}")])
+    assert await used_bytes(objects) == 0
+    objects.database.close()
+
+
+async def test_a_response_can_be_continued_while_the_disk_is_full() -> None:
+    objects = SqliteObjects(Database(None), MIB, Clock(0.0))
+    await put(objects, "a")
+    await objects.database.execute(DISK_IS_FULL.format("UPDATE"))
+    assert await chain_ids(objects, "a") == ["in_a", "out_a"]
+    objects.database.close()
+
+
 async def test_unfinished_work_is_taken_over_when_its_server_has_ended(tmp_path: Path) -> None:
     path = tmp_path / "state.sqlite3"
     first, second = (SqliteObjects(Database(path), MIB) for _ in range(2))
@@ -271,9 +305,8 @@ async def test_unfinished_work_is_taken_over_when_its_server_has_ended(tmp_path:
 
 async def test_the_requests_of_a_batch_count_and_are_deleted_with_it() -> None:
     objects = SqliteObjects(Database(None), MIB)
-    lines = BatchLines(objects.database)
-    await lines.add("me", "d", [BatchLine(n, str(n), b"{}") for n in range(3)])
-    await objects.put("me", "batch", {"id": "d"})
+    lines = BatchLines(objects)
+    await lines.add("me", {"id": "d", "api": "openai"}, [BatchLine(n, str(n), b"{}") for n in range(3)])
     before = await used_bytes(objects)
     await lines.store("me", "d", 1, "completed", {"body": "x"})
     assert await used_bytes(objects) == before + len(b'{"body":"x"}')
