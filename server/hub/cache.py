@@ -125,9 +125,10 @@ class Cache:
                     by_tag.setdefault(parts.tag, files)
             for tag, files in sorted(by_tag.items()):
                 first, *_ = files.values()
-                stats = [path.stat() for path in files.values()]
-                size, modified = sum(each.st_size for each in stats), max(each.st_mtime for each in stats)
-                found.append(CachedModel(Reference(repository, tag), first, size, modified))
+                with contextlib.suppress(FileNotFoundError):  # it is being removed
+                    stats = [path.stat() for path in files.values()]
+                    size, modified = sum(each.st_size for each in stats), max(each.st_mtime for each in stats)
+                    found.append(CachedModel(Reference(repository, tag), first, size, modified))
         return found
 
     def _repositories(self) -> Iterator[str]:
@@ -199,8 +200,8 @@ class Cache:
         """Delete a model's files, of every commit, or the whole repository where no quantization is named. Returns the
         bytes freed.
 
-        Contents that other names refer to stay, and unfinished ones where a quantization is named. Raises OSError;
-        0 where there was nothing.
+        Contents that other names refer to stay, siblings until the last model is deleted, and unfinished ones where a
+        quantization is named. Raises OSError; 0 where there was nothing.
         """
         base = self._base(reference.repository)
         if not base.is_dir():
@@ -216,7 +217,7 @@ class Cache:
     def _remove_tag(self, base: Path, reference: Reference) -> None:
         tag = reference.tag.upper()
         named = [path for path in (base / "snapshots").rglob("*") if path.is_file()]
-        doomed = [path for path in named if (parts := parts_of(path.name)) and parts.tag == tag]
+        doomed = [path for path in named if is_model(path.name) and (parts := parts_of(path.name)) and parts.tag == tag]
         blobs = [path.resolve() for path in doomed if path.is_symlink()]
         for path in doomed:
             path.unlink()

@@ -6,6 +6,7 @@ same file. A file gets its name only if its SHA-256 is correct.
 """
 
 import errno
+import glob
 import hashlib
 import json
 import os
@@ -27,7 +28,7 @@ from huggingface_hub.utils import WeakFileLock, build_hf_headers
 
 from server import __version__
 from server.errors import DownloadFailed, NotFound, without_credentials
-from server.hub.cache import is_commit, is_inside, is_oid
+from server.hub.cache import PARTIAL, is_commit, is_inside, is_oid
 from server.hub.names import SUFFIX, Image
 from server.hub.process import HubUnreachable, WantedFile
 
@@ -122,6 +123,9 @@ class Downloader:
         with WeakFileLock(lock):
             if wanted.place.exists():
                 return
+            for other in wanted.place.parent.glob(f"{glob.escape(wanted.place.name)}.*{PARTIAL}"):
+                if other != wanted.partial:  # received from this URL, perhaps of another content
+                    other.unlink()
             resumed = wanted.partial_bytes > 0
             self._receive(wanted)
             if not _is_right(wanted) and resumed:  # the resumed data may belong to another file
@@ -165,8 +169,8 @@ class Downloader:
                 raise
             if error.errno in (None, errno.ENOSPC, errno.EDQUOT):
                 wanted.partial.unlink(missing_ok=True)
-            if error.errno is None:
-                raise DownloadFailed(f"'{wanted.name}': {host_of(wanted.url)} sent another file: {error}") from None
+            if error.errno is None:  # its text contains a part of the URL, which may be a signature
+                raise DownloadFailed(f"'{wanted.name}': {host_of(wanted.url)} sent another file: wrong size") from None
             raise
 
     def _headers(self, url: str) -> dict[str, str]:

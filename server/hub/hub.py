@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import logging
+import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -159,11 +160,8 @@ class Hub(DownloadProcess):
                 raise self._not_cached(name)
             found = self.call("metadata", name, url=source)
             etag = found["etag"]
-            suffix = hashlib.sha256(etag.encode()).hexdigest()[:16] if etag else ""
+            suffix = hashlib.sha256(etag.encode()).hexdigest()[:16] if etag else secrets.token_hex(8)
             partial = partial_of(part.with_name(f"{name}.{suffix}"))
-            for other in part.parent.glob(f"{name}.*.incomplete"):
-                if other != partial or not etag:
-                    other.unlink(missing_ok=True)
             headers = {"If-Range": etag} if etag else {}
             self._fetch_one(WantedFile(name, source, part, partial, found["size"], headers=headers))
 
@@ -278,8 +276,6 @@ class HubFetcher:
         if remote.hf:
             get = asked.pull if remote.asked else hub.fetch
             files = get(Reference.parse(remote.hf), remote.file, (MMPROJ,) if remote.mmproj else ())
-            if files.model is None:
-                raise NotFound(f"'{remote.hf}' is a preset of several models; serve it with -hf")
         elif remote.url:
             hub.fetch_url(remote.url, spec.path)
         elif remote.docker:
@@ -289,6 +285,9 @@ class HubFetcher:
             hub.fetch_url(remote.mmproj_url, spec.mmproj)
         if remote.draft:
             draft = hub.fetch(Reference.parse(remote.draft))
+        for name, found in ((remote.hf, files), (remote.draft, draft)):
+            if found is not None and found.model is None:
+                raise NotFound(f"'{name}' is a preset of several models; serve it with -hf")
         return _placed(spec, files, draft)
 
     def remove(self, name: str) -> None:

@@ -19,7 +19,7 @@ from server.hub.hub import Files, Hub, HubFetcher
 from server.hub.names import Reference
 from server.hub.process import Cancelled, WantedFile
 from server.pool.protocols import FileProgress
-from server.pool.spec import NOT_HERE, ModelSpec, RemoteFiles
+from server.pool.spec import NOT_HERE, DraftFile, LoadParams, ModelSpec, RemoteFiles
 from tests.support.stand_in_hub import COMMIT, StandInHub, stand_in_hub
 
 MODEL = b"GGUF" + bytes(range(256)) * 1024
@@ -101,8 +101,9 @@ def test_another_content_than_announced_is_never_there(
     remote: StandInHub, tmp_path: Path, wrong: bytes, said: str
 ) -> None:
     remote.wrong = wrong
-    with pytest.raises(DownloadFailed, match=said):
+    with pytest.raises(DownloadFailed, match=said) as error:
         pulled(hub_of(remote, tmp_path))
+    assert COMMIT[:9] not in error.value.message  # the URL, which may contain a signature
     assert [path for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".lock"] == []
 
 
@@ -206,8 +207,22 @@ def test_a_model_comes_with_its_projector_unless_that_is_not_wanted(
     assert fetcher.found(replace(spec, mmproj=own)).mmproj == own
 
 
-def test_the_projector_goes_with_the_last_model_of_its_repository(remote: StandInHub, tmp_path: Path) -> None:
-    remote.repositories[REPOSITORY]["model-Q4_0.gguf"] = b"four"
+@pytest.mark.parametrize("names", [{"hf": "org/preset"}, {"hf": REPOSITORY, "draft": "org/preset"}])
+def test_a_preset_is_no_model_and_no_draft_model(remote: StandInHub, tmp_path: Path, names: dict[str, Any]) -> None:
+    """As one, it would be missing after its download, and downloaded again without an end."""
+    remote.repositories["org/preset"] = {"preset.ini": b"[a]\n"}
+    spec = ModelSpec("a", NOT_HERE, draft=DraftFile(NOT_HERE, LoadParams()), remote=RemoteFiles(**names))
+    with pytest.raises(NotFound, match="'org/preset' is a preset of several models"):
+        HubFetcher(hub_of(remote, tmp_path)).fetch(spec, lambda _: None, lambda: True)
+
+
+@pytest.mark.parametrize("quantization", ["F16", "Q4_0"])
+def test_the_projector_goes_with_the_last_model_of_its_repository(
+    remote: StandInHub, tmp_path: Path, quantization: str
+) -> None:
+    files = remote.repositories[REPOSITORY]
+    files["model-Q4_0.gguf"] = b"four"
+    files[f"mmproj-{quantization}.gguf"] = files.pop("mmproj-F16.gguf")
     hub = hub_of(remote, tmp_path)
     for name in (f"{REPOSITORY}:Q8_0", f"{REPOSITORY}:Q4_0"):
         pulled(hub, name, "mmproj")
@@ -282,6 +297,21 @@ def test_what_was_pulled_of_an_older_commit_is_there_until_it_is_removed(remote:
     assert hub.remove(Reference.parse(f"{REPOSITORY}:Q8_0")) == len(MODEL) + len(new)
     assert hub.find(Reference.parse(f"{REPOSITORY}:Q8_0")) is None
     assert [each.reference.tag for each in hub.cache.models()] == ["F16", "Q4_0"]
+
+
+def test_a_model_that_is_removed_while_the_cache_is_listed_is_not_there(
+    remote: StandInHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = hub_of(remote, tmp_path)
+    model = pulled(hub).model
+    assert model
+
+    def removed(name: str) -> bool:
+        model.resolve().unlink()
+        return True
+
+    monkeypatch.setattr("server.hub.cache.is_model", removed)
+    assert hub.cache.models() == []
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Models at an address and in a registry of images, and a disk that is really full."""
 
+import fcntl
 import hashlib
 import json
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import pytest
 from server.errors import ConfigError, DownloadFailed, LlamapoolError, NotFound
 from server.hub.hub import Hub, HubFetcher
 from server.hub.names import Image
+from server.hub.process import Cancelled
 from server.pool.spec import NOT_HERE, ModelSpec, RemoteFiles
 from tests.support.stand_in_hub import COMMIT, QuietHandler, StandInHub, serving, stand_in_hub
 
@@ -79,6 +81,21 @@ def test_the_rest_of_an_address_is_of_the_same_content(
     assert spec.path.read_bytes() == other
     assert [asked.range for asked in remote.contents_asked()] == [range_]
     assert [path.name for path in spec.path.parent.iterdir() if path.suffix != ".lock"] == ["m.gguf"]
+
+
+def test_a_download_of_an_address_keeps_the_data_of_one_that_another_process_has_begun(
+    remote: StandInHub, tmp_path: Path
+) -> None:
+    url, seen = f"{remote.url}/o/n/resolve/{COMMIT}/m.gguf", list[object]()
+    hub = Hub(folder=tmp_path, retry_wait_s=0, report=seen.append, wanted=lambda: not seen)
+    place = hub.url_place(url)
+    place.parent.mkdir(parents=True)
+    place.with_name("m.gguf.0.incomplete").write_bytes(b"GGUF")
+    with place.with_name("m.gguf.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(Cancelled):
+            hub.fetch_url(url, place)
+    assert place.with_name("m.gguf.0.incomplete").exists()
 
 
 @contextmanager
