@@ -15,7 +15,6 @@ import os
 import re
 import secrets
 import stat
-import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -191,7 +190,7 @@ class SlotFiles:
     def remove_stale(self) -> None:
         """Remove unfinished files, also of owners, whose writers have ended."""
         for path in (*self._folder.glob(f"{_PART}*"), *self._folder.glob(f"*/{_PART}*")):
-            with contextlib.suppress(FileNotFoundError):  # another process does the same
+            with contextlib.suppress(OSError):  # another process does the same, or this one may only read
                 age_s = time.time() - path.lstat().st_mtime
                 if age_s >= STALE_S or (age_s >= UNLOCKED_S and not _is_locked(path)):
                     path.unlink()
@@ -206,8 +205,7 @@ def _is_locked(path: Path) -> bool:
     return False
 
 
-_IN_MEMORY = 64 << 20  # bytes; more are kept in a file until they are sent
-_BLOCK = 8 << 20  # bytes that are read at once
+_BLOCK = 8 << 20  # bytes that are sent or read at once
 
 
 class UrlFiles:
@@ -231,17 +229,16 @@ class UrlFiles:
         return UrlFiles(f"{self.address}/{owner}", self._quota, self.secret) if owner else self
 
     def write(self, name: str, parts: Iterable[bytes | memoryview]) -> int:
-        with _reported("save", self._shown), tempfile.SpooledTemporaryFile(_IN_MEMORY) as kept:
-            for each in parts:
-                kept.write(each)
-            n_bytes = kept.tell()
+        with _reported("save", self._shown):
+            views = [memoryview(each) for each in parts]  # of a state that is in memory: nothing is copied
+            n_bytes = sum(map(len, views))
             if self._quota:
                 _check_quota(self._quota, self.listed(), name, n_bytes)
-            kept.seek(0)
             self._store.makedirs(self._path, exist_ok=True)
             with self._store.open(f"{self._path}/{name}", "wb", block_size=_BLOCK) as file:
-                while block := kept.read(_BLOCK):
-                    file.write(block)
+                for view in views:
+                    for at in range(0, len(view), _BLOCK):
+                        file.write(view[at : at + _BLOCK])
             return n_bytes
 
     @contextmanager

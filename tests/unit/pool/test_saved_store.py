@@ -3,6 +3,7 @@
 import fcntl
 import os
 import stat
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -107,14 +108,17 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("age_s", "left"), [(UNLOCKED_S, {"locked", "new"}), (STALE_S, {"new"})])
 def test_what_a_killed_writer_left_goes_with_the_next_file(tmp_path: Path, age_s: float, left: set[str]) -> None:
-    for name in ("killed", "locked", "new"):
-        (tmp_path / f".saving-{name}").write_bytes(b"x" * 100)
+    """One that cannot be removed, as on a file system that is read-only here, stays."""
+    (tmp_path / ".saving-folder").mkdir()
+    for name in ("killed", "locked", "new", "folder"):
+        if name != "folder":
+            (tmp_path / f".saving-{name}").write_bytes(b"x" * 100)
         if name != "new":
             os.utime(tmp_path / f".saving-{name}", (time.time() - age_s,) * 2)
     with (tmp_path / ".saving-locked").open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         SlotFiles(tmp_path, 20).write("slot", [b"x"])
-    assert {path.name.removeprefix(".saving-") for path in tmp_path.iterdir()} == {*left, "slot"}
+    assert {path.name.removeprefix(".saving-") for path in tmp_path.iterdir()} == {*left, "folder", "slot"}
 
 
 @pytest.fixture(params=["folder", "address"])
@@ -154,6 +158,14 @@ def test_each_owner_has_its_own(files: SavedFiles) -> None:
     assert content_of(bert, "a") == b"his"
     assert [one.name for one in files.listed()] == []
     assert files.of("") is files
+
+
+def test_a_large_state_for_a_store_takes_no_space_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
+    files, state = UrlFiles("memory://large"), memoryview(bytes(65 << 20))
+    assert files.write("a", [state, b"end"]) == len(state) + 3
+    assert [one.n_bytes for one in files.listed()] == [len(state) + 3]
+    files.remove("a")
 
 
 def test_an_address_that_nobody_speaks() -> None:
