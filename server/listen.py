@@ -118,8 +118,9 @@ def _url(scheme: str, listener: socket.socket) -> str:
 def _tcp_socket(option: str, host: str, port: int, *, alone: bool, shared: bool) -> socket.socket:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    except socket.gaierror as error:
-        raise ConfigError(f"server.{option}: '{host}' is not an address of this machine: {error.strerror}") from None
+    except (socket.gaierror, ValueError) as error:  # ValueError: no host name has this form
+        reason = getattr(error, "strerror", error)
+        raise ConfigError(f"server.{option}: '{host}' is not an address of this machine: {reason}") from None
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -163,4 +164,4 @@ def _remove_stale(path: Path) -> None:
 def _reason(error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
         return "it is in use; stop the other server or choose another --port"
-    return f"{error.strerror}; choose another --host or --port"
+    return f"{error.strerror or error}; choose another --host or --port"

@@ -31,7 +31,7 @@ _TRIED: tuple[tuple[Task, str, str], ...] = (
     ("rerank", "rerank", '"query": "Hello!", "documents": ["Hi", "Bye"]'),
 )
 """What a model can do, where, and the body."""
-_UNIX = "http+unix://"
+_UNIX = "+unix://"
 _WIDTH = 13
 
 
@@ -74,7 +74,7 @@ def banner_lines(
         text = f"{name}: {readable(now.free)} of {readable(now.total)} are free{models}"
         lines.append(_row("memory" if i == 0 else "", text))
     if addresses:
-        base = "" if addresses[0].startswith(_UNIX) else addresses[0]
+        base = addresses[0].rpartition(".sock")[2] if _UNIX in addresses[0] else addresses[0]
         pages = [f"{base}/"] * has_page + [f"{base}/docs (the API)"]
         lines.append(_row("pages", ", ".join(pages)))
         lines += [_row("try", text) for text in _curl(states, addresses[0], has_keys=has_keys)]
@@ -110,8 +110,10 @@ def _curl(states: Sequence[ModelState], address: str, *, has_keys: bool) -> list
     name = f'"model": "{state.spec.id}", ' if len(states) > 1 else ""
     key = ' -H "Authorization: Bearer $KEY"' if has_keys else ""
     socket = ""
-    if address.startswith(_UNIX):
-        socket, address = f" --unix-socket {address.removeprefix(_UNIX)}", "http://localhost"
+    if _UNIX in address:
+        scheme, _, place = address.partition(_UNIX)
+        file, suffix, prefix = place.rpartition(".sock")
+        socket, address = f" --unix-socket {file}{suffix}", f"{scheme}://localhost{prefix}"
     return [f"curl{socket} {address}/v1/{path}{key} -H 'Content-Type: application/json' -d '{{{name}{body}}}'"]
 
 

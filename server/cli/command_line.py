@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-OK, NOT_STARTED, WRONG = 0, 1, 2
+OK, NOT_STARTED, WRONG, INTERRUPTED = 0, 1, 2, 130
 _HELP = frozenset({"-h", "--help", "--usage"})
 _CACHE_LIST = frozenset({"-cl", "--cache-list"})
 _PREPARE_GRACE_S = 2.0  # for threads that prepare a request, after everything else has ended
@@ -54,6 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for the output that is flushed at exit
         return OK
+    except KeyboardInterrupt:
+        return INTERRUPTED
     except LlamapoolError as error:
         print(f"llamapool: {error.message}", file=sys.stderr)
         return WRONG if isinstance(error, ConfigError) else NOT_STARTED

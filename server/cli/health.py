@@ -50,7 +50,7 @@ def ask(url: str, timeout_s: float = TIMEOUT_S) -> tuple[int, str]:
     connection = http.client.HTTPConnection("localhost", timeout=timeout_s)
     path, prefix = "", parts.path
     if parts.scheme.endswith(_UNIX):
-        path, suffix, prefix = parts.path.partition(".sock")
+        path, suffix, prefix = parts.path.rpartition(".sock")
         path += suffix
         plain = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     else:

@@ -22,7 +22,7 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from server.cli.command_line import effective_yaml, main
+from server.cli.command_line import COMMANDS, effective_yaml, main
 from server.cli.docs import generated_files
 from server.errors import ConfigError
 from server.listen import open_listeners
@@ -288,6 +288,14 @@ def test_a_server_that_ends_by_a_broken_pipe_has_failed(model: Path, monkeypatch
         main(["serve", "-m", str(model), "--port", "0"])
 
 
+def test_an_interrupted_command_prints_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(words: list[str]) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(COMMANDS, "fit", interrupted)
+    assert main(["fit"]) == 130
+
+
 def test_sockets_of_several_hosts(tmp_path: Path) -> None:
     path = tmp_path / "pool.sock"
     first, second = open_listeners(ServerSettings(host=("127.0.0.1", str(path)), port=0, api_prefix="/llm"))
@@ -310,7 +318,10 @@ def test_a_unix_socket_that_is_stale_is_replaced_and_one_in_use_is_not(tmp_path:
     listener.close()
 
 
-def test_hosts_that_cannot_be_used() -> None:
+def test_hosts_that_cannot_be_used(tmp_path: Path) -> None:
+    for host in ("a..b", "a" * 64, f"{tmp_path}/{'a' * 108}.sock"):
+        with pytest.raises(ConfigError, match="too long"):
+            open_listeners(ServerSettings(host=(host,)))
     with pytest.raises(ConfigError, match=r"cannot listen on 192\.0\.2\.1"):
         open_listeners(ServerSettings(host=("192.0.2.1",), port=0))
     with pytest.raises(ConfigError, match=r"server.port 0 needs a single TCP address"):

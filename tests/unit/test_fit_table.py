@@ -129,6 +129,9 @@ def test_the_first_screen_knows_keys_sockets_and_many_models() -> None:
     assert "  pages         /docs (the API)" in lines
     assert "curl --unix-socket /run/pool.sock http://localhost/v1/" in lines[-1]
     assert '-H "Authorization: Bearer $KEY"' in lines[-1]
+    lines = screen(state("late", Status.UNLOADED), at="https+unix:///run/pool.sock/llm", page=False)
+    assert "  pages         /llm/docs (the API)" in lines
+    assert "curl --unix-socket /run/pool.sock https://localhost/llm/v1/" in lines[-1]
     many = banner_lines(
         [state(f"m{i}", Status.UNLOADED) for i in range(100)], {}, {}, [], has_keys=False, has_page=True
     )

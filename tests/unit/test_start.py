@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from server.cli import main
-from server.cli.health import VARIABLE
+from server.cli.health import VARIABLE, ask
 from server.errors import ConfigError
 from server.listen import check_reach, open_listeners
 from server.options.server import ServerSettings
@@ -133,6 +133,16 @@ def test_nobody_answers(text: str, tmp_path: Path, capsys: pytest.CaptureFixture
     file.write_text(text)
     assert main(["health", str(file)]) == 1
     assert str(file) in capsys.readouterr().out
+
+
+def test_a_unix_socket_may_be_in_a_folder_that_looks_like_one(tmp_path: Path) -> None:
+    path = tmp_path / "a.sockets" / "b.sock"
+    path.parent.mkdir()
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(path))
+        silent.listen()
+        with pytest.raises(TimeoutError):
+            ask(f"http+unix://{path}/llm", 0.01)
 
 
 def test_the_file_is_named_by_the_variable(
