@@ -14,7 +14,6 @@ from server.hub.hub import HubFetcher
 from server.pool.events import Subscription
 from server.pool.loading import Factories, chat_template
 from server.pool.model import compile_grammars
-from server.pool.names import Names
 from server.pool.pool import Pool
 from server.pool.protocols import Loader
 from server.pool.scheduler import PoolLimits
@@ -98,9 +97,7 @@ def checked_models(settings: Settings) -> list[ModelSpec]:
     """Return the models of settings that were read again. Logs problems of single files. Raises `ConfigError`."""
     for warning in check_files(settings):
         logger.warning("%s", warning)
-    models = model_specs(settings)
-    Names(models)  # refuses a name that two of them have
-    return models
+    return model_specs(settings)
 
 
 def loader_factory(remote: tuple[str, ...] = ()) -> Callable[[], Loader]:

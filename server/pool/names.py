@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from server.errors import ConfigError, ModelNotFound
+from server.errors import ModelNotFound
 from server.pool.spec import ModelSpec, Task
 
 LATEST = ":latest"
@@ -10,24 +10,15 @@ LATEST = ":latest"
 
 
 class Names:
-    """Ids and aliases of the configured models. Raises `ConfigError` if two models share a name. `is_part`: other
-    models exist, so an unknown name does not mean the only one. While a download runs, its name means the download.
+    """Ids and aliases of the configured models, which are different. `is_part`: other models exist, so an unknown name
+    does not mean the only one. While a download runs, its name means the download.
     """
 
     def __init__(self, specs: Sequence[ModelSpec], *, is_part: bool = False) -> None:
         self._is_part = is_part
-        self._by_name: dict[str, ModelSpec] = {}
         self._asked = {spec.id: spec for spec in specs if spec.remote is not None and spec.remote.asked}
-        for spec in specs:
-            if spec.id in self._asked:
-                continue
-            for name in dict.fromkeys((spec.id, *spec.aliases)):
-                other = self._by_name.setdefault(name, spec)
-                if other is not spec:
-                    where = f"{spec.source}: " if spec.source else ""
-                    raise ConfigError(
-                        f"{where}models '{other.id}' and '{spec.id}' are both called '{name}'; rename one"
-                    )
+        others = [spec for spec in specs if spec.id not in self._asked]
+        self._by_name = {name: spec for spec in others for name in (spec.id, *spec.aliases)}
         self._specs = list(specs)
 
     def exact(self, name: str) -> ModelSpec:

@@ -13,6 +13,7 @@ from math import ceil, inf
 from server.errors import (
     ConfigError,
     InvalidRequest,
+    LlamapoolError,
     ModelFailed,
     ModelLoading,
     ModelRestarting,
@@ -30,7 +31,7 @@ from server.pool.names import LATEST, Names
 from server.pool.protocols import Fetcher, Loader
 from server.pool.scheduler import RETRY_AFTER_S, PoolLimits, Scheduler
 from server.pool.spec import NOT_HERE, ModelSpec, RemoteFiles, Task
-from server.pool.state import NO_ROOM, ModelFacts, ModelState, Status
+from server.pool.state import ModelFacts, ModelState, Status
 from server.pool.worker.loaders import Loaders
 
 log = logging.getLogger(__name__)
@@ -73,12 +74,6 @@ class Pool:
         self._all_names = Names(specs)
         self._clock = clock
         self._all_entries = {spec.id: Entry(spec, clock()) for spec in specs}
-        n_startup = sum(spec.load == "startup" for spec in specs)
-        if 0 < self.limits.models_max < n_startup:
-            raise ConfigError(
-                f"{n_startup} models have 'load: startup', but models_max is {self.limits.models_max}; "
-                "raise models_max, or make some 'load: on_demand'"
-            )
         self._fan_out = FanOut()
         self._threads = threads or ThreadPoolExecutor(max(LEAST_THREADS, len(specs)), thread_name_prefix="pool")
         self._fetcher = fetcher
@@ -159,8 +154,8 @@ class Pool:
         if entry.facts is None and entry.described is None:
             try:
                 entry.described = await self._scheduler.in_thread(read)
-            except ModelFailed as error:
-                raise ModelFailed(entry.id, entry.spec.by_name(error.reason)) from error
+            except LlamapoolError as error:  # also about its template
+                raise ModelFailed(entry.id, entry.spec.by_name(getattr(error, "reason", error.message))) from error
         state = self._state(entry)
         return replace(state, facts=state.facts or entry.described)
 
@@ -287,8 +282,8 @@ class Pool:
         entry = self._entries[self._names.exact(name).id]
         if entry.n_replacing:
             raise Unavailable(f"model '{entry.id}' is being unloaded and configured again; load it after that")
-        if entry.status is Status.FAILED and entry.failure == NO_ROOM and entry.without_request:
-            self._scheduler.queue.pop(entry.id, None)  # it is asked for now, so others are unloaded for it
+        if entry.status is Status.FAILED and entry.restarting and entry.without_request:
+            self._scheduler.queue.pop(entry.id, None)  # it is asked for now: at once, and others are unloaded for it
             self._scheduler.forget(entry)
             entry.asked = False
         loading = entry.status is Status.LOADING and not entry.leaving

@@ -5,7 +5,7 @@ import contextlib
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
 from typing import TypeVar
@@ -443,7 +443,8 @@ class Scheduler:
                 self._fail(entry, _reason(error))
         else:
             ok, entry.download = True, None
-            entry.spec, entry.described, entry.measured, entry.fit = spec, None, None, None
+            entry.spec = replace(entry.spec, path=spec.path, mmproj=spec.mmproj, draft=spec.draft)  # perhaps reloaded
+            entry.described, entry.measured, entry.fit = None, None, None
             log.info("model '%s' was downloaded: %s", entry.id, spec.path)
             self._move(entry, Status.UNLOADED)
         finally:

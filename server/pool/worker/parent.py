@@ -26,7 +26,7 @@ from server.structured.reasoning_end import ReasoningEnd
 from server.vocab import Vocab
 
 EXIT_S = 5.0
-"""Seconds that a process may take to exit after its connection was closed, before it is killed."""
+"""Seconds that a process may take to exit after its connection was closed, before it is killed, and after that."""
 STACKS_S = 2.0
 """Seconds that a process has to write its stacks and exit before it is killed; a stopped process does neither."""
 SILENT_S = 10.0
@@ -279,22 +279,25 @@ class WorkerProcess(Connection):
                 self.ended.set_result(reason)
         elif not stacks:
             self._process.kill()
+            self._loop.call_later(EXIT_S, self._reap)  # if it keeps its connection: it hangs in the kernel
         elif first:
             log.critical("model '%s' is killed: %s", self.name, reason)
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(signal.SIGUSR1)
-            self._loop.call_later(STACKS_S, self._process.kill)
+            self._loop.call_later(STACKS_S, self.kill, reason)
 
     def _reap(self) -> None:
         if self._exit is None and self._process is not None:
             self._exit = self._loop.create_task(self._wait(self._process))
 
     async def _wait(self, process: "subprocess.Popen[bytes]") -> None:
-        try:
-            status = await asyncio.to_thread(process.wait, EXIT_S)
-        except subprocess.TimeoutExpired:
-            self.kill("its process closed its connection and did not exit")
-            status = await asyncio.to_thread(process.wait)
+        status = 0
+        with contextlib.suppress(subprocess.TimeoutExpired):  # then it is given up
+            try:
+                status = await asyncio.to_thread(process.wait, EXIT_S)
+            except subprocess.TimeoutExpired:
+                self.kill("its process closed its connection and did not exit")
+                status = await asyncio.to_thread(process.wait, EXIT_S)
         self.disconnect()
         self.ended.set_result(self.kill_reason or exit_reason(status))
         for engine in self.engines:

@@ -1,6 +1,6 @@
 import pytest
 
-from server.errors import ConfigError, ModelNotFound
+from server.errors import ModelNotFound
 from server.pool.names import Names
 from tests.unit.pool.fakes import spec
 
@@ -44,11 +44,6 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
 def test_management_needs_the_exact_name_even_of_a_single_model() -> None:
     with pytest.raises(ModelNotFound):
         Names([spec("a")]).exact("gpt-4o")
-
-
-def test_two_models_of_one_name_stop_the_start() -> None:
-    with pytest.raises(ConfigError, match=r"models.yaml: models 'a' and 'b' are both called 'gpt-4o'"):
-        Names([spec("a", aliases=("gpt-4o",)), spec("b", aliases=("gpt-4o",), source="models.yaml")])
 
 
 def test_ollamas_tag_for_a_name_without_one_may_be_there_or_not() -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,7 +24,7 @@ from server.errors import (
 from server.pool.events import EVERY_MODEL, ListChanged, StatusChanged
 from server.pool.memory import Amount, Budget, Footprint
 from server.pool.model import Lease
-from server.pool.protocols import FileProgress
+from server.pool.protocols import FileProgress, ModelInfo
 from server.pool.spec import ModelSpec, RemoteFiles
 from server.pool.state import Status
 from server.routes.health import failed_models
@@ -59,12 +60,6 @@ async def test_a_caller_cancelled_in_the_moment_of_its_lease_gives_it_back() -> 
         await spin()
         assert task.cancelled()
         assert s.pool.state("a").n_leases == 0
-
-
-def test_more_startup_models_than_places_stop_the_start() -> None:
-    models = [spec(m, load="startup") for m in "abc"]
-    with pytest.raises(ConfigError, match="3 models have 'load: startup', but models_max is 2"):
-        Setup(*models, models_max=2)
 
 
 # ---- failing
@@ -185,6 +180,18 @@ async def test_an_explicit_load_unloads_others_for_a_model_that_waits_for_room()
         await s.work()
         assert s.statuses() == {"a": READY, "b": UNLOADED}
         held.release()
+
+
+async def test_an_explicit_load_does_not_wait_for_the_pause_before_a_restart() -> None:
+    async with pool_of("a", "b") as s:
+        (await loaded(s, "a")).release()
+        for status in (READY, FAILED):
+            s.end_process("a")
+            await s.work()
+            assert s.status("a") is status
+        await s.pool.load("a")
+        await s.work()
+        assert s.status("a") is READY
 
 
 @pytest.mark.parametrize("is_lost", [True, False])
@@ -630,23 +637,40 @@ async def test_a_model_that_is_asked_for_while_it_is_removed_does_not_stay_in_me
         assert [state.spec.id for state in s.pool.states()] == ["b", "c"]
 
 
+class Gated(Files):
+    """A hub whose downloads wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_end = threading.Event()
+
+    def fetch(self, spec: ModelSpec, report: Callable[[FileProgress], None], wanted: Callable[[], bool]) -> ModelSpec:
+        assert self.may_end.wait(60)
+        return super().fetch(spec, report, wanted) if spec.path.name else spec
+
+
 async def test_a_reload_leaves_a_model_alone_that_is_being_downloaded() -> None:
-    may_end = threading.Event()
-
-    class Gated(Files):
-        def fetch(
-            self, spec: ModelSpec, report: Callable[[FileProgress], None], wanted: Callable[[], bool]
-        ) -> ModelSpec:
-            assert may_end.wait(60)
-            return spec
-
-    async with pool_of("b", "c", fetcher=Gated()) as s:
+    files = Gated()
+    async with pool_of("b", "c", fetcher=files) as s:
         await s.pool.download("org/a")
         await s.pool.reload([spec("org/a"), spec("b"), spec("c")])
         assert s.pool.state("org/a").spec.origin == "cache"
-        may_end.set()
+        files.may_end.set()
         while s.pool.knows("org/a"):
             await s.work()
+
+
+async def test_a_model_that_was_reloaded_while_it_was_downloaded_has_its_new_names(tmp_path: Path) -> None:
+    files, model = Gated(), ModelSpec("a", tmp_path / "a.gguf", remote=RemoteFiles(hf="org/a"))
+    async with pool_of(model, "b", fetcher=files) as s:
+        waiting = acquiring(s, "a")
+        await spin()
+        await s.pool.reload([replace(model, aliases=("mine",)), spec("b")])
+        files.may_end.set()
+        while not waiting.done():
+            await s.work()
+        waiting.result().release()
+        assert s.pool.state("a").spec.aliases == ("mine",)
 
 
 async def test_a_key_hears_that_its_model_was_removed() -> None:
@@ -696,3 +720,17 @@ async def test_a_model_that_can_not_be_measured_is_tried_once(fault: Exception) 
         with pytest.raises(ModelFailed, match="no such tensor"):
             await loaded(s, "a")
         assert loader.n_asked == 1
+
+
+async def test_a_model_whose_template_is_broken_is_not_described() -> None:
+    class Described(Loader):
+        def describe(self, spec: ModelSpec) -> ModelInfo:
+            return ModelInfo()
+
+    def broken(info: ModelInfo, spec: ModelSpec) -> NoReturn:
+        raise ConfigError("unexpected '}'")
+
+    async with pool_of("a", "b", loader=Described()) as s:
+        s.pool._factories = replace(s.factories, template=broken)
+        with pytest.raises(ModelFailed, match="unexpected '}'"):
+            await s.done(s.pool.describe("a"))

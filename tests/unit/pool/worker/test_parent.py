@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import pytest
 
@@ -63,6 +63,20 @@ async def test_a_hanging_process_is_killed_once(
     assert said in process.kill_reason
     assert process.check(0.5, limit_s) == 1
     assert [record.levelname for record in caplog.records] == ["CRITICAL"]
+
+
+async def test_a_process_that_the_system_does_not_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as one that waits for a driver."""
+    for name in ("STACKS_S", "EXIT_S"):
+        monkeypatch.setattr(parent, name, 0.0)
+
+    def wait(timeout_s: float) -> NoReturn:
+        raise subprocess.TimeoutExpired("model", timeout_s)
+
+    process = Silent(monkeypatch, loads=False)
+    process._process = cast(Any, SimpleNamespace(send_signal=process._killed, kill=lambda: None, wait=wait))
+    process.kill("it has been silent", stacks=True)
+    assert await asyncio.wait_for(process.ended, 5) == "it has been silent"
 
 
 async def test_a_slow_load_is_not_killed(monkeypatch: pytest.MonkeyPatch) -> None:
