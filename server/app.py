@@ -40,7 +40,7 @@ from server.pool.entry import log_failure
 from server.pool.events import StatusChanged, Subscription
 from server.pool.protocols import Loader
 from server.pool.saved.store import SavedFiles, SlotFiles, UrlFiles
-from server.reload import Reload, key_store
+from server.reload import Reload
 from server.routes import Dispatch, include_routes
 from server.routes.responses import fail_interrupted
 from server.sandbox import seccomp
@@ -109,7 +109,8 @@ def create_app(
     if models is None:
         models = open_pool(settings, loader=loader, reread=reread, in_process=in_process, sandbox=sandbox)
     pool, sandbox, renderer = models.pool, models.sandbox, models.renderer
-    keys, media_loader = key_store(server), media_loader_of(server)
+    reload = Reload(settings, pool, reread)
+    keys, media_loader = reload.keys, media_loader_of(server)
 
     def at_work() -> list[Process]:
         """Processes that work for requests."""
@@ -175,11 +176,7 @@ def create_app(
         openapi_url=None,  # `routes.openapi` serves it, and the page that shows it
         redirect_slashes=False,  # as in llama-server, a path with another slash is another path
         telemetry={"tracing": False, "metrics": False, "logs": False},  # `telemetry.tracing` has the server's own
-        lifespan=lifespan_of(
-            *(services, server, models, addresses, redis, gpus),
-            Reload(settings, keys, pool, reread),
-            *(events, tracing),
-        ),
+        lifespan=lifespan_of(services, server, models, addresses, redis, gpus, reload, events, tracing),
     )
     app.state.services, app.state.events = services, events
     include_routes(app)

@@ -18,15 +18,16 @@ from server.pool.pool import Pool
 from server.pool.spec import ModelSpec, stamps
 from server.settings import Settings
 from server.transport.keys import Key, KeyStore, plain_key, read_keys
-from server.uvicorn_config import certificate_of, use_certificate
+from server.uvicorn_config import Certificate, certificate_of, use_certificate
 
 logger = logging.getLogger(__name__)
 
 EVERY_S = 1.0
 """Seconds between two polls of the files."""
-_APPLIED = frozenset(
-    {"api_keys", "api_key_file", "keys_file", "ssl_key_file", "ssl_cert_file", "models_preset", "watch_config"}
-)
+_APPLIED = {
+    *("api_keys", "api_key_file", "keys_file", "ssl_key_file", "ssl_cert_file"),
+    *("models_dir", "models_preset", "watch_config"),
+}
 
 
 def read_all_keys(server: ServerSettings) -> list[Key]:
@@ -35,25 +36,20 @@ def read_all_keys(server: ServerSettings) -> list[Key]:
     return [*map(plain_key, server.all_api_keys()), *from_file]
 
 
-def key_store(server: ServerSettings) -> KeyStore:
-    """Return the keys of the start. Raises ConfigError."""
-    required = bool(server.api_keys or server.api_key_file or server.keys_file)
-    return KeyStore(read_all_keys(server), required=required)
+def _key_files(server: ServerSettings) -> list[Path]:
+    return [path for path in (server.api_key_file, server.keys_file) if path]
 
 
 class Reload:
-    """Applies changes to the running server. Used on the event loop. `reread` returns the current settings; None = as
-    before.
+    """The server's ``keys``, and changes of the running server. Used on the event loop. `reread` returns the current
+    settings; None = as before. Raises ConfigError when a file of keys can't be read.
     """
 
-    def __init__(
-        self, settings: Settings, store: KeyStore, pool: Pool, reread: Callable[[], Settings] | None = None
-    ) -> None:
-        self._settings = settings
-        self._store = store
-        self._pool = pool
-        self._reread = reread
-        self._reading = asyncio.Lock()
+    def __init__(self, settings: Settings, pool: Pool, reread: Callable[[], Settings] | None = None) -> None:
+        server, files = settings.server, _key_files(settings.server)
+        self._settings, self._pool, self._reread = settings, pool, reread
+        self._at_start: dict[Path, object] = dict(zip(files, stamps(files), strict=True))  # before they are read
+        self.keys = KeyStore(read_all_keys(server), required=bool(server.api_keys or files))
         self._tasks: set[asyncio.Task[None]] = set()
 
     def begin(self) -> None:
@@ -64,7 +60,7 @@ class Reload:
 
     async def all(self) -> None:
         """Reload everything. Logs what is wrong."""
-        async with self._reading:
+        async with self._pool.reloading:
             try:
                 settings, keys, models, certificate = await asyncio.to_thread(self._checked)
                 self._apply(settings, keys)
@@ -74,7 +70,7 @@ class Reload:
                 logger.error("nothing was reloaded: %s", error.message)
                 return
             await self._pool.reload(models)
-            logger.info("reloaded: %d keys, %d models", len(self._store), len(self._pool.states()))
+            logger.info("reloaded: %d keys, %d models", len(self.keys), len(self._pool.states()))
 
     def _checked(self) -> tuple[Settings, list[Key], list[ModelSpec], ssl.SSLContext | None]:
         """Read everything and change nothing. Raises ConfigError for anything that could not be used."""
@@ -87,12 +83,12 @@ class Reload:
 
     def _apply(self, settings: Settings, keys: list[Key]) -> None:
         before, now = self._settings.server, settings.server
-        self._store.replace(keys)
+        self.keys.replace(keys)
         changed = [key for key in type(now).model_fields if getattr(before, key) != getattr(now, key)]
         later = [key for key in changed if key not in _APPLIED]
         if later:
             logger.warning("what changed in server.%s counts from the next start", ", server.".join(later))
-        if keys and not self._store.required:
+        if keys and not self.keys.required:
             logger.warning("the server was started without keys, and stays open to all until the next start")
         self._settings = settings
 
@@ -108,37 +104,34 @@ class Reload:
         before: dict[Path, object] | None = None
         while True:
             server, certificate = self._settings.server, certificate_of(self._settings.server)
-            keys = {path for path in (server.api_key_file, server.keys_file) if path}
+            keys = set(_key_files(server))
             files = set(certificate.files) if certificate is not None else set()
             watched = (self._settings.config_path, server.models_preset) if server.watch_config else ()
             config = {path for path in watched if path}
             paths = [*keys, *files, *config]
             now: dict[Path, object] = dict(zip(paths, await asyncio.to_thread(stamps, paths), strict=True))
-            known = now if before is None else before
+            known = now | self._at_start if before is None else before
             changed = {path for path, _ in now.items() - known.items()}
             if changed & keys:
-                self._keys_again()
-            if changed & files:
-                self._certificate_again()
+                await self._keys_again()
+            if certificate is not None and changed & files:
+                await self._certificate_again(certificate)
             if changed & config:
                 self.begin()
             before = now
             await asyncio.sleep(EVERY_S)
 
-    def _keys_again(self) -> None:
+    async def _keys_again(self) -> None:
         try:
-            self._store.replace(read_all_keys(self._settings.server))
+            self.keys.replace(await asyncio.to_thread(read_all_keys, self._settings.server))
         except ConfigError as error:
             logger.error("the API keys are as they were: %s", error.message)
             return
-        logger.info("the API keys were read again: there are %d", len(self._store))
+        logger.info("the API keys were read again: there are %d", len(self.keys))
 
-    def _certificate_again(self) -> None:
-        certificate = certificate_of(self._settings.server)
-        if certificate is None:
-            return
+    async def _certificate_again(self, certificate: Certificate) -> None:
         try:
-            use_certificate(certificate.read())
+            use_certificate(await asyncio.to_thread(certificate.read))
         except ConfigError as error:
             logger.error("the certificate is as it was: %s", error.message)
             return

@@ -12,7 +12,6 @@ import signal
 import socket
 import ssl
 from dataclasses import dataclass
-from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +93,7 @@ def certificate_of(server: ListenSettings) -> Certificate | None:
     running = serving()
     if running is not None and running.config.ssl_certfile:
         config = running.config
-        key, ca = _path(config.ssl_keyfile), _path(config.ssl_ca_certs)
+        key, ca = (Path(file) if file else None for file in (config.ssl_keyfile, config.ssl_ca_certs))
         source = "--ssl-certfile, --ssl-keyfile"
         return Certificate(source, Path(config.ssl_certfile or ""), key, config.ssl_keyfile_password or "", ca)
     if server.ssl_cert_file is None:
@@ -172,7 +171,3 @@ def _is_worth_logging(record: logging.LogRecord) -> bool:
     """
     cancelled = record.exc_info is not None and isinstance(record.exc_info[1], asyncio.CancelledError)
     return not cancelled and record.msg != "ASGI callable returned without completing handshake."
-
-
-def _path(given: str | PathLike[str] | None) -> Path | None:
-    return Path(fspath(given)) if given else None

@@ -85,7 +85,7 @@ class Pool:
             *(self._all_entries, self.limits, self._loaders, self._factories, self._fan_out, self._threads),
             *(clock, fetcher),
         )
-        self._reloading = asyncio.Lock()
+        self.reloading = asyncio.Lock()  # a configuration is read and applied: no older one replaces a newer
         self._keeper: asyncio.Task[None] | None = None
 
     # ---- looking
@@ -415,7 +415,8 @@ class Pool:
         self._all_names = Names([entry.spec for entry in self._all_entries.values()])
 
     async def reload(self, configured: Sequence[ModelSpec] | None = None) -> None:
-        """Serve the models of the configuration, which is read again unless the caller has read it (`configured`).
+        """Serve the models of the configuration, which is read again unless the caller, who holds `reloading`, has read
+        it (`configured`).
 
         Models that are gone or have changed are unloaded first, the others are left alone. New and changed ones are
         loaded as at the start. Raises `ConfigError`, and then nothing has changed.
@@ -423,24 +424,26 @@ class Pool:
         self._check_whole()
         if self._reread is None:
             return
-        async with self._reloading:
-            found = await asyncio.to_thread(self._reread) if configured is None else configured
-            specs = {spec.id: spec for spec in found}
-            stale = [entry for entry in self._all_entries.values() if _is_stale(entry, specs.get(entry.id))]
-            with self._replacing(stale):
-                await self._unloaded(stale)
-                if self._scheduler.stopped:
-                    return
-                kept = {entry.id: entry for entry in self._all_entries.values() if entry not in stale}
-                for entry in kept.values():
-                    if not entry.transient:
-                        entry.spec = specs[entry.id]
-                pins, now = {entry.id: entry.pin for entry in stale}, self._clock()
-                fresh = [Entry(spec, now, pin=pins.get(id_)) for id_, spec in specs.items() if id_ not in kept]
-                entries = kept | {entry.id: entry for entry in fresh}
-                self._all_entries.clear()
-                self._all_entries.update({id_: entries[id_] for id_ in (*specs, *kept)})  # downloads are last
-                self._rename()
+        if configured is None:
+            async with self.reloading:
+                await self.reload(await asyncio.to_thread(self._reread))
+            return
+        specs = {spec.id: spec for spec in configured}
+        stale = [entry for entry in self._all_entries.values() if _is_stale(entry, specs.get(entry.id))]
+        with self._replacing(stale):
+            await self._unloaded(stale)
+            if self._scheduler.stopped:
+                return
+            kept = {entry.id: entry for entry in self._all_entries.values() if entry not in stale}
+            for entry in kept.values():
+                if not entry.transient:
+                    entry.spec = specs[entry.id]
+            pins, now = {entry.id: entry.pin for entry in stale}, self._clock()
+            fresh = [Entry(spec, now, pin=pins.get(id_)) for id_, spec in specs.items() if id_ not in kept]
+            entries = kept | {entry.id: entry for entry in fresh}
+            self._all_entries.clear()
+            self._all_entries.update({id_: entries[id_] for id_ in (*specs, *kept)})  # downloads are last
+            self._rename()
         self._fan_out.publish(ListChanged(EVERY_MODEL))
         self._load_startup_models(fresh, starting=len(specs) > 1)  # requests wait for the only model
         self._scheduler.advance()

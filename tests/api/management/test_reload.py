@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import ssl
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -13,7 +14,10 @@ from typing import Any
 import pytest
 
 from server.app import create_app
+from server.options.server import ServerSettings
+from server.reload import read_all_keys
 from server.settings import Settings, load_settings
+from server.transport.keys import Key
 from tests.api.conftest import Api, GoLive, Live, running, until
 from tests.support.certificates import NEEDS_OPENSSL, make_certificate
 from tests.support.fakes import FakeLoader
@@ -86,12 +90,22 @@ async def test_sighup_reads_models_and_keys_again(tmp_path: Path, caplog: pytest
         await until(lambda: api.loader.loaded[0].closed)
 
 
-async def test_a_file_of_keys_that_a_reload_names_is_followed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_file_of_keys_that_a_reload_names_is_followed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A long file is read beside the event loop."""
     caplog.set_level("INFO")
+    threads = set[threading.Thread]()
+
+    def read(server: ServerSettings) -> list[Key]:
+        threads.add(threading.current_thread())
+        return read_all_keys(server)
+
     extra = f", api_key_file: {tmp_path}/keys"
     (tmp_path / "keys").write_text("one\n")
     (tmp_path / "moved").write_text("one\ntwo\n")
     async with configured(tmp_path, models(tmp_path, "a", extra=extra)) as api:
+        monkeypatch.setattr("server.reload.read_all_keys", read)
         followed = f"watch_config: true, models_preset: {tmp_path}/preset.ini"
         (tmp_path / "preset.ini").touch()
         extra = f", api_key_file: {tmp_path}/moved, {followed}"
@@ -105,6 +119,21 @@ async def test_a_file_of_keys_that_a_reload_names_is_followed(tmp_path: Path, ca
         configure(tmp_path, models(tmp_path, "a", "b", extra=extra))
         await until(lambda: "reloaded: 1 keys, 2 models" in caplog.text)
         assert caplog.text.count("reloaded: ") <= 3  # one for each change, and one for what the first names
+    assert threading.current_thread() not in threads
+
+
+async def test_a_key_that_is_added_while_the_server_starts_is_known(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    (tmp_path / "a.gguf").write_bytes(GGUF)
+    (tmp_path / "keys").write_text("one\n")
+    config = configure(tmp_path, models(tmp_path, "a", extra=f", api_key_file: {tmp_path}/keys"))
+    loader = FakeLoader()
+    app = create_app(load_settings(["--config", str(config)], {}), loader=loader)
+    (tmp_path / "keys").write_text("one\ntwo\n")
+    async with running(app, loader):
+        await until(lambda: "the API keys were read again: there are 2" in caplog.text)
 
 
 async def test_sighup_loads_a_changed_startup_model_again(tmp_path: Path) -> None:
@@ -140,7 +169,9 @@ async def test_a_bad_key_file_keeps_new_models_away_too(tmp_path: Path, caplog: 
 
 
 async def test_a_reload_does_everything_or_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Keys and models come from one reading of the configuration, which may be another one a moment later."""
+    """Keys and models come from one reading of the configuration, which may be another one a moment later. A download
+    or a removal that ends meanwhile reads it afterwards, so that its model is not lost or back.
+    """
     caplog.set_level("INFO")
     (tmp_path / "one").write_text("one\n")
     (tmp_path / "two").write_text("two\n")
@@ -148,6 +179,8 @@ async def test_a_reload_does_everything_or_nothing(tmp_path: Path, caplog: pytes
     first = models(tmp_path, "a", extra=f", api_key_file: {tmp_path}/one")
     async with configured(tmp_path, first, changes) as api:
         broken = "models: ["
+        held: list[bool] = []
+        changes.append(lambda: held.append(api.pool.reloading.locked()))
         changes.append(partial(configure, tmp_path, broken))
         configure(tmp_path, models(tmp_path, "b", extra=f", api_key_file: {tmp_path}/two"))
         os.kill(os.getpid(), signal.SIGHUP)
@@ -156,11 +189,13 @@ async def test_a_reload_does_everything_or_nothing(tmp_path: Path, caplog: pytes
         for key, status in (("one", 401), ("two", 200)):
             await api.expect("GET /v1/models", None, status, headers={"X-Api-Key": key})
         assert await served(api) == ["b"]
+        assert held == [True]
 
 
 async def test_what_needs_a_start_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "preset.ini").touch()
-    followed = f"watch_config: true, models_preset: {tmp_path}/preset.ini"
+    (tmp_path / "more").mkdir()
+    followed = f"watch_config: true, models_preset: {tmp_path}/preset.ini, models_dir: {tmp_path}/more"
     async with configured(tmp_path, models(tmp_path, "a")):
         configure(tmp_path, models(tmp_path, "a", extra=f", metrics: true, api_keys: [one], {followed}"))
         os.kill(os.getpid(), signal.SIGHUP)
