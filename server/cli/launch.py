@@ -21,8 +21,7 @@ Words after -- are passed to the agent: llamapool launch codex -- exec "Explain 
 
 The agent's configuration and sessions are stored in $XDG_STATE_HOME/llamapool/agents/AGENT
 (default: ~/.local/state). The environment is printed before the agent starts."""
-_FALLBACK_N_CTX = 32768  # for a model that is not loaded yet
-_MIN_N_CTX = 32768  # the instructions and tools of codex and claude take 20,000 tokens
+_MIN_N_CTX = 65536  # the instructions and tools of claude take 34,000 tokens; assumed of a model that is not loaded
 _MAX_OUTPUT = 8192  # tokens that opencode and aider reserve for a reply
 
 
@@ -50,10 +49,10 @@ show_raw_agent_reasoning = true
 [model_providers.llamapool]
 name = "Llamapool"
 base_url = {json.dumps(target.url + "/v1")}
-env_key = "LLAMAPOOL_KEY"
+env_key = "AGENT_API_KEY"
 wire_api = "responses"
 """
-    return {"CODEX_HOME": str(target.folder), "LLAMAPOOL_KEY": target.key}, "config.toml", text
+    return {"CODEX_HOME": str(target.folder), "AGENT_API_KEY": target.key}, "config.toml", text
 
 
 def _claude(target: Target) -> Setup:
@@ -74,7 +73,7 @@ def _opencode(target: Target) -> Setup:
     provider = {
         "npm": "@ai-sdk/openai-compatible",
         "name": "Llamapool",
-        "options": {"baseURL": f"{target.url}/v1", "apiKey": "{env:LLAMAPOOL_KEY}"},
+        "options": {"baseURL": f"{target.url}/v1", "apiKey": "{env:AGENT_API_KEY}"},
         "models": {target.model: {"name": target.model, "limit": limit}},
     }
     name = f"llamapool/{target.model}"
@@ -82,7 +81,7 @@ def _opencode(target: Target) -> Setup:
     environment = {
         "OPENCODE_CONFIG": str(target.folder / "opencode.json"),
         "XDG_DATA_HOME": str(target.folder / "data"),
-        "LLAMAPOOL_KEY": target.key,
+        "AGENT_API_KEY": target.key,
     }
     return environment, "opencode.json", json.dumps(config, indent=2)
 
@@ -131,7 +130,7 @@ def main(words: Sequence[str]) -> int:
     model = Connection(chosen.url, chosen.api_key).model(chosen.model)
     state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
     folder = state / "llamapool" / "agents" / chosen.agent
-    n_ctx = model.get("meta", {}).get("n_ctx") or _FALLBACK_N_CTX
+    n_ctx = model.get("meta", {}).get("n_ctx") or _MIN_N_CTX
     if n_ctx < _MIN_N_CTX:
         print(f"llamapool: {model['id']} has {n_ctx} tokens of context per request; agents need {_MIN_N_CTX} or more "
               "(llamapool --ctx-size)", file=sys.stderr)  # fmt: skip

@@ -57,6 +57,7 @@ def test_an_agent_starts_with_an_environment_of_its_own(
     assert demo.base_url in configured
     assert str(folder) in done.stderr
     assert "demo has 2048 tokens of context" in done.stderr
+    assert "LLAMAPOOL_" not in done.stderr, "a llamapool that the agent starts would refuse the variable"
 
 
 @pytest.mark.parametrize(
