@@ -667,6 +667,15 @@ def test_a_call_is_answered_by_a_tool_of_the_server(visit: Visit, tmp_path: Path
     expect(page.locator(".settings label:has-text('Tools') textarea")).to_have_value(re.compile("exec_shell_command"))
 
 
+def test_tools_that_could_not_be_listed_are_listed_later(visit: Visit) -> None:
+    page = visit.open()
+    page.route("**/tools", lambda route: route.abort(), times=1)
+    page.click("button[aria-label=Settings]")
+    for said in (r"\[\]", "exec_shell_command"):
+        page.click("text=Use the server's tools")
+        expect(page.locator(".settings label:has-text('Tools') textarea")).to_have_value(re.compile(said))
+
+
 def add_mcp_server(page: Any, url: str) -> None:
     page.click("button[aria-label=Settings]")
     page.get_by_label("URL of an MCP server").fill(url)

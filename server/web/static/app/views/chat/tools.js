@@ -19,15 +19,15 @@ const CANCELLED = "The user cancelled this call.";
 /** After this many rounds since the user's last message, allowed tools need permission again. */
 const MAX_ROUNDS = 25;
 
-/** @type {Promise<ServerTool[]> | undefined} */
+/** @type {Promise<ServerTool[] | void> | undefined} */
 let loading;
 const known = signal(/** @type {ServerTool[]} */ ([]));
 
 /** @returns {Promise<ServerTool[]>} none where the server has none, or this key may not */
 export async function serverTools() {
   if (!config.value.tools) return [];
-  loading ??= json("tools").catch(() => []);
-  return (known.value = await loading);
+  loading ??= json("tools").catch(() => void (loading = undefined));
+  return (known.value = (await loading) ?? []);
 }
 
 /** The results of calls that this tab ran, by `nameOf`. */
