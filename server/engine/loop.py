@@ -268,8 +268,8 @@ class Instance(StepThread):
         scale) or a value that another sequence left in the cells: 0 times NaN is NaN.
 
         All cells are zeroed. Sequences with finite logits resume from their states; others are recomputed in
-        quarantine. A sequence whose logits are not finite again without any cache is faulty, and so is, immediately,
-        one computed by an adapter.
+        quarantine, where each run shows its own faults. A sequence whose logits are not finite again without any cache
+        is faulty, and so is, immediately, one computed by an adapter.
         """
         about = log_fields(*(sequence.request for sequence in not_finite))
         log.error(

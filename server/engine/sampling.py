@@ -180,7 +180,9 @@ class NextTokens:
             try:
                 if run.scored:
                     self._requests.emit(sequence.ticket, self._score(output, run))
-                if sequence.phase is Phase.DECODE:
+                if run.is_check:
+                    self._runner.logprobs(output, 0, 0)
+                elif sequence.phase is Phase.DECODE:
                     self._take_checked(run.next_output(output), run)
             except NotNumbers:
                 not_finite.append(sequence)
@@ -395,7 +397,7 @@ def _needs_no_logits(sequence: Sequence) -> bool:
     request, draft_tokens = sequence.request, sequence.draft_state
     asked = request.want_logprobs or request.prompt_logprobs or sequence.constraint is not None
     by_chance = draft_tokens is not None and draft_tokens.dice is not None
-    return request.sampling.backend_sampling and not asked and not by_chance
+    return request.sampling.backend_sampling and not (asked or by_chance or sequence.quarantined_until)
 
 
 def _is_free(run: TokenRun) -> bool:

@@ -136,6 +136,7 @@ class TokenRun(BatchEntry):
     at: int = field(kw_only=True)  # tokens of the sequence before these
     sequence: Sequence = field(kw_only=True)
     scored: bool = False  # prompt tokens whose log probabilities are wanted
+    is_check: bool = False  # its logits only show whether its cells hold numbers
     undo: tuple[int, bytes] | None = None  # the checkpoint for rolling back drafts if the memory cannot be truncated
 
     @property
@@ -357,9 +358,12 @@ class Scheduler:
         scored = s.unscored and at >= s.n_scored
         tokens = s.target[at : _run_end(s, span, at, at + most, n_to_score)]
         is_last = at + len(tokens) == len(s.target) and not s.output  # a resumed sequence already has its next token
-        n_outputs = len(tokens) if scored and not is_medium else int(scored or is_last)
+        is_check = s.quarantined_until > 0 and not (scored or is_last)
+        n_outputs = len(tokens) if scored and not is_medium else int(scored or is_last or is_check)
         media = MediaInput(span, s.encodings[span.start].result(), at - span.start) if span and is_medium else None
-        return TokenRun(slot.id, slot.pos, tokens, n_outputs, media, at=at, sequence=s, scored=scored)
+        return TokenRun(
+            slot.id, slot.pos, tokens, n_outputs, media, at=at, sequence=s, scored=scored, is_check=is_check
+        )
 
     def relocation(self, fixed: AbstractSet[int]) -> tuple[Slot, Slot] | None:
         """Return `Placer.relocation`, also while requests wait: an idle slot that they cannot use now would split the
@@ -369,11 +373,10 @@ class Scheduler:
 
     def _members(self) -> list[Sequence]:
         """Return the sequences of the next step. One LoRA set computes a step, so sets take turns, and so do
-        quarantined sequences until they are past their fault, since their cells may spoil others' logits.
+        quarantined sequences, whose cells may spoil the logits of others: each run is checked (`TokenRun.is_check`).
 
-        A turn of a set lasts several steps, because the library plans its memory again after each change of the set. It
-        lasts as long as the other sets can wait, all their turns together (`SET_WAIT_SHARE`). The next set in order
-        follows.
+        A turn lasts several steps, because the library plans its memory again after each change of the set. It lasts
+        as long as the other sets can wait, all their turns together (`SET_WAIT_SHARE`). The next set in order follows.
         """
         active = [s for slot in self.slots if (s := slot.sequence) and not (s.encodings and s.awaits_media)]
         if [s for s in active if s.phase is Phase.PREFILL and not is_background(s)]:
@@ -384,7 +387,7 @@ class Scheduler:
         sets = sorted({_turn_of(s) for s in active})
         waited_s = (self._turn_s + self._last_s) * (len(sets) - 1)
         longest_s = min(self.params.target_s, PREFILL_ONLY_S) * SET_WAIT_SHARE
-        goes_on = self._turn[1] >= 0 or (waited_s <= longest_s and all(quarantined < 0 for _, quarantined in sets))
+        goes_on = waited_s <= longest_s and all(quarantined < 0 for _, quarantined in sets)
         if self._turn not in sets or not goes_on:
             self._turn = next((one for one in sets if one > self._turn), sets[0])
             self._turn_s = self._last_s = 0.0

@@ -1,5 +1,7 @@
 """Who goes first where cells are short: those that fit, but nobody waits for ever."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -157,6 +159,21 @@ def test_suspects_of_a_refused_batch_decode_alone_until_they_are_past_its_place(
     assert [asked[1]] in batches[:3]
     assert set(asked[2:]) <= set(batches[2])
     assert set(batches[3]) == set(asked)
+
+
+def test_a_suspect_that_is_recomputed_does_not_stall_decoding_and_each_run_is_checked() -> None:
+    s = scheduler(2, unified=True)
+    live, suspect = decoding(s, [1] * 9), waiting(s, [2] * 500, priority=BACKGROUND_PRIORITY)
+    place(s)
+    suspect.quarantined_until = 501
+    turns = []
+    while suspect.phase is Phase.PREFILL:
+        (run,) = s.plan()
+        turns.append(run.sequence)
+        assert run.n_outputs == 1
+        s.commit([run], 0.01)
+    assert len(turns) > 4
+    assert all({*pair} == {live, suspect} for pair in pairwise(turns))
 
 
 def test_what_fits_passes_a_prompt_that_finds_no_room() -> None:

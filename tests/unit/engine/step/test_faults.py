@@ -10,7 +10,7 @@ import pytest
 from server.engine.loop import MAX_FAULTS, MAX_NOT_FINITE
 from server.engine.lora import Adapter
 from server.engine.placement import Placement
-from server.engine.request import Event
+from server.engine.request import Event, TokenLogprob
 from server.engine.runner_api import BatchEntry
 from server.errors import InternalError, NotNumbers
 from tests.support.fakes import FakeRunner, FakeSampler
@@ -111,6 +111,11 @@ class NoNumbers(FakeRunner):
             raise NotNumbers
         return super().sample(output, sampler)
 
+    def logprobs(self, output: int, token: int, n_top: int) -> TokenLogprob:
+        if self._lacks(self):
+            raise NotNumbers
+        return super().logprobs(output, token, n_top)
+
 
 class Spoilt(NoNumbers):
     """Has no numbers from a state of `bad` on."""
@@ -179,7 +184,7 @@ async def test_a_sequence_without_numbers_is_recomputed_a_few_times_an_adapters_
 
 async def test_a_sequence_that_gets_on_survives_any_number_of_wiped_cells() -> None:
     """Others' values in its cells, again and again, ended a long reply."""
-    turns = itertools.cycle([False, True])
+    turns = itertools.cycle([False, True, False])  # a token, none, and the check of its recomputation
     runner, wanted = NoNumbers(lambda _: next(turns), n_seq=1), request("a" * 20, max_tokens=2 * MAX_NOT_FINITE)
     async with engine_over(runner) as engine:
         (reply,) = await run(engine, wanted)
