@@ -224,7 +224,7 @@ class Scheduler:
 
     def background_victim(self) -> Sequence | None:
         """Return the background sequence to preempt for a live request that waits for its slot or its cells, None if
-        none does. Of several the newest, since it has the least to lose.
+        none does or live ones hold them. Of several the newest, since it has the least to lose.
         """
         background = [] if self.move_budget.is_spent else [s for s in self.active() if is_background(s)]
         is_full = self.n_active == len(self.slots)
@@ -232,7 +232,8 @@ class Scheduler:
             wanted = self.placer.wanted_slot(live)
             is_bound = wanted is not None and not wanted.idle
             holders = [s for s in background if s.slot is wanted] if is_bound else background
-            if holders and (is_full or is_bound or self.kv_budget.surely_lacks_cells(live)):
+            lacks = is_full or is_bound or self.kv_budget.surely_lacks_cells(live)
+            if holders and lacks and self.kv_budget.may_fit_without(live, background):
                 return max(holders, key=lambda s: s.arrival)
         return None
 

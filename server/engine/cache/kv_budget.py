@@ -54,6 +54,10 @@ class KvBudget:
         """Return whether it is known without a prefix search that `sequence` does not fit."""
         return sequence in self._victims or self._needed.get(sequence, 0) > self.free
 
+    def may_fit_without(self, sequence: Sequence, others: list[Sequence]) -> bool:
+        """Return whether `others` hold the cells that `sequence` is known to lack."""
+        return self._needed.get(sequence, 0) - self.free <= sum(map(_cells, others))
+
     def allows_bypass(self, blocked: list[Sequence]) -> bool:
         """Return whether a request may bypass those that are `blocked`, because they do not fit: cells for more than a
         reply are left, and none of them was bypassed as often as allowed.

@@ -269,3 +269,15 @@ def test_a_live_request_that_lacks_cells_preempts_the_newest_batch_sequence() ->
     preempt(s, newest)
     assert place(s).sequence is live
     assert s.background_victim() is None
+
+
+@pytest.mark.parametrize(("n_wanted", "helps"), [(800, True), (1500, False)])
+def test_no_batch_sequence_is_preempted_for_a_live_request_that_lacks_cells_of_live_ones_too(
+    n_wanted: int, *, helps: bool
+) -> None:
+    s = scheduler(4, unified=True, n_cells=2000)
+    decoding(s, [1] * 1000)
+    batch = decoding(s, [2] * 300, priority=BACKGROUND_PRIORITY)
+    waiting(s, [9] * n_wanted)
+    assert s.place(0.0) is None
+    assert s.background_victim() is (batch if helps else None)
