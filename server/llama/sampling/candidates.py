@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -44,21 +44,27 @@ class Candidates:
 
         Raises `InternalError` when the chain selects nothing.
         """
+        members = [sampler.chain]
         if allowed is not None and sampler.n_biases * len(allowed) > self._n_vocab:
             # the library compares each candidate that is not in its place in the vocabulary with each bias
-            others = np.full(self._n_vocab, -np.inf, np.float32)
-            others[allowed] = logits[allowed]
-            logits, allowed = others, None
+            biases, *members = sampler.members
+            self._run([biases], logits, None)
+            logits = self._entries["logit"].copy()
+        array = self._run(members, logits, allowed)
+        if not 0 <= array.selected < array.size:
+            raise InternalError("the sampler chain selected no token")
+        return int(self._view()["id"][array.selected])
+
+    def _run(self, members: list[int], logits: Logits, allowed: npt.NDArray[np.int32] | None) -> Any:
         n = self._n_vocab if allowed is None else len(allowed)
         entries = self._entries[:n]
         entries["id"] = self._ids if allowed is None else allowed
         entries["logit"] = logits if allowed is None else logits[allowed]
         array = self._array
         array.data, array.size, array.selected, array.sorted = self._first, n, -1, False
-        self._apply(sampler.chain, self._reference)
-        if not 0 <= array.selected < array.size:
-            raise InternalError("the sampler chain selected no token")
-        return int(self._view()["id"][array.selected])
+        for member in members:
+            self._apply(member, self._reference)
+        return array
 
     def draw(self, wanted: "Draw") -> int:
         """`choose` among all tokens."""

@@ -85,6 +85,11 @@ class NativeSampler:
             raise InternalError("a sampler was used after it was closed")
         return self._chain
 
+    @property
+    def members(self) -> list[int]:
+        """The samplers of the native chain, in order."""
+        return [C.llama_sampler_chain_get(self.chain, i) for i in range(C.llama_sampler_chain_n(self.chain))]
+
     def renew(self) -> None:
         """Replace the chain by a copy."""
         chain = self.chain

@@ -1,5 +1,6 @@
 """The sampler chain: what it leaves over is compared with the same rules in numpy; limits, constraints, threads."""
 
+import ctypes
 import gc
 from collections.abc import Iterator
 from dataclasses import replace
@@ -221,13 +222,36 @@ def test_a_mask_leaves_its_tokens_only(ready: LlamaRunner, params: SamplingParam
     assert ready.logprobs(0, 0, 400) == before  # the context's logits are untouched
 
 
-def test_under_a_mask_the_library_does_not_compare_each_candidate_with_each_bias(ready: LlamaRunner) -> None:
+def test_under_a_mask_the_library_does_not_compare_each_candidate_with_each_bias(
+    ready: LlamaRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It does where candidates are out of order: 100,000 of them and 65,536 biases took seconds for each token."""
     n = ready.vocab.n_tokens
     sampler = ready.sampler(replace(PLAIN, logit_bias=tuple((t, float(t == 77)) for t in range(n))), [])
+    apply, sizes = ready._candidates._apply, dict[int, int]()
+
+    def watched(member: Any, array: Any) -> None:
+        sizes[ctypes.cast(member, ctypes.c_void_p).value or 0] = array._obj.size
+        apply(member, array)
+
+    monkeypatch.setattr(ready._candidates, "_apply", watched)
     found = [ready.sample_constrained(0, sampler, mask_of(n, 3, 77, 399)) for _ in range(50)]
     assert {*found} == {3, 77, 399}
-    assert ready._candidates._array.size == n
+    assert sizes[ctypes.cast(sampler.members[0], ctypes.c_void_p).value or 0] == n
+    assert {*sizes.values()} == {n, 3}
+
+
+@pytest.mark.parametrize("change", [{"typical_p": 0.5}, {"dynatemp_range": 0.9}, {"mirostat": 1}, {"mirostat": 2}])
+def test_biases_of_other_tokens_do_not_change_what_is_drawn_under_a_mask(
+    ready: LlamaRunner, change: dict[str, Any]
+) -> None:
+    """Long biases are added to the whole vocabulary: as candidates, the others switched off typical-p and mirostat."""
+    mask = mask_of(n := ready.vocab.n_tokens, *(allowed := (3, 77, 399, 9)))
+    params = replace(PLAIN, **change)
+    unbiased = ready.sampler(params, [])
+    biased = ready.sampler(replace(params, logit_bias=tuple((t, 1.0) for t in range(n) if t not in allowed)), [])
+    draws = [[ready.sample_constrained(0, one, mask) for _ in range(100)] for one in (unbiased, biased)]
+    assert draws[0] == draws[1]
 
 
 def test_a_mask_that_allows_nothing_or_is_too_short_raises(ready: LlamaRunner) -> None:
