@@ -178,7 +178,7 @@ class Encoder:
             encoding.n_wanting -= 1
 
     def stop(self) -> None:
-        """End the thread after what it computes now; `join` waits for that. Called when the step threads have ended."""
+        """End the thread after what it computes now; `join` waits for that. Media that still wait are not encoded."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()

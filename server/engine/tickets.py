@@ -117,17 +117,18 @@ class ModelQueue:
             if self._n_instances == 1:
                 return self._take(self._waiting, instance)
             room = [0 if i in self._closed else self._n_slots for i in range(self._n_instances)]
-            less = [0] * self._n_instances  # for background requests, which take no slot from each other
+            background = [0] * self._n_instances  # minus the slots of background requests, free for live ones only
             for ticket in list(self.open.values()):
                 if ticket.taken:
-                    counted = room if ticket.request.priority < BACKGROUND_PRIORITY else less
+                    counted = room if ticket.request.priority < BACKGROUND_PRIORITY else background
                     counted[ticket.instance] -= ticket.request.n
             room[instance] = 0 if instance in self._closed else n_free
             taken: list[Ticket] = []
             n_left, ignores_priority = n_free, self._waiting.ignores_priority
             for ticket in self._waiting.candidates():
                 if ticket.request.priority >= BACKGROUND_PRIORITY:  # as are all that follow
-                    room, less = [n + m for n, m in zip(room, less, strict=True)], [0] * self._n_instances
+                    room = [n + m for n, m in zip(room, background, strict=True)]
+                    background = [0] * self._n_instances
                 preferred = ticket.instance
                 is_free = ticket.request.id_slot < 0 and room[preferred] <= 0
                 if ticket.cancelled or (room[instance] > 0 and (preferred == instance or is_free)):
