@@ -16,6 +16,10 @@ logger = logging.getLogger(__name__)
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 MAX_HEAD_BYTES = 64 * 1024  # as uvicorn's h11 protocol
+MAX_WAITING = 16
+"""Requests of a connection that may wait for the reply to an earlier one."""
+MAX_WAITING_BYTES = 1 << 20
+"""Of the body of such a request."""
 _H2C = re.compile(rb"\r\nupgrade:[ \t]*h2c[ \t]*(?=\r\n[^ \t])", re.IGNORECASE)
 
 
@@ -120,7 +124,7 @@ class HttpProtocol(HttpToolsProtocol):
     _is_first = True
     _is_last = False  # no request follows
     _n_bytes = 0  # since the last head or part of a body was complete
-    _earlier: tuple[RequestResponseCycle, ...] = ()  # requests without a whole reply when the next one arrived
+    _running: RequestResponseCycle | None = None  # the request that is answered, or was last
 
     def data_received(self, data: bytes) -> None:
         """Parse the client's bytes."""
@@ -133,24 +137,32 @@ class HttpProtocol(HttpToolsProtocol):
         if self.parser.should_upgrade() and self.transport.get_protocol() is self:
             self._is_last = True
             self.shutdown()
+        if self.pipeline:
+            self.flow.resume_reading()  # otherwise nothing notices that the client leaves
+            if len(self.pipeline) > MAX_WAITING or len(self.cycle.body) > MAX_WAITING_BYTES:
+                self.transport.close()
         if self._n_bytes > MAX_HEAD_BYTES:
             self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell every request that the client is gone; uvicorn tells the last one."""
+        """Tell the running request that the client is gone; uvicorn tells the last one, which may still wait."""
         super().connection_lost(exc)
-        for cycle in self._earlier:
-            cycle.disconnected = True
-            cycle.message_event.set()
+        if self._running:
+            self._running.disconnected = True
+            self._running.message_event.set()
+
+    def on_response_complete(self) -> None:
+        """Start the next request (a callback of the one before)."""
+        if self.pipeline:
+            self._running = self.pipeline[-1][0]
+        super().on_response_complete()
 
     def on_headers_complete(self) -> None:
         """Handle the end of a head (a callback of httptools)."""
-        self._n_bytes, before = 0, self.cycle
+        self._n_bytes = 0
         super().on_headers_complete()
-        if before and before is not self.cycle and not before.response_complete:
-            self._earlier = (*(each for each in self._earlier if not each.response_complete), before)
-            if len(self._earlier) == 1:
-                self.flow.resume_reading()  # otherwise nothing notices that the client leaves
+        if not self.pipeline:
+            self._running = self.cycle
 
     def on_body(self, body: bytes) -> None:
         """Handle a part of a body (a callback of httptools)."""

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from server.transport.server import without_h2c
+from server.transport.server import MAX_WAITING, without_h2c
 from tests.api.conftest import GoLive, Live, chat_request, until
 from tests.support.fakes import FakeLoader
 
@@ -157,14 +157,44 @@ async def test_a_handshake_during_another_request_ends_the_connection(live: GoLi
         assert await server.exchange(first + BODY + handshake) == b""
 
 
+UPLOAD = b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: 9999999\r\n\r\n"
+WAITING = {
+    "one segment": [],
+    "one": [NEXT],
+    "three": [b"GET /nowhere HTTP/1.1\r\nHost: test\r\n\r\n"] * 3,
+    "a body": [UPLOAD + b"x" * 70_000],
+    "a body in two parts": [UPLOAD, b"x" * 70_000],
+}
+
+
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_client_that_leaves_ends_its_first_request_though_another_one_waits(live: GoLive, stream: bool) -> None:
+@pytest.mark.parametrize("waiting", WAITING)
+async def test_a_client_that_leaves_ends_its_first_request_though_others_wait(
+    live: GoLive, waiting: str, stream: bool
+) -> None:
     """uvicorn tells the last one only, and reads nothing until the first reply is complete."""
     steps = threading.Semaphore(0)
     async with live(FakeLoader(steps=steps)) as server:
-        _, writer = await server.connect(chat_request(stream=stream) + NEXT)
+        _, writer = await server.connect(chat_request(stream=stream) + (b"" if WAITING[waiting] else NEXT))
         loaded = server.api.loaded()
         await until(lambda: loaded.busy)
+        (connection,) = server.server.server_state.connections
+        for part in WAITING[waiting]:
+            before = connection.cycle, len(connection.cycle.body)
+            writer.write(part)
+            await until(lambda: (connection.cycle, len(connection.cycle.body)) != before)  # noqa: B023
         writer.close()
+        await until(lambda: not server.server.server_state.tasks)
+        steps.release(1000)
+
+
+@pytest.mark.parametrize("waiting", [b"GET / HTTP/1.1\r\n\r\n" * (MAX_WAITING + 1), UPLOAD + b"x" * 2_000_000])
+async def test_what_waits_for_an_earlier_reply_is_limited(live: GoLive, waiting: bytes) -> None:
+    steps = threading.Semaphore(0)
+    said = b""
+    async with live(FakeLoader(steps=steps)) as server:
+        with contextlib.suppress(ConnectionError):
+            said = await server.exchange(chat_request(stream=False) + waiting)
+        assert said == b""
         await until(lambda: not server.server.server_state.tasks)
         steps.release(1000)
