@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from contextvars import ContextVar
 from typing import Any, Literal, TextIO
 
 import anyio
@@ -46,6 +47,10 @@ MAX_REPLY_BYTES = 16 << 20
 _TIMEOUT = httpx2.Timeout(30.0, read=600.0)
 _EVENTS = b"text/event-stream"
 logging.getLogger("mcp").setLevel(logging.CRITICAL)  # it logs a traceback for errors that calls raise anyway
+
+
+_refused: ContextVar[asyncio.Event] = ContextVar("_refused")
+"""Of one use of a connection, whose requests the package sends in its context: set by a 404 for the session."""
 
 
 class Connection:
@@ -104,6 +109,10 @@ class Connection:
 
     async def close(self) -> None:
         """End the session and wait until its program has ended."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                while self.is_forgotten and self.n_calls:  # noqa: ASYNC110 (each may be repeated after its own 404)
+                    await asyncio.sleep(0.05)
         self._closing.set()
         limit_s = CLOSE_S if self._ready.done() else 0.0  # it may never answer
         self._scope.deadline = anyio.current_time() + limit_s
@@ -145,7 +154,10 @@ class Connection:
     async def _watch_session(self, reply: httpx2.Response) -> None:
         """Note that the server has ended the session: the next use opens another one (revision 2025-11-25)."""
         asked = reply.request
-        self.is_forgotten |= reply.status_code == 404 and asked.method == "POST" and MCP_SESSION_ID in asked.headers
+        if reply.status_code == 404 and asked.method == "POST" and MCP_SESSION_ID in asked.headers:
+            self.is_forgotten = True
+            if refused := _refused.get(None):
+                refused.set()
 
     @asynccontextmanager
     async def _program(self, program: StdioServerParameters, errors: TextIO) -> AsyncGenerator[TransportStreams, None]:
@@ -180,12 +192,16 @@ def _logged(label: str) -> Iterator[TextIO]:
 
 @contextlib.contextmanager
 def _faults() -> Iterator[None]:
+    refused = asyncio.Event()
+    _refused.set(refused)
     try:
         yield
     except McpFault:
         raise
     except Exception as error:  # noqa: BLE001 - an MCP server's failure is no error of ours
-        raise _fault_of(error) from None
+        fault = _fault_of(error)
+        fault.is_of_session = refused.is_set()
+        raise fault from None
 
 
 def _fault_of(error: BaseException) -> McpFault:

@@ -5,10 +5,10 @@ import asyncio
 import importlib.util
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from server.errors import ConfigError
 from server.mcp.config import McpRules, McpServer
@@ -30,6 +30,7 @@ MAX_CONNECTIONS = 256
 _TOO_LATE = 504
 EXTRA = "pip install 'llamapool[mcp]'"
 Json = dict[str, Any]
+T = TypeVar("T")
 
 
 class McpFault(Exception):
@@ -38,6 +39,7 @@ class McpFault(Exception):
     def __init__(self, message: str, kind: Literal["http", "protocol"] = "protocol", code: int = 0) -> None:
         super().__init__(message)
         self.message, self.kind, self.code = message, kind, code
+        self.is_of_session = False  # whether the server refused the work because it has ended the session
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,22 +126,14 @@ class McpServers:
 
     async def list_tools(self, server: McpServer) -> tuple[McpTool, ...]:
         """Return a server's tools, as they are now, that its configuration allows. Raises `McpFault`."""
-        for is_last in (False, True):
-            async with self._connection(server, LIST_TIMEOUT_S, closes_hung=True) as connection:
-                try:
-                    found = await connection.tools()
-                    break
-                except McpFault:
-                    if is_last or not connection.is_forgotten:
-                        raise
+        found = await self._use(server, lambda used: used.tools(), LIST_TIMEOUT_S, closes_hung=True)
         return tuple(tool for tool in found if server.allowed_tools is None or tool.name in server.allowed_tools)
 
     async def call(self, server: McpServer, tool: str, arguments: Json) -> McpResult:
         """Return a tool's result. Cancelling it cancels the call at the server. Raises `McpFault`."""
         if server.allowed_tools is not None and tool not in server.allowed_tools:
             raise McpFault(f"the tool {tool} of the server {server.label} is not allowed")
-        async with self._connection(server, server.timeout_s) as connection:
-            return await connection.call(tool, arguments, self.rules.max_chars)
+        return await self._use(server, lambda used: used.call(tool, arguments, self.rules.max_chars), server.timeout_s)
 
     async def close(self) -> None:
         """Close all connections and wait until their programs have ended."""
@@ -147,6 +141,24 @@ class McpServers:
             self._drop(server)
         if self._closing:
             await asyncio.wait(self._closing)
+
+    async def _use(
+        self,
+        server: McpServer,
+        work: Callable[["Connection"], Awaitable[T]],
+        timeout_s: float,
+        *,
+        closes_hung: bool = False,
+        is_last: bool = False,
+    ) -> T:
+        """Return what `work` makes of a connection. Repeat work that the server refused because the session ended."""
+        try:
+            async with self._connection(server, timeout_s, closes_hung=closes_hung) as connection:
+                return await work(connection)
+        except McpFault as fault:
+            if is_last or not fault.is_of_session:
+                raise
+        return await self._use(server, work, timeout_s, closes_hung=closes_hung, is_last=True)
 
     @asynccontextmanager
     async def _connection(

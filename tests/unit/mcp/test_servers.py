@@ -133,11 +133,27 @@ async def test_a_session_that_the_server_has_ended_is_opened_again(monkeypatch: 
         assert (await servers.call(server, "add", {"a": 1, "b": 2})).text == "3"
         assert len(tools.sessions) == 1
         tools.sessions.clear()
-        with pytest.raises(McpFault, match="Session"):  # perhaps the tool may not be called twice
-            await servers.call(server, "add", {"a": 1, "b": 2})
-        assert (await servers.call(server, "add", {"a": 1, "b": 2})).text == "3"
+        calls = [servers.call(server, "add", {"a": n, "b": 0}) for n in range(8)]
+        assert [result.text for result in await asyncio.gather(*calls)] == [*"01234567"]
+        assert len(tools.calls) == 9
         tools.sessions.clear()
         assert "add" in [tool.name for tool in await servers.list_tools(server)]
+
+
+async def test_a_call_that_ran_in_an_ended_session_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.mcp.connection.Client", partial(Client, mode="legacy"))
+    monkeypatch.setattr("server.mcp.connection.CLOSE_S", 0.2)
+    tools = Tools()
+    async with served(tools) as url, opened(x={"url": url}) as servers:
+        server = servers.configured["x"]
+        running = asyncio.create_task(servers.call(server, "wait", {}))
+        await tools.started.wait()
+        tools.started.clear()
+        tools.sessions.clear()
+        assert (await servers.call(server, "add", {"a": 1, "b": 2})).text == "3"
+        with pytest.raises(McpFault, match="onnection"):
+            await running
+        assert not tools.started.is_set()
 
 
 async def test_a_server_that_does_not_answer_is_not_waited_for_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
