@@ -18,7 +18,7 @@ from server.pool.pool import Pool
 from server.pool.spec import ModelSpec, stamps
 from server.settings import Settings
 from server.transport.keys import Key, KeyStore, plain_key, read_keys
-from server.uvicorn_config import Certificate, certificate_of, use_certificate
+from server.uvicorn_config import certificate_of, use_certificate
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +50,7 @@ class Reload:
         self._settings, self._pool, self._reread = settings, pool, reread
         self._at_start: dict[Path, object] = dict(zip(files, stamps(files), strict=True))  # before they are read
         self.keys = KeyStore(read_all_keys(server), required=bool(server.api_keys or files))
+        self._reading = asyncio.Lock()  # what was read is applied before anything is read again
         self._tasks: set[asyncio.Task[None]] = set()
 
     def begin(self) -> None:
@@ -62,10 +63,11 @@ class Reload:
         """Reload everything. Logs what is wrong."""
         async with self._pool.reloading:
             try:
-                settings, keys, models, certificate = await asyncio.to_thread(self._checked)
-                self._apply(settings, keys)
-                if certificate is not None:
-                    use_certificate(certificate)
+                async with self._reading:
+                    settings, keys, models, certificate = await asyncio.to_thread(self._checked)
+                    self._apply(settings, keys)
+                    if certificate is not None:
+                        use_certificate(certificate)
             except LlamapoolError as error:
                 logger.error("nothing was reloaded: %s", error.message)
                 return
@@ -114,8 +116,8 @@ class Reload:
             changed = {path for path, _ in now.items() - known.items()}
             if changed & keys:
                 await self._keys_again()
-            if certificate is not None and changed & files:
-                await self._certificate_again(certificate)
+            if changed & files:
+                await self._certificate_again()
             if changed & config:
                 self.begin()
             before = now
@@ -123,15 +125,18 @@ class Reload:
 
     async def _keys_again(self) -> None:
         try:
-            self.keys.replace(await asyncio.to_thread(read_all_keys, self._settings.server))
+            async with self._reading:
+                self.keys.replace(await asyncio.to_thread(read_all_keys, self._settings.server))
         except ConfigError as error:
             logger.error("the API keys are as they were: %s", error.message)
             return
         logger.info("the API keys were read again: there are %d", len(self.keys))
 
-    async def _certificate_again(self, certificate: Certificate) -> None:
+    async def _certificate_again(self) -> None:
         try:
-            use_certificate(await asyncio.to_thread(certificate.read))
+            async with self._reading:
+                if (certificate := certificate_of(self._settings.server)) is not None:
+                    use_certificate(await asyncio.to_thread(certificate.read))
         except ConfigError as error:
             logger.error("the certificate is as it was: %s", error.message)
             return

@@ -5,7 +5,7 @@ import os
 import signal
 import ssl
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from server.app import create_app
 from server.options.server import ServerSettings
 from server.reload import read_all_keys
 from server.settings import Settings, load_settings
-from server.transport.keys import Key
+from server.transport.keys import Key, KeyStore
 from tests.api.conftest import Api, GoLive, Live, running, until
 from tests.support.certificates import NEEDS_OPENSSL, make_certificate
 from tests.support.fakes import FakeLoader
@@ -120,6 +120,37 @@ async def test_a_file_of_keys_that_a_reload_names_is_followed(
         await until(lambda: "reloaded: 1 keys, 2 models" in caplog.text)
         assert caplog.text.count("reloaded: ") <= 3  # one for each change, and one for what the first names
     assert threading.current_thread() not in threads
+
+
+async def test_keys_that_were_read_before_a_reload_do_not_replace_its_keys(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a revoked key is valid again."""
+    caplog.set_level("INFO")
+    n_read, replaced = 0, threading.Event()
+
+    def read(server: ServerSettings) -> list[Key]:
+        nonlocal n_read
+        n_read, found = n_read + 1, read_all_keys(server)
+        if n_read == 1:
+            configure(tmp_path, models(tmp_path, "a", extra=extra))
+            os.kill(os.getpid(), signal.SIGHUP)
+            replaced.wait(0.5)  # not while this one reads
+        return found
+
+    def replace(store: KeyStore, keys: Iterable[Key]) -> None:
+        replace_keys(store, keys)
+        replaced.set()
+
+    replace_keys, extra = KeyStore.replace, f", api_key_file: {tmp_path}/keys"
+    (tmp_path / "keys").write_text("one\n")
+    async with configured(tmp_path, models(tmp_path, "a", extra=f"{extra}, api_keys: [revoked]")) as api:
+        monkeypatch.setattr("server.reload.read_all_keys", read)
+        monkeypatch.setattr(KeyStore, "replace", replace)
+        (tmp_path / "keys").write_text("one\ntwo\n")
+        await until(lambda: "reloaded: " in caplog.text and "the API keys were read again: " in caplog.text)
+        for key, status in (("revoked", 401), ("two", 200)):
+            await api.expect("GET /v1/models", None, status, headers={"X-Api-Key": key})
 
 
 async def test_a_key_that_is_added_while_the_server_starts_is_known(
