@@ -31,7 +31,7 @@ from server.pool.names import LATEST, Names
 from server.pool.protocols import Fetcher, Loader
 from server.pool.scheduler import RETRY_AFTER_S, PoolLimits, Scheduler
 from server.pool.spec import NOT_HERE, ModelSpec, RemoteFiles, Task
-from server.pool.state import ModelFacts, ModelState, Status
+from server.pool.state import NO_ROOM, ModelFacts, ModelState, Status
 from server.pool.worker.loaders import Loaders
 
 log = logging.getLogger(__name__)
@@ -282,8 +282,8 @@ class Pool:
         entry = self._entries[self._names.exact(name).id]
         if entry.n_replacing:
             raise Unavailable(f"model '{entry.id}' is being unloaded and configured again; load it after that")
-        if entry.status is Status.FAILED and entry.restarting and entry.without_request:
-            self._scheduler.queue.pop(entry.id, None)  # it is asked for now: at once, and others are unloaded for it
+        if entry.status is Status.FAILED and entry.failure == NO_ROOM and entry.without_request:
+            self._scheduler.queue.pop(entry.id, None)  # it is asked for now, so others are unloaded for it
             self._scheduler.forget(entry)
             entry.asked = False
         loading = entry.status is Status.LOADING and not entry.leaving

@@ -182,18 +182,6 @@ async def test_an_explicit_load_unloads_others_for_a_model_that_waits_for_room()
         held.release()
 
 
-async def test_an_explicit_load_does_not_wait_for_the_pause_before_a_restart() -> None:
-    async with pool_of("a", "b") as s:
-        (await loaded(s, "a")).release()
-        for status in (READY, FAILED):
-            s.end_process("a")
-            await s.work()
-            assert s.status("a") is status
-        await s.pool.load("a")
-        await s.work()
-        assert s.status("a") is READY
-
-
 @pytest.mark.parametrize("is_lost", [True, False])
 async def test_a_request_that_may_load_no_model_unloads_none(is_lost: bool) -> None:
     async with pool_of(spec("a", load="startup", sleep_idle_s=60), "b", models_max=1) as s:
