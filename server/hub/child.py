@@ -30,7 +30,7 @@ from server import __version__
 from server.errors import DownloadFailed, NotFound, without_credentials
 from server.hub.cache import PARTIAL, is_commit, is_inside, is_oid
 from server.hub.names import SUFFIX, Image
-from server.hub.process import HubUnreachable, WantedFile
+from server.hub.process import HubUnreachable, WantedFile, check_space
 
 MAX_FILES = 100_000  # per repository
 _CHUNK_BYTES = 1 << 20
@@ -126,6 +126,7 @@ class Downloader:
             for other in wanted.place.parent.glob(f"{glob.escape(wanted.place.name)}.*{PARTIAL}"):
                 if other != wanted.partial:  # received from this URL, perhaps of another content
                     other.unlink()
+            check_space([wanted], wanted.place.parent)
             resumed = wanted.partial_bytes > 0
             self._receive(wanted)
             if not _is_right(wanted) and resumed:  # the resumed data may belong to another file

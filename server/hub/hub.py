@@ -190,7 +190,6 @@ class Hub(DownloadProcess):
 
     def _fetch_one(self, file: WantedFile) -> None:
         with _written(file.name, self.folder):
-            check_space([file], file.place.parent)
             self.download(file, file.place.with_name(file.place.name + ".lock"))
 
     def _not_cached(self, what: str) -> DownloadFailed:

@@ -4,16 +4,18 @@ import fcntl
 import hashlib
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from server.errors import ConfigError, DownloadFailed, LlamapoolError, NotFound
+from server.hub.child import Downloader
 from server.hub.hub import Hub, HubFetcher
 from server.hub.names import Image
-from server.hub.process import Cancelled
+from server.hub.process import Cancelled, WantedFile
 from server.pool.spec import NOT_HERE, ModelSpec, RemoteFiles
 from tests.support.stand_in_hub import COMMIT, QuietHandler, StandInHub, serving, stand_in_hub
 
@@ -67,9 +69,12 @@ def test_an_address_that_fails(remote: StandInHub, tmp_path: Path, end: str, kin
     ],
 )
 def test_the_rest_of_an_address_is_of_the_same_content(
-    remote: StandInHub, tmp_path: Path, first: str, second: str, range_: str
+    remote: StandInHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str, second: str, range_: str
 ) -> None:
-    """No hash would tell afterwards. Another download resumes, when the URL may have other content."""
+    """No hash would tell afterwards. Another download resumes, when the URL may have other content. The space is looked
+    at by the process that deletes what is received in vain.
+    """
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=0))
     url = f"{remote.url}/o/n/resolve/{COMMIT}/m.gguf"
     place = Hub(folder=tmp_path).url_place(url)
     place.parent.mkdir(parents=True)
@@ -96,6 +101,20 @@ def test_a_download_of_an_address_keeps_the_data_of_one_that_another_process_has
         with pytest.raises(Cancelled):
             hub.fetch_url(url, place)
     assert place.with_name("m.gguf.0.incomplete").exists()
+
+
+@pytest.mark.parametrize("n_free", [len(MODEL), 0])
+def test_what_an_older_download_has_received_takes_no_space(
+    remote: StandInHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_free: int
+) -> None:
+    place = tmp_path / "m.gguf"
+    old, new = (tmp_path / f"m.gguf.{i}.incomplete" for i in range(2))
+    old.write_bytes(MODEL[:1000])
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=0 if old.exists() else n_free))
+    file = WantedFile("m.gguf", f"{remote.url}/o/n/resolve/{COMMIT}/m.gguf", place, new, len(MODEL))
+    with nullcontext() if n_free else pytest.raises(DownloadFailed, match=r"'m\.gguf' needs 0\.0 MiB more"):
+        Downloader(remote.url, "", 0).run("download", file.name, {"file": asdict(file), "lock": f"{place}.lock"})
+    assert place.exists() == bool(n_free)
 
 
 @contextmanager
