@@ -236,7 +236,7 @@ def read_keys(path: Path, added: bytes = b"") -> tuple[Key, ...]:
         if len(text) > MAX_BYTES:
             raise ConfigError(f"{path}: larger than {MAX_BYTES} bytes; it is not a keys file")
         found: Any = yaml.safe_load(text.decode("utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:  # ValueError: no UTF-8, or a date that does not exist
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:  # ValueError: no UTF-8, or no date
         reason = _unread(error)
         raise ConfigError(f"{path}: the keys file (server.keys_file) cannot be read: {reason}") from None
     try:
@@ -250,7 +250,7 @@ def read_keys(path: Path, added: bytes = b"") -> tuple[Key, ...]:
     return keys
 
 
-def _unread(error: OSError | ValueError | yaml.YAMLError) -> str:
+def _unread(error: OSError | ValueError | RecursionError | yaml.YAMLError) -> str:
     """Return the reason without the text of the file, which may contain a key."""
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         return f"line {error.problem_mark.line + 1}: {error.problem}"

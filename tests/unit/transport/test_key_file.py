@@ -72,6 +72,7 @@ def test_entries_say_who_may_do_what(tmp_path: Path) -> None:
         (f"keys: [{{name: ada, hash: '{hash_of('')}'}}]", r"hash \('ada'\): .*hash of an empty key"),
         (f"keys: [{{name: ada, hash: '{HASH}', expires: 2027-02-30}}]", "cannot be read: day is out of range"),
         ("keys: {", "cannot be read"),
+        ("[" * 5000, "cannot be read: maximum recursion depth"),
         ("[]", "Input should be a valid dictionary"),
         ("\x00", "cannot be read"),
     ],
