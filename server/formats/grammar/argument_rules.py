@@ -7,6 +7,7 @@ notations of Gemma 4 (`Braces`) and MiniMax M3 (`Elements`) are converted value 
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from server.errors import InvalidRequest
@@ -28,6 +29,7 @@ from server.formats.parameter_schema import (
 from server.formats.parsing.stream_parser import Schema
 from server.formats.tool_call_syntax import Arguments, Braces, Elements, JsonArguments, Keywords, Parameters
 from server.formats.written import braced
+from server.structured.grammar.schema.formats import FORMATS
 from server.structured.text_grammar import TextGrammar
 
 INPUT = "input"
@@ -39,13 +41,15 @@ _SPACE = r"/ |\n{1,2}[ \t]{0,20}/"  # as grammar.json_schema has it
 _JSON_KEY = r'/"[^"\\\x00-\x1f]*"/'
 _DEFINITIONS = ("#/$defs/", "#/definitions/")
 _NAMES_OF_PLACES = frozenset(("$id", "id", "$anchor", "$dynamicRef", "$dynamicAnchor", "$recursiveRef"))
-_REMARKS = frozenset(("title", "description", "default", "examples", "$schema"))  # so that equal rules are one
+_REMARKS = frozenset(  # left out, so that equal rules are one
+    ("title", "description", "default", "example", "examples", "deprecated", "readOnly", "$comment", "$schema")
+)
+_LIMITS = frozenset(("enum", "const", "maxLength", "pattern", "not", "if", "allOf", "anyOf", "oneOf", "$ref"))
 _PLAIN_OBJECT = _REMARKS | {"type", "properties", "required", "additionalProperties", "$defs", "definitions"}
 _REFUSED = (
     *("oneOf", "allOf", "not", "if", "patternProperties", "propertyNames", "minProperties", "maxProperties"),
     *("dependentRequired", "dependentSchemas", "dependencies", "unevaluatedProperties"),
 )
-MAX_JOINED_CHARS = 1_000_000  # of the keywords beside alternatives, which each of these gets
 _REFUSED_ONE_BY_ONE = ("$ref", "anyOf", *_REFUSED)
 _REFUSED_NESTED = (*_REFUSED, "unevaluatedItems", "prefixItems", "contains", "uniqueItems")
 
@@ -201,8 +205,9 @@ def _parameter(form: Parameters, root: Mapping[str, Any], text: LarkText) -> Mak
         if "string" not in types:
             opening = form.before_value if form.before_json_value is None else form.before_json_value
             return f"{text.markup(opening)} {json_rule(schema, root, text)} {end}"
-        if choices := _choices(schema):
-            return text.rule(" | ".join(map(value, choices)))
+        with suppress(InvalidRequest):  # then any text
+            if choices := _choices(schema, text):
+                return text.rule(" | ".join(map(value, choices)))
         values = values_of(schema)
         if values is None:
             content = _text_until(form.after, schema if types == STRING else {}, text, never=form.never)
@@ -229,24 +234,33 @@ def _text_until(end: str, schema: Schema, text: LarkText, *, never: Sequence[str
     return text.text_until(end, *text_limits(schema), never=never, empty=empty)
 
 
-def _choices(schema: Schema) -> list[Any]:
-    """Return the alternatives of a schema, each with its other keywords; [] for none. Raises `InvalidRequest` if one of
-    them has a keyword with another value.
+def _choices(schema: Schema, text: LarkText) -> list[Any]:
+    """Return the possible alternatives of a schema, each with its other keywords; [] if it has none.
+
+    Raises `InvalidRequest` if one of them has a keyword with another value, or if none is possible.
     """
     name = "anyOf" if "anyOf" in schema else "oneOf"
-    rest = {key: value for key, value in schema.items() if key not in (name, "$defs", "definitions")}
+    rest = {key: value for key, value in schema.items() if key not in _REMARKS | {name, "$defs", "definitions"}}
     parts = schema.get(name)
-    if not isinstance(parts, list):
+    if not isinstance(parts, list) or not parts:
         return []
-    if len(parts) * len(json.dumps(rest)) > MAX_JOINED_CHARS:
-        raise InvalidRequest(f"tools: the keyword '{name}' of a parameter has too many alternatives", "tools")
+    text.count_joined(len(parts) * len(json.dumps(rest)))
     found = list[Any]()
     for part in parts:
         own = part if isinstance(part, Mapping) else {}
-        if any(rest[key] != own[key] for key in rest.keys() & own.keys() - _REMARKS - {"required"}):
+        both = rest.keys() & own.keys() - _REMARKS
+        if any(rest[key] != own[key] for key in both - {"required", "type"}):
             raise InvalidRequest(f"tools: the keyword '{name}' cannot be enforced next to others in it", "tools")
-        needed = {"required": [*required_in(rest), *required_in(own)]} if "required" in own else {}
-        found.append(False if part is False else {**rest, **own, **needed})
+        joined = {**rest, **own}
+        if "required" in both:
+            joined["required"] = [*required_in(rest), *required_in(own)]
+        if "type" in both:
+            kinds = types_of({"type": rest["type"]}, {}) & types_of({"type": own["type"]}, {})
+            joined["type"] = rest["type"] if rest["type"] == own["type"] else sorted(kinds)
+        if part is not False and joined.get("type") != []:
+            found.append(joined)
+    if not found:
+        raise InvalidRequest(f"tools: no alternative of '{name}' is possible next to the other keywords", "tools")
     return found
 
 
@@ -257,10 +271,11 @@ def _keyword(root: Mapping[str, Any], text: LarkText) -> MakeMember:
         types = types_of(schema, root)
         schema = referred(schema, root)
         rule = json_rule(schema, root, text)
-        if isinstance(schema, Mapping) and schema.keys() <= _REMARKS | {"type"}:
+        if isinstance(schema, Mapping) and _LIMITS.isdisjoint(schema):
+            limited = schema.get("minLength") or str(schema.get("format")) in FORMATS
             if types == {"boolean"}:
                 rule = f'({rule} | "True" | "False")'
-            elif types == STRING:
+            elif types == STRING and not limited:
                 rule = f"({rule} | {_PYTHON_STRING})"
         return f'{key} "=" {rule}'
 
@@ -291,7 +306,7 @@ class _Nested:
         values = values_of(schema)
         if values is not None:
             return self._one_of(f"{self._literal(value)} {self._text.literal(end)}" for value in values)
-        if choices := _choices(schema):
+        if choices := _choices(schema, self._text):
             return self._one_of(self.value(part, end) for part in choices)
         kinds = self.kinds(schema)
         return self._one_of(self._kind(kind, schema, end) for kind in kinds) if kinds else self._anything(end)

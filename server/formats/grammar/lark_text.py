@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 
+from server.errors import InvalidRequest
 from server.formats.tool_call_syntax import Markup, parts
 from server.structured.text_grammar import TextGrammar
 
@@ -11,6 +12,7 @@ ControlToken = Callable[[str], int | None]
 """Returns the id of the control token with that text, which a grammar must name by its id; None for plain text."""
 
 MAX_UNORDERED = 64
+MAX_JOINED_CHARS = 200_000  # of the keywords beside alternatives, which each of these gets
 ANY_TEXT = "(?s:.*)"
 
 
@@ -21,6 +23,7 @@ class LarkText:
         self._lines: dict[str, str] = {}
         self._loops: list[str] = []
         self._n_reserved = 0
+        self._n_joined = 0
         self._unordered: dict[tuple[object, ...], str] = {}
         found = {tag: control(tag) for tag in tags} if control is not None else {}
         self._tags = {tag: token for tag, token in found.items() if token is not None}
@@ -43,6 +46,12 @@ class LarkText:
     def define(self, name: str, body: str) -> None:
         """Give a reserved name its body."""
         self._loops.append(f"{name}: {body}\n")
+
+    def count_joined(self, n_chars: int) -> None:
+        """Count characters of schemas that are repeated. Raises `InvalidRequest` if the grammar gets too many."""
+        self._n_joined += n_chars
+        if self._n_joined > MAX_JOINED_CHARS:
+            raise InvalidRequest("tools: the parameters have too many alternatives", "tools")
 
     def in_any_order(self, members: Sequence[tuple[str, bool]], end: str, joint: str = "", other: str = "") -> str:
         """Return a rule for these rules at most once each, with the required ones, followed by `end`.

@@ -1,6 +1,7 @@
 """Each format's grammar of forced and of begun calls: what it lets pass, its own parser reads as a call that fits."""
 
 import json
+import re
 from typing import Any
 
 import jsonschema
@@ -154,6 +155,16 @@ UNIT = {"anyOf": [{"type": "string", "enum": ["C", "F"]}, {"type": "null"}], "de
         (UNIT, None, 5),
         ({"$ref": "#/$defs/unit", "title": "Unit"}, "F", "f"),
         ({"anyOf": [DATE, {"type": "string", "maxLength": 3}]}, "now", "never"),
+        (
+            {
+                "type": ["string", "null"],
+                "example": "D",
+                "anyOf": [{"type": "string", "enum": ["C"]}, {"type": "null"}],
+            },
+            "C",
+            "K",
+        ),
+        ({"type": ["string", "integer"], "anyOf": [{"type": "string", "enum": ["C"]}, {"type": "null"}]}, "C", None),
     ],
 )
 def test_a_text_keeps_its_format_and_its_alternatives(name: str, schema: Any, fitting: object, other: object) -> None:
@@ -162,6 +173,42 @@ def test_a_text_keeps_its_format_and_its_alternatives(name: str, schema: Any, fi
     for value, fits in ((fitting, True), (other, False)):
         text = calls_text(formats.BY_NAME[name].syntax, [("step", json.dumps({"x": value}))])
         assert matches(grammar.fork(), text) is fits
+
+
+@pytest.mark.parametrize(
+    "alternative",
+    [
+        {"type": "string", "pattern": "^a$|^b$"},
+        {"type": "string", "not": {"const": "c"}},
+        {"type": ["string", "null"], "maxLength": 1},
+    ],
+)
+def test_a_text_of_alternatives_that_cannot_be_enforced_is_unlimited(alternative: Any) -> None:
+    schema = {"anyOf": [{"type": "null"}, alternative], "maxLength": 3}
+    parameters = {"type": "object", "properties": {"x": schema, "y": DATE}, "required": ["x", "y"]}
+    grammar = WORDS.lark(forced_calls("qwen3-coder", "", [tool("step", parameters)]))
+    for date, fits in (("2024-02-29", True), ("now", False)):
+        text = calls_text(formats.BY_NAME["qwen3-coder"].syntax, [("step", json.dumps({"x": "abcd", "y": date}))])
+        assert matches(grammar.fork(), text) is fits
+
+
+@pytest.mark.parametrize(
+    ("schema", "fits"),
+    [
+        ({"example": "Paris", "nullable": False, "format": "city", "deprecated": True, "x-order": 1}, True),
+        ({"minLength": 0}, True),
+        ({"format": "date"}, False),
+        ({"minLength": 9}, False),
+        ({"pattern": "^[a-c]"}, False),
+        ({"enum": ["a"]}, False),
+        ({"anyOf": [{"maxLength": 3}]}, False),
+    ],
+)
+def test_only_a_limit_forbids_a_text_of_python(schema: Any, *, fits: bool) -> None:
+    parameters = {"type": "object", "properties": {"x": {"type": "string", **schema}}, "required": ["x"]}
+    grammar = WORDS.lark(forced_calls("lfm2", "", [tool("step", parameters)]))
+    text = calls_text(formats.BY_NAME["lfm2"].syntax, [("step", '{"x": "Paris"}')])
+    assert matches(grammar, re.sub(r"""["']Paris["']""", "'Paris'", text)) is fits
 
 
 @pytest.mark.parametrize("name", [*MARKED, "hermes", "lfm2"])

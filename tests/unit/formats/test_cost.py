@@ -80,3 +80,11 @@ def test_a_schema_that_references_lead_to_in_countless_ways_costs_in_proportion(
     assert types_of(layers["n0"], parameters) >= {"string"}
     assert len(forced_calls("qwen3-coder", "", [tool("f", parameters)])) < 10_000
     assert Counted.n_looks < 1_000_000
+
+
+def test_alternatives_beside_alternatives_cost_in_proportion() -> None:
+    leaves = [{"anyOf": [{"minLength": 8 * n + k} for k in range(8)]} for n in range(16)]
+    tree = {"type": "string", "anyOf": leaves, "oneOf": [{"maxLength": n} for n in range(200, 300)]}
+    parameters = {"type": "object", "properties": {"x": tree}}
+    assert len(json.dumps(parameters)) < 10_000
+    assert len(forced_calls("qwen3-coder", "", [tool("f", parameters)])) < 500_000

@@ -159,7 +159,8 @@ def test_elements_cannot_tell_texts_from_lists(schema: Any) -> None:
         forced_calls("minimax-m3", "", [tool(schema)], name="f", parallel=False)
 
 
-def test_alternatives_are_not_joined_with_the_rest_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.formats.grammar.argument_rules.MAX_JOINED_CHARS", 1000)
+def test_alternatives_are_not_joined_with_the_rest_without_end() -> None:
+    properties = {f"a{n}": {"type": "string"} for n in range(100)}
+    schema = {"properties": properties, "anyOf": [{"anyOf": [{"required": ["a1"]}] * 10}] * 10}
     with pytest.raises(InvalidRequest, match="too many alternatives"):
-        forced_calls("gemma4", "", [tool(TWO | {"anyOf": [{"required": ["a"]}] * 20})], name="f", parallel=False)
+        forced_calls("gemma4", "", [tool(schema)], name="f", parallel=False)
