@@ -4,6 +4,7 @@ nobody's bytes are taken for the next request (request smuggling, RFC 9112 secti
 import contextlib
 import json
 import threading
+from typing import Any
 
 import pytest
 
@@ -178,7 +179,7 @@ async def test_a_client_that_leaves_ends_its_first_request_though_others_wait(
         _, writer = await server.connect(chat_request(stream=stream) + (b"" if WAITING[waiting] else NEXT))
         loaded = server.api.loaded()
         await until(lambda: loaded.busy)
-        (connection,) = server.server.server_state.connections
+        connection: Any = next(iter(server.server.server_state.connections))
         for part in WAITING[waiting]:
             before = connection.cycle, len(connection.cycle.body)
             writer.write(part)
