@@ -8,7 +8,7 @@ sources are checked in this order:
 | source | tokens more than those below give | condition |
 |---|---|---|
 | nothing, for now: the sequence waits for a read | over `MIN_WAIT` | reading from disk is faster than computing |
-| nothing, for now: it waits for a prefill | `_least_gain` | a running prefill computes its prefix (ADR 3) |
+| nothing, for now: it waits for a prefill | `MIN_TOKENS` | a running prefill computes `MIN_WAIT` or more (ADR 3) |
 | a state in RAM, or read from disk | `LEAST_GAIN` | loading is faster than computing, and stalls nobody |
 | the idle slot that holds the prefix, in place | | not much else would be lost (``slot_prompt_similarity``) |
 | another slot, whose cells are copied | | copying is faster than computing |
@@ -153,21 +153,15 @@ class Placer:
 
     def _keeps_waiting(self, sequence: Sequence, now: float) -> bool:
         """Return whether the awaited prefix may still arrive; so a long prompt is compared once, not in every step. The
-        last few tokens are not waited for.
+        last few tokens are not waited for, unless memory cannot be truncated: earlier tokens are out of reach later.
         """
         if sequence.fetch is not None and sequence.fetch.pending(now):
             return True
         if sequence not in self.awaited:
             return False
         computing, n = self.awaited[sequence]
-        return computing.phase is Phase.PREFILL and n - computing.n_computed >= self._least_gain
-
-    @property
-    def _least_gain(self) -> int:
-        """Least additional cached tokens that justify a wait: 1 if memory cannot be truncated, because earlier
-        tokens are out of reach later.
-        """
-        return MIN_TOKENS if self.info.can_cut else 1
+        n_left = n - computing.n_computed
+        return computing.phase is Phase.PREFILL and n_left >= (MIN_TOKENS if self.info.can_cut else 1)
 
     def _in_cells(self, sequence: Sequence, source: Slot | None, n: int, wanted: Slot | None) -> Placement:
         """Place the sequence on `n` tokens of `source`, in place or as a copy if copying pays."""
@@ -231,7 +225,7 @@ class Placer:
 
         If memory cannot be truncated, that sequence gets a checkpoint there, unless it is already past that place.
         """
-        longest = max(n_available + self._least_gain, MIN_WAIT) - 1
+        longest = max(n_available + MIN_TOKENS, MIN_WAIT) - 1
         computing, prefill, target = None, Phase.PREFILL, sequence.target
         for slot in self.slots:
             s = slot.sequence

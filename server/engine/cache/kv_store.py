@@ -5,6 +5,7 @@ between cells, RAM and disk. Used by the step thread. `MoveBudget` decides wheth
 import logging
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
+from math import inf
 
 from server.engine.cache.disk_cache import DiskCache
 from server.engine.cache.prefix_cache import (
@@ -15,6 +16,7 @@ from server.engine.cache.prefix_cache import (
     CacheEntry,
     Fetch,
     added,
+    common_prefix,
     longest_match,
     n_bytes_of,
     size_of,
@@ -47,7 +49,6 @@ class Cells:
         self._scheduler = scheduler
         self._clock = clock
         self._can_cut = runner.info.can_cut
-        self._checkpoint_s = 0.0  # duration of the last checkpoint
         self._moves = scheduler.move_budget
 
     # ---- between cells, RAM and disk
@@ -160,12 +161,19 @@ class Cells:
         )
 
     def _load(self, slot: Slot, state: bytes, n: int, media: Spans) -> bool:
-        """Load `state`, of `n` tokens, into the empty `slot`. Return False if there is no room."""
+        """Load `state`, of `n` tokens, into the empty `slot`. Return False, with the slot empty, if there is no room or
+        the library fails.
+        """
         started = self._clock()
-        if not self._runner.seq_load(slot.id, state, last_position(media, n) + 1):
+        try:
+            is_loaded = self._runner.seq_load(slot.id, state, last_position(media, n) + 1)
+        except CONTAINED as error:
+            log.warning("slot %d: a state of %d tokens could not be loaded: %r", slot.id, n, error)
+            self.clear(slot)
             return False
-        self._observe_move(n, state, started)
-        return True
+        if is_loaded:
+            self._observe_move(n, state, started)
+        return is_loaded
 
     def _observe_move(self, n: int, state: bytes, started: float) -> None:
         seconds = self._clock() - started
@@ -194,13 +202,15 @@ class Cells:
         their own sequences continue from those of preempted ones, and others do not reuse their cells.
         """
         tokens, adapter_set, ram, disk = sequence.content, sequence.adapter_set, self._scheduler.ram, self.disk
-        while (entry := ram.match(tokens, adapter_set, 0)[0]) is not None:
-            ram.remove(entry)
-        offloaded = [waiting.offloaded for waiting in self._scheduler.waiting if waiting.offloaded is not None]
-        while (entry := longest_match(offloaded, tokens, adapter_set, 0, len(tokens))[0]) is not None:
-            entry.n_exact = 0
-        while disk is not None and (entry := disk.index.match(tokens, adapter_set, 0)[0]) is not None:
-            disk.drop(entry)
+        for entry in (*ram, *(() if disk is None else disk.index)):
+            if not entry.reusable(common_prefix(tokens, entry.tokens), adapter_set):
+                continue
+            if entry.pinned_until == inf:
+                entry.n_exact = 0
+            elif entry in ram:
+                ram.remove(entry)
+            elif disk is not None:
+                disk.drop(entry)
 
     def start_reading(self) -> None:
         """Start disk reads for the first waiting sequences, except those whose `id_slot` is busy. A sequence waits for
@@ -397,21 +407,16 @@ class Cells:
             return
         if any(abs(n - place) < MIN_GAP for place in slot.checkpoints):
             return
-        if self._checkpoint_s and self._moves.stalls_others(self._checkpoint_s):
-            return
         started = self._clock()
         try:
             n_bytes = self._runner.seq_size(slot.id, partial=True)
-            if not self._checkpoint_s and self._moves.move_stalls(n_bytes):
-                return
-            if not self._room_for_checkpoint(slot, n_bytes, started):
+            if self._moves.move_stalls(n_bytes) or not self._room_for_checkpoint(slot, n_bytes, started):
                 return
             state = self._runner.seq_checkpoint(slot.id)
         except CONTAINED as error:
             log.warning("slot %d: no checkpoint at %d tokens: %r", slot.id, n, error)
             return
-        self._checkpoint_s = self._clock() - started
-        self._moves.spent_s += self._checkpoint_s
+        self._moves.spent_s += self._clock() - started
         self._stats.n_checkpoints += 1
         its_part = self._scheduler.ram.limit // self._runner.info.n_seq
         slot.checkpoints = added(slot.checkpoints, n, state, most, its_part)
@@ -498,18 +503,14 @@ class Cells:
         state only a copy preserves.
         """
         runner, moves = self._runner, self._moves
-        is_there, quicker = False, moves.round_trip_s(len(source.tokens)) < moves.copy_s
+        state, quicker = None, moves.round_trip_s(len(source.tokens)) < moves.copy_s
         if quicker and not (runner.info.unified or moves.n_copies or runner.heads is not None):
-            try:
-                is_there = self._load(target, self._copy_state(source).state, len(source.tokens), source.media)
-            except CONTAINED as error:
-                log.warning("slot %d: its sequence could not be brought to slot %d: %r", source.id, target.id, error)
-                self.clear(target)
-        if not is_there:
+            state = self._entry_of(source)
+        if state is None or not self._load(target, state.state, len(source.tokens), source.media):
             runner.seq_copy(source.id, target.id)
-        if not (is_there or runner.info.unified):
-            moves.n_copies += 1
-            moves.spent_s += moves.copy_s
+            if not runner.info.unified:
+                moves.n_copies += 1
+                moves.spent_s += moves.copy_s
         self._record_contents(target, source)
         if runner.info.unified:
             target.n_shared, target.shares_with = len(target.tokens), source
@@ -556,14 +557,9 @@ class Cells:
         if self._moves.stalls_others(self._moves.round_trip_s(len(slot.tokens))):
             self.clear(slot)
             return False
-        try:
-            own = self._copy_state(slot)
-            self.clear(slot)
-            return self._put(slot, own, now)
-        except CONTAINED as error:
-            log.warning("slot %d: its cells could not be moved: %r", slot.id, error)
-            self.clear(slot)
-            return False
+        own = self._entry_of(slot)
+        self.clear(slot)
+        return own is not None and self._put(slot, own, now)
 
     def n_held_elsewhere(self, slot: Slot) -> int:
         """Return how many of its first tokens another slot holds in the same cells."""

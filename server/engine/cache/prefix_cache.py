@@ -99,7 +99,8 @@ def new_bytes(n: int) -> tuple[bytes, memoryview]:
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     """Return the number of leading tokens that `a` and `b` share.
 
-    Most pairs differ early, so the compared stretch doubles; list slices compare at C speed.
+    Most pairs differ early, so the compared stretch begins short. It doubles after an equal one and halves after
+    another. List slices compare at C speed.
     """
     limit = min(len(a), len(b))
     done, step = 0, 8
@@ -107,15 +108,9 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
         end = min(done + step, limit)
         if a[done:end] == b[done:end]:
             done, step = end, step * 2
-            continue
-        while end - done > 1:
-            middle = (done + end) // 2
-            if a[done:middle] == b[done:middle]:
-                done = middle
-            else:
-                end = middle
-        return done
-    return limit
+        else:
+            limit, step = end - 1, max((end - done) // 2, 1)
+    return done
 
 
 BLOCK = 16  # tokens: the unit of events about cached prefixes, and of views of them
