@@ -14,7 +14,7 @@ from server.engine.runner_api import RunnerInfo
 from server.engine.scheduler import Scheduler
 from server.engine.sequence import Phase, Sequence, Slot
 from tests.unit.engine.builders import sequence
-from tests.unit.engine.schedule.test_scheduler import decoding, finish, place, scheduler, victim, waiting
+from tests.unit.engine.schedule.test_scheduler import decoding, finish, place, scheduler, waiting
 
 
 def holding(
@@ -124,7 +124,7 @@ def preempt(s: Scheduler, sequence: Sequence) -> None:
 def test_a_preempted_sequence_is_not_placed_again_before_another_ends() -> None:
     s = scheduler(4, unified=True, n_cells=4000)  # it seems to fit: what is counted was wrong
     old, young = (decoding(s, [n] * 800, at=float(n)) for n in (1, 2))
-    assert victim(s) is young
+    assert s.kv_budget.victim(2, can_split=True) is young
     preempt(s, young)
     assert s.place(0.0) is None
     finish(s, old, 2.0)

