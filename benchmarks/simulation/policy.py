@@ -8,7 +8,7 @@ from server.engine.params import EngineParams
 from server.engine.placement import Placement, Placer
 from server.engine.runner_api import RunnerInfo
 from server.engine.scheduler import Scheduler
-from server.engine.sequence import Sequence, Slot, first_to_evict
+from server.engine.sequence import Sequence, Slot
 
 
 class SlotLocal(Placer):
@@ -23,8 +23,9 @@ class SlotLocal(Placer):
         source, n = longest_match(idle, sequence.target, sequence.adapter_set, 0, sequence.n_reusable)
         return self._in_cells(sequence, source, n, None)
 
-    def _cheapest(self, spare: Slot | None) -> Slot:
-        return first_to_evict((slot for slot in self.slots if slot.idle), spare)
+    @property
+    def _ids_in_use(self) -> AbstractSet[int]:
+        return frozenset()  # no slot is next to another
 
     def _copy_pays(self, n: int, n_held: int) -> bool:
         return False

@@ -31,6 +31,7 @@ from server.engine.cache.disk_cache import DiskCache
 from server.engine.cache.move_budget import MoveBudget
 from server.engine.cache.prefix_cache import (
     MIN_TOKENS,
+    CachedPrefix,
     CacheEntry,
     CacheTier,
     Fetch,
@@ -38,11 +39,10 @@ from server.engine.cache.prefix_cache import (
     common_prefix,
     longest_match,
 )
-from server.engine.lora import n_valid
 from server.engine.media import whole
 from server.engine.params import EngineParams
 from server.engine.runner_api import RunnerInfo
-from server.engine.sequence import Phase, Sequence, Slot, first_to_evict
+from server.engine.sequence import Phase, Sequence, Slot
 
 MAX_SHIFT_SOURCES = 4  # slots that are searched for runs to shift
 LEAST_GAIN = 4
@@ -225,23 +225,22 @@ class Placer:
 
         If memory cannot be truncated, that sequence gets a checkpoint there, unless it is already past that place.
         """
-        longest = max(n_available + MIN_TOKENS, MIN_WAIT) - 1
-        computing, prefill, target = None, Phase.PREFILL, sequence.target
-        for slot in self.slots:
-            s = slot.sequence
-            if s is None or s.phase is not prefill or len(s.target) <= longest:
-                continue
-            if s.target[longest : longest + 1] != target[longest : longest + 1]:
-                continue
-            n = n_valid(common_prefix(target, s.target), s.adapter_set, sequence.adapter_set)
-            n = whole(sequence.media, min(n, slot.n_exact, sequence.n_reusable))
-            if n > longest and (self.info.can_cut or (n > s.n_computed and self.params.ctx_checkpoints)):
-                longest, computing = n, s
-        if computing is None or not self._copy_pays(longest, longest):
+        prefills = {
+            CachedPrefix(s.target, s.adapter_set, slot.n_exact, media=s.media): s
+            for slot in self.slots
+            if (s := slot.sequence) is not None and s.phase is Phase.PREFILL
+            if s.adapter_set.scope == sequence.adapter_set.scope
+        }
+        at_least = max(n_available + MIN_TOKENS, MIN_WAIT) - 1
+        prefix, n = longest_match(prefills, sequence.target, sequence.adapter_set, at_least, sequence.n_reusable)
+        if prefix is None or not self._copy_pays(n, n):
             return False
-        if not self.info.can_cut and longest not in computing.checkpoint_positions:
-            computing.checkpoint_positions += (longest,)
-        self.awaited[sequence] = computing, longest
+        computing = prefills[prefix]
+        if not self.info.can_cut:
+            if n <= computing.n_computed or not self.params.ctx_checkpoints:
+                return False
+            computing.checkpoint_positions = tuple({*computing.checkpoint_positions, n})
+        self.awaited[sequence] = computing, n
         return True
 
     def inherited(self) -> dict[Sequence, int]:
@@ -279,14 +278,16 @@ class Placer:
     def _cheapest(self, spare: Slot | None) -> Slot:
         """Return the idle slot with the lowest keep value, preferably next to a running one; `spare` only at last."""
         running, moves = self._ids_in_use, self.move_budget
+        idle = [slot for slot in self.slots if slot.idle]
+        now = max(slot.last_used for slot in idle)
         # of an evaluation in each step, in the unit of keep value: prefill tokens per second
         value = moves.computed * self._evaluation_s / moves.step_s if moves.step_s else 0.0
 
-        def price(slot: Slot) -> tuple[float, int]:
+        def price(slot: Slot) -> tuple[bool, float, int, float, int]:
             n = 0 if self.info.unified else n_more_id_groups(slot.id, running)
-            return n * value, n
+            return slot is spare, slot.keep_value(now) + n * value, n, slot.last_used, slot.id
 
-        return first_to_evict((slot for slot in self.slots if slot.idle), spare, price)
+        return min(idle, key=price)
 
     @property
     def _ids_in_use(self) -> AbstractSet[int]:

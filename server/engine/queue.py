@@ -24,8 +24,7 @@ from collections.abc import Collection, Iterator, Mapping
 from itertools import chain
 from typing import Generic, TypeVar
 
-from server.engine.cache.prefix_cache import common_prefix, longest_match
-from server.engine.lora import n_valid
+from server.engine.cache.prefix_cache import CachedPrefix, longest_match
 from server.engine.request import BACKGROUND_PRIORITY, Request
 from server.engine.sequence import Phase, Sequence, Slot, Ticket
 
@@ -171,10 +170,11 @@ def preferred_instance(ticket: Ticket, open_: Collection[Ticket], slots: Mapping
     request, costs = ticket.request, {}
     for i, own_slots in slots.items():
         others = [other for other in open_ if other.instance == i]
-        n_known = longest_match(own_slots, request.prompt, ticket.adapter_set, 0, len(request.prompt))[1]
-        for other in others[-MAX_COMPARED:]:
-            n_same = common_prefix(request.prompt, other.request.prompt)
-            n_known = max(n_known, n_valid(n_same, other.adapter_set, ticket.adapter_set))
+        computed = [CachedPrefix(other.request.prompt, other.adapter_set) for other in others[-MAX_COMPARED:]]
+        n_known = max(
+            longest_match(prefixes, request.prompt, ticket.adapter_set, 0, len(request.prompt))[1]
+            for prefixes in (own_slots, computed)
+        )
         n_own = len(request.prompt) - (n_known if request.cache_prompt else 0)
         prefills = (s for slot in own_slots if (s := slot.sequence) is not None and s.phase is Phase.PREFILL)
         n_before = sum(max(len(s.target) - s.n_computed, 0) for s in prefills)

@@ -84,7 +84,6 @@ class StepSize:
 
     def __post_init__(self) -> None:
         """Start in the middle; the first steps adapt it."""
-        self.largest = max(self.largest, self.smallest)
         if self.target_s == inf:
             self.size = self.largest
         self.size = self.size or min(max(2 * TILE_TOKENS, self.smallest), self.largest)

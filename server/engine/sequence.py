@@ -1,6 +1,6 @@
 """The data of the scheduler: a sequence is one choice of a request; a slot is one native sequence with its KV cells."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -225,24 +225,10 @@ class Slot(CachedPrefix):
         assert self.media == below(s.media, len(self.tokens)), f"slot {self.id} holds other media than its sequence"
 
 
-def first_to_evict(
-    idle: Iterable[Slot],
-    spare: Slot | None = None,
-    price: Callable[[Slot], tuple[float, int]] = lambda slot: (0.0, 0),
-) -> Slot:
-    """Return an empty slot, otherwise the one with the lowest keep value; `spare` only as a last resort.
-
-    `price` returns the cost of using a slot besides its contents, in the unit of `keep_value`, and its rank
-    among equals.
-    """
-    slots = list(idle)
+def first_to_evict(slots: Seq[Slot]) -> Slot:
+    """Return an empty slot, otherwise the one with the lowest keep value, among equals the one unused for longest."""
     now = max(slot.last_used for slot in slots)
-
-    def key(slot: Slot) -> tuple[bool, float, int, float, int]:
-        extra, rank = price(slot)
-        return slot is spare, slot.keep_value(now) + extra, rank, slot.last_used, slot.id
-
-    return min(slots, key=key)
+    return min(slots, key=lambda slot: (slot.keep_value(now), slot.last_used, slot.id))
 
 
 def log_fields(*requests: Request | None) -> dict[str, str]:

@@ -9,7 +9,6 @@ from math import inf
 
 from server.engine.cache.disk_cache import DiskCache
 from server.engine.cache.prefix_cache import (
-    MIN_GAP,
     MIN_PROMPT,
     MIN_TOKENS,
     CachedPrefix,
@@ -405,7 +404,7 @@ class Cells:
         n, most = len(slot.tokens), self._scheduler.params.ctx_checkpoints
         if self._can_cut or not most or n > slot.n_exact:
             return
-        if any(abs(n - place) < MIN_GAP for place in slot.checkpoints):
+        if any(abs(n - place) < MIN_TOKENS for place in slot.checkpoints):
             return
         started = self._clock()
         try:

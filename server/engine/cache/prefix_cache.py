@@ -22,8 +22,11 @@ from server.engine.media import Spans, whole
 
 BEFORE_END = 4
 """Tokens before a prompt's end, as llama-server (server-context.cpp, checkpoint_offsets): an assistant header."""
-MIN_GAP = 16  # tokens; closer checkpoints save too little
-MIN_PROMPT = 32  # tokens; shorter prompts are recomputed
+MIN_TOKENS = 16
+"""Shorter prefixes are recomputed; for longer ones `MoveBudget` compares times. A short conversation turn has 20 to 60
+tokens. Also the least gain for which a prefix is copied or waited for, and the least distance of two checkpoints.
+"""
+MIN_PROMPT = 32  # tokens; shorter prompts get no checkpoint
 
 
 Checkpoints = Mapping[int, bytes]
@@ -68,11 +71,11 @@ def checkpoint_positions(
     sure = sorted({*ends[:1], *ends[-1:], divergence, n - BEFORE_END})
     found: list[int] = []
     for at in sure:
-        if start + MIN_GAP <= at < n and (not found or at - found[-1] >= MIN_GAP):
+        if start + MIN_TOKENS <= at < n and (not found or at - found[-1] >= MIN_TOKENS):
             found.append(at)
     last = start
     for at in ends if ends else range(spacing or n, n, spacing or n):
-        if at - last >= max(spacing, MIN_GAP) and all(abs(at - other) >= MIN_GAP for other in found):
+        if at - last >= max(spacing, MIN_TOKENS) and all(abs(at - other) >= MIN_TOKENS for other in found):
             found.append(at)
             last = at
     return tuple(sorted(found))
@@ -114,10 +117,6 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 BLOCK = 16  # tokens: the unit of events about cached prefixes, and of views of them
-MIN_TOKENS = 16
-"""Shorter prefixes are recomputed; for longer ones `MoveBudget` compares times. A short conversation turn has 20 to 60
-tokens. Also the least gain for which another source (copy, entry, wait) is chosen.
-"""
 MOST = 16  # comparisons that find a longer, but not reusable prefix, after which a search ends
 
 
@@ -287,15 +286,15 @@ class CacheTier:
     @property
     def n_bytes(self) -> int:
         """Bytes of the entries and of the slots' checkpoints."""
-        return self.size + self._n_bytes_besides(self)
+        return self._n_bytes_with(list(self))
 
-    def _n_bytes_besides(self, entries: Iterable[CacheEntry]) -> int:
-        """Return the bytes of the slots' checkpoints that none of `entries` has."""
+    def _n_bytes_with(self, entries: Sequence[CacheEntry]) -> int:
+        """Return the bytes of `entries` and of the slots' checkpoints that none of them has."""
         states = {id(state): len(state) for slot in self.slots for state in slot.checkpoints.values()}
         for entry in entries if states else ():
             for state in entry.checkpoints.values():
                 states.pop(id(state), None)
-        return sum(states.values())
+        return sum([entry.size for entry in entries]) + sum(states.values())
 
     def holds(self, one: CachedPrefix) -> bool:
         """Return whether nearly all of its reusable tokens are available from an entry."""
@@ -304,8 +303,7 @@ class CacheTier:
 
     def _n_over(self, n_bytes: int, *entries: CacheEntry) -> int:
         """Return by how many bytes `entries`, the slots' checkpoints and `n_bytes` exceed the limit."""
-        n_more = sum([entry.size for entry in entries]) + n_bytes
-        return n_more + self._n_bytes_besides(entries) - self.limit if self.limit >= 0 else 0
+        return self._n_bytes_with(entries) + n_bytes - self.limit if self.limit >= 0 else 0
 
     def fits(self, n_bytes: int, now: float, *new: CacheEntry) -> bool:
         """Return whether `n_bytes` and the `new` entries fit if others are evicted as needed."""
@@ -343,14 +341,10 @@ class CacheTier:
     def remove_shorter(self, one: CachedPrefix, now: float) -> list[CacheEntry]:
         """Remove and return the entries whose tokens are a prefix of those of `one`, except pinned ones."""
         with self._lock:
-            n, tokens = len(one.tokens), one.tokens
             replaced = [
                 entry
                 for entry in self._evictable(now)
-                if len(entry.tokens) <= n
-                and entry.adapter_set == one.adapter_set
-                and entry.tokens[-1:] == tokens[len(entry.tokens) - 1 : len(entry.tokens)]  # most differ here already
-                and common_prefix(entry.tokens, tokens) == len(entry.tokens)
+                if entry.adapter_set == one.adapter_set and common_prefix(entry.tokens, one.tokens) == len(entry.tokens)
             ]
             for other in replaced:
                 self.remove(other)

@@ -250,24 +250,6 @@ def test_a_pin_during_a_reset_says_so(setup: Setup) -> None:
         setup.cells.pin(setup.slots[0], 60.0, 0.0)
 
 
-@pytest.mark.parametrize(("compute_s", "waits"), [(0.3, True), (0.05, False)])
-def test_a_state_on_disk_is_waited_for_where_loading_it_is_quicker_than_computing(
-    setup: Setup, compute_s: float, *, waits: bool
-) -> None:
-    setup.runner.seconds = 0.1
-    assert setup.keep(1)  # tells what a move takes
-    setup.computes(compute_s)
-    entry = CacheEntry([5] * 200, size=len(next(iter(setup.scheduler.ram)).state))
-    disk = DiskCache(Files(), 1 << 30, still, lambda: None, can_cut=True)
-    try:
-        disk.ready.result(60)
-        disk.index.put(entry, 0.0)
-        setup.scheduler.placer.disk = disk
-        assert (setup.scheduler.placer.find(sequence([5] * 200 + [9]), 0.0) is None) == waits
-    finally:
-        disk.close()
-
-
 def test_the_first_move_stalls_nobody_for_longer_than_a_step_either(setup: Setup) -> None:
     budget = setup.scheduler.move_budget
     assert not budget.move_stalls(4 << 30)
@@ -276,15 +258,25 @@ def test_the_first_move_stalls_nobody_for_longer_than_a_step_either(setup: Setup
     assert budget.move_stalls(4 << 30)
 
 
-@pytest.mark.parametrize(("compute_s", "n_reuse"), [(0.3, 200), (0.05, 0)])
-def test_a_state_is_loaded_where_that_is_quicker_than_computing(setup: Setup, compute_s: float, n_reuse: int) -> None:
+@pytest.mark.parametrize(("compute_s", "pays"), [(0.3, True), (0.05, False)])
+def test_a_state_is_loaded_and_one_on_disk_waited_for_where_loading_is_quicker_than_computing(
+    setup: Setup, compute_s: float, *, pays: bool
+) -> None:
     setup.runner.seconds = 0.1
     assert setup.keep(0)
     setup.cells.clear(setup.slots[0])
     setup.computes(compute_s)
-    placement = setup.scheduler.placer.find(sequence([0] * 200 + [9]), 0.0)
+    placer, (entry,) = setup.scheduler.placer, setup.scheduler.ram
+    placement = placer.find(sequence([0] * 200 + [9]), 0.0)
     assert placement is not None
-    assert placement.n_reuse == n_reuse
+    assert placement.n_reuse == (200 if pays else 0)
+    placer.disk = disk = DiskCache(Files(), 1 << 30, still, lambda: None, can_cut=True)
+    try:
+        disk.ready.result(60)
+        disk.index.put(CacheEntry([5] * 200, size=len(entry.state)), 0.0)
+        assert (placer.find(sequence([5] * 200 + [9]), 0.0) is None) == pays
+    finally:
+        disk.close()
 
 
 @pytest.mark.parametrize("phase", [Phase.DECODE, Phase.PREFILL])

@@ -55,18 +55,6 @@ def test_who_floods_the_queue_shares_with_who_comes_later() -> None:
     assert [s for s in taken if s.request.client == "few"] == few
 
 
-def test_a_pause_saves_up_nothing() -> None:
-    q = Named()
-    q.ask("pauses")
-    q.take(1.0)
-    for _ in range(10):
-        q.ask("works")
-        q.take(100.0)
-    works, back = [q.ask("works") for _ in range(4)], [q.ask("pauses") for _ in range(4)]
-    taken = [q.take(100.0) for _ in range(4)]
-    assert {works[0], works[1], back[0], back[1]} == set(taken)
-
-
 def test_a_preempted_choice_resumes_before_others_of_its_priority() -> None:
     q = Named()
     preempted = q.ask("a")

@@ -386,14 +386,6 @@ def test_for_a_live_request_with_an_id_slot_only_its_holder_is_preempted(is_batc
     assert s.background_victim() is (holder if is_batch else None)
 
 
-def test_no_live_sequence_is_preempted() -> None:
-    s = scheduler(1)
-    placed(s, [1] * 9)
-    waiting(s, [2] * 9, priority=-5)
-    batch_request(s, [3] * 9)
-    assert s.background_victim() is None
-
-
 def test_no_step_has_batch_sequences_while_a_live_prompt_is_prefilled() -> None:
     s = scheduler(3)
     running = decoding(s, [1] * 9, priority=BACKGROUND_PRIORITY)
