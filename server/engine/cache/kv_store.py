@@ -31,8 +31,7 @@ from server.engine.sequence import Sequence, Slot, first_to_evict, log_fields
 from server.engine.stats import EngineStats
 from server.errors import CONTAINED, InternalError, InvalidRequest
 
-LEAST_S = 0.05  # shortest wait for a read from disk
-UNKNOWN_S = 2.0  # longest wait before the prefill rate is known
+UNKNOWN_S = 2.0  # longest wait for a read from disk before the prefill rate is known
 READ_AHEAD = 2  # states read or held for an instance's queue: one is loaded while the next is read
 log = logging.getLogger(__name__)
 
@@ -230,7 +229,7 @@ class Cells:
             for fetch in fetches:
                 if fetch.future is None:
                     fetch.future = future
-                    fetch.wait_until = now + max(self._moves.compute_s(fetch.n) or UNKNOWN_S, LEAST_S)
+                    fetch.wait_until = now + (self._moves.compute_s(fetch.n) or UNKNOWN_S)
 
     def write_for_others(self) -> bool:
         """Write an idle slot for other processes if nothing runs or waits and it is fast enough. Return whether one was

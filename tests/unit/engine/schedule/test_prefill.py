@@ -23,8 +23,8 @@ def prompt(n: int, *, at: float = 0.0, priority: int = 0, served: float = 0.0, d
     return made
 
 
-def in_order(prompts: list[Sequence], rate: float, inherited: dict[Sequence, int] | None = None) -> list[Sequence]:
-    return ordered(prompts, rate, float, inherited or {})
+def in_order(prompts: list[Sequence], rate: float) -> list[Sequence]:
+    return ordered(prompts, rate, float, {})
 
 
 def test_a_short_prompt_does_not_stand_behind_a_long_one() -> None:
@@ -44,12 +44,6 @@ def test_priority_comes_before_length() -> None:
     long, short = prompt(5000, priority=-1, at=2.0), prompt(50, at=1.0)
     assert in_order([short, long], RATE)[0] is long
     assert in_order([short, long], 0.0)[0] is long, "also before any prompt was computed"
-
-
-def test_a_prompt_that_an_urgent_one_waits_for_is_as_urgent() -> None:
-    late, short = prompt(5000, priority=10, at=2.0), prompt(50, at=1.0)
-    assert in_order([short, late], RATE, {late: -10})[0] is late
-    assert in_order([short, late], RATE, {})[0] is short
 
 
 def test_a_client_that_was_served_much_more_comes_later() -> None:
