@@ -8,7 +8,7 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -27,19 +27,21 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False, slots=True)
 class EmbeddingJob:
-    """One request: its inputs, none empty. Step threads add the ``results``, by input."""
+    """One request: its inputs, none empty. Step threads add the ``results``, by input, or the ``error`` that ends it.
+    ``future``, for the client, is completed on the event loop.
+    """
 
     inputs: Sequence[MediaPrompt]
     submitted_at: float
+    future: asyncio.Future[list[Vectors]]
     n_taken: int = 0  # inputs taken for a decode
     results: dict[int, Vectors] = field(default_factory=dict)
+    error: LlamapoolError | None = None
     ended: bool = False  # its outcome is known, or it was cancelled
 
 
 Piece: TypeAlias = tuple[EmbeddingJob, int]
 """One input of a decode: its job and its index."""
-Outcome: TypeAlias = list[Vectors] | LlamapoolError
-Outcomes: TypeAlias = Mapping[EmbeddingJob, Outcome]
 
 
 class EmbeddingQueue:
@@ -103,7 +105,7 @@ class EmbeddingInstance(StepThread):
         number: int,
         clock: Callable[[], float],
         arrivals: Arrivals,
-        deliver: Callable[[Outcomes], None],
+        deliver: Callable[[list[EmbeddingJob]], None],
     ) -> None:
         super().__init__("llamapool-embed", number, params, clock, arrivals)
         self.runner: EmbeddingRunner = runner
@@ -138,17 +140,14 @@ class EmbeddingInstance(StepThread):
             self._n_served[slot] += 1
             if index == 0:
                 self.stats.queue_time.observe(started - job.submitted_at)
-        ended: dict[EmbeddingJob, Outcome] = {}
-        self._compute(self.running, ended)
+        self._compute(self.running)
         self.last_s = self._clock() - started
         self.stats.prompt_seconds += self.last_s
-        self.running = ()
-        self._end(ended)
+        jobs, self.running = dict.fromkeys(job for job, _ in self.running), ()
+        self._end(job for job in jobs if job.error is not None or len(job.results) == len(job.inputs))
 
-    def _compute(self, pieces: Sequence[Piece], ended: dict[EmbeddingJob, Outcome]) -> None:
-        """Decode together; if the library rejects that, one by one, so that only the faulty job fails. Add the jobs
-        that end to `ended`.
-        """
+    def _compute(self, pieces: Sequence[Piece]) -> None:
+        """Decode together; if the library rejects that, one by one, so that only the faulty job fails."""
         try:
             found = self._embed([job.inputs[index] for job, index in pieces])
         except CONTAINED as error:
@@ -161,16 +160,14 @@ class EmbeddingInstance(StepThread):
             )
             if len(pieces) == 1:
                 own = error if isinstance(error, LlamapoolError) else InternalError("there is no memory for this input")
-                ended[pieces[0][0]] = own
+                pieces[0][0].error = own
                 return
             for piece in pieces:
-                if piece[0] not in ended:
-                    self._compute([piece], ended)
+                if piece[0].error is None:
+                    self._compute([piece])
             return
         for (job, index), vectors in zip(pieces, found, strict=True):
             job.results[index] = vectors
-            if len(job.results) == len(job.inputs):
-                ended[job] = [job.results[i] for i in range(len(job.inputs))]
 
     def _on_part(self) -> None:
         """Record progress within a decode. Raises `InternalError` if no client waits for its rest."""
@@ -189,25 +186,25 @@ class EmbeddingInstance(StepThread):
         self.stats.n_tokens_max = max(self.stats.n_tokens_max, *sizes)
         return found
 
-    def _end(self, outcomes: Outcomes) -> None:
-        """Deliver the vectors of jobs, or the errors that end them, except to jobs that have ended. Thread-safe."""
-        outcomes = {job: outcome for job, outcome in outcomes.items() if not job.ended}
-        for job, outcome in outcomes.items():
-            job.ended = True
-            if not isinstance(outcome, LlamapoolError):
+    def _end(self, jobs: Iterable[EmbeddingJob], error: LlamapoolError | None = None) -> None:
+        """End `jobs`, with `error` if there is one, except those that have ended. Thread-safe."""
+        ended = [job for job in jobs if not job.ended]
+        for job in ended:
+            job.ended, job.error = True, job.error or error
+            if job.error is None:
                 self.stats.request_duration.observe(self._clock() - job.submitted_at)
-        if outcomes:
+        if ended:
             self._arrivals.replied()
-            self._deliver(outcomes)
+            self._deliver(ended)
 
     def _fail_all(self, error: LlamapoolError) -> None:
         """Fail the jobs of its decode; others wait for the next."""
         jobs, self.running = {job for job, _ in self.running} or set(self._queue), ()
-        self._end(dict.fromkeys(jobs, error))
+        self._end(jobs, error)
 
     def _end_all(self, error: LlamapoolError) -> None:
         jobs, self.running = {job for job, _ in self.running} | set(self._queue.close(self.number)), ()
-        self._end(dict.fromkeys(jobs, error))
+        self._end(jobs, error)
 
 
 class EmbeddingEngine(Instances[EmbeddingInstance]):
@@ -222,7 +219,7 @@ class EmbeddingEngine(Instances[EmbeddingInstance]):
         self.vocab = runners[0].vocab
         self.n_ctx_seq = self.info.n_ctx_seq
         self._queue = EmbeddingQueue(len(runners))
-        self._open: dict[EmbeddingJob, asyncio.Future[list[Vectors]]] = {}
+        self._open: set[EmbeddingJob] = set()
         shared = self._clock, self._arrivals, self._post
         self._start([EmbeddingInstance(runner, params, self._queue, i, *shared) for i, runner in enumerate(runners)])
 
@@ -240,33 +237,23 @@ class EmbeddingEngine(Instances[EmbeddingInstance]):
             check_input(prompt, self.info, self.vocab.n_tokens, media=self.takes_media)
         if self.n_load >= len(self._instances) * self.params.max_queue + self.n_slots:
             raise request_queue_full(self.n_load - self.n_slots, self._retry_after_s())
-        job = EmbeddingJob(prompts, self._clock())
+        job = EmbeddingJob(prompts, self._clock(), self._loop.create_future())
         if not self._queue.add(job):  # the last instance has failed meanwhile
             raise has_failed(self.failure)
-        found = self._open[job] = self._loop.create_future()
+        self._open.add(job)
         self._arrived()
-        found.add_done_callback(lambda _: self._ended_or_cancelled(job))
-        return found
+        job.future.add_done_callback(lambda _: self._ended_or_cancelled(job))
+        return job.future
 
     def _ended_or_cancelled(self, job: EmbeddingJob) -> None:
         job.ended = True
-        del self._open[job]
+        self._open.remove(job)
         self._left()
 
-    def _post(self, outcomes: Outcomes) -> None:
+    def _post(self, ended: list[EmbeddingJob]) -> None:
         """Deliver the outcomes of a decode with one call into the event loop. Thread-safe."""
         with suppress(RuntimeError):  # the event loop is closed
-            self._loop.call_soon_threadsafe(self._deliver, outcomes)
-
-    def _deliver(self, outcomes: Outcomes) -> None:
-        for job, outcome in outcomes.items():
-            found = self._open.get(job)
-            if found is None or found.done():  # it is cancelled, or another instance has ended it meanwhile
-                continue
-            if isinstance(outcome, LlamapoolError):
-                found.set_exception(outcome)
-            else:
-                found.set_result(outcome)
+            self._loop.call_soon_threadsafe(_deliver, ended)
 
     @property
     def n_load(self) -> int:
@@ -276,7 +263,7 @@ class EmbeddingEngine(Instances[EmbeddingInstance]):
     @property
     def stats(self) -> EngineStats:
         total = super().stats
-        running = self._open.keys() & {job for instance in self._instances for job, _ in instance.running}
+        running = self._open & {job for instance in self._instances for job, _ in instance.running}
         total.n_processing, total.n_deferred = len(running), len(self._open) - len(running)
         return total
 
@@ -286,7 +273,17 @@ class EmbeddingEngine(Instances[EmbeddingInstance]):
 
     def check_integrity(self) -> None:
         """Verify that no request is lost; only meaningful while idle."""
-        assert self._open.keys() >= set(self._queue), "a job is queued that nobody waits for"
+        assert self._open >= set(self._queue), "a job is queued that nobody waits for"
+
+
+def _deliver(ended: list[EmbeddingJob]) -> None:
+    for job in ended:
+        if job.future.done():  # it is cancelled, or another instance has ended it meanwhile
+            continue
+        if job.error is not None:
+            job.future.set_exception(job.error)
+        else:
+            job.future.set_result([job.results[i] for i in range(len(job.inputs))])
 
 
 def check_input(prompt: MediaPrompt, info: EmbedderInfo, n_vocab: int, *, media: bool) -> None:

@@ -2,6 +2,7 @@
 
 from bisect import bisect_left
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from itertools import zip_longest
 from typing import Any, ClassVar
 
@@ -23,24 +24,21 @@ class Histogram:
         self.sum += seconds
 
 
-def _about(kind: str, metric: str, text: str, *, theirs: bool = False) -> dict[str, Any]:
+def _about(kind: str, metric: str = "", text: str = "", *, theirs: bool = False) -> dict[str, Any]:
     """Return the metadata of a field that is published as `metric` with the help `text`; without a name it is not.
     `theirs`: llama-server has that metric.
     """
     return {"kind": kind, "metric": metric, "text": text, "theirs": theirs}
 
 
-def _count(metric: str, text: str) -> Any:
-    return field(default=0, metadata=_about("counter", metric, text))
+def _value(kind: str, *about: str, theirs: bool = False, default: Any = 0) -> Any:
+    """Return a field with the metadata `about`. The `default` of a gauge is its value for an engine that has ended."""
+    return field(default=default, metadata=_about(kind, *about, theirs=theirs))
 
 
-def _theirs(metric: str, text: str) -> Any:
-    return field(default=0, metadata=_about("counter", metric, text, theirs=True))
-
-
-def _gauge(metric: str = "", text: str = "", *, theirs: bool = False, nothing: Any = 0) -> Any:
-    """Return a field that holds a current value; `nothing` is its value for an engine that has ended."""
-    return field(default=nothing, metadata=_about("gauge", metric, text, theirs=theirs))
+_count = partial(_value, "counter")
+_theirs = partial(_value, "counter", theirs=True)
+_gauge = partial(_value, "gauge")
 
 
 @dataclass(slots=True)
@@ -100,8 +98,8 @@ class EngineStats:
     kv_cells: int = _gauge()  # total
     kv_cells_running: int = _gauge()  # held by running requests
     kv_cells_cached: int = _gauge()  # held by idle caches
-    adapters_running: frozenset[str] = _gauge(nothing=frozenset())  # names of LoRA adapters of running requests
-    adapters_waiting: frozenset[str] = _gauge(nothing=frozenset())
+    adapters_running: frozenset[str] = _gauge(default=frozenset())  # names of LoRA adapters of running requests
+    adapters_waiting: frozenset[str] = _gauge(default=frozenset())
     time_to_first_token: Histogram = field(
         default_factory=Histogram,
         metadata=_about(
