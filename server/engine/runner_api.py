@@ -68,6 +68,8 @@ OwnSampler: TypeAlias = Any
 """A sampler created by the same runner; its type is private to the runner."""
 OwnChunk: TypeAlias = Any
 """A medium tokenized by the same projector, as in `MediaSpan.chunk`."""
+Mask: TypeAlias = bytes | memoryview | bytearray
+"""A bit per token of the vocabulary, the lowest bit of a byte first."""
 
 
 class DraftRunner(Protocol):
@@ -88,13 +90,12 @@ class DraftRunner(Protocol):
 
 
 class MtpHeads(DraftRunner, Protocol):
-    """A model's own draft heads (MTP). They follow what their runner decodes, removes and copies."""
+    """A model's own draft heads (MTP). They follow what their runner decodes, removes and copies. `decode` takes one
+    token of each sequence: first the pending token, then the draft tokens.
+    """
 
     def ready(self, seq: int, pos: int) -> bool:
         """Return whether drafts can be made after the first `pos` positions of `seq`."""
-
-    def decode(self, entries: Sequence[BatchEntry]) -> bool:
-        """Decode one token of each sequence, as `Runner.decode`: first the pending token, then the draft tokens."""
 
     def end_draft(self, seqs: Sequence[int]) -> None:
         """Remove the draft tokens of `seqs`."""
@@ -152,18 +153,15 @@ class Runner(Protocol):
         Outputs missing from the result are left to `sample`, which is as fast in that case.
         """
 
-    def sample_constrained(self, output: int, sampler: OwnSampler, mask: "bytes | memoryview | bytearray") -> int:
-        """Sample and accept among the tokens whose mask bit is set. Raises InternalError if none is set."""
+    def propose(self, output: int, sampler: OwnSampler, mask: Mask | None = None) -> int:
+        """Sample without accepting, with a `mask` among the tokens whose bit is set. Raises `InternalError` if none
+        is set.
+        """
 
-    def propose(self, output: int, sampler: OwnSampler) -> int:
-        """Sample without accepting."""
+    def propose_probs(self, output: int, sampler: OwnSampler, n_top: int, mask: Mask | None = None) -> TokenLogprob:
+        """Sample as `propose`; return log probabilities after the sampler chain with the `n_top` best tokens."""
 
     def accept(self, sampler: OwnSampler, token: int) -> None: ...
-
-    def propose_probs(
-        self, output: int, sampler: OwnSampler, n_top: int, mask: "bytes | memoryview | bytearray | None" = None
-    ) -> TokenLogprob:
-        """Sample without accepting; return log probabilities after the sampler chain with the `n_top` best tokens."""
 
     def prepare_logprobs(self, wanted: Sequence[tuple[int, int]]) -> None:
         """Compute in parallel, where that is faster, what `logprobs` will return of these outputs with so many top

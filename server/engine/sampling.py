@@ -25,7 +25,7 @@ from server.engine.request import (
     Text,
     TokenLogprob,
 )
-from server.engine.runner_api import Runner
+from server.engine.runner_api import Mask, Runner
 from server.engine.scheduler import TokenRun
 from server.engine.sequence import Phase, Sequence
 from server.engine.speculate.speculation import Speculation
@@ -45,7 +45,7 @@ class Proposal:
     """A sampled token and whether the constraint allows it; if not, the ``mask``, if it was computed with others."""
 
     token: int
-    probs: TokenLogprob | None
+    probs: TokenLogprob | None  # after sampling, if requested
     allowed: bool
     mask: memoryview | None = None
 
@@ -80,30 +80,20 @@ class Constrained:
 
     def sample(self, output: int, sequence: Sequence) -> tuple[int, TokenLogprob | None]:
         """Return the next token, with its probabilities after sampling if requested."""
-        runner, sampler, constraint = self._runner, sequence.sampler, sequence.constraint
-        assert sampler is not None
+        constraint = sequence.constraint
         assert constraint is not None
         made = self._proposals.pop(output, None) or self._proposed(output, sequence, constraint)
         token, probs = made.token, made.probs
-        if made.allowed:
-            runner.accept(sampler, token)
-        else:
+        if not made.allowed:
             if made.mask is None:
                 constraint.allows(token)  # a mask may depend on the last rejected token, and `_mask` asks about others
-            mask = made.mask or constraint.mask()
-            if probs is None:
-                token = runner.sample_constrained(output, sampler, mask)
-            else:
-                probs = runner.propose_probs(output, sampler, sequence.request.n_probs, mask)
-                runner.accept(sampler, token := probs.id)
+            token, probs = propose(self._runner, output, sequence, made.mask or constraint.mask())
+        self._runner.accept(sequence.sampler, token)
         constraint.accept(token)
         return token, probs
 
     def _proposed(self, output: int, sequence: Sequence, constraint: Constraint) -> Proposal:
-        sampler, request, probs = sequence.sampler, sequence.request, None
-        if request.post_sampling_probs and request.want_logprobs:
-            probs = self._runner.propose_probs(output, sampler, request.n_probs)
-        token = self._runner.propose(output, sampler) if probs is None else probs.id
+        token, probs = propose(self._runner, output, sequence)
         return Proposal(token, probs, constraint.allows(token))
 
     def _mask_together(self, refused: "list[tuple[Proposal, MatcherConstraint]]") -> None:
@@ -118,6 +108,17 @@ class Constrained:
             return
         for (made, _), mask in zip(refused, masks, strict=True):
             made.mask = None if isinstance(mask, Exception) else mask  # `sample` raises the error
+
+
+def propose(
+    runner: Runner, output: int, sequence: Sequence, mask: Mask | None = None
+) -> tuple[int, TokenLogprob | None]:
+    """Sample without accepting; also return the probabilities after sampling if requested."""
+    request = sequence.request
+    if not (request.want_logprobs and request.post_sampling_probs):
+        return runner.propose(output, sequence.sampler, mask), None
+    probs = runner.propose_probs(output, sequence.sampler, request.n_probs, mask)
+    return probs.id, probs
 
 
 MASK_LOOKS_AT = 200
@@ -290,8 +291,8 @@ class NextTokens:
                 mask = self._mask(output, sequence.constraint, request.n_forbidden)
             token, after = self._constrained.sample(output, sequence)
         elif request.want_logprobs and request.post_sampling_probs:
-            after = runner.propose_probs(output, sampler, request.n_probs)
-            runner.accept(sampler, token := after.id)
+            token, after = propose(runner, output, sequence)
+            runner.accept(sampler, token)
         else:
             drawn = self._drawn.get(output)
             if isinstance(drawn, Exception):

@@ -17,7 +17,16 @@ import numpy as np
 from server.engine.lora import Adapter
 from server.engine.media import MediaPrompt, media_tokens
 from server.engine.request import Adapters, SamplingParams, TokenLogprob
-from server.engine.runner_api import BatchEntry, DraftRunner, EmbedderInfo, MediaEncoder, Pooling, RunnerInfo, Vectors
+from server.engine.runner_api import (
+    BatchEntry,
+    DraftRunner,
+    EmbedderInfo,
+    Mask,
+    MediaEncoder,
+    Pooling,
+    RunnerInfo,
+    Vectors,
+)
 from server.errors import InternalError, ModelFailed
 from server.media.bitmap import Bitmap, BitmapKind
 from server.pool.memory import HOST, Bytes, Fit, Footprint, Memory
@@ -316,26 +325,19 @@ class FakeRunner:
     def sample_together(self, wanted: Sequence[tuple[int, FakeSampler]]) -> dict[int, int | Exception]:
         return {output: self.sample(output, sampler) for output, sampler in wanted} if self.together else {}
 
-    def propose(self, output: int, sampler: FakeSampler) -> int:
-        return self._draw(output, sampler)
+    def propose(self, output: int, sampler: FakeSampler, mask: Mask | None = None) -> int:
+        token = self._draw(output, sampler)
+        return token if mask is None else self._masked(token, mask)
 
     def accept(self, sampler: FakeSampler, token: int) -> None:
         assert not sampler.closed
         sampler.accepted.append(token)
 
-    def sample_constrained(self, output: int, sampler: FakeSampler, mask: "bytes | memoryview | bytearray") -> int:
-        token = self._masked(self._draw(output, sampler), mask)
-        self.accept(sampler, token)
-        return token
-
-    def propose_probs(
-        self, output: int, sampler: FakeSampler, n_top: int, mask: "bytes | memoryview | bytearray | None" = None
-    ) -> TokenLogprob:
-        token = self._draw(output, sampler)
-        token = token if mask is None else self._masked(token, mask)
+    def propose_probs(self, output: int, sampler: FakeSampler, n_top: int, mask: Mask | None = None) -> TokenLogprob:
+        token = self.propose(output, sampler, mask)
         return TokenLogprob(token, self.vocab.piece(token), 0.0, (TokenLogprob(token, self.vocab.piece(token), 0.0),))
 
-    def _masked(self, token: int, mask: "bytes | memoryview | bytearray") -> int:
+    def _masked(self, token: int, mask: Mask) -> int:
         """Return `token`, or the first one that `mask` allows."""
         bits = bytes(mask)
         allowed = [t for t in range(self.vocab.n_tokens) if bits[t // 8] >> (t % 8) & 1]

@@ -9,7 +9,7 @@ import numpy as np
 
 from server.engine.lora import Adapter
 from server.engine.request import Adapters, SamplingParams, TokenLogprob
-from server.engine.runner_api import BatchEntry, RunnerInfo
+from server.engine.runner_api import BatchEntry, Mask, RunnerInfo
 from server.errors import InternalError, NotNumbers
 from server.llama.context.batch import Batch, EmbeddingBatch, padded_lengths
 from server.llama.context.draft_runner import LlamaDraftRunner, LlamaMtpHeads
@@ -158,27 +158,22 @@ class LlamaRunner(NativeSequences):
         """
         return self._parallel.sample([one for one in wanted if one[1] not in self._graph], self._logits)
 
-    def sample_constrained(self, output: int, sampler: NativeSampler, mask: bytes | memoryview | bytearray) -> int:
-        """Sample and accept, among the tokens whose bit is set; raises `InternalError` when none is left."""
-        logits, allowed = self._logits(output), allowed_tokens(mask, self.vocab.n_tokens)
-        if sampler.lowered is not None and (best := int(allowed[logits[allowed].argmax()])) not in sampler.lowered:
-            return best
-        token = self._candidates.choose(sampler, logits, allowed)
-        fast.sampler_accept(sampler.chain, token)
-        return token
-
-    def propose(self, output: int, sampler: NativeSampler) -> int:
-        if not sampler.remembers:  # then accepting changes nothing, and the library's own loop is the faster one
+    def propose(self, output: int, sampler: NativeSampler, mask: Mask | None = None) -> int:
+        if mask is None and not sampler.remembers:  # accepting changes nothing, and the library's own loop is faster
             return self.sample(output, sampler)
-        return self._candidates.choose(sampler, self._logits(output))
+        logits = self._logits(output)
+        allowed = None if mask is None else allowed_tokens(mask, self.vocab.n_tokens)
+        if allowed is not None and sampler.lowered is not None:
+            best = int(allowed[logits[allowed].argmax()])
+            if best not in sampler.lowered:
+                return best
+        return self._candidates.choose(sampler, logits, allowed)
 
     def accept(self, sampler: NativeSampler, token: int) -> None:
         self.vocab.check(token)
         fast.sampler_accept(sampler.chain, token)
 
-    def propose_probs(
-        self, output: int, sampler: NativeSampler, n_top: int, mask: bytes | memoryview | bytearray | None = None
-    ) -> TokenLogprob:
+    def propose_probs(self, output: int, sampler: NativeSampler, n_top: int, mask: Mask | None = None) -> TokenLogprob:
         """Sample without accepting; return log probabilities after the chain (``post_sampling_probs``)."""
         allowed = None if mask is None else allowed_tokens(mask, self.vocab.n_tokens)
         token = self._candidates.choose(sampler, self._logits(output), allowed)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from server.engine.request import TokenLogprob
-from server.engine.runner_api import BatchEntry, RunnerInfo
+from server.engine.runner_api import BatchEntry, Mask, RunnerInfo
 from server.errors import InternalError
 from server.pool.protocols import ModelInfo
 from server.pool.spec import ModelSpec
@@ -181,19 +181,14 @@ class ScriptedRunner(FakeRunner):
         token = self.wanted[output]
         return self.vocab.bos if sampler.params.ignore_eos and token in self.vocab.eog else token
 
-    def sample_constrained(self, output: int, sampler: FakeSampler, mask: Any) -> int:
+    def _masked(self, token: int, mask: Mask) -> int:
         """What the script says; else the end, or the least token that is allowed: then a client's loop shows it."""
         bits = bytes(mask)
-        every = (self.wanted[output], *sorted(self.vocab.eog), *range(self.vocab.n_tokens))
-        token: int | None = next((token for token in every if bits[token // 8] >> (token % 8) & 1), None)
-        if token is None:
+        every = (token, *sorted(self.vocab.eog), *range(self.vocab.n_tokens))
+        allowed: int | None = next((each for each in every if bits[each // 8] >> (each % 8) & 1), None)
+        if allowed is None:
             raise InternalError("no token is allowed")
-        self.accept(sampler, token)
-        return token
-
-    def propose_probs(self, output: int, sampler: FakeSampler, n_top: int, mask: Any = None) -> TokenLogprob:
-        token = self._draw(output, sampler)
-        return TokenLogprob(token, self.vocab.piece(token), 0.0, (TokenLogprob(token, self.vocab.piece(token), 0.0),))
+        return allowed
 
     def logprobs(self, output: int, token: int, n_top: int) -> TokenLogprob:
         one = TokenLogprob(token, self.vocab.piece(token), -0.1)

@@ -217,8 +217,8 @@ def test_a_mask_leaves_its_tokens_only(ready: LlamaRunner, params: SamplingParam
     sampler = ready.sampler(params, [])
     before = ready.logprobs(0, 0, 400)
     mask = mask_of(ready.vocab.n_tokens, 3, 77, 399)
-    assert {ready.sample_constrained(0, sampler, mask) for _ in range(50)} <= {3, 77, 399}
-    assert ready.sample_constrained(0, sampler, mask_of(ready.vocab.n_tokens, 9)) == 9
+    assert {ready.propose(0, sampler, mask) for _ in range(50)} <= {3, 77, 399}
+    assert ready.propose(0, sampler, mask_of(ready.vocab.n_tokens, 9)) == 9
     assert ready.logprobs(0, 0, 400) == before  # the context's logits are untouched
 
 
@@ -235,7 +235,7 @@ def test_under_a_mask_the_library_does_not_compare_each_candidate_with_each_bias
         apply(member, array)
 
     monkeypatch.setattr(ready._candidates, "_apply", watched)
-    found = [ready.sample_constrained(0, sampler, mask_of(n, 3, 77, 399)) for _ in range(50)]
+    found = [ready.propose(0, sampler, mask_of(n, 3, 77, 399)) for _ in range(50)]
     assert {*found} == {3, 77, 399}
     assert sizes[ctypes.cast(sampler.members[0], ctypes.c_void_p).value or 0] == n
     assert {*sizes.values()} == {n, 3}
@@ -250,7 +250,7 @@ def test_biases_of_other_tokens_do_not_change_what_is_drawn_under_a_mask(
     params = replace(PLAIN, **change)
     unbiased = ready.sampler(params, [])
     biased = ready.sampler(replace(params, logit_bias=tuple((t, 1.0) for t in range(n) if t not in allowed)), [])
-    draws = [[ready.sample_constrained(0, one, mask) for _ in range(100)] for one in (unbiased, biased)]
+    draws = [[ready.propose(0, one, mask) for _ in range(100)] for one in (unbiased, biased)]
     assert draws[0] == draws[1]
 
 
@@ -258,7 +258,7 @@ def test_a_mask_that_allows_nothing_or_is_too_short_raises(ready: LlamaRunner) -
     sampler = ready.sampler(PLAIN, [])
     for mask in (mask_of(ready.vocab.n_tokens), bytearray(10)):
         with pytest.raises(InternalError):
-            ready.sample_constrained(0, sampler, mask)
+            ready.propose(0, sampler, mask)
 
 
 @pytest.mark.parametrize("change", [{}, {"presence_penalty": 1.0}, {"dry_multiplier": 1.0}, {"mirostat": 2}])
@@ -307,7 +307,7 @@ def test_a_large_vocabulary_gives_the_gil_away_and_the_same_tokens(gguf_folder: 
         sampler = runner.sampler(params, tokens)
         assert runner.propose(0, sampler) == expected[0]
         mask = mask_of(70_000, 5)
-        assert runner.sample_constrained(0, sampler, mask) == 5
+        assert runner.propose(0, sampler, mask) == 5
 
 
 def test_probabilities_under_a_mask_are_renormalized(ready: LlamaRunner) -> None:
