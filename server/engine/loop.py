@@ -151,13 +151,13 @@ class Instance(StepThread):
             if index != ANY_SLOT and not slot.idle:
                 continue
             self._commands.remove(command)
-            with suppress(InvalidStateError):  # it was cancelled or refused meanwhile
+            if done.done():  # it was cancelled or refused
+                continue
+            with suppress(InvalidStateError):  # the same meanwhile
                 try:
-                    result = None if done.done() else work(self.cells, slot, self._clock())
+                    done.set_result(work(self.cells, slot, self._clock()))
                 except Exception as error:  # noqa: BLE001 - the caller handles it
                     done.set_exception(error)
-                else:
-                    done.set_result(result)
 
     def _step(self) -> bool:
         """Place, plan, decode, sample. Return False if there is nothing to do.
@@ -241,27 +241,33 @@ class Instance(StepThread):
         return not not_finite
 
     def _recover(self, runs: list[TokenRun], error: Exception) -> None:
-        """Decode each of `runs` alone after the library rejected their batch, so that only faulty ones fail.
+        """Remove what a batch that the library rejected may have left. A sequence that was alone in it fails. Others
+        are in quarantine (alone in their steps) until they are past it, so only faulty ones fail.
 
-        If the model's memory cannot be truncated, the sequence is preempted and recomputed. It is in quarantine (alone
-        in its steps) until it is past the fault, at most `MAX_FAULTS` times. The same holds for a medium that was
-        decoded in part.
+        If the model's memory cannot be truncated, a sequence is preempted and recomputed, at most `MAX_FAULTS` times.
+        The same holds for a medium that was decoded in part.
         """
-        about = log_fields(*(run.sequence.request for run in runs))
         log.error(
             "a decode of %d sequences failed, each is tried by itself; a smaller n_batch takes less memory: %r",
-            len(runs),
-            error,
-            extra=about,
+            *(len(runs), error),
+            extra=log_fields(*(run.sequence.request for run in runs)),
         )
-        kept = [run for run in runs if self._rewind(run, error)]
-        if len(runs) == 1:
-            for run in kept:
-                self._requests.fail(run.sequence.ticket, error)
-            return
-        for run in kept:
-            if run.sequence.slot is not None:  # otherwise another choice of its request failed
-                self._decode([run])
+        for run in runs:
+            sequence, slot = run.sequence, run.sequence.slot
+            if slot is None:  # another choice of its request has failed
+                continue
+            n = len(slot.tokens)
+            can_forget = self.cells.truncate(slot, n)
+            if not can_forget:
+                self.cells.clear(slot)
+            is_rewound = len(slot.tokens) == n
+            sequence.n_faults += not is_rewound
+            if (is_rewound and len(runs) == 1) or sequence.n_faults > MAX_FAULTS:
+                self._requests.fail(sequence.ticket, error)
+                continue
+            sequence.quarantined_until = max(sequence.quarantined_until, run.at + len(run.tokens))
+            if not can_forget:
+                self.scheduler.requeue(sequence, self._clock())
 
     def _wipe(self, not_finite: list[Sequence]) -> None:
         """Recover from logits of `not_finite` that are not numbers. The cause is their own computation (an extreme LoRA
@@ -271,11 +277,10 @@ class Instance(StepThread):
         quarantine, where each run shows its own faults. A sequence whose logits are not finite again without any cache
         is faulty, and so is, immediately, one computed by an adapter.
         """
-        about = log_fields(*(sequence.request for sequence in not_finite))
         log.error(
             "the logits of %d sequences are not numbers, every cell is wiped; look at LoRA scales, and --check-tensors",
             len(not_finite),
-            extra=about,
+            extra=log_fields(*(sequence.request for sequence in not_finite)),
         )
         now = self._clock()
         most = MAX_NOT_FINITE if self.runner.adapters else MAX_FAULTS
@@ -299,26 +304,6 @@ class Instance(StepThread):
         for sequence in not_finite:
             self.cells.drop_cached(sequence)
         self.runner.wipe()
-
-    def _rewind(self, run: TokenRun, error: Exception) -> bool:
-        """Remove what a failed decode may have left. Return False if the sequence cannot continue from there."""
-        sequence = run.sequence
-        slot = sequence.slot
-        if slot is None:  # another choice of its request has failed
-            return False
-        n = len(slot.tokens)
-        can_forget = self.cells.truncate(slot, n)
-        if can_forget and len(slot.tokens) == n:
-            return True
-        if not can_forget:
-            self.cells.clear(slot)
-        sequence.n_faults += 1
-        sequence.quarantined_until = max(sequence.quarantined_until, run.at + len(run.tokens))
-        if sequence.n_faults > MAX_FAULTS:
-            self._requests.fail(sequence.ticket, error)
-        elif not can_forget:
-            self.scheduler.requeue(sequence, self._clock())
-        return False
 
     def _seen(self, runs: list[TokenRun], seconds: float) -> tuple[float, bool]:
         """Return the duration of `runs` and whether it is known. A decode without outputs returns before the device
