@@ -61,15 +61,16 @@ class Sequence:
 
     ticket: Ticket
     index: int
-    target: list[int] = field(default_factory=list)  # initially the prompt
     request: Request = field(init=False)  # the ticket's
+    target: list[int] = field(init=False)
+    base: list[int] = field(init=False)
+    media: Spans = field(init=False)  # in ``content``
     text: TextStream = field(init=False)
     phase: Phase = Phase.WAITING
     slot: "Slot | None" = None
     output: list[int] = field(default_factory=list)
     sampler: Sampler | None = None
     constraint: Constraint | None = None
-    base: list[int] = field(default_factory=list)
     base_output: int = 0
     draft_state: DraftState | None = None
     n_rolled_back: int = 0  # tokens before its newest one that a rollback removed, too: they are decoded again
@@ -78,7 +79,6 @@ class Sequence:
     offloaded: CacheEntry | None = None  # its KV state after it was preempted, reserved in RAM until it resumes
     fetch: Fetch | None = None  # the disk read that it waits for
     checkpoint_positions: tuple[int, ...] = ()  # places in ``target`` at which a step ends and a checkpoint is made
-    media: Spans = ()  # in ``content``
     encodings: dict[int, Encoding] = field(default_factory=dict)  # of media that are not in the cells, by their start
     n_faults: int = 0  # recomputations after faults, since its last progress
     quarantined_until: int = 0  # quarantine: it decodes alone until this many of its tokens are computed
@@ -94,10 +94,9 @@ class Sequence:
     def __post_init__(self) -> None:
         """Start with the request's prompt."""
         request = self.request = self.ticket.request
-        self.target = self.target or request.prompt
-        self.base = self.base or self.target
+        self.target = self.base = request.prompt
+        self.media = request.media
         self.text = TextStream(request.stop, request.n_indent, self.index)
-        self.media = self.media or request.media
 
     @property
     def held(self) -> "Slot":

@@ -53,7 +53,7 @@ def test_text_is_what_it_is_alone(runner: LlamaRunner, copies: bool) -> None:
     cells = Cells(runner, scheduler, lambda: 0.0)
     running = []
     for prompt in prompts:
-        sequence = Sequence(Ticket(Request(id="", prompt=prompt), lambda events: None, 0.0), 0, prompt)
+        sequence = Sequence(Ticket(Request(id="", prompt=prompt), lambda events: None, 0.0), 0)
         sequence.sampler = runner.sampler(GREEDY, prompt)
         scheduler.waiting.append(sequence)
         placement = scheduler.place(0.0)

@@ -57,7 +57,7 @@ def sequence(
 ) -> Sequence:
     """Return the only choice of a request that was submitted at `at`; `options` are the request's."""
     ticket = Ticket(Request("r", prompt, **options), lambda events: None, at)
-    return Sequence(ticket, 0, prompt, phase=phase, slot=slot)
+    return Sequence(ticket, 0, phase=phase, slot=slot)
 
 
 @dataclass(eq=False)
