@@ -1,10 +1,11 @@
 """Draft tokens of each step of one instance, and what is learned from them. Used by its step thread."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from math import expm1, inf
+from operator import itemgetter
 from random import Random
 
 from server.engine.media import text_of
@@ -83,15 +84,15 @@ class Speculation:
         A step with prefill tokens is treated as if it had none, because these pay for themselves. Never fails: after an
         error the sequences get no more drafts of the draft model, or of their text if there is no model.
         """
+        drafts: dict[Sequence, list[int]] = {}
         try:
-            texts = [self._look_up(sequence) for sequence in generating]
+            texts = {sequence: self._look_up(sequence) for sequence in generating}
             self._pause = max(self._pause - 1, 0)
-            if self._pause or room < 1 or not (self._model is not None or any(texts)):
-                return [[] for _ in generating]
-            return self._chosen(generating, texts, room)
+            if not self._pause and room > 0:
+                drafts = self._chosen(texts, room)
         except Exception as error:  # noqa: BLE001 - logged; a draft must never fail a request
             self._stop(generating, error)
-        return [[] for _ in generating]
+        return [drafts.get(sequence, []) for sequence in generating]
 
     def _stop(self, generating: Seq[Sequence], error: Exception) -> None:
         """Log `error` unless one was logged lately, and stop the drafts that it concerns."""
@@ -112,62 +113,60 @@ class Speculation:
         state = _state(sequence)
         return state.look_up(0 if sequence.n_rolled_back else self._most(sequence, state.most))
 
-    def _chosen(self, generating: Seq[Sequence], texts: Seq[list[int]], room: int) -> list[list[int]]:
-        """Return the drafts that pay, from `texts` or the draft model."""
-        n, synthetic = len(generating), self._params.spec_synth
-        drafts: list[list[int]] = [[] for _ in generating]
+    def _chosen(self, texts: Mapping[Sequence, list[int]], room: int) -> dict[Sequence, list[int]]:
+        """Return the drafts that pay, from the `texts` of the step's sequences or the draft model."""
+        n, synthetic = len(texts), self._params.spec_synth
         if not (synthetic or self._cost.of(n)):  # step costs are not measured yet
-            return drafts
-        by_model = {} if self._model is None else self._by_model(self._model, generating, texts)
-        offers = []  # acceptance rate, place, longest draft
-        for i, (sequence, text) in enumerate(zip(generating, texts, strict=True)):
-            state = _state(sequence)
+            return {}
+        by_model = {} if self._model is None else self._by_model(self._model, texts)
+        offers = []  # acceptance rate, longest draft, sequence
+        for sequence, text in texts.items():
             if sequence in by_model:
-                offers.append((-state.draft_acceptance, i, by_model[sequence]))
+                offers.append((_state(sequence).draft_acceptance, by_model[sequence], sequence))
             elif text and not synthetic:
-                offers.append((-state.acceptance, i, len(text)))
+                offers.append((_state(sequence).acceptance, len(text), sequence))
         if not offers:
-            return drafts
-        offers.sort()
+            return {}
+        offers.sort(key=itemgetter(0), reverse=True)
         count, length = len(offers), min(len(synthetic), room // n)
         if not synthetic:
-            rates, most = [-rate for rate, _, _ in offers], max([most for _, _, most in offers])
+            rates, most = [rate for rate, _, _ in offers], max([most for _, most, _ in offers])
             draft_s = self._draft_s(self._cost.of(n)) if by_model else None
             count, length, _ = draft_length(rates, n, self._step_s(n), most, room, draft_s)
-            if not count and self._is_untried and generating[offers[0][1]] in by_model:
+            if not count and self._is_untried and offers[0][2] in by_model:
                 count, length = 1, min(_FIRST_DRAFT, room)
+        drafts: dict[Sequence, list[int]] = {}
         wanted: dict[Sequence, int] = {}
-        for _, i, most in offers[:count]:
-            sequence = generating[i]
+        for _, most, sequence in offers[:count]:
             if sequence not in by_model:
-                drafts[i] = texts[i][:length]
+                drafts[sequence] = texts[sequence][:length]
             elif length:
                 wanted[sequence] = min(most, max(length, _state(sequence).least_drafted), room // count)
         if wanted and self._model is not None:
             for sequence, draft in self._model.draft(wanted).items():
                 if synthetic or len(draft) >= _state(sequence).least_drafted:
-                    drafts[generating.index(sequence)] = draft
+                    drafts[sequence] = draft
                     _state(sequence).drafted = draft[::-1]
         return drafts
 
-    def _by_model(self, model: DraftModel, generating: Seq[Sequence], texts: Seq[list[int]]) -> dict[Sequence, int]:
+    def _by_model(self, model: DraftModel, texts: Mapping[Sequence, list[int]]) -> dict[Sequence, int]:
         """Return the sequences that the draft model drafts for now if that pays, and how many tokens at most: not those
         whose text has a high acceptance rate. Prefill a part of the text of one of the others.
         """
         is_synthetic = bool(self._params.spec_synth)
         wanted: dict[Sequence, int] = {}
-        for sequence, text in zip(generating, texts, strict=True):
+        for sequence, text in texts.items():
             state = _state(sequence)
             most = 0 if sequence.n_rolled_back else self._most(sequence, state.most_drafted)
             most = min(most, model.n_ctx_seq - sequence.n_computed - 2)
-            if most > 0 and (
+            if most >= max(state.least_drafted, 1) and (
                 is_synthetic or not text or state.acceptance < min(_GOOD_TEXT_RATE, state.draft_acceptance)
             ):
                 state.draft_acceptance += _RATE_RECOVERY * (MODEL_RATE - state.draft_acceptance)
                 wanted[sequence] = most
         near, far = model.ready(list(wanted), reads_all=is_synthetic)
         if far and not is_synthetic:
-            self._read_ahead(model, far[0], len(wanted), len(generating))
+            self._read_ahead(model, far[0], len(wanted), len(texts))
         return {sequence: wanted[sequence] for sequence in near}
 
     def _read_ahead(self, model: DraftModel, sequence: Sequence, n_wanted: int, n: int) -> None:

@@ -220,6 +220,8 @@ async def test_a_request_bounds_its_guesses(machine: Machine, limits: dict[str, 
     (reply,) = await answers(machine, runner, wanted)
     assert reply.text == alone(wanted)
     assert max(n - 1 for batch in runner.batches[1:] for _, n in batch) == most
+    assert isinstance(runner.draft, FakeDraft)
+    assert bool(runner.draft.batches) == (most > 0 or "spec_p_min" in limits)  # nothing is drafted in vain
 
 
 pytestmark = pytest.mark.slow
