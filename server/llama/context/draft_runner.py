@@ -21,7 +21,6 @@ import numpy.typing as npt
 
 from server.engine.runner_api import BatchEntry, RunnerInfo
 from server.errors import CONTAINED, InternalError
-from server.llama.context.batch import Batch
 from server.llama.context.sequences import NativeSequences
 from server.llama.library import fast
 from server.llama.sampling.candidates import Logits
@@ -33,31 +32,20 @@ _FAR = 16.0  # what lies so far below the highest logit does not change the sum
 
 
 class LlamaDraftRunner(NativeSequences):
-    """`server.engine.runner_api.DraftRunner` over a native context, used by one thread.
-
-    Tokens after the first `n_shared` of its `n_vocab` do not exist in the target model.
-    """
+    """`server.engine.runner_api.DraftRunner`. The target model has the first `n_shared` of its `n_vocab` tokens."""
 
     def __init__(self, context: int, info: RunnerInfo, n_vocab: int, n_shared: int) -> None:
-        super().__init__(context, info)
-        self._batch = Batch(info.n_batch, info.n_seq, n_vocab)
+        super().__init__(context, info, n_vocab)
         self._n_shared = min(n_shared, n_vocab)
         self._n_vocab = n_vocab
 
     def decode(self, entries: Sequence[BatchEntry]) -> bool:
-        """Decode in one call. True: done. False: no KV room, and nothing was changed. Raises `InternalError`.
-
-        Waits for the device also without outputs, because `DraftModel.read` measures its duration.
+        """Decode as `LlamaRunner.decode`, but wait for the device also without outputs, because `DraftModel.read`
+        measures its duration.
         """
-        self._outputs = []  # also where the batch is refused
-        return self._decode_batch(entries, self._batch.native, self._batch.fill(entries), wait=True)
-
-    _decode_entries = decode
+        return self._decode_batch(self._batch, entries, wait=True)
 
     def best(self, output: int) -> tuple[int, float]:
-        """Return the most probable token after the `output`-th wanted logits of the last decode, and its
-        probability.
-        """
         found = fast.get_logits_ith(self._open(), self._outputs[output])
         if not found:
             raise InternalError("the library has no logits for a token that asked for them")
@@ -119,9 +107,7 @@ class LlamaMtpHeads(LlamaDraftRunner):
     # ---- what the model did
 
     def follow(self, entries: Sequence[BatchEntry]) -> None:
-        """Record that the model decoded `entries`, which are text. Never fails: after an error no more drafts are
-        made.
-        """
+        """Record that the model decoded `entries`, which are text. After an error no more drafts are made."""
         if self._failed:
             return
         try:
@@ -196,14 +182,11 @@ class LlamaMtpHeads(LlamaDraftRunner):
     # ---- drafts
 
     def ready(self, seq: int, pos: int) -> bool:
-        """Return whether drafts can be made after the first `pos` positions of `seq`."""
         one = self._followed[seq]
         return not self._failed and one.end == pos and one.states is not None
 
     def decode(self, entries: Sequence[BatchEntry]) -> bool:
-        """Decode one token of each sequence, after the model's tokens or after the last draft token. As
-        `LlamaDraftRunner.decode`; `end_draft` removes the draft tokens.
-        """
+        """Decode one token of each sequence, after the model's tokens or after the last draft token."""
         runs = [self._run(entry) for entry in entries]
         if not self._decode(runs):
             return False
@@ -242,4 +225,4 @@ class LlamaMtpHeads(LlamaDraftRunner):
                 f"a batch of {len(states)} tokens for MTP heads; at most {len(self._states)} are possible"
             )
         self._states[: len(states)] = states
-        return self._decode_entries([run for run, _ in runs])
+        return super().decode([run for run, _ in runs])

@@ -20,7 +20,7 @@ from server.pool.spec import LoadParams
 
 
 class LlamaEmbeddingRunner(NativeContext):
-    """`server.engine.runner_api.EmbeddingRunner` over a native context, used by one thread."""
+    """`server.engine.runner_api.EmbeddingRunner`."""
 
     def __init__(
         self,
@@ -42,13 +42,9 @@ class LlamaEmbeddingRunner(NativeContext):
 
     @property
     def takes_media(self) -> bool:
-        """Whether there is a projector, and an input can be computed in parts."""
         return self._media is not None
 
     def embed(self, inputs: Sequence[Sequence[int]], on_part: Callable[[], None] = lambda: None) -> list[Vectors]:
-        """Return the vectors of each input, computed in one batch; an input longer than ``n_pack`` must be the only
-        one. Raises `InternalError` for input that the library refuses or would abort on.
-        """
         context = self._open()
         self._check(inputs)
         if len(inputs) == 1:
@@ -60,7 +56,6 @@ class LlamaEmbeddingRunner(NativeContext):
             self._clear()
 
     def embed_media(self, prompt: MediaPrompt, on_part: Callable[[], None] = lambda: None) -> Vectors:
-        """Embed one input with media, computed in parts. Raises `InternalError`."""
         context = self._open()
         if len(prompt) > self.info.n_ctx_seq:
             raise InternalError(f"an input of {len(prompt)} tokens in a context of {self.info.n_ctx_seq}")
@@ -71,9 +66,7 @@ class LlamaEmbeddingRunner(NativeContext):
             C.llama_memory_clear(self._memory, zero)
 
     def _in_parts(self, context: int, tokens: Sequence[int], media: Spans, on_part: Callable[[], None]) -> Vectors:
-        """Embed one input, text in parts of ``n_ubatch`` tokens: a window's small cache loses tokens where one decode
-        is computed in parts.
-        """
+        """Embed one input; text in one decode per ``n_ubatch`` tokens, since a window's small cache loses tokens."""
         rows: list[Vectors] = []
         sizes: list[int] = []
         try:
@@ -134,7 +127,6 @@ class LlamaEmbeddingRunner(NativeContext):
         return found
 
     def close(self) -> None:
-        """Free the context; every later call raises. Once is enough."""
         if self._context is not None:
             super().close()
             self._on_close(self)

@@ -11,7 +11,7 @@ from server.engine.lora import Adapter
 from server.engine.request import Adapters, SamplingParams, TokenLogprob
 from server.engine.runner_api import BatchEntry, Mask, RunnerInfo
 from server.errors import InternalError, NotNumbers
-from server.llama.context.batch import Batch, EmbeddingBatch, padded_lengths
+from server.llama.context.batch import EmbeddingBatch, padded_lengths
 from server.llama.context.draft_runner import LlamaDraftRunner, LlamaMtpHeads
 from server.llama.context.sequences import NativeSequences
 from server.llama.library import C, fast
@@ -32,7 +32,7 @@ _LOWEST = -3.4028234663852886e38  # what llama-server prints for a probability o
 
 
 class LlamaRunner(NativeSequences):
-    """`server.engine.runner_api.Runner` over a native context, used by one thread.
+    """`server.engine.runner_api.Runner`.
 
     If ``info.deferred``, the device continues computing after `llama_decode` returns (a GPU); `decode` waits for it if
     logits are read, otherwise the next one does. ``draft`` and ``heads`` are freed with this runner.
@@ -55,7 +55,7 @@ class LlamaRunner(NativeSequences):
         encoder: Projector | None = None,
         evaluation_tokens: float = 0.0,
     ) -> None:
-        super().__init__(context, info, n_swa, stateful=stateful)
+        super().__init__(context, info, vocab.n_tokens, n_swa, stateful=stateful)
         self._evaluation_tokens = evaluation_tokens
         self.vocab = vocab
         self.draft = draft
@@ -66,7 +66,6 @@ class LlamaRunner(NativeSequences):
             heads.lock = self.lock
         self._threads = threads
         self._on_close = on_close
-        self._batch = Batch(info.n_batch, info.n_seq, vocab.n_tokens, info.n_more_outputs)
         self._media = EmbeddingBatch(info.n_batch, info.n_seq, encoder.n_embd, mrope=encoder.mrope) if encoder else None
         self._samplers = SamplerFactory(vocab, info.n_ctx_seq)
         small = vocab.n_tokens <= _HOLD_GIL_UP_TO
@@ -81,12 +80,20 @@ class LlamaRunner(NativeSequences):
         self._highest: dict[int, int] = {}  # the tokens with the highest logits of the outputs that were read
 
     def decode(self, entries: Sequence[BatchEntry]) -> bool:
-        """Decode in one call. True: done. False: no KV room, and nothing was changed.
-
-        Raises `InternalError` for a batch that cannot be, before or inside the library; after the latter, positions
-        of this batch may be in the cache: remove them.
+        """Decode in one call. Return False if there is no KV room, and nothing was changed. Raises `InternalError`;
+        then positions of this batch may be in the cache: remove them.
         """
-        decoded = self._decode_entries(entries)
+        context = self._open()
+        self._outputs, self._highest = [], {}
+        self._distributions.clear()
+        if (threads := self._threads.change()) is not None:
+            C.llama_set_n_threads(context, *threads)
+        if entries and entries[0].media is not None:
+            decoded = self._decode_media(entries)
+        elif self._evaluation_tokens and len(entries) > 1 and self._decode_padded(entries):
+            decoded = True
+        else:
+            decoded = self._decode_batch(self._batch, entries)
         self._threads.ended()
         if self.heads is not None and decoded:
             if entries[0].media is None:
@@ -96,27 +103,15 @@ class LlamaRunner(NativeSequences):
                     self.heads.forget(entry.seq)
         return decoded
 
-    def _decode_entries(self, entries: Sequence[BatchEntry]) -> bool:
-        context = self._open()
-        self._outputs, self._highest = [], {}
-        self._distributions.clear()
-        if (threads := self._threads.change()) is not None:
-            C.llama_set_n_threads(context, *threads)
-        if entries and entries[0].media is not None:
-            return self._decode_media(entries)
-        if self._evaluation_tokens and len(entries) > 1 and self._decode_padded(entries):
-            return True
-        return self._decode_batch(entries, self._batch.native, self._batch.fill(entries))
-
     def _decode_padded(self, entries: Sequence[BatchEntry]) -> bool:
-        """Decode with padding where that saves time. False: there is none or no room for it; nothing was changed."""
+        """Decode with padding where that saves time. Return False if there is none or no room for it."""
         padded = padded_lengths(entries, self._evaluation_tokens, self.info.n_ubatch)
         lengths = [len(entry.tokens) for entry in entries]
         fits = sum(padded) <= self._batch.capacity
         fits = fits and all(e.pos + n <= self.info.n_ctx_seq for e, n in zip(entries, padded, strict=True))
         if padded == lengths or not fits:
             return False
-        if not self._decode_batch(entries, self._batch.native, self._batch.fill(entries, padded)):
+        if not self._decode_batch(self._batch, entries, padded):
             return False
         for entry, n, n_padded in zip(entries, lengths, padded, strict=True):
             if n < n_padded and not self.seq_remove(entry.seq, entry.pos + n):
@@ -126,16 +121,15 @@ class LlamaRunner(NativeSequences):
     def _decode_media(self, entries: Sequence[BatchEntry]) -> bool:
         if self._media is None:
             raise InternalError("a model without a projector was given media")
-        outputs = self._media.fill(entries)
         causal = all(entry.media is not None and entry.media.causal for entry in entries)
         sizes = {len(entry.tokens) for entry in entries}
         if not causal and (len(sizes) != 1 or sum(sizes) * len(entries) > self.info.n_ubatch):
             # the library would abort, or cut one
             raise InternalError(f"{len(entries)} media of {sorted(sizes)} tokens can't be read all at once")
-        return self._decode_batch(entries, self._media.native, outputs, causal=causal)
+        return self._decode_batch(self._media, entries, causal=causal)
 
     def sampler(self, params: SamplingParams, prompt: Sequence[int]) -> NativeSampler:
-        """Return a new chain that has seen the prompt's tokens. Raises `InvalidRequest` for impossible parameters."""
+        """Return a new chain that has seen the prompt's tokens. Raises `InvalidRequest`."""
         self._open()
         return self._samplers.build(params, prompt)
 
@@ -153,9 +147,6 @@ class LlamaRunner(NativeSequences):
         return token
 
     def sample_together(self, wanted: Sequence[tuple[int, NativeSampler]]) -> Mapping[int, int | Exception]:
-        """Sample several outputs in parallel; return each output's token or its error. Outputs for which that is not
-        faster, and greedy chains, are left to `sample`.
-        """
         return self._parallel.sample([one for one in wanted if one[1] not in self._graph], self._logits)
 
     def propose(self, output: int, sampler: NativeSampler, mask: Mask | None = None) -> int:
@@ -174,7 +165,6 @@ class LlamaRunner(NativeSequences):
         fast.sampler_accept(sampler.chain, token)
 
     def propose_probs(self, output: int, sampler: NativeSampler, n_top: int, mask: Mask | None = None) -> TokenLogprob:
-        """Sample without accepting; return log probabilities after the chain (``post_sampling_probs``)."""
         allowed = None if mask is None else allowed_tokens(mask, self.vocab.n_tokens)
         token = self._candidates.choose(sampler, self._logits(output), allowed)
         probability, best = self._candidates.probabilities(token, n_top)
@@ -184,12 +174,11 @@ class LlamaRunner(NativeSequences):
     def prepare_logprobs(self, wanted: Sequence[tuple[int, int]]) -> None:
         n_threads = self._parallel.n_threads(len(wanted))
         if n_threads > 1:
-            found = self._parallel.spread(lambda row: self._distribution(*row), wanted, n_threads)
+            found, _ = self._parallel.spread([lambda row: self._distribution(*row)] * n_threads, wanted)
             pairs = zip(wanted, found, strict=True)
             self._distributions = {row: each for row, each in pairs if not isinstance(each, Exception)}
 
     def logprobs(self, output: int, token: int, n_top: int) -> TokenLogprob:
-        """Return the token's log probability by the output's raw logits, and the `n_top` best tokens, best first."""
         self.vocab.check(token)
         log_sum, top = self._distributions.get((output, n_top)) or self._distribution(output, n_top)
         return self._entry(token, self._logits(output), log_sum, top)
@@ -219,7 +208,6 @@ class LlamaRunner(NativeSequences):
             self.heads.copied(source, target)
 
     def use_adapters(self, adapters: Adapters) -> None:
-        """Compute the following batches under this LoRA set. Raises `InternalError` when the library refuses it."""
         with self.lock:
             self._adapters.use(self._open(), adapters)
 
@@ -231,7 +219,6 @@ class LlamaRunner(NativeSequences):
         C.llama_memory_clear(C.llama_get_memory(self._open()), True)
 
     def close(self) -> None:
-        """Free the context; every later call raises. Once is enough."""
         if self._context is None:
             return
         with self.lock:
@@ -261,9 +248,8 @@ class LlamaRunner(NativeSequences):
         return logits
 
     def _map_logits(self, context: int) -> None:
-        """Map the logits of the last decode, if they have moved.
-
-        The library keeps the rows of all outputs in one piece, in the batch's order (its `output_reorder`).
+        """Map the logits of the last decode, if they have moved. The library keeps all rows in one piece, in the
+        batch's order (its `output_reorder`).
         """
         logits = fast.get_logits(context)
         if not logits:

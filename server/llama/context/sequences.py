@@ -2,7 +2,6 @@
 
 import ctypes
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,6 +9,7 @@ import numpy as np
 from server.engine.cache.prefix_cache import new_bytes
 from server.engine.runner_api import BatchEntry, RunnerInfo
 from server.errors import InternalError
+from server.llama.context.batch import Batch
 from server.llama.library import C, collect_errors, fast, reason
 from server.llama.threads import ThreadPools
 
@@ -57,7 +57,7 @@ class NativeContext:
         return status, reason(errors, "no reason given") if status else ""
 
     def close(self) -> None:
-        """Free the context; every later call raises. Once is enough."""
+        """Free the context. Idempotent."""
         context, self._context = self._context, None
         if context is not None:
             C.llama_free(context)
@@ -65,17 +65,18 @@ class NativeContext:
                 self.pools.close()
 
 
-class NativeSequences(NativeContext, ABC):
+class NativeSequences(NativeContext):
     """The sequences of one context, as in `server.engine.runner_api.Runner`.
 
     Between separate KV streams, copied cells move inside the *next* decode, while saving and loading are immediate.
     `_pending` holds copies not carried out yet, and `_settle` carries them out.
     """
 
-    def __init__(self, context: int, info: RunnerInfo, n_swa: int = 0, *, stateful: bool = False) -> None:
+    def __init__(self, context: int, info: RunnerInfo, n_vocab: int, n_swa: int = 0, *, stateful: bool = False) -> None:
         """``stateful``: recurrent or hybrid."""
         super().__init__(context)
         self.info = info
+        self._batch = Batch(info.n_batch, info.n_seq, n_vocab, info.n_more_outputs)
         self._n_swa = n_swa
         self._stateful = stateful
         self._pending: set[int] = set()
@@ -83,26 +84,23 @@ class NativeSequences(NativeContext, ABC):
         """With ``info.n_rollback``: tokens of the last decode that each sequence can remove; or below 0, its state."""
         self._outputs: list[int] = []  # of the last decode: the index of each token with logits
 
-    @abstractmethod
-    def _decode_entries(self, entries: Sequence[BatchEntry]) -> bool:
-        """Decode in one call, without the MTP heads that `Runner.decode` updates. Returns and raises as that."""
-
     def _decode_batch(
         self,
+        batch: Batch,
         entries: Sequence[BatchEntry],
-        batch: ctypes.Structure,
-        outputs: list[int],
+        lengths: Sequence[int] = (),
         *,
         wait: bool = False,
         causal: bool = True,
     ) -> bool:
-        """Decode `entries`, which fill `batch`, with these outputs. Return False if there is no KV room, and nothing
-        was changed. Raises `InternalError`. Without outputs only `wait` waits for the device, otherwise the next decode
+        """Decode `entries`, padded to `lengths`, in `batch`. Return False if there is no KV room, and nothing was
+        changed. Raises `InternalError`. Without outputs only `wait` waits for the device, otherwise the next decode
         does.
         """
-        self._outputs = []
+        self._outputs = []  # also if the batch is refused
+        outputs = batch.fill(entries, lengths)
         wait = self.info.deferred and (wait or bool(outputs))
-        status, why = self._decode_native(batch, wait=wait, causal=causal)
+        status, why = self._decode_native(batch.native, wait=wait, causal=causal)
         if status != _REFUSED:  # such a batch leaves the pending copies undone
             self._pending.clear()
         if self.info.n_rollback and status not in (_NO_ROOM, _REFUSED):
@@ -179,13 +177,11 @@ class NativeSequences(NativeContext, ABC):
         self._cut(seq, 0)
 
     def seq_save(self, seq: int) -> bytes:
-        """Raises `InternalError` when the library fails."""
         self._check(seq)
         self._settle(seq)
         return self._state(seq, _WHOLE)
 
     def seq_size(self, seq: int, *, partial: bool = False) -> int:
-        """Bytes that `seq_save`, or `seq_checkpoint` where `partial`, would give. Raises `InternalError` as they do."""
         self._check(seq)
         size: int = C.llama_state_seq_get_size_ext(self._open(), seq, _PARTIAL if partial else _WHOLE)
         if not size:  # the library has caught an exception of its own; even an empty sequence has a head
@@ -204,9 +200,6 @@ class NativeSequences(NativeContext, ABC):
         return state
 
     def seq_load(self, seq: int, state: bytes, n_pos: int) -> bool:
-        """Return False, with `seq` empty, if the last position of the state is not `n_pos` - 1 or the cache has no
-        room.
-        """
         self._check(seq)
         self._settle(seq)
         fast.memory_seq_rm(self._memory, seq, -1, -1)
@@ -225,7 +218,6 @@ class NativeSequences(NativeContext, ABC):
         return size == len(state)
 
     def seq_floor(self, seq: int) -> int:
-        """Return the smallest position to which `seq_remove` can truncate `seq`, besides 0."""
         self._check(seq)
         if self.info.can_cut:
             return 0
@@ -242,11 +234,8 @@ class NativeSequences(NativeContext, ABC):
         return self._state(seq, _PARTIAL)
 
     def seq_rewind(self, seq: int, state: bytes, n_pos: int) -> bool:
-        """Restore the `n_pos` positions at the time of `state`; truncatable cells are still present. After a copy
-        between streams a recurrent state is present at once, a window's cells are not.
-        """
         self._check(seq)
-        if self._n_swa:
+        if self._n_swa:  # after a copy between streams a recurrent state is present at once, a window's cells are not
             self._settle(seq)
         back = (
             self._set_state(seq, state, _PARTIAL)
@@ -269,7 +258,7 @@ class NativeSequences(NativeContext, ABC):
         if pos >= self.info.n_ctx_seq:
             raise InternalError("a pending copy could not be settled: every sequence is full")
         before = self._state(candidate, _PARTIAL) if pos and self._stateful else b""
-        self._decode_entries([BatchEntry(candidate, pos, (0,))])
+        self._decode_batch(self._batch, [BatchEntry(candidate, pos, (0,))])
         if before and not self._set_state(candidate, before, _PARTIAL):
             raise InternalError("a recurrent state could not be put back")
         if not fast.memory_seq_rm(self._memory, candidate, pos if pos else -1, -1):

@@ -40,10 +40,7 @@ class Candidates:
         self._reference = ctypes.byref(self._array)
 
     def choose(self, sampler: NativeSampler, logits: Logits, allowed: npt.NDArray[np.int32] | None = None) -> int:
-        """Run the chain without accepting; `allowed` are the only candidates, all tokens where it is None.
-
-        Raises `InternalError` when the chain selects nothing.
-        """
+        """Run the chain without accepting, over the `allowed` tokens (None: all). Raises `InternalError`."""
         members = [sampler.chain]
         if allowed is not None and sampler.n_biases * len(allowed) > self._n_vocab:
             # the library compares each candidate that is not in its place in the vocabulary with each bias
@@ -85,9 +82,8 @@ class Candidates:
 
 
 def allowed_tokens(mask: bytes | bytearray | memoryview, n_vocab: int) -> npt.NDArray[np.int32]:
-    """Return the ids whose bit is set; `mask` has little-endian 32-bit words, the first token in the lowest bit.
-
-    Raises `InternalError` for a mask that is too short or allows nothing.
+    """Return the ids whose bit is set; `mask` has little-endian 32-bit words, the first token in the lowest bit. Raises
+    `InternalError` for a mask that is too short or allows nothing.
     """
     if len(mask) * 8 < n_vocab or len(mask) % 4:
         raise InternalError(f"a token mask of {len(mask)} bytes for a vocabulary of {n_vocab}")
@@ -151,9 +147,7 @@ class ParallelSampling:
     def sample(
         self, wanted: Sequence[tuple[int, NativeSampler]], logits_of: Callable[[int], Logits]
     ) -> dict[int, int | Exception]:
-        """Sample and accept; return each output's token or its error. Empty if sequential sampling is as fast; greedy
-        chains are left out.
-        """
+        """Do `Runner.sample_together`. Greedy chains are left out."""
         chains = [(output, sampler) for output, sampler in wanted if sampler.lowered is None]
         if (n_threads := self.n_threads(len(chains))) < 2:
             self._handing_s += 0.01 * (HANDING_S - self._handing_s)  # one bad measurement is not for ever
@@ -182,16 +176,12 @@ class ParallelSampling:
         while len(self._scratch) < n:
             self._scratch.append(Candidates(self._n_vocab, C.llama_sampler_apply))
         began = time.perf_counter()
-        chosen, parts_s = self._spread([scratch.draw for scratch in self._scratch[:n]], wanted)
+        chosen, parts_s = self.spread([scratch.draw for scratch in self._scratch[:n]], wanted)
         if n > 1:
             self._learn(time.perf_counter() - began, parts_s, len(wanted))
         return chosen
 
-    def spread(self, work: Callable[[T], R], rows: Sequence[T], n_threads: int) -> list[R | Exception]:
-        """Do other `work` for each of `rows` in several threads; return results or errors."""
-        return self._spread([work] * max(1, min(n_threads, len(rows))), rows)[0]
-
-    def _spread(self, works: Sequence[Callable[[T], R]], rows: Sequence[T]) -> tuple[list[R | Exception], list[float]]:
+    def spread(self, works: Sequence[Callable[[T], R]], rows: Sequence[T]) -> tuple[list[R | Exception], list[float]]:
         """Do the work for each of `rows`, each of `works` in its own thread. Return results or errors, and the CPU
         seconds of each thread.
         """

@@ -258,7 +258,7 @@ class LlamaWeights:
         params = heads_params(model, self._spec, target)
         context = new_context(model, params, self._spec.id, "no context of its MTP heads")
         self._taken.count(context)
-        info = replace(info, n_batch=C.llama_n_batch(context), n_rollback=0)
+        info = replace(info, n_batch=C.llama_n_batch(context), n_rollback=0, n_more_outputs=0)
         heads = LlamaMtpHeads(target, context, info, self.vocab.n_tokens, C.llama_model_n_embd_out(model))
         heads.pools = thread_pools(self._spec.native, params)
         return heads
