@@ -25,10 +25,8 @@ def check_version(installed: str) -> None:
 
 
 def _defer_high_level_api() -> None:
-    """Register `llama_cpp` as a package whose `__init__` runs when an attribute of it is used for the first time.
-
-    Only the bindings in its modules are used here. `__init__` imports the high-level API with jinja2, diskcache and
-    sqlite3.
+    """Register `llama_cpp` as a package whose `__init__` runs when an attribute of it is used for the first time. Only
+    its modules are used here; `__init__` imports the high-level API with jinja2, diskcache and sqlite3.
     """
     spec = importlib.util.find_spec("llama_cpp")
     if spec is None or spec.loader is None or "llama_cpp" in sys.modules:

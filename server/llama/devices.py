@@ -83,9 +83,7 @@ def _check_answers(endpoint: str) -> None:
 
 
 def find_devices(names: Sequence[str]) -> list[Device]:
-    """Return the devices with these names, ignoring case. Raises ValueError, which lists the known ones. CPUs cannot be
-    chosen (llama.cpp common/arg.cpp, parse_device_list).
-    """
+    """Return the devices with these names, ignoring case (common/arg.cpp, parse_device_list). Raises ValueError."""
     known = devices()
     by_name = {device.name.lower(): device for device in known}
     found = []
@@ -129,9 +127,7 @@ def device_memory() -> dict[str, Memory]:
 
 
 def device_of_buffers(buffer_type: int) -> Device | None:
-    """Return the device of a buffer type (the library's pointer); None for plain memory and for types on several
-    devices (`split_over_several`).
-    """
+    """Return the device of a buffer type; None for plain memory and for types on several (`split_over_several`)."""
     if _is_host(buffer_type):
         return None
     pointer = _device_of(buffer_type)

@@ -13,7 +13,6 @@ red-black tree whose layout libstdc++ has kept since 2004 (bits/stl_tree.h). It 
 
 import ctypes
 import sys
-import threading
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,10 +24,10 @@ from typing import Self
 
 from server.errors import ModelFailed
 from server.llama.context.params import CELLS, context_params, embedding_params, generator_params, heads_params
-from server.llama.devices import CPU, device_memory, device_of_buffers, split_over_several
+from server.llama.devices import CPU, device_memory, device_of_buffers, split_over_several, used_devices
 from server.llama.files.gguf_header import GgufHeader
 from server.llama.files.model_file import ModelFiles, check_files
-from server.llama.files.roles import check_heads, roles
+from server.llama.files.roles import check_heads, embeds, generates
 from server.llama.library import C, bind, collect_errors, reason, start_backend
 from server.llama.sampling.graph import largest_chains
 from server.llama.weights.params import model_params
@@ -96,9 +95,7 @@ class ModelShape:
 
 @dataclass(frozen=True, slots=True)
 class DeviceBudget:
-    """Bytes of each device: the preferred limit, and the hard limit if nothing else can be chosen. Devices that are not
-    listed are unlimited.
-    """
+    """Bytes of each device: the preferred limit, and the hard limit. Devices that are not listed are unlimited."""
 
     ample: Mapping[str, int]
     tight: Mapping[str, int]
@@ -204,13 +201,13 @@ def _shape_of(spec: ModelSpec, header: GgufHeader) -> ModelShape:
     """Return the shape of a model that is loaded as `spec` says. ``n_ubatch`` bounds the length of an embedding's text
     and of a medium, and only its default is changed.
     """
-    native, kinds = spec.native, roles(header, spec.native)
-    is_open = native.fit_ubatch and not kinds.embeds and spec.mmproj is None
+    native = spec.native
+    is_open = native.fit_ubatch and not embeds(header, native) and spec.mmproj is None
     return ModelShape(
         n_ctx_train=header.of_model("context_length"),
         n_layer=header.of_model("block_count"),
         has_experts=header.of_model("expert_count") > 0,
-        n_streams=1 if native.unified or not kinds.generates else native.n_slots,
+        n_streams=1 if native.unified or not generates(header, native) else native.n_slots,
         n_ubatches=_UBATCHES if is_open else (),
     )
 
@@ -271,9 +268,7 @@ def can_tell() -> bool:
 
 
 def breakdown(context: int, used: Sequence[str] = ()) -> dict[str, Bytes]:
-    """Return the memory by device of the model (counted once) and of this context, computed on these devices besides
-    the CPU. Empty if `can_tell` is false.
-    """
+    """Return the memory by device of a context and its model, on the devices `used`; empty unless `can_tell`."""
     if not can_tell():
         return {}
     tree = bind(C._lib, _SYMBOL, Tree, ctypes.c_void_p)(context)
@@ -307,25 +302,10 @@ def _devices(buffer_type: int, used: Sequence[str]) -> Sequence[str]:
     return [HOST if device is None or device.type == CPU else device.name]
 
 
-class Taken:
-    """The memory that the contexts of one model and its weights take. Contexts are added from several threads."""
-
-    def __init__(self, used: Sequence[str]) -> None:
-        """Create it for the devices `used` besides the CPU."""
-        self._used = used
-        self._lock = threading.Lock()
-        self._contexts: list[Footprint] = []
-
-    def count(self, context: int) -> None:
-        """Add the memory of a new context."""
-        taken = breakdown(context, self._used)
-        with self._lock:
-            self._contexts.append(without_weights(taken) if self._contexts else taken)
-
-    def footprint(self) -> dict[str, Bytes]:
-        """Return the sum of all contexts."""
-        with self._lock:
-            return added(self._contexts)
+def count_context(taken: list[Footprint], context: int, native: LoadParams) -> None:
+    """Append the memory of a new context to `taken` by others over the same weights, which count with the first."""
+    found = breakdown(context, [device.name for device in used_devices(native)])
+    taken.append(without_weights(found) if taken else found)
 
 
 def with_shared(footprint: Footprint) -> Footprint:
@@ -350,14 +330,13 @@ _MOST_CELLS = 1 << 19  # the library's notes of a cell take 48 bytes, also where
 
 
 class Measure:
-    """Measures one specification with different parameters. A context manager. Each file stays open between
-    measurements that differ only in their contexts.
-    """
+    """Measures one specification with different parameters. Files stay open until the context manager ends."""
 
     def __init__(self, spec: ModelSpec, files: ModelFiles) -> None:
         self._spec = spec
         self._files = files
-        self._draft = spec.draft if roles(files.header, spec.native).generates else None
+        self._generates = generates(files.header, spec.native)
+        self._draft = spec.draft if self._generates else None
         self._open: dict[Path, tuple[LoadParams, int]] = {}
         self._media: Footprint | None = None  # the projector, which no parameter that is chosen changes
 
@@ -385,14 +364,15 @@ class Measure:
         return added([*parts, self._media or {}])
 
     def _target(self, spec: ModelSpec, n_instances: int) -> list[Footprint]:
-        what, model = roles(self._files.header, spec.native), self._model(self._files, spec.native)
-        params = [generator_params(model, spec)] if what.generates else []
-        if what.generates and spec.native.mtp:
+        model = self._model(self._files, spec.native)
+        params = [generator_params(model, spec)] if self._generates else []
+        if self._generates and spec.native.mtp:
             check_heads(spec.id, self._files)
             params.append(heads_params(model, spec))
-        if what.embeds:
+        if embeds(self._files.header, spec.native):
             params.append(embedding_params(model, spec.id, self._files.header, spec.native))
-        with largest_chains(model, params[0]) if what.generates and spec.engine.backend_sampling else nullcontext():
+        in_graph = self._generates and spec.engine.backend_sampling
+        with largest_chains(model, params[0]) if in_graph else nullcontext():
             taken = _of_contexts(spec.id, model, params, n_instances)
         return [with_shared(taken[0]), *taken[1:], adapters(spec.native, taken[0])]
 
@@ -465,9 +445,7 @@ def _of_context(name: str, model: int, params: ctypes.Structure) -> Footprint:
 
 
 def _quietly(name: str, make: Callable[[], int | None]) -> int:
-    """Return the result of `make`. Its log lines become the reason of a failure, otherwise they are dropped. Raises
-    `ModelFailed`.
-    """
+    """Return the result of `make`, whose log lines are dropped. Raises `ModelFailed` with the library's reason."""
     with collect_errors(quiet=True) as errors:
         made = make()
     if not made:

@@ -27,9 +27,7 @@ _PERFORMANCE_CORES = Path("/sys/devices/cpu_core/cpus")  # exists on hybrid Inte
 
 
 def bound(spec: ModelSpec) -> ModelSpec:
-    """Return `spec` with placements on existing CPUs, and with as many threads as there are CPUs for them, if the
-    number is automatic. Raises `ModelFailed` for unavailable CPUs or priorities.
-    """
+    """Return `spec` with placements on existing CPUs, and automatic numbers of threads. Raises `ModelFailed`."""
     _check_priority(spec)
     each = _n_threads_of_instance(spec)
 
@@ -165,9 +163,7 @@ _FREE = ctypes.CFUNCTYPE(None, _PTR)
 
 
 class ThreadPools:
-    """The thread pools of one context, for the decoding thread: call `enter` before each decode and `leave` after
-    it.
-    """
+    """The thread pools of one context; its thread calls `enter` before each decode and `leave` after it."""
 
     def __init__(self, placement: ThreadPlacement, n_threads: int, n_threads_batch: int) -> None:
         self._placement = placement
@@ -187,9 +183,8 @@ class ThreadPools:
         os.sched_setaffinity(0, self._own)
 
     def close(self) -> None:
-        """Free the pools, after the context. Idempotent."""
-        pools, self._pools = self._pools, []
-        for pool in pools:
+        """Free the pools, after the context."""
+        for pool in self._pools:
             _FREE(_cpu_procedure(b"ggml_threadpool_free"))(pool)
 
     def _attached(self, context: int) -> tuple[frozenset[int], frozenset[int]]:
@@ -253,9 +248,7 @@ class Use:
 
 
 def measured() -> Use:
-    """Read CPU use from the kernel. Niced processes give way to us and do not count, unless this thread is niced.
-    Raises OSError if the kernel does not report it.
-    """
+    """Read CPU use from the kernel. Niced processes give way to us and do not count, unless this thread is niced."""
     counted = [_USER, _SYSTEM, _IRQ, _SOFT_IRQ]
     if os.getpriority(os.PRIO_PROCESS, 0) > 0:
         counted.append(_NICE)  # what we compute is in it

@@ -84,10 +84,9 @@ _SHORT_BYTES = 256  # up to here, tokenizing takes microseconds with most vocabu
 _QUICK_S = 1e-3
 _LEAST_BYTES = 4  # of a text in a JSON array
 _LONG_BYTES = 4096  # from here on, special tokens in the text split it
-CONTROL = 1 << 3  # LLAMA_TOKEN_ATTR_CONTROL
-_USER_DEFINED = 1 << 4
+_UNKNOWN, _CONTROL, _USER_DEFINED = 1 << 0, 1 << 3, 1 << 4  # enum llama_token_attr
 _TURN_ENDS = ("<|end|>", "[/INST]", "<\uff5cAssistant\uff5c>")
-_NOT_PRINTED = 1 | CONTROL  # and LLAMA_TOKEN_ATTR_UNKNOWN: llama_vocab::impl::token_to_piece
+_NOT_PRINTED = _UNKNOWN | _CONTROL  # llama_vocab::impl::token_to_piece
 _SENTENCEPIECE = 1  # enum llama_vocab_type
 _UTF8_BYTES = (*range(0xC0), *range(0xC2, 0xF5))
 _SPECIAL = _USER_DEFINED | _NOT_PRINTED
@@ -148,9 +147,7 @@ class LlamaVocab:
             raise InternalError(f"token {token} is outside the vocabulary of {self.n_tokens}")
 
     def turn_ends(self) -> frozenset[int]:
-        """Return the tokens that end a chat turn: end-of-generation tokens, and those that some families write between
-        turns (gpt-oss, Mistral, DeepSeek).
-        """
+        """Return the end-of-generation tokens, and those that gpt-oss, Mistral and DeepSeek write between turns."""
         found = set[int]()
         for text in _TURN_ENDS:
             with contextlib.suppress(InvalidRequest):  # it cannot be spelled
@@ -159,9 +156,7 @@ class LlamaVocab:
         return self.eog | found
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        """Raises `InvalidRequest` for a text that the library cannot measure (2 GiB), or that has a character that the
-        vocabulary cannot spell.
-        """
+        """Raises `InvalidRequest` for a text of more than 2 GiB, or with a character that has no token."""
         raw = _utf8(text)
         if self.unspelled:
             self._check_spelled((self._special if parse_special else self._always_special).left_out(raw))
@@ -232,16 +227,6 @@ class LlamaVocab:
         """Return the pieces put together, as llama-server's /detokenize (no leading space is taken away)."""
         return b"".join([self.piece(token, special=special) for token in tokens])
 
-    def text(self, token: int) -> str:
-        """Return the token as the vocabulary writes it, not as it prints (byte-level letters, ``▁`` for a space)."""
-        self.check(token)
-        return (fast.vocab_get_text(self.pointer, token) or b"").decode("utf-8", "replace")
-
-    def attributes(self, token: int) -> int:
-        """Return the bits of llama.h's enum llama_token_attr."""
-        self.check(token)
-        return int(fast.vocab_get_attr(self.pointer, token))
-
     def close(self) -> None:
         """Refuse every later native call, because the weights are freed. Pieces that were read stay readable."""
         self._pointer = None
@@ -258,10 +243,7 @@ def _numbers(tokens: "ctypes.Array[ctypes.c_int32]", n: int) -> list[int]:
 
 
 def _pieces(pointer: int, n_tokens: int) -> "tuple[bytes, array[int]]":
-    """Return the texts of all tokens, joined, and where each ends; a list of objects would take 50 bytes a token.
-
-    Takes 1 us a token, so 0.15 s for 150,000, once per load.
-    """
+    """Return the texts of all tokens, joined, and where each ends; a list of objects would take 50 bytes a token."""
     buffer = ctypes.create_string_buffer(_PIECE_BYTES)
     read, string_at = fast.token_to_piece, ctypes.string_at
     pieces, ends = bytearray(), array("I", [0])

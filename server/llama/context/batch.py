@@ -150,10 +150,8 @@ class EmbeddingBatch(Batch):
 
 
 def padded_lengths(entries: Sequence[BatchEntry], evaluation_tokens: float, n_ubatch: int) -> list[int]:
-    """Return the number of tokens with which each of `entries` is decoded, at least its own.
-
-    Only entries with outputs are padded: the others continue in the next step.
-    `evaluation_tokens`: tokens that take as long as one additional evaluation.
+    """Return the number of tokens with which each of `entries` is decoded. Those without outputs are not padded: they
+    continue in the next step. `evaluation_tokens`: tokens that take as long as one additional evaluation.
     """
     lengths = [len(entry.tokens) for entry in entries]
     start = 0
@@ -186,10 +184,8 @@ def _padded(lengths: list[int], evaluation_tokens: float, n_ubatch: int) -> list
 
 
 def n_evaluations(lengths: Sequence[int]) -> int:
-    """Return the number of evaluations of adjacent sequences with these token counts.
-
-    The first evaluation takes the shortest count of tokens of all sequences. Those with tokens left form smaller
-    groups, which are evaluated the same way.
+    """Return the number of evaluations of adjacent sequences with these token counts. The first one takes the shortest
+    count of tokens of all; those with tokens left form smaller groups, which are evaluated the same way.
     """
     n, levels = 0, list[int]()  # `levels`: token counts at which the groups around the current sequence begin
     for length in lengths:

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from server.engine.runner_api import BatchEntry
 from server.llama.context.batch import Batch
@@ -14,23 +13,16 @@ SLOW_S = 1.0  # no further runs after two, when they have taken so long
 MANY_TOKENS = 16  # per run, of which each takes about as long as a token of a prompt
 
 
-@dataclass(frozen=True, slots=True)
-class ContextCost:
-    """Seconds; 0 = never needed, or not to be had. See `server.engine.cache.move_budget`."""
-
-    evaluation_s: float = 0.0  # that each one more of a step takes, of one token each
-    evaluation_tokens: float = 0.0  # tokens of a longer run that take as long as one additional evaluation
-    copy_s: float = 0.0  # of the stream of a sequence into another's
-
-
-def measure(context: int, n_seq: int, n_vocab: int, token: int) -> ContextCost:
-    """Measure an empty `context` with separate streams, which is empty again afterwards.
+def measure(context: int, n_seq: int, n_vocab: int, token: int) -> tuple[float, float, float]:
+    """Measure an empty `context` with separate streams, which is empty again afterwards. Return the seconds of an
+    additional evaluation of one token, the tokens of a longer run that take as long, and the seconds to copy a
+    sequence; 0 = never needed (see `server.engine.cache.move_budget`).
 
     Adjacent sequences are decoded together, others in one evaluation each. Uses four sequences if there are slots,
     because many CPUs gain little from two. The library carries out a copy inside the next decode.
     """
     if n_seq < 2:
-        return ContextCost()
+        return 0.0, 0.0, 0.0
     memory, batch = C.llama_get_memory(context), Batch(max(n_seq, MANY_TOKENS), n_seq, n_vocab)
 
     def decode_s(pos: int, *seqs: int, n_tokens: int = 1) -> float:
@@ -61,7 +53,7 @@ def measure(context: int, n_seq: int, n_vocab: int, token: int) -> ContextCost:
         evaluation_tokens = max(min(together_s / many_s, 1.0) * MANY_TOKENS - n, 0.0)
     copy_s = max(quickest_s(0, copies=True) - quickest_s(0), 0.0)
     C.llama_memory_clear(memory, False)
-    return ContextCost(evaluation_s, evaluation_tokens, copy_s)
+    return evaluation_s, evaluation_tokens, copy_s
 
 
 def quickest(run: Callable[[int], float]) -> float:

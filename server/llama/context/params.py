@@ -9,7 +9,7 @@ from server.engine.runner_api import Pooling, RunnerInfo
 from server.errors import ModelFailed
 from server.llama.devices import offloads
 from server.llama.files.gguf_header import GgufHeader
-from server.llama.files.roles import POOLINGS, is_encoder, pooling_of, roles
+from server.llama.files.roles import POOLINGS, generates, is_encoder, pooling_of
 from server.llama.library import C
 from server.llama.threads import n_threads
 from server.pool.spec import AUTO_SLOTS, LoadParams, ModelSpec
@@ -123,9 +123,7 @@ def runner_info(context: int, model: int, params: ctypes.Structure, native: Load
 
 
 def context_params(model: str, native: LoadParams, n_more_outputs: int = 0) -> ctypes.Structure:
-    """Return the context parameters. All sequences together may have `n_more_outputs` outputs besides one each. Raises
-    `ModelFailed`, which names the wrong setting.
-    """
+    """Return the parameters of a context with outputs besides one of each sequence. Raises `ModelFailed`."""
     _check(model, native)
     n_seq = native.n_slots
     params: ctypes.Structure = C.llama_context_default_params()
@@ -173,7 +171,7 @@ def _check(model: str, native: LoadParams) -> None:
 
 
 def embedding_params(model: int, name: str, header: GgufHeader, native: LoadParams) -> ctypes.Structure:
-    """Raises `ModelFailed` naming the setting that cannot be.
+    """Return the parameters of a context that embeds. Raises `ModelFailed`.
 
     One unified cache: separate ones would have inputs of different lengths cut at the same lengths, and a part of an
     input has another mean. An input that must be computed whole may have ``n_batch`` tokens, which makes that the
@@ -194,16 +192,14 @@ def embedding_params(model: int, name: str, header: GgufHeader, native: LoadPara
     else:
         n_vocab = C.llama_vocab_n_tokens(C.llama_model_get_vocab(model))
         n_ctx, n_batch, n_ubatch = _decoder_sizes(native, n_ctx, n_seq, n_vocab, whole=_whole(header, pooling))
-        if pooling is Pooling.NONE and roles(header, native).generates:  # it has cells of its own for what it generates
+        if pooling is Pooling.NONE and generates(header, native):  # it has cells of its own for what it generates
             n_ctx = max(min(n_ctx, n_batch), n_ubatch)
     params.n_ctx, params.n_batch, params.n_ubatch = n_ctx, n_batch, n_ubatch
     return params
 
 
 def _encoder_sizes(native: LoadParams, n_ctx: int, n_seq: int) -> tuple[int, int, int]:
-    """Encoders have no KV cells: the context size only limits the length of an input and what the library tries
-    first.
-    """
+    """Encoders have no KV cells: the context limits the length of an input and what the library tries first."""
     n_batch = _multiple(max(native.n_batch, native.n_ubatch), n_seq)
     fits = _multiple(n_ctx, CELLS) % n_seq == 0
     return n_ctx if fits else max(n_ctx, n_batch), n_batch, n_batch

@@ -4,9 +4,9 @@ import ctypes
 import math
 
 from server.errors import ModelFailed
-from server.llama.files.gguf_header import BLOCKS, Scalar
-from server.llama.files.model_file import ModelFiles, check_files, read_gguf
-from server.llama.files.roles import roles
+from server.llama.files.gguf_header import Scalar
+from server.llama.files.model_file import ModelFiles, read_gguf
+from server.llama.files.roles import embeds, generates
 from server.llama.library import C
 from server.media.bitmap import BitmapKind
 from server.pool.protocols import ModelInfo
@@ -55,28 +55,23 @@ def _written(source: str) -> bytes | None:
 _TEMPLATE = "tokenizer.chat_template"
 
 
-def describe(spec: ModelSpec, files: ModelFiles | None = None) -> ModelInfo:
-    """Return the same as `Weights.info`, except what only the library knows (vocabulary, fingerprints). ``files``: if
-    they were read already. Raises `ModelFailed`.
-    """
-    files = files or check_files(spec.id, spec.path, spec.native.metadata_overrides)
+def describe(spec: ModelSpec, files: ModelFiles, default_template: str = "") -> ModelInfo:
+    """Return `Weights.info` without what only the library knows (vocabulary, fingerprints)."""
     header = files.header
-    what = roles(header, spec.native)
-    tensors = [tensor for _, part in files.parts for tensor in part.tensors]
-    template = header.text(_TEMPLATE)
+    template = header.text(_TEMPLATE) or default_template
     return ModelInfo(
         ftype=(C.llama_ftype_name(header.integer("general.file_type")) or b"").decode(),
         n_vocab=header.lengths.get("tokenizer.ggml.tokens", 0),
         n_ctx_train=header.of_model("context_length"),
         n_embd=header.of_model("embedding_length"),
-        n_params=sum(math.prod(tensor.shape) for tensor in tensors),
-        size=sum(math.prod(t.shape) // BLOCKS[t.type][0] * BLOCKS[t.type][1] for t in tensors if t.type in BLOCKS),
+        n_params=sum(math.prod(tensor.shape) for tensor in files.tensors),
+        size=sum(tensor.n_bytes for tensor in files.tensors),
         chat_template=template,
         chat_template_tool_use=header.text(f"{_TEMPLATE}.tool_use"),
         built_in_template=built_in_template(spec.chat.template or template),
         metadata={key: _printed(value) for key, value in header.metadata.items() if not isinstance(value, tuple)},
-        generates=what.generates,
-        embeds=what.embeds,
+        generates=generates(header, spec.native),
+        embeds=embeds(header, spec.native),
         media=media_kinds(spec),
         rerank_template=header.text(f"{_TEMPLATE}.rerank"),
     )

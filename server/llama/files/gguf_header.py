@@ -3,11 +3,13 @@
 Format: ggml's docs/gguf.md; limits as in ggml/src/gguf.cpp (4 dimensions, power-of-two alignment, versions 2 and 3).
 """
 
+import math
 import mmap
 import os
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 Scalar = int | float | bool | str
@@ -33,11 +35,6 @@ BLOCKS: Mapping[int, tuple[int, int]] = {
 NOT_MULTIPLIED = frozenset({9, 15, 24, 25, 26, 27, 28})
 """Q8_1 and Q8_K, which are for activations; integers and f64. The library has no product of them: it calls null."""
 
-_MAX_HEADERS = 64
-_headers: dict[tuple[int, ...], "GgufHeader"] = {}
-"""Headers by the identity of their files: a load reads each header four times, which takes 50 ms of CPU for a
-vocabulary of 49,000 tokens."""
-
 
 class BrokenFileError(Exception):
     """The file is not a loadable GGUF; the message says why."""
@@ -50,14 +47,14 @@ class Tensor:
     name: str
     shape: tuple[int, ...]
     type: int
+    n_bytes: int
     end: int
 
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
     """The contents of a header. Arrays of more than `MAX_KEPT_ARRAY` elements appear in ``lengths`` only. ``types``
-    names each value's type: ``f32``, ``string``, ``[u32]`` for an array. ``n_bytes`` is the offset of the tensor
-    data.
+    names each value's type: ``f32``, ``string``, ``[u32]``. ``n_bytes`` is the offset of the tensor data.
     """
 
     version: int
@@ -88,33 +85,32 @@ class GgufHeader:
 
 def read_header(path: Path) -> GgufHeader:
     """Read and check; raises `BrokenFileError` (not a GGUF, truncated, impossible lengths) and OSError."""
+    status = path.stat()
+    return _read(path, (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
+
+
+@lru_cache(64)  # a load reads each header four times, which takes 50 ms of CPU for a vocabulary of 49,000 tokens
+def _read(path: Path, _identity: tuple[int, ...]) -> GgufHeader:
     with path.open("rb") as file:
-        status = os.fstat(file.fileno())
-        if status.st_size < 24:
-            raise BrokenFileError(f"{status.st_size} bytes are too few for a GGUF file")
-        key = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
-        header = _headers.get(key)
-        if header is None:
-            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
-                header = _Reader(view, status.st_size).header()
-            if len(_headers) >= _MAX_HEADERS:
-                _headers.clear()
-            _headers[key] = header
-        return header
+        size = file.seek(0, os.SEEK_END)
+        if size < 24:
+            raise BrokenFileError(f"{size} bytes are too few for a GGUF file")
+        with mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as view:
+            return _Reader(view).header()
 
 
 class _Reader:
-    def __init__(self, view: mmap.mmap, size: int) -> None:
+    def __init__(self, view: mmap.mmap) -> None:
         self._view = view
-        self._size = size
+        self._size = len(view)
         self._at = 0
+        self._metadata: dict[str, Scalar | tuple[Scalar, ...]] = {}
+        self._lengths: dict[str, int] = {}
         self._tokens: list[bytes] = []
         self._token_types = (0, 0)  # their place and number
 
     def header(self) -> GgufHeader:
         version, n_tensors, n_values = self._preamble()
-        metadata: dict[str, Scalar | tuple[Scalar, ...]] = {}
-        lengths: dict[str, int] = {}
         types: dict[str, str] = {}
         for _ in range(n_values):
             key = self._string()
@@ -122,13 +118,13 @@ class _Reader:
                 raise BrokenFileError(f"key '{key}' appears twice")
             kind = self._number("I")
             if kind == _ARRAY:
-                types[key] = self._array(key, metadata, lengths)
+                types[key] = self._array(key)
             else:
-                metadata[key] = self._value(kind)
+                self._metadata[key] = self._value(kind)
                 types[key] = _NAMES[kind]
-        self._check_vocabulary(metadata.get("tokenizer.ggml.model"))
-        tensors, start = self._tensors(n_tensors, metadata)
-        return GgufHeader(version, metadata, lengths, tensors, types, start)
+        self._check_vocabulary(self._metadata.get("tokenizer.ggml.model"))
+        tensors, start = self._tensors(n_tensors)
+        return GgufHeader(version, self._metadata, self._lengths, tensors, types, start)
 
     def _preamble(self) -> tuple[int, int, int]:
         if self._view[:4] != b"GGUF":
@@ -170,19 +166,18 @@ class _Reader:
             raise BrokenFileError(f"value type {kind} does not exist")
         return self._number(_FIXED[kind])
 
-    def _array(self, key: str, metadata: dict[str, Scalar | tuple[Scalar, ...]], lengths: dict[str, int]) -> str:
+    def _array(self, key: str) -> str:
         """Return its type's name."""
         kind, count = self._number("I"), self._number("Q")
+        self._lengths[key] = count
         if kind == _STRING:
-            lengths[key] = count
             self._strings(count, self._tokens if key == _TOKENS else None)
             return "[string]"
         if kind not in _FIXED:
             raise BrokenFileError(f"'{key}': arrays of type {kind} are not supported")
         at = self._take(count * struct.calcsize("<" + _FIXED[kind]))
-        lengths[key] = count
         if count <= MAX_KEPT_ARRAY:
-            metadata[key] = struct.unpack_from(f"<{count}{_FIXED[kind]}", self._view, at)
+            self._metadata[key] = struct.unpack_from(f"<{count}{_FIXED[kind]}", self._view, at)
         if key == _TOKEN_TYPES:
             self._token_types = at, count if _FIXED[kind] in "iI" else 0
         return f"[{_NAMES[kind]}]"
@@ -210,11 +205,9 @@ class _Reader:
         if kind == "bert" and _BYTE in struct.unpack_from(f"<{min(n_types, len(self._tokens))}i", self._view, at):
             raise BrokenFileError(f"{_TOKEN_TYPES} has a byte ({_BYTE}), which WordPiece does not know")
 
-    def _tensors(
-        self, count: int, metadata: Mapping[str, Scalar | tuple[Scalar, ...]]
-    ) -> tuple[tuple[Tensor, ...], int]:
+    def _tensors(self, count: int) -> tuple[tuple[Tensor, ...], int]:
         """Return every tensor, and the offset of their content."""
-        alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
+        alignment = self._metadata.get("general.alignment", DEFAULT_ALIGNMENT)
         if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
             raise BrokenFileError(f"general.alignment is {alignment!r}, not a power of two")
         entries = [self._tensor() for _ in range(count)]
@@ -223,13 +216,14 @@ class _Reader:
         for name, shape, kind, offset in entries:
             if offset % alignment:
                 raise BrokenFileError(f"tensor '{name}' is not aligned to {alignment} bytes")
-            end = start + offset + _n_bytes(name, shape, kind)
+            n_bytes = _n_bytes(name, shape, kind)
+            end = start + offset + n_bytes
             if end > self._size:
                 raise BrokenFileError(
                     f"truncated: tensor '{name}' ends at byte {end}, the file has {self._size} "
                     "(an unfinished download?)"
                 )
-            tensors.append(Tensor(name, shape, kind, end))
+            tensors.append(Tensor(name, shape, kind, n_bytes, end))
         return tuple(tensors), start
 
     def _tensor(self) -> tuple[str, tuple[int, ...], int, int]:
@@ -247,7 +241,4 @@ def _n_bytes(name: str, shape: tuple[int, ...], kind: int) -> int:
     per_block, block_bytes = BLOCKS[kind]
     if shape[0] % per_block or 0 in shape:
         raise BrokenFileError(f"tensor '{name}' of type {kind} cannot have the shape {shape}")
-    n_elements = 1
-    for extent in shape:
-        n_elements *= extent
-    return n_elements // per_block * block_bytes
+    return math.prod(shape) // per_block * block_bytes

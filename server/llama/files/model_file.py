@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from server.errors import ModelFailed
-from server.llama.files.gguf_header import BLOCKS, NOT_MULTIPLIED, BrokenFileError, GgufHeader, read_header
+from server.llama.files.gguf_header import BLOCKS, NOT_MULTIPLIED, BrokenFileError, GgufHeader, Tensor, read_header
 from server.llama.library import C
 from server.pool.spec import MetadataOverride
 
@@ -31,12 +31,14 @@ class ModelFiles:
     header: GgufHeader
     parts: tuple[tuple[Path, GgufHeader], ...]
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Those of all parts."""
+        return [tensor for _, header in self.parts for tensor in header.tensors]
+
 
 def check_files(model: str, path: Path, overrides: Sequence[MetadataOverride] = ()) -> ModelFiles:
-    """Read every part's header, with `overrides` in the first.
-
-    Raises `ModelFailed` for a missing, unreadable, truncated or foreign file.
-    """
+    """Read and check every part's header, with `overrides` in the first. Raises `ModelFailed`."""
     header = _overridden(model, read_gguf(model, path), overrides)
     count = header.integer("split.count")
     others = _other_parts(model, path, header, count) if count > 1 else []
@@ -82,10 +84,8 @@ def _other_parts(model: str, path: Path, header: GgufHeader, count: int) -> list
 
 
 def fingerprint(files: Iterable[tuple[Path, GgufHeader]], overrides: Sequence[object] = ()) -> str:
-    """Return a hash of the headers (metadata, vocabulary, tensors), the sizes, and the end of every tensor.
-
-    `overrides` replace values of the first header. A fine-tune with its base's header differs in the samples. File
-    names and paths do not count.
+    """Return a hash of the headers (metadata, vocabulary, tensors), `overrides` of their values, the sizes, and the end
+    of every tensor, in which a fine-tune with its base's header differs. File names and paths do not count.
     """
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     for path, header in files:
@@ -103,9 +103,7 @@ def fingerprint(files: Iterable[tuple[Path, GgufHeader]], overrides: Sequence[ob
 
 
 _MOST_LAYERS, _MOST_EXPERTS = 512, 1024  # src/llama-hparams.h
-_MOST_HEADS = (
-    1 << 16
-) - 1  # and elements of one: the library multiplies both in 32 bits, and a product that has wrapped fits
+_MOST_HEADS = 0xFFFF  # and elements of one: the library multiplies both in 32 bits, and a product that has wrapped fits
 _OF_HEADS = (
     "head_count",
     "head_count_kv",
@@ -113,7 +111,7 @@ _OF_HEADS = (
 )
 _EXPERT_TABLE = "ffn_gate_tid2eid"  # integers: the experts of each token; the only other table is a draft model's d2t
 _ROPE_SCALING = ("none", "linear", "yarn", "longrope")
-_TWICE_AS_WIDE = ("jamba", "granitehybrid")
+_TWICE_AS_WIDE = ("jamba", "granitehybrid")  # src/models/jamba.cpp, granite-hybrid.cpp
 _WIDER = ("deepseek4", "gemma4-assistant", "qwen4exp")
 _SQUARE = frozenset(
     {
@@ -133,7 +131,7 @@ def _problem(header: GgufHeader) -> str | None:
     kind = header.metadata.get("tokenizer.ggml.model")
     if kind in ("none", "no_vocab"):  # the library loads it and aborts at the first token (src/llama-vocab.cpp)
         return f"tokenizer.ggml.model is '{kind}': a file without a vocabulary"
-    checks = (_out_of_range, _bad_experts, _bad_attention, _bad_heads, _bad_states, _bad_embedding)
+    checks = (_out_of_range, _bad_experts, _bad_attention, _bad_widths)
     return next(filter(None, (check(header) for check in checks)), None)
 
 
@@ -159,7 +157,7 @@ def _out_of_range(header: GgufHeader) -> str | None:
         ("embedding_length", 1, 1 << 24),
         ("context_length", 1, (1 << 31) - 1),
         ("rope.dimension_count", 2, _head_size(header)),
-        ("rope.dimension_count_swa", 2, _window_head_size(header)),
+        ("rope.dimension_count_swa", 2, header.of_model("attention.key_length_swa") or _head_size(header)),
         *((f"attention.{key}", 0, _MOST_HEADS) for key in _OF_HEADS),
     ):
         full = f"{header.architecture}.{key}"
@@ -215,31 +213,22 @@ def _bad_attention(header: GgufHeader) -> str | None:
     return None
 
 
-def _bad_heads(header: GgufHeader) -> str | None:
-    """Return what is wrong with heads that do not make up an embedding."""
-    key = f"{header.architecture}.attention.head_count"
-    n_embd, n_heads = header.of_model("embedding_length"), header.integer(key)
+def _bad_widths(header: GgufHeader) -> str | None:
+    """Return which width does not fit the embedding's: of all heads, of recurrent states, or of the values that a
+    context reads of each embedding (n_embd_out), however few the model computes.
+    """
+    kind, n_embd = header.architecture, header.of_model("embedding_length")
+    n_heads = header.of_model("attention.head_count")
     size = header.of_model("attention.key_length") or n_embd // max(n_heads, 1)
-    if header.architecture in _SQUARE and n_heads and n_heads * size != n_embd:
-        return f"{key} is {n_heads}: so many heads of {size} are not the embedding's {n_embd}"
-    return None
-
-
-def _bad_states(header: GgufHeader) -> str | None:
-    """src/models/jamba.cpp, granite-hybrid.cpp."""
-    n_embd, key = header.of_model("embedding_length"), f"{header.architecture}.ssm.inner_size"
-    if header.architecture in _TWICE_AS_WIDE and header.integer(key) != 2 * n_embd:
-        return f"{key} is {header.integer(key)}, not twice the embedding's {n_embd}"
-    return None
-
-
-def _bad_embedding(header: GgufHeader) -> str | None:
-    """Return what is wrong with the number of values that a context reads of each embedding (n_embd_out), however few
-    the model computes."""
-    n_embd, key = header.of_model("embedding_length"), f"{header.architecture}.embedding_length_out"
-    is_wider = header.architecture in _WIDER or any(tensor.name == _PROJECTION for tensor in header.tensors)
-    if header.integer(key) > n_embd and not is_wider:
-        return f"{key} is {header.integer(key)}, more than the {n_embd} values of an embedding"
+    if kind in _SQUARE and n_heads and n_heads * size != n_embd:
+        return f"{kind}.attention.head_count is {n_heads}: so many heads of {size} are not the embedding's {n_embd}"
+    n_inner = header.of_model("ssm.inner_size")
+    if kind in _TWICE_AS_WIDE and n_inner != 2 * n_embd:
+        return f"{kind}.ssm.inner_size is {n_inner}, not twice the embedding's {n_embd}"
+    n_out = header.of_model("embedding_length_out")
+    is_wider = kind in _WIDER or any(tensor.name == _PROJECTION for tensor in header.tensors)
+    if n_out > n_embd and not is_wider:
+        return f"{kind}.embedding_length_out is {n_out}, more than the {n_embd} values of an embedding"
     return None
 
 
@@ -250,38 +239,27 @@ def _head_size(header: GgufHeader) -> int:
     return max(divided, header.of_model("attention.key_length"))
 
 
-def _window_head_size(header: GgufHeader) -> int:
-    """Return the same for layers with a sliding window."""
-    return header.of_model("attention.key_length_swa") or _head_size(header)
-
-
-# enum llama_model_kv_override_type, with the types of values in a file that each replaces
-_INT, _FLOAT, _BOOL, _STR = range(4)
-_INTEGERS = frozenset({"u8", "i8", "u16", "i16", "u32", "i32", "u64", "i64"})
-_TYPES = {_INT: _INTEGERS, _FLOAT: frozenset({"f32", "f64"}), _BOOL: {"bool"}, _STR: {"string"}}
-_NAMES = ("int", "float", "bool", "str")
+_OVERRIDES: dict[type, tuple[int, str, tuple[str, ...]]] = {
+    int: (0, "val_i64", ("u8", "i8", "u16", "i16", "u32", "i32", "u64", "i64")),
+    float: (1, "val_f64", ("f32", "f64")),
+    bool: (2, "val_bool", ("bool",)),
+    str: (3, "val_str", ("string",)),
+}
+"""By the type of an override: enum llama_model_kv_override_type, the member of its value, and the types of values in a
+file that it replaces."""
 _MOST = (1 << 31) - 1  # the library keeps integers in 32 bits and truncates longer ones
-
-
-def _kind(value: object) -> int:
-    if isinstance(value, bool):
-        return _BOOL
-    return _INT if isinstance(value, int) else _FLOAT if isinstance(value, float) else _STR
 
 
 def _overridden(model: str, header: GgufHeader, overrides: Sequence[MetadataOverride]) -> GgufHeader:
     """`header` as the library will see it. Raises `ModelFailed` for values of another type than the file's: the
     library would keep the file's."""
-    if not overrides:
-        return header
     for each in overrides:
-        kind = _kind(each.value)
-        there = header.types.get(each.key)
-        if there is not None and there not in _TYPES[kind]:
-            raise ModelFailed(model, f"override_kv: '{each.key}' is of type {there} in the file, not {_NAMES[kind]}")
-        if kind == _INT and there is not None and there.startswith("u") and int(each.value) < 0:
+        kind, there = type(each.value), header.types.get(each.key)
+        if there is not None and there not in _OVERRIDES[kind][2]:
+            raise ModelFailed(model, f"override_kv: '{each.key}' is of type {there} in the file, not {kind.__name__}")
+        if kind is int and there is not None and there.startswith("u") and int(each.value) < 0:
             raise ModelFailed(model, f"override_kv: '{each.key}' is {each.value}, less than 0")
-        if kind == _INT and not -_MOST <= int(each.value) <= _MOST:
+        if kind is int and not -_MOST <= int(each.value) <= _MOST:
             raise ModelFailed(model, f"override_kv: '{each.key}' is {each.value}, more than 32 bits")
     return replace(header, metadata={**header.metadata, **{each.key: each.value for each in overrides}})
 
@@ -290,11 +268,8 @@ def metadata_array(overrides: Sequence[MetadataOverride]) -> "ctypes.Array[ctype
     """Return the native array, terminated by an entry with an empty key."""
     array = (C.llama_model_kv_override * (len(overrides) + 1))()
     for entry, each in zip(array, overrides, strict=False):
-        entry.tag, entry.key = _kind(each.value), each.key.encode()
-        if isinstance(each.value, str):
-            entry.value.val_str = each.value.encode()
-        else:
-            member = {_BOOL: "val_bool", _INT: "val_i64", _FLOAT: "val_f64"}[entry.tag]
-            setattr(entry.value, member, each.value)
+        entry.key = each.key.encode()
+        entry.tag, member, _ = _OVERRIDES[type(each.value)]
+        setattr(entry.value, member, each.value.encode() if isinstance(each.value, str) else each.value)
     found: ctypes.Array[ctypes.Structure] = array
     return found

@@ -2,8 +2,6 @@
 compute.
 """
 
-from dataclasses import dataclass
-
 from server.engine.runner_api import Pooling
 from server.errors import ModelFailed
 from server.llama.files.gguf_header import GgufHeader
@@ -21,24 +19,26 @@ ENCODERS = frozenset(
 POOLINGS = (Pooling.NONE, Pooling.MEAN, Pooling.CLS, Pooling.LAST, Pooling.RANK)  # enum llama_pooling_type
 
 
-@dataclass(frozen=True, slots=True)
-class Roles:
-    """The roles that follow from settings and file."""
-
-    generates: bool
-    embeds: bool
-
-
-def roles(header: GgufHeader, native: LoadParams) -> Roles:
-    """Determine the roles. An encoder, or a file that names a pooling type, only embeds. Any other file also embeds if
-    ``embedding`` or ``pooling`` says so, as under llama-server's ``--embeddings``; with pooling ``rank`` it has a
-    classification head and does not generate. ``embedding: false`` makes a decoder that names a pooling type
-    generate; an encoder always embeds.
+def embeds(header: GgufHeader, native: LoadParams) -> bool:
+    """Return whether the model embeds: an encoder always; otherwise as ``embedding`` says, or if the file or
+    ``pooling`` names a pooling type.
     """
-    made_for_it = is_encoder(header) or file_pooling(header) not in (None, Pooling.NONE)
-    wanted = (made_for_it or native.pooling != "") if native.embedding is None else native.embedding
-    embeds = wanted or is_encoder(header)
-    return Roles(generates=not embeds or not (made_for_it or native.pooling == "rank"), embeds=embeds)
+    wanted = native.embedding
+    if wanted is None:
+        wanted = _made_for_embedding(header) or native.pooling != ""
+    return wanted or is_encoder(header)
+
+
+def generates(header: GgufHeader, native: LoadParams) -> bool:
+    """Return whether the model generates. If it embeds it also generates, as under llama-server's ``--embeddings``,
+    unless its file was made for embedding, or pooling ``rank`` gives it a classification head.
+    """
+    only_embeds = _made_for_embedding(header) or native.pooling == "rank"
+    return not (only_embeds and embeds(header, native))
+
+
+def _made_for_embedding(header: GgufHeader) -> bool:
+    return is_encoder(header) or file_pooling(header) not in (None, Pooling.NONE)
 
 
 def is_encoder(header: GgufHeader) -> bool:
@@ -53,9 +53,7 @@ def file_pooling(header: GgufHeader) -> Pooling | None:
 
 
 def pooling_of(header: GgufHeader, native: LoadParams) -> Pooling:
-    """Return the pooling type of the setting, otherwise of the file, otherwise none (llama.cpp
-    src/llama-context.cpp).
-    """
+    """Return the pooling type of the setting, otherwise of the file, otherwise none (src/llama-context.cpp)."""
     return Pooling(native.pooling) if native.pooling else file_pooling(header) or Pooling.NONE
 
 
@@ -78,7 +76,7 @@ def check_heads(name: str, files: ModelFiles) -> None:
             name, f"spec_type has draft-mtp, but {n_heads} MTP heads of a {kind} model are not supported; leave it out"
         )
     first = header.of_model("block_count") - n_heads
-    if f"blk.{first}.nextn.eh_proj.weight" not in {tensor.name for _, part in files.parts for tensor in part.tensors}:
+    if f"blk.{first}.nextn.eh_proj.weight" not in {tensor.name for tensor in files.tensors}:
         raise ModelFailed(
             name, "spec_type has draft-mtp, but the file lacks the weights of its MTP heads; leave it out"
         )

@@ -57,15 +57,12 @@ class NativeChunk:
         self.key = hashlib.blake2b(b"%b%d\0%b" % (salt, place, self.record), digest_size=32).digest()
 
     def preprocessed(self, context: int) -> int:
-        """Return the data to encode. Blocks if the medium was not preprocessed yet. Raises `InvalidRequest`. Called by
-        one encoder at a time.
-        """
+        """Return the data to encode, preprocessed now if need be. Raises `InvalidRequest`. One encoder at a time."""
         return self._owner.preprocessed(context, self._index, self._part)
 
     def positions(self, first: int) -> Positions:
-        """Return each token's M-RoPE coordinates, [4, n_tokens], if the first token is at `first`.
-
-        Their order is mtmd-helper-common.h's, set_position_mrope_2d and _1d.
+        """Return each token's M-RoPE coordinates, [4, n_tokens], if the first token is at `first` (order as in
+        mtmd-helper-common.h, set_position_mrope_2d and _1d).
         """
         if self.is_audio:
             return np.tile(np.arange(first, first + self.n_tokens, dtype=np.int32), (4, 1))
@@ -77,9 +74,7 @@ class NativeChunk:
 
 
 class Chunks:
-    """The result of `mtmd_tokenize_from_parts`. A bitmap without data is counted but not preprocessed: the library only
-    needs its size.
-    """
+    """The result of `mtmd_tokenize_from_parts`. Bitmaps without data are counted by their size, not preprocessed."""
 
     def __init__(self, context: int, parts: Sequence[str | Bitmap], *, add_special: bool, parse_special: bool) -> None:
         """Raises `InvalidRequest` for a medium that preprocessing refuses."""
@@ -173,9 +168,7 @@ def _pointer_to(data: bytes, kind: type[Any]) -> Any:
 
 
 def _check(bitmap: Bitmap, sized: bool, n_bytes: int) -> None:
-    """Check that the size matches the data: the library reads as many bytes as the size says, and asserts that there
-    are some.
-    """
+    """Check that the size matches the data: the library reads as many bytes and asserts that there are some."""
     if not sized:
         raise InvalidRequest(f"{bitmap.kind} of {bitmap.width} x {bitmap.height} holds nothing to read")
     if bitmap.data and len(bitmap.data) != n_bytes:

@@ -62,10 +62,7 @@ _VALUE_TYPES = {  # tools/mtmd/clip.cpp: get_string, get_bool, get_f32 and get_u
 
 
 class Projector:
-    """`server.pool.protocols.MediaReader` and `server.engine.runner_api.MediaEncoder` over one native projector.
-
-    Safe in any thread; one at a time encodes.
-    """
+    """`server.pool.protocols.MediaReader` and `server.engine.runner_api.MediaEncoder`. One thread at a time encodes."""
 
     def __init__(self, name: str, path: Path, model: int, native: LoadParams) -> None:
         """Blocking. Raises `ModelFailed` in one line for a file that is no projector of this model."""
@@ -136,9 +133,7 @@ class Projector:
     def _fitting(
         self, context: int, parts: Sequence[str | Bitmap], *, add_special: bool, parse_special: bool
     ) -> Sequence[str | Bitmap]:
-        """Return `parts`, without the data of media if these cannot fit any context, so that nothing is preprocessed
-        for a request that fails anyway.
-        """
+        """Return `parts`, without the data of media if they cannot fit: a request that fails preprocesses nothing."""
         sizes = [part if isinstance(part, str) else replace(part, data=b"") for part in parts]
         counted = Chunks(context, sizes, add_special=add_special, parse_special=parse_special)
         return sizes if self._n_most and counted.n_tokens > self._n_most else parts
@@ -207,8 +202,8 @@ class Projector:
 
 
 def check_projector(name: str, path: Path, header: GgufHeader, sizes: set[int]) -> None:
-    """Check that the file is a projector that can be computed (the library would abort). Check that its output size
-    fits one of `sizes` (the library notices only after loading, and keeps the memory). Raises `ModelFailed`.
+    """Check that the file is a projector whose output size is one of `sizes` (the library notices only after loading,
+    and keeps the memory). Raises `ModelFailed`.
     """
     check_is_projector(name, path, header)
     if not any(sizes & set(tensor.shape) for tensor in header.tensors if not tensor.name.startswith(_ENCODERS)):
@@ -219,22 +214,10 @@ def check_projector(name: str, path: Path, header: GgufHeader, sizes: set[int]) 
             name,
             f"mmproj {path} is another model's: this one has embeddings of {wanted} numbers, no layer of it{made_for}",
         )
-    types = {tensor.name: tensor.type for tensor in header.tensors}
-    for prefix, encoder in _ENCODER_NAMES.items():
-        positions = f"{prefix}.position_embd.weight"
-        kind = header.metadata.get("clip.projector_type") or header.metadata.get(f"clip.{encoder}.projector_type")
-        if types.get(positions, _F32) != _F32 and kind in _ADD_POSITIONS[prefix].split():
-            raise ModelFailed(
-                name,
-                f"mmproj {path}: the library can't add {positions} unless it has 32 bits a number; convert the file "
-                "again, with that tensor as F32",
-            )
 
 
 def check_is_projector(name: str, path: Path, header: GgufHeader) -> None:
-    """Check that the file is a projector that the library can compute; otherwise it would log lines of its own, or end
-    the process. Raises `ModelFailed`.
-    """
+    """Check that the file is a projector with which the library does not end the process. Raises `ModelFailed`."""
     if header.metadata.get("general.architecture") != "clip":
         found = header.metadata.get("general.architecture", "nothing")
         raise ModelFailed(name, f"mmproj {path} is no projector: its architecture is {found}, a projector's is clip")
@@ -256,9 +239,7 @@ def check_is_projector(name: str, path: Path, header: GgufHeader) -> None:
 
 
 def _bad_value(header: GgufHeader) -> str:
-    """Return which value the library would assert while it reads the file, where no trial finds it (only Linux has
-    one), or while it computes.
-    """
+    """Return what would end the process while the library reads the file (only Linux has a trial), or computes."""
     for key, found in header.types.items():
         wanted = next((type_ for type_, keys in _VALUE_TYPES.items() if re.fullmatch(keys, key)), found)
         if found != wanted:
@@ -266,13 +247,20 @@ def _bad_value(header: GgufHeader) -> str:
     for key, value in header.metadata.items():
         if isinstance(value, float) and key.endswith("layer_norm_epsilon") and not 0.0 <= value < math.inf:
             return f"{key} is {value}, not a small positive number"
+    types = {tensor.name: tensor.type for tensor in header.tensors}
     for prefix, encoder in _ENCODER_NAMES.items():
-        key = f"clip.{encoder}.block_count"
-        if header.metadata.get(key) == 0 and any(tensor.name.startswith(f"{prefix}.blk.") for tensor in header.tensors):
+        key, positions = f"clip.{encoder}.block_count", f"{prefix}.position_embd.weight"
+        if header.metadata.get(key) == 0 and any(tensor.startswith(f"{prefix}.blk.") for tensor in types):
             return f"{key} is 0, but the file has layers"
+        kind = header.metadata.get("clip.projector_type") or header.metadata.get(f"clip.{encoder}.projector_type")
+        if types.get(positions, _F32) != _F32 and kind in _ADD_POSITIONS[prefix].split():
+            return (
+                f"the library can't add {positions} unless it has 32 bits a number; convert the file again, with that "
+                "tensor as F32"
+            )
     rows = next((tensor.shape[-1] for tensor in header.tensors if tensor.name == "v.position_embd.weight"), 0)
     per_side = header.integer("clip.vision.image_size") // max(header.integer("clip.vision.patch_size"), 1)
-    n_places = per_side**2 + any(tensor.name == "v.class_embd" for tensor in header.tensors)
+    n_places = per_side**2 + ("v.class_embd" in types)
     kind = header.metadata.get("clip.projector_type") or header.metadata.get("clip.vision.projector_type")
     if rows < n_places and kind in _LOOK_UP_PATCHES:
         return f"v.position_embd.weight has {rows} rows, fewer than the image's {n_places} positions"
@@ -360,9 +348,7 @@ def can_measure() -> bool:
 
 
 def projector_memory(name: str, path: Path | None, native: LoadParams) -> Footprint:
-    """Return the memory of the projector at `path`; empty without one, or if the library does not know. Raises
-    `ModelFailed`.
-    """
+    """Return the memory of the projector at `path`; empty unless `can_measure`. Raises `ModelFailed`."""
     if path is None or not can_measure():
         return {}
     check_is_projector(name, path, read_gguf(name, path))

@@ -81,11 +81,9 @@ class GraphSampling:
 
 @contextmanager
 def largest_chains(model: int, params: ctypes.Structure) -> Iterator[None]:
-    """Within this context manager, a context of `model` with `params` is created with the largest chain for every
-    sequence.
-
-    So missing memory is reported when the context is created or measured; if a request's chain finds none, the
-    library ends the process. Call `take_off` on a context that is used later.
+    """Let a context of `model` with `params` be created with the largest chain for every sequence, so that missing
+    memory is reported then; if a request's chain finds none, the library ends the process. Call `take_off` on a context
+    that is used later.
     """
     n_vocab = C.llama_vocab_n_tokens(C.llama_model_get_vocab(model))
     biases = (C.llama_logit_bias * _MOST_BIASES)(*[(token % n_vocab, 0.5) for token in range(_MOST_BIASES)])

@@ -11,12 +11,11 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from server.engine.lora import Adapter
 from server.engine.request import Adapters
 from server.errors import InternalError, ModelFailed
-from server.llama.files.gguf_header import BLOCKS, NOT_MULTIPLIED, GgufHeader, Tensor
+from server.llama.files.gguf_header import NOT_MULTIPLIED, GgufHeader, Tensor
 from server.llama.files.model_file import ModelFiles, check_files, fingerprint, read_gguf
 from server.llama.files.roles import is_encoder
 from server.llama.library import C, collect_errors, reason
@@ -45,7 +44,7 @@ class LoadedAdapters:
         """Load the configured adapters. Raises `ModelFailed` that names the file."""
         self._native = native
         self._name = name
-        self._loaded: dict[int, tuple[Adapter, int]] = {}  # with the library's pointers
+        self._loaded: dict[int, tuple[Adapter, ctypes._Pointer[ctypes.c_void_p]]] = {}  # with the library's pointers
         self._used: dict[int, Adapters] = {}  # by context
         try:
             for place, file in enumerate(params.lora):
@@ -78,17 +77,14 @@ class LoadedAdapters:
         )
         _read_ahead(path)
         with self._native.paused(), collect_errors() as errors:
-            found = C.llama_adapter_lora_init(self._native.loaded, os.fsencode(path))
-            pointer = ctypes.cast(found, ctypes.c_void_p).value
+            pointer = C.llama_adapter_lora_init(self._native.loaded, os.fsencode(path))
         if not pointer:
             raise ModelFailed(self._name, f"{path}: {reason(errors, 'the library gave no reason')}")
         self._loaded = {**self._loaded, wanted.id: (adapter, pointer)}  # other threads iterate over the old one
         return adapter
 
     def free(self, id_: int) -> None:
-        """Free an adapter if it is loaded. The library would go on using it: contexts that do are reset first. Blocks.
-        Raises `Unavailable`.
-        """
+        """Free an adapter if it is loaded, after resetting contexts that use it. Blocks. Raises `Unavailable`."""
         with self._native.paused():
             found = self._loaded.get(id_)
             if found is None:
@@ -97,16 +93,14 @@ class LoadedAdapters:
             for context, adapters in self._used.items():
                 if id_ in dict(adapters):
                     self.use(context, ())
-            C.llama_adapter_lora_free(_pointer_to(found[1]))
+            C.llama_adapter_lora_free(found[1])
 
     def use(self, context: int, adapters: Adapters) -> None:
-        """Make `context`, which must not decode meanwhile, compute with this LoRA set. Raises `InternalError` when the
-        library refuses it.
-        """
+        """Make `context`, which must not decode meanwhile, compute with this LoRA set. Raises `InternalError`."""
         if self._used.get(context, ()) == adapters:
             return
         n = len(adapters)
-        pointers = (_ADAPTER * n)(*(_pointer_to(self._loaded[id_][1]) for id_, _ in adapters))
+        pointers = (_ADAPTER * n)(*(self._loaded[id_][1] for id_, _ in adapters))
         scales = (ctypes.c_float * n)(*(scale for _, scale in adapters))
         if C.llama_set_adapters_lora(context, pointers, n, scales) != 0:
             raise InternalError(f"the library refused the LoRA set {adapters}")
@@ -124,9 +118,7 @@ class LoadedAdapters:
 
 
 def adapter_problem(spec: ModelSpec) -> str:
-    """Return why a configured adapter cannot be used with its model, by the headers of the files; "" if all can, or if
-    the model's own file is broken.
-    """
+    """Return why a configured adapter cannot be used, by the headers; "" if all can, or if the model is broken."""
     try:
         files = check_files(spec.id, spec.path, spec.native.metadata_overrides)
     except ModelFailed:
@@ -141,7 +133,7 @@ def adapter_problem(spec: ModelSpec) -> str:
 
 def adapter_header(name: str, files: ModelFiles, path: Path) -> GgufHeader:
     """Return the header of an adapter that fits the model of `files`. Raises `ModelFailed` that names the file."""
-    shapes = {tensor.name: _padded(tensor) for _, header in files.parts for tensor in header.tensors}
+    shapes = {tensor.name: _padded(tensor) for tensor in files.tensors}
     n_vocab = files.header.lengths.get("tokenizer.ggml.tokens", files.header.of_model("vocab_size"))
     header = read_gguf(name, path)
     problem = _problem(header, files.header.architecture, shapes, n_vocab)
@@ -151,10 +143,6 @@ def adapter_header(name: str, files: ModelFiles, path: Path) -> GgufHeader:
     if problem:
         raise ModelFailed(name, f"{path}: {problem}")
     return header
-
-
-def _pointer_to(adapter: int) -> Any:
-    return ctypes.cast(adapter, _ADAPTER)
 
 
 def _read_ahead(path: Path) -> None:
@@ -198,7 +186,7 @@ def _tensor_problem(header: GgufHeader, shapes: Mapping[str, TensorShape]) -> st
             pairs.setdefault(stem, {})[part] = tensor
         elif not tensor.name.endswith(_UNUSED):
             return f"the tensor '{tensor.name}' is no part of a LoRA adapter"
-        if tensor.type in NOT_MULTIPLIED or tensor.type not in BLOCKS:
+        if tensor.type in NOT_MULTIPLIED:
             return f"the tensor '{tensor.name}' is of type {tensor.type}, which is not for multiplying"
     for stem, pair in pairs.items():
         if len(pair) < 2:

@@ -40,11 +40,7 @@ class ControlVector:
 
 
 def read_control_vectors(name: str, native: LoadParams, n_embd: int, n_layer: int) -> ControlVector | None:
-    """Return the sum of ``native.control_vectors``, None without any. Directions of layers beyond the last have no
-    effect.
-
-    Raises `ModelFailed` that names the file.
-    """
+    """Return the sum of ``native.control_vectors``, None without any. Raises `ModelFailed` that names the file."""
     if not native.control_vectors:
         return None
     first, last = native.control_vector_layer_range or (0, 0)
@@ -74,6 +70,6 @@ def _add(rows: Floats, name: str, file: ScaledFile, header: GgufHeader) -> None:
         if tensor.shape[0] != n_embd:
             raise ModelFailed(name, f"{file.path}: '{tensor.name}' has {tensor.shape[0]} numbers, the model {n_embd}")
         layer = int(match[1])
-        if layer <= n_layer:
+        if layer <= n_layer:  # others have no effect
             content = np.fromfile(file.path, "<f4", n_embd, offset=tensor.end - 4 * n_embd)
             rows[layer - 1] += content * np.float32(file.scale)

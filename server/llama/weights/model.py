@@ -11,7 +11,7 @@ from itertools import cycle, islice
 from server.engine.lora import default_set
 from server.engine.runner_api import RunnerInfo
 from server.errors import InternalError, ModelFailed
-from server.llama.context.cost import ContextCost, measure
+from server.llama.context.cost import measure
 from server.llama.context.draft_runner import LlamaDraftRunner, LlamaMtpHeads
 from server.llama.context.embedding_runner import LlamaEmbeddingRunner, embedder_info
 from server.llama.context.params import (
@@ -23,10 +23,9 @@ from server.llama.context.params import (
     stateful,
 )
 from server.llama.context.runner import LlamaRunner
-from server.llama.devices import used_devices
-from server.llama.files.description import built_in_template, describe
+from server.llama.files.description import describe
 from server.llama.files.model_file import fingerprint
-from server.llama.fit import Taken, adapters, with_shared
+from server.llama.fit import adapters, count_context, with_shared
 from server.llama.library import C, collect_errors, fast, new_context, reason
 from server.llama.media.projector import Projector, projector_memory
 from server.llama.sampling.graph import largest_chains, take_off
@@ -47,35 +46,31 @@ class DraftWeights:
 
     def __init__(self, model: int, name: str, file: DraftFile, target: int) -> None:
         """Check it against the native `target` model. Raises `ModelFailed` if it cannot draft for it."""
-        self._model: int | None = model
+        self._model = model
         self._name = name
         self._file = file
         self._n_vocab, self._n_vocab_target = (
             C.llama_vocab_n_tokens(C.llama_model_get_vocab(each)) for each in (model, target)
         )
-        self.taken = Taken([device.name for device in used_devices(file.native)])
+        self.taken: list[Footprint] = []  # of each context
         if problem := _unfit(model) or _different(target, model):
             raise ModelFailed(name, f"draft_model {file.path}: {problem}")
 
     def runner(self, n_ctx: int) -> LlamaDraftRunner:
         """Return a new context of `n_ctx` cells. Blocks. Raises `ModelFailed`."""
         model, native = self._model, self._file.native
-        if model is None:
-            raise InternalError(f"the draft model of '{self._name}' was unloaded")
         name = f"{self._name}, draft_model"
         params = context_params(name, replace(native, n_ctx=n_ctx))
         context = new_context(model, params, name, f"no context of n_ctx {params.n_ctx}")
-        self.taken.count(context)
+        count_context(self.taken, context, native)
         info = runner_info(context, model, params, native)
         runner = LlamaDraftRunner(context, info, self._n_vocab, self._n_vocab_target)
         runner.pools = thread_pools(native, params)
         return runner
 
     def close(self) -> None:
-        """Free the weights. Idempotent."""
-        model, self._model = self._model, None
-        if model is not None:
-            C.llama_model_free(model)
+        """Free the weights."""
+        C.llama_model_free(self._model)
 
 
 def _unfit(draft: int) -> str:
@@ -88,9 +83,7 @@ def _unfit(draft: int) -> str:
 
 
 def _different(target: int, draft: int) -> str:
-    """Return the difference between the vocabularies; "" if token ids mean the same
-    (common_speculative_are_compatible).
-    """
+    """Return how the vocabularies differ; "" if token ids mean the same (common_speculative_are_compatible)."""
     ours, theirs = C.llama_model_get_vocab(target), C.llama_model_get_vocab(draft)
     facts = [
         {
@@ -119,14 +112,12 @@ class LlamaWeights:
     def __init__(
         self,
         native: NativeModel,
-        release: Callable[[NativeModel], None],
+        release: Callable[[], None],
         spec: ModelSpec,
         draft: DraftWeights | None = None,
         projector: Projector | None = None,
     ) -> None:
-        """`release` is called at the end. `projector`: another load's, of the same model, which outlives this one's
-        contexts.
-        """
+        """`release` is called at the end. `projector`: another load's, which outlives this one's contexts."""
         model, files = native.loaded, native.files
         if C.llama_model_has_encoder(model) and C.llama_model_has_decoder(model):
             reason = "the model is an encoder and a decoder: such can't be served (nor can they by llama-server)"
@@ -138,23 +129,18 @@ class LlamaWeights:
         self._spec = spec
         self._draft = draft
         self._lock = threading.Lock()
-        self._taken = Taken([device.name for device in used_devices(spec.native)])
+        self._taken: list[Footprint] = []  # of each context
         self._runners: set[LlamaRunner | LlamaEmbeddingRunner] = set()
         n_embd, n_layer = C.llama_model_n_embd(model), C.llama_model_n_layer(model)
         self._control = read_control_vectors(spec.id, spec.native, n_embd, n_layer)
         self.vocab = LlamaVocab(model)
-        facts = describe(spec, files)
         # Without a template the library names a built-in one for some models (src/llama-model.cpp).
-        template = facts.chat_template or (C.llama_model_chat_template(model, None) or b"").decode("utf-8", "replace")
+        template = (C.llama_model_chat_template(model, None) or b"").decode("utf-8", "replace")
         self.info = replace(
-            facts,
-            chat_template=template,
-            built_in_template=built_in_template(spec.chat.template or template),
+            describe(spec, files, template),
             description=_description(model),
             ftype=(C.llama_ftype_name(C.llama_model_ftype(model)) or b"").decode(),
             vocab_type=self.vocab.type,
-            n_vocab=self.vocab.n_tokens,
-            n_embd=n_embd,
             bos_token=_piece(self.vocab, self.vocab.bos),
             add_bos=self.vocab.add_bos,
             eos_token=_piece(self.vocab, self.vocab.eos),
@@ -207,33 +193,33 @@ class LlamaWeights:
 
     def footprint(self) -> Footprint:
         """Return the footprint of the weights, the contexts created so far, the draft model and the projector."""
-        own = with_shared(self._taken.footprint())
-        drafts = self._draft.taken.footprint() if self._draft is not None else {}
-        return added([own, adapters(self._spec.native, own), drafts, self._media_memory])
+        own = with_shared(added(self._taken))
+        drafts = self._draft.taken if self._draft is not None else []
+        return added([own, adapters(self._spec.native, own), *drafts, self._media_memory])
 
     def _wrap(self, context: int, model: int, params: ctypes.Structure) -> LlamaRunner:
         spec, native = self._spec, self._spec.native
         if not C.llama_get_memory(context):
             raise ModelFailed(spec.id, "the model keeps no memory of its context, so it cannot generate text")
         self._count(context)
-        info, cost = runner_info(context, model, params, native), ContextCost()
+        info = runner_info(context, model, params, native)
+        evaluation_s = evaluation_tokens = copy_s = 0.0
         if native.warmup:
             # libgomp keeps a team of compute threads for each thread that ever decoded, and stops spinning when
             # teams outnumber the cores: a step of 13.8 ms becomes one of 17.4. So this team ends with its thread.
             with ThreadPoolExecutor(1, "warm-up") as once:
                 once.submit(_warm_up, spec.id, context, self.vocab, on_device=info.deferred).result()
                 if not info.unified:
-                    cost = once.submit(
-                        measure, context, info.n_seq, self.vocab.n_tokens, max(self.vocab.bos, 0)
-                    ).result()
+                    costs = once.submit(measure, context, info.n_seq, self.vocab.n_tokens, max(self.vocab.bos, 0))
+                    evaluation_s, evaluation_tokens, copy_s = costs.result()
         if self.media is not None:
             self.media.serves(info.n_ctx_seq)
         info = replace(
             info,
             n_draft_max=min(spec.engine.n_draft_max, info.n_more_outputs),
             turn_ends=self.vocab.turn_ends(),
-            evaluation_s=cost.evaluation_s,
-            copy_s=cost.copy_s,
+            evaluation_s=evaluation_s,
+            copy_s=copy_s,
         )
         draft = self._draft.runner(C.llama_n_ctx(context)) if self._draft is not None and info.n_draft_max else None
         heads = self._heads(context, model, info) if native.mtp and info.n_draft_max else None
@@ -248,7 +234,7 @@ class LlamaWeights:
             on_close=self._forget,
             adapters=self._adapters,
             # padding is truncated again, and MTP heads would read it
-            evaluation_tokens=cost.evaluation_tokens if info.can_cut and heads is None else 0.0,
+            evaluation_tokens=evaluation_tokens if info.can_cut and heads is None else 0.0,
         )
         runner.pools = thread_pools(native, params)
         return runner
@@ -257,14 +243,14 @@ class LlamaWeights:
         """Return the model's MTP heads for the context `target`. Raises `ModelFailed`."""
         params = heads_params(model, self._spec, target)
         context = new_context(model, params, self._spec.id, "no context of its MTP heads")
-        self._taken.count(context)
+        count_context(self._taken, context, self._spec.native)
         info = replace(info, n_batch=C.llama_n_batch(context), n_rollback=0, n_more_outputs=0)
         heads = LlamaMtpHeads(target, context, info, self.vocab.n_tokens, C.llama_model_n_embd_out(model))
         heads.pools = thread_pools(self._spec.native, params)
         return heads
 
     def _count(self, context: int) -> None:
-        self._taken.count(context)
+        count_context(self._taken, context, self._spec.native)
         if self._control is not None:
             self._control.apply(context, self._spec.id)
 
@@ -314,7 +300,7 @@ class LlamaWeights:
                 self.media.close()
             self.vocab.close()
             self._adapters.close()
-            self._release(native)
+            self._release()
 
 
 def _warm_up(name: str, context: int, vocab: LlamaVocab, *, on_device: bool) -> None:

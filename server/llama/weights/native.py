@@ -1,13 +1,12 @@
-"""Native models, which entries that load the same files in the same way share."""
+"""A native model, which entries that load the same files in the same way share."""
 
 import os
 import threading
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import ExitStack, contextmanager
 
 from server.errors import Unavailable
 from server.llama.files.model_file import ModelFiles
-from server.llama.library import C
 from server.pool.spec import LoadParams
 
 PAUSE_S = 60.0
@@ -15,12 +14,11 @@ PAUSE_S = 60.0
 
 
 class NativeModel:
-    """A native model. Hold ``making`` while a context over it is made, and add the lock that the context holds while it
-    decodes to ``decoding``.
+    """A native model and the locks of its contexts. Hold ``making`` while a context over it is made, and add the lock
+    that the context holds while it decodes to ``decoding``. ``n_users``: entries that share it.
     """
 
-    def __init__(self, key: Hashable, files: ModelFiles) -> None:
-        self.key = key
+    def __init__(self, files: ModelFiles) -> None:
         self.files = files
         self.pointer: int | None = None  # not loaded yet
         self.n_users = 0
@@ -46,45 +44,7 @@ class NativeModel:
             yield
 
 
-class NativeModels:
-    """The native models of a process."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._models: dict[Hashable, NativeModel] = {}
-
-    def holds(self, files: ModelFiles, native: LoadParams) -> bool:
-        """Return whether these weights are loaded, or being loaded."""
-        with self._lock:
-            return _key(files, native) in self._models
-
-    def open(self, files: ModelFiles, native: LoadParams, load: Callable[[], int]) -> NativeModel:
-        """Return the model that is loaded already, or that `load` loads. Waits while another thread does that."""
-        key = _key(files, native)
-        with self._lock:
-            model = self._models.setdefault(key, NativeModel(key, files))
-            model.n_users += 1
-        try:
-            with model.making:
-                if model.pointer is None:
-                    model.pointer = load()
-        except BaseException:
-            self.close(model)
-            raise
-        return model
-
-    def close(self, model: NativeModel) -> None:
-        """Free a model with its last user."""
-        with self._lock:
-            model.n_users -= 1
-            if model.n_users:
-                return
-            del self._models[model.key]
-        if model.pointer is not None:
-            C.llama_model_free(model.pointer)
-
-
-def _key(files: ModelFiles, native: LoadParams) -> Hashable:
-    """Another file of the same name is another model."""
+def identity(files: ModelFiles, native: LoadParams) -> Hashable:
+    """Return what equal weights have in common. Another file of the same name is another model."""
     found = [os.stat(path) for path, _ in files.parts]
     return native.weights, tuple((each.st_dev, each.st_ino, each.st_size, each.st_mtime_ns) for each in found)

@@ -38,9 +38,7 @@ class _Override(ctypes.Structure):
 
 
 def overrides(native: LoadParams, header: GgufHeader) -> list[TensorOverride]:
-    """Return all overrides in the order in which they count. Missing layers are left out, because the library
-    compiles every pattern for every tensor.
-    """
+    """Return all overrides in the order in which they count, none for missing layers: each costs a regex per tensor."""
     n_layer = header.of_model("block_count")
     found = [*native.tensor_overrides, *([TensorOverride(EXPERTS, "CPU")] if native.cpu_moe else [])]
     for n, pattern in ((native.n_cpu_moe, EXPERTS), (native.n_cpu_ffn, DENSE)):
@@ -49,9 +47,7 @@ def overrides(native: LoadParams, header: GgufHeader) -> list[TensorOverride]:
 
 
 def override_array(native: LoadParams, files: ModelFiles) -> "ctypes.Array[_Override] | None":
-    """Return the native array, terminated by an empty entry, or None; keep a reference until the model is loaded.
-    Raises ValueError.
-    """
+    """Return the native array, terminated by an empty entry; None without overrides. Raises ValueError."""
     wanted = overrides(native, files.header)
     if not wanted:
         return None
@@ -61,7 +57,7 @@ def override_array(native: LoadParams, files: ModelFiles) -> "ctypes.Array[_Over
         device, pointer = known[each.buffer_type]
         if pointer != cpu and device not in used:
             raise ValueError(f"'{each.buffer_type}' belongs to {device.name}, which is not among the model's devices")
-    _refuse_lookups(wanted, [tensor.name for _, header in files.parts for tensor in header.tensors])
+    _refuse_lookups(wanted, [tensor.name for tensor in files.tensors])
     entries = [_Override(each.pattern.encode(), known[each.buffer_type][1]) for each in wanted]
     return (_Override * (len(entries) + 1))(*entries, _Override(None, None))
 
@@ -101,12 +97,21 @@ _LOAD_MODES = {(False, False): 0, (False, True): -1, (True, False): 2, (True, Tr
 
 
 def model_params(model: str, native: LoadParams, files: ModelFiles) -> ctypes.Structure:
-    """Return the parameters for the first set of devices. ctypes keeps references to what the fields point to. Raises
-    `ModelFailed`, which names the wrong setting.
-    """
+    """Return the parameters for the first set of devices; they reference their arrays. Raises `ModelFailed`."""
     params: ctypes.Structure = C.llama_model_default_params()
     params.n_gpu_layers = native.n_gpu_layers if native.n_gpu_layers >= 0 else -1
-    _place(params, model, native, files)
+    names = native.devices[0]
+    if names is not None:
+        try:
+            params.devices = ctypes.cast(device_array(names), ctypes.c_void_p)
+        except ValueError as error:
+            raise ModelFailed(model, f"device: {error}") from None
+    try:
+        overrides = override_array(native, files)
+    except ValueError as error:
+        raise ModelFailed(model, f"override_tensor: {error}") from None
+    if overrides is not None:
+        params.tensor_buft_overrides = ctypes.cast(overrides, ctypes.c_void_p)
     params.no_host = native.no_host
     params.load_mtp = native.mtp
     if native.metadata_overrides:
@@ -124,18 +129,3 @@ def model_params(model: str, native: LoadParams, files: ModelFiles) -> ctypes.St
         # the library reads it during the load only, and `params` keeps it referenced until then
         params.tensor_split = (ctypes.c_float * most)(*native.tensor_split)
     return params
-
-
-def _place(params: ctypes.Structure, model: str, native: LoadParams, files: ModelFiles) -> None:
-    names = native.devices[0]
-    if names is not None:
-        try:
-            params.devices = ctypes.cast(device_array(names), ctypes.c_void_p)
-        except ValueError as error:
-            raise ModelFailed(model, f"device: {error}") from None
-    try:
-        overrides = override_array(native, files)
-    except ValueError as error:
-        raise ModelFailed(model, f"override_tensor: {error}") from None
-    if overrides is not None:
-        params.tensor_buft_overrides = ctypes.cast(overrides, ctypes.c_void_p)
