@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
+from gguf import GGUFWriter
 
 from server.engine.lora import Adapter
 from server.engine.request import Adapters
@@ -211,20 +211,6 @@ def test_a_wrong_adapter_is_refused_with_its_name_and_the_reason(tiny_path: Path
     found = failure(tiny_path, lora=(ScaledFile(path),))
     assert found.startswith(str(path))
     assert expected in found
-
-
-@pytest.mark.parametrize("kind", [GGMLQuantizationType.Q8_1, GGMLQuantizationType.Q8_K])
-def test_types_of_activations_are_refused(tiny_path: Path, tmp_path: Path, kind: GGMLQuantizationType) -> None:
-    """The library has no multiplication by them and calls a null pointer."""
-    path = tmp_path / "activations.gguf"
-    writer = GGUFWriter(path, "llama")
-    as_lora(writer)
-    writer.add_tensor("blk.0.ffn_down.weight.lora_a", np.ones((256, N_FF), np.float32))
-    per_block, n_bytes = GGML_QUANT_SIZES[kind]
-    blocks = np.zeros((N_EMBD, 256 // per_block * n_bytes), np.uint8)
-    writer.add_tensor("blk.0.ffn_down.weight.lora_b", blocks, raw_dtype=kind)
-    finish(writer)
-    assert "not for multiplying" in failure(tiny_path, lora=(ScaledFile(path),))
 
 
 def test_an_embedding_that_is_the_output_too_is_not_adapted(tiny_path: Path, tmp_path: Path) -> None:

@@ -94,6 +94,12 @@ def test_the_ids_are_those_of_the_set_bits_few_or_many(tokens: set[int], n_past_
             allowed_tokens(mask, n_vocab)
 
 
+@pytest.mark.parametrize("n_bytes", [252, 257])
+def test_a_mask_is_as_long_as_the_vocabulary_and_of_whole_words(n_bytes: int) -> None:
+    with pytest.raises(InternalError, match=f"a token mask of {n_bytes} bytes"):
+        allowed_tokens(b"\xff" * n_bytes, 2048)
+
+
 FILL = b"x" * MIN_PIECE_BYTES
 
 

@@ -13,7 +13,7 @@ from server.engine.runner_api import Pooling
 from server.errors import ModelFailed
 from server.llama.files.gguf_header import BrokenFileError, GgufHeader, read_header
 from server.llama.files.model_file import check_files
-from server.llama.files.roles import Roles, pooling_of, roles
+from server.llama.files.roles import embeds, generates, pooling_of
 from server.pool.spec import LoadParams
 from tests.support.ggufs import TinyModel, damaged, gguf_file
 
@@ -80,7 +80,7 @@ def test_a_vocabulary_with_twins_is_refused(good: Path, changed: bytes) -> None:
         assert read_header(file).lengths["tokenizer.ggml.tokens"] == 300
 
 
-GENERATES, EMBEDS, BOTH = Roles(True, False), Roles(False, True), Roles(True, True)
+GENERATES, EMBEDS, BOTH = (True, False), (False, True), (True, True)
 
 
 def header(arch: str = "llama", pooling: int | None = None) -> GgufHeader:
@@ -105,8 +105,9 @@ def header(arch: str = "llama", pooling: int | None = None) -> GgufHeader:
         (header(), {"embedding": True, "pooling": "rank"}, EMBEDS),
     ],
 )
-def test_what_a_model_is_for(file: GgufHeader, native: dict[str, Any], expected: Roles) -> None:
-    assert roles(file, LoadParams(**native)) == expected
+def test_what_a_model_is_for(file: GgufHeader, native: dict[str, Any], expected: tuple[bool, bool]) -> None:
+    params = LoadParams(**native)
+    assert (generates(file, params), embeds(file, params)) == expected
 
 
 def test_the_setting_overrides_the_files_pooling() -> None:

@@ -60,52 +60,48 @@ def test_hardware_threads_of_one_core_count_once_and_only_those_of_performance_c
     assert threads.physical_cores() == expected
 
 
-def spec(*cpus: set[int], n_threads: int = -1) -> ModelSpec:
-    engine = EngineParams(cpus=tuple(map(frozenset, cpus)))
-    return ModelSpec("m", Path("m.gguf"), native=LoadParams(n_threads=n_threads), engine=engine)
+def spec(*cpus: set[int], prio: int = 0) -> ModelSpec:
+    return ModelSpec("m", Path("m.gguf"), engine=EngineParams(cpus=tuple(map(frozenset, cpus)), prio=prio))
 
 
-def test_an_instance_has_a_thread_for_each_of_its_processors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(8)))
-    assert threads.bound(spec({0, 1, 2}, {3, 4, 511})).native.n_threads == 2
-    assert threads.bound(spec({0, 1, 2}, n_threads=5)).native.n_threads == 5
-    assert threads.bound(spec()).native.n_threads == -1
-
-
-def test_several_instances_divide_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("cpus", "instances", "n_threads", "expected"),
+    [
+        *(((), n, -1, expected) for n, expected in ((1, -1), (2, 4), (3, 2), (9, 1))),
+        ((), 2, 8, 8),  # a configured number
+        (({0, 1, 2},), 1, 5, 5),
+        (({0, 1, 2, 3},), 2, -1, 2),  # both on the same CPUs
+        (({0, 1, 2, 3}, {4, 5, 6}), 2, -1, 3),
+        (({0, 1, 2}, {3, 4, 511}), 2, -1, 2),
+    ],
+)
+def test_instances_divide_the_cores_or_have_a_thread_for_each_of_their_cpus(
+    monkeypatch: pytest.MonkeyPatch, cpus: tuple[set[int], ...], instances: int, n_threads: int, expected: int
+) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(8)))
     monkeypatch.setattr(threads, "usable_cpus", lambda: 8)
     monkeypatch.setattr(threads, "physical_cores", lambda: 8)
-
-    def found(*cpus: set[int], n: int, n_threads: int = -1) -> int:
-        one = spec(*cpus, n_threads=n_threads)
-        one = replace(one, native=replace(one.native, instances=n), draft=DraftFile(one.path, one.native))
-        bound = threads.bound(one)
-        assert bound.draft is not None
-        assert bound.draft.native.n_threads == bound.native.n_threads
-        return bound.native.n_threads
-
-    assert [found(n=n) for n in (1, 2, 3, 9)] == [-1, 4, 2, 1]
-    assert found(n=2, n_threads=8) == 8, "what was said holds"
-    assert found({0, 1, 2, 3}, n=2) == 2, "both are on the same processors"
-    assert found({0, 1, 2, 3}, {4, 5, 6}, n=2) == 3
+    native = LoadParams(n_threads=n_threads, instances=instances)
+    one = spec(*cpus)
+    bound = threads.bound(replace(one, native=native, draft=DraftFile(one.path, native)))
+    assert bound.draft is not None
+    assert bound.draft.native.n_threads == bound.native.n_threads == expected
 
 
-def test_an_instance_without_a_processor_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_system_cannot_do_ends_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 1})
     with pytest.raises(ModelFailed, match="an instance has no CPU, there are only 0, 1"):
         threads.bound(spec({0, 1}, {2, 3}))
-
-
-def test_a_system_that_binds_nothing_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "PRIORITIES_BY_THREAD", False)
+    with pytest.raises(ModelFailed, match="prio: this system gives no priorities to threads"):
+        threads.bound(spec(prio=-1))
     monkeypatch.delattr(os, "sched_setaffinity")
     with pytest.raises(ModelFailed, match="can't bind threads"):
         threads.bound(spec({0}))
 
 
 def test_a_lower_priority_is_always_allowed() -> None:
-    low = ModelSpec("m", Path("m.gguf"), engine=EngineParams(prio=-1))
-    assert threads.bound(low) == low
+    assert threads.bound(spec(prio=-1)) == spec(prio=-1)
 
 
 @pytest.mark.parametrize(("prio", "nice"), [(-1, 5), (1, -5), (2, -10), (3, -20)])
@@ -118,13 +114,7 @@ def test_a_priority_that_the_system_refuses_ends_the_load(
 
     monkeypatch.setattr(os, "setpriority", refuse)
     with pytest.raises(ModelFailed, match=f"prio {prio}: the system refuses nice {nice} .Permission denied.: it takes"):
-        threads.bound(ModelSpec("m", Path("m.gguf"), engine=EngineParams(prio=prio)))
-
-
-def test_a_system_without_priorities_of_threads_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "PRIORITIES_BY_THREAD", False)
-    with pytest.raises(ModelFailed, match="prio: this system gives no priorities to threads"):
-        threads.bound(ModelSpec("m", Path("m.gguf"), engine=EngineParams(prio=-1)))
+        threads.bound(spec(prio=prio))
 
 
 class Machine:
@@ -154,33 +144,29 @@ class Machine:
 
 
 @pytest.mark.parametrize(
-    ("n_cpus", "n", "shares", "changes"),
+    ("n_cpus", "n", "n_batch", "shares", "changes"),
     [
-        (2, 2, [0, 0, 1.0, 1.0, 0.4, 0.2], [None, None, (1, 1), None, None, (2, 2)]),
-        (2, 2, [0, 0.45, 0.2], [None, None, None]),  # a little is nothing
-        (16, 16, [0, 1.0, 3.0, 0.0], [None, (15, 15), (13, 13), (16, 16)]),
-        (16, 16, [0, 15.0, 16.0], [None, (8, 8), None]),  # not driven out
-        (16, 8, [0, 7.0, 10.0], [None, None, (6, 6)]),  # there was room
-        (3, 3, [0, 3.0], [None, (2, 2)]),
-        (1, 1, [0, 1.0, 1.0], [None, None, None]),
+        (2, 2, 2, [0, 0, 1.0, 1.0, 0.4, 0.2], [None, None, (1, 1), None, None, (2, 2)]),
+        (2, 2, 2, [0, 0.45, 0.2], [None, None, None]),  # a little is nothing
+        (16, 16, 16, [0, 1.0, 3.0, 0.0], [None, (15, 15), (13, 13), (16, 16)]),
+        (16, 16, 16, [0, 15.0, 16.0], [None, (8, 8), None]),  # not driven out
+        (16, 8, 8, [0, 7.0, 10.0], [None, None, (6, 6)]),  # there was room
+        (8, 4, 8, [0, 3.0, 4.0], [None, (4, 5), (4, 4)]),  # prompts have more
+        (3, 3, 3, [0, 3.0], [None, (2, 2)]),
+        (1, 1, 1, [0, 1.0, 1.0], [None, None, None]),
     ],
 )
 def test_each_thread_has_a_processor_to_itself(
-    monkeypatch: pytest.MonkeyPatch, n_cpus: int, n: int, shares: Sequence[float], changes: list[object]
+    monkeypatch: pytest.MonkeyPatch, n_cpus: int, n: int, n_batch: int, shares: Sequence[float], changes: list[object]
 ) -> None:
     machine = Machine(monkeypatch, n_cpus)
-    assert machine.after(ComputeThreads(n, n, machine.look), *shares) == changes
+    assert machine.after(ComputeThreads(n, n_batch, machine.look), *shares) == changes
 
 
 def test_who_is_urgent_gives_way_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     machine, urgency = Machine(monkeypatch, 2), [0, -5]
     monkeypatch.setattr("server.llama.threads.os.getpriority", lambda *_: urgency.pop(0))
     assert machine.after(ComputeThreads(2, 2, machine.look), 0, 1.0, 1.0) == [None, (1, 1), (2, 2)]
-
-
-def test_prompts_may_have_threads_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = Machine(monkeypatch, 8)
-    assert machine.after(ComputeThreads(4, 8, machine.look), 0, 3.0, 4.0) == [None, (4, 5), (4, 4)]
 
 
 def test_looks_are_rare_and_what_others_use_while_nothing_is_computed_says_nothing(
