@@ -16,7 +16,6 @@ import sys
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -37,10 +36,11 @@ from server.sandbox.memory import available_bytes, total_bytes
 
 # ---- what is chosen
 
+Limits = Mapping[str, int]
+"""Bytes by device. Devices that are not listed are unlimited."""
 
-def fitted(
-    spec: ModelSpec, files: ModelFiles, granted: Mapping[str, int], is_loaded: Callable[[LoadParams], bool]
-) -> Fit:
+
+def fitted(spec: ModelSpec, files: ModelFiles, granted: Limits, is_loaded: Callable[[LoadParams], bool]) -> Fit:
     """Return how to load `spec` within free memory, of which it may take what is `granted` of each device. Weights for
     which `is_loaded` is true take nothing more. Raises `ModelFailed`.
     """
@@ -58,7 +58,7 @@ def fitted(
             found = measure(candidate)
             return without_shared(found) if is_loaded(candidate) else found
 
-        chosen = choose(spec, shape, _device_budget(native, granted), more)
+        chosen = choose(spec, shape, *_limits(native, granted), more)
         native = chosen.spec.native
         return replace(chosen, footprint=measure(native)) if is_loaded(native) else chosen
 
@@ -79,9 +79,6 @@ def _can_measure(native: LoadParams) -> bool:
     return can_tell() and native.split_mode != "tensor"
 
 
-Measured = Callable[[LoadParams], Footprint]
-
-
 @dataclass(frozen=True, slots=True)
 class ModelShape:
     """The facts of a model's file that the choice needs."""
@@ -93,27 +90,21 @@ class ModelShape:
     n_ubatches: tuple[int, ...] = ()  # smaller ones that may be chosen
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceBudget:
-    """Bytes of each device: the preferred limit, and the hard limit. Devices that are not listed are unlimited."""
-
-    ample: Mapping[str, int]
-    tight: Mapping[str, int]
-
-
-def holds(room: Mapping[str, int], footprint: Footprint, *, host: bool = True) -> bool:
+def holds(limits: Limits, footprint: Footprint, *, host: bool = True) -> bool:
     """Return whether it fits; without the `host`, whether it fits the other devices."""
     return all(
-        taken <= room[name] for name, taken in totals(footprint).items() if name in room and (host or name != HOST)
+        taken <= limits[name] for name, taken in totals(footprint).items() if name in limits and (host or name != HOST)
     )
 
 
-def choose(spec: ModelSpec, shape: ModelShape, room: DeviceBudget, measure: Measured) -> Fit:
-    """Return how to load `spec`. Raises `ModelFailed` when not even the least fits."""
+def choose(
+    spec: ModelSpec, shape: ModelShape, ample: Limits, tight: Limits, measure: Callable[[LoadParams], Footprint]
+) -> Fit:
+    """Return how to load `spec` within `ample`, or at least within `tight`; otherwise raise `ModelFailed`."""
     given, measured, notes = spec.native, cache(measure), list[str]()
 
     def fits(native: LoadParams, *, host: bool) -> bool:
-        return holds(room.ample, measured(native), host=host)
+        return holds(ample, measured(native), host=host)
 
     native = replace(given, n_ctx=given.n_ctx or shape.n_ctx_train * shape.n_streams)
     for change, is_open, host in (
@@ -125,8 +116,8 @@ def choose(spec: ModelSpec, shape: ModelShape, room: DeviceBudget, measure: Meas
             native, note = change(native, shape, partial(fits, host=host))
             notes += [note] if note else []
     chosen = Fit(replace(spec, native=native), measured(native), tuple(notes))
-    if not holds(room.tight, chosen.footprint):
-        raise ModelFailed(spec.id, _too_large(chosen, room, shortened=given.n_ctx == 0))
+    if not holds(tight, chosen.footprint):
+        raise ModelFailed(spec.id, _too_large(chosen, tight, shortened=given.n_ctx == 0))
     return chosen
 
 
@@ -182,14 +173,14 @@ def _where(native: LoadParams, shape: ModelShape) -> str:
     return f"{moved} on the CPU: the devices have no more room"
 
 
-def _too_large(chosen: Fit, room: DeviceBudget, *, shortened: bool) -> str:
-    name = next(name for name, taken in totals(chosen.footprint).items() if taken > room.tight.get(name, taken))
+def _too_large(chosen: Fit, limits: Limits, *, shortened: bool) -> str:
+    name = next(name for name, taken in totals(chosen.footprint).items() if taken > limits.get(name, taken))
     taken, n_ctx = chosen.footprint[name], chosen.spec.native.n_ctx
     remedy = "a smaller fit_ctx" if shortened else "a smaller n_ctx, or leave it out"
     return (
         f"it needs {readable(taken.total)} of {name} memory with a context of {n_ctx} tokens (weights "
         f"{readable(taken.weights)}, context {readable(taken.context)}, computing {readable(taken.compute)}), and "
-        f"{readable(room.tight[name])} are left for it: set {remedy}, smaller cache_type_k/v, take a smaller "
+        f"{readable(limits[name])} are left for it: set {remedy}, smaller cache_type_k/v, take a smaller "
         "quantization, or try all the same with fit: off"
     )
 
@@ -220,8 +211,10 @@ def machine_memory() -> dict[str, Memory]:
     return found
 
 
-def _device_budget(native: LoadParams, granted: Mapping[str, int]) -> DeviceBudget:
-    """Return what a model may take: free memory minus ``fit_target``, at most `granted`."""
+def _limits(native: LoadParams, granted: Limits) -> tuple[Limits, Limits]:
+    """Return what a model should take, at most free memory minus ``fit_target``, and what it may take. Both are at most
+    `granted`.
+    """
     now = machine_memory()
     devices = [name for name in now if name != HOST]
     targets = native.fit_target * (len(devices) if len(native.fit_target) == 1 else 1)
@@ -230,7 +223,7 @@ def _device_budget(native: LoadParams, granted: Mapping[str, int]) -> DeviceBudg
         kept[HOST] = native.fit_target[0] << 20
     tight = {name: min(memory.free, granted.get(name, memory.free)) for name, memory in now.items()}
     ample = {name: min(tight[name], memory.free - kept.get(name, 0)) for name, memory in now.items()}
-    return DeviceBudget(ample, tight)
+    return ample, tight
 
 
 def _check_context_fits(model: str, footprint: Footprint) -> None:
@@ -372,7 +365,7 @@ class Measure:
         if embeds(self._files.header, spec.native):
             params.append(embedding_params(model, spec.id, self._files.header, spec.native))
         in_graph = self._generates and spec.engine.backend_sampling
-        with largest_chains(model, params[0]) if in_graph else nullcontext():
+        with largest_chains(model, params[0], wanted=in_graph):
             taken = _of_contexts(spec.id, model, params, n_instances)
         return [with_shared(taken[0]), *taken[1:], adapters(spec.native, taken[0])]
 

@@ -22,18 +22,10 @@ from server.pool.spec import LoadParams
 class LlamaEmbeddingRunner(NativeContext):
     """`server.engine.runner_api.EmbeddingRunner`."""
 
-    def __init__(
-        self,
-        context: int,
-        vocab: LlamaVocab,
-        info: EmbedderInfo,
-        on_close: "Callable[[LlamaEmbeddingRunner], None]",
-        encoder: Projector | None = None,
-    ) -> None:
+    def __init__(self, context: int, vocab: LlamaVocab, info: EmbedderInfo, encoder: Projector | None) -> None:
         super().__init__(context)
         self.vocab = vocab
         self.info = info
-        self._on_close = on_close
         self._batch = Batch(C.llama_n_batch(context), info.n_seq, vocab.n_tokens)
         self._encoder = encoder
         self._media: EmbeddingBatch | None = None
@@ -125,11 +117,6 @@ class LlamaEmbeddingRunner(NativeContext):
             self._clear(zero=True)  # removed cells still enter sums, with weight 0
             raise InternalError("the model computed a vector with values that are not numbers")
         return found
-
-    def close(self) -> None:
-        if self._context is not None:
-            super().close()
-            self._on_close(self)
 
 
 def _copied(pointer: "ctypes._Pointer[ctypes.c_float]", n_rows: int, n_embd: int) -> Vectors:

@@ -2,7 +2,7 @@
 
 import ctypes
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -48,7 +48,6 @@ class LlamaRunner(NativeSequences):
         n_swa: int,
         stateful: bool = False,
         threads: ComputeThreads,
-        on_close: Callable[["LlamaRunner"], None],
         adapters: LoadedAdapters,
         draft: LlamaDraftRunner | None = None,
         heads: LlamaMtpHeads | None = None,
@@ -65,7 +64,6 @@ class LlamaRunner(NativeSequences):
         if heads is not None:
             heads.lock = self.lock
         self._threads = threads
-        self._on_close = on_close
         self._media = EmbeddingBatch(info.n_batch, info.n_seq, encoder.n_embd, mrope=encoder.mrope) if encoder else None
         self._samplers = SamplerFactory(vocab, info.n_ctx_seq)
         small = vocab.n_tokens <= _HOLD_GIL_UP_TO
@@ -229,7 +227,6 @@ class LlamaRunner(NativeSequences):
             if drafts is not None:
                 drafts.close()
         super().close()
-        self._on_close(self)
 
     def _logits(self, output: int) -> Logits:
         """Return a view into the context, valid until the next decode. Raises `NotNumbers` for logits that are not

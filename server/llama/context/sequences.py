@@ -2,7 +2,7 @@
 
 import ctypes
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -24,6 +24,7 @@ class NativeContext:
     """One context and its decodes. Every call after `close` raises `InternalError`."""
 
     pools: ThreadPools | None = None  # of the thread that will decode; freed with the context
+    on_close: Callable[[], None] | None = None
 
     def __init__(self, context: int) -> None:
         self._context: int | None = context
@@ -63,6 +64,8 @@ class NativeContext:
             C.llama_free(context)
             if self.pools is not None:
                 self.pools.close()
+            if self.on_close is not None:
+                self.on_close()
 
 
 class NativeSequences(NativeContext):

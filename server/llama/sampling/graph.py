@@ -61,7 +61,11 @@ class GraphSampling:
         token: int = C.llama_get_sampled_token_ith(context, output)
         probabilities = C.llama_get_sampled_probs_ith(context, output)
         if token == NO_TOKEN:  # the device lacks an operation: the CPU runs the rest of the chain
-            return self._sample_rest(output, sampler)
+            sampler.in_graph = False  # from its next token on
+            logits = C.llama_get_sampled_logits_ith(context, output) or C.llama_get_logits_ith(context, output)
+            if not logits or not math.isfinite(logits[0]):
+                raise NotNumbers
+            return int(fast.sampler_sample(sampler.chain, context, output))
         if not probabilities:
             raise InternalError("the library has sampled no token in its graph")
         if not math.isfinite(probabilities[0]):
@@ -69,22 +73,16 @@ class GraphSampling:
         fast.sampler_accept(sampler.chain, token)
         return token
 
-    def _sample_rest(self, output: int, sampler: NativeSampler) -> int:
-        context = self._open_context()
-        sampler.in_graph = False  # from its next token on
-        logits = C.llama_get_sampled_logits_ith(context, output) or C.llama_get_logits_ith(context, output)
-        if not logits or not math.isfinite(logits[0]):
-            raise NotNumbers
-        token: int = fast.sampler_sample(sampler.chain, context, output)
-        return token
-
 
 @contextmanager
-def largest_chains(model: int, params: ctypes.Structure) -> Iterator[None]:
-    """Let a context of `model` with `params` be created with the largest chain for every sequence, so that missing
-    memory is reported then; if a request's chain finds none, the library ends the process. Call `take_off` on a context
-    that is used later.
+def largest_chains(model: int, params: ctypes.Structure, *, wanted: bool) -> Iterator[None]:
+    """Let a context of `model` with `params` be created with the largest chain for every sequence. Missing memory is
+    reported then; if a request's chain finds none, the library ends the process. Call `take_off` on a context that is
+    used later. Does nothing unless `wanted`.
     """
+    if not wanted:
+        yield
+        return
     n_vocab = C.llama_vocab_n_tokens(C.llama_model_get_vocab(model))
     biases = (C.llama_logit_bias * _MOST_BIASES)(*[(token % n_vocab, 0.5) for token in range(_MOST_BIASES)])
     chains = [new_chain() for _ in range(params.n_seq_max)]

@@ -4,8 +4,8 @@ import ctypes
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from itertools import cycle, islice
 
 from server.engine.lora import default_set
@@ -174,7 +174,7 @@ class LlamaWeights:
             model = native.loaded
             params = generator_params(model, spec)
             samples = spec.engine.backend_sampling
-            with largest_chains(model, params) if samples else nullcontext():
+            with largest_chains(model, params, wanted=samples):
                 context = new_context(model, params, spec.id, f"no context of n_ctx {params.n_ctx}")
                 if samples:
                     take_off(context, params.n_seq_max)
@@ -183,10 +183,14 @@ class LlamaWeights:
             except BaseException:
                 C.llama_free(context)
                 raise
-            self._remember(native, runner)
+            self._opened(native, runner, params)
         return runner
 
-    def _remember(self, native: NativeModel, runner: LlamaRunner | LlamaEmbeddingRunner) -> None:
+    def _opened(
+        self, native: NativeModel, runner: LlamaRunner | LlamaEmbeddingRunner, params: ctypes.Structure
+    ) -> None:
+        runner.pools = thread_pools(self._spec.native, params)
+        runner.on_close = partial(self._closed, native, runner)
         native.decoding.add(runner.lock)
         with self._lock:
             self._runners.add(runner)
@@ -223,7 +227,7 @@ class LlamaWeights:
         )
         draft = self._draft.runner(C.llama_n_ctx(context)) if self._draft is not None and info.n_draft_max else None
         heads = self._heads(context, model, info) if native.mtp and info.n_draft_max else None
-        runner = LlamaRunner(
+        return LlamaRunner(
             *(context, self.vocab, info),
             draft=draft,
             heads=heads,
@@ -231,13 +235,10 @@ class LlamaWeights:
             n_swa=C.llama_model_n_swa(model),
             stateful=stateful(model),
             threads=ComputeThreads(params.n_threads, params.n_threads_batch),
-            on_close=self._forget,
             adapters=self._adapters,
             # padding is truncated again, and MTP heads would read it
             evaluation_tokens=evaluation_tokens if info.can_cut and heads is None else 0.0,
         )
-        runner.pools = thread_pools(native, params)
-        return runner
 
     def _heads(self, target: int, model: int, info: RunnerInfo) -> LlamaMtpHeads:
         """Return the model's MTP heads for the context `target`. Raises `ModelFailed`."""
@@ -265,23 +266,21 @@ class LlamaWeights:
                 self._count(context)
                 self._adapters.use(context, default_set(self._adapters.all))  # the scales of the configuration
                 info = embedder_info(context, model, spec.native)
-                runner = LlamaEmbeddingRunner(context, self.vocab, info, self._forget, self.media)
+                runner = LlamaEmbeddingRunner(context, self.vocab, info, self.media)
                 if spec.native.warmup:
                     with ThreadPoolExecutor(1, "warm-up") as once:  # see `_wrap`: its threads end with it
                         once.submit(runner.embed, [[max(self.vocab.bos, 0)]]).result()
-                runner.pools = thread_pools(spec.native, params)
             except BaseException as error:
                 C.llama_free(context)
                 if isinstance(error, InternalError):
                     raise ModelFailed(spec.id, f"the first computation failed: {error.message}") from error
                 raise
-            self._remember(native, runner)
+            self._opened(native, runner, params)
         if self.media is not None:
             self.media.serves(runner.info.n_ctx_seq)
         return runner
 
-    def _forget(self, runner: LlamaRunner | LlamaEmbeddingRunner) -> None:
-        native = self._open()
+    def _closed(self, native: NativeModel, runner: LlamaRunner | LlamaEmbeddingRunner) -> None:
         with native.making:
             native.decoding.discard(runner.lock)
         with self._lock:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.errors import ModelFailed
-from server.llama.fit import DeviceBudget, ModelShape, choose, holds
+from server.llama.fit import Limits, ModelShape, choose, holds
 from server.pool.memory import HOST, Bytes, Fit, Footprint
 from server.pool.spec import ALL_THAT_FIT, LoadParams, ModelSpec
 
@@ -45,10 +45,10 @@ class Machine:
         return found
 
 
-def room(**free: float) -> DeviceBudget:
+def room(**free: float) -> tuple[Limits, Limits]:
     """GiB; one of them should stay free."""
     tight = {name: int(gib * GIB) for name, gib in free.items()}
-    return DeviceBudget({name: n_bytes - GIB for name, n_bytes in tight.items()}, tight)
+    return {name: n_bytes - GIB for name, n_bytes in tight.items()}, tight
 
 
 def spec_of(native: LoadParams) -> ModelSpec:
@@ -56,7 +56,7 @@ def spec_of(native: LoadParams) -> ModelSpec:
 
 
 def chosen(machine: Machine, shape: ModelShape, native: LoadParams | None = None, **free: float) -> Fit:
-    return choose(spec_of(native or LoadParams()), shape, room(**free), machine)
+    return choose(spec_of(native or LoadParams()), shape, *room(**free), machine)
 
 
 def test_each_separate_slot_gets_the_whole_context_where_memory_allows() -> None:
@@ -105,14 +105,14 @@ def test_what_is_chosen_fits_or_nothing_is(
     machine = Machine(*(f"CUDA{i}" for i in range(n_devices)), experts=experts)
     shape = replace(EXPERTS if experts else DENSE, n_streams=n_streams)
     native = LoadParams(n_parallel=n_streams, kv_unified=n_streams == 1)
-    free = room(**{HOST: host} | {f"CUDA{i}": each for i in range(n_devices)})
+    ample, tight = room(**{HOST: host} | {f"CUDA{i}": each for i in range(n_devices)})
     try:
-        choice = choose(spec_of(native), shape, free, machine)
+        choice = choose(spec_of(native), shape, ample, tight, machine)
     except ModelFailed:
         on_host = machine(replace(native, n_ctx=4096 * n_streams, n_gpu_layers=0))
-        assert not holds(free.ample, on_host)
+        assert not holds(ample, on_host)
     else:
-        assert holds(free.tight, choice.footprint)
+        assert holds(tight, choice.footprint)
         assert choice.footprint == machine(choice.spec.native)
         assert 4096 * n_streams <= choice.spec.native.n_ctx <= N_CTX_TRAIN * n_streams
     assert machine.n_measured < 40
