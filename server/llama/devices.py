@@ -149,9 +149,8 @@ def used_devices(native: LoadParams) -> list[Device]:
     if names is None:
         found = [device for device in every if device.type == GPU] or every
     else:
-        wanted = [name.lower() for name in names]
-        found = [device for device in every if device.name.lower() in wanted]
-        found.sort(key=lambda device: wanted.index(device.name.lower()))
+        by_name = {device.name.lower(): device for device in every}
+        found = [by_name[name.lower()] for name in names if name.lower() in by_name]
     return found[native.main_gpu : native.main_gpu + 1] if native.split_mode == "none" else found
 
 

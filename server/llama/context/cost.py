@@ -15,8 +15,8 @@ MANY_TOKENS = 16  # per run, of which each takes about as long as a token of a p
 
 def measure(context: int, n_seq: int, n_vocab: int, token: int) -> tuple[float, float, float]:
     """Measure an empty `context` with separate streams, which is empty again afterwards. Return the seconds of an
-    additional evaluation of one token, the tokens of a longer run that take as long, and the seconds to copy a
-    sequence; 0 = never needed (see `server.engine.cache.move_budget`).
+    additional evaluation, the tokens of a longer run that take as long, and the seconds to copy a sequence. 0 is never
+    needed (see `server.engine.cache.move_budget`).
 
     Adjacent sequences are decoded together, others in one evaluation each. Uses four sequences if there are slots,
     because many CPUs gain little from two. The library carries out a copy inside the next decode.

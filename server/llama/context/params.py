@@ -2,7 +2,6 @@
 
 import ctypes
 import logging
-from types import MappingProxyType
 
 from server.engine.params import LOOKUP, EngineParams
 from server.engine.runner_api import Pooling, RunnerInfo
@@ -15,9 +14,8 @@ from server.llama.threads import n_threads
 from server.pool.spec import AUTO_SLOTS, LoadParams, ModelSpec
 from server.sandbox.memory import available_bytes
 
-CACHE_TYPES = MappingProxyType(
-    {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q4_0": 2, "q4_1": 3, "iq4_nl": 20, "q5_0": 6, "q5_1": 7}
-)  # llama.cpp common/arg.cpp, kv_cache_types
+CACHE_TYPES = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q4_0": 2, "q4_1": 3, "iq4_nl": 20, "q5_0": 6, "q5_1": 7}
+"""llama.cpp common/arg.cpp, kv_cache_types."""
 log = logging.getLogger(__name__)
 
 _PLAIN_TYPES = ("f32", "f16", "bf16")

@@ -11,6 +11,7 @@ from server.llama.library import C
 from server.media.bitmap import BitmapKind
 from server.pool.protocols import ModelInfo
 from server.pool.spec import ModelSpec
+from server.templates.built_in import names
 
 _CHAT = (  # distinguishes all templates, except those that render every chat alike
     ("system", " s\n"),
@@ -33,14 +34,7 @@ def built_in_template(source: str) -> str:
     written = _written(source or "chatml")
     if written is None:
         return ""
-    return next((name for name in _names() if _written(name) == written), "")
-
-
-def _names() -> list[str]:
-    n = C.llama_chat_builtin_templates(None, 0)
-    found = (ctypes.c_char_p * n)()
-    C.llama_chat_builtin_templates(found, n)
-    return sorted((name or b"").decode() for name in found)
+    return next((name for name in names() if _written(name) == written), "")
 
 
 def _written(source: str) -> bytes | None:

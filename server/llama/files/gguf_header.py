@@ -57,7 +57,6 @@ class GgufHeader:
     names each value's type: ``f32``, ``string``, ``[u32]``. ``n_bytes`` is the offset of the tensor data.
     """
 
-    version: int
     metadata: dict[str, Scalar | tuple[Scalar, ...]]
     lengths: dict[str, int]
     tensors: tuple[Tensor, ...]
@@ -110,7 +109,7 @@ class _Reader:
         self._token_types = (0, 0)  # their place and number
 
     def header(self) -> GgufHeader:
-        version, n_tensors, n_values = self._preamble()
+        n_tensors, n_values = self._preamble()
         types: dict[str, str] = {}
         for _ in range(n_values):
             key = self._string()
@@ -124,9 +123,10 @@ class _Reader:
                 types[key] = _NAMES[kind]
         self._check_vocabulary(self._metadata.get("tokenizer.ggml.model"))
         tensors, start = self._tensors(n_tensors)
-        return GgufHeader(version, self._metadata, self._lengths, tensors, types, start)
+        return GgufHeader(self._metadata, self._lengths, tensors, types, start)
 
-    def _preamble(self) -> tuple[int, int, int]:
+    def _preamble(self) -> tuple[int, int]:
+        """Return the numbers of tensors and of values."""
         if self._view[:4] != b"GGUF":
             raise BrokenFileError("not a GGUF file (it does not start with 'GGUF')")
         self._at = 4
@@ -140,7 +140,7 @@ class _Reader:
             raise BrokenFileError(
                 f"the header promises {n_tensors} tensors and {n_values} values, more than fit the file"
             )
-        return version, n_tensors, n_values
+        return n_tensors, n_values
 
     def _take(self, n_bytes: int) -> int:
         at = self._at

@@ -85,7 +85,7 @@ def _other_parts(model: str, path: Path, header: GgufHeader, count: int) -> list
 
 def fingerprint(files: Iterable[tuple[Path, GgufHeader]], overrides: Sequence[object] = ()) -> str:
     """Return a hash of the headers (metadata, vocabulary, tensors), `overrides` of their values, the sizes, and the end
-    of every tensor, in which a fine-tune with its base's header differs. File names and paths do not count.
+    of every tensor. A fine-tune with its base's header differs there. File names and paths do not count.
     """
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     for path, header in files:

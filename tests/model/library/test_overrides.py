@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from server.llama.devices import Device, buffer_types
 from server.llama.files.model_file import check_files
+from server.llama.weights import params as placement
 from server.llama.weights.params import override_array, overrides
 from server.options.values import metadata_override, tensor_override
 from server.pool.spec import LoadParams, MetadataOverride, TensorOverride
@@ -63,9 +65,6 @@ def test_what_the_library_cannot_place_is_refused_and_the_process_lives(
 
 
 def test_rows_are_looked_up_on_the_processor_only(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from server.llama.devices import Device, buffer_types
-    from server.llama.weights import params as placement
-
     gpu = Device("CUDA0", 1, 1)
     here = buffer_types()
     monkeypatch.setattr(placement, "check_buffer_types", lambda names: None)

@@ -67,17 +67,12 @@ def test_any_damage_is_read_or_refused_but_nothing_else(
         check_files("m", path)
 
 
-@pytest.mark.parametrize("changed", [b"x", b"\0"], ids=["equal", "cut at a zero"])
-def test_a_vocabulary_with_twins_is_refused(good: Path, changed: bytes) -> None:
+def test_a_vocabulary_with_twins_is_refused(good: Path) -> None:
     """The library would end the process. What is behind a zero is not seen there, and what is empty gets a name."""
-    data = good.read_bytes()
-    at = {letter: data.index(struct.pack("<Q", 1) + letter) + 8 for letter in (b"x", b"y")}
-    file = damaged(good, at[b"y"], changed)
-    if changed == b"x":
-        with pytest.raises(BrokenFileError, match="has the same token twice"):
-            read_header(file)
-    else:
-        assert read_header(file).lengths["tokenizer.ggml.tokens"] == 300
+    at = good.read_bytes().index(struct.pack("<Q", 1) + b"y") + 8
+    with pytest.raises(BrokenFileError, match="has the same token twice"):
+        read_header(damaged(good, at, b"x"))
+    assert read_header(damaged(good, at, b"\0")).lengths["tokenizer.ggml.tokens"] == 300
 
 
 GENERATES, EMBEDS, BOTH = (True, False), (False, True), (True, True)
@@ -87,7 +82,7 @@ def header(arch: str = "llama", pooling: int | None = None) -> GgufHeader:
     metadata: dict[str, Any] = {"general.architecture": arch}
     if pooling is not None:
         metadata[f"{arch}.pooling_type"] = pooling
-    return GgufHeader(3, metadata, {}, ())
+    return GgufHeader(metadata, {}, ())
 
 
 @pytest.mark.parametrize(
