@@ -9,8 +9,8 @@ from dataclasses import replace
 from tqdm import tqdm
 
 from server.errors import ConfigError, LlamapoolError, NotFound
+from server.hub.hub import Report
 from server.hub.names import MMPROJ, SIBLINGS, Reference
-from server.hub.process import Report
 from server.pool.protocols import FileProgress
 from server.settings import open_hub
 

@@ -1,4 +1,4 @@
-"""The download process: asks a hub and downloads files with `huggingface_hub`. `server.hub.process` starts it.
+"""The download process: asks a hub and downloads files with `huggingface_hub`. `Hub.call` starts it.
 
 It reads one action with arguments as JSON from stdin and writes the result or the error to stdout. Data are written to
 ``<path>.incomplete``, which a later download resumes. A lock shared with huggingface_hub prevents two downloads of the
@@ -273,7 +273,7 @@ def _exit_with_parent(pid: int) -> None:
 
 
 def main() -> None:
-    """Run one action. Parameters and result: `server.hub.process.DownloadProcess.call`."""
+    """Run one action. Parameters and result: `server.hub.hub.Hub.call`."""
     request = json.load(sys.stdin)
     threading.Thread(target=_exit_with_parent, args=(request["parent"],), daemon=True).start()
     constants.DOWNLOAD_CHUNK_SIZE = _CHUNK_BYTES  # an interrupted download loses at most that; 10 MB otherwise

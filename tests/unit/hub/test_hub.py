@@ -15,8 +15,8 @@ import pytest
 
 from server.errors import DownloadFailed, LlamapoolError, NotFound
 from server.hub.cache import cache_folder
-from server.hub.hub import Files, Hub, HubFetcher
-from server.hub.names import Reference
+from server.hub.hub import Hub, HubFetcher
+from server.hub.names import Files, Reference
 from server.hub.process import Cancelled, WantedFile
 from server.pool.protocols import FileProgress
 from server.pool.spec import NOT_HERE, DraftFile, LoadParams, ModelSpec, RemoteFiles
@@ -39,7 +39,7 @@ def hub_of(remote: StandInHub, folder: Path, **changes: Any) -> Hub:
     return Hub(folder=folder, **{"endpoint": remote.url, "token": "hf_token\n", "retry_wait_s": 0, **changes})
 
 
-def pulled(hub: Hub, name: str = REPOSITORY, *siblings: str) -> Files:
+def pulled(hub: Hub, name: str = REPOSITORY, *siblings: str) -> Files[Path]:
     return hub.pull(Reference.parse(name), siblings=siblings)
 
 
@@ -283,17 +283,17 @@ def test_what_was_pulled_of_an_older_commit_is_there_until_it_is_removed(remote:
     found = pulled(hub, f"{REPOSITORY}:Q8_0").model
     assert old == snapshots / COMMIT / "model-Q8_0.gguf"
     assert found == snapshots / remote.commit / "model-Q8_0.gguf"
-    assert hub.find(Reference.parse(REPOSITORY)) == Files(found)
+    assert hub.find(Reference.parse(REPOSITORY)) == Files((found,))
     (snapshots / remote.commit / "big-F16-00001-of-00002.gguf").write_bytes(b"another tool's beginning")
     assert [(str(each.reference), each.size) for each in hub.cache.models()] == [
         (f"{REPOSITORY}:F16", 10),
         (f"{REPOSITORY}:Q8_0", len(new)),
     ]
-    split = snapshots / COMMIT / "big-F16-00001-of-00002.gguf"
+    split = tuple(snapshots / COMMIT / f"big-F16-0000{i}-of-00002.gguf" for i in (1, 2))
     assert hub.find(Reference.parse(f"{REPOSITORY}:F16")) == Files(split)
     remote.commit = "3" * 40
     pulled(hub, f"{REPOSITORY}:Q4_0")
-    assert hub.find(Reference.parse(f"{REPOSITORY}:Q8_0")) == Files(found)
+    assert hub.find(Reference.parse(f"{REPOSITORY}:Q8_0")) == Files((found,))
     assert hub.remove(Reference.parse(f"{REPOSITORY}:Q8_0")) == len(MODEL) + len(new)
     assert hub.find(Reference.parse(f"{REPOSITORY}:Q8_0")) is None
     assert [each.reference.tag for each in hub.cache.models()] == ["F16", "Q4_0"]
