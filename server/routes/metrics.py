@@ -10,7 +10,6 @@ from fastapi import APIRouter, Query, Request, Response
 from server.errors import NotSupported, invalid
 from server.routes.openapi import TEXT, describe
 from server.serving.services import caller_of, services
-from server.state.usage import UsageRow
 from server.transport.errors import json_reply
 
 router = APIRouter(tags=["monitoring"])
@@ -61,12 +60,13 @@ async def usage(
         raise invalid("format", "must be json or csv")
     caller, used = caller_of(request), services(request)
     name = (key or None) if caller is None or caller.sees_all else caller.name
-    rows = await used.usage.find(first.isoformat(), last.isoformat(), name, model or None)
+    usage = await used.usage.find(first.isoformat(), last.isoformat(), name, model or None)
+    rows = [(*names, *counts) for names, counts in usage.items()]
     if form == "csv":
         text = io.StringIO()
-        csv.writer(text).writerows([COLUMNS, *map(_values, rows)])
+        csv.writer(text).writerows([COLUMNS, *rows])
         return Response(text.getvalue(), media_type="text/csv")
-    found: dict[str, Any] = {"object": "list", "data": [dict(zip(COLUMNS, _values(row), strict=True)) for row in rows]}
+    found: dict[str, Any] = {"object": "list", "data": [dict(zip(COLUMNS, row, strict=True)) for row in rows]}
     if caller is not None and caller.name:
         day, month = used.usage.spent(caller.name)
         found["budget"] = {
@@ -81,7 +81,3 @@ def _day(given: str, name: str, otherwise: date) -> date:
         return date.fromisoformat(given) if given else otherwise
     except ValueError:
         raise invalid(name, "must be a day such as 2026-11-24") from None
-
-
-def _values(row: UsageRow) -> tuple[str | int, ...]:
-    return row.day, row.key, row.model, *row.counts

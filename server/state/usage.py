@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import sqlite3
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from operator import add
@@ -24,7 +24,8 @@ FLUSH_S = 0.5
 RETRY_S = 10.0
 """Seconds until the next attempt after a failed write."""
 _ADD = """
-INSERT INTO token_usage VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (day, key, model) DO UPDATE SET
+INSERT INTO token_usage (day, key, model, requests, prompt, cached, completion) VALUES (?, ?, ?, ?, ?, ?, ?)
+  ON CONFLICT (day, key, model) DO UPDATE SET
   requests = requests + excluded.requests, prompt = prompt + excluded.prompt, cached = cached + excluded.cached,
   completion = completion + excluded.completion
 """
@@ -33,8 +34,8 @@ SELECT key, sum(CASE day WHEN ? THEN prompt + completion ELSE 0 END) AS of_day, 
   FROM token_usage WHERE day LIKE ? GROUP BY key
 """
 _FIND = """
-SELECT key, model, day, requests, prompt, cached, completion FROM token_usage
-  WHERE day BETWEEN ? AND ? AND (? IS NULL OR key = ?) AND (? IS NULL OR model = ?) ORDER BY day, key, model
+SELECT day, key, model, requests, prompt, cached, completion FROM token_usage
+  WHERE day BETWEEN ? AND ? AND (? IS NULL OR key = ?) AND (? IS NULL OR model = ?)
 """
 _DAYS_KEY, _DAY_KEY, _SPENT_KEY = PREFIX + "usage", PREFIX + "usage:", PREFIX + "spent:"
 _SPENT_TTL_S = 62 * 86_400
@@ -48,22 +49,9 @@ class Counts(NamedTuple):
     cached: int = 0
     completion: int = 0
 
-    def plus(self, other: "Counts") -> "Counts":
-        return Counts(*map(add, self, other))
 
-
-@dataclass(frozen=True, slots=True)
-class UsageRow:
-    """The usage of one key and model on one day (``YYYY-MM-DD``, UTC)."""
-
-    key: str
-    model: str
-    day: str
-    counts: Counts
-
-
-Added = Mapping[tuple[str, str, str], Counts]
-"""What was added, by key, model and day."""
+Usage = dict[tuple[str, str, str], Counts]
+"""By day (``YYYY-MM-DD``, UTC), key and model."""
 Spent = Sequence[tuple[str, int, int]]
 """Keys with their tokens of a day and of its month."""
 
@@ -74,7 +62,7 @@ class DatabaseUsage:
 
     database: Database
 
-    async def write(self, added: Added, today: str) -> Spent:
+    async def write(self, added: Usage, today: str) -> Spent:
         """Add to the rows and return what all servers have counted today and this month."""
 
         def work(connection: sqlite3.Connection) -> Spent:
@@ -83,10 +71,10 @@ class DatabaseUsage:
 
         return await self.database.run(work)
 
-    async def read(self, start: str, end: str, key: str | None, model: str | None) -> list[UsageRow]:
-        """Return the rows of the days `start` to `end`, optionally of one key and model, ordered by day."""
+    async def read(self, start: str, end: str, key: str | None, model: str | None) -> Usage:
+        """Return the usage of the days `start` to `end`, optionally of one key and model."""
         found = await self.database.execute(_FIND, (start, end, key, key, model, model))
-        return [UsageRow(row[0], row[1], row[2], Counts(*row[3:])) for row in found]
+        return {(row[0], row[1], row[2]): Counts(*row[3:]) for row in found}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +86,14 @@ class RedisUsage:
 
     redis: Redis
 
-    async def write(self, added: Added, today: str) -> Spent:
+    async def write(self, added: Usage, today: str) -> Spent:
         sums = [_SPENT_KEY + today, _SPENT_KEY + today[:7]]
 
         async def work(client: Any) -> list[dict[bytes, bytes]]:
             async with client.pipeline(transaction=True) as pipe:
                 if added:
-                    pipe.sadd(_DAYS_KEY, *{day for _, _, day in added})
-                for (key, model, day), counts in added.items():
+                    pipe.sadd(_DAYS_KEY, *{day for day, _, _ in added})
+                for (day, key, model), counts in added.items():
                     for what, n in counts._asdict().items():
                         if n:
                             pipe.hincrby(_DAY_KEY + day, orjson.dumps([key, model, what]), n)
@@ -120,7 +108,7 @@ class RedisUsage:
         of_day, of_month = await self.redis.call(work)
         return [(key.decode(), int(of_day.get(key, 0)), int(n)) for key, n in of_month.items()]
 
-    async def read(self, start: str, end: str, key: str | None, model: str | None) -> list[UsageRow]:
+    async def read(self, start: str, end: str, key: str | None, model: str | None) -> Usage:
         all_days = await self.redis.do("smembers", _DAYS_KEY)
         days = sorted(day for day in map(bytes.decode, all_days) if start <= day <= end)
 
@@ -130,15 +118,17 @@ class RedisUsage:
                     pipe.hgetall(_DAY_KEY + day)
                 return list(await pipe.execute())
 
-        rows = []
-        for day, found in zip(days, await self.redis.call(work), strict=True):
-            counts: dict[tuple[str, str], dict[str, int]] = {}
-            for packed, n in found.items():
+        found: Usage = {}
+        for day, counts in zip(days, await self.redis.call(work), strict=True):
+            for packed, n in counts.items():
                 of_key, of_model, what = orjson.loads(packed)
                 if key in (None, of_key) and model in (None, of_model):
-                    counts.setdefault((of_key, of_model), {})[what] = int(n)
-            rows += [UsageRow(*names, day, Counts(**each)) for names, each in sorted(counts.items())]
-        return rows
+                    _add(found, (day, of_key, of_model), Counts(**{what: int(n)}))
+        return found
+
+
+def _add(usage: Usage, names: tuple[str, str, str], counts: Counts) -> None:
+    usage[names] = Counts(*map(add, usage.get(names, Counts()), counts))
 
 
 class UsageLedger:
@@ -146,15 +136,14 @@ class UsageLedger:
 
     def __init__(self, store: DatabaseUsage | RedisUsage, clock: Callable[[], float] = time.time) -> None:
         self._store, self._clock = store, clock
-        self._pending: dict[tuple[str, str, str], Counts] = {}
+        self._pending: Usage = {}
         self._spent: dict[str, tuple[str, int, int]] = {}  # by key: the day, tokens of that day, of its month
         self._changed = asyncio.Event()
         self._writing = asyncio.Lock()
 
     def add(self, key: str, model: str, *, prompt: int, cached: int, completion: int) -> None:
         """Count a request of `key` ("" = none) with this many tokens."""
-        names = key, model, self._day()
-        self._pending[names] = self._pending.get(names, Counts()).plus(Counts(1, prompt, cached, completion))
+        _add(self._pending, (self._day(), key, model), Counts(1, prompt, cached, completion))
         self._charge(key, prompt + completion)
         self._changed.set()
 
@@ -184,20 +173,18 @@ class UsageLedger:
         with contextlib.suppress(Unavailable):
             await self._write()
 
-    async def find(self, start: str, end: str, key: str | None = None, model: str | None = None) -> Sequence[UsageRow]:
-        """Return the rows of the days `start` to `end`, optionally of one key and model, ordered by day, with the usage
-        that cannot be written now. Raises `Unavailable` if nothing can be read.
+    async def find(self, start: str, end: str, key: str | None = None, model: str | None = None) -> Usage:
+        """Return the usage of the days `start` to `end`, optionally of one key and model, ordered by day, with what
+        cannot be written now. Raises `Unavailable` if nothing can be read.
         """
         with contextlib.suppress(Unavailable):
             await self._write()
         async with self._writing:  # so that no usage is both in memory and in the store
-            rows = await self._store.read(start, end, key, model)
-            found = {(row.day, row.key, row.model): row.counts for row in rows}
-            for (its_key, its_model, day), counts in self._pending.items():
-                if start <= day <= end and key in (None, its_key) and model in (None, its_model):
-                    names = day, its_key, its_model
-                    found[names] = found.get(names, Counts()).plus(counts)
-        return [UsageRow(key, model, day, counts) for (day, key, model), counts in sorted(found.items())]
+            found = await self._store.read(start, end, key, model)
+            for names, counts in self._pending.items():
+                if start <= names[0] <= end and key in (None, names[1]) and model in (None, names[2]):
+                    _add(found, names, counts)
+        return dict(sorted(found.items()))
 
     async def _write(self) -> None:
         """Write what is pending, also if the caller is cancelled meanwhile. Raises `Unavailable`."""
@@ -212,11 +199,11 @@ class UsageLedger:
                 found = await self._store.write(pending, today)
             except Unavailable:
                 for names, counts in pending.items():
-                    self._pending[names] = self._pending.get(names, Counts()).plus(counts)
+                    _add(self._pending, names, counts)
                 self._changed.set()
                 raise
             self._spent = {key: (today, of_day, of_month) for key, of_day, of_month in found}
-            for (key, _, _), counts in self._pending.items():  # added during the write
+            for (_, key, _), counts in self._pending.items():  # added during the write
                 self._charge(key, counts.prompt + counts.completion)
 
     def _charge(self, key: str, n_tokens: int) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from server.errors import Unavailable
 from server.state.database import Database
-from server.state.usage import Added, Counts, DatabaseUsage, Spent, UsageLedger
+from server.state.usage import Counts, DatabaseUsage, Spent, Usage, UsageLedger
 from tests.unit.clock import Clock
 
 NOON = 1_795_521_600.0  # 2026-11-24 12:00 UTC
@@ -50,7 +50,7 @@ async def test_two_servers_share_a_file(tmp_path: Path, clock: Clock) -> None:
     await one.close()
     await other.close()
     assert other.spent("ada") == (22, 22)
-    assert (await one.find("2026-11-24", "2026-11-24"))[0].counts == Counts(2, 20, 8, 2)
+    assert [*(await one.find("2026-11-24", "2026-11-24")).values()] == [Counts(2, 20, 8, 2)]
     for database in databases:
         database.close()
 
@@ -65,7 +65,7 @@ async def test_usage_that_could_not_be_written_is_written_later(tmp_path: Path, 
     used(ledger)
     assert ledger.spent("ada") == (22, 22)
     await database.run(lambda connection: connection.execute("ALTER TABLE hidden RENAME TO token_usage"))
-    assert [row.counts.requests for row in await ledger.find("2026-11-24", "2026-11-24")] == [2]
+    assert [each.requests for each in (await ledger.find("2026-11-24", "2026-11-24")).values()] == [2]
     database.close()
 
 
@@ -80,11 +80,12 @@ async def test_usage_is_read_while_the_disk_is_full(tmp_path: Path, clock: Clock
     with pytest.raises(Unavailable):
         await ledger._write()
     today = ("2026-11-24", "2026-11-24")
-    assert [(row.model, row.counts.requests) for row in await ledger.find(*today, "ada", "demo")] == [("demo", 2)]
+    found = await ledger.find(*today, "ada", "demo")
+    assert found == {("2026-11-24", "ada", "demo"): Counts(2, 20, 8, 2)}
     assert len(await ledger.find(*today)) == 2
     assert not await ledger.find(*today, "bob")
     await database.execute("PRAGMA max_page_count=1000")
-    assert [row.counts.requests for row in await ledger.find(*today)] == [2, 1]
+    assert [each.requests for each in (await ledger.find(*today)).values()] == [2, 1]
     database.close()
 
 
@@ -92,7 +93,7 @@ async def test_a_write_is_finished_although_the_server_stops_meanwhile(tmp_path:
     began, go_on = asyncio.Event(), asyncio.Event()
 
     class SlowUsage(DatabaseUsage):
-        async def write(self, added: Added, today: str) -> Spent:
+        async def write(self, added: Usage, today: str) -> Spent:
             began.set()
             await go_on.wait()
             return await DatabaseUsage.write(self, added, today)
@@ -106,5 +107,5 @@ async def test_a_write_is_finished_although_the_server_stops_meanwhile(tmp_path:
     await asyncio.wait((writing,))
     go_on.set()
     await ledger.close()
-    assert [row.counts.requests for row in await ledger.find("2026-11-24", "2026-11-24")] == [1]
+    assert [each.requests for each in (await ledger.find("2026-11-24", "2026-11-24")).values()] == [1]
     database.close()
