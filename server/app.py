@@ -50,13 +50,12 @@ from server.serving.batch_runner import BatchRunner
 from server.serving.services import Services
 from server.settings import Settings, check_files, load_settings, slot_secret
 from server.startup_banner import show_banner, show_load_progress
-from server.state.batches import BatchLines
+from server.state.batches import BatchObjects
 from server.state.database import open_database
 from server.state.objects import Json, Objects
 from server.state.reasoning_keys import reasoning_secrets
 from server.state.redis import SCHEMES, Redis
 from server.state.redis_objects import RedisObjects
-from server.state.sqlite_objects import SqliteObjects
 from server.state.usage import DatabaseUsage, RedisUsage, UsageLedger
 from server.structured.grammar.sandbox import Sandbox
 from server.telemetry.record import Record
@@ -117,7 +116,6 @@ def create_app(
         return [each for some in (sandbox, media_loader, renderer) if some is not None for each in some.at_work]
 
     redis, state, batch_state = state_of(server)
-    lines = BatchLines(batch_state)
     usage = UsageLedger(DatabaseUsage(batch_state.database) if redis is None else RedisUsage(redis))
 
     async def call(key_name: str, path: str, body: bytes) -> InternalReply:
@@ -165,7 +163,7 @@ def create_app(
         usage=usage,
         rates=Rates(spent=usage.spent, redis=redis),
         streams=KeptStreams(redis),
-        batches=BatchRunner(batch_state, state, lines, call, n_slots, may_run, options.keep_s),
+        batches=BatchRunner(batch_state, state, call, n_slots, may_run, options.keep_s),
         background={},
         reasoning=ReasoningCipher(reasoning_secrets(server.reasoning_key_file, batch_state.database.path)),
     )
@@ -207,7 +205,7 @@ def create_app(
     return app
 
 
-def state_of(server: ServerSettings) -> tuple[Redis | None, Objects, SqliteObjects]:
+def state_of(server: ServerSettings) -> tuple[Redis | None, Objects, BatchObjects]:
     """Return the Redis that replicas share, None without one, the stored objects, and those of batches. Raises
     `ConfigError`.
 
@@ -215,10 +213,10 @@ def state_of(server: ServerSettings) -> tuple[Redis | None, Objects, SqliteObjec
     """
     quota = server.state_quota * MIB
     if not server.state.startswith(SCHEMES):
-        stored = SqliteObjects(open_database(server.state), quota)
+        stored = BatchObjects(open_database(server.state), quota)
         return None, stored, stored
     redis = Redis(server.state)
-    return redis, RedisObjects(redis, quota), SqliteObjects(open_database("auto", "batches"), quota)
+    return redis, RedisObjects(redis, quota), BatchObjects(open_database("auto", "batches"), quota)
 
 
 def slot_files_of(server: ServerSettings) -> SavedFiles | None:

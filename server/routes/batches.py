@@ -147,7 +147,7 @@ async def get_message_batch_results(request: Request, batch_id: str) -> Response
     def line(custom_id: str, result: Json, _: Outcome) -> Json:
         return {"custom_id": custom_id, "result": _message_result(result)}
 
-    lines = await services(request).batches.lines.written(owner_of(request), batch_id, line)
+    lines = await services(request).batches.state.written_results(owner_of(request), batch_id, line)
     return Response(lines, media_type="application/x-jsonl")
 
 
@@ -185,7 +185,7 @@ async def _start(request: Request, found: BatchInput, fields: Json, lasts_s: int
     }
     keep_s = used.options.keep_s
     expires_at = now + keep_s if found.errors and keep_s else None
-    await used.batches.lines.add(owner, batch, lines, expires_at)
+    await used.batches.state.add_batch(owner, batch, lines, expires_at)
     used.batches.wake()
     return batch
 
@@ -253,7 +253,7 @@ async def _counts(request: Request, batch: Json) -> Json:
     if batch["status"] not in UNFINISHED["batch"]:
         counts: Json = batch["request_counts"]
         return counts
-    return await services(request).batches.lines.counts(owner_of(request), batch["id"])
+    return await services(request).batches.state.line_counts(owner_of(request), batch["id"])
 
 
 def _results_url(request: Request, batch_id: str) -> str:

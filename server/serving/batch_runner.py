@@ -25,9 +25,8 @@ from server.dialects.fields import refuse_deep
 from server.dialects.usage import Usage
 from server.engine.request import BACKGROUND_PRIORITY
 from server.errors import InvalidRequest, LlamapoolError, invalid
-from server.state.batches import BatchLine, BatchLines, Outcome
+from server.state.batches import BatchLine, BatchObjects, Outcome
 from server.state.objects import Json, Objects
-from server.state.sqlite_objects import SqliteObjects
 from server.transport.body import MAX_VALUES, TooManyValues, check_n_values
 from server.transport.internal import InternalReply
 
@@ -52,9 +51,8 @@ Call = Callable[[str, str, bytes], Awaitable[InternalReply]]
 class BatchRunner:
     """The batches of all owners. Used on the event loop."""
 
-    state: SqliteObjects  # the batches
+    state: BatchObjects
     files: Objects  # their results
-    lines: BatchLines
     call: Call
     n_parallel: Callable[[], int]  # how many requests may run at once
     may_run: Callable[[Json], bool]  # whether this server knows a batch's key and models
@@ -128,7 +126,7 @@ class BatchRunner:
         """Run every request without a result, several at once, after the owner's earlier batches."""
         last = -1
         async with self._turns.setdefault(owner, asyncio.Lock()), asyncio.TaskGroup() as group:
-            while page := await self.lines.pending(owner, batch["id"], last, _PAGE):
+            while page := await self.state.pending_lines(owner, batch["id"], last, _PAGE):
                 for _, line in page:
                     async with self._entering:  # waiting batches are served in order
                         while self._n_running >= max(self.n_parallel(), 1):
@@ -154,7 +152,7 @@ class BatchRunner:
             "body": orjson.Fragment(reply.body),
         }
         outcome: Outcome = "completed" if reply.status == HTTPStatus.OK else "failed"
-        await self.lines.store(owner, batch["id"], line.number, outcome, result)
+        await self.state.store_result(owner, batch["id"], line.number, outcome, result)
 
     async def _finalize(self, owner: str, batch_id: str) -> None:
         """Write the results where the client reads them, and end the batch. Repeatable after a crash."""
@@ -171,8 +169,8 @@ class BatchRunner:
         status = batch["final_status"]
         code = "batch_cancelled" if status == "cancelled" else "batch_expired"
         unsent = {"error": {"code": code, "message": "the batch ended before this request was run"}}
-        await self.lines.end_pending(owner, batch_id, unsent)
-        ended: Json = {"status": status, "request_counts": await self.lines.counts(owner, batch_id)}
+        await self.state.end_pending_lines(owner, batch_id, unsent)
+        ended: Json = {"status": status, "request_counts": await self.state.line_counts(owner, batch_id)}
         used: list[Usage] = []
         if batch["api"] == "openai":
             ended["output_file_id"] = await self._write_file(owner, batch, "output", ("completed",), used)
@@ -182,7 +180,7 @@ class BatchRunner:
         expires_at = None if self.keep_s is None else now + self.keep_s
         await self.state.update(owner, "batch", batch_id, lambda body: {**body, **ended}, expires_at=expires_at)
         if batch["api"] == "openai":
-            await self.lines.remove(owner, batch_id)
+            await self.state.remove_lines(owner, batch_id)
 
     async def _write_file(
         self, owner: str, batch: Json, kind: str, outcomes: Collection[str], used: list[Usage]
@@ -204,7 +202,7 @@ class BatchRunner:
                 "error": result.get("error"),
             }
 
-        data = await self.lines.written(owner, batch["id"], line)
+        data = await self.state.written_results(owner, batch["id"], line)
         if not data:
             return None
         keep_s = batch["output_expires_after_s"] or self.keep_s

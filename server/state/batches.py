@@ -27,13 +27,12 @@ class BatchLine:
     body: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class BatchLines:
-    """The requests of the batches of all owners, which are in `objects`. They are deleted with their batch."""
+class BatchObjects(SqliteObjects):
+    """Stored objects with the requests of batches, which are deleted with their batch."""
 
-    objects: SqliteObjects
-
-    async def add(self, owner: str, batch: Json, lines: Sequence[BatchLine], expires_at: float | None = None) -> None:
+    async def add_batch(
+        self, owner: str, batch: Json, lines: Sequence[BatchLine], expires_at: float | None = None
+    ) -> None:
         """Store a batch with its requests, in the order in which they are to run. Raises `QuotaExceeded`."""
         query = (
             "INSERT INTO batch_lines (owner, batch_id, run_order, number, custom_id, request) VALUES (?, ?, ?, ?, ?, ?)"
@@ -43,39 +42,39 @@ class BatchLines:
 
         def work(db: sqlite3.Connection) -> None:
             db.executemany(query, values)
-            self.objects.change_one(db, owner, name, lambda _: document, None)
-            self.objects.fit(db, owner, keep=name)
+            self.change_one(db, owner, name, lambda _: document, None)
+            self.fit(db, owner, keep=name)
 
-        await self.objects.database.run(work)
+        await self.database.run(work)
 
-    async def pending(self, owner: str, batch_id: str, after: int, limit: int) -> list[tuple[int, BatchLine]]:
+    async def pending_lines(self, owner: str, batch_id: str, after: int, limit: int) -> list[tuple[int, BatchLine]]:
         """Return up to `limit` requests without a result after the place `after` in the run order, each with it."""
-        rows = await self.objects.database.execute(
+        rows = await self.database.execute(
             "SELECT run_order, number, custom_id, request FROM batch_lines"
             " WHERE owner = ? AND batch_id = ? AND run_order > ? AND outcome IS NULL ORDER BY run_order LIMIT ?",
             (owner, batch_id, after, limit),
         )
         return [(row["run_order"], BatchLine(row["number"], row["custom_id"], row["request"])) for row in rows]
 
-    async def store(self, owner: str, batch_id: str, number: int, outcome: Outcome, result: Json) -> None:
+    async def store_result(self, owner: str, batch_id: str, number: int, outcome: Outcome, result: Json) -> None:
         """Store a request's result, unless it has one or the batch was deleted. `result` may contain fragments."""
-        await self.objects.database.execute(
+        await self.database.execute(
             "UPDATE batch_lines SET result = ?, outcome = ?"
             " WHERE owner = ? AND batch_id = ? AND number = ? AND outcome IS NULL",
             (orjson.dumps(result), outcome, owner, batch_id, number),
         )
 
-    async def end_pending(self, owner: str, batch_id: str, result: Json) -> None:
+    async def end_pending_lines(self, owner: str, batch_id: str, result: Json) -> None:
         """Give every request without a result this one, with the outcome ``unsent``."""
-        await self.objects.database.execute(
+        await self.database.execute(
             "UPDATE batch_lines SET result = ?, outcome = 'unsent'"
             " WHERE owner = ? AND batch_id = ? AND outcome IS NULL",
             (orjson.dumps(result), owner, batch_id),
         )
 
-    async def counts(self, owner: str, batch_id: str) -> Json:
+    async def line_counts(self, owner: str, batch_id: str) -> Json:
         """Return a batch's ``request_counts``: in all and by outcome. ``failed`` includes ``unsent``."""
-        rows = await self.objects.database.execute(
+        rows = await self.database.execute(
             "SELECT outcome, count(*) FROM batch_lines WHERE owner = ? AND batch_id = ? GROUP BY outcome",
             (owner, batch_id),
         )
@@ -83,7 +82,9 @@ class BatchLines:
         counts = {"total": sum(found.values()), **{each: found.get(each, 0) for each in get_args(Outcome)}}
         return {**counts, "failed": counts["failed"] + counts["unsent"]}
 
-    async def written(self, owner: str, batch_id: str, write: Callable[[str, Json, Outcome], Json | None]) -> bytes:
+    async def written_results(
+        self, owner: str, batch_id: str, write: Callable[[str, Json, Outcome], Json | None]
+    ) -> bytes:
         """Return what `write` makes of each result, as lines of JSON in file order. None writes no line.
 
         `write` gets the custom id, the result and the outcome. It runs in the database's thread.
@@ -100,9 +101,9 @@ class BatchLines:
                 if line is not None:
                     yield orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
 
-        return await self.objects.database.run(lambda db: b"".join(lines(db)))
+        return await self.database.run(lambda db: b"".join(lines(db)))
 
-    async def remove(self, owner: str, batch_id: str) -> None:
+    async def remove_lines(self, owner: str, batch_id: str) -> None:
         """Delete a batch's requests and results."""
         query = "DELETE FROM batch_lines WHERE owner = ? AND batch_id = ?"
-        await self.objects.database.execute(query, (owner, batch_id))
+        await self.database.execute(query, (owner, batch_id))

@@ -15,7 +15,7 @@ import pytest
 
 from server.errors import ConfigError, InvalidRequest, Unavailable
 from server.state import redis_objects
-from server.state.batches import BatchLine, BatchLines
+from server.state.batches import BatchLine, BatchObjects
 from server.state.database import Database, open_database
 from server.state.objects import Json, Kind, Objects, PageQuery, QuotaExceeded
 from server.state.redis import Redis
@@ -270,10 +270,10 @@ def test_two_servers_may_create_the_file_at_the_same_time(tmp_path: Path, monkey
 
 
 async def test_a_batch_is_stored_with_its_requests_or_not_at_all() -> None:
-    objects = SqliteObjects(Database(None), MIB)
+    objects = BatchObjects(Database(None), MIB)
     await objects.database.execute(DISK_IS_FULL.format("INSERT"))
     with pytest.raises(Unavailable):
-        await BatchLines(objects).add("me", {"id": "d", "api": "openai"}, [BatchLine(0, "0", b"{}")])
+        await objects.add_batch("me", {"id": "d", "api": "openai"}, [BatchLine(0, "0", b"{}")])
     assert await used_bytes(objects) == 0
     objects.database.close()
 
@@ -304,11 +304,10 @@ async def test_unfinished_work_is_taken_over_when_its_server_has_ended(tmp_path:
 
 
 async def test_the_requests_of_a_batch_count_and_are_deleted_with_it() -> None:
-    objects = SqliteObjects(Database(None), MIB)
-    lines = BatchLines(objects)
-    await lines.add("me", {"id": "d", "api": "openai"}, [BatchLine(n, str(n), b"{}") for n in range(3)])
+    objects = BatchObjects(Database(None), MIB)
+    await objects.add_batch("me", {"id": "d", "api": "openai"}, [BatchLine(n, str(n), b"{}") for n in range(3)])
     before = await used_bytes(objects)
-    await lines.store("me", "d", 1, "completed", {"body": "x"})
+    await objects.store_result("me", "d", 1, "completed", {"body": "x"})
     assert await used_bytes(objects) == before + len(b'{"body":"x"}')
     assert await objects.remove("me", "batch", "d")
     assert await used_bytes(objects) == 0
