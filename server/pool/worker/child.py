@@ -43,8 +43,6 @@ BUSY_HEARTBEAT_S, IDLE_HEARTBEAT_S = 0.5, 2.0
 STATUS_INTERVAL_S = 0.05
 """The least time between two status messages of step threads, except when a request ends."""
 SEND_BYTES = 4 << 20
-ENGINE_CALLS = ("load_adapter", "unload_adapter", "limit_caches", "erase_slot", "reset_cache", "block_changes")
-"""Methods of the generating engine that the server calls."""
 EXIT_FAILED = 70
 _PR_SET_PDEATHSIG = 1
 _OOM_SCORE = "500"  # of 1000: the kernel kills this process before the server
@@ -96,6 +94,8 @@ class Worker(Connection):
         self._threads = ThreadPoolExecutor(8, "model")
         self._grammars = ThreadPoolExecutor(1, "grammar")
         self._loader: Loader  # after `_start`
+        self._generator: ReportingEngine  # after `_load`, if the model has one, as the reader
+        self._reader: MediaReader
         self.model: LoadedModel | None = None
         self._engines: dict[str, ReportingEngine | EmbeddingEngine] = {}
         self.requests: dict[int, Ticket | None] = {}
@@ -105,8 +105,27 @@ class Worker(Connection):
         self._chunks: HandleTable[MediaChunk] = HandleTable()
         self._status_lock = threading.Lock()
         self._status_at = 0.0
-        functions: dict[str, Callable[..., Any]] = {"start": self._start, "check_progress": self._check_progress}
-        functions |= {"ping": self._ping, "loader": self._ask_loader, "load": self._load}
+        functions: dict[str, Callable[..., Any]] = {
+            "start": self._start,
+            "check_progress": self._check_progress,
+            "ping": self._ping,
+            "loader": lambda method, *arguments: self.in_thread(partial(getattr(self._loader, method), *arguments)),
+            "load": self._load,
+            "preparing": self._prepare,
+            "close": self._close,
+            "submit": self._receive,
+            "cancel": self._cancel,
+            "end_reasoning": self._end_reasoning,
+            "watch": self._watch,
+            "set_adapter_scales": self._set_adapter_scales,
+            "generator": lambda method, *arguments: getattr(self._generator, method)(*arguments),
+            "save_slot": lambda *arguments: slots.save(cast(LoadedModel, self.model), *arguments),
+            "restore_slot": lambda *arguments: slots.restore(cast(LoadedModel, self.model), *arguments),
+            "embed": self._embed,
+            "tokenize": self._tokenize,
+            "count": self._count,
+            "release_chunk": self._chunks.release,
+        }
         super().__init__(functions, lost=lost, invalid=self._invalid_message, resolve=self._local)
         self.connect(end)
 
@@ -138,7 +157,6 @@ class Worker(Connection):
         self.fail(f"{type(error).__name__}: {error}")
 
     def fail(self, reason: str) -> None:
-        """Report `reason` and exit."""
         self.notify("failing", reason)
         self._loop.call_later(1.0, os._exit, EXIT_FAILED)
 
@@ -168,7 +186,6 @@ class Worker(Connection):
         """Answer."""
 
     async def in_thread(self, work: Callable[[], T]) -> T:
-        """Run blocking work in a thread."""
         return await self._loop.run_in_executor(self._threads, work)
 
     # ---- loading
@@ -179,64 +196,46 @@ class Worker(Connection):
             logging.getLogger(name).setLevel(level)
         self._loader = make_loader()
 
-    async def _ask_loader(self, method: str, *arguments: Any) -> Any:
-        """Call a method of `Loader` besides ``load``."""
-        return await self.in_thread(lambda: getattr(self._loader, method)(*arguments))
-
     async def _load(self, spec: ModelSpec) -> LoadedFacts:
         factories = Factories(engine=partial(ReportingEngine, outlet=self._post_step), template=_no_template)
         load = Load(spec, self._loader, factories, partial(self.notify, "progress"), lambda: not self.busy)
         self.model = model = await load.loaded(Fit(spec), self.in_thread)
         generator, embedder, reader = model.generator, model.embedding, model.media
-        facts: dict[str, Any] = {"info": model.info, "footprint": dict(model.weights.footprint())}
-        self.functions |= {"preparing": self._prepare, "close": self._close}
+        facts = LoadedFacts(model.info, dict(model.weights.footprint()))
         if isinstance(generator, ReportingEngine):
-            self._engines["generator"] = generator
-            facts |= {"generator": (generator.bounds, generator.n_slots_each, generator.adapters)}
-            self.functions |= {
-                "submit": partial(self._receive, generator),
-                "cancel": partial(self._cancel, generator),
-                "end_reasoning": self._end_reasoning,
-                "watch": partial(self._watch, generator),
-                "set_adapter_scales": partial(_set_adapter_scales, generator),
-                "save_slot": partial(slots.save, model),
-                "restore_slot": partial(slots.restore, model),
-                **{name: getattr(generator, name) for name in ENGINE_CALLS},
-            }
+            self._engines["generator"] = self._generator = generator
+            facts.generator = generator.bounds, generator.n_slots_each, generator.adapters
         if isinstance(embedder, EmbeddingEngine):
             self._engines["embedder"] = embedder
-            facts |= {"embedder": (embedder.info, embedder.n_slots, embedder.takes_media)}
-            self.functions["embed"] = partial(self._embed, embedder)
+            facts.embedder = embedder.info, embedder.n_slots, embedder.takes_media
         if reader is not None:
-            facts |= {"reader": (reader.kinds, reader.marker, reader.sample_rate, reader.fingerprint)}
-            self.functions |= {"tokenize": partial(self._tokenize, reader), "count": partial(self._count, reader)}
-            self.functions["release_chunk"] = self._chunks.release
+            self._reader = reader
+            facts.reader = reader.kinds, reader.marker, reader.sample_rate, reader.fingerprint
         gc.freeze()  # it lives as long as the process: full passes over it would delay steps
-        return LoadedFacts(**facts)
+        return facts
 
     @property
     def busy(self) -> bool:
-        """Whether any request waits or runs."""
         return bool(self.requests) or (self.model is not None and self.model.busy)
 
     # ---- requests
 
-    def _receive(self, engine: ReportingEngine, number: int, body: bytes, has_grammar: bool) -> None:
+    def _receive(self, number: int, body: bytes, has_grammar: bool) -> None:
         """Submit a request. One with a grammar is decoded in a thread, because the grammar is compiled."""
         self.requests[number] = None
         decode = Decoder([body], self._local).load
         if has_grammar:
             decoding = self._loop.run_in_executor(self._grammars, decode)
-            decoding.add_done_callback(lambda done: self._submit(engine, number, done.result))
+            decoding.add_done_callback(lambda done: self._submit(number, done.result))
         else:
-            self._submit(engine, number, decode)
+            self._submit(number, decode)
 
-    def _submit(self, engine: ReportingEngine, number: int, decoded: Callable[[], Request]) -> None:
+    def _submit(self, number: int, decoded: Callable[[], Request]) -> None:
         """Submit a request to the engine, unless it was cancelled; an error becomes its last event."""
         try:
             request = decoded()
             if number in self.requests:
-                self.requests[number] = ticket = engine.submit(request, partial(self._end, number))
+                self.requests[number] = ticket = self._generator.submit(request, partial(self._end, number))
                 if ticket.ended:  # already, and forgotten
                     self.requests.pop(number, None)
                 self._send_status_when_idle()
@@ -249,9 +248,9 @@ class Worker(Connection):
         self.requests.pop(number, None)
         self._deliver([(number, events)], over=True)
 
-    def _cancel(self, engine: ReportingEngine, number: int) -> None:
+    def _cancel(self, number: int) -> None:
         if (ticket := self.requests.pop(number, None)) is not None:
-            engine.cancel(ticket)
+            self._generator.cancel(ticket)
 
     def _end_reasoning(self, number: int) -> None:
         if (ticket := self.requests.get(number)) is not None:
@@ -303,7 +302,8 @@ class Worker(Connection):
         bare = tuple(replace(slot, request=None) for slot in slots)
         return EngineStatus(engine.busy, engine.stats, bare, requests)
 
-    def _watch(self, engine: ReportingEngine, wanted: bool) -> None:
+    def _watch(self, wanted: bool) -> None:
+        engine = self._generator
         engine.watch(wanted=wanted)
         if wanted:
             self.notify("views", engine.views(), engine.ended(), engine.cached_states())
@@ -320,22 +320,20 @@ class Worker(Connection):
         await self._engines[engine].close(drain_s)
         self._send_status()
 
-    async def _embed(
-        self, engine: EmbeddingEngine, inputs: Sequence[Sequence[int] | MediaPrompt]
-    ) -> list[tuple[tuple[int, ...], bytes]]:
+    async def _embed(self, inputs: Sequence[Sequence[int] | MediaPrompt]) -> list[tuple[tuple[int, ...], bytes]]:
         """Return the shape and the data of each input's vectors."""
         try:
-            vectors = await engine.submit(inputs)
+            vectors = await cast(EmbeddingEngine, self._engines["embedder"]).submit(inputs)
         finally:
             self._send_status_when_idle()
         return [(each.shape, each.tobytes()) for each in vectors]
 
     async def _tokenize(
-        self, reader: MediaReader, parts: Sequence[str | Bitmap], add_special: bool, parse_special: bool
+        self, parts: Sequence[str | Bitmap], add_special: bool, parse_special: bool
     ) -> tuple[list[int], list[tuple[MediaSpan, int, bytes, bool]]]:
         """Return the prompt's tokens, and for each medium its span, and its chunk's number, key and causality."""
         prompt = await self.in_thread(
-            partial(reader.tokenize, parts, add_special=add_special, parse_special=parse_special)
+            partial(self._reader.tokenize, parts, add_special=add_special, parse_special=parse_special)
         )
         spans: list[tuple[MediaSpan, int, bytes, bool]] = []
         for span in prompt.spans:
@@ -343,16 +341,14 @@ class Worker(Connection):
             spans.append((span.kept, self._chunks.add(span.chunk), span.chunk.key, span.chunk.causal))
         return prompt.tokens, spans
 
-    async def _count(
-        self, reader: MediaReader, parts: Sequence[str | Bitmap], add_special: bool, parse_special: bool
-    ) -> int:
-        return await self.in_thread(partial(reader.count, parts, add_special=add_special, parse_special=parse_special))
+    async def _count(self, parts: Sequence[str | Bitmap], add_special: bool, parse_special: bool) -> int:
+        count = partial(self._reader.count, parts, add_special=add_special, parse_special=parse_special)
+        return await self.in_thread(count)
 
-
-def _set_adapter_scales(engine: ReportingEngine, scales: Adapters) -> None:
-    """Set the scales of those adapters that are still here: the server learns later that one has gone."""
-    here = {adapter.id for adapter in engine.adapters}
-    engine.set_adapter_scales(tuple(each for each in scales if each[0] in here))
+    def _set_adapter_scales(self, scales: Adapters) -> None:
+        """Set the scales of those adapters that are still here: the server learns later that one has gone."""
+        here = {adapter.id for adapter in self._generator.adapters}
+        self._generator.set_adapter_scales(tuple(each for each in scales if each[0] in here))
 
 
 def load_effort() -> tuple[int, ...]:
@@ -376,7 +372,6 @@ class _ServerHandler(logging.Handler):
         self._server = server
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Send one record. Thread-safe."""
         if record.exc_info and not record.exc_text:
             record.exc_text = logging.Formatter().formatException(record.exc_info)
         fields = {key: value for key, value in vars(record).items() if isinstance(value, str | int | float)}

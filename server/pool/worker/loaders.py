@@ -23,7 +23,6 @@ class Loaders:
     """The server's own loader, and worker processes while they measure and load. Used on the event loop."""
 
     def __init__(self, local: Loader, in_process: Callable[[], Loader]) -> None:
-        """`in_process` creates the loader in a worker process, from a pickle."""
         self.local = local
         self._in_process = in_process
         self._processes: dict[WorkerProcess, ModelSpec | None] = {}  # that have not ended; what waits for its load

@@ -93,7 +93,6 @@ fields: as dataclasses they take the step thread three times as long to send.
 
 
 def step_events(batch: Iterable[tuple[int, Sequence[Event]]]) -> StepEvents:
-    """Return the events of a step as they are sent."""
     return [(number, [_packed(event) for event in events]) for number, events in batch]
 
 
@@ -130,7 +129,7 @@ ReaderFacts: TypeAlias = tuple[frozenset[BitmapKind], str, int, str]
 """Kinds, marker, sample rate and fingerprint of the projector."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LoadedFacts:
     """Constants of the loaded model, and what it takes."""
 
@@ -166,7 +165,6 @@ class HandleTable(dict[int, T]):
         self._numbers = itertools.count(1)
 
     def add(self, value: T) -> int:
-        """Return the new object's number."""
         number = next(self._numbers)
         self[number] = value
         return number
@@ -333,7 +331,7 @@ class Connection:
         self._numbers = itertools.count(1)
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._answers: dict[int, asyncio.Task[None]] = {}
-        self._n_ended = 0
+        self._read_to_end = threading.Event()
         self._sending, self._writable = threading.Lock(), select.poll()
         self._queue: SimpleQueue[Parts | None] = SimpleQueue()
         self._chunk, self._unread = memoryview(bytearray(_READ_BYTES)), bytearray()
@@ -454,14 +452,9 @@ class Connection:
             self._send(parts)
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # ends the reading of both ends
-        self._close_half()
-
-    def _close_half(self) -> None:
-        """Close the socket after both reading and writing have ended."""
+        self._read_to_end.wait()
         with self._sending:
-            self._n_ended += 1
-            if self._n_ended == 2:
-                self._socket.close()
+            self._socket.close()
 
     def _read(self) -> None:
         try:
@@ -477,7 +470,7 @@ class Connection:
             return
         self._loop.remove_reader(self._socket)
         self.disconnect()
-        self._close_half()
+        self._read_to_end.set()
         self._lost()
 
     def _whole_messages(self) -> list[list[bytes]]:

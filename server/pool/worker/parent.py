@@ -117,7 +117,6 @@ class WorkerProcess(Connection):
 
     @property
     def engines(self) -> Sequence[EngineProxy]:
-        """The proxies of the model's engines."""
         return [engine for engine in (self.generator, self.embedder) if engine is not None]
 
     # ---- calls
@@ -212,7 +211,6 @@ class WorkerProcess(Connection):
     embedding_runner = runner
 
     def footprint(self) -> Footprint:
-        """Return the memory that the worker measured."""
         return self._footprint
 
     def close(self) -> None:
@@ -320,7 +318,6 @@ def _log(fields: Mapping[str, Any]) -> None:
 
 
 def exit_reason(status: int) -> str:
-    """Describe a process' exit status."""
     if status >= 0:
         return f"its process ended with status {status}"
     try:

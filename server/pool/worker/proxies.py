@@ -53,7 +53,6 @@ class EngineProxy:
         return not self.process.ended.done()
 
     def update(self, status: EngineStatus) -> None:
-        """Receive the status of the worker's engine."""
         self._status, self.stats = status, status.stats
 
     def slots(self) -> list[SlotSnapshot]:
@@ -64,7 +63,6 @@ class EngineProxy:
         return [replace(slot, request=self._shown.get(id_)) for slot, id_ in pairs]
 
     def process_ended(self) -> None:
-        """Handle the end of the process."""
         self._status = None
 
     def check_progress(self, limit_s: float) -> None:
@@ -148,7 +146,6 @@ class IsolatedEngine(EngineProxy):
             self.process.notify("cancel", ticket.number)
 
     def receive(self, batch: Mapping[int, list[Event]]) -> None:
-        """Receive the events of steps, by request number."""
         for number, events in batch.items():
             found = self._open.get(number)
             if found is None:
@@ -192,7 +189,6 @@ class IsolatedEngine(EngineProxy):
         self.process.notify("watch", wanted)
 
     def show(self, views: Sequence[InstanceView], ended: Sequence[ChoiceView], cached: Mapping[str, TierView]) -> None:
-        """Receive views of the worker's engine."""
         self._views, self._ended, self._cached = views, ended, cached
 
     def views(self) -> Sequence[InstanceView]:
@@ -222,22 +218,22 @@ class IsolatedEngine(EngineProxy):
         self.process.notify("set_adapter_scales", default_set(self.adapters))
 
     async def load_adapter(self, name: str, path: str, in_place: bool) -> None:
-        self._use_adapters(await self.in_worker("load_adapter", name, path, in_place))
+        self._use_adapters(await self.in_worker("generator", "load_adapter", name, path, in_place))
 
     async def unload_adapter(self, name: str) -> None:
-        self._use_adapters(await self.in_worker("unload_adapter", name))
+        self._use_adapters(await self.in_worker("generator", "unload_adapter", name))
 
     def limit_caches(self, n_bytes: int) -> None:
-        self.process.notify("limit_caches", n_bytes)
+        self.process.notify("generator", "limit_caches", n_bytes)
 
     async def erase_slot(self, id_slot: int, owner: str = "") -> int:
-        return int(await self.in_worker("erase_slot", id_slot, owner))
+        return int(await self.in_worker("generator", "erase_slot", id_slot, owner))
 
     async def reset_cache(self) -> int:
-        return int(await self.in_worker("reset_cache"))
+        return int(await self.in_worker("generator", "reset_cache"))
 
     async def block_changes(self) -> BlockReport:
-        return cast(BlockReport, await self.in_worker("block_changes"))
+        return cast(BlockReport, await self.in_worker("generator", "block_changes"))
 
 
 class IsolatedEmbedder(EngineProxy):
