@@ -40,7 +40,6 @@ class ModelPool:
     sandbox: Sandbox | None
 
     def close_sandboxes(self) -> None:
-        """End the sandbox processes."""
         for each in (self.sandbox, self.renderer):
             if each is not None:
                 each.close()

@@ -54,7 +54,6 @@ class Reload:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def begin(self) -> None:
-        """Reload everything in a task."""
         task = asyncio.create_task(self.all(), name="reload")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

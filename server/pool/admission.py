@@ -28,14 +28,22 @@ class MemoryAdmission:
         self._in_thread = in_thread
 
     async def measure(self, entry: Entry) -> None:
-        """Measure a model, unless its files are the same as before. Raises `ModelFailed` for a file that cannot be
-        loaded.
+        """Measure the least memory that a model takes, unless its files are the same as before; nothing where it cannot
+        be measured. Raises `ModelFailed` for a file that cannot be loaded.
         """
         stamps = await self._in_thread(entry.spec.stamps)
         if stamps != entry.stamps:
             entry.stamps, entry.measured, entry.fit = stamps, None, None
         if entry.measured is None:
-            least, memory = await self.size(entry.spec)
+            loader = self._loaders.of(entry.spec)
+            least: Footprint = {}
+            try:
+                least, memory = await self._in_thread(lambda: _measured(loader, entry.spec))
+            finally:
+                if least:
+                    self._loaders.keep(entry.spec, loader)
+                else:
+                    self._loaders.abandon(loader)
             self._share(entry, Fit(entry.spec, least))
             self.budget = self.budget or (self.limit.limits(memory) if memory else {})
             entry.measured = needed(entry.spec, least, self.budget)
@@ -63,21 +71,6 @@ class MemoryAdmission:
             elif entry.status in OCCUPYING and not entry.leaving:
                 seen.add(entry.weights)
         return found
-
-    async def size(self, spec: ModelSpec) -> tuple[Footprint, Mapping[str, Memory]]:
-        """Return the least memory a model takes and the memory there is; nothing if it cannot be measured. Raises
-        `ModelFailed` for a file that cannot be loaded.
-        """
-        loader = self._loaders.of(spec)
-        least: Footprint = {}
-        try:
-            least, memory = await self._in_thread(lambda: _measured(loader, spec))
-            return least, memory
-        finally:
-            if least:
-                self._loaders.keep(spec, loader)
-            else:
-                self._loaders.abandon(loader)
 
     def granted(self, entry: Entry, later: Iterable[str]) -> Mapping[str, int]:
         """Return what `entry` may take: free memory minus the needs of `later` models."""

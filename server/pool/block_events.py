@@ -121,7 +121,6 @@ def hash_of_none(seed: str | None) -> Hash:
 
 
 def block_hash(before: Hash, tokens: Sequence[int], salt: str = "") -> Hash:
-    """Return the hash of a block."""
     extra = _cbor_head(4, 1) + _cbor_text(salt) if salt else b"\xf6"
     written = b"".join([_cbor_head(0, token) for token in tokens])
     return sha256(b"\x83" + _cbor_head(2, len(before)) + before + _cbor_head(4, len(tokens)) + written + extra).digest()

@@ -78,12 +78,10 @@ class Entry:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Its id and aliases."""
         return self.spec.id, *self.spec.aliases
 
     @property
     def leases(self) -> Set[Lease]:
-        """The leases on the loaded model."""
         loaded = self.loaded  # once: other threads ask, too
         return frozenset() if loaded is None else loaded.leases
 
@@ -135,7 +133,6 @@ class Entry:
 
     @property
     def under_way(self) -> bool:
-        """Whether it is being downloaded, loaded or freed."""
         return self.task is not None and not self.task.done()
 
     @property
@@ -183,17 +180,10 @@ class Entry:
         )
 
     @property
-    def sleep_idle_s(self) -> float:
-        """Seconds without work after which it is freed; negative = never."""
-        return self.spec.sleep_idle_s if self.keep_alive_s is None else self.keep_alive_s
-
-    @property
     def pinned(self) -> bool:
-        """Whether it is never unloaded for other models."""
         return self.spec.pinned if self.pin is None else self.pin
 
     def state(self, *, queued: bool, now: float) -> ModelState:
-        """Return what endpoints show."""
         return ModelState(
             spec=self.spec,
             status=self.status,
@@ -214,9 +204,10 @@ class Entry:
 
     def sleeps_in_s(self, now: float) -> float | None:
         """Return the seconds until it is freed if nothing uses it; None = never."""
-        if self.status is not Status.READY or self.sleep_idle_s < 0:
+        after_s = self.spec.sleep_idle_s if self.keep_alive_s is None else self.keep_alive_s
+        if self.status is not Status.READY or after_s < 0:
             return None
-        return max((self.last_used if self.idle else now) + self.sleep_idle_s - now, 0.0)
+        return max((self.last_used if self.idle else now) + after_s - now, 0.0)
 
 
 def log_failure(task: asyncio.Task[None]) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import chain
 from typing import Self
@@ -68,7 +69,7 @@ PoolEvent = StatusChanged | LoadProgress | DownloadProgress | DownloadEnded | Li
 _Progress = (LoadProgress, DownloadProgress)
 
 
-class Subscription:
+class Subscription(AbstractContextManager["Subscription"]):
     """An async iterator over the events since it was made; ends when the pool closes or `close` is called.
 
     Holds at most `limit` events. A listener that is slower loses the oldest progress first, then states that a
@@ -111,9 +112,6 @@ class Subscription:
             self._wake.clear()
             await self._wake.wait()
         return self._events.popleft()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -77,7 +77,6 @@ def added(footprints: Iterable[Footprint]) -> dict[str, Bytes]:
 
 
 def totals(footprint: Footprint) -> dict[str, int]:
-    """Bytes by device."""
     return {device: taken.total for device, taken in footprint.items()}
 
 
@@ -109,7 +108,6 @@ class Amount:
     part: float | None = None
 
     def of(self, memory: Memory) -> int:
-        """Return the limit in bytes."""
         return self.n_bytes if self.part is None else int(memory.total * self.part)
 
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import TYPE_CHECKING, Self, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from server.engine.runner_api import EmbeddingRunner, Runner
 from server.engine.snapshots import SlotSnapshot
@@ -117,12 +117,10 @@ class LoadedModel:
     @property
     def engines(self) -> "list[Generator | Embedder]":
         """One or two; the first is the one whose slots are shown."""
-        engines: list[Generator | Embedder | None] = [self.generator, self.embedding]
-        return [engine for engine in engines if engine is not None]
+        return [engine for engine in (self.generator, self.embedding) if engine is not None]
 
     @property
     def busy(self) -> bool:
-        """Whether any request waits or runs."""
         return any(engine.busy for engine in self.engines)
 
     @property
@@ -147,11 +145,9 @@ class LoadedModel:
 
     @property
     def n_slots(self) -> int:
-        """Slots of all instances."""
         return self.engines[0].n_slots
 
     def slots(self) -> list[SlotSnapshot]:
-        """Return what every slot does now."""
         return self.engines[0].slots()
 
     async def close(self, drain_s: float = 0.0) -> None:
@@ -207,14 +203,12 @@ class LoadedModel:
         self._preparing.start()
 
 
-class Lease:
+class Lease(contextlib.AbstractContextManager["Lease"]):
     """While it is held, the model's weights and vocabulary are not freed.
 
     To be released exactly by the request that took it, on the event loop; one lease per request (a second
     ``acquire`` under a lease may wait for ever when ``models_max`` is reached).
     """
-
-    __slots__ = ("_on_release", "keep_alive_s", "model")
 
     def __init__(self, model: LoadedModel, on_release: Callable[["Lease"], None]) -> None:
         self.model = model
@@ -226,7 +220,6 @@ class Lease:
 
     @property
     def released(self) -> bool:
-        """Whether `release` was called."""
         return self._on_release is None
 
     def release(self) -> None:
@@ -234,9 +227,6 @@ class Lease:
         on_release, self._on_release = self._on_release, None
         if on_release is not None:
             on_release(self)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.release()

@@ -119,7 +119,6 @@ class _Plan:
         self._promised.append(need)
 
     def decision(self) -> Decision:
-        """Return the result."""
         evict, give_way = [m.id for m in self._leave if m.idle], [m.id for m in self._leave if not m.idle]
         return Decision(tuple(self._load), tuple(self._left_out), tuple(evict), frozenset(give_way))
 

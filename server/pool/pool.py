@@ -186,7 +186,6 @@ class Pool:
         return self._scheduler.memory.budget
 
     async def memory(self) -> Mapping[str, Memory]:
-        """Return the current memory of the machine and its devices."""
         return await self._loaders.memory(list(self._entries.values()))
 
     def subscribe(self) -> Subscription:
@@ -261,7 +260,6 @@ class Pool:
         return await self._scheduler.wait(entry, may_load=may_load)
 
     def _check_may_load(self, entry: Entry, autoload: bool) -> None:
-        """Raise if this request may not load the model."""
         if entry.status is Status.FAILED:
             cooling = self._clock() < entry.failed_at + self.limits.retry_failed_s
             if cooling or not autoload:

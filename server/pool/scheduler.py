@@ -70,7 +70,6 @@ class Scheduler:
         clock: Callable[[], float],
         fetcher: Fetcher,
     ) -> None:
-        """`fetcher` downloads missing files."""
         self.queue: dict[str, float] = {}  # model -> since when it may be loaded, in order of arrival
         self.freeing: set[asyncio.Task[None]] = set()  # models whose processes have ended
         self.stopped = False
@@ -88,7 +87,6 @@ class Scheduler:
         self._draining: dict[asyncio.Timeout, float | None] = {}  # see `_limited`
 
     async def in_thread(self, work: Callable[[], T]) -> T:
-        """Run blocking work in a thread."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def _quiet(self) -> bool:
@@ -113,7 +111,6 @@ class Scheduler:
     # ---- leases
 
     def lease(self, entry: Entry) -> Lease:
-        """Return a lease on a serving model."""
         assert entry.loaded is not None
         lease = Lease(entry.loaded, partial(self._released, entry))
         entry.loaded.leases.add(lease)
@@ -134,7 +131,6 @@ class Scheduler:
             self.advance()
 
     def _grant(self, entry: Entry) -> None:
-        """Grant a lease to every waiter of a serving model."""
         waiters, entry.waiters = entry.waiters, {}
         entry.asked = False
         self.queue.pop(entry.id, None)
@@ -551,7 +547,6 @@ class Scheduler:
         entry.task.add_done_callback(log_failure)
 
     def _fail(self, entry: Entry, reason: str) -> None:
-        """Record that a model could not be loaded or freed."""
         entry.failure = entry.spec.by_name(reason)  # all of it is in the log
         entry.failed_at = self._clock()
         self._move(entry, Status.FAILED)

@@ -124,6 +124,16 @@ async def is_back(api: Api, model: str = "demo", after: int = 0) -> None:
     await until(lambda: n_restarts(api, model) > after and api.pool.serves(model))
 
 
+def kill(api: Api, model: str = "demo") -> None:
+    os.kill(engine(api, model).process.pid, signal.SIGKILL)
+
+
+async def restart(api: Api, model: str = "demo") -> None:
+    """Kill the model's process and wait for the next one."""
+    kill(api, model)
+    await is_back(api, model)
+
+
 def chat(text: str, **more: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": text}], "temperature": 0, "max_tokens": 20, **more}
 
@@ -182,7 +192,7 @@ async def test_killed_under_streams_it_ends_only_its_own_with_an_error_and_comes
         ]
         await asyncio.gather(*map(until_streamed, of_a))
         other = engine(api, "b").process.pid
-        os.kill(engine(api, "a").process.pid, signal.SIGKILL)
+        kill(api, "a")
         for exchange in of_a:
             raw = b"".join([part async for part in exchange.chunks()])
             last = orjson.loads(raw.rpartition(b"data: {")[2].partition(b"\n\n")[0].join([b"{", b""]))
@@ -211,7 +221,7 @@ async def test_a_stream_that_a_ping_has_begun_goes_on_after_a_retry(start: Start
             raw = b""
             while b"event: response.created" not in raw or not hangs.exists():
                 raw += await exchange.chunk()
-            os.kill(engine(api).process.pid, signal.SIGKILL)
+            kill(api)
             raw += b"".join([part async for part in exchange.chunks()])
         lines = [line for line in raw.splitlines() if b'"sequence_number"' in line]  # pings before it began have none
         events = [orjson.loads(line.removeprefix(b"data: ")) for line in lines]
@@ -228,7 +238,7 @@ async def test_a_request_that_is_prepared_as_the_process_ends_is_retried(start: 
             threads.submit(prepared.wait)
         asked = asyncio.create_task(api.expect(CHAT, chat("Hi")))
         await until(lambda: api.pool.state("demo").n_leases == 1)
-        os.kill(engine(api).process.pid, signal.SIGKILL)
+        kill(api)
         await is_back(api)
         prepared.set()
         await asked
@@ -244,7 +254,7 @@ async def test_a_retry_does_not_get_the_lost_model_again(start: Start, monkeypat
     async with start() as api:
         asked = asyncio.create_task(api.expect(CHAT, chat("!wait 9!")))
         await until(lambda: engine(api).busy)
-        os.kill(engine(api).process.pid, signal.SIGKILL)
+        kill(api)
         await asked
 
 
@@ -282,18 +292,16 @@ async def test_a_model_that_ends_again_and_again_pauses_and_is_not_ready(
 ) -> None:
     monkeypatch.setattr(scheduler, "FIRST_PAUSE_S", 60.0)
     async with start(models=TWO) as api:
-        os.kill(engine(api, "a").process.pid, signal.SIGKILL)
-        await is_back(api, "a")
+        await restart(api, "a")
         killed = time.monotonic()
-        os.kill(engine(api, "a").process.pid, signal.SIGKILL)
+        kill(api, "a")
         await until(lambda: not api.pool.serves("a"))
         reply = await api.expect(CHAT, chat("Hi", model="a"), 503, "SIGKILL")
         assert 60 - (time.monotonic() - killed) <= int(reply.headers["retry-after"]) <= 60
         await api.expect("GET /readyz", part={"failed": {"a": api.pool.state("a").failure}})
         await api.expect(CHAT, chat("Hi", model="b"))
-        os.kill(engine(api, "b").process.pid, signal.SIGKILL)
-        await is_back(api, "b")
-        os.kill(engine(api, "b").process.pid, signal.SIGKILL)
+        await restart(api, "b")
+        kill(api, "b")
         await until(lambda: not api.pool.serves("b"))
         await api.expect("GET /readyz", status=503, part="SIGKILL")
         await api.expect("POST /models/unload", {"model": "a"})  # not loaded again
@@ -304,7 +312,7 @@ async def test_a_model_that_ends_again_and_again_pauses_and_is_not_ready(
 async def test_a_lease_that_is_still_held_does_not_delay_the_restart(start: Start) -> None:
     async with start() as api:
         with await api.pool.acquire("demo") as lease:  # as of a client that does not read its stream
-            os.kill(engine(api).process.pid, signal.SIGKILL)
+            kill(api)
             await is_back(api)
             await api.expect(CHAT, chat("Hi"))
             assert lease.model.vocab.tokenize("Hi", add_special=False, parse_special=False)
@@ -340,10 +348,30 @@ async def test_a_picture_that_was_seen_before_is_neither_decoded_nor_encoded(
         assert (len(decoded), engine(api).stats.n_media_encoded) == (1, 1)
 
         await until(lambda: any(tmp_path.rglob(f"*{EMBEDDINGS_SUFFIX}")))
-        os.kill(engine(api).process.pid, signal.SIGKILL)
+        kill(api)
         await is_back(api)
         assert await ask(first, cache_prompt=False) == said
         assert (len(decoded), engine(api).stats.n_media_encoded) == (1, 0)
+
+
+@asynccontextmanager
+async def calling(start: Start, end: Callable[[], Any]) -> AsyncIterator[tuple[Api, str]]:
+    """An application whose model calls the tool `end` of an MCP server, and its URL."""
+
+    class Ending(Tools):
+        def make(self) -> MCPServer:
+            server = super().make()
+            server.tool(structured_output=False)(end)
+            return server
+
+    async with served(Ending()) as url:
+        settings = {"mcp_servers": {"calc": {"url": url}}, "mcp_api": "calc"}
+        async with start("calling", {"demo": {**ONE["demo"], "chat_template": "chatml"}}, **settings) as api:
+            yield api, url
+
+
+TOOLS = [{"type": "mcp", "server_label": "calc", "require_approval": "never"}]
+GO = {"input": "Go", "temperature": 0, "max_output_tokens": 500, "tools": TOOLS}
 
 
 async def test_a_process_that_ends_during_a_tool_call_does_not_end_the_reply(
@@ -351,62 +379,37 @@ async def test_a_process_that_ends_during_a_tool_call_does_not_end_the_reply(
 ) -> None:
     monkeypatch.setattr(scheduler, "FIRST_PAUSE_S", 0.01)
 
-    class Ending(Tools):
-        def make(self) -> MCPServer:
-            server = super().make()
+    async def end() -> str:
+        n = n_restarts(api)
+        kill(api)
+        await (is_back(api, after=n) if n < 2 else until(lambda: not api.pool.serves("demo")))
+        return "ended"
 
-            @server.tool(structured_output=False)
-            async def end() -> str:
-                """Ends the model's process."""
-                n = n_restarts(api)
-                os.kill(engine(api).process.pid, signal.SIGKILL)
-                await (is_back(api, after=n) if n < 2 else until(lambda: not api.pool.serves("demo")))
-                return "ended"
-
-            return server
-
-    async with served(Ending()) as url:
-        settings = {"mcp_servers": {"calc": {"url": url}}, "mcp_api": "calc"}
-        async with start("calling", {"demo": {**ONE["demo"], "chat_template": "chatml"}}, **settings) as api:
-            tools = [{"type": "mcp", "server_label": "calc", "require_approval": "never"}]
-            body = {"input": "Go", "temperature": 0, "max_output_tokens": 500, "tools": tools}
-            await api.expect("POST /v1/responses", body, 200, "It goes on.")
-            await api.expect("POST /v1/responses", {**body, "stream": True}, 200, "It goes on.")
-            assert n_restarts(api) == 2
-            monkeypatch.setattr(scheduler, "FIRST_PAUSE_S", 100.0)
-            await api.expect("POST /v1/responses", body, 503, "SIGKILL")
-            (used,) = (await api.expect("GET /v1/usage")).json()["data"]
-            assert used["requests"] == 3  # the last one's first round counts
+    async with calling(start, end) as (api, _):
+        await api.expect("POST /v1/responses", GO, 200, "It goes on.")
+        await api.expect("POST /v1/responses", {**GO, "stream": True}, 200, "It goes on.")
+        assert n_restarts(api) == 2
+        monkeypatch.setattr(scheduler, "FIRST_PAUSE_S", 100.0)
+        await api.expect("POST /v1/responses", GO, 503, "SIGKILL")
+        (used,) = (await api.expect("GET /v1/usage")).json()["data"]
+        assert used["requests"] == 3  # the last one's first round counts
 
 
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
 async def test_a_process_that_ends_in_the_second_round_ends_the_reply_with_an_error(
     start: Start, tmp_path: Path, path: str
 ) -> None:
-    class Ending(Tools):
-        def make(self) -> MCPServer:
-            server = super().make()
+    def end() -> str:
+        return f"!die once {tmp_path}/{path[4:]}!"  # ends the model's process when it is read
 
-            @server.tool(structured_output=False)
-            def end() -> str:
-                """Returns what ends the model's process when it is read."""
-                return f"!die once {tmp_path}/{path[4:]}!"
-
-            return server
-
-    async with served(Ending()) as url:
-        settings = {"mcp_servers": {"calc": {"url": url}}, "mcp_api": "calc"}
-        async with start("calling", {"demo": {**ONE["demo"], "chat_template": "chatml"}}, **settings) as api:
-            body: dict[str, Any] = {"stream": True, "temperature": 0}
-            if path == "/v1/responses":
-                tool = {"type": "mcp", "server_label": "calc", "require_approval": "never"}
-                body |= {"input": "Go", "max_output_tokens": 500, "tools": [tool]}
-            else:
-                body |= {"messages": [{"role": "user", "content": "Go"}], "max_tokens": 500}
-                body["mcp_servers"] = [{"type": "url", "name": "calc", "url": url}]
-            beta = {"anthropic-beta": "mcp-client-2025-04-04"}
-            events = typed_events((await api.expect(f"POST {path}", body, headers=beta)).text)
-            assert n_restarts(api) == 1
+    async with calling(start, end) as (api, url):
+        body = GO
+        if path == "/v1/messages":
+            body = {"messages": [{"role": "user", "content": "Go"}], "temperature": 0, "max_tokens": 500}
+            body["mcp_servers"] = [{"type": "url", "name": "calc", "url": url}]
+        beta = {"anthropic-beta": "mcp-client-2025-04-04"}
+        events = typed_events((await api.expect(f"POST {path}", {**body, "stream": True}, headers=beta)).text)
+        assert n_restarts(api) == 1
     assert events[-1]["type"] == ("response.failed" if path == "/v1/responses" else "error"), events[-3:]
     assert "SIGKILL" in str(events[-1])
 
@@ -441,7 +444,7 @@ async def test_the_process_that_measures_a_model_loads_it_or_ends(
     async with start("sized", models=models) as api:
         await api.expect(CHAT, chat("Hi", model="a"))
         assert len(started) == 1
-        await api.pool._scheduler.memory.size(api.pool._entries["b"].spec)
+        await api.pool._scheduler.memory.measure(api.pool._entries["b"])
         assert len(started) == 2
     for child in started:
         await asyncio.wait_for(child.ended, 60)

@@ -123,11 +123,9 @@ class Loader(Measures):
         self.failing: dict[str, BaseException] = {}
         self.weights: list[FakeWeights] = []
         self.n_runners_that_fit = 1000
-        self.during: Callable[[str], None] = lambda model: None
 
     def load(self, spec: ModelSpec, progress: Callable[[float], bool]) -> FakeWeights:
         progress(0.0)
-        self.during(spec.id)
         if spec.id in self.failing:
             raise self.failing[spec.id]
         if not progress(1.0):
