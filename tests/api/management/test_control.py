@@ -96,11 +96,6 @@ async def test_with_several_models_the_model_may_be_named(serve: Serve) -> None:
         await settled(api)
 
 
-async def test_only_chats_can_be_controlled(client: httpx.AsyncClient) -> None:
-    reply = await client.post("/v1/completions", json={"prompt": "Hi", "reasoning_control": True})
-    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "reasoning_control")
-
-
 def gone() -> dict[str, Any]:
     return {"success": False, "message": "no active completion for this id"}
 

@@ -17,6 +17,8 @@ BAD = {"a": {"path": "a.gguf", "load": "startup"}, "b": {"path": "b.gguf", "load
 LATER = {"a": {"path": "a.gguf", "load": "on_demand"}}
 SUMMED = {"a": {"path": "a.gguf", "load": "startup", "instances": 2}, "b": {"path": "b.gguf", "load": "startup"}}
 EMBEDS = {"demo": {"path": "d.gguf", "load": "startup"}, "embed": {"path": "e.gguf", "embedding": True}}
+LORA = {"lora_name": "x", "lora_path": "x"}
+PAGE = {"systemMessage": "Be kind.", "temperature": 0.3}
 HI = {"messages": [{"role": "user", "content": "Hi"}]}
 IDLE = {"status": "ok", "slots_idle": 4, "slots_processing": 0}
 ROUTER = {"role": "router", "max_instances": 3, "models_autoload": True}
@@ -61,6 +63,10 @@ STATES: dict[str, tuple[dict[str, Any], list[Row]]] = {
             ),
             ("GET /lora-adapters", None, 200, "[]"),
             ("POST /lora-adapters", [], 200, {"success": True}),
+            *(
+                (f"POST /v1/{verb}_lora_adapter", LORA, 501, "Start it with `--lora-dir`")
+                for verb in ("load", "unload")
+            ),
         ],
     ),
     "no slots": (
@@ -172,6 +178,13 @@ STATES: dict[str, tuple[dict[str, Any], list[Row]]] = {
             ("HEAD /health", None, 200),
         ],
     ),
+    "settings of the web UI": (
+        {"server": {"ui_config": PAGE}},
+        [
+            ("GET /page/config", None, 200, {"settings": PAGE, "tools": False, "log_bodies": False}),
+            ("GET /props", None, 200, {"ui_settings": PAGE}),
+        ],
+    ),
     "no web UI": (
         {"server": {"ui": False}},
         [
@@ -195,6 +208,8 @@ STATES: dict[str, tuple[dict[str, Any], list[Row]]] = {
             ("POST /tools", {"tool": "get_info", "params": []}, 400),
             ("POST /tools", {"tool": "nothing"}, 404),
             ("POST /tools", {"tool": "read_file"}, 400),
+            ("POST /tools", {"tool": "read_file", "params": {"path": None}}, 400, "path: null is not of type 'string'"),
+            ("POST /v1/completions", {"prompt": "Hi", "reasoning_control": True}, 400, "reasoning_control"),
             ("POST /tools", {"tool": "read_file", "params": {"path": "a"}, "stream": True}, 404),
             ("POST /tools", {"tool": "get_info", "params": {}}, 501, "", {"x-tool-runtime": "docker:busybox"}),
             ("GET /v1/usage?start=yesterday", None, 400),

@@ -31,13 +31,9 @@ async def text(api: Any, **more: Any) -> str:
     return content
 
 
-async def test_adapters_are_shown_as_llama_server_shows_them(serve: Serve) -> None:
+async def test_adapters_are_shown_as_llama_server_does_and_switched_off_unless_they_are_named(serve: Serve) -> None:
     async with serve(models=MODELS) as api:
         assert (await api.client.get("/lora-adapters")).json() == SHOWN
-
-
-async def test_adapters_that_are_not_named_are_switched_off(serve: Serve) -> None:
-    async with serve(models=MODELS) as api:
         for body, expected in (
             ([{"id": 1, "scale": 0.25}], [0.0, 0.25]),
             ([{"id": 1, "scale": 2}, {"id": 0, "scale": -1.5}], [-1.5, 2.0]),
@@ -279,8 +275,3 @@ async def test_what_cannot_be_loaded_or_unloaded_changes_nothing(serve: Serve, f
         await api.expect(UNLOAD, {"lora_name": "x"}, 404, "The lora adapter 'x' cannot be found.")
         await api.expect(UNLOAD, {}, 400, "'lora_name' needs to be provided to unload a LoRA adapter.")
         assert await names(api) == {0: "taken"}
-
-
-async def test_adapters_are_loaded_at_runtime_only_from_a_configured_folder(api: Api) -> None:
-    for endpoint in (LOAD, UNLOAD):
-        await api.expect(endpoint, {"lora_name": "x", "lora_path": "x"}, 501, "Start it with `--lora-dir`")

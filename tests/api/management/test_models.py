@@ -156,7 +156,9 @@ RECORDED_KEYS = {
 RECORDED_PARAMS = json.loads((Path(__file__).parent / "recorded_params.json").read_text())
 
 
-async def test_the_only_models_properties_have_llama_servers_keys(client: httpx.AsyncClient) -> None:
+async def test_the_only_models_properties_are_llama_servers(
+    client: httpx.AsyncClient,
+) -> None:
     reply = await client.get("/props")
     assert reply.status_code == 200
     props = reply.json()
@@ -167,10 +169,10 @@ async def test_the_only_models_properties_have_llama_servers_keys(client: httpx.
     assert props["model_path"].endswith("demo.gguf")
     assert props["is_sleeping"] is False
     assert (props["endpoint_slots"], props["endpoint_metrics"]) == (True, False)
-
-
-async def test_the_default_sampling_is_llama_servers(client: httpx.AsyncClient) -> None:
-    params = (await client.get("/props")).json()["default_generation_settings"]["params"]
+    supported = {name for name, value in props["chat_template_caps"].items() if value}
+    assert supported == {"supports_string_content", "supports_system_role"}
+    assert len(props["chat_template_caps"]) == 10
+    params = props["default_generation_settings"]["params"]
     assert list(params) == list(RECORDED_PARAMS)
     random_seed = {"seed": 0xFFFFFFFF}
     assert {k: round(v, 6) if isinstance(v, float) else v for k, v in params.items()} == RECORDED_PARAMS | random_seed
@@ -186,11 +188,3 @@ async def test_a_sleeping_model_is_not_woken(serve: Serve) -> None:
         assert [s["is_processing"] for s in (await api.client.get("/slots")).json()] == [False] * 4
         assert (await api.client.get("/models")).json()["data"][0]["status"]["value"] == "sleeping"
         assert api.pool.states()[0].status is Status.SLEEPING
-
-
-async def test_the_templates_capabilities_have_llama_cpps_names(client: httpx.AsyncClient) -> None:
-    caps = (await client.get("/props")).json()["chat_template_caps"]
-    assert {name.removeprefix("supports_") for name, value in caps.items() if value} == {
-        *("string_content", "system_role"),
-    }
-    assert len(caps) == 10

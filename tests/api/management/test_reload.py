@@ -68,6 +68,12 @@ def models(folder: Path, *names: str, extra: str = "") -> str:
     return f"server: {{models_cache: false{extra}}}\nmodels:\n{rows}"
 
 
+async def sighup(caplog: pytest.LogCaptureFixture, said: str) -> None:
+    """Send SIGHUP and wait until the log says so."""
+    os.kill(os.getpid(), signal.SIGHUP)
+    await until(lambda: said in caplog.text)
+
+
 async def served(api: Api) -> list[str]:
     return [state.spec.id for state in api.pool.states()]
 
@@ -79,13 +85,11 @@ async def test_sighup_reads_models_and_keys_again(tmp_path: Path, caplog: pytest
     async with configured(tmp_path, models(tmp_path, "a", extra=extra)) as api:
         weights = api.pool.states()[0].loaded
         configure(tmp_path, models(tmp_path, "a", "b", extra=extra))
-        os.kill(os.getpid(), signal.SIGHUP)
-        await until(lambda: "reloaded: 1 keys, 2 models" in caplog.text)
+        await sighup(caplog, "reloaded: 1 keys, 2 models")
         assert await served(api) == ["a", "b"]
         assert api.pool.states()[0].loaded is weights  # untouched
         configure(tmp_path, models(tmp_path, "b", extra=extra))
-        os.kill(os.getpid(), signal.SIGHUP)
-        await until(lambda: "reloaded: 1 keys, 1 models" in caplog.text)
+        await sighup(caplog, "reloaded: 1 keys, 1 models")
         assert await served(api) == ["b"]
         await until(lambda: api.loader.loaded[0].closed)
 
@@ -110,8 +114,7 @@ async def test_a_file_of_keys_that_a_reload_names_is_followed(
         (tmp_path / "preset.ini").touch()
         extra = f", api_key_file: {tmp_path}/moved, {followed}"
         configure(tmp_path, models(tmp_path, "a", extra=extra))
-        os.kill(os.getpid(), signal.SIGHUP)
-        await until(lambda: "reloaded: 2 keys, 1 models" in caplog.text)
+        await sighup(caplog, "reloaded: 2 keys, 1 models")
         await until(lambda: "the API keys were read again: there are 2" in caplog.text)  # at the path's change
         (tmp_path / "moved").write_text("two\n")
         await until(lambda: "the API keys were read again: there are 1" in caplog.text)
@@ -181,8 +184,7 @@ async def test_sighup_loads_a_changed_startup_model_again(tmp_path: Path) -> Non
 async def test_a_bad_file_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture, broken: str) -> None:
     async with configured(tmp_path, models(tmp_path, "a")) as api:
         configure(tmp_path, broken)
-        os.kill(os.getpid(), signal.SIGHUP)
-        await until(lambda: "nothing was reloaded: " in caplog.text)
+        await sighup(caplog, "nothing was reloaded: ")
         assert await served(api) == ["a"]
         await api.expect("POST /v1/chat/completions", CHAT)
 
@@ -193,8 +195,7 @@ async def test_a_bad_key_file_keeps_new_models_away_too(tmp_path: Path, caplog: 
     async with configured(tmp_path, models(tmp_path, "a", extra=extra)) as api:
         (tmp_path / "keys").unlink()
         configure(tmp_path, models(tmp_path, "b", extra=extra))
-        os.kill(os.getpid(), signal.SIGHUP)
-        await until(lambda: "nothing was reloaded: " in caplog.text)
+        await sighup(caplog, "nothing was reloaded: ")
         assert await served(api) == ["a"]
         await api.expect("GET /v1/models", headers={"X-Api-Key": "one"})
 
@@ -214,8 +215,7 @@ async def test_a_reload_does_everything_or_nothing(tmp_path: Path, caplog: pytes
         changes.append(lambda: held.append(api.pool.reloading.locked()))
         changes.append(partial(configure, tmp_path, broken))
         configure(tmp_path, models(tmp_path, "b", extra=f", api_key_file: {tmp_path}/two"))
-        os.kill(os.getpid(), signal.SIGHUP)
-        await until(lambda: "reloaded: " in caplog.text)
+        await sighup(caplog, "reloaded: ")
         assert "nothing was reloaded: " not in caplog.text
         for key, status in (("one", 401), ("two", 200)):
             await api.expect("GET /v1/models", None, status, headers={"X-Api-Key": key})
@@ -229,8 +229,7 @@ async def test_what_needs_a_start_is_said(tmp_path: Path, caplog: pytest.LogCapt
     followed = f"watch_config: true, models_preset: {tmp_path}/preset.ini, models_dir: {tmp_path}/more"
     async with configured(tmp_path, models(tmp_path, "a")):
         configure(tmp_path, models(tmp_path, "a", extra=f", metrics: true, api_keys: [one], {followed}"))
-        os.kill(os.getpid(), signal.SIGHUP)
-        await until(lambda: "what changed in server.metrics counts from the next start" in caplog.text)
+        await sighup(caplog, "what changed in server.metrics counts from the next start")
         await until(lambda: "stays open to all until the next start" in caplog.text)
 
 
@@ -282,8 +281,7 @@ async def test_uvicorn_serves_tls_and_sighup_reloads(
     models = {"a": {"path": tmp_path / "a.gguf"}}
     async with live(models=models, **tls_settings(key, certificate, whose)) as server:
         assert await served_certificate(server) == certificate.read_text()
-        os.kill(os.getpid(), signal.SIGHUP)
-        await until(lambda: "reloaded: " in caplog.text)
+        await sighup(caplog, "reloaded: ")
         assert "nothing was reloaded" not in caplog.text
 
 

@@ -86,12 +86,6 @@ async def test_output_comes_as_it_is_written(serve: Serve) -> None:
         assert events == [{"chunk": "hello\n"}, {"chunk": "\n[exit code: 0]"}, {"done": True}]
 
 
-async def test_errors_of_parameters_show_values_as_json(serve: Serve) -> None:
-    async with serve(server=ALL) as api:
-        reply = await use(api.client, "read_file", {"path": None})
-    assert reply.json()["error"]["message"] == "params.path: null is not of type 'string'"
-
-
 async def test_pages_of_others_use_no_tools(serve: Serve) -> None:
     async with serve(server=ALL) as api:
         foreign = await use(api.client, "get_info", {}, Origin="http://evil.example")
@@ -116,14 +110,6 @@ def test_with_tools_only_this_machines_pages_may_call_unless_others_are_named(
     given: dict[str, object], origins: str
 ) -> None:
     assert cors_origins(make_settings(server=given).server) == origins
-
-
-async def test_the_pages_settings_are_told(serve: Serve) -> None:
-    config = {"systemMessage": "Be kind.", "temperature": 0.3}
-    async with serve(server={"ui_config": config}) as api:
-        known = (await api.client.get("/page/config")).json()
-        assert (known["settings"], known["tools"], known["log_bodies"]) == (config, False, False)
-        assert (await api.client.get("/props")).json()["ui_settings"] == config
 
 
 async def test_tools_of_mcp_servers_are_among_them(serve: Serve) -> None:

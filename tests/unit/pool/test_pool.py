@@ -97,12 +97,10 @@ async def test_a_model_that_cannot_be_freed_is_failed_and_can_be_loaded_again() 
         (await loaded(s, "a")).release()
         weights = s.loader.weights[0]
         weights.close = lambda: 1 / 0  # type: ignore[method-assign,assignment]
-        await s.pool.unload("a")
-        await s.work()
+        await s.done(s.pool.unload("a"))
         assert "could not be freed" in s.pool.state("a").failure
         weights.closed = True
-        await s.pool.load("a")
-        await s.work()
+        await s.done(s.pool.load("a"))
         assert s.status("a") is READY
 
 
@@ -163,8 +161,7 @@ async def test_a_model_that_is_always_to_be_loaded_is_loaded_again_once_there_is
         busy.release()
         await s.later(60)
         assert s.statuses() == {"a": FAILED, "b": READY}  # it unloads no other
-        await s.pool.unload("b")
-        await s.work()
+        await s.done(s.pool.unload("b"))
         await s.later(1)
         assert s.statuses() == {"a": READY, "b": UNLOADED}
         held.release()
@@ -176,8 +173,7 @@ async def test_an_explicit_load_unloads_others_for_a_model_that_waits_for_room()
         of_b.release()
         await s.later(60)
         assert s.statuses() == {"a": FAILED, "b": READY}
-        await s.pool.load("a")
-        await s.work()
+        await s.done(s.pool.load("a"))
         assert s.statuses() == {"a": READY, "b": UNLOADED}
         held.release()
 
@@ -229,8 +225,7 @@ async def test_an_unload_of_a_restart_under_way_ends_it() -> None:
         await s.pool.unload("a")
         waiting = acquiring(s, "b")
         await spin()
-        await s.pool.load("a")
-        await s.work()
+        await s.done(s.pool.load("a"))
         (await waiting).release()
         await s.work()
         assert s.statuses() == {"a": READY, "b": UNLOADED}
@@ -488,8 +483,7 @@ async def test_the_pool_of_a_key_follows_a_reload() -> None:
 
 async def test_an_unload_can_be_waited_for() -> None:
     async with pool_of("a", "b") as s:
-        await s.pool.load("a")
-        await s.work()
+        await s.done(s.pool.load("a"))
         assert (s.status("a"), s.pool.state("a").n_leases) == (READY, 0)
         task = asyncio.ensure_future(s.pool.unload("a", wait=True))
         await spin()
@@ -501,8 +495,7 @@ async def test_an_unload_can_be_waited_for() -> None:
 async def test_after_the_grace_requests_are_cut_off_and_weights_wait_for_the_last_lease() -> None:
     async with pool_of("a", "b", stop_timeout_s=0) as s:
         lease = await loaded(s, "a")
-        await s.pool.unload("a")
-        await s.work()
+        await s.done(s.pool.unload("a"))
         assert s.engines.made[0].closed
         assert s.loader.open
         assert s.status("a") is DRAINING
@@ -535,8 +528,7 @@ async def test_closing_cancels_loads_and_tells_those_who_wait() -> None:
 async def test_closing_shortens_the_grace_of_an_unload_under_way() -> None:
     async with pool_of("a", stop_timeout_s=1000, abandon_s=1000) as s:
         lease = await loaded(s, "a")
-        await s.pool.unload("a")
-        await s.work()
+        await s.done(s.pool.unload("a"))
         closing = asyncio.ensure_future(s.pool.close(0))
         await s.work()
         assert s.engines.made[0].closed

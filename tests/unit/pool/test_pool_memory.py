@@ -180,15 +180,13 @@ async def test_a_model_that_had_all_it_could_have_is_not_measured_again() -> Non
     async with sized_pool("m4", "m0", budget=400) as s:
         for model in ("m0", "m4", "m0"):
             (await loaded(s, model)).release()
-            await s.pool.unload(model)
-            await s.work()
+            await s.done(s.pool.unload(model))
         assert s.loader.fitted == ["m0", "m4"]
         loader = s.loader
     async with sized_pool("m4", "m0", loader=loader, budget=250) as s:
         for _ in range(2):  # less than it could have: there may be more now
             (await loaded(s, "m4")).release()
-            await s.pool.unload("m4")
-            await s.work()
+            await s.done(s.pool.unload("m4"))
         assert loader.fitted == ["m0", "m4", "m4", "m4"]
 
 
@@ -251,8 +249,7 @@ async def test_a_model_whose_file_was_replaced_is_measured_again(tmp_path: Path)
                 (await loaded(s, "m0")).release()  # beside which only the former file fits
             (await loaded(s, "m4")).release()
             assert loader.held == n_bytes + min(WISHES["m4"], 400 - n_bytes)
-            await s.pool.unload("m4")
-            await s.work()
+            await s.done(s.pool.unload("m4"))
         assert loader.fitted == ["m4", "m0", "m4"]
         needed = s.pool._entries["m4"].need(s.pool.budget)  # no endpoint shows it; the policy decides by it
         assert needed == {HOST: 200}
@@ -316,8 +313,7 @@ async def test_the_event_loop_looks_at_no_file(monkeypatch: pytest.MonkeyPatch) 
 async def test_a_model_is_measured_again_when_its_reserve_is_no_longer_free(lacking: int) -> None:
     async with sized_pool("m4", budget=400) as s:
         (await loaded(s, "m4")).release()
-        await s.pool.unload("m4")
-        await s.work()
+        await s.done(s.pool.unload("m4"))
         free = LEAST["m4"] + WISHES["m4"] + (max(LoadParams().fit_target) << 20) - lacking
         s.loader.memory = lambda: {HOST: Memory(1 << 40, free)}
         (await loaded(s, "m4")).release()
@@ -496,8 +492,7 @@ async def test_entries_over_one_file_count_its_weights_once_and_until_the_last_i
         (await loaded(s, "c")).release()  # a context has to go, and no weights
         assert [s.status(model) for model in "abc"] == [Status.UNLOADED, Status.READY, Status.READY]
         assert taken(s) == 280
-        await s.pool.unload("b")
-        await s.work()
+        await s.done(s.pool.unload("b"))
         assert taken(s) == 240
         (await loaded(s, "a")).release()
         assert [s.status(model) for model in "abc"] == [Status.READY, Status.UNLOADED, Status.READY]
@@ -527,8 +522,7 @@ async def test_caches_share_what_models_leave() -> None:
         assert limits() == [40, 40]
         s.engines.made[1].adapters = ()
         s.pool.adapters_changed()
-        await s.pool.unload("m0")
-        await s.work()
+        await s.done(s.pool.unload("m0"))
         assert limits() == [200]
 
 
@@ -581,8 +575,7 @@ async def test_a_model_that_only_exceeds_the_budget_with_its_adapters_wakes_in_t
         assert s.status("m1") is Status.DRAINING
         asked.cancel()
         await spin()
-        await s.pool.unload("m0")
-        await s.work()
+        await s.done(s.pool.unload("m0"))
 
 
 async def test_memory_for_the_adapters_of_a_sleeping_model_is_free_before_it_wakes() -> None:

@@ -260,11 +260,3 @@ async def test_a_message_that_names_no_function_is_invalid() -> None:
     async with connected() as ends:
         ends.worker.notify("strange")
     assert [type(error) for error in ends.invalid] == [KeyError]
-
-
-def test_a_handle_is_released_once() -> None:
-    table = HandleTable[str]()
-    first, second = table.add("a"), table.add("b")
-    table.release(first)
-    table.release(first)
-    assert dict(table) == {second: "b"}
