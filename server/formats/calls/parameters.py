@@ -133,9 +133,15 @@ def _name(turn: StreamParser, ends: tuple[str, ...]) -> Steps[tuple[str, str]]:
 
 
 def invoke_syntax(block: str, prefix: str = "", *, typed: bool = False, **options: Any) -> ToolCallSyntax:
-    """Return the syntax of ``invoke`` elements with ``parameter`` elements, in a block of that name.
+    """Return the syntax of ``invoke`` elements with ``parameter`` elements, in a block of that name::
 
-    ``prefix`` precedes each element's name. ``typed``: parameters have the attribute ``string``.
+        <block>
+        <invoke name="get_weather">
+        <parameter name="city">Paris</parameter>
+        </invoke>
+        </block>
+
+    ``prefix`` precedes each element's name. ``typed``: parameters have the attribute ``string="true"`` or ``"false"``.
     """
     string, other = ('" string="true">', '" string="false">') if typed else ('">', None)
     opening, closing = f'<{prefix}parameter name="', f"</{prefix}parameter>"

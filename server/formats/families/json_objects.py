@@ -1,7 +1,4 @@
-"""Formats whose calls are JSON objects with the name and the arguments, in tags, lists or lines.
-
-Each constant is followed by its models and an example of their output.
-"""
+"""Formats whose calls are JSON objects with the name and the arguments, in tags, lists or lines."""
 
 import re
 
@@ -28,31 +25,14 @@ ERNIE = ToolFormat(
     leads=("<response>\n",),
     again="\n\n",
 )
-"""ERNIE 4.5 Thinking: Hermes' calls; the answer after the reasoning has its own tags::
-
-<think>
-...
-</think>
-
-<response>
-It is sunny.
-</response>
-
-<tool_call>
-{"name": "get_weather", "arguments": {"city": "Paris"}}
-</tool_call>
-"""
+"""ERNIE 4.5 Thinking: Hermes' calls; the answer after the reasoning is in ``<response>`` tags."""
 
 GRANITE_20B = ToolFormat(
     "granite-20b",
     json_calls("<function_call> ", joint="\n"),
     recognised_by=(("<function_call>", "<function_response>"),),
 )
-"""Granite 20B function calling: each call after a tag without a closing tag::
-
-<function_call> {"name": "get_weather", "arguments": {"city": "Paris"}}
-<function_call> {"name": "get_time", "arguments": {}}
-"""
+"""Granite 20B function calling: each call after a tag without a closing tag."""
 
 GRANITE_3 = ToolFormat(
     "granite3",
@@ -60,13 +40,7 @@ GRANITE_3 = ToolFormat(
     recognised_by=(("<|tool_call|>", "<|start_of_role|>"),),
     answer_tags=("<response>", "</response>"),
 )
-"""Granite 3.0 to 3.3: a list after a tag; an answer after reasoning has its own tags::
-
-    <|tool_call|>[{"name": "get_weather", "arguments": {"city": "Paris"}}]
-    <think>...</think><response>It is sunny.</response>
-
-Granite 4 uses `HERMES`.
-"""
+"""Granite 3.0 to 3.3: a list after a tag; an answer after reasoning has its own tags. Granite 4 uses `HERMES`."""
 
 HUNYUAN_A13B = ToolFormat(
     "hunyuan-a13b",
@@ -76,50 +50,19 @@ HUNYUAN_A13B = ToolFormat(
     leads=("<answer>\n",),
     again="\n",
 )
-"""Hunyuan A13B and dense ones: a list in a tag; the answer after the reasoning has its own tags::
-
-<think>
-...
-</think>
-<answer>
-It is sunny.
-</answer>
-
-<tool_calls>[{"name": "get_weather", "arguments": {"city": "Paris"}}]</tool_calls>
-"""
+"""Hunyuan A13B and dense ones: a list in a tag; the answer after the reasoning is in ``<answer>`` tags."""
 
 TOOL_CALLS_TAG = ToolFormat("tool-calls-tag", HUNYUAN_A13B.syntax)
-"""Apriel and MiniMax M1: a tag around all calls, as a list or line by line::
-
-<tool_calls>[{"name": "get_weather", "arguments": {"city": "Paris"}, "id": "call1"}]</tool_calls>
-
-<tool_calls>
-{"name": "get_weather", "arguments": {"city": "Paris"}}
-{"name": "get_time", "arguments": {}}
-</tool_calls>
-"""
+"""Apriel and MiniMax M1: a tag around all calls, as a list or line by line."""
 
 NEMOTRON = ToolFormat("nemotron", json_list("<TOOLCALL>", "</TOOLCALL>"))
-"""Nemotron Nano 2 and Llama Nemotron: a list in a tag::
-
-    <think>
-    ...
-    </think>
-    <TOOLCALL>[{"name": "get_weather", "arguments": {"city": "Paris"}}]</TOOLCALL>
-
-Nemotron 3 uses `QWEN3_CODER`.
-"""
+"""Nemotron Nano 2 and Llama Nemotron: a list in a tag. Nemotron 3 uses `QWEN3_CODER`."""
 
 PANGU = ToolFormat("pangu", json_list("[unused11]", "[unused12]"))
-"""openPangu Embedded: a list between unnamed tokens, and reasoning between two others::
-
-[unused16]...[unused17]Let me look.[unused11][{"name": "get_weather", "arguments": {"city": "Paris"}}][unused12]
-"""
+"""openPangu Embedded: a list between unnamed tokens, and reasoning between two others, ``[unused16]...[unused17]``."""
 
 MISTRAL = ToolFormat("mistral", json_list("[TOOL_CALLS]"), id_length=9)
-"""Mistral Nemo, Mistral Small 2409 and their relatives: a list after a tag::
-
-    [TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Paris"}, "id": "a1b2c3d4e"}]
+"""Mistral Nemo, Mistral Small 2409 and their relatives: a list after a tag, with ids in the calls.
 
 Ids have nine letters and digits: the template rejects others.
 """
@@ -130,19 +73,12 @@ PHI4_MINI = ToolFormat(
     recognised_by=(("<|tool|>", "<|/tool|>"),),
     calls=calls_by_opening("<|tool_call|>", "functools", close="<|/tool_call|>"),
 )
-"""Phi-4-mini: a list after one of two openings::
-
-<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Paris"}}]<|/tool_call|>
-functools[{"name": "get_weather", "arguments": {"city": "Paris"}}]
-"""
+"""Phi-4-mini: a list after one of two openings."""
 
 FIREFUNCTION = ToolFormat(
     "firefunction", json_list("functools", openings=("functools[",)), calls=calls_by_opening("functools")
 )
-"""Firefunction 2: a list after a word::
-
-functools[{"name": "get_weather", "arguments": {"city": "Paris"}}]
-"""
+"""Firefunction 2: a list after a word."""
 
 GIGACHAT = ToolFormat(
     "gigachat",
@@ -227,17 +163,7 @@ COMMAND_R_PLUS = ToolFormat(
     ),
     recognised_by=(("'Action:' followed by",), ("\\'Action:\\' followed by",)),
 )
-"""Command R and R+ (2024): a list of actions in a fence::
-
-Action:
-```json
-[
-    {
-        "tool_name": "get_weather",
-        "parameters": {"city": "Paris"}
-    }
-]```
-"""
+"""Command R and R+ (2024): a list of actions in a fence."""
 
 _ANSWER = ("<|START_RESPONSE|>", "<|START_TEXT|>")
 COMMAND_R = ToolFormat(

@@ -1,7 +1,4 @@
-"""Formats whose turns are messages with headers, which specify a channel, a recipient or a type.
-
-Each constant is followed by its models and an example of their output.
-"""
+"""Formats whose turns are messages with headers, which specify a channel, a recipient or a type."""
 
 import re
 

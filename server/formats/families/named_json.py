@@ -1,7 +1,4 @@
-"""Formats with the function's name in markup and the arguments as one JSON object.
-
-Each constant is followed by its models and an example of their output.
-"""
+"""Formats with the function's name in markup and the arguments as one JSON object."""
 
 import re
 from dataclasses import replace
@@ -106,16 +103,7 @@ MCP_TOOL = ToolFormat(
     recognised_by=((_MCP, _TOOL),),
     calls=dict.fromkeys((_MCP, _SERVER, _TOOL), _mcp_call),
 )
-"""MiroThinker: a tool of a server, by their names, and JSON::
-
-<use_mcp_tool>
-<server_name>generic-extras</server_name>
-<tool_name>get_weather</tool_name>
-<arguments>
-{"city": "Paris"}
-</arguments>
-</use_mcp_tool>
-"""
+"""MiroThinker: a tool of a server, by their names, and JSON."""
 
 _OPEN, _CALL_ID, _ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 # Mistral's own tokenizer omits [ARGS] from the text

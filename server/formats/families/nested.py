@@ -1,7 +1,4 @@
-"""Formats whose arguments are nested in a notation of their own: bare keys in braces, or elements.
-
-Each constant is followed by its models and an example of their output.
-"""
+"""Formats whose arguments are nested in a notation of their own: bare keys in braces, or elements."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -40,9 +37,7 @@ FUNCTION_GEMMA = ToolFormat(
     calls={_FUNCTION_CALL: _call(_FUNCTION_END, _ESCAPE)},
     silent=("<start_function_response>",),
 )
-"""FunctionGemma: Gemma 4's notation with its own tags, and ``<escape>`` for quotes::
-
-    <start_function_call>call:get_weather{city:<escape>Paris<escape>,days:3}<end_function_call>
+"""FunctionGemma: Gemma 4's notation with its own tags, and ``<escape>`` for quotes.
 
 The model stops with <start_function_response>, which is dropped.
 """

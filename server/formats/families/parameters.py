@@ -1,7 +1,4 @@
-"""Formats with markup around each argument. The function's schema determines the types unless the format has types.
-
-Each constant is followed by its models and an example of their output.
-"""
+"""Formats with markup around each argument. The function's schema determines the types unless the format has types."""
 
 import re
 
@@ -22,14 +19,7 @@ DEEPSEEK_DSML = ToolFormat(
     recognised_by=((_DSML, "invoke"),),
     tags=(_DSML,),
 )
-"""DeepSeek V3.2 (function_calls) and V4 (tool_calls): invocations whose parameters specify whether they are strings::
-
-<｜DSML｜function_calls>
-<｜DSML｜invoke name="get_weather">
-<｜DSML｜parameter name="city" string="true">Paris</｜DSML｜parameter>
-<｜DSML｜parameter name="days" string="false">3</｜DSML｜parameter>
-</｜DSML｜invoke>
-</｜DSML｜function_calls>
+"""DeepSeek V3.2 (function_calls) and V4 (tool_calls): invocations whose parameters specify whether they are strings.
 
 V4.1 has a space before each name (``<｜DSML｜ calls>``).
 """
@@ -38,37 +28,13 @@ _GCML = "｜GCML｜"
 GIGACHAT_35 = ToolFormat(
     "gigachat-3.5", invoke_syntax("tool_calls", _GCML, typed=True), recognised_by=((_GCML,),), tags=(_GCML,)
 )
-"""GigaChat 3.5: DeepSeek's invocations with another prefix::
-
-<｜GCML｜tool_calls>
-<｜GCML｜invoke name="get_weather">
-<｜GCML｜parameter name="city" string="true">Paris</｜GCML｜parameter>
-</｜GCML｜invoke>
-</｜GCML｜tool_calls>
-"""
+"""GigaChat 3.5: DeepSeek's invocations with another prefix."""
 
 MINIMAX_M2 = ToolFormat("minimax-m2", invoke_syntax("minimax:tool_call"))
-"""MiniMax M2: invocations in a block; the schema determines the types::
-
-    <minimax:tool_call>
-    <invoke name="get_weather">
-    <parameter name="city">Paris</parameter>
-    <parameter name="days">3</parameter>
-    </invoke>
-    </minimax:tool_call>
-
-MiniMax M1 uses `TOOL_CALLS_TAG`.
-"""
+"""MiniMax M2: invocations in a block; the schema determines the types. MiniMax M1 uses `TOOL_CALLS_TAG`."""
 
 DOTS = ToolFormat("dots", invoke_syntax("dots_function_call"))
-"""dots: invocations in a block, as MiniMax M2's; JSON in the same block is parsed as well::
-
-<dots_function_call>
-<invoke name="get_weather">
-<parameter name="city">Paris</parameter>
-</invoke>
-</dots_function_call>
-"""
+"""dots: invocations in a block, as MiniMax M2's; JSON in the same block is parsed as well."""
 
 _BEGIN, _END = "<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"
 _CALL, _SEP, _CALL_END = "<｜tool_call_begin｜>", "<｜tool_sep｜>", "<｜tool_call_end｜>"
@@ -309,15 +275,7 @@ HUNYUAN = ToolFormat(
     calls={"<tool_call:opensource>": parameter_call(_HUNYUAN)},
     silent=("<tool_calls:opensource>", "</tool_calls:opensource>"),
 )
-"""Hunyuan 3: a suffix in every tag and a section around all calls::
-
-<tool_calls:opensource>
-<tool_call:opensource>get_weather<tool_sep:opensource>
-<arg_key:opensource>city</arg_key:opensource>
-<arg_value:opensource>Paris</arg_value:opensource>
-</tool_call:opensource>
-</tool_calls:opensource>
-"""
+"""Hunyuan 3: GLM's calls with a suffix in every tag, a tag after each name, and a section around all calls."""
 
 K2_HORIZON = ToolFormat(
     "k2-horizon",
@@ -325,30 +283,11 @@ K2_HORIZON = ToolFormat(
     silent=("<ifm|tool_calls>", "</ifm|tool_calls>"),
     tags=("<ifm|arg_type>", "</ifm|arg_type>"),
 )
-"""K2 Horizon: a prefix in every tag, sometimes with the values' types, in a section::
-
-<ifm|tool_calls>
-<ifm|tool_call>get_weather
-<ifm|arg_key>city</ifm|arg_key>
-<ifm|arg_type>string</ifm|arg_type>
-<ifm|arg_value>Paris</ifm|arg_value>
-</ifm|tool_call>
-</ifm|tool_calls>
-"""
+"""K2 Horizon: GLM's calls with a prefix in every tag, sometimes with the values' types (``arg_type``), in a section."""
 
 LONGCAT = ToolFormat(
     "longcat",
     json_calls("<longcat_tool_call>\n", "\n</longcat_tool_call>", joint="\n"),
     variants=(("<longcat_arg_key>", _glm_syntax("longcat_")),),
 )
-"""LongCat Flash: JSON in its own tags, or, in newer models, GLM's keys and values with a prefix::
-
-<longcat_tool_call>
-{"name": "get_weather", "arguments": {"city": "Paris"}}
-</longcat_tool_call>
-
-<longcat_tool_call>get_weather
-<longcat_arg_key>city</longcat_arg_key>
-<longcat_arg_value>Paris</longcat_arg_value>
-</longcat_tool_call>
-"""
+"""LongCat Flash: JSON in its own tags, or, in newer models, GLM's keys and values with a prefix."""

@@ -1,7 +1,4 @@
-"""Formats with Python calls.
-
-Each constant is followed by its models and an example of their output.
-"""
+"""Formats with Python calls."""
 
 from server.formats.calls import python_calls
 from server.formats.calls.json_calls import several
@@ -20,10 +17,7 @@ LFM2 = ToolFormat(
     ),
     silent=("<|tool_call_end|>",),
 )
-"""LFM2 and LFM2.5: Python calls in tags; true, false and null may be JSON's::
-
-<|tool_call_start|>[get_weather(city="Paris"), get_time(zone='Europe/Paris')]<|tool_call_end|>
-"""
+"""LFM2 and LFM2.5: Python calls in tags; true, false and null may be JSON's."""
 
 OLMO3 = ToolFormat(
     "olmo3",
@@ -31,11 +25,7 @@ OLMO3 = ToolFormat(
     recognised_by=(("<function_calls>", "</function_calls>", "<functions>"),),
     silent=("</function_calls>",),
 )
-"""OLMo 3: Python calls in tags, one on each line::
-
-<function_calls>get_weather(city="Paris")
-get_time(zone="Europe/Paris", exact=true)</function_calls>
-"""
+"""OLMo 3: Python calls in tags, one on each line."""
 
 _TAGS = ("<|python_start|>", "<|python_tag|>")
 PYTHONIC = ToolFormat(
