@@ -38,7 +38,6 @@ class ChatFormat:
 
     @property
     def separates_reasoning(self) -> bool:
-        """Return whether reasoning can be separated from the reply."""
         return self.has_reasoning_tags or self.tool_format.inline_reasoning is not None
 
     @property

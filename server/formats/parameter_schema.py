@@ -127,7 +127,6 @@ def values_of(schema: Any) -> list[Any] | None:
 
 
 def kind_of(value: Any) -> str:
-    """Return the JSON type of a value."""
     return _KINDS.get(type(value), "object")
 
 

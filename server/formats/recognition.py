@@ -71,12 +71,15 @@ def _rendered_turns(render: Render) -> list[_RenderedTurn]:
     user = {"role": "user", "content": "hi"}
     without, asked = render([user], False), render([user], True)
     made = []
-    for calls, text in (([ARGUMENTS], ""), ([ARGUMENTS, _OTHER], _TEXT)):
-        whole = render([user, _assistant(calls, text), *_results(len(calls))], False)
+    for given, text in (([ARGUMENTS], ""), ([ARGUMENTS, _OTHER], _TEXT)):
+        functions = [{"name": NAME, "arguments": json.dumps(arguments)} for arguments in given]
+        calls = [{"id": f"call0000{n}", "type": "function", "function": each} for n, each in enumerate(functions, 1)]
+        results = [{"role": "tool", "content": "r", "name": NAME, "tool_call_id": call["id"]} for call in calls]
+        whole = render([user, {"role": "assistant", "content": text, "tool_calls": calls}, *results], False)
         opening = asked[n_common(without, asked) :] if asked and whole.startswith(asked) else ""
         turn = whole[n_common(asked if opening else without, whole) :]
-        if all(str(given["city"]) in turn for given in calls):
-            made.append(_RenderedTurn(turn, opening, [(NAME, given) for given in calls]))
+        if all(str(arguments["city"]) in turn for arguments in given):
+            made.append(_RenderedTurn(turn, opening, [(NAME, arguments) for arguments in given]))
     return made
 
 
@@ -105,20 +108,6 @@ def _calls(pieces: Sequence[Piece]) -> list[tuple[str, Any]]:
         return [(name, json.loads("".join(parts))) for name, parts in found]
     except ValueError:
         return []
-
-
-def _assistant(calls: Sequence[Mapping[str, Any]], text: str) -> TemplateMessage:
-    listed = [
-        {"id": f"call0000{n}", "type": "function", "function": {"name": NAME, "arguments": json.dumps(given)}}
-        for n, given in enumerate(calls, 1)
-    ]
-    return {"role": "assistant", "content": text, "tool_calls": listed}
-
-
-def _results(n_calls: int) -> list[TemplateMessage]:
-    return [
-        {"role": "tool", "content": "r", "name": NAME, "tool_call_id": f"call0000{n}"} for n in range(1, n_calls + 1)
-    ]
 
 
 def n_common(one: str, other: str) -> int:

@@ -100,11 +100,6 @@ class ToolCallSyntax:
         call = rf"{_pattern(self.before, space)}{re.escape(name)}(?:{after_name})"
         return re.search(rf"{_pattern(self.open, space)}\s*{call}", text) is not None
 
-    @property
-    def is_list(self) -> bool:
-        """Return whether further calls follow without an opening, up to ``close``."""
-        return self.rest_of_list or bool(self.open)
-
 
 def _pattern(markup: Markup, space: str) -> str:
     """Return a regex of the markup; `space` "" keeps its white space."""
@@ -118,7 +113,6 @@ def _pattern(markup: Markup, space: str) -> str:
 
 
 def parts(markup: Markup) -> tuple["str | re.Pattern[str]", ...]:
-    """Return markup as a tuple."""
     return (markup,) if isinstance(markup, str) else markup
 
 

@@ -9,76 +9,51 @@ from server.formats.parsing.stream_parser import StreamParser
 from server.formats.tool_call_syntax import ToolCallSyntax, WholeJson, json_calls, json_list
 from server.formats.tool_format import FirstCall, ToolFormat
 
-HERMES = ToolFormat("hermes", json_calls("<tool_call>\n", "\n</tool_call>", joint="\n"))
-"""Hermes 2 and 3, Qwen 2.5, 3 and QwQ, Granite 4, Bielik, MiMo, Reka: one call after the other::
+_ANSWER = ("<|START_RESPONSE|>", "<|START_TEXT|>")
+COMMAND_R = ToolFormat(
+    "command-r",
+    ToolCallSyntax(
+        ('{"tool_call_id": "', re.compile("[0-9]{1,4}"), '", "tool_name": "'),
+        ('", "parameters": ',),
+        "}",
+        open="<|START_ACTION|>[\n    ",
+        close="\n]<|END_ACTION|>",
+        joint=",\n    ",
+        openings=("<|START_ACTION|>",),
+        closing="<|END_ACTION|>",
+    ),
+    silent=(*_ANSWER, "<|END_RESPONSE|>", "<|END_TEXT|>", "<|END_OF_TURN_TOKEN|>"),
+    inline_reasoning=("<|START_THINKING|>", "<|END_THINKING|>"),
+    breaks=_ANSWER,
+    turn_start="<|CHATBOT_TOKEN|>",
+    leads=_ANSWER,
+)
+"""Command R7B, Command A and Cohere's MoE: reasoning, then an answer or a list of actions::
 
-<tool_call>
-{"name": "get_weather", "arguments": {"city": "Paris"}}
-</tool_call>
+    <|START_THINKING|>I need the weather.<|END_THINKING|><|START_ACTION|>[
+        {"tool_call_id": "0", "tool_name": "get_weather", "parameters": {"city": "Paris"}}
+    ]<|END_ACTION|>
+
+    <|START_THINKING|>...<|END_THINKING|><|START_RESPONSE|>It is sunny.<|END_RESPONSE|>
+
+The MoE writes TEXT for RESPONSE. The template numbers calls itself, so the model's ids are not passed on.
 """
 
-ERNIE = ToolFormat(
-    "ernie",
-    HERMES.syntax,
-    recognised_by=(("<response>", "</response>", "<tool_call>"),),
-    answer_tags=("<response>", "</response>"),
-    leads=("<response>\n",),
-    again="\n\n",
+COMMAND_R_PLUS = ToolFormat(
+    "command-r-plus",
+    ToolCallSyntax(
+        '{\n        "tool_name": "',
+        ('",\n        "parameters": ',),
+        "\n    }",
+        open="Action:\n```json\n[\n    ",
+        close="\n]```",
+        joint=",\n    ",
+        openings=("Action:\n```json", "Action: ```json", "Action:```json"),
+        closing="```",
+    ),
+    recognised_by=(("'Action:' followed by",), ("\\'Action:\\' followed by",)),
 )
-"""ERNIE 4.5 Thinking: Hermes' calls; the answer after the reasoning is in ``<response>`` tags."""
-
-GRANITE_20B = ToolFormat(
-    "granite-20b",
-    json_calls("<function_call> ", joint="\n"),
-    recognised_by=(("<function_call>", "<function_response>"),),
-)
-"""Granite 20B function calling: each call after a tag without a closing tag."""
-
-GRANITE_3 = ToolFormat(
-    "granite3",
-    json_list("<|tool_call|>", openings=("<|tool_call|>", "<tool_call>"), closing="</tool_call>"),
-    recognised_by=(("<|tool_call|>", "<|start_of_role|>"),),
-    answer_tags=("<response>", "</response>"),
-)
-"""Granite 3.0 to 3.3: a list after a tag; an answer after reasoning has its own tags. Granite 4 uses `HERMES`."""
-
-HUNYUAN_A13B = ToolFormat(
-    "hunyuan-a13b",
-    json_list("<tool_calls>", "</tool_calls>"),
-    recognised_by=(("<answer>", "</answer>", "<think>"),),
-    answer_tags=("<answer>", "</answer>"),
-    leads=("<answer>\n",),
-    again="\n",
-)
-"""Hunyuan A13B and dense ones: a list in a tag; the answer after the reasoning is in ``<answer>`` tags."""
-
-TOOL_CALLS_TAG = ToolFormat("tool-calls-tag", HUNYUAN_A13B.syntax)
-"""Apriel and MiniMax M1: a tag around all calls, as a list or line by line."""
-
-NEMOTRON = ToolFormat("nemotron", json_list("<TOOLCALL>", "</TOOLCALL>"))
-"""Nemotron Nano 2 and Llama Nemotron: a list in a tag. Nemotron 3 uses `QWEN3_CODER`."""
-
-PANGU = ToolFormat("pangu", json_list("[unused11]", "[unused12]"))
-"""openPangu Embedded: a list between unnamed tokens, and reasoning between two others, ``[unused16]...[unused17]``."""
-
-MISTRAL = ToolFormat("mistral", json_list("[TOOL_CALLS]"), id_length=9)
-"""Mistral Nemo, Mistral Small 2409 and their relatives: a list after a tag, with ids in the calls.
-
-Ids have nine letters and digits: the template rejects others.
-"""
-
-PHI4_MINI = ToolFormat(
-    "phi4-mini",
-    json_list("<|tool_call|>", "<|/tool_call|>"),
-    recognised_by=(("<|tool|>", "<|/tool|>"),),
-    calls=calls_by_opening("<|tool_call|>", "functools", close="<|/tool_call|>"),
-)
-"""Phi-4-mini: a list after one of two openings."""
-
-FIREFUNCTION = ToolFormat(
-    "firefunction", json_list("functools", openings=("functools[",)), calls=calls_by_opening("functools")
-)
-"""Firefunction 2: a list after a word."""
+"""Command R and R+ (2024): a list of actions in a fence."""
 
 GIGACHAT = ToolFormat(
     "gigachat",
@@ -99,6 +74,31 @@ function call<|role_sep|>
 {"name": "get_weather", "arguments": {"city": "Paris"}}
 """
 
+MISTRAL = ToolFormat("mistral", json_list("[TOOL_CALLS]"), id_length=9)
+"""Mistral Nemo, Mistral Small 2409 and their relatives: a list after a tag, with ids in the calls.
+
+Ids have nine letters and digits: the template rejects others.
+"""
+
+NEMOTRON = ToolFormat("nemotron", json_list("<TOOLCALL>", "</TOOLCALL>"))
+"""Nemotron Nano 2 and Llama Nemotron: a list in a tag. Nemotron 3 uses `QWEN3_CODER`."""
+
+GRANITE_3 = ToolFormat(
+    "granite3",
+    json_list("<|tool_call|>", openings=("<|tool_call|>", "<tool_call>"), closing="</tool_call>"),
+    recognised_by=(("<|tool_call|>", "<|start_of_role|>"),),
+    answer_tags=("<response>", "</response>"),
+)
+"""Granite 3.0 to 3.3: a list after a tag; an answer after reasoning has its own tags. Granite 4 uses `HERMES`."""
+
+PHI4_MINI = ToolFormat(
+    "phi4-mini",
+    json_list("<|tool_call|>", "<|/tool_call|>"),
+    recognised_by=(("<|tool|>", "<|/tool|>"),),
+    calls=calls_by_opening("<|tool_call|>", "functools", close="<|/tool_call|>"),
+)
+"""Phi-4-mini: a list after one of two openings."""
+
 INTERNLM = ToolFormat(
     "internlm",
     json_calls(
@@ -116,6 +116,64 @@ INTERNLM = ToolFormat(
 {"name": "get_weather", "parameters": {"city": "Paris"}}<|action_end|>
 
 Code for the interpreter (``<|action_start|><|interpreter|>``) stays content.
+"""
+
+PANGU = ToolFormat("pangu", json_list("[unused11]", "[unused12]"))
+"""openPangu Embedded: a list between unnamed tokens, and reasoning between two others, ``[unused16]...[unused17]``."""
+
+GRANITE_20B = ToolFormat(
+    "granite-20b",
+    json_calls("<function_call> ", joint="\n"),
+    recognised_by=(("<function_call>", "<function_response>"),),
+)
+"""Granite 20B function calling: each call after a tag without a closing tag."""
+
+HUNYUAN_A13B = ToolFormat(
+    "hunyuan-a13b",
+    json_list("<tool_calls>", "</tool_calls>"),
+    recognised_by=(("<answer>", "</answer>", "<think>"),),
+    answer_tags=("<answer>", "</answer>"),
+    leads=("<answer>\n",),
+    again="\n",
+)
+"""Hunyuan A13B and dense ones: a list in a tag; the answer after the reasoning is in ``<answer>`` tags."""
+
+TOOL_CALLS_TAG = ToolFormat("tool-calls-tag", HUNYUAN_A13B.syntax)
+"""Apriel and MiniMax M1: a tag around all calls, as a list or line by line."""
+
+_HERMES = json_calls("<tool_call>\n", "\n</tool_call>", joint="\n")
+ERNIE = ToolFormat(
+    "ernie",
+    _HERMES,
+    recognised_by=(("<response>", "</response>", "<tool_call>"),),
+    answer_tags=("<response>", "</response>"),
+    leads=("<response>\n",),
+    again="\n\n",
+)
+"""ERNIE 4.5 Thinking: Hermes' calls; the answer after the reasoning is in ``<response>`` tags."""
+
+HERMES = ToolFormat("hermes", _HERMES)
+"""Hermes 2 and 3, Qwen 2.5, 3 and QwQ, Granite 4, Bielik, MiMo, Reka: one call after the other::
+
+<tool_call>
+{"name": "get_weather", "arguments": {"city": "Paris"}}
+</tool_call>
+"""
+
+_plain_calls = several(strict_call)
+XLAM = ToolFormat(
+    "xlam",
+    json_list("", openings=(), starts=('[{"name": "',), by_name=True),
+    recognised_by=(('[{"name": "tool_call_name"',),),
+    first_call=FirstCall(
+        "[{", _plain_calls, ("```json", "```", "[TOOL_CALLS]", "<tool_call>"), ("```", "</tool_call>")
+    ),
+)
+"""xLAM 2: a JSON list as the whole message, sometimes in a fence or after a tag::
+
+[{"name": "get_weather", "arguments": {"city": "Paris"}}, {"name": "get_time", "arguments": {}}]
+
+Only for known functions: any other list is an answer.
 """
 
 _PYTHON_TAGS = ("<|python_tag|>", "<|python_start|>")
@@ -149,67 +207,10 @@ LLAMA_3 = ToolFormat(
 Built-in tools (``<|python_tag|>brave_search.call(query="...")``) stay content.
 """
 
-COMMAND_R_PLUS = ToolFormat(
-    "command-r-plus",
-    ToolCallSyntax(
-        '{\n        "tool_name": "',
-        ('",\n        "parameters": ',),
-        "\n    }",
-        open="Action:\n```json\n[\n    ",
-        close="\n]```",
-        joint=",\n    ",
-        openings=("Action:\n```json", "Action: ```json", "Action:```json"),
-        closing="```",
-    ),
-    recognised_by=(("'Action:' followed by",), ("\\'Action:\\' followed by",)),
+FIREFUNCTION = ToolFormat(
+    "firefunction", json_list("functools", openings=("functools[",)), calls=calls_by_opening("functools")
 )
-"""Command R and R+ (2024): a list of actions in a fence."""
-
-_ANSWER = ("<|START_RESPONSE|>", "<|START_TEXT|>")
-COMMAND_R = ToolFormat(
-    "command-r",
-    ToolCallSyntax(
-        ('{"tool_call_id": "', re.compile("[0-9]{1,4}"), '", "tool_name": "'),
-        ('", "parameters": ',),
-        "}",
-        open="<|START_ACTION|>[\n    ",
-        close="\n]<|END_ACTION|>",
-        joint=",\n    ",
-        openings=("<|START_ACTION|>",),
-        closing="<|END_ACTION|>",
-    ),
-    silent=(*_ANSWER, "<|END_RESPONSE|>", "<|END_TEXT|>", "<|END_OF_TURN_TOKEN|>"),
-    inline_reasoning=("<|START_THINKING|>", "<|END_THINKING|>"),
-    breaks=_ANSWER,
-    turn_start="<|CHATBOT_TOKEN|>",
-    leads=_ANSWER,
-)
-"""Command R7B, Command A and Cohere's MoE: reasoning, then an answer or a list of actions::
-
-    <|START_THINKING|>I need the weather.<|END_THINKING|><|START_ACTION|>[
-        {"tool_call_id": "0", "tool_name": "get_weather", "parameters": {"city": "Paris"}}
-    ]<|END_ACTION|>
-
-    <|START_THINKING|>...<|END_THINKING|><|START_RESPONSE|>It is sunny.<|END_RESPONSE|>
-
-The MoE writes TEXT for RESPONSE. The template numbers calls itself, so the model's ids are not passed on.
-"""
-
-_plain_calls = several(strict_call)
-XLAM = ToolFormat(
-    "xlam",
-    json_list("", openings=(), starts=('[{"name": "',), by_name=True),
-    recognised_by=(('[{"name": "tool_call_name"',),),
-    first_call=FirstCall(
-        "[{", _plain_calls, ("```json", "```", "[TOOL_CALLS]", "<tool_call>"), ("```", "</tool_call>")
-    ),
-)
-"""xLAM 2: a JSON list as the whole message, sometimes in a fence or after a tag::
-
-[{"name": "get_weather", "arguments": {"city": "Paris"}}, {"name": "get_time", "arguments": {}}]
-
-Only for known functions: any other list is an answer.
-"""
+"""Firefunction 2: a list after a word."""
 
 
 def _generic_calls(turn: StreamParser) -> Steps[None]:

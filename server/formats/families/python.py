@@ -27,21 +27,6 @@ OLMO3 = ToolFormat(
 )
 """OLMo 3: Python calls in tags, one on each line."""
 
-_TAGS = ("<|python_start|>", "<|python_tag|>")
-PYTHONIC = ToolFormat(
-    "pythonic",
-    python_list("[", "]", openings=("<|python_start|>[",), starts=("[",), by_name=True),
-    recognised_by=(("[func_name1(",), ("[func1(params_name1=",)),
-    calls=dict.fromkeys(_TAGS, python_calls.calls),
-    first_call=FirstCall("[", python_calls.calls),
-    silent=("<|python_end|>",),
-)
-"""Llama 3.2 and 4 with a pythonic template, ToolACE: Python calls in a list, as the whole message::
-
-[get_weather(city='Paris'), get_time(zone="Europe/Paris", exact=True)]
-<|python_start|>[get_weather(city='Paris')]<|python_end|>
-"""
-
 _FENCE, _FENCE_END = "```tool_code", "```"
 
 
@@ -68,4 +53,19 @@ get_weather(city="Paris")
 ```
 
 [get_weather(city="Paris"), get_time(zone="Europe/Paris")]
+"""
+
+_TAGS = ("<|python_start|>", "<|python_tag|>")
+PYTHONIC = ToolFormat(
+    "pythonic",
+    python_list("[", "]", openings=("<|python_start|>[",), starts=("[",), by_name=True),
+    recognised_by=(("[func_name1(",), ("[func1(params_name1=",)),
+    calls=dict.fromkeys(_TAGS, python_calls.calls),
+    first_call=FirstCall("[", python_calls.calls),
+    silent=("<|python_end|>",),
+)
+"""Llama 3.2 and 4 with a pythonic template, ToolACE: Python calls in a list, as the whole message::
+
+[get_weather(city='Paris'), get_time(zone="Europe/Paris", exact=True)]
+<|python_start|>[get_weather(city='Paris')]<|python_end|>
 """

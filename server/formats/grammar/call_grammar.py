@@ -91,7 +91,7 @@ class _Calls:
     def after(self, begun: str) -> str:
         """Return the rule of the calls after the text `begun`, of those by name from the first name on."""
         form, text, one = self.form, self.text, self._one()
-        more = self._more(one, form.is_list)
+        more = self._more(one, form.rest_of_list or bool(form.open))
         if form.open and not form.by_name:
             return f"{text.literal(form.open.removeprefix(begun))} {one}{more} {text.literal(form.close)}"
         return f"{self._one(begun)}{more} {text.literal(form.close)}"

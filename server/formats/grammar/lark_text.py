@@ -32,11 +32,11 @@ class LarkText:
 
     def rule(self, body: str) -> str:
         """Return the name of a rule with that body."""
-        return self._named(body, "r")
+        return self._lines.setdefault(body, f"r{len(self._lines)}")
 
     def terminal(self, body: str) -> str:
         """Return the name of a terminal with that body."""
-        return self._named(body, "T")
+        return self._lines.setdefault(body, f"T{len(self._lines)}")
 
     def reserved(self) -> str:
         """Return the name of a rule that `define` defines later, so that it can be recursive."""
@@ -136,9 +136,6 @@ class LarkText:
     def _pieces(self, text: str) -> list[str]:
         parts = self._split.split(text) if self._split is not None else [text]
         return [f"<[{self._tags[part]}]>" if part in self._tags else json.dumps(part) for part in parts if part]
-
-    def _named(self, body: str, kind: str) -> str:
-        return self._lines.setdefault(body, f"{kind}{len(self._lines)}")
 
 
 def escaped(text: str) -> str:

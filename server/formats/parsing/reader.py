@@ -68,14 +68,12 @@ class Reader:
     raw: list[str] = field(default_factory=list)  # consumed since `settle`, to return it
 
     def consume(self, n: int) -> str:
-        """Return the next `n` characters."""
         taken, self.text = self.text[:n], self.text[n:]
         if taken:
             self.raw.append(taken)
         return taken
 
     def back(self, text: str) -> None:
-        """Undo the consumption of `text`."""
         self.text = text + self.text
         self.raw[:] = ["".join(self.raw).removesuffix(text)]
 
@@ -123,7 +121,6 @@ class Reader:
         return taken
 
     def spaces(self) -> Steps[None]:
-        """Consume white space."""
         while True:
             self.consume(len(self.text) - len(self.text.lstrip()))
             if self.text or self.final:

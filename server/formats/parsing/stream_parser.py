@@ -115,7 +115,6 @@ class StreamParser(Reader):
                 self._steps = None
 
     def content(self, text: str) -> None:
-        """Emit content."""
         self.raw.clear()
         if not self.how.forced:
             self._show(text)
@@ -298,7 +297,6 @@ class StreamParser(Reader):
         return True
 
     def knows(self, name: str) -> bool:
-        """Return whether a function may have that name."""
         return bool(name) and (name in self.how.functions or not self.how.functions)
 
     def name(self) -> Steps[str]:
