@@ -7,7 +7,7 @@ Every grammar is a client's. One that is wrong or too large is an `InvalidReques
 ``tokenizer``                 the vocabulary for llguidance
 ``sandbox``, ``attempt``      compile grammars in another process first, while their client waits
 ``build``                     what the server and its sandbox both do with a grammar
-``limits``, ``panics``        limits of a grammar; the Rust library's panics as errors
+``limits``                    limits of a grammar
 ``json_schema``, ``schema/``  validate a client's schema and rewrite it for llguidance
 ``unique_items``              ``uniqueItems``, which no grammar can express
 ``gbnf``, ``lark``            convert GBNF to Lark; check a client's Lark

@@ -12,10 +12,8 @@ from server.structured.grammar.gbnf import to_lark
 from server.structured.grammar.json_schema import grammar_text, unsupported, written
 from server.structured.grammar.lark import checked_lark, lark_with_texts, without_anchors
 from server.structured.grammar.limits import PARSER_LIMITS
-from server.structured.grammar.matcher import first_line
-from server.structured.grammar.panics import contained
+from server.structured.grammar.matcher import contained, first_line
 from server.structured.grammar.tokenizer import Tokenizer, TokenTable
-from server.structured.grammar.unique_items import UniquePlaces
 
 PARSE_FAILED = "Failed to initialize samplers: failed to parse grammar"  # llama-server's words
 SCHEMA = "json_schema"
@@ -25,28 +23,20 @@ Kind: TypeAlias = Literal["schema", "gbnf", "lark", "grammar"]
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """A grammar for llguidance, and what it can't express."""
+    """A grammar for llguidance, and what it can't express; plain values, for another process."""
 
     text: str
     param: str = "grammar"  # the field that errors name
     prefix: str = PARSE_FAILED  # of their messages
     texts: tuple[tuple["Grammar", dict[str, Any]], ...] = ()  # the grammars of inputs in it, with their places
     hole: int = -1  # the control token that marks these
-    unique: UniquePlaces | None = None  # the positions of unique items
+    unique: dict[str, Any] | None = None  # the schema, if items must be unique
     narrowed: str = ""  # a keyword whose rewritten form may reject some valid values, "" for none
-
-    def as_json(self) -> Any:
-        """Return plain values for another process."""
-        texts = [[grammar.as_json(), place] for grammar, place in self.texts]
-        unique = None if self.unique is None else [self.unique.document, self.unique.first]
-        return [self.text, self.param, self.prefix, texts, self.hole, unique, self.narrowed]
 
     @classmethod
     def from_json(cls, found: Any) -> "Grammar":
-        """Read `as_json`."""
-        text, param, prefix, texts, hole, unique, narrowed = found
-        inner = tuple((cls.from_json(grammar), place) for grammar, place in texts)
-        return cls(text, param, prefix, inner, hole, None if unique is None else UniquePlaces(*unique), narrowed)
+        """Read `dataclasses.asdict` after a conversion to JSON."""
+        return cls(**{**found, "texts": tuple((cls.from_json(grammar), place) for grammar, place in found["texts"])})
 
     @contained
     def matcher(self, tokenizer: Tokenizer, request: Any) -> llguidance.LLMatcher:
@@ -72,7 +62,7 @@ def build(kind: Kind, request: Any, table: Callable[[], TokenTable]) -> Grammar:
     match kind:
         case "schema":
             text, unique, narrowed = written(request, SCHEMA)
-            return Grammar(grammar_text(text), SCHEMA, SCHEMA, unique=unique, narrowed=narrowed)
+            return Grammar(grammar_text(text), SCHEMA, SCHEMA, unique=unique and unique[0], narrowed=narrowed)
         case "gbnf":
             try:
                 return Grammar(to_lark(request, table()))

@@ -18,13 +18,12 @@ from server.structured.grammar.build import SCHEMA, Grammar, Kind, build
 from server.structured.grammar.embedded_text import EmbeddedText, EmbeddedTexts
 from server.structured.grammar.lark import without_anchors
 from server.structured.grammar.limits import MAX_TEXT_CHARS
-from server.structured.grammar.matcher import MatcherConstraint, Recipe
-from server.structured.grammar.panics import contained
+from server.structured.grammar.matcher import MatcherConstraint, Recipe, contained
 from server.structured.grammar.sandbox import Sandbox
 from server.structured.grammar.schema.plain import is_plain
 from server.structured.grammar.text_tokens import TextTokens
 from server.structured.grammar.tokenizer import Tokenizer, TokenTable
-from server.structured.grammar.unique_items import Cursor, UniqueItems
+from server.structured.grammar.unique_items import Cursor, UniqueItems, UniquePlaces
 from server.vocab import Vocab
 
 T = TypeVar("T")
@@ -121,7 +120,7 @@ class GrammarCompiler:
         made = self._constraint(grammar, request, text)
         if grammar.unique is not None:
             self.tokens.build("quotes", "items")
-            return UniqueItems(made, Cursor(grammar.unique.root), self.tokens)
+            return UniqueItems(made, Cursor(UniquePlaces(grammar.unique).root), self.tokens)
         if not grammar.texts:
             return made
         texts = tuple(

@@ -56,7 +56,6 @@ class _Converter:
         self._n_items = 0
 
     def lark(self) -> str:
-        """Convert the text."""
         self._match(_LINES)
         while self._pos < len(self._text):
             self._definition()

@@ -12,17 +12,16 @@ import json
 import re
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
-from typing import Any, NamedTuple
+from typing import Any
 
 import llguidance
 
 from server.errors import InvalidRequest
 from server.structured.grammar.limits import MAX_SCHEMA_DEPTH, MAX_SCHEMA_NODES
-from server.structured.grammar.schema.document import Document, unenforceable
+from server.structured.grammar.schema.document import Document
 from server.structured.grammar.schema.keywords import definitions_of, subschemas, with_subschemas
 from server.structured.grammar.schema.language import readable
 from server.structured.grammar.schema.rewriting import Rewriter, overlapping
-from server.structured.grammar.unique_items import UniquePlaces
 
 _GENERATED_PLACE = re.compile(r" while processing json-schema:///#/\$defs/\d+")
 _COUNTS_PROPERTIES = frozenset(["minProperties", "maxProperties"])
@@ -41,24 +40,12 @@ _SHORT_ESCAPES = 'nrbtf\\"'
 _CONTROL = re.compile(r"(?<!\\)(?:\\\\)*\\u00[01]")  # a character without a short escape, no pattern's escape
 
 
-class Written(NamedTuple):
-    """A schema for llguidance, and what it can't express."""
+def written(schema: object, what: str) -> tuple[str, tuple[dict[str, Any], str] | None, str]:
+    """Return a schema for llguidance; if items must be unique, also its rewritten form with the first such place; and a
+    keyword whose rewritten form may reject some valid values, "" for none.
 
-    text: str
-    unique: UniquePlaces | None  # the positions of unique items
-    narrowed: str  # a keyword whose rewritten form may reject some valid values, "" for none
-
-
-def schema_text(schema: object) -> str:
-    """Return a grammar's ``%json`` as JSON for llguidance, with our whitespace. Raises `InvalidRequest`."""
-    text, unique, _ = written(schema, "%json")
-    if unique is not None:
-        raise unenforceable("uniqueItems", unique.first)
-    return text
-
-
-def written(schema: object, what: str) -> Written:
-    """Raises InvalidRequest that names the place. Time is bounded by the `limits`; nothing is fetched for a `$ref`."""
+    Raises `InvalidRequest` that names the place. Time is bounded by the `limits`; nothing is fetched for a `$ref`.
+    """
     if not isinstance(schema, dict | bool):
         raise InvalidRequest(f"{what} must be a JSON object, got {type(schema).__name__}", what)
     _check_size(schema, what)
@@ -72,13 +59,13 @@ def written(schema: object, what: str) -> Written:
     if '"oneOf"' in text and (rewriter.narrowed or "oneOf constraints" in _problem(text)):
         rewriter = Rewriter(plain, what, document.places, exclusive=True)
         rewritten = _rewritten(rewriter, what)
-    unique = UniquePlaces(rewritten, rewriter.unique) if rewriter.unique else None
+    unique = (rewritten, rewriter.unique) if rewriter.unique else None
     # Runs after the search for overlaps: closed branches overlap less than the client's.
-    return Written(_text(_closed_document(rewritten)), unique, rewriter.narrowed)
+    return _text(_closed_document(rewritten)), unique, rewriter.narrowed
 
 
 def grammar_text(schema: str) -> str:
-    """llguidance's grammar of a `schema_text`."""
+    """Return llguidance's grammar of a schema."""
     return f'{{"grammars": [{{"json_schema": {schema}}}]}}'
 
 
@@ -89,17 +76,23 @@ def _problem(text: str) -> str:
 
 
 def _rewritten(rewriter: Rewriter, what: str) -> dict[str, Any]:
+    """Return the rewritten document. Raises `InvalidRequest` for a definition that only refers to itself.
+
+    A value that must match it has no end: llguidance compiles such a schema, and a reply could not be completed.
+    """
     rewritten = rewriter.rewritten()
-    _check_references(rewritten, what)
+    try:
+        TopologicalSorter({name: _joined_in_place(part) for name, part in definitions_of(rewritten).items()}).prepare()
+    except CycleError:
+        raise InvalidRequest(f"{what}: a '$ref' leads back to itself with nothing in between", what) from None
     return rewritten
 
 
 def _text(rewritten: dict[str, Any]) -> str:
-    text = json.dumps({**rewritten, "x-guidance": _OPTIONS}, ensure_ascii=False)
-    if _CONTROL.search(text):
-        return text
-    # With \u, a listed name could be spelled as an unlisted one, which a different subschema applies to.
-    options = {**_OPTIONS, "json_allowed_escapes": _SHORT_ESCAPES}
+    options: dict[str, Any] = _OPTIONS
+    if not _CONTROL.search(json.dumps(rewritten, ensure_ascii=False)):
+        # With \u, a listed name could be spelled as an unlisted one, which a different subschema applies to.
+        options = {**_OPTIONS, "json_allowed_escapes": _SHORT_ESCAPES}
     return json.dumps({**rewritten, "x-guidance": options}, ensure_ascii=False)
 
 
@@ -157,25 +150,10 @@ def _check_size(schema: object, what: str) -> None:
             raise InvalidRequest(f"{what} is nested deeper than {MAX_SCHEMA_DEPTH} levels", what)
         if n_values > MAX_SCHEMA_NODES:
             raise InvalidRequest(f"{what} has more than {MAX_SCHEMA_NODES} values", what)
-        level = [child for value in level for child in _children(value)]
-
-
-def _children(value: object) -> Iterator[object]:
-    if isinstance(value, dict):
-        yield from value.values()
-    elif isinstance(value, list):
-        yield from value
-
-
-def _check_references(schema: dict[str, Any], what: str) -> None:
-    """Raise `InvalidRequest` for a definition that only refers to itself.
-
-    A value that must match it has no end: llguidance compiles such a schema, and a reply could not be completed.
-    """
-    try:
-        TopologicalSorter({name: _joined_in_place(part) for name, part in definitions_of(schema).items()}).prepare()
-    except CycleError:
-        raise InvalidRequest(f"{what}: a '$ref' leads back to itself with nothing in between", what) from None
+        inner = [
+            value.values() if isinstance(value, dict) else value for value in level if isinstance(value, dict | list)
+        ]
+        level = [child for values in inner for child in values]
 
 
 def _joined_in_place(schema: Any) -> list[str]:
@@ -190,53 +168,42 @@ def unsupported(error: str, schema: object, narrowed: str) -> InvalidRequest:
     """llguidance's refusal, with the place of the keyword it names, or of the one that leaves nothing."""
     if narrowed and error.startswith("Unsatisfiable"):
         return InvalidRequest(f"{narrowed} cannot be enforced, or nothing matches: {error}", narrowed.split(": ")[0])
+    keywords = list(_keywords_in(schema))
     if "oneOf constraints" in error:
-        place = next(
-            (place for place, value in _places(schema) if isinstance(value, dict) and "oneOf" in value), "json_schema"
-        )
-        return overlapping(place)
-    for keyword, place in _patterns_in(error, schema) if "regex" in error else ():
-        return InvalidRequest(f"{place}: the keyword '{keyword}' cannot be enforced: {error}", place)
-    if "regex" in error and (bounds := list(_bounds_in(schema))):  # llguidance writes bounds as regexes
-        bound, place, keyword = max(bounds)
-        return InvalidRequest(f"{place}: the keyword '{keyword}' cannot be enforced: {bound:g} is too large", place)
+        return overlapping(next((place for place, keyword, _ in keywords if keyword == "oneOf"), "json_schema"))
+    if "regex" in error:
+        quoted = _as_quoted(error)
+        for place, keyword, value in keywords:
+            if any(pattern and _as_quoted(readable(pattern)) in quoted for pattern in _patterns_in(keyword, value)):
+                return InvalidRequest(f"{place}: the keyword '{keyword}' cannot be enforced: {error}", place)
+        bounds = [each for each in keywords if each[1] in _BOUNDS and isinstance(each[2], int | float)]
+        if bounds:  # llguidance writes them as regexes
+            place, keyword, bound = max(bounds, key=lambda each: (abs(each[2]), each))
+            reason = f"{abs(bound):g} is too large"
+            return InvalidRequest(f"{place}: the keyword '{keyword}' cannot be enforced: {reason}", place)
     return InvalidRequest(f"json_schema: {_GENERATED_PLACE.sub('', error)}", "json_schema")
 
 
-def _patterns_in(error: str, schema: object) -> Iterator[tuple[str, str]]:
-    """Yield the places of the patterns that an error quotes, each with its keyword."""
-    quoted = error.replace("\\/", "/").replace("\\w", "[0-9a-zA-Z_]").replace("\\d", "[0-9]")
-    for place, value in _places(schema):
-        if isinstance(value, dict):
-            named, own = value.get("patternProperties"), value.get("pattern")
-            patterns = dict.fromkeys(named if isinstance(named, dict) else (), "patternProperties")
-            patterns |= {own: "pattern"} if isinstance(own, str) else {}  # "pattern" may be a property's name
-            for pattern, keyword in patterns.items():
-                if pattern and _as_quoted(pattern) in quoted:
-                    yield keyword, place
-
-
-def _bounds_in(schema: object) -> Iterator[tuple[float, str, str]]:
-    """Yield the absolute value of each bound of texts and numbers, its place and its keyword."""
-    for place, value in _places(schema):
-        if isinstance(value, dict):
-            given = ((value.get(keyword), keyword) for keyword in _BOUNDS)
-            yield from ((abs(bound), place, keyword) for bound, keyword in given if isinstance(bound, int | float))
+def _patterns_in(keyword: str, value: object) -> list[str]:
+    """Return the patterns of a keyword; `pattern` may also be a property's name, with a schema."""
+    if keyword == "patternProperties" and isinstance(value, dict):
+        return list(value)
+    return [value] if keyword == "pattern" and isinstance(value, str) else []
 
 
 def _as_quoted(pattern: str) -> str:
     """Return a pattern as llguidance may write it: slashes not escaped, classes spelled out."""
-    return readable(pattern).replace("\\/", "/").replace("\\w", "[0-9a-zA-Z_]").replace("\\d", "[0-9]")
+    return pattern.replace("\\/", "/").replace("\\w", "[0-9a-zA-Z_]").replace("\\d", "[0-9]")
 
 
-def _places(schema: object) -> Iterator[tuple[str, object]]:
-    """Yield every value in a schema that is not data, by increasing depth."""
+def _keywords_in(schema: object) -> Iterator[tuple[str, str, Any]]:
+    """Yield the place, name and value of everything in a schema that is not data, by increasing depth."""
     level = [("json_schema", schema)]
     while level:
         below: list[tuple[str, object]] = []
         for place, value in level:
-            yield place, value
             if isinstance(value, dict):
+                yield from ((place, key, sub) for key, sub in value.items())
                 below += [(f"{place}.{key}", sub) for key, sub in value.items() if key not in _NO_SCHEMAS]
             elif isinstance(value, list):
                 below += [(f"{place}.{n}", sub) for n, sub in enumerate(value)]

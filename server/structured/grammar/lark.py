@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from server.errors import InvalidRequest
-from server.structured.grammar.json_schema import schema_text
+from server.structured.grammar.json_schema import written
 from server.structured.grammar.limits import MAX_TEXT_CHARS
+from server.structured.grammar.schema.document import unenforceable
 
 _KEYWORDS = re.compile(
     r"""
@@ -58,7 +59,10 @@ def lark_with_texts(text: str, max_chars: int, special: Iterable[int]) -> tuple[
         found, pos = _inline_json(text, pos, keyword)
         n_copied = pos
         if keyword == "%json":
-            out.append(f"%json {schema_text(found)}")
+            schema, unique, _ = written(found, "%json")
+            if unique is not None:
+                raise unenforceable("uniqueItems", unique[1])
+            out.append(f"%json {schema}")
             continue
         if found not in texts:
             texts.append(found)

@@ -16,7 +16,7 @@ from server.structured.grammar.attempt import MAX_SANDBOX_S, CompileCancelled, C
 VOCABULARY, COMPILE = b"v", b"c"
 """Requests: a pickled `TokenTable`; in JSON the kind and the request for `build`, and the field that errors name."""
 DONE, REFUSED = b"d", b"r"
-"""Replies, in JSON: `Grammar.as_json`, or the message and field of an `InvalidRequest`."""
+"""Replies, in JSON: a `Grammar`, or the message and field of an `InvalidRequest`."""
 ANSWERER = "server.structured.grammar.sandbox_worker:answerer"
 LIMITS = WorkLimits(cpu_s=1.5, wall_s=15.0, memory_bytes=460 << 20, answer_bytes=32 << 20)
 """Of one grammar. The memory includes a vocabulary, about 100 MB for 150,000 tokens."""

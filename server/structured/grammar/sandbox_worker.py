@@ -5,6 +5,7 @@ import pickle
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from typing import Any
 
 import llguidance
@@ -45,7 +46,7 @@ def _built(table: TokenTable, tokenizer: Tokenizer, kind: Kind, request: Any, _:
     grammar = build(kind, request, lambda: table)
     for each in (grammar, *(inner for inner, _ in grammar.texts)):
         _try_out(each.matcher(tokenizer, request), each)
-    return grammar.as_json()
+    return asdict(grammar)
 
 
 def _try_out(matcher: llguidance.LLMatcher, grammar: Grammar) -> None:

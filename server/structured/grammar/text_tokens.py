@@ -78,7 +78,6 @@ class TextTokens:
         return self._with_inside[byte]
 
     def containing(self, byte: int) -> list[int]:
-        """Return the tokens that contain a byte."""
         if byte not in self._containing:
             self._containing[byte] = [token for token, piece in enumerate(self.pieces) if byte in piece]
         return self._containing[byte]

@@ -109,11 +109,6 @@ class Rules:
         """Return the text that opens reasoning after the start; b"" for none."""
         return self.reasoning[0] if self.anywhere else b""
 
-    def may_begin(self, text: bytes) -> bool:
-        """Return whether a marker may have begun in `text`: most text holds no marker's first byte."""
-        opening = self.opening[:1]
-        return any(begun.marker[:1] in text for begun in self.begun) or (bool(opening) and opening in text)
-
 
 class _Place(Enum):
     """Where free text is. With its text: all of it at the start, elsewhere the end."""
@@ -146,7 +141,6 @@ class TriggeredConstraint:
 
     @property
     def is_lazy(self) -> bool:
-        """Return whether it is a lazy grammar."""
         return self._rules.lazy is not None
 
     def fork(self) -> "TriggeredConstraint":
@@ -244,7 +238,7 @@ class TriggeredConstraint:
             tail = (text + piece)[-max(rules.lazy.n_seen, rules.markers.longest) :]
             return (place, tail), None if begun is None else (rules.lazy.constraint, begun)
         piece = rules.markers.tokens.piece(token, shown=token in rules.shown)
-        if not piece or (place is _Place.TEXT and not text and not rules.may_begin(piece)):
+        if not piece:
             return self._free, None
         text += piece
         opening, ends = rules.reasoning
@@ -288,5 +282,4 @@ class TriggeredConstraint:
                     return (place, text), (begun.constraint, start[len(marker) :])
             if place is _Place.FIRST or len(text) <= rules.markers.longest:
                 return (place, text), None
-        tail = text[-max(rules.markers.longest, len(rules.opening)) :]
-        return (_Place.TEXT, tail if rules.may_begin(tail) else b""), None
+        return (_Place.TEXT, text[-max(rules.markers.longest, len(rules.opening)) :]), None

@@ -32,19 +32,14 @@ _QUOTE, _ESCAPE = ord('"'), ord("\\")
 
 
 class UniquePlaces:
-    """The places of one rewritten schema. ``document``: the schema. ``first``: the first array whose items must differ,
-    as text. Only caches change, so forks share it.
-    """
+    """The places of one rewritten schema, `document`. Only caches change, so forks share it."""
 
-    def __init__(self, document: Mapping[str, Any], first: str) -> None:
-        self.document = document
-        self.first = first
+    def __init__(self, document: Mapping[str, Any]) -> None:
         self._definitions = definitions_of(document)
         self._places: dict[tuple[int, ...], Place] = {}
 
     @property
     def root(self) -> "Place":
-        """Return the place of the whole document."""
         return self.place([self._definitions["#"]])
 
     def place(self, schemas: Iterable[Any]) -> "Place":
@@ -78,7 +73,6 @@ class Place:
         self.is_integer = "integer" in types and "number" not in types and not has_fractions
 
     def property(self, name: str) -> "Place":
-        """Return the place of a property's value."""
         # Names that no schema lists share a place: clients choose them, and the cache outlives a reply.
         key = name if any(name in schema.get("properties", ()) for schema in self._schemas) else None
         if key not in self._below:
@@ -88,7 +82,6 @@ class Place:
         return self._below[key]
 
     def item(self, index: int) -> "Place":
-        """Return the place of an item."""
         index = min(index, max((len(schema.get("prefixItems", ())) for schema in self._schemas), default=0))
         if index not in self._below:
             firsts = ((schema.get("prefixItems", ())[index:] or [schema.get("items")])[0] for schema in self._schemas)

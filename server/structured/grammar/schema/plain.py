@@ -23,7 +23,6 @@ _ALONE = frozenset(["$ref", "anyOf"])  # with siblings, they combine schemas
 
 
 def is_plain(schema: object) -> bool:
-    """Return whether `schema` compiles in linear time."""
     left, n_values, n_chars = [schema], 0, 0
     while left:
         each = left.pop()
