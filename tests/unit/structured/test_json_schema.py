@@ -110,18 +110,6 @@ def test_a_schema_too_deep_or_too_large_is_refused() -> None:
     assert not matches(huge, '"short"')
 
 
-def test_a_recursive_schema_is_fine() -> None:
-    tree = {"type": "object", "properties": {"l": {"$ref": "#"}, "r": {"$ref": "#"}}, "additionalProperties": False}
-    assert matches(BYTES.json_schema(tree), '{"l":{"l":{},"r":{}},"r":{}}')
-
-
-def test_a_clients_own_llguidance_options_are_ignored() -> None:
-    lenient = {"type": "null", "x-guidance": {"lenient": True, "key_separator": "x"}}
-    assert matches(BYTES.json_schema(lenient), "null")
-    with pytest.raises(InvalidRequest, match="'not'"):
-        BYTES.json_schema({**lenient, "not": {}})
-
-
 @pytest.mark.parametrize("loop", [{"$ref": "#/$defs/a"}, {"allOf": [{"$ref": "#/$defs/a"}, {"type": "string"}]}])
 def test_a_reference_that_only_leads_back_to_itself_is_refused(loop: Any) -> None:
     schema = {"properties": {"x": {"$ref": "#/$defs/a"}}, "required": ["x"], "$defs": {"a": loop}}

@@ -5,6 +5,8 @@ import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from server.sandbox.process import WorkLimits
 from server.structured.grammar.attempt import Attempt, CompileCancelled, CompileLater, within
 from server.structured.grammar.compiler import GrammarCompiler
 from server.structured.grammar.matcher import MatcherConstraint
-from server.structured.grammar.sandbox import Sandbox
+from server.structured.grammar.sandbox import LIMITS, Sandbox
 from server.structured.grammar.schema.plain import is_plain
 from tests.support.waiting import wait_until
 from tests.unit.structured.builders import WordVocab, exploding_schema, matches
@@ -26,9 +28,8 @@ DATE = {"type": "string", "format": "date"}
 
 @pytest.fixture(scope="module")
 def sandbox() -> Iterator[Sandbox]:
-    made = Sandbox()
-    yield made
-    made.close()
+    with closing(Sandbox()) as made:
+        yield made
 
 
 @pytest.fixture
@@ -36,10 +37,11 @@ def compiler(sandbox: Sandbox) -> GrammarCompiler:
     return GrammarCompiler(WordVocab(), sandbox)
 
 
-def ample() -> tuple[Sandbox, GrammarCompiler]:
-    """A sandbox in which the exploding schema goes on until somebody ends it."""
-    sandbox = Sandbox(AMPLE)
-    return sandbox, GrammarCompiler(WordVocab(), sandbox)
+@contextmanager
+def compiling(limits: WorkLimits = AMPLE) -> Iterator[tuple[Sandbox, GrammarCompiler]]:
+    """A sandbox, by default one in which the exploding schema goes on until somebody ends it."""
+    with closing(Sandbox(limits)) as sandbox:
+        yield sandbox, GrammarCompiler(WordVocab(), sandbox)
 
 
 @pytest.mark.parametrize(
@@ -50,21 +52,12 @@ def ample() -> tuple[Sandbox, GrammarCompiler]:
     ],
 )
 def test_a_schema_that_explodes_is_refused_and_the_next_grammar_is_compiled(limits: WorkLimits, said: str) -> None:
-    sandbox = Sandbox(limits)
-    try:
-        compiler = GrammarCompiler(WordVocab(), sandbox)
+    with compiling(limits) as (_, compiler):
         for _ in range(2):
             with pytest.raises(InvalidRequest, match=said) as caught:
                 compiler.json_schema(exploding_schema())
             assert caught.value.param == "json_schema"
         assert matches(compiler.json_schema(DATE), '"2026-11-23"')
-    finally:
-        sandbox.close()
-
-
-def test_a_schema_that_explodes_inside_of_lark_is_refused(compiler: GrammarCompiler) -> None:
-    with pytest.raises(InvalidRequest, match="was stopped"):
-        compiler.lark("start: %json " + json.dumps(exploding_schema()))
 
 
 CHAIN = {
@@ -87,25 +80,39 @@ RULES = 3000
 def test_a_grammar_that_overflows_the_stack_is_refused(lark: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Found with llguidance 1.9.1: each ends the process that compiles it."""
     monkeypatch.setattr("server.sandbox.process.subprocess", subprocess)  # a forked one reuses larger stacks
-    sandbox = Sandbox()
-    compiler = GrammarCompiler(WordVocab(), sandbox)
-    with pytest.raises(InvalidRequest, match=r"crashed|too deep|recursion"):
-        compiler.lark(lark)
-    assert matches(compiler.lark('start: "a"'), "a")
-    sandbox.close()
+    with compiling(LIMITS) as (_, compiler):
+        with pytest.raises(InvalidRequest, match=r"crashed|too deep|recursion"):
+            compiler.lark(lark)
+        assert matches(compiler.lark('start: "a"'), "a")
 
 
-def test_chains_of_other_grammars_are_refused(compiler: GrammarCompiler) -> None:
-    with pytest.raises(InvalidRequest):
-        compiler.gbnf("root ::= a0\n" + "".join(f"a{n} ::= a{n + 1}\n" for n in range(RULES)) + f'a{RULES} ::= "x"')
-    with pytest.raises(InvalidRequest):
-        compiler.json_schema(json.loads(DEEP))
-
-
-def test_a_pattern_that_no_step_could_follow_is_refused_before_a_reply_begins(compiler: GrammarCompiler) -> None:
-    schema = {"type": "string", "maxLength": 5000, "pattern": r"^(\S+\s+){0,99}\S+$"}
-    with pytest.raises(InvalidRequest, match="use simpler patterns, or smaller counts"):
-        compiler.json_schema(schema)
+@pytest.mark.parametrize(
+    ("kind", "value", "said"),
+    [
+        ("lark", "start: %json " + json.dumps(exploding_schema()), "was stopped"),
+        (
+            "gbnf",
+            "root ::= a0\n" + "".join(f"a{n} ::= a{n + 1}\n" for n in range(RULES)) + f'a{RULES} ::= "x"',
+            "grammar",
+        ),
+        ("json_schema", json.loads(DEEP), "json_schema"),
+        (
+            "json_schema",  # a pattern that no step could follow
+            {"type": "string", "maxLength": 5000, "pattern": r"^(\S+\s+){0,99}\S+$"},
+            "use simpler patterns, or smaller counts",
+        ),
+        (
+            "json_schema",
+            {"type": "string", "pattern": "a(?=b)c"},
+            "json_schema: the keyword 'pattern' cannot be enforced",
+        ),
+        ("json_schema", {"contains": {}}, "json_schema: the keyword 'contains' cannot be enforced"),
+    ],
+)
+def test_a_refusal_names_its_reason(compiler: GrammarCompiler, kind: str, value: Any, said: str) -> None:
+    with pytest.raises(InvalidRequest, match=said) as caught:
+        getattr(compiler, kind)(value)
+    assert caught.value.param == ("json_schema" if kind == "json_schema" else "grammar")
 
 
 def test_a_grammar_means_the_same_with_a_sandbox(compiler: GrammarCompiler) -> None:
@@ -123,47 +130,30 @@ def test_a_grammar_means_the_same_with_a_sandbox(compiler: GrammarCompiler) -> N
         assert not matches(constraint, bad)
 
 
-@pytest.mark.parametrize(
-    ("schema", "said"),
-    [
-        ({"type": "string", "pattern": "a(?=b)c"}, "json_schema: the keyword 'pattern' cannot be enforced"),
-        ({"contains": {}}, "json_schema: the keyword 'contains' cannot be enforced"),
-    ],
-)
-def test_a_refusal_names_the_place(compiler: GrammarCompiler, schema: Any, said: str) -> None:
-    with pytest.raises(InvalidRequest, match=said) as caught:
-        compiler.json_schema(schema)
-    assert caught.value.param == "json_schema"
-
-
 def test_a_cancelled_compilation_ends_at_once() -> None:
-    sandbox, compiler = ample()
     attempt = Attempt()
+    with compiling() as (sandbox, compiler), ThreadPoolExecutor(1) as thread:
 
-    def work() -> None:
-        with within(attempt):
-            compiler.json_schema(exploding_schema())
+        def work() -> None:
+            with within(attempt):
+                compiler.json_schema(exploding_schema())
 
-    with ThreadPoolExecutor(1) as thread:
         compiled = thread.submit(work)
         wait_until(lambda: sandbox.at_work, "work in the sandbox", poll_s=0.001)
         attempt.cancel()
         with pytest.raises(CompileCancelled):
             compiled.result(60)
-    assert not sandbox.at_work
-    with within(attempt), pytest.raises(CompileCancelled):
-        compiler.json_schema(DATE)
-    assert matches(compiler.json_schema(DATE), '"2026-11-23"'), "nobody else is cancelled"
-    sandbox.close()
+        assert not sandbox.at_work
+        with within(attempt), pytest.raises(CompileCancelled):
+            compiler.json_schema(DATE)
+        assert matches(compiler.json_schema(DATE), '"2026-11-23"'), "nobody else is cancelled"
 
 
 def test_what_a_busy_machine_did_not_do_in_time_may_be_asked_again() -> None:
-    sandbox = Sandbox(WorkLimits(cpu_s=120, wall_s=0.2, memory_bytes=2 << 30))
-    compiler = GrammarCompiler(WordVocab(), sandbox)
-    for _ in range(2):
-        with pytest.raises(TooLate, match=r"it took more than 0.2 s, retry in 5 s"):
-            compiler.json_schema(exploding_schema())
-    sandbox.close()
+    with compiling(replace(AMPLE, wall_s=0.2)) as (_, compiler):
+        for _ in range(2):
+            with pytest.raises(TooLate, match=r"it took more than 0.2 s, retry in 5 s"):
+                compiler.json_schema(exploding_schema())
 
 
 def test_a_request_has_so_much_time_for_all_of_its_grammars(compiler: GrammarCompiler) -> None:
@@ -175,15 +165,14 @@ def test_a_request_has_so_much_time_for_all_of_its_grammars(compiler: GrammarCom
 
 
 def test_closing_ends_what_is_being_compiled() -> None:
-    sandbox, compiler = ample()
-    with ThreadPoolExecutor(1) as thread:
+    with compiling() as (sandbox, compiler), ThreadPoolExecutor(1) as thread:
         compiled = thread.submit(compiler.json_schema, exploding_schema())
         wait_until(lambda: sandbox.at_work, "work in the sandbox", poll_s=0.001)
         sandbox.close()
         with pytest.raises(ShuttingDown):
             compiled.result(60)
-    with pytest.raises(ShuttingDown):
-        compiler.json_schema(DATE)
+        with pytest.raises(ShuttingDown):
+            compiler.json_schema(DATE)
 
 
 def test_a_thread_that_must_not_wait_gets_what_is_cached_or_plain(compiler: GrammarCompiler) -> None:
