@@ -27,7 +27,6 @@ class Bitmap:
 
     @property
     def parts(self) -> tuple["str | Bitmap", ...]:
-        """Return the prompt parts for it."""
         return (self,)
 
     def decoded(self) -> bytes:

@@ -187,7 +187,6 @@ class Decoder:
 
     @property
     def at_work(self) -> list[Process]:
-        """The processes that decode a file now."""
         return [each for some in self._processes.values() for each in some.at_work]
 
     def warm(self) -> None:
@@ -195,13 +194,11 @@ class Decoder:
         self._processes[""].warm()
 
     def close(self) -> None:
-        """End the processes."""
         for processes in self._processes.values():
             processes.close()
 
 
 def has_extra(name: str) -> bool:
-    """Return whether the packages of this extra are installed."""
     return all(find_spec(module) is not None for module in _IMPORTED[name])
 
 

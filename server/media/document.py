@@ -69,7 +69,6 @@ def media_type_of(written: str) -> str:
 
 
 def is_pdf(data: bytes) -> bool:
-    """Return whether `data` is a PDF."""
     return b"%PDF-" in data[:_PDF_START_BYTES]
 
 

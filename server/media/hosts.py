@@ -33,7 +33,6 @@ class AllowedHosts:
     folder: Path | None = None
 
     def allow(self, host: str) -> bool:
-        """Return whether the host may be contacted."""
         if self.anywhere or host in self.hosts:
             return True
         return any(name.startswith("*.") and host.endswith(name[1:]) for name in self.hosts)
@@ -44,7 +43,6 @@ class AllowedHosts:
 
 
 async def resolved(host: str, port: int) -> Sequence[str]:
-    """Resolve the host by the system."""
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [str(entry[4][0]) for entry in found]

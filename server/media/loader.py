@@ -93,7 +93,6 @@ class MediaLoader:
 
     @property
     def at_work(self) -> list[Process]:
-        """The processes that decode a file now."""
         return self._decoder.at_work
 
     def warm(self) -> None:
@@ -101,7 +100,6 @@ class MediaLoader:
         self._threads.submit(self._decoder.warm)
 
     def close(self) -> None:
-        """End the processes that decode."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._decoder.close()
 

@@ -15,7 +15,6 @@ _BROKEN = (UnidentifiedImageError, OSError, ValueError, SyntaxError, EOFError, R
 
 
 def answerer() -> Answer:
-    """Return the request handler of a decoder process."""
     pi_heif.register_heif_opener()
     pi_heif.options.DECODE_THREADS = AvifImagePlugin.DEFAULT_MAX_THREADS = 1
     Image.init()  # Pillow loads its parts when they are first needed, which is too late here

@@ -27,7 +27,6 @@ _DEMUXERS = {"MP4": "mov", "Matroska": "matroska", "AVI": "avi"}  # none that co
 
 
 def answerer() -> Answer:
-    """Return the request handler of a decoder process."""
     av.logging.set_level(None)
     # The sandbox forbids libraries from loading files later.
     _frames(b"", {"form": "Matroska", "fps": 1.0, "pixels": 256, "frames": 9, "video_bytes": 1 << 20}, _sample())
@@ -35,7 +34,6 @@ def answerer() -> Answer:
 
 
 def _sample() -> bytes:
-    """Return a video of one frame."""
     file = BytesIO()
     with av.open(file, "w", format="matroska") as container:
         stream = container.add_stream("ffv1", rate=1)

@@ -81,7 +81,6 @@ class Processes:
 
     @property
     def at_work(self) -> list["Process"]:
-        """Return the processes that are working."""
         with self._lock:
             return list(self._busy)
 
@@ -180,12 +179,10 @@ class Process:
 
     @property
     def pid(self) -> int:
-        """The system's number of it."""
         return self._process.pid
 
     @property
     def lives(self) -> bool:
-        """Whether the process is still there."""
         return self._process.poll() is None
 
     def ask(self, what: bytes, *request: bytes) -> tuple[bytes, bytes, bool]:

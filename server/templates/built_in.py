@@ -39,7 +39,6 @@ _FORMATS = {
 
 @cache
 def names() -> tuple[str, ...]:
-    """Return the names in alphabetical order."""
     return tuple(sorted(path.stem for path in FOLDER.glob("*.jinja")))
 
 

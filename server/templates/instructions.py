@@ -101,5 +101,4 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 
 def _with_text(message: TemplateMessage, text: str) -> TemplateMessage:
-    """Append a text to a message's content."""
     return {**message, "content": joined((message.get("content"), text))}

@@ -34,7 +34,6 @@ class GenerationTag(Extension):
     tags = {"generation"}  # noqa: RUF012 - Jinja2 declares it so
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
-        """Return the tag's body."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 

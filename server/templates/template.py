@@ -89,7 +89,6 @@ class ChatTemplate:
 
     @property
     def supports_tools(self) -> bool:
-        """Return whether the template shows tools."""
         return self._for_tools.capabilities.tools
 
     @property
