@@ -7,7 +7,7 @@ the markup that both require.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from server.formats.grammar.call_grammar import Function, Trigger, calls_lark, triggers
+from server.formats.grammar.call_grammar import CallGrammar, Function, Trigger
 from server.formats.grammar.lark_text import ControlToken, LarkText
 from server.formats.parsing.reasoning import TAGS, open_reasoning, reasoning_tags_in
 from server.formats.parsing.stream_parser import Reading, StreamParser, plain
@@ -142,9 +142,9 @@ class ChatFormat:
         enforced.
         """
         wanted = [function for function in functions if not name or function["name"] == name]
-        instead = None if answer is None else (self.lead, answer)
         text = LarkText(control, self.tool_format.markup)
-        return calls_lark(self.tool_call_syntax, wanted, text, parallel=parallel and not name, answer=instead)
+        calls = CallGrammar(self.tool_call_syntax, wanted, text, parallel and not name)
+        return calls.forced(None if answer is None else (self.lead, answer))
 
     def call_triggers(
         self, functions: Sequence[Function], *, parallel: bool, control: ControlToken | None = None
@@ -153,4 +153,4 @@ class ChatFormat:
         `InvalidRequest` for parameters that can't be enforced.
         """
         text = LarkText(control, self.tool_format.markup)
-        return triggers(self.tool_call_syntax, functions, text, parallel=parallel)
+        return CallGrammar(self.tool_call_syntax, functions, text, parallel).triggers()

@@ -5,7 +5,7 @@ A call is ``before``, the name, ``after_name``, the arguments, ``after``. Calls 
 """
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 Markup: TypeAlias = str | tuple["str | re.Pattern[str]", ...]
@@ -82,17 +82,21 @@ class ToolCallSyntax:
     several: bool = True  # one turn may contain several calls
     lead: tuple[str, str] | None = None  # around a function's name at the start of a forced turn
     whole: WholeJson | None = None  # of forced calls, if only their keys distinguish them from a JSON answer
-    openings: tuple[str, ...] = ()  # by default ``open`` without white space at its ends, or ``before``
+    openings: tuple[str, ...] = ()  # by default the tag that ``open`` or ``before`` begins with
     starts: tuple[str, ...] = ()
     by_name: bool = False  # they include the function's name and one more character: the text before is ambiguous
     rest_of_list: bool = False  # further calls follow without an opening, as they do after ``open``
-    closing: str = ""  # the tag after calls, by which they are recognised and parsed
+    closing: str = ""  # the tag after calls, by which they are recognised and parsed; by default that of these fields
 
     def __post_init__(self) -> None:
         if not self.openings and not self.starts:
-            opening = self.open.strip() or self.before
+            opening = self.open or self.before
             assert isinstance(opening, str)
-            object.__setattr__(self, "openings", (opening,))
+            object.__setattr__(self, "openings", (opening.removesuffix('{"name": "').strip().rstrip("["),))
+        if not self.closing:
+            ends = (self.close, self.after, getattr(self.arguments, "end", ""))
+            found = (end.lstrip(" \n]}").rstrip() for end in ends)
+            object.__setattr__(self, "closing", next(filter(None, found), ""))
 
     def occurs_in(self, text: str, name: str, *, space: str = r"\s*") -> bool:
         """Return whether a text contains the start of a call of that function; `space` is a regex for whitespace."""
@@ -118,17 +122,12 @@ def parts(markup: Markup) -> tuple["str | re.Pattern[str]", ...]:
 
 def json_calls(open: str, close: str = "", *, key: str = "arguments", **options: Any) -> ToolCallSyntax:  # noqa: A002
     """Return the syntax of ``{"name": ..., "arguments": {...}}`` with a tag before and after each call."""
-    form = ToolCallSyntax(
-        f'{open}{{"name": "', (f'", "{key}": ',), f"}}{close}", openings=(open.strip(),), closing=close.strip()
-    )
-    return replace(form, **options)
+    return ToolCallSyntax(f'{open}{{"name": "', (f'", "{key}": ',), f"}}{close}", **options)
 
 
 def json_list(open: str, close: str = "", *, key: str = "arguments", **options: Any) -> ToolCallSyntax:  # noqa: A002
     """Return the syntax of a JSON list of such objects."""
-    after_name = (f'", "{key}": ',)
-    form = ToolCallSyntax('{"name": "', after_name, "}", f"{open}[", f"]{close}", ", ", openings=(open,), closing=close)
-    return replace(form, **options)
+    return ToolCallSyntax('{"name": "', (f'", "{key}": ',), "}", f"{open}[", f"]{close}", ", ", **options)
 
 
 def python_list(open: str, close: str, *, joint: str = ", ", **options: Any) -> ToolCallSyntax:  # noqa: A002

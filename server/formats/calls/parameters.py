@@ -151,7 +151,6 @@ def invoke_syntax(block: str, prefix: str = "", *, typed: bool = False, **option
         open=f"<{prefix}{block}>\n",
         close=f"\n</{prefix}{block}>",
         joint="\n",
-        closing=f"</{prefix}{block}>",
         arguments=Parameters(opening, string, closing, "\n", f"</{prefix}invoke>", before_json_value=other),
         **options,
     )

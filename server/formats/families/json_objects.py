@@ -19,8 +19,6 @@ COMMAND_R = ToolFormat(
         open="<|START_ACTION|>[\n    ",
         close="\n]<|END_ACTION|>",
         joint=",\n    ",
-        openings=("<|START_ACTION|>",),
-        closing="<|END_ACTION|>",
     ),
     silent=(*_ANSWER, "<|END_RESPONSE|>", "<|END_TEXT|>", "<|END_OF_TURN_TOKEN|>"),
     inline_reasoning=("<|START_THINKING|>", "<|END_THINKING|>"),
@@ -49,7 +47,6 @@ COMMAND_R_PLUS = ToolFormat(
         close="\n]```",
         joint=",\n    ",
         openings=("Action:\n```json", "Action: ```json", "Action:```json"),
-        closing="```",
     ),
     recognised_by=(("'Action:' followed by",), ("\\'Action:\\' followed by",)),
 )
@@ -163,7 +160,7 @@ HERMES = ToolFormat("hermes", _HERMES)
 _plain_calls = several(strict_call)
 XLAM = ToolFormat(
     "xlam",
-    json_list("", openings=(), starts=('[{"name": "',), by_name=True),
+    json_list("", starts=('[{"name": "',), by_name=True),
     recognised_by=(('[{"name": "tool_call_name"',),),
     first_call=FirstCall(
         "[{", _plain_calls, ("```json", "```", "[TOOL_CALLS]", "<tool_call>"), ("```", "</tool_call>")

@@ -115,9 +115,7 @@ def _block(turn: StreamParser) -> Steps[None]:
 
 INKLING = ToolFormat(
     "inkling",
-    ToolCallSyntax(
-        f'{_CALL}{{"name": "', ('", "args": ', '","args":'), "}", lead=("", ""), openings=(_CALL,), several=False
-    ),
+    ToolCallSyntax(f'{_CALL}{{"name": "', ('", "args": ', '","args":'), "}", lead=("", ""), several=False),
     recognised_by=((_MODEL, _CALL),),
     parser=_by_message(_block, (_MODEL,), _BLOCK_ENDS, inside=(_THINKING, _TEXT, _CALL)),
     inline_reasoning=(_THINKING, _BLOCK_ENDS[0]),

@@ -173,8 +173,6 @@ APERTUS = ToolFormat(
         open=f"{_TOOLS}[",
         close=f"]{_TOOLS_END}",
         joint=", ",
-        openings=(_TOOLS,),
-        closing=_TOOLS_END,
     ),
     calls={_TOOLS: several(_apertus_call, close=_TOOLS_END)},
     silent=("<|assistant_end|>",),
@@ -250,7 +248,7 @@ def _python_code(turn: StreamParser) -> Steps[None]:
 
 FUNCTIONARY_31 = ToolFormat(
     "functionary-v3.1",
-    ToolCallSyntax(_FUNCTION, (">",), _FUNCTION_END, joint="\n", by_name=True, closing=_FUNCTION_END),
+    ToolCallSyntax(_FUNCTION, (">",), _FUNCTION_END, joint="\n", by_name=True),
     calls={_FUNCTION: _functionary_call, _CODE: _python_code},
 )
 """Functionary 3.1, and Llama models with custom functions: the name in the tag::

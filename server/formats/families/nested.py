@@ -45,7 +45,7 @@ The model stops with <start_function_response>, which is dropped.
 _GEMMA_CALL, _GEMMA_CALL_END, _QUOTE = "<|tool_call>call:", "<tool_call|>", '<|"|>'
 GEMMA_4 = ToolFormat(
     "gemma4",
-    ToolCallSyntax(_GEMMA_CALL, ("",), _GEMMA_CALL_END, arguments=Braces(_QUOTE), closing=_GEMMA_CALL_END),
+    ToolCallSyntax(_GEMMA_CALL, ("",), _GEMMA_CALL_END, arguments=Braces(_QUOTE)),
     calls={_GEMMA_CALL: _call(_GEMMA_CALL_END, _QUOTE)},
     silent=("<|channel>", "<|turn>model\n", "<turn|>"),
     inline_reasoning=("<|channel>thought", "<channel|>"),

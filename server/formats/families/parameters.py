@@ -83,7 +83,6 @@ MINICPM_5 = ToolFormat(
             '<param name="', '">', "</param>", end="</function>", verbatim=("<![CDATA[", "]]></param>")
         ),
         by_name=True,
-        closing="</function>",
     ),
     recognised_by=(('<function name="', '<param name="'),),
     tags=("<function", "<param"),
@@ -100,7 +99,6 @@ SOLAR_2 = ToolFormat(
         "<|tool_call:start|>",
         ("\n",),
         joint="\n",
-        closing="<|tool_call:end|>",
         arguments=Parameters(_ARG, _ARG_VALUE, _ARG_END, joint="\n", end="<|tool_call:end|>"),
     ),
     recognised_by=((_ARG, _ARG_VALUE),),
@@ -172,7 +170,6 @@ def _qwen_syntax(parameters: Parameters, prefix: str = "") -> ToolCallSyntax:
         joint="\n",
         arguments=parameters,
         openings=(opening,),
-        closing=closing,
     )
 
 
@@ -241,7 +238,6 @@ def _glm_syntax(prefix: str = "", suffix: str = "", *, section: bool = False, li
         open=f"{tag('tool_calls')}\n" if section else "",
         close=f"\n{end('tool_calls')}" if section else "",
         joint="\n",
-        closing=end("tool_call"),
         arguments=Parameters(
             tag("arg_key"), f"{end('arg_key')}{line}{tag('arg_value')}", end("arg_value"), line, end("tool_call")
         ),

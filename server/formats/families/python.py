@@ -9,7 +9,7 @@ from server.formats.tool_format import FirstCall, ToolFormat
 
 LFM2 = ToolFormat(
     "lfm2",
-    python_list("<|tool_call_start|>[", "]<|tool_call_end|>", openings=("<|tool_call_start|>",)),
+    python_list("<|tool_call_start|>[", "]<|tool_call_end|>"),
     recognised_by=(
         ("<|tool_list_start|>", "<|tool_list_end|>"),
         ("List of tools: [",),

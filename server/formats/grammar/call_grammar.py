@@ -4,7 +4,8 @@ Each format describes its syntax (`tool_call_syntax`); this module converts it t
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,58 +28,44 @@ class Trigger:
     begun: str = ""  # the end of ``text`` that ``lark`` describes, too
 
 
-def calls_lark(
-    form: ToolCallSyntax,
-    functions: Sequence[Function],
-    text: LarkText,
-    *,
-    parallel: bool,
-    answer: tuple[str, object] | None = None,
-) -> str:
-    """Return Lark whose `start` is one or more calls of these functions.
-
-    ``answer``: the markup and the JSON Schema of an alternative reply. Each function's parameters are a separate
-    schema, so that a ``$ref`` keeps its meaning. Raises `InvalidRequest` for parameters that can't be enforced.
-    """
-    calls = _Calls(form, functions, text, parallel)
-    try:
-        start = calls.forced() if form.whole is None else calls.whole(form.whole)
-    except RecursionError:
-        raise _too_deep() from None
-    if answer is None:
-        return text.whole(start)
-    lead, schema = answer
-    other = text.rule(f"{text.literal(lead)} %json {json.dumps(schema)}")
-    return text.whole(f"{text.rule(start)} | {other}")
-
-
-def triggers(form: ToolCallSyntax, functions: Sequence[Function], text: LarkText, *, parallel: bool) -> list[Trigger]:
-    """Return the texts that start a call in free text, with the grammar of the rest. Raises `InvalidRequest`."""
-    calls = _Calls(form, functions, text, parallel)
-    try:
-        lark = text.whole(calls.after(str(form.before) if form.by_name else (*form.openings, *form.starts)[0]))
-    except RecursionError:
-        raise _too_deep() from None
-    after_name = str(form.after_name[0])[:1]
-    names = [f"{_written(each['name'], form)}{after_name}" for each in functions] if form.by_name else [""]
-    starts = [*((each, False) for each in form.openings), *((each, True) for each in form.starts)]
-    return [Trigger(f"{start}{name}", lark, at_start, name) for name in names for start, at_start in starts]
-
-
-def _too_deep() -> InvalidRequest:
-    return InvalidRequest("tools: the parameters of a function are nested too deeply", "tools")
-
-
 @dataclass(frozen=True, slots=True)
-class _Calls:
-    """Writes the calls of `functions` into one grammar."""
+class CallGrammar:
+    """Writes the calls of `functions` into one grammar, `text`.
+
+    Each function's parameters are a separate schema, so that a ``$ref`` keeps its meaning. Raises `InvalidRequest` for
+    parameters that can't be enforced.
+    """
 
     form: ToolCallSyntax
     functions: Sequence[Function]
     text: LarkText
     parallel: bool
 
-    def forced(self) -> str:
+    def forced(self, answer: tuple[str, object] | None = None) -> str:
+        """Return Lark whose `start` is one or more calls.
+
+        ``answer``: the markup and the JSON Schema of an alternative reply.
+        """
+        text, whole = self.text, self.form.whole
+        with _bounded_depth():
+            start = self._turn() if whole is None else self._whole(whole)
+        if answer is None:
+            return text.whole(start)
+        lead, schema = answer
+        other = text.rule(f"{text.literal(lead)} %json {json.dumps(schema)}")
+        return text.whole(f"{text.rule(start)} | {other}")
+
+    def triggers(self) -> list[Trigger]:
+        """Return the texts that start a call in free text, with the grammar of the rest."""
+        form = self.form
+        with _bounded_depth():
+            lark = self.text.whole(self._after(str(form.before) if form.by_name else (*form.openings, *form.starts)[0]))
+        after_name = str(form.after_name[0])[:1]
+        names = [f"{_written(each['name'], form)}{after_name}" for each in self.functions] if form.by_name else [""]
+        starts = [*((each, False) for each in form.openings), *((each, True) for each in form.starts)]
+        return [Trigger(f"{start}{name}", lark, at_start, name) for name in names for start, at_start in starts]
+
+    def _turn(self) -> str:
         """Return the rule of a turn with calls only, from its first markup on."""
         form, text, one = self.form, self.text, self._one()
         lead = ""
@@ -88,7 +75,7 @@ class _Calls:
         more = self._more(one, form.several)
         return f"{lead} {text.literal(form.open)} {one}{more} {text.literal(form.close)}"
 
-    def after(self, begun: str) -> str:
+    def _after(self, begun: str) -> str:
         """Return the rule of the calls after the text `begun`, of those by name from the first name on."""
         form, text, one = self.form, self.text, self._one()
         more = self._more(one, form.rest_of_list or bool(form.open))
@@ -96,7 +83,7 @@ class _Calls:
             return f"{text.literal(form.open.removeprefix(begun))} {one}{more} {text.literal(form.close)}"
         return f"{self._one(begun)}{more} {text.literal(form.close)}"
 
-    def whole(self, whole: WholeJson) -> str:
+    def _whole(self, whole: WholeJson) -> str:
         """Return the rule of calls as one JSON value, in the lexemes of ``%json``, since an answer may be one, too."""
         text = self.text
         space, key = json_space(text), text.literal(json.dumps(whole.arguments))
@@ -127,6 +114,14 @@ class _Calls:
         after_name = " | ".join(map(text.markup, form.after_name))
         name, arguments = _written(function["name"], form), argument_rule(form.arguments, function, text)
         return text.rule(f"({before}) {text.literal(name)} ({after_name}) {arguments} {text.literal(form.after)}")
+
+
+@contextmanager
+def _bounded_depth() -> Iterator[None]:
+    try:
+        yield
+    except RecursionError:
+        raise InvalidRequest("tools: the parameters of a function are nested too deeply", "tools") from None
 
 
 def _written(name: str, form: ToolCallSyntax) -> str:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from server import formats
 from server.formats import FORMATS
 from server.formats.arguments import object_of
-from server.formats.grammar.call_grammar import calls_lark
+from server.formats.grammar.call_grammar import CallGrammar
 from server.formats.grammar.lark_text import LarkText
 from server.formats.parsing.pieces import Piece, ToolCallArguments
 from server.formats.parsing.reasoning import OutputParser
@@ -303,7 +303,7 @@ def test_every_call_that_is_allowed_is_read_as_a_text_of_the_grammar(
     form: ToolFormat, calls: ToolCallSyntax, grammar: TextGrammar
 ) -> None:
     function = {"name": "patch", "description": "", "parameters": PARAMETERS, "text": grammar}
-    lark = calls_lark(calls, [function], LarkText(), parallel=False)
+    lark = CallGrammar(calls, [function], LarkText(), parallel=False).forced()
     wanted = re.compile(r"[^!]*!" if grammar is LINES else r'[a<"\\\n]{1,20}!?')
     for seed in range(3):
         made = BYTES.lark(lark, max_chars=MAX_CALLS_CHARS)
