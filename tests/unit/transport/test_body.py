@@ -21,6 +21,7 @@ def test_of_equal_keys_the_last_counts() -> None:
         (b'{"a": "cut \\ud83d"}', "line 1, column 12: no low surrogate"),
         (b'{"a":\n "\xc3\xa4\xff"}', "not valid UTF-8 at line 2, column 4: byte 0xff"),
         (b'{"a": ' + b"[" * 5000, "depth limit"),
+        (b"[]", "must be a JSON object, not an array"),
         ('{"a": 1}'.encode("utf-16"), "not valid"),
     ],
 )
