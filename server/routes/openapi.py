@@ -66,7 +66,7 @@ _ASSETS = {
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One endpoint. ``reply`` and ``stream`` are values of examples, a tuple for alternatives."""
+    """Describes the handler that it decorates. ``reply`` and ``stream`` are of examples, a tuple for alternatives."""
 
     reply: Any = None  # of success, None for text
     body: Any = None  # the body's model, None for a body like the example
@@ -78,18 +78,13 @@ class Operation:
     loads: bool = False  # it loads a model unless ``autoload`` in its query says otherwise
     takes: str = JSON  # the body's type
 
-
-def describe(*args: Any, **fields: Any) -> Callable[[Endpoint], Endpoint]:
-    """Describe a handler by an `Operation` of these fields."""
-
-    def described(endpoint: Endpoint) -> Endpoint:
-        vars(endpoint)[_OPERATION] = Operation(*args, **fields)
+    def __call__(self, endpoint: Endpoint) -> Endpoint:
+        vars(endpoint)[_OPERATION] = self
         return endpoint
 
-    return described
 
-
-computes = partial(describe, errors=RUNS, loads=True)
+describe = Operation
+computes = partial(Operation, errors=RUNS, loads=True)
 """Describe a handler that computes with a model, which it loads."""
 
 
@@ -133,50 +128,41 @@ class _Schemas:
         self.named[model.__name__] = _plain(schema)
         return {"$ref": _REF.format(model=model.__name__)}
 
-    def of(self, example: Any) -> Json:
-        """Return the schema of a value like `example`."""
+    def read(self, example: Any) -> tuple[Json, Any]:
+        """Return the schema of values like `example`, and one of them: without notation and optional members."""
         match example:
             case None:
-                return {}
+                return {}, None
             case tuple():
-                return {"anyOf": [self.of(each) for each in example]}
+                schemas, values = zip(*map(self.read, example), strict=True)
+                return {"anyOf": list(schemas)}, values[0]
             case list():
-                return {"type": "array", "items": self.of(example[0]) if example else {}}
+                found = list(map(self.read, example))
+                return {"type": "array", "items": found[0][0] if found else {}}, [value for _, value in found]
             case dict():
-                return self._object(example)
+                return self._read_object(example)
             case str() if example.startswith("$"):
                 name = example[1:]
                 if name not in self.named:
-                    self.named[name] = self.of(self._examples[name]) | {"example": self.value(example)}
-                return {"$ref": _REF.format(model=name)}
+                    schema, value = self.read(self._examples[name])
+                    self.named[name] = schema | {"example": value}
+                return {"$ref": _REF.format(model=name)}, self.named[name]["example"]
             case str() if " | " in example:
-                return {"enum": [None if value == "null" else value for value in example.split(" | ")]}
-        return {"type": _TYPES[type(example)]}
+                words = example.split(" | ")
+                return {"enum": [None if word == "null" else word for word in words]}, words[0]
+        return {"type": _TYPES[type(example)]}, example
 
-    def _object(self, example: Json) -> Json:
-        members = {name.removesuffix("?"): self.of(value) for name, value in example.items() if name not in "#*"}
-        schema: Json = {"type": "object", "properties": members} if members else {"type": "object"}
-        required = [name for name in example if name not in "#*" and not name.endswith("?")]
+    def _read_object(self, example: Json) -> tuple[Json, Json]:
+        members = {name: self.read(value) for name, value in example.items() if name != "#"}
+        schema: Json = {"type": "object"}
+        if named := {name.removesuffix("?"): each for name, (each, _) in members.items() if name != "*"}:
+            schema["properties"] = named
         if "#" in example:
             schema["description"] = example["#"]
         if "*" in example:
-            schema["additionalProperties"] = self.of(example["*"])
-        return schema | ({"required": required} if required else {})
-
-    def value(self, example: Any) -> Any:
-        """Return an instance: an example without notation and without optional members."""
-        match example:
-            case tuple():
-                return self.value(example[0])
-            case list():
-                return [self.value(each) for each in example]
-            case dict():
-                return {name: self.value(value) for name, value in example.items() if name[-1] not in "#*?"}
-            case str() if example.startswith("$"):
-                return self.value(self._examples[example[1:]])
-            case str():
-                return example.split(" | ")[0]
-        return example
+            schema["additionalProperties"] = members["*"][0]
+        instance = {name: value for name, (_, value) in members.items() if name[-1] not in "*?"}
+        return schema | ({"required": list(instance)} if instance else {}), instance
 
 
 def _plain(schema: Any) -> Any:
@@ -210,22 +196,22 @@ def _fill(shown: Json, path: str, operation: Operation, schemas: _Schemas) -> No
         shown["parameters"] = [*shown.get("parameters", ()), _AUTOLOAD]
     if operation.example is not None:
         model = operation.body
-        schema = schemas.of(operation.example) if model is None else schemas.of_model(model)
-        content = {"schema": schema, "example": schemas.value(operation.example)}
+        schema, example = schemas.read(operation.example)
+        content = {"schema": schema if model is None else schemas.of_model(model), "example": example}
         shown["requestBody"] = {"required": True, "content": {operation.takes: content}}
     shown["responses"] = {}
     if operation.status == 204:
         shown["responses"]["204"] = {"description": "Done"}
     elif operation.status is not None:
         replies = {JSON: operation.reply, operation.media: operation.stream}
-        content = {media: {"schema": schemas.of(reply)} for media, reply in replies.items() if reply is not None}
+        content = {media: {"schema": schemas.read(reply)[0]} for media, reply in replies.items() if reply is not None}
         text_reply = {operation.media: {"schema": {"type": "string"}}}
         shown["responses"]["200"] = {"description": "OK", "content": content or text_reply}
     is_open = path in OPEN_PATHS
     for status in sorted({*operation.errors} if is_open else {*operation.errors, 401}):
         _, _, kind, cause, _ = _ERRORS[status]
         error = error_of_api(path, status, {"error": {"code": status, "message": cause, "type": kind}})
-        content = {"schema": schemas.of(error), "example": error}
+        content = {"schema": schemas.read(error)[0], "example": error}
         shown["responses"][str(status)] = {"description": cause, "content": {JSON: content}}
     if is_open:
         shown["security"] = []
