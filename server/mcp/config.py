@@ -1,9 +1,4 @@
-"""Which MCP servers there are, in the JSON of Cursor and llama-server (tools/server/server-mcp.cpp)::
-
-    {"mcpServers": {
-      "files": {"command": "mcp-files", "args": ["/data"], "env": {"TOKEN": "..."}, "cwd": "/", "timeout_ms": 30000},
-      "search": {"url": "https://search.example.com/mcp", "headers": {"Authorization": "Bearer ..."}}
-    }}
+"""Which MCP servers there are, in the JSON of Cursor and llama-server (tools/server/server-mcp.cpp; docs/mcp.md).
 
 In YAML the outer key may be left out. ``url``, ``headers``, ``description`` and ``allowed_tools`` are Llamapool's own.
 """
@@ -119,5 +114,4 @@ def origin_of(url: str) -> str:
 
 
 def named(labels: Iterable[str]) -> str:
-    """Return labels as a message shows them."""
     return ", ".join(sorted(labels)) or "none"

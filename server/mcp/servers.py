@@ -5,8 +5,7 @@ import asyncio
 import importlib.util
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -53,7 +52,6 @@ class McpTool:
 
     @property
     def is_read_only(self) -> bool:
-        """Return whether the server declares the tool as read-only."""
         return (self.annotations or {}).get("readOnlyHint") is True
 
 
@@ -151,22 +149,10 @@ class McpServers:
         closes_hung: bool = False,
         is_last: bool = False,
     ) -> T:
-        """Return what `work` makes of a connection. Repeat work that the server refused because the session ended."""
-        try:
-            async with self._connection(server, timeout_s, closes_hung=closes_hung) as connection:
-                return await work(connection)
-        except McpFault as fault:
-            if is_last or not fault.is_of_session:
-                raise
-        return await self._use(server, work, timeout_s, closes_hung=closes_hung, is_last=True)
+        """Return what `work` makes of a connection within `timeout_s` seconds. Raises `McpFault`. Work that the server
+        refused because the session has ended is repeated once, which `is_last` marks.
 
-    @asynccontextmanager
-    async def _connection(
-        self, server: McpServer, timeout_s: float, *, closes_hung: bool = False
-    ) -> AsyncGenerator["Connection", None]:
-        """Return a connection to `server` for work of at most `timeout_s` seconds.
-
-        `closes_hung`: close it when that time is over, unless other work uses it too.
+        `closes_hung`: close the connection when that time is over, unless other work uses it too.
         """
         used = self._open(server)
         used.n_calls += 1
@@ -174,7 +160,7 @@ class McpServers:
             used.idle.cancel()
         try:
             async with asyncio.timeout(timeout_s):
-                yield used
+                return await work(used)
         except TimeoutError:
             late = McpFault(f"no answer within {timeout_s:g} s", "http", _TOO_LATE)
             self._fail(server, used, late)
@@ -183,14 +169,16 @@ class McpServers:
             raise late from None
         except McpFault as fault:
             self._fail(server, used, fault)
-            raise
+            if is_last or not fault.is_of_session:
+                raise
         finally:
             used.n_calls -= 1
             if server.owner and not used.n_calls and self._used.get(server) is used:
                 used.idle = asyncio.get_running_loop().call_later(IDLE_S, self._drop, server)
+        return await self._use(server, work, timeout_s, closes_hung=closes_hung, is_last=True)
 
     def _open(self, server: McpServer) -> "Connection":
-        """Raises `McpFault` where the last attempt has just failed."""
+        """Return the open connection, or a new one. Raises `McpFault` if the last attempt has just failed."""
         used = self._used.get(server)
         if used is not None and used.is_alive:
             return used
