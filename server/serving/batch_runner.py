@@ -18,6 +18,7 @@ from functools import partial
 from http import HTTPStatus
 from io import BytesIO
 
+import anyio
 import orjson
 
 from server.dialects.common import random_id
@@ -61,9 +62,7 @@ class BatchRunner:
     _limits: dict[tuple[str, str], asyncio.Timeout] = field(default_factory=dict)  # until their requests end
     _turns: dict[str, asyncio.Lock] = field(default_factory=dict)
     _woken: asyncio.Event = field(default_factory=asyncio.Event)
-    _n_running: int = 0  # requests
-    _entering: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _left: asyncio.Event = field(default_factory=asyncio.Event)
+    _places: anyio.CapacityLimiter = field(default_factory=partial(anyio.CapacityLimiter, 1))  # waited for in order
 
     def wake(self) -> None:
         """Look for batches that were added or cancelled."""
@@ -128,17 +127,15 @@ class BatchRunner:
         async with self._turns.setdefault(owner, asyncio.Lock()), asyncio.TaskGroup() as group:
             while page := await self.state.pending_lines(owner, batch["id"], last, _PAGE):
                 for _, line in page:
-                    async with self._entering:  # waiting batches are served in order
-                        while self._n_running >= max(self.n_parallel(), 1):
-                            self._left.clear()
-                            await self._left.wait()
-                        self._n_running += 1
-                    group.create_task(self._run_line(owner, batch, line)).add_done_callback(self._leave)
+                    place = object()
+                    self._places.total_tokens = max(self.n_parallel(), 1)
+                    await self._places.acquire_on_behalf_of(place)
+                    group.create_task(self._run_line(owner, batch, line)).add_done_callback(partial(self._leave, place))
                 last = page[-1][0]
 
-    def _leave(self, _: asyncio.Task[None]) -> None:
-        self._n_running -= 1
-        self._left.set()
+    def _leave(self, place: object, _: asyncio.Task[None]) -> None:
+        self._places.total_tokens = max(self.n_parallel(), 1)
+        self._places.release_on_behalf_of(place)
 
     async def _run_line(self, owner: str, batch: Json, line: BatchLine) -> None:
         """Run a request, again and again while the server has no capacity for it, and store the result."""
