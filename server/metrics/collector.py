@@ -241,7 +241,6 @@ def _of_models(states: Sequence[ModelState]) -> Iterator[Metric]:
 
 
 def _of_all(states: Sequence[ModelState]) -> Iterator[Metric]:
-    """Yield the totals of all models."""
     loaded = [state.loaded for state in states if state.loaded is not None]
     stats = [one.stats for one in loaded]
     total = reduce(combined, stats, EngineStats())

@@ -130,7 +130,6 @@ class Metrics:
             self._load_seconds.labels(event.model).observe(self._clock() - begun)
 
     def ended(self, record: Record) -> None:
-        """Count a request."""
         self._count("http_requests", record.route, record.method, str(record.status))
         if record.error:
             self._count("request_errors", record.error)

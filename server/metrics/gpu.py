@@ -40,7 +40,6 @@ class GpuCollector(Collector):
         self._reading: Reading = {}
 
     def collect(self) -> Iterable[Metric]:
-        """Return the last reading."""
         for name, text in GAUGES.items():
             labels = ["gpu", "name", "uuid"] if name == _INFO else ["gpu"]
             family = GaugeMetricFamily(name, text, labels=labels)

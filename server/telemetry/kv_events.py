@@ -135,7 +135,6 @@ class KvEvents:
         return events, requests
 
     async def _send(self, events: zmq.asyncio.Socket, model: str, changes: Sequence[Sequence[object]]) -> None:
-        """Publish changes of a model's cache."""
         topic = f"kv@{self._pod}@{model}".encode()
         message = (topic, self._n, msgpack.packb([time.time(), changes]))  # type: ignore[no-untyped-call]
         self._n += 1

@@ -14,6 +14,8 @@ RECORD = "llamapool.record"
 """A key in the ASGI scope of a request: its `Record`."""
 REQUEST_ID: ContextVar[str] = ContextVar("request", default="")
 """The id of the request that the current task serves; log lines have it."""
+STAGES = ("load", "prepare", "queue", "placement", "prefill", "decode")
+"""Parts of a request's time, whose seconds `ModelUse` has, in the order in which they begin."""
 _WORD_BEGINS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 
@@ -59,7 +61,6 @@ class ModelUse:
         self.decoding_since = time.perf_counter()
 
     def finished(self, event: Finished) -> None:
-        """Record the end of a choice."""
         self.n_draft += event.timings.draft_n
         self.n_draft_accepted += event.timings.draft_n_accepted
         self.decode_s = max(self.decode_s, event.timings.predicted_ms / 1e3)
@@ -116,24 +117,13 @@ class Record:
                 fields |= {"source": used.source, "recompute": used.recompute}
             if used.n_draft:
                 fields |= {"draft": used.n_draft, "draft_accepted": used.n_draft_accepted}
-            fields |= {
-                "load_ms": _ms(used.load_s),
-                "prepare_ms": _ms(used.prepare_s),
-                "queue_ms": _ms(used.queue_s),
-                "placement_ms": _ms(used.placement_s),
-                "prefill_ms": _ms(used.prefill_s),
-                "decode_ms": _ms(used.decode_s),
-            }
+            fields |= {f"{stage}_ms": round(getattr(used, f"{stage}_s") * 1e3, 1) for stage in STAGES}
             if used.retried:
                 fields["retried"] = True
             if used.reasons:
                 fields["finish"] = ",".join(used.reasons)
         fields["outcome"] = self.outcome
         return fields
-
-
-def _ms(seconds: float) -> float:
-    return round(seconds * 1e3, 1)
 
 
 def reason_of(error: BaseException) -> str:

@@ -21,7 +21,7 @@ from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_contex
 from opentelemetry.util.types import AttributeValue
 
 from server.errors import ConfigError
-from server.telemetry.record import ModelUse, Record
+from server.telemetry.record import STAGES, ModelUse, Record
 
 _NS = 1_000_000_000
 Nanoseconds = Callable[[float], int]
@@ -195,12 +195,8 @@ def _stages(usage: ModelUse) -> Iterator[tuple[str, float, float]]:
     yield "prepare", at - usage.prepare_s, usage.prepare_s
     if not usage.decoding_since:
         return
-    for name, took in (
-        ("queue", usage.queue_s),
-        ("placement", usage.placement_s),
-        ("prefill", usage.prefill_s),
-        ("decode", usage.decode_s),
-    ):
+    for name in STAGES[2:]:
+        took: float = getattr(usage, f"{name}_s")
         yield name, at, took
         at += took
 
