@@ -21,7 +21,6 @@ from server.pool.state import ModelFacts, ModelState, Status
 from server.routes.models import memory_object
 from server.routes.openapi import FINDS, READS, TEXT, computes, describe
 from server.serving.services import Services, facts_of, lease_for, model_name, sees_files, services
-from server.templates.capabilities import Capabilities
 from server.transport.body import read_array, read_json
 from server.transport.errors import json_reply
 from server.transport.options import HttpOptions
@@ -29,6 +28,10 @@ from server.transport.options import HttpOptions
 router = APIRouter(tags=["models"])
 
 MEDIA_MARKER = "<__media__>"
+_CAPS = (  # llama.cpp's (common/jinja/caps.cpp, to_map)
+    *("object_arguments", "parallel_tool_calls", "preserve_reasoning", "reasoning_effort", "string_content"),
+    *("tool_calls", "tools", "typed_content"),
+)
 
 
 @router.get("/props")
@@ -78,6 +81,8 @@ def router_props(used: Services) -> dict[str, Any]:
 def model_props(state: ModelState, facts: ModelFacts, options: HttpOptions) -> dict[str, Any]:
     """Return one model, the reference's keys in its order."""
     spec, info, template = state.spec, facts.info, facts.template
+    caps = {f"supports_{name}": bool(getattr(template.capabilities, name)) for name in _CAPS}
+    caps |= {"supports_system_role": template.capabilities.system, "supports_thinking": template.supports_thinking}
     defaults = EngineRequest(id="", prompt=[], sampling=spec.sampling, max_tokens=spec.n_predict)
     shown: dict[str, Any] = {
         "default_generation_settings": {
@@ -100,7 +105,7 @@ def model_props(state: ModelState, facts: ModelFacts, options: HttpOptions) -> d
         "ui": options.ui,
         "ui_settings": options.ui_config,
         "chat_template": template.source,
-        "chat_template_caps": template_caps(template.capabilities, thinking=template.supports_thinking),
+        "chat_template_caps": dict(sorted(caps.items())),
         "bos_token": info.bos_token,
         "eos_token": info.eos_token,
         "build_info": FINGERPRINT,
@@ -111,18 +116,6 @@ def model_props(state: ModelState, facts: ModelFacts, options: HttpOptions) -> d
     if info.chat_template_tool_use:
         shown["chat_template_tool_use"] = info.chat_template_tool_use
     return shown
-
-
-_CAPS = (
-    *("object_arguments", "parallel_tool_calls", "preserve_reasoning", "reasoning_effort", "string_content"),
-    *("tool_calls", "tools", "typed_content"),
-)
-
-
-def template_caps(caps: Capabilities, *, thinking: bool) -> dict[str, bool]:
-    """Return llama.cpp's capabilities (common/jinja/caps.cpp, to_map), and whether the template supports reasoning."""
-    shown = {f"supports_{name}": bool(getattr(caps, name)) for name in _CAPS}
-    return dict(sorted({**shown, "supports_system_role": caps.system, "supports_thinking": thinking}.items()))
 
 
 @router.get("/lora-adapters")
@@ -149,7 +142,6 @@ async def set_adapters(request: Request, model: str = "") -> Response:
 
 
 def _adapter_folder(request: Request) -> Path:
-    """Return the folder of ``--lora-dir``. Raises `NotSupported`."""
     folder = services(request).options.lora_dir
     if folder is None:
         raise NotSupported("This server does not load LoRA adapters at runtime. Start it with `--lora-dir`")

@@ -79,7 +79,6 @@ class Services:
     draining: asyncio.Event = field(default_factory=asyncio.Event)  # set when the server begins to stop
 
     def store_of(self, kind: Kind) -> Objects:
-        """Return the store of the objects of a kind."""
         return self.batches.state if kind == "batch" else self.state
 
     @property

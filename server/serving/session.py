@@ -285,7 +285,6 @@ class Session:
         return loaded
 
     async def _stored_file(self, file_id: str) -> FileContent | None:
-        """Return a file that this client has uploaded."""
         state = self.services.state
         found = await state.get(self._key.owner, "file", file_id)
         data = None if found is None else await state.data(self._key.owner, file_id)

@@ -74,7 +74,6 @@ def page_query(
 
 
 async def find_page(request: Request, kind: Kind, query: PageQuery) -> Page:
-    """Return a page of the client's objects."""
     return await services(request).store_of(kind).find(owner_of(request), kind, query)
 
 

@@ -152,7 +152,6 @@ class AdmissionControl:
 
 
 def admission_of(scope: Scope) -> Admission:
-    """Return the admission of a request that the middleware has admitted."""
     admission: Admission = scope[ADMISSION]
     return admission
 

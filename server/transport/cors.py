@@ -176,14 +176,18 @@ _PRIVATE_ENDINGS = (".localhost", ".local", ".internal", ".home.arpa")
 
 
 @functools.lru_cache(256)
+def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(text)
+    except ValueError:
+        return None
+
+
 def is_local(address: str) -> bool:
     """Return whether an address or a name is a loopback one."""
-    if address == "localhost" or address.endswith(".localhost"):
-        return True
-    try:
-        parsed = ipaddress.ip_address(address)
-    except ValueError:
-        return False
+    parsed = _address(address)
+    if parsed is None:
+        return address == "localhost" or address.endswith(".localhost")
     return (getattr(parsed, "ipv4_mapped", None) or parsed).is_loopback
 
 
@@ -203,16 +207,7 @@ def is_foreign_host(host: str, allowed: Collection[str]) -> bool:
         return False
     found = _HOST.fullmatch(host)
     name = (found["address"] or found["name"]).lower().rstrip(".") if found else ""
-    if name and ("." not in name or name.endswith(_PRIVATE_ENDINGS) or _is_address(name)):
+    if name and ("." not in name or name.endswith(_PRIVATE_ENDINGS) or _address(name)):
         return False
     is_below = any(name.endswith(one[1:]) for one in allowed if one.startswith("*."))
     return not (name == socket.gethostname().lower() or "*" in allowed or name in allowed or is_below)
-
-
-@functools.lru_cache(64)  # the names that clients write into Host
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True

@@ -145,7 +145,6 @@ def endpoint_of(method: str, path: str, query: bytes = b"") -> Endpoint:
 
 
 def methods_of(path: str) -> list[str]:
-    """Return the methods that endpoints have at `path`."""
     return [method for method in ("GET", "HEAD", "POST", "DELETE") if endpoint_of(method, path) is not UNKNOWN]
 
 

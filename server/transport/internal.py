@@ -22,7 +22,6 @@ class InternalReply:
 
 
 def failed(error: LlamapoolError) -> InternalReply:
-    """Return the reply that an error becomes."""
     status, body, _ = error_body(error)
     return InternalReply(status, {}, orjson.dumps(body))
 

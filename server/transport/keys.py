@@ -2,23 +2,7 @@
 
 Clients send ``Authorization: Bearer KEY`` or ``X-Api-Key: KEY`` (llama.cpp: tools/server/server-http.cpp).
 
-Read and extend the key file (``--keys-file``): YAML, with a hash in place of each key.
-
-::
-
-    keys:
-      - name: ada
-        hash: sha256:9f86d081...       # llamapool keys add FILE ada prints the key and writes this
-        scopes: [infer, slots]         # infer, slots, lora, models, props, metrics; left out: infer
-        models: [demo, qwen*]          # ids or aliases; left out: all
-        mcp: [search, mcp.example.com] # labels or hosts of MCP servers; left out: none
-        requests_per_minute: 60        # left out: unlimited, as the next four
-        tokens_per_minute: 100000
-        max_concurrent_requests: 4
-        tokens_per_day: 1000000        # budgets, of days and months in UTC
-        tokens_per_month: 20000000
-        priority: 0                    # the most urgent priority that its requests may have
-        expires: 2027-01-01
+Read and extend the key file (``--keys-file``; docs/security.md shows one): YAML, with a hash in place of each key.
 """
 
 import hashlib
@@ -110,7 +94,6 @@ class Key(BaseModel):
 
     @cached_property
     def is_limited(self) -> bool:
-        """Whether its requests are counted."""
         a_minute = self.requests_per_minute or self.tokens_per_minute
         return bool(a_minute or self.max_concurrent_requests or self.tokens_per_day or self.tokens_per_month)
 

@@ -59,8 +59,6 @@ class RateLimited(Unavailable):
 
 
 class Rates:
-    """Counts requests and tokens per key."""
-
     def __init__(
         self,
         clock: Callable[[], float] = time.time,
@@ -165,7 +163,6 @@ class Rates:
             self.leave(key)
 
     def charge(self, key: Key, n_tokens: int) -> None:
-        """Count tokens of a prompt or a reply."""
         if not (key.tokens_per_minute and n_tokens):
             return
         item = _a_minute(key.tokens_per_minute)
@@ -229,16 +226,12 @@ def connection_limit(configured: int) -> int:
     `MAX_CONNECTIONS`. Raises the soft descriptor limit if that is needed and possible.
     """
     wanted = configured or MAX_CONNECTIONS
-    n_descriptors = _raise_descriptor_limit(wanted + _OTHER_DESCRIPTORS)
-    return min(wanted, max(n_descriptors - _OTHER_DESCRIPTORS, n_descriptors // 2))
-
-
-def _raise_descriptor_limit(wanted: int) -> int:
-    """Return the number of descriptors that this process may open, after raising it to `wanted` if possible."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return wanted
-    raised = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    raised = wanted + _OTHER_DESCRIPTORS
+    raised = raised if hard == resource.RLIM_INFINITY else min(raised, hard)
     if soft < raised:
         resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
-    return max(soft, raised)
+    n_descriptors = max(soft, raised)
+    return min(wanted, max(n_descriptors - _OTHER_DESCRIPTORS, n_descriptors // 2))

@@ -71,7 +71,6 @@ class Middleware:
         self._ended = ended
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection of any kind."""
         if scope["type"] == "websocket":
             await self._socket(scope, receive, send)
         elif scope["type"] == "http":
@@ -185,7 +184,6 @@ class Middleware:
             logger.error("a request failed in the middle of its reply; this is a bug, please report it", exc_info=error)
 
     def _end(self, scope: Scope, record: Record) -> None:
-        """Log a request that has ended, and count it."""
         target: Target = scope[TARGET]
         endpoint = target.endpoint
         record.elapsed_s = time.perf_counter() - record.started_at

@@ -127,7 +127,6 @@ class HttpProtocol(HttpToolsProtocol):
     _running: RequestResponseCycle | None = None  # the request that is answered, or was last
 
     def data_received(self, data: bytes) -> None:
-        """Parse the client's bytes."""
         if self._is_last:
             return
         if self._is_first:
@@ -158,14 +157,12 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_response_complete()
 
     def on_headers_complete(self) -> None:
-        """Handle the end of a head (a callback of httptools)."""
         self._n_bytes = 0
         super().on_headers_complete()
         if not self.pipeline:
             self._running = self.cycle
 
     def on_body(self, body: bytes) -> None:
-        """Handle a part of a body (a callback of httptools)."""
         self._n_bytes = 0
         super().on_body(body)
 

@@ -35,7 +35,6 @@ def is_sent_as_it_is(reply: Response) -> bool:
 
 
 async def written(items: AsyncGenerator[T, None], write: Callable[[T], bytes]) -> AsyncGenerator[bytes, None]:
-    """Yield what `write` makes of each item."""
     async with aclosing(items):
         async for item in items:
             yield write(item)

@@ -125,7 +125,6 @@ class Live:
         self._watch()
 
     def end(self) -> None:
-        """Unregister a reader."""
         self._n_watchers -= 1
         if not self._n_watchers:
             self._watch()
@@ -250,7 +249,6 @@ def _clock(now: float) -> Milliseconds:
 
 
 def choice_object(choice: ChoiceView, at: Milliseconds) -> Json:
-    """Return one choice of a request as JSON."""
     return {
         "request": choice.request,
         "log": choice.log_id,

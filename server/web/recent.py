@@ -22,7 +22,6 @@ class BodyStart:
     n_bytes: int = 0
 
     def add(self, part: bytes) -> None:
-        """Add the next bytes."""
         self.n_bytes += len(part)
         self.kept += part[: max(0, MOST_BYTES - len(self.kept))]
 
@@ -96,7 +95,6 @@ class RecentLog(logging.Handler):
         self._n_lines = 0
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Store a record."""
         try:
             text = record.getMessage()
         except Exception:  # noqa: BLE001 - the other handlers report a message that can't be formatted

@@ -95,9 +95,15 @@ class PageTools:
 
     async def call(self, name: str, params: Json, headers: Mapping[str, str], may_call: MayCall) -> Json:
         """Return the reply of a tool: its result, or an ``error`` if it fails. Raises as `check`."""
-        found = self._of_servers(may_call).get(name)
-        if found is not None:
-            return await self._call_server(*found, params)
+        if found := self._of_servers(may_call).get(name):
+            server, tool = found
+            try:
+                result = await self._servers.call(server, tool.name, params)
+            except McpFault as fault:
+                return {"error": fault.message}
+            if result.is_error:
+                return {"error": result.text or "MCP tool returned an error"}
+            return {"plain_text_response": result.text}
         self.check(name, params)
         folder = _folder(headers)
         if name != SHELL:
@@ -117,15 +123,6 @@ class PageTools:
             yield {"done": True}
 
         return events()
-
-    async def _call_server(self, server: McpServer, tool: McpTool, params: Json) -> Json:
-        try:
-            result = await self._servers.call(server, tool.name, params)
-        except McpFault as fault:
-            return {"error": fault.message}
-        if result.is_error:
-            return {"error": result.text or "MCP tool returned an error"}
-        return {"plain_text_response": result.text}
 
     def check(self, name: str, params: Json, *, stream: bool = False) -> None:
         """Raise `NotFound` unless the tool is on, and `InvalidRequest` unless `params` match its schema."""

@@ -65,7 +65,6 @@ def read_file(params: Json) -> Json:
 
 
 def write_file(params: Json) -> Json:
-    """Write a file with this content, and create its folders."""
     place, content = place_of(params["path"]), params["content"].encode("utf-8", "surrogatepass")
     place.parent.mkdir(parents=True, exist_ok=True)
     place.write_bytes(content)
@@ -151,7 +150,6 @@ JUNK = frozenset(
 
 
 def file_glob_search(params: Json) -> Json:
-    """Find files by name."""
     base, wanted, limit = place_of(params["path"]), params.get("type", "file"), params.get("limit", MOST_FOUND)
     if wanted not in ("file", "dir", "all"):
         return {"error": f'invalid type: {wanted} (expected "file", "dir" or "all")'}
@@ -287,7 +285,6 @@ def _class(token: str) -> str:
 
 
 def get_info(_: Json) -> Json:
-    """Return the operating system and the current folder."""
     return {"os": " ".join(platform.uname()).strip(), "cwd": os.getcwd()}
 
 
@@ -312,7 +309,6 @@ def answer(tool: str, params: Json) -> Json:
 
 
 def main() -> None:
-    """Run one tool."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     request = json.load(sys.stdin)
     json.dump(answer(request["tool"], request["params"]), sys.stdout)

@@ -1,12 +1,12 @@
 // The chat: messages, input, settings, and the list of chats.
 import { json } from "../../lib/api.js";
 import { config } from "../../lib/config.js";
-import { batch, classes, computed, html, signal, useEffect, useLayoutEffect, useMemo, useRef, useState } from "../../lib/dom.js";
+import { batch, classes, computed, html, signal, useEffect, useLayoutEffect, useRef, useState } from "../../lib/dom.js";
 import { number } from "../../lib/format.js";
-import { Icon, IconButton } from "../../lib/icons.js";
+import { IconButton } from "../../lib/icons.js";
 import { chosen } from "../../lib/models.js";
 import { canRecord, record } from "../../lib/recorder.js";
-import { go, link, place } from "../../lib/router.js";
+import { go, place } from "../../lib/router.js";
 import { t } from "../../lib/texts.js";
 import { ModelPicker } from "../model-picker.js";
 import { generate, requestBody, resume, running, sentence } from "./generate.js";
@@ -16,7 +16,7 @@ import { MessageView } from "./message.js";
 import { InsertDialog } from "./servers.js";
 import { SettingsPanel } from "./settings.js";
 import {
-  asAttached, chats, childrenOf, defaults, endBelow, keeps, kindOf, loadChats, messages, messagesOf, newChat, newId, onOtherTab, pathTo, saveChat,
+  asAttached, chats, childrenOf, defaults, endBelow, keeps, loadChats, messages, messagesOf, newChat, newId, onOtherTab, pathTo, saveChat,
   saveMessage,
 } from "./store.js";
 import { allow, isAllowed, outcomeOf, run, runnerOf, serverTools } from "./tools.js";
