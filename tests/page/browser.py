@@ -84,9 +84,17 @@ def answered(page: Any, n: int = 1) -> None:
     page.locator(".message.assistant .speed").nth(n - 1).wait_for()
 
 
-def begun(page: Any) -> None:
-    """Wait for the first letters of an answer."""
-    expect(page.locator(".message.assistant .prose")).to_contain_text(re.compile(r"\w{9}"))
+def ask(page: Any, text: str, n: int = 1) -> None:
+    """Send a message, and wait for its answer, the n-th."""
+    say(page, text)
+    answered(page, n)
+
+
+def begin_letters(page: Any, grammar: str) -> None:
+    """Have the model write what the grammar wants, and wait for the first letters."""
+    set_grammar(page, grammar)
+    say(page, "Write letters.")
+    expect(page.locator(".message.assistant .prose").last).to_contain_text(re.compile(r"\w{9}"))
 
 
 def set_grammar(page: Any, grammar: str) -> None:
@@ -120,8 +128,7 @@ def import_chat(page: Any, file: Path) -> None:
 
 def test_an_answer_streams_and_is_there_after_a_reload(visit: Visit) -> None:
     page = visit.open()
-    say(page, "Hello! Who are you?")
-    answered(page)
+    ask(page, "Hello! Who are you?")
     text = page.inner_text(".message.assistant .prose")
     assert "Llamapool" in text
     assert "tokens/s" in page.inner_text(".speed")
@@ -133,9 +140,7 @@ def test_an_answer_streams_and_is_there_after_a_reload(visit: Visit) -> None:
 
 def test_a_stream_goes_on_when_the_page_is_reloaded(visit: Visit) -> None:
     page = visit.open()
-    set_grammar(page, 'root ::= ("ab" [c-z]){200}')
-    say(page, "Write letters.")
-    begun(page)
+    begin_letters(page, 'root ::= ("ab" [c-z]){200}')
     release = reload_with_held_lookup(page)
     page.wait_for_selector("button[aria-label=Stop]")  # the page does not take it for a finished answer meanwhile
     assert page.locator(".speed").count() == 0
@@ -146,9 +151,7 @@ def test_a_stream_goes_on_when_the_page_is_reloaded(visit: Visit) -> None:
 
 def test_an_answer_is_stopped_before_the_reloaded_page_has_found_its_stream(visit: Visit) -> None:
     page = visit.open()
-    set_grammar(page, ENDLESS)
-    say(page, "Write letters.")
-    begun(page)
+    begin_letters(page, ENDLESS)
     release = reload_with_held_lookup(page)
     page.click("button[aria-label=Stop]")
     release()
@@ -158,9 +161,7 @@ def test_an_answer_is_stopped_before_the_reloaded_page_has_found_its_stream(visi
 
 def test_stop_continue_and_another_answer(visit: Visit) -> None:
     page = visit.open()
-    set_grammar(page, ENDLESS)
-    say(page, "Write letters.")
-    begun(page)
+    begin_letters(page, ENDLESS)
     page.click("button[aria-label=Stop]")
     page.wait_for_selector("text=Stopped.")
     stopped = page.inner_text(".message.assistant .prose")
@@ -179,8 +180,7 @@ def test_stop_continue_and_another_answer(visit: Visit) -> None:
 
 def test_an_edited_question_is_another_branch(visit: Visit) -> None:
     page = visit.open()
-    say(page, "Hello!")
-    answered(page)
+    ask(page, "Hello!")
     page.click(".message.user button[aria-label=Edit]")
     page.fill(".editor textarea", "Good morning!")
     page.click("text=Send as new branch")
@@ -256,9 +256,7 @@ def test_a_file_of_chats_is_read_whole_or_not_at_all(visit: Visit, tmp_path: Pat
 def test_a_chat_that_is_removed_while_it_is_written_is_gone(visit: Visit) -> None:
     page = visit.open()
     page.once("dialog", lambda asked: asked.dismiss())
-    set_grammar(page, ENDLESS)
-    say(page, "Write letters.")
-    begun(page)
+    begin_letters(page, ENDLESS)
     remove = page.locator(".list button[aria-label^='Delete chat']")
     remove.click()
     expect(page.locator(".list li")).to_have_count(1)
@@ -280,8 +278,7 @@ def test_a_chat_that_is_removed_while_it_is_written_is_gone(visit: Visit) -> Non
 def two_tabs(visit: Visit) -> tuple[Any, Any]:
     """Of one chat, with a question and its answer."""
     page = visit.open()
-    say(page, "Hello!")
-    answered(page)
+    ask(page, "Hello!")
     other = visit.context.new_page()
     other.goto(page.url)
     expect(other.locator(".message")).to_have_count(2)
@@ -290,8 +287,7 @@ def two_tabs(visit: Visit) -> tuple[Any, Any]:
 
 def test_two_tabs_show_one_chat(visit: Visit) -> None:
     page, other = two_tabs(visit)
-    say(other, "Good morning!")
-    answered(other, 2)
+    ask(other, "Good morning!", 2)
     expect(page.locator(".message")).to_have_count(4)
     page.fill(".composer textarea", "begun")
     page.evaluate("location.hash = '#/models'")
@@ -385,8 +381,7 @@ def test_without_storage_a_chat_goes_on_and_says_that_it_is_not_kept(
     page.click(".language")
     page.wait_for_selector("text=Wie kann ich helfen?")
     page.click(".language")
-    say(page, "Hello!")
-    answered(page)
+    ask(page, "Hello!")
     expect(page.locator(".talk .notice")).to_contain_text("storage is full")
     page.evaluate("location.hash = '#/engine'")
     page.wait_for_selector(".slot")
@@ -517,8 +512,7 @@ def test_tokens_show_what_else_was_likely_and_branch(visit: Visit) -> None:
 
 def test_an_answer_of_a_chat_is_shown_as_tokens_and_another_one_goes_back(visit: Visit) -> None:
     page = visit.open()
-    say(page, "Hello! Who are you?")
-    answered(page)
+    ask(page, "Hello! Who are you?")
     text = page.inner_text(".message.assistant .prose")
     page.click("button[aria-label='Show the tokens']")
     page.wait_for_selector(".chip")
@@ -724,8 +718,7 @@ def test_tools_of_an_mcp_server_run_when_the_user_allows_them(visit: Visit, mcp:
     results = [one["content"] for one in bodies[-1]["messages"] if one["role"] == "tool"]
     assert results == ["2", "The user denied this call.", "4"]
     requests.clear()
-    say(page, "And once more?")
-    answered(page, 2)
+    ask(page, "And once more?", 2)
     assert mcp.calls[2:] == [("add", (1, 1)), ("add", (2, 1)), ("add", (3, 1))]
     page.reload()
     requests.clear()
@@ -772,14 +765,11 @@ def test_an_mcp_server_that_the_operator_has_not_allowed_is_not_asked(visit: Vis
     expect(page.locator(".talk .notice")).to_have_count(0)
 
 
-def test_usage_is_shown_by_key(browser: Any, guarded: RealServer) -> None:
-    visit = Visit(browser, guarded.base_url)
-    page = with_key(visit)
-    say(page, "Hello!")
-    answered(page)
-    visit.open("metrics")
+def test_usage_is_shown_by_key(guarded_visit: Visit) -> None:
+    page = with_key(guarded_visit)
+    ask(page, "Hello!")
+    guarded_visit.open("metrics")
     expect(page.locator("section:has-text('Usage this month') tbody td").first).to_have_text("tester")
-    visit.close()
 
 
 def test_a_text_file_is_sent_with_the_message(visit: Visit, tmp_path: Path) -> None:
@@ -864,8 +854,7 @@ def test_batches_are_listed_and_cancelled(visit: Visit, server: RealServer) -> N
 
 def test_a_title_is_edited_or_written_by_the_model(visit: Visit) -> None:
     page = visit.open()
-    say(page, "Hello!")
-    answered(page)
+    ask(page, "Hello!")
     page.click("button[aria-label=Settings]")
     page.get_by_label("Title").fill("Greetings")
     expect(page.locator(".list .title")).to_have_text("Greetings")
@@ -970,23 +959,20 @@ def test_an_answer_that_is_stopped_while_the_connection_is_lost_is_not_asked_for
     assert page.evaluate("window.chats.length") == 1
 
 
-def test_a_full_queue_is_said_with_the_time_to_wait(browser: Any, guarded: RealServer) -> None:
-    visit = Visit(browser, guarded.base_url)
-    page = with_key(visit)
+def test_a_full_queue_is_said_with_the_time_to_wait(guarded_visit: Visit, guarded: RealServer) -> None:
+    page = with_key(guarded_visit)
     with full_queue(guarded):
         say(page, "Hello!")
         page.wait_for_selector(".failure:has-text('The queue is full. Retry in')")
     page.click(".failure button")
     answered(page)
-    visit.close()
 
 
 def test_a_model_that_is_not_loaded_is_loaded_by_a_question(visit: Visit, server: RealServer) -> None:
     page = visit.open()
     page.select_option(".model-picker select", "other")
     page.wait_for_selector(".model-picker:has-text('not loaded')")
-    say(page, "Hello!")
-    answered(page)
+    ask(page, "Hello!")
     server.request("POST", "/models/unload", {"model": "other"})
     page.wait_for_selector(".model-picker:has-text('not loaded')")
     page.select_option(".model-picker select", "broken")
@@ -994,9 +980,8 @@ def test_a_model_that_is_not_loaded_is_loaded_by_a_question(visit: Visit, server
     page.wait_for_selector(".failure")
 
 
-def test_a_key_is_asked_for_and_a_wrong_one_is_said(browser: Any, guarded: RealServer) -> None:
-    visit = Visit(browser, guarded.base_url)
-    page = visit.open()
+def test_a_key_is_asked_for_and_a_wrong_one_is_said(guarded_visit: Visit) -> None:
+    page = guarded_visit.open()
     box = page.locator("dialog").bounding_box()
     assert box["width"] > 300
     enter_key(page, "wrong")
@@ -1008,19 +993,17 @@ def test_a_key_is_asked_for_and_a_wrong_one_is_said(browser: Any, guarded: RealS
     page.click(".notice button:has-text('Enter a key')")
     enter_key(page, "schlüssel€")
     page.wait_for_selector("dialog .wrong")
-    other = visit.context.new_page()
-    other.goto(f"{visit.base}/#/engine")
+    other = guarded_visit.context.new_page()
+    other.goto(f"{guarded_visit.base}/#/engine")
     other.wait_for_selector("dialog")
     enter_key(page, KEY)
     page.wait_for_selector("dialog", state="detached")
     other.wait_for_selector("dialog", state="detached")
     other.wait_for_selector(".slot")
     page.wait_for_selector(".model-picker select")
-    say(page, "Hello!")
-    answered(page)
+    ask(page, "Hello!")
     page.reload()
     page.wait_for_selector(".model-picker select")  # the key is kept
-    visit.close()
 
 
 def test_what_was_refused_once_comes_back_with_the_same_key(visit: Visit) -> None:
@@ -1053,21 +1036,18 @@ def test_german(browser: Any, server: RealServer) -> None:
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_a_phone_shows_every_view_without_scrolling_sideways(browser: Any, server: RealServer, view: str) -> None:
-    visit = Visit(browser, server.base_url, **PHONE)
-    shows_without_scrolling_sideways(visit, view, 390, 844)
-
-
-@pytest.mark.parametrize("view", VIEWS)
-def test_200_percent_zoom_shows_every_view_without_scrolling_sideways(
-    browser: Any, server: RealServer, view: str
+@pytest.mark.parametrize(
+    ("options", "width", "height"),
+    [
+        (PHONE, 390, 844),
+        ({"device_scale_factor": 2}, 640, 430),
+    ],  # a window of 1280 x 860 pixels has half of them in CSS
+    ids=["a phone", "200 percent zoom"],
+)
+def test_every_view_is_shown_without_scrolling_sideways(
+    browser: Any, server: RealServer, view: str, options: dict[str, Any], width: int, height: int
 ) -> None:
-    """A window of 1280 x 860 pixels has half of them in CSS."""
-    visit = Visit(browser, server.base_url, device_scale_factor=2)
-    shows_without_scrolling_sideways(visit, view, 640, 430)
-
-
-def shows_without_scrolling_sideways(visit: Visit, view: str, width: int, height: int) -> None:
+    visit = Visit(browser, server.base_url, **options)
     visit.page.set_viewport_size({"width": width, "height": height})
     page = visit.open(view)
     page.wait_for_selector(f".view-{view} h1")
@@ -1084,8 +1064,7 @@ def test_axe_finds_nothing_serious(browser: Any, server: RealServer, axe: str, v
     page = visit.open(view)
     page.wait_for_selector(f".view-{view} h1")
     if view == "chat":
-        say(page, "Hello!")
-        answered(page)
+        ask(page, "Hello!")
         page.click("button[aria-label=Settings]")
     page.evaluate(axe)
     found = page.evaluate("axe.run()")["violations"]

@@ -231,6 +231,14 @@ def visit(browser: Any, server: RealServer) -> Iterator[Visit]:
     made.close()
 
 
+@pytest.fixture
+def guarded_visit(browser: Any, guarded: RealServer) -> Iterator[Visit]:
+    """A new profile at `guarded`."""
+    made = Visit(browser, guarded.base_url)
+    yield made
+    made.close()
+
+
 @dataclass(frozen=True)
 class McpServer:
     """An MCP server that pages of all origins may use. ``calls``: the tools that were called."""

@@ -23,12 +23,7 @@ async def test_a_preflight_is_answered_without_a_key(serve: Serve) -> None:
             assert reply.headers["access-control-allow-credentials"] == "true"
             assert reply.headers["access-control-allow-methods"] == "GET, POST, DELETE, OPTIONS"
             assert reply.headers["access-control-allow-headers"] == "*"
-
-
-async def test_the_origin_is_echoed_on_replies_and_on_every_error(serve: Serve) -> None:
-    async with serve(server={"api_keys": ["secret"]}) as api:
-        for path in ("/health", "/v1/models", "/nope"):
-            reply = await api.client.get(path, headers=ORIGIN)
+            reply = await api.client.get(path, headers=ORIGIN)  # also an error
             assert reply.headers["access-control-allow-origin"] == "http://x.y"
 
 
@@ -69,7 +64,9 @@ async def target(reply: bytes = PAGE) -> AsyncIterator[tuple[str, list[bytes]]]:
             await answered.acquire()
 
 
-async def test_only_headers_with_the_prefix_go_on(serve: Serve) -> None:
+async def test_only_headers_with_the_prefix_go_on_and_the_reply_cannot_act_as_a_page_of_this_server(
+    serve: Serve,
+) -> None:
     headers = {
         "Authorization": "Bearer secret",
         "Cookie": "session=secret",
@@ -86,11 +83,6 @@ async def test_only_headers_with_the_prefix_go_on(serve: Serve) -> None:
     assert f"host: {url[7:]}" in head
     assert "secret" not in head
     assert "elsewhere" not in head
-
-
-async def test_what_comes_back_cannot_act_as_a_page_of_this_server(serve: Serve) -> None:
-    async with target() as (url, _), serve(server=ON) as api:
-        reply = await api.client.get(f"/cors-proxy?url={url}")
     assert reply.headers["content-security-policy"].startswith("sandbox")
     assert reply.headers["x-content-type-options"] == "nosniff"
     assert "set-cookie" not in reply.headers
